@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use brigade_coordinator::cluster::{
+use brigade_engine::gguf::Gguf;
+use brigade_line::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, LineEvent, OwnName, Patience, Source, StageOptions,
 };
 use brigade_coordinator::model::Model;

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_coordinator::cluster::{
+use brigade_engine::batch::SamplingParams;
+use brigade_line::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
 use brigade_coordinator::driver::{self, DriverConfig};

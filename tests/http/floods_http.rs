@@ -259,9 +259,9 @@ fn print(costs: &[Cost], exit: Duration) {
     println!(
         "limits: a body {} MiB, all bodies {} MiB beyond 64 KiB of each, {} connections, a body within 60 s and \
          never 10 s without a byte, one large body read at a time, half a request 0.5 s at the end",
-        brigade_coordinator::http::MAX_BODY_BYTES >> 20,
-        brigade_coordinator::http::MAX_BODIES_BYTES >> 20,
-        brigade_coordinator::http::MAX_CONNECTIONS,
+        brigade_http::MAX_BODY_BYTES >> 20,
+        brigade_http::MAX_BODIES_BYTES >> 20,
+        brigade_http::MAX_CONNECTIONS,
     );
 }
 

@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
-use brigade_coordinator::cluster::DEFAULT_REPLACE_AFTER;
-use brigade_coordinator::cluster::reconcile::{
+use brigade_line::cluster::DEFAULT_REPLACE_AFTER;
+use brigade_line::cluster::reconcile::{
     Goal, LineSeen, MemberId, MemberSeen, Presence, Step, next,
 };
-use brigade_coordinator::sim::{Ending, Rng, Sim, StageModel, Workload};
+use brigade_sched::sim::{Ending, Rng, Sim, StageModel, Workload};
 
 const SEEDS: u64 = 200;
 const SEEDS_AT_NIGHT: u64 = 10_000;

@@ -1,7 +1,7 @@
 //! The program that simulates lines (`tests/benches/lines.rs`): what it finds for lines longer than any at
 //! hand, and that it predicts a line that was measured.
 
-use brigade_coordinator::sim::{LinkModel, StageModel, Workload};
+use brigade_sched::sim::{LinkModel, StageModel, Workload};
 use brigade_tests::lines::measured::{compare, model_costs, read};
 use brigade_tests::lines::plot::plot;
 use brigade_tests::lines::{Case, Costs, LINKS, ModelCost, Test, line, markdown, table};

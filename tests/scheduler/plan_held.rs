@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use brigade_coordinator::plan::{LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
 
 /// Thirty-two equal layers and a head worth two of them.
 fn reference() -> ModelFacts {

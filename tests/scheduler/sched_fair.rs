@@ -1,8 +1,8 @@
 //! One key's overload beside another's usual requests, in the simulator: how long the other waits for its first
 //! tokens. `cargo test --release --test scheduler -- sched_fair::` prints the table.
 
-use brigade_coordinator::sched::Share;
-use brigade_coordinator::sim::{Outcome, Rng, Sim, SimRequest, StageModel, Workload};
+use brigade_sched::Share;
+use brigade_sched::sim::{Outcome, Rng, Sim, SimRequest, StageModel, Workload};
 
 /// The key that asks as usual.
 const USUAL: Share = Share { owner: 1, weight: 4, leaves_room: true };

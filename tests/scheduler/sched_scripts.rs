@@ -25,10 +25,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use brigade_coordinator::sched::{
-    Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
-    SchedConfig, Scheduler, Share, StageTime, Work,
-};
 use brigade_engine::batch::{
     AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
     SlotId, UBatch, Want,

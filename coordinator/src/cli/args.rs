@@ -4,8 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
+use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::batch::SamplingParams;
 use brigade_engine::kernels::KvType;
+use brigade_line::adapters::{AdapterFile, LayerSpan};
+use brigade_line::model::{Model, OpenError};
+use brigade_plan::{Balance, HandCut, parse_bytes};
 use brigade_proto::control::WireType;
 use clap::{Args, ValueEnum};
 
@@ -13,10 +17,6 @@ use super::data_dir::DataDirArgs;
 use super::devices::DeviceList;
 use super::units::{self, CpuLists};
 use super::{demo, input};
-use crate::adapters::{AdapterFile, LayerSpan};
-use crate::model::{Model, OpenError};
-use crate::plan::{Balance, HandCut, parse_bytes};
-use crate::text_model::TemplateSource;
 
 /// Workers started on this machine when nothing is said about workers.
 pub const DEFAULT_LOCAL_WORKERS: usize = 2;

@@ -19,6 +19,11 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use brigade_engine::batch::SamplingParams;
+use brigade_line::handle::{LineInfo, SeqEvent, Sequence, StageResident};
+use brigade_line::meter::{UbatchSize, hop_us, sizes, summarise};
+use brigade_line::record::UbatchRecord;
+use brigade_line::request::{Drawing, Request};
+use brigade_plan::ModelFacts;
 use clap::Args;
 use limits::{Limits, Peak};
 use mixed::Mixed;
@@ -27,11 +32,6 @@ use serde::Serialize;
 use super::args::{KvArg, LineArgs, ModelArgs};
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
-use crate::handle::{LineInfo, SeqEvent, Sequence, StageResident};
-use crate::meter::{UbatchSize, hop_us, sizes, summarise};
-use crate::plan::ModelFacts;
-use crate::record::UbatchRecord;
-use crate::request::{Drawing, Request};
 
 /// Most sequences at once.
 const MAX_PARALLEL: u32 = 1024;

@@ -21,8 +21,6 @@ use tokio_util::sync::CancellationToken;
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::session::{CtrlC, SessionOptions, with_session_until};
 use super::{input, serve};
-use crate::http::router;
-use crate::metrics;
 use door::{Door, Server};
 use reader::Reader;
 use repl::Repl;

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use brigade_line::cluster::admin::{self, Answer, ClusterStatus, Question};
 use clap::{Args, Subcommand};
 
 use super::data_dir::DataDirArgs;
 use super::output;
-use crate::cluster::admin::{self, Answer, ClusterStatus, Question};
 
 /// See and change a running cluster.
 #[derive(Debug, Args)]

@@ -3,11 +3,11 @@
 use anyhow::Result;
 use brigade_engine::device::{DeviceName, DeviceWish, Devices, GpuFacts, gpus};
 use brigade_engine::kernels;
+use brigade_plan::format_bytes;
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::output;
-use crate::plan::format_bytes;
 
 /// Show what this machine can compute with.
 #[derive(Debug, Args)]

@@ -6,7 +6,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use brigade_dialect::pooling::Pooling;
 use brigade_engine::heads::Heads;
+use brigade_line::handle::Failure;
+use brigade_line::request::Request;
+use brigade_line::vector::{normalize, pool};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -14,10 +18,6 @@ use tokio::task::JoinHandle;
 use super::args::{KvArg, LineArgs, ModelArgs};
 use super::session::{Session, SessionOptions, with_session};
 use super::{input, output};
-use crate::handle::Failure;
-use crate::pooling::Pooling;
-use crate::request::Request;
-use crate::vector::{normalize, pool};
 
 /// Texts in the line at once, so that ubatches are full and all stages busy.
 const TEXTS_AT_ONCE: usize = 16;

@@ -12,8 +12,6 @@ use serde_json::{Map, json};
 
 use super::args::KvArg;
 use super::{input, output};
-use crate::model::Model;
-use crate::plan::{ModelFacts, SequenceBytes, format_bytes};
 
 /// Values of an array that are shown.
 const SHOWN_VALUES: usize = 8;

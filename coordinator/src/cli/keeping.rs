@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use brigade_line::cluster::OwnName;
+use brigade_line::journal::{Journal, Recovered};
+use brigade_line::model::Model;
 use brigade_proto::address::Address;
 use clap::{Args, ValueEnum};
 
 use super::args::{KvArg, LineArgs};
 use super::data_dir::DataDirArgs;
-use crate::cluster::OwnName;
-use crate::journal::{Journal, Recovered};
-use crate::model::Model;
 
 /// Whether something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

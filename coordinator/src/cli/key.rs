@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use brigade_line::clock;
+use brigade_line::keys::record::{MAX_MODELS, MAX_NAME_BYTES};
+use brigade_line::keys::{KeyFile, KeyRecord, Priority, Secret};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::data_dir::DataDirArgs;
 use super::{output, units};
-use crate::clock;
-use crate::keys::record::{MAX_MODELS, MAX_NAME_BYTES};
-use crate::keys::{KeyFile, KeyRecord, Priority, Secret};
 
 /// API keys of the HTTP server.
 #[derive(Debug, Args)]

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use brigade_line::handle::SeqEvent;
+use brigade_line::request::Request;
 use clap::Args;
 use serde_json::json;
 
@@ -11,8 +13,6 @@ use super::npy::{RowFile, refuse_overwrite};
 use super::output;
 use super::session::{Session, SessionOptions, with_session};
 use super::units::{TokenIds, token_ids};
-use crate::handle::SeqEvent;
-use crate::request::Request;
 
 /// Write the logits at every position of a prompt.
 #[derive(Debug, Args)]

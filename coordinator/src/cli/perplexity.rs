@@ -10,6 +10,8 @@ mod compare;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
+use brigade_line::handle::SeqEvent;
+use brigade_line::request::Request;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -19,8 +21,6 @@ use super::args::{KvArg, LineArgs, ModelArgs};
 use super::npy::RowFile;
 use super::session::{Session, SessionOptions, with_session};
 use super::{input, output};
-use crate::handle::SeqEvent;
-use crate::request::Request;
 
 /// Chunk length where --ctx is not given.
 const DEFAULT_CTX: u32 = 512;

@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use brigade_engine::kernels::KV_PAGE;
+use brigade_line::cluster::{self, worker_facts};
+use brigade_line::model::Model;
+use brigade_plan::{
+    Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction,
+    WorkerFacts, format_bytes, parse_cluster_file, plan, plan_by_hand,
+};
 use clap::Args;
 use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
 use super::security::Security;
 use super::{input, output, session};
-use crate::cluster::{self, worker_facts};
-use crate::model::Model;
-use crate::plan::{
-    Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction,
-    WorkerFacts, format_bytes, parse_cluster_file, plan, plan_by_hand,
-};
 
 /// Show how a model's layers would be cut over workers.
 #[derive(Debug, Args)]

@@ -20,12 +20,6 @@ use super::progress::Bar;
 use super::session::{Session, SessionOptions, with_session};
 use super::state_file;
 use super::units::{TokenIds, token_ids};
-use crate::generation::{End, Generation, Part};
-use crate::handle::Failure;
-use crate::meter::{Stretch, summarise};
-use crate::plan::ModelFacts;
-use crate::request::{Drawing, Guiding, Request};
-use crate::text_model::{Chat, TextModel};
 
 /// Tokens generated where -n is not given.
 const DEFAULT_N: u32 = 128;
@@ -247,7 +241,7 @@ impl RunArgs {
         let drawing = Drawing {
             max_tokens: Some(self.n_predict),
             params: self.sampling.params(session.limits.n_ctx),
-            seed: self.sampling.seed.unwrap_or_else(crate::random::u64),
+            seed: self.sampling.seed.unwrap_or_else(brigade_line::random::u64),
             top_logprobs: None,
             stop_tokens,
             guidance: self.guiding(text, chat.as_ref())?,

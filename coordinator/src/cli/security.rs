@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use brigade_line::pki::{self, Folder, Node, Pki, Standing, Upkeep};
 use brigade_proto::address::{Address, are_loopback};
 use brigade_proto::net::Network;
 use brigade_proto::tls::{External, unix_now};
@@ -16,7 +17,6 @@ use serde_json::json;
 use super::args::LineArgs;
 use super::data_dir::DataDirArgs;
 use super::{output, units};
-use crate::pki::{self, Folder, Node, Pki, Standing, Upkeep};
 
 /// Time a worker's certificate is good for unless it is said: a day, so that what is lost is soon worth nothing.
 const CERTIFICATES_FOR: &str = "24h";

@@ -7,7 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use brigade_http::{Access, App, Bodies, Origins, Streams};
+use brigade_line::clock;
+use brigade_line::cluster::{OwnName, Patience, admin};
+use brigade_line::handle::Status;
+use brigade_line::metrics;
+use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use brigade_proto::address::Address;
+use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use clap::{Args, ValueEnum};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
@@ -18,13 +25,6 @@ use super::keeping::{KeepArgs, Keeping, journal};
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::{output, units};
-use crate::clock;
-use crate::cluster::{OwnName, Patience, admin};
-use crate::handle::Status;
-use crate::http::{self, Access, App, Bodies, Origins, Streams};
-use crate::metrics;
-use crate::plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
-use crate::sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use front::{Front, FrontArgs};
 
 /// How long running answers may take to end after the first signal.
@@ -156,7 +156,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let streams = Streams::new(journal.clone());
     let app = app(&session, &args, &front, metrics, streams, draining.clone());
     tokio::spawn(app.streams.clone().sweep(draining.clone()));
-    http::go_on(&app, recovered.unwrap_or_default());
+    brigade_http::go_on(&app, recovered.unwrap_or_default());
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }

@@ -11,8 +11,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use brigade_dialect::text_model::TemplateSource;
+use brigade_line::cluster::admin::Admin;
+use brigade_line::cluster::{
+    self, ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OpenLine,
+    OwnName, Patience, Source, StageOptions,
+};
+use brigade_line::driver::{self, DriverConfig};
+use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
+use brigade_line::health::RollWatch;
+use brigade_line::meter::Meter;
+use brigade_line::model::Model;
+use brigade_line::request::{Limits, Request};
+use brigade_plan::{Checkpoint, HandCut};
 use brigade_proto::address::Address;
 use brigade_proto::control::KvType;
+use brigade_sched::{
+    DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig,
+};
 use brigade_worker::host;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -21,22 +37,6 @@ use tokio_util::sync::CancellationToken;
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::security::Security;
 use super::{gpu_shares, input, progress};
-use crate::cluster::admin::Admin;
-use crate::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OpenLine,
-    OwnName, Patience, Source, StageOptions,
-};
-use crate::driver::{self, DriverConfig};
-use crate::handle::{Engine, LineInfo, RequestId, Sequence, Status};
-use crate::health::RollWatch;
-use crate::meter::Meter;
-use crate::model::Model;
-use crate::plan::{Checkpoint, HandCut};
-use crate::request::{Limits, Request};
-use crate::sched::{
-    DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig,
-};
-use crate::text_model::TemplateSource;
 
 /// Characters that tell one command's requests from another's.
 const RUN_ID_CHARS: usize = 8;
@@ -264,7 +264,7 @@ impl Session {
             admin: cluster.admin,
             stop_driver,
             stop_cluster,
-            run: format!("run-{}", &crate::random::id()[..RUN_ID_CHARS]),
+            run: format!("run-{}", &brigade_line::random::id()[..RUN_ID_CHARS]),
             next_id: AtomicU64::new(0),
             driver,
             cluster: cluster.task,

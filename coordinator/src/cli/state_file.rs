@@ -8,9 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use brigade_engine::state::SnapshotReader;
+use brigade_line::handle::RequestId;
 
 use super::session::Session;
-use crate::handle::RequestId;
 
 /// Sequences that a run with such a file keeps: the one put back, the prompt's end where a model has
 /// recurrent states, and the end.

@@ -10,7 +10,6 @@ use serde_json::json;
 
 use super::npy::{part_name, refuse_overwrite};
 use super::{input, output, progress};
-use crate::plan::format_bytes;
 
 /// Write a seeded random model of a supported architecture.
 #[derive(Debug, Args)]

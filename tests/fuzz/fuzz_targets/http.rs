@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use brigade_coordinator::http::{Endpoint, check_body};
-use brigade_coordinator::request::Limits;
+use brigade_http::{Endpoint, check_body};
+use brigade_line::request::Limits;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use brigade_coordinator::keys::store::{MAX_KEYS, parse};
+use brigade_line::keys::store::{MAX_KEYS, parse};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -1,8 +1,8 @@
 //! A real line, as `bench --json` measured it: it gives the costs for a simulation, and the figures to
 //! compare it with.
 
-use brigade_coordinator::meter::UbatchSize;
-use brigade_coordinator::sim::{LinkModel, SimRequest, StageModel, Workload};
+use brigade_line::meter::UbatchSize;
+use brigade_sched::sim::{LinkModel, SimRequest, StageModel, Workload};
 use serde::{Deserialize, Serialize};
 
 use super::{Costs, ModelCost, line};

@@ -6,8 +6,8 @@ pub mod measured;
 pub mod plot;
 pub mod svg;
 
-use brigade_coordinator::sched::SchedConfig;
-use brigade_coordinator::sim::{LinkModel, Outcome, Sim, StageModel, Workload};
+use brigade_sched::SchedConfig;
+use brigade_sched::sim::{LinkModel, Outcome, Sim, StageModel, Workload};
 use serde::Serialize;
 
 /// Stages of the lines in the table.

@@ -6,11 +6,11 @@
 
 use anyhow::{Context, Result, bail};
 use brigade_engine::kernels::KV_PAGE;
+use brigade_line::handle::Sequence;
+use brigade_line::request::Request;
+use brigade_plan::MAX_KEEP;
 
 use super::{Bench, Test, finish, random_tokens, request};
-use crate::handle::Sequence;
-use crate::plan::MAX_KEEP;
-use crate::request::Request;
 
 /// Sequence numbers of the tokens after contexts, apart from those of the contexts.
 const AFTER: u32 = 1 << 24;

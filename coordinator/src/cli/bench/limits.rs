@@ -4,11 +4,11 @@
 use anyhow::{Context, Result};
 use brigade_engine::device::{DeviceName, Devices};
 use brigade_engine::kernels::{Compute, probe, select};
+use brigade_line::handle::LineInfo;
 use serde::Serialize;
 
 use crate::cli::args::LineArgs;
 use crate::cli::output;
-use crate::handle::LineInfo;
 
 /// Limits of some cores of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -2,9 +2,9 @@
 //! the weights and states that it has to hold.
 
 use anyhow::Result;
+use brigade_line::handle::StageResident;
 
 use crate::cli::output;
-use crate::handle::StageResident;
 
 /// Prints one line a stage.
 pub(super) fn print(stages: &[StageResident]) -> Result<()> {

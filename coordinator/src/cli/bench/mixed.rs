@@ -7,11 +7,10 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use brigade_line::handle::{SeqEvent, Sequence};
+use brigade_line::record::UbatchRecord;
 use serde::Serialize;
 use tokio::task::JoinSet;
-
-use crate::handle::{SeqEvent, Sequence};
-use crate::record::UbatchRecord;
 
 /// Times between a stream's tokens, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -4,6 +4,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use brigade_http::{
+    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Tls, TlsFiles,
+    admin_router, router, serve,
+};
+use brigade_line::clock;
+use brigade_line::cluster::admin::Admin;
+use brigade_line::keys::{KeyFile, KeyRing};
+use brigade_plan::parse_bytes;
 use brigade_proto::address::{Address, AddressError};
 use brigade_proto::net::listen_tcp;
 use clap::Args;
@@ -13,14 +21,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::args::LineArgs;
 use crate::cli::data_dir::DataDirArgs;
-use crate::clock;
-use crate::cluster::admin::Admin;
-use crate::http::{
-    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Tls, TlsFiles,
-    admin_router, router, serve,
-};
-use crate::keys::{KeyFile, KeyRing};
-use crate::plan::parse_bytes;
 
 /// Where the admin listener is unless the operator says otherwise. Where that port is taken, by another server on
 /// this machine, any other is used, and said.

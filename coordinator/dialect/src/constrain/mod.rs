@@ -1,0 +1,117 @@
+//! What an answer has to fit: from what a client wants to grammars that the last stage holds the answer to.
+//!
+//! A [`Form`] is what a request asks for: a JSON schema, a regular expression, a choice, a grammar. [`schema`]
+//! refuses by its path what a schema uses and cannot be held; [`gbnf`] translates llama.cpp's grammars;
+//! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
+//! arguments in tags or as Python; [`answer`] puts them
+//! together with the model's way of thinking and calling ([`crate`]). Knows nothing of HTTP.
+
+pub mod answer;
+pub mod calls;
+pub mod gbnf;
+pub mod grammar;
+pub mod parameters;
+pub mod schema;
+
+use brigade_engine::constraint::{check_grammar, regex_for_lark};
+use serde_json::{Value, json};
+
+use grammar::{Grammar, quote};
+pub use schema::Strictness;
+
+/// Largest grammar that travels to the last stage.
+pub const MAX_GRAMMAR_BYTES: usize = brigade_proto::limits::MAX_GRAMMAR_BYTES;
+
+/// Most alternatives of a choice.
+pub const MAX_ALTERNATIVES: usize = 4096;
+
+/// Why an answer cannot be held to what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refused {
+    /// The field, down to the keyword of a schema.
+    pub path: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl Refused {
+    /// About the field `path`.
+    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), message: message.into() }
+    }
+}
+
+/// What a whole answer has to be, and the field that says so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Form {
+    /// The field.
+    pub path: String,
+    /// What it says.
+    pub kind: FormKind,
+}
+
+/// The ways to say what an answer has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FormKind {
+    /// JSON that fits a schema.
+    Schema(Value, Strictness),
+    /// Text that a regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in llguidance's dialect of Lark.
+    Lark(String),
+    /// A grammar as llama.cpp has it.
+    Gbnf(String),
+}
+
+impl Form {
+    /// Any JSON object.
+    pub fn any_object(path: &str) -> Self {
+        let schema = json!({ "type": "object" });
+        Self { path: path.to_string(), kind: FormKind::Schema(schema, Strictness::Strict) }
+    }
+
+    /// The grammar of it, known to be usable.
+    ///
+    /// # Errors
+    /// What cannot be held, by its path.
+    pub fn grammar(&self) -> Result<Grammar, Refused> {
+        let path = &self.path;
+        let lark = match &self.kind {
+            FormKind::Schema(schema, strictness) => {
+                return schema::grammar(path, schema, *strictness);
+            }
+            FormKind::Regex(regex) => format!("start: /{}/", regex_for_lark(regex)),
+            FormKind::Choice(texts) if texts.is_empty() => {
+                return Err(Refused::new(path, format!("{path} is empty")));
+            }
+            FormKind::Choice(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| quote(text)).collect();
+                format!("start: {}", texts.join(" | "))
+            }
+            FormKind::Lark(text) => text.clone(),
+            FormKind::Gbnf(text) => {
+                gbnf::to_lark(text).map_err(|why| Refused::new(path, format!("{path}: {why}")))?
+            }
+        };
+        let grammar = Grammar::lark(lark);
+        check(path, &grammar)?;
+        Ok(grammar)
+    }
+}
+
+/// Compiles a grammar once, so that a client learns at once what is wrong with it.
+fn check(path: &str, grammar: &Grammar) -> Result<(), Refused> {
+    let text = grammar.text();
+    if text.len() > MAX_GRAMMAR_BYTES {
+        let n = text.len();
+        let message = format!("{path} makes a grammar of {n} bytes: at most {MAX_GRAMMAR_BYTES}");
+        return Err(Refused::new(path, message));
+    }
+    check_grammar(&text).map_err(|error| Refused::new(path, format!("{path}: {error}")))
+}
+
+#[cfg(test)]
+mod tests;

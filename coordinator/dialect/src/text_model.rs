@@ -1,0 +1,491 @@
+//! The text side of a model: its name, tokenizer and chat template. It has no weights and no workers.
+
+use std::sync::{Arc, OnceLock};
+
+use brigade_gguf::Gguf;
+use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData};
+use serde_json::{Value, json};
+
+use crate::detect::detect;
+use crate::opening::{end_of_reasoning, opening};
+use crate::parser::Options;
+use crate::pooling::Pooling;
+use crate::probe::Facts;
+use crate::{Dialect, History, IdSeed, Parser, Shape, Tools};
+use brigade_proto::tls::unix_now;
+
+/// What turns text into token ids and back.
+#[derive(Debug)]
+pub struct TextModel {
+    /// The first one is what answers call it.
+    names: Vec<String>,
+    /// Any name will do.
+    any_name: bool,
+    pooling: Option<Pooling>,
+    is_encoder: bool,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    eog: Arc<[u32]>,
+    /// Found out when the first chat needs it.
+    markup: OnceLock<Markup>,
+}
+
+/// How the model's answers are written, and what its template wants.
+#[derive(Debug)]
+struct Markup {
+    dialect: Arc<Dialect>,
+    facts: Facts,
+    history: History,
+    /// Control tokens that are markers, ascending.
+    visible: Arc<[u32]>,
+    /// Their names.
+    hidden: Arc<[String]>,
+}
+
+/// The template for a query and a document.
+const RERANK: &str = "rerank";
+
+/// What is said to whoever wants tokens or logits of an encoder.
+pub const ENCODER: &str = "this model is an encoder: it makes vectors of texts and writes none; use /v1/embeddings, \
+                           /v1/rerank if it is a reranker, or brigade embed";
+
+/// Shortest name of a control token that can be a part of a marker.
+const MIN_MARKER_BYTES: usize = 3;
+
+/// Stands behind an unfinished answer while the template is rendered: no text has it.
+const UNFINISHED: &str = "\u{f8ff}brigade-unfinished\u{f8ff}";
+
+impl TextModel {
+    /// Puts a text side together.
+    pub fn new(name: String, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
+        let eog = tokenizer.eog().into();
+        Self {
+            names: vec![name],
+            any_name: false,
+            pooling: None,
+            is_encoder: false,
+            tokenizer,
+            template,
+            eog,
+            markup: OnceLock::new(),
+        }
+    }
+
+    /// One without a vocabulary, for reading requests and no more; any name will do.
+    pub fn without_text() -> Self {
+        let data = VocabData { model: "none".to_string(), ..VocabData::default() };
+        let tokenizer = Tokenizer::new(data).expect("nothing in it can be wrong");
+        Self { any_name: true, ..Self::new(String::new(), tokenizer, None) }
+    }
+
+    /// Reads it from a model file, under the name `name`.
+    ///
+    /// # Errors
+    /// A tokenizer that is damaged or not supported, or a template that does not parse.
+    pub fn from_gguf(name: String, gguf: &Gguf) -> Result<Self, TextError> {
+        let tokenizer = Tokenizer::from_gguf(gguf)?;
+        let template = match ChatTemplate::from_tokenizer(&tokenizer) {
+            Ok(template) => Some(template),
+            Err(TextError::NoTemplate) => None,
+            Err(error) => return Err(error),
+        };
+        let pooling = Pooling::of(gguf);
+        Ok(Self { pooling, ..Self::new(name, tokenizer, template) })
+    }
+
+    /// Serves it under these names instead of its own; `*`: any beside. None: nothing changes.
+    pub fn set_names(&mut self, names: &[String]) {
+        self.any_name = names.iter().any(|name| name == "*");
+        let given: Vec<String> = names.iter().filter(|name| *name != "*").cloned().collect();
+        if !given.is_empty() {
+            self.names = given;
+        }
+    }
+
+    /// Takes another chat template than the model's own.
+    ///
+    /// # Errors
+    /// It does not parse.
+    pub fn set_template(&mut self, source: &TemplateSource) -> Result<(), TextError> {
+        let tokens = TemplateTokens::of(&self.tokenizer);
+        self.template = Some(match source {
+            TemplateSource::ChatMl => ChatTemplate::chatml(tokens),
+            TemplateSource::Text(text) => ChatTemplate::from_source(text, tokens)?,
+        });
+        self.markup = OnceLock::new();
+        Ok(())
+    }
+
+    /// What requests and answers call it.
+    #[inline]
+    pub fn name(&self) -> &str {
+        &self.names[0]
+    }
+
+    /// All names under which requests may ask for it.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether a request may ask for it under this name.
+    pub fn serves(&self, name: &str) -> bool {
+        // Ollama's programs put a tag behind every name.
+        let bare = name.strip_suffix(":latest").unwrap_or(name);
+        self.any_name || self.names.iter().any(|known| known == name || known == bare)
+    }
+
+    /// The model makes vectors of texts, and writes none.
+    pub fn set_encoder(&mut self) {
+        self.is_encoder = true;
+    }
+
+    /// How the rows of a text become one vector, as the model's file says; where it says nothing, an encoder's mean, and
+    /// a decoder's last.
+    pub fn pooling(&self) -> Pooling {
+        self.pooling.unwrap_or(if self.is_encoder { Pooling::Mean } else { Pooling::Last })
+    }
+
+    /// The tokens before a prefix, before a suffix, and before what stands between them.
+    pub fn fill_in(&self) -> Option<[u32; 3]> {
+        let ids = self.tokenizer.special_ids();
+        Some([ids.fim_pre?, ids.fim_suf?, ids.fim_mid?])
+    }
+
+    /// A prompt whose continuation stands between `prefix` and `suffix`, of which `begun` is there already; `None`
+    /// where the model has no tokens for that.
+    ///
+    /// # Errors
+    /// As [`Self::encode_prompt`].
+    pub fn encode_fill_in(
+        &self,
+        prefix: &str,
+        suffix: &str,
+        begun: &str,
+    ) -> Result<Option<Vec<u32>>, TextError> {
+        let Some([before_prefix, before_suffix, middle]) = self.fill_in() else { return Ok(None) };
+        let plain = |text: &str| self.tokenizer.encode(text, false, false);
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
+        let mut tokens: Vec<u32> = bos.into_iter().chain([before_prefix]).collect();
+        tokens.extend(plain(prefix)?);
+        tokens.push(before_suffix);
+        tokens.extend(plain(suffix)?);
+        tokens.push(middle);
+        tokens.extend(plain(begun)?);
+        Ok(Some(tokens))
+    }
+
+    /// Ids of a query and a document that a reranker judges: as the model's template for that says, else one after the
+    /// other with the marks that the tokenizer puts around texts.
+    ///
+    /// # Errors
+    /// As [`Self::encode_prompt`].
+    pub fn encode_pair(&self, query: &str, document: &str) -> Result<Vec<u32>, TextError> {
+        if let Some(template) = self.tokenizer.chat_template(Some(RERANK)) {
+            let text: Vec<String> = template
+                .split("{query}")
+                .map(|part| part.split("{document}").collect::<Vec<_>>().join(document))
+                .collect();
+            return self.tokenizer.encode(&text.join(query), false, true);
+        }
+        let plain = |text: &str| self.tokenizer.encode(text, false, false);
+        let marks = self.tokenizer.pair_marks();
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
+        let mut tokens: Vec<u32> = bos.into_iter().chain(plain(query)?).collect();
+        tokens.extend(marks.between);
+        tokens.extend(plain(document)?.into_iter().chain(marks.end));
+        Ok(tokens)
+    }
+
+    /// The tokenizer.
+    #[inline]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Ids below this are tokens.
+    pub fn n_vocab(&self) -> u32 {
+        self.tokenizer.n_vocab() as u32
+    }
+
+    /// All end-of-generation ids.
+    #[inline]
+    pub fn eog(&self) -> Arc<[u32]> {
+        self.eog.clone()
+    }
+
+    /// Bytes of a generated token; none for a control token or an id without text.
+    #[inline]
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(id, false).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    /// Bytes of a token as the vocabulary has them, those of control tokens too; none for an id without text.
+    #[inline]
+    pub fn vocab_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(id, true).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    /// Tokens whose text has one of `texts` in it, ascending.
+    pub fn tokens_with(&self, texts: &[String]) -> Vec<u32> {
+        let has = |id: &u32| {
+            let bytes = self.tokenizer.token_bytes(*id, false).unwrap_or_default();
+            texts
+                .iter()
+                .filter(|text| !text.is_empty())
+                .any(|text| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
+        };
+        (0..self.n_vocab()).filter(has).collect()
+    }
+
+    /// Ids of a plain prompt.
+    ///
+    /// # Errors
+    /// The text is too long, or the model has no vocabulary.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.tokenizer.encode(text, true, true)
+    }
+
+    /// Ids of a chat: the template is applied and control tokens in it are parsed.
+    ///
+    /// # Errors
+    /// There is no template, or it refuses the messages, or it cannot do what is asked of it.
+    pub fn encode_chat(&self, chat: &Chat) -> Result<Prompt, TextError> {
+        if self.is_encoder {
+            return Err(TextError::Encoder(ENCODER));
+        }
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let markup = self.markup(template);
+        let mut prepared = markup.history.prepare(&chat.messages, &chat.tools);
+        let input = TemplateInput {
+            messages: &[],
+            tools: &prepared.tools,
+            add_generation_prompt: !chat.continues,
+            kwargs: Some(&chat.extra),
+            now: unix_now() as i64,
+        };
+        let (mut text, mut begins) = if chat.continues {
+            continued(template, &mut prepared.messages, &input)?
+        } else {
+            let input = TemplateInput { messages: &prepared.messages, ..input };
+            let text = template.render(&input)?;
+            let begins = markup.begun(&text);
+            (text, begins)
+        };
+        let name = match &chat.force {
+            Force::Free => {
+                let tokens = self.tokenizer.encode(&text, true, true)?;
+                return Ok(Prompt { tokens, begins, opening: String::new() });
+            }
+            Force::Any => None,
+            Force::Tool(name) => Some(name.as_str()),
+        };
+        let opening = opening(&markup.dialect, &markup.facts, name, prepared.n_calls);
+        let opening = opening.ok_or_else(|| {
+            let what = "its calls cannot be begun for the model: use tool_choice \"auto\"";
+            TextError::Template(what.to_string())
+        })?;
+        if markup.dialect.reasoning.as_ref().is_some_and(|pair| pair.open == begins) {
+            let end = end_of_reasoning(&markup.dialect, &markup.facts);
+            text.push_str(&end);
+            begins.push_str(&end);
+        }
+        text.push_str(&opening);
+        let tokens = self.tokenizer.encode(&text, true, true)?;
+        Ok(Prompt { tokens, begins, opening })
+    }
+
+    /// Reads an answer to `prompt`. `tools`: those of the request; `single`: one call is enough; `seed`: the
+    /// choice's.
+    pub fn parser(&self, prompt: &Prompt, tools: Arc<Tools>, single: bool, seed: u64) -> Parser {
+        let markup = self.template.as_ref().map(|template| self.markup(template));
+        let options = Options {
+            tools,
+            single,
+            hidden: markup.map(|m| m.hidden.clone()).unwrap_or_default(),
+            seed: IdSeed::new(&prompt.tokens, seed),
+        };
+        let dialect = markup.map(|m| m.dialect.clone()).unwrap_or_default();
+        let mut parser = Parser::new(dialect, options);
+        parser.begin_with(&prompt.begins);
+        parser
+    }
+
+    /// Control tokens that are markers of the model's answers, ascending.
+    pub fn markers(&self) -> Arc<[u32]> {
+        let markup = self.template.as_ref().map(|template| self.markup(template));
+        markup.map(|m| m.visible.clone()).unwrap_or_default()
+    }
+
+    /// How the model's answers are written, and what its template does; `None` without a template.
+    pub fn dialect(&self) -> Option<(&Dialect, &Facts)> {
+        let markup = self.markup(self.template.as_ref()?);
+        Some((&*markup.dialect, &markup.facts))
+    }
+
+    fn markup(&self, template: &ChatTemplate) -> &Markup {
+        self.markup.get_or_init(|| {
+            let (dialect, facts) = detect(template);
+            let (visible, hidden) = self.control_tokens(&dialect);
+            let history = History::new(template, &dialect, &facts);
+            tracing::debug!(?dialect, "markup of answers");
+            Markup { dialect: Arc::new(dialect), facts, history, visible, hidden }
+        })
+    }
+
+    fn control_tokens(&self, dialect: &Dialect) -> (Arc<[u32]>, Arc<[String]>) {
+        let markers = dialect.markers();
+        let mut found = Vec::new();
+        for id in 0..self.n_vocab() {
+            if !self.tokenizer.is_special(id) || self.tokenizer.is_eog(id) {
+                continue;
+            }
+            let name = self.tokenizer.token_text(id).unwrap_or_default();
+            let is_part = |marker: &&str| marker.contains(name);
+            if name.len() >= MIN_MARKER_BYTES && markers.iter().any(is_part) {
+                found.push((id, name.to_string()));
+            }
+        }
+        let (ids, names): (Vec<u32>, Vec<String>) = found.into_iter().unzip();
+        (ids.into(), names.into())
+    }
+}
+
+impl Markup {
+    /// What a prompt has begun of the answer.
+    fn begun(&self, prompt: &str) -> String {
+        let prompt = prompt.trim_end();
+        let open = self.dialect.reasoning.as_ref().map(|pair| pair.open.as_str());
+        let prefix = self.dialect.calls.as_ref().and_then(|calls| match &calls.shape {
+            Shape::Named(shape) if shape.plain.is_some() => Some(shape.prefix.as_str()),
+            _ => None,
+        });
+        let begun = open.into_iter().chain(prefix).find(|marker| prompt.ends_with(marker));
+        begun.unwrap_or_default().to_string()
+    }
+}
+
+/// Renders a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
+fn continued(
+    template: &ChatTemplate,
+    messages: &mut [Value],
+    input: &TemplateInput<'_>,
+) -> Result<(String, String), TextError> {
+    let refused = || {
+        let what = "it does not leave the last answer open: end the messages with a user's, or set \
+                    continue_final_message to false";
+        TextError::Template(what.to_string())
+    };
+    let last = messages.last_mut().and_then(Value::as_object_mut).ok_or_else(refused)?;
+    let begun = last.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
+    last.insert("content".to_string(), Value::from(format!("{begun}{UNFINISHED}")));
+    let text = template.render(&TemplateInput { messages, ..*input })?;
+    let mut parts = text.split(UNFINISHED);
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(before), Some(_), None) => {
+            // Where channels are written, the header that the template wrote counts too.
+            let header = before.rfind("<|start|>assistant").map(|at| &before[at..]);
+            let header = header.and_then(|header| header.split_once("assistant")).map(|(_, h)| h);
+            let header = header.filter(|header| header.starts_with("<|channel|>"));
+            let begun = header.map_or(begun, str::to_string);
+            Ok((before.to_string(), begun))
+        }
+        _ => Err(refused()),
+    }
+}
+
+/// A chat template instead of the model's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateSource {
+    /// The usual one where nothing better is known.
+    ChatMl,
+    /// Jinja.
+    Text(String),
+}
+
+/// Input of a chat template.
+#[derive(Clone, Debug, Default)]
+pub struct Chat {
+    /// Objects with `role` and `content` and whatever else the template knows.
+    pub messages: Vec<Value>,
+    /// Functions that may be called, as in the OpenAI API.
+    pub tools: Vec<Value>,
+    /// Whether one must be.
+    pub force: Force,
+    /// The last message is an answer that is to be continued.
+    pub continues: bool,
+    /// Further variables for the template.
+    pub extra: serde_json::Map<String, Value>,
+}
+
+impl Chat {
+    /// The same conversation with `text` in the place of the system messages that it begins with; without any where that
+    /// is empty.
+    pub fn with_system(&self, text: &str) -> Self {
+        let is_system =
+            |message: &&Value| matches!(message["role"].as_str(), Some("system" | "developer"));
+        let system = (!text.is_empty()).then(|| json!({ "role": "system", "content": text }));
+        let rest = self.messages.iter().skip_while(is_system).cloned();
+        Self { messages: system.into_iter().chain(rest).collect(), ..self.clone() }
+    }
+}
+
+/// Whether an answer has to be a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Force {
+    /// It is for the model to decide.
+    #[default]
+    Free,
+    /// Of any tool.
+    Any,
+    /// Of this one.
+    Tool(String),
+}
+
+/// A chat as the model reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// What it has of the answer that is not a part of it: the answer's parser begins with this.
+    pub begins: String,
+    /// What it has of the answer and is a part of it: the beginning of a forced call.
+    pub opening: String,
+}
+
+#[cfg(test)]
+impl TextModel {
+    /// A vocabulary of bytes and lower-case letters and a template without decoration.
+    pub fn sample() -> Self {
+        Self::sample_with("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", &[])
+    }
+
+    /// The same with another template and further control tokens.
+    pub fn sample_with(template: &str, controls: &[&str]) -> Self {
+        use brigade_text::{SpecialIds, VocabData};
+        const NORMAL: i32 = 1;
+        const CONTROL: i32 = 3;
+        const BYTE: i32 = 6;
+        let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_string).to_vec();
+        let mut types = vec![2, CONTROL, CONTROL];
+        for byte in 0..=255u8 {
+            tokens.push(format!("<0x{byte:02X}>"));
+            types.push(BYTE);
+        }
+        for letter in ('a'..='z').chain(['\u{2581}']) {
+            tokens.push(letter.to_string());
+            types.push(NORMAL);
+        }
+        for control in controls {
+            tokens.push((*control).to_string());
+            types.push(CONTROL);
+        }
+        let scores = vec![0.0; tokens.len()];
+        let ids = SpecialIds { unk: Some(0), bos: Some(1), eos: Some(2), ..SpecialIds::default() };
+        let model = "llama".to_string();
+        let data = VocabData { model, tokens, types, scores, ids, ..VocabData::default() };
+        let tokenizer = Tokenizer::new(data).expect("the sample vocabulary is whole");
+        let tokens = TemplateTokens::of(&tokenizer);
+        let template = ChatTemplate::from_source(template, tokens).expect("it is valid");
+        Self::new("sample".to_string(), tokenizer, Some(template))
+    }
+}

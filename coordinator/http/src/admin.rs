@@ -1,0 +1,90 @@
+//! The admin listener: what an operator may see and clients may not, since it names workers and keys.
+
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router, middleware};
+use brigade_line::clock;
+use brigade_line::cluster::admin::{Admin, Answer, Question, Refused};
+use brigade_line::keys::{Account, KeyRing, Left};
+use serde_json::{Value, json};
+
+use super::access::{self, Access};
+use super::app::App;
+use super::error::ApiError;
+use super::status;
+
+/// What there is, for whoever asks for something else.
+const ADDRESSES: &str =
+    "here are GET /health, /metrics, /admin/keys and /admin/cluster, and POST /admin/cluster";
+
+/// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
+/// web page can send to a port of this machine; where `needs_key`, everything does.
+pub fn admin_router(app: App, cluster: Admin, keys: Option<KeyRing>, needs_key: bool) -> Router {
+    let admins = || middleware::from_fn_with_state(keys.clone(), access::admins);
+    let router = Router::new()
+        .route("/admin/cluster", post(order).layer(admins()).get(cluster_status))
+        .route("/health", get(status::health_with_reasons))
+        .route("/metrics", get(status::metrics))
+        .route("/admin/keys", get(of_keys))
+        .fallback(async || ApiError::not_found(ADDRESSES))
+        .layer(Extension(cluster))
+        .with_state(app);
+    if needs_key { router.layer(admins()) } else { router }
+}
+
+/// `GET /admin/cluster`: who has which layers.
+async fn cluster_status(Extension(cluster): Extension<Admin>) -> Response {
+    answer(cluster.ask(Question::Status).await)
+}
+
+/// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.
+async fn order(Extension(cluster): Extension<Admin>, body: Bytes) -> Response {
+    match serde_json::from_slice::<Question>(&body) {
+        Ok(question) => {
+            tracing::info!(?question, "an operator asks");
+            answer(cluster.ask(question).await)
+        }
+        Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
+    }
+}
+
+fn answer(answer: Result<Answer, Refused>) -> Response {
+    match answer {
+        Ok(answer) => Json(answer).into_response(),
+        Err(Refused(why)) => ApiError::conflict(why).into_response(),
+    }
+}
+
+/// The keys in force and what they use; never their secrets.
+async fn of_keys(State(app): State<App>) -> Json<Value> {
+    let Access::Keys(ring) = &app.access else {
+        return Json(json!({ "required": false, "keys": [] }));
+    };
+    let keys = ring.now();
+    let accounts: Vec<Value> = keys.accounts().into_iter().map(describe).collect();
+    Json(json!({ "required": keys.are_required(), "keys": accounts }))
+}
+
+fn describe(account: &Account) -> Value {
+    let (key, standing) = (account.record(), account.standing(Instant::now()));
+    let left = |left: Option<Left>| {
+        left.map(|left| {
+            json!({ "limit_per_minute": left.limit, "remaining": left.remaining,
+                    "full_after_seconds": left.reset.as_secs_f64() })
+        })
+    };
+    json!({
+        "name": key.name,
+        "expired": key.has_expired(clock::unix_now()),
+        "priority": key.priority,
+        "admin": key.admin,
+        "running": standing.running,
+        "concurrent": key.concurrent,
+        "requests": left(standing.requests),
+        "tokens": left(standing.tokens),
+    })
+}

@@ -1,0 +1,58 @@
+//! What one coordinator leaves to the next of a resumable request, and what the next one makes of it.
+
+use std::time::Duration;
+
+use brigade_line::clock;
+use brigade_line::journal::Opened;
+
+use super::app::App;
+use super::name::Name;
+use super::params::Common;
+use super::stamp::Stamp;
+use super::streams::Resumable;
+
+/// A request that goes on.
+pub(super) struct Again {
+    pub app: App,
+    pub name: Name,
+    pub stamp: Stamp,
+    pub opened: Opened,
+    pub resumable: Resumable,
+}
+
+impl Common {
+    /// Makes what was read again from its body what it was: its seed may have been drawn, and some of its time has
+    /// passed.
+    pub(super) fn restore(&mut self, opened: &Opened) {
+        self.seed = opened.seed;
+        let passed = Duration::from_secs(clock::unix_now().saturating_sub(opened.created));
+        self.within = self.within.map(|within| within.saturating_sub(passed));
+        // A chat template may know the date: what was rendered once stays.
+        if let (Some(guiding), Some(guide)) = (&mut self.guidance, &opened.guide) {
+            guiding.negative = Some(guide.as_slice().into());
+        }
+    }
+}
+
+impl Stamp {
+    /// That of an answer which was begun by another coordinator.
+    pub(super) fn again(app: &App, opened: &Opened) -> Self {
+        Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
+    }
+
+    /// What the next coordinator must know of a request, to go on with its answer.
+    pub(super) fn opened(&self, name: &Name, path: &str, common: &Common) -> Opened {
+        Opened {
+            id: self.id.clone(),
+            path: path.to_owned(),
+            owner: name.tally.key_number(),
+            label: name.id.to_string(),
+            created: self.created,
+            seed: common.seed,
+            prompts: Vec::new(),
+            guide: common.guidance.as_ref().and_then(|g| Some(g.negative.as_ref()?.to_vec())),
+            sequences: 0,
+            body: String::new(),
+        }
+    }
+}

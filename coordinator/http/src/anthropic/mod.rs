@@ -1,0 +1,150 @@
+//! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's messages, for Claude Code and its like.
+
+mod request;
+mod stream;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use brigade_line::generation::End;
+use serde_json::{Value, json};
+use tracing::Instrument;
+
+use super::app::App;
+use super::blocks::{Block, arguments_value, blocks};
+use super::chat_request::{self, Begun};
+use super::error::ApiError;
+use super::name::Name;
+use super::reply;
+use super::sse;
+use super::stamp::Stamp;
+use super::types::FinishWord;
+
+/// An error in Anthropic's shape.
+#[derive(Debug)]
+pub(super) struct Refusal(ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = self.0.status();
+        let headers = self.0.clone().into_response().headers().clone();
+        let mut response = (status, Json(self.body())).into_response();
+        if let Some(seconds) = headers.get(axum::http::header::RETRY_AFTER) {
+            response.headers_mut().insert(axum::http::header::RETRY_AFTER, seconds.clone());
+        }
+        response
+    }
+}
+
+impl Refusal {
+    /// The object, whole or as a stream's last event.
+    fn body(&self) -> Value {
+        let kind = match self.0.status() {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        };
+        let inner = self.0.body();
+        let error = &inner["error"];
+        // Clients look for these words to shorten a conversation.
+        let message = match (error["n_prompt_tokens"].as_u64(), error["n_ctx"].as_u64()) {
+            (Some(n), Some(max)) => {
+                json!(format!("prompt is too long: {n} tokens > {max} maximum"))
+            }
+            _ => error["message"].clone(),
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": message } })
+    }
+}
+
+/// The endpoint.
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(name): Extension<Name>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));
+    let Begun { request, prompt, more: (), .. } = begun.await?;
+    let stamp = Stamp::new(&app, "msg_");
+    let n_prompt = prompt.tokens.len() as u32;
+    let mut replies = request.submit(&app, &name, &prompt, None).await?;
+    if request.common.stream {
+        let (events, response) = sse::channel();
+        let sending = async move {
+            // An error is a client that went away, which cancels the sequence.
+            let _ = stream::send(stamp, n_prompt, replies, &events).await;
+        };
+        tokio::spawn(sending.in_current_span());
+        return Ok(response);
+    }
+    let (generation, reply) = replies.remove(0);
+    let whole = reply::collect(generation, reply).await.map_err(ApiError::from)?;
+    let mut message = message(&stamp, n_prompt);
+    let content: Vec<Value> = blocks(whole.message).into_iter().map(block).collect();
+    message["content"] = json!(content);
+    message["stop_reason"] = json!(stop_reason(whole.finish_reason, &whole.end));
+    message["stop_sequence"] = json!(whole.end.stop);
+    message["usage"] = usage(n_prompt, &whole.end);
+    Ok(Json(message).into_response())
+}
+
+/// How many tokens a request's prompt has.
+pub(super) async fn count_tokens(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));
+    let n = begun.await?.prompt.tokens.len();
+    Ok(Json(json!({ "input_tokens": n })).into_response())
+}
+
+/// A message without content.
+fn message(stamp: &Stamp, n_prompt: u32) -> Value {
+    json!({
+        "id": stamp.id, "type": "message", "role": "assistant", "model": stamp.model, "content": [],
+        "stop_reason": null, "stop_sequence": null,
+        "usage": {
+            "input_tokens": n_prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        },
+    })
+}
+
+/// Here what was reused is not part of the input.
+fn usage(n_prompt: u32, end: &End) -> Value {
+    json!({
+        "input_tokens": n_prompt.saturating_sub(end.n_reused), "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": end.n_reused, "output_tokens": end.n_generated,
+    })
+}
+
+fn block(block: Block) -> Value {
+    match block {
+        Block::Reasoning(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
+        Block::Text(text) => json!({ "type": "text", "text": text }),
+        Block::Call { id, name, arguments } => json!({
+            "type": "tool_use", "id": id, "name": name, "input": arguments_value(&arguments),
+        }),
+    }
+}
+
+fn stop_reason(finish: FinishWord, end: &End) -> &'static str {
+    match finish {
+        FinishWord::ToolCalls => "tool_use",
+        FinishWord::Length => "max_tokens",
+        FinishWord::Stop if end.stop.is_some() => "stop_sequence",
+        FinishWord::Stop => "end_turn",
+    }
+}

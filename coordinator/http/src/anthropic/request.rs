@@ -1,0 +1,270 @@
+//! Anthropic's request as a chat in OpenAI's form. What a program marks for caches says nothing here; what it
+//! counts anew in every turn is left out, so that the next turn begins with the same tokens.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
+
+/// Begins a line that Claude Code puts at the head of its system prompt, and that changes every turn.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Fields that mean the same there and here.
+const SAME: &[&str] = &[
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stream",
+    "thinking",
+    "seed",
+    "lora",
+    "checkpoint",
+];
+
+/// Translates a body.
+pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
+    let mut left = MAX_TEMPLATE_VALUES;
+    let mut fields = Fields::parse(body)?;
+    let mut chat = Map::new();
+    let mut messages = Vec::new();
+    if let Some(system) = fields.raw("system") {
+        let system = system_text(&tree("system", system, &mut left)?)?;
+        if !system.is_empty() {
+            messages.push(json!({ "role": "system", "content": system }));
+        }
+    }
+    let raw = fields.require_raw("messages")?;
+    let list = tree("messages", raw, &mut left)?;
+    let Value::Array(list) = list else {
+        return Err(ApiError::field("messages", "messages must be a list"));
+    };
+    for (i, message) in list.iter().enumerate() {
+        add_message(&format!("messages[{i}]"), message, &mut messages)?;
+    }
+    chat.insert("messages".to_string(), Value::Array(messages));
+    if let Some(tools) = fields.raw("tools") {
+        let tools = tree("tools", tools, &mut left)?;
+        let tools: Vec<Value> = tools.as_array().into_iter().flatten().filter_map(tool).collect();
+        if !tools.is_empty() {
+            chat.insert("tools".to_string(), Value::Array(tools));
+        }
+    }
+    if let Some(choice) = fields.raw("tool_choice") {
+        add_choice(&tree("tool_choice", choice, &mut left)?, &mut chat);
+    }
+    if let Some(stops) = fields.raw("stop_sequences") {
+        chat.insert("stop".to_string(), tree("stop_sequences", stops, &mut left)?);
+    }
+    let config = fields.raw("output_config").map(|raw| tree("output_config", raw, &mut left));
+    let config = config.transpose()?.unwrap_or_default();
+    let format = fields.raw("output_format").map(|raw| tree("output_format", raw, &mut left));
+    let format = format.transpose()?.or_else(|| config.get("format").cloned());
+    if let Some(format) = format {
+        chat.insert("response_format".to_string(), format);
+    }
+    if let Some(effort) = config.get("effort") {
+        chat.insert("reasoning_effort".to_string(), effort.clone());
+    }
+    for name in SAME {
+        if let Some(value) = fields.raw(name) {
+            chat.insert((*name).to_string(), tree(name, value, &mut left)?);
+        }
+    }
+    let text = Value::Object(chat).to_string();
+    Ok(Cow::Owned(text.into_bytes()))
+}
+
+/// The system prompt as one text.
+fn system_text(system: &Value) -> Result<String, ApiError> {
+    let blocks = match system {
+        Value::String(text) => return Ok(without_billing(text).to_string()),
+        Value::Array(blocks) => blocks,
+        _ => return Err(ApiError::field("system", "system must be a text or a list of blocks")),
+    };
+    let texts = blocks.iter().filter_map(|block| block["text"].as_str()).map(without_billing);
+    Ok(texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n"))
+}
+
+fn without_billing(text: &str) -> &str {
+    match text.starts_with(BILLING) {
+        true => text.split_once('\n').map_or("", |(_, rest)| rest),
+        false => text,
+    }
+}
+
+/// One message there may be several here: results of tools have messages of their own.
+fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<(), ApiError> {
+    let role = message["role"].as_str().unwrap_or_default();
+    if !matches!(role, "user" | "assistant" | "system") {
+        let path = format!("{path}.role");
+        return Err(ApiError::field(&path, format!("{path} must be \"user\" or \"assistant\"")));
+    }
+    let blocks = match &message["content"] {
+        Value::String(text) => {
+            all.push(json!({ "role": role, "content": text }));
+            return Ok(());
+        }
+        Value::Array(blocks) => blocks,
+        _ => {
+            let path = format!("{path}.content");
+            return Err(ApiError::field(
+                &path,
+                format!("{path} must be a text or a list of blocks"),
+            ));
+        }
+    };
+    let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
+    for (i, block) in blocks.iter().enumerate() {
+        let path = format!("{path}.content[{i}]");
+        let word = |name: &str| block[name].as_str().unwrap_or_default();
+        match word("type") {
+            "text" => text.push_str(word("text")),
+            "thinking" => thinking.push_str(word("thinking")),
+            "redacted_thinking" => {}
+            "tool_use" => calls.push(json!({
+                "id": block["id"], "type": "function",
+                "function": { "name": block["name"], "arguments": block["input"].to_string() },
+            })),
+            "tool_result" => all.push(json!({
+                "role": "tool", "tool_call_id": block["tool_use_id"],
+                "content": result_text(&path, &block["content"])?,
+            })),
+            kind => {
+                let path = format!("{path}.type");
+                let message = format!("{path} is {kind:?}: this server takes text and tools only");
+                return Err(ApiError::unsupported(path, message));
+            }
+        }
+    }
+    if text.is_empty() && calls.is_empty() && thinking.is_empty() {
+        return Ok(());
+    }
+    let mut message = json!({ "role": role, "content": text });
+    if !thinking.is_empty() {
+        message["reasoning_content"] = json!(thinking);
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = json!(calls);
+    }
+    all.push(message);
+    Ok(())
+}
+
+/// What a tool returned, as text.
+fn result_text(path: &str, content: &Value) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Null => Ok(String::new()),
+        Value::Array(blocks) => {
+            let text = |block: &Value| match block["type"].as_str() {
+                Some("text") => Ok(block["text"].as_str().unwrap_or_default().to_string()),
+                kind => {
+                    let path = format!("{path}.content");
+                    let message = format!("{path} has a block of type {kind:?}: only text is read");
+                    Err(ApiError::unsupported(path, message))
+                }
+            };
+            Ok(blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
+        _ => {
+            let path = format!("{path}.content");
+            Err(ApiError::field(&path, format!("{path} must be a text or a list of blocks")))
+        }
+    }
+}
+
+/// A function; tools that Anthropic's own servers run have no schema, and nobody here to run them.
+fn tool(tool: &Value) -> Option<Value> {
+    let schema = tool.get("input_schema")?;
+    let mut function = json!({ "name": tool["name"], "parameters": schema });
+    for field in ["description", "strict"] {
+        if let Some(value) = tool.get(field) {
+            function[field] = value.clone();
+        }
+    }
+    Some(json!({ "type": "function", "function": function }))
+}
+
+fn add_choice(choice: &Value, chat: &mut Map<String, Value>) {
+    let word = match choice["type"].as_str() {
+        Some("any") => json!("required"),
+        Some("none") => json!("none"),
+        Some("tool") => json!({ "type": "function", "function": { "name": choice["name"] } }),
+        _ => json!("auto"),
+    };
+    if chat.contains_key("tools") {
+        chat.insert("tool_choice".to_string(), word);
+    }
+    if choice["disable_parallel_tool_use"] == true {
+        chat.insert("parallel_tool_calls".to_string(), json!(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(body: Value) -> Value {
+        serde_json::from_slice(&translate(body.to_string().as_bytes()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn blocks_become_messages() {
+        let chat = translated(json!({
+            "model": "m", "max_tokens": 5, "stop_sequences": ["x"],
+            "system": [{ "type": "text", "text": "x-anthropic-billing-header: cch=12;" },
+                       { "type": "text", "text": "Be kind.", "cache_control": { "type": "ephemeral" } }],
+            "messages": [
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": [
+                    { "type": "thinking", "thinking": "hm", "signature": "s" },
+                    { "type": "text", "text": "I look." },
+                    { "type": "tool_use", "id": "t1", "name": "look", "input": { "at": 1 } }] },
+                { "role": "user", "content": [
+                    { "type": "tool_result", "tool_use_id": "t1",
+                      "content": [{ "type": "text", "text": "seen" }] },
+                    { "type": "text", "text": "and?" }] },
+            ],
+            "tools": [{ "name": "look", "description": "d", "input_schema": { "type": "object" } },
+                      { "type": "web_search_20250305", "name": "web_search" }],
+            "tool_choice": { "type": "any", "disable_parallel_tool_use": true },
+        }));
+        assert_eq!(
+            chat["messages"],
+            json!([
+                { "role": "system", "content": "Be kind." },
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
+                    { "id": "t1", "type": "function",
+                      "function": { "name": "look", "arguments": "{\"at\":1}" } }] },
+                { "role": "tool", "tool_call_id": "t1", "content": "seen" },
+                { "role": "user", "content": "and?" },
+            ])
+        );
+        assert_eq!(chat["tools"].as_array().unwrap().len(), 1);
+        assert_eq!(chat["tool_choice"], "required");
+        assert_eq!(chat["parallel_tool_calls"], false);
+        assert_eq!((&chat["stop"], &chat["max_tokens"]), (&json!(["x"]), &json!(5)));
+    }
+
+    #[test]
+    fn the_billing_line_is_left_out_wherever_the_text_goes_on() {
+        let system =
+            |text: &str| translated(json!({ "system": text, "messages": [] }))["messages"].clone();
+        let want = json!([{ "role": "system", "content": "You are." }]);
+        assert_eq!(system("x-anthropic-billing-header: cc_version=2; cch=1f;\nYou are."), want);
+        assert_eq!(system("You are."), want);
+        assert_eq!(system("x-anthropic-billing-header: cch=1f;"), json!([]));
+    }
+
+    #[test]
+    fn images_are_refused_by_their_place() {
+        let body = json!({ "messages": [{ "role": "user", "content": [{ "type": "image" }] }] });
+        let error = translate(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.body()["error"]["param"], "messages[0].content[0].type");
+    }
+}

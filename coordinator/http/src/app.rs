@@ -1,0 +1,74 @@
+//! What a handler has: the line, the model's text side, and what clients may take of it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use axum::extract::Request;
+use brigade_dialect::text_model::TextModel;
+use brigade_engine::heads::Heads;
+use brigade_line::adapters::Adapters;
+use brigade_line::handle::Engine;
+use brigade_line::health::RollWatch;
+use brigade_line::model::ModelMeta;
+use brigade_line::request::Limits;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::access::Access;
+use super::audit::Audit;
+use super::body::Bodies;
+use super::cors::Origins;
+use super::error::ApiError;
+use super::streams::Streams;
+
+/// Everything a handler needs; clones share it.
+#[derive(Clone, Debug)]
+pub struct App {
+    /// Runs sequences.
+    pub engine: Engine,
+    /// Text to tokens and back.
+    pub text: Arc<TextModel>,
+    /// What judges texts, where the model has it.
+    pub heads: Arc<Heads>,
+    /// What requests must fit in.
+    pub limits: Limits,
+    /// The model's adapters.
+    pub adapters: Arc<Adapters>,
+    /// For `/v1/models`.
+    pub meta: Arc<ModelMeta>,
+    /// Seconds since the Unix epoch when the model was opened.
+    pub created: u64,
+    /// Renders `/metrics`.
+    pub metrics: PrometheusHandle,
+    /// Cancelled when the server takes nothing new.
+    pub draining: CancellationToken,
+    /// Counts sequences.
+    pub sequences: Arc<AtomicU64>,
+    /// Room for request bodies, and permits to read them.
+    pub bodies: Bodies,
+    /// Who is there.
+    pub roll: RollWatch,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Web pages that may read answers.
+    pub cors: Origins,
+    /// Who may ask.
+    pub access: Access,
+    /// Where it is written down who asked.
+    pub audit: Option<Audit>,
+    /// Streams that can be read on.
+    pub streams: Streams,
+}
+
+impl App {
+    /// The request's body, read by `work` ([`Bodies::read`]) within this server's limits.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        request: Request,
+        work: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (limits, text) = (self.limits, self.text.clone());
+        let body = self.bodies.take(request).await?;
+        Ok(self.bodies.read(body, text, move |bytes, text| work(bytes, &limits, text)).await?.0)
+    }
+}

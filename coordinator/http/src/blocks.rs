@@ -1,0 +1,119 @@
+//! An answer as the blocks that it is made of: reasoning, text, calls. For programs whose answers are lists of
+//! blocks instead of one message.
+
+use brigade_line::generation::End;
+use brigade_line::handle::Failure;
+use serde_json::Value;
+
+use super::reply::{self, Replies, ReplyPart};
+use super::sse::{Gone, Sender};
+use super::types::{ChatDelta, ChatMessage, FinishWord};
+
+/// Who writes blocks as a stream of events.
+pub trait BlockWriter {
+    /// Where they go.
+    fn out(&self) -> &Sender;
+
+    /// Writes what is new.
+    async fn bit(&mut self, bit: Bit) -> Result<(), Gone>;
+
+    /// Ends the block that is open, if one is.
+    async fn close(&mut self) -> Result<(), Gone>;
+}
+
+async fn write(deltas: Vec<ChatDelta>, writer: &mut impl BlockWriter) -> Result<(), Gone> {
+    for bit in deltas.into_iter().flat_map(bits) {
+        writer.bit(bit).await?;
+    }
+    Ok(())
+}
+
+/// Writes all blocks of an answer as they come, and says how it ended. No answer, no end.
+pub async fn follow(
+    replies: Replies,
+    writer: &mut impl BlockWriter,
+) -> Result<Option<Result<(End, FinishWord), Failure>>, Gone> {
+    let mut parts = reply::merge(replies);
+    while let Some((_, part)) = writer.out().unless_gone(parts.recv()).await? {
+        match part {
+            Ok(ReplyPart::Piece { deltas, .. }) => write(deltas, writer).await?,
+            Ok(ReplyPart::End { deltas, end, finish_reason }) => {
+                write(deltas, writer).await?;
+                writer.close().await?;
+                return Ok(Some(Ok((end, finish_reason))));
+            }
+            Err(failure) => return Ok(Some(Err(failure))),
+        }
+    }
+    Ok(None)
+}
+
+/// A piece of an answer that is being drawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bit {
+    /// More of the reasoning.
+    Reasoning(String),
+    /// More of the text.
+    Text(String),
+    /// A call begins.
+    Call {
+        /// For its result to name it.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of the last call's arguments, as JSON text.
+    Arguments(String),
+}
+
+/// A whole block.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Block {
+    /// What the model thought.
+    Reasoning(String),
+    /// What it says.
+    Text(String),
+    /// A call of a tool.
+    Call {
+        /// For its result to name it.
+        id: String,
+        /// The tool.
+        name: String,
+        /// As JSON text.
+        arguments: String,
+    },
+}
+
+/// What is new with a delta; empty texts say nothing.
+pub fn bits(delta: ChatDelta) -> Vec<Bit> {
+    let mut bits = Vec::new();
+    bits.extend(delta.reasoning_content.filter(|text| !text.is_empty()).map(Bit::Reasoning));
+    bits.extend(delta.content.filter(|text| !text.is_empty()).map(Bit::Text));
+    for call in delta.tool_calls.into_iter().flatten() {
+        if let (Some(id), Some(name)) = (call.id, call.function.name) {
+            bits.push(Bit::Call { id, name });
+        }
+        if !call.function.arguments.is_empty() {
+            bits.push(Bit::Arguments(call.function.arguments));
+        }
+    }
+    bits
+}
+
+/// The blocks of a whole answer.
+pub fn blocks(message: ChatMessage) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    blocks.extend(message.reasoning_content.map(Block::Reasoning));
+    blocks.extend(message.content.filter(|text| !text.is_empty()).map(Block::Text));
+    blocks.extend(message.tool_calls.into_iter().map(|call| Block::Call {
+        id: call.id,
+        name: call.function.name,
+        arguments: call.function.arguments,
+    }));
+    blocks
+}
+
+/// Arguments as a value; what is no JSON (an answer that was cut off) is an empty object.
+pub fn arguments_value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::Object(serde_json::Map::new()))
+}

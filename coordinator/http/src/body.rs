@@ -1,0 +1,281 @@
+//! Request bodies: how long they may take, how many bytes of them are held at once, and where they are read.
+//!
+//! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may
+//! have [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones
+//! cannot keep small ones out. Its content is parsed on other threads than the driver's, large bodies one at
+//! a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::CONTENT_LENGTH;
+use brigade_text::TextError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::StreamExt;
+
+use super::error::ApiError;
+use super::name::Name;
+use super::open::Peer;
+
+/// Largest request body: a prompt of a million tokens and room to spare.
+pub const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// Bodies of addresses that need less than [`MAX_BODY_BYTES`]: four MiB of text as JSON may write it; as many ids as
+/// may be turned into text.
+const SMALLER_BODIES: [(&str, usize); 2] = [("/tokenize", 8 << 20), ("/detokenize", 4 << 20)];
+
+/// Bytes of all bodies together that are held at once, beyond [`FREE_BODY_BYTES`] of each.
+pub const MAX_BODIES_BYTES: usize = 64 << 20;
+
+/// Bytes that each body may have whatever others have.
+pub const FREE_BODY_BYTES: usize = 64 << 10;
+
+/// How long a body may take from its head to its last byte.
+pub const BODY_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long a body may go without a byte.
+pub const BODY_STALL: Duration = Duration::from_secs(10);
+
+/// Texts that are read, templated or tokenised at once.
+pub const MAX_ENCODERS: usize = 8;
+
+/// Of bodies that are larger, one is read at a time.
+pub const LARGE_BODY_BYTES: usize = 1 << 20;
+
+/// Room is counted in these.
+const UNIT_BYTES: usize = 1 << 10;
+
+/// How long a body may take.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyTimes {
+    /// As a whole.
+    pub within: Duration,
+    /// Without a byte.
+    pub stall: Duration,
+}
+
+impl Default for BodyTimes {
+    fn default() -> Self {
+        Self { within: BODY_WITHIN, stall: BODY_STALL }
+    }
+}
+
+/// What all requests share to get their bodies read; clones share it.
+#[derive(Clone, Debug)]
+pub struct Bodies {
+    /// [`UNIT_BYTES`] each.
+    room: Arc<Semaphore>,
+    encoders: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+    times: BodyTimes,
+}
+
+impl Default for Bodies {
+    fn default() -> Self {
+        Self::new(BodyTimes::default(), MAX_BODIES_BYTES)
+    }
+}
+
+/// A whole body, and its part of the room, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) bytes: Vec<u8>,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// Largest body of an address.
+fn max_bytes(path: &str) -> usize {
+    let smaller = SMALLER_BODIES.iter().find(|(address, _)| *address == path);
+    smaller.map_or(MAX_BODY_BYTES, |(_, bytes)| *bytes)
+}
+
+impl Taken {
+    /// One that was taken before, and is here.
+    pub(super) fn again(bytes: Vec<u8>) -> Self {
+        Self { bytes, room: None }
+    }
+}
+
+impl Bodies {
+    /// Room for `max_bytes` in all beyond the free part of each.
+    pub fn new(times: BodyTimes, max_bytes: usize) -> Self {
+        Self {
+            room: Arc::new(Semaphore::new(max_bytes / UNIT_BYTES)),
+            encoders: Arc::new(Semaphore::new(MAX_ENCODERS)),
+            large: Arc::new(Semaphore::new(1)),
+            times,
+        }
+    }
+
+    /// The request's body.
+    pub(super) async fn take(&self, request: Request) -> Result<Taken, ApiError> {
+        let limit = max_bytes(request.uri().path());
+        let claimed = request.headers().get(CONTENT_LENGTH);
+        let claimed = claimed.and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
+        if claimed.is_some_and(|n| n > limit as u64) {
+            return Err(ApiError::too_large(limit));
+        }
+        let peer = request.extensions().get::<Arc<Peer>>().cloned();
+        let name = request.extensions().get::<Name>().cloned();
+        let taken = self.receive(request.into_body(), limit).await?;
+        if let Some(peer) = peer {
+            peer.has_asked();
+        }
+        if let Some(name) = name {
+            name.tally.has_body(&taken.bytes);
+        }
+        Ok(taken)
+    }
+
+    async fn receive(&self, body: Body, limit: usize) -> Result<Taken, ApiError> {
+        let mut taken = Taken { bytes: Vec::new(), room: None };
+        let mut chunks = body.into_data_stream();
+        let end = Instant::now() + self.times.within;
+        loop {
+            let stall = Instant::now() + self.times.stall;
+            let Ok(next) = timeout_at(end.min(stall), chunks.next()).await else {
+                let late = if end <= stall { self.times.within } else { self.times.stall };
+                let what = if end <= stall { "is not here after" } else { "did not go on for" };
+                let message = format!("the request body {what} {} s", late.as_secs_f32());
+                return Err(ApiError::too_slow(message));
+            };
+            match next {
+                None => return Ok(taken),
+                Some(Err(error)) => {
+                    let message = format!("the request body cannot be read: {error}");
+                    return Err(ApiError::bad_request(message));
+                }
+                Some(Ok(chunk)) => {
+                    if taken.bytes.len() + chunk.len() > limit {
+                        return Err(ApiError::too_large(limit));
+                    }
+                    self.make_room(&mut taken, chunk.len())?;
+                    taken.bytes.extend_from_slice(&chunk);
+                }
+            }
+        }
+    }
+
+    /// Makes room for `more` bytes, which are reserved in powers of two: what is reserved is what is counted.
+    fn make_room(&self, taken: &mut Taken, more: usize) -> Result<(), ApiError> {
+        let wanted = taken.bytes.len() + more;
+        if wanted <= taken.bytes.capacity() {
+            return Ok(());
+        }
+        let reserved = wanted.next_power_of_two();
+        let units = reserved.saturating_sub(FREE_BODY_BYTES).div_ceil(UNIT_BYTES);
+        let held = taken.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if units > held {
+            let permit = self.room.clone().try_acquire_many_owned((units - held) as u32);
+            let permit = permit.map_err(|_| ApiError::crowded())?;
+            match &mut taken.room {
+                Some(room) => room.merge(permit),
+                None => taken.room = Some(permit),
+            }
+        }
+        taken.bytes.reserve_exact(reserved - taken.bytes.len());
+        Ok(())
+    }
+
+    /// Reads a body, and templates or tokenises what is in it, beside the event loop. A long text or a costly
+    /// template takes seconds, and the driver and its heartbeats must not wait for that. With the result
+    /// comes the body's part of the room, for answers that are as large as their requests.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        body: Taken,
+        text: Arc<TextModel>,
+        work: impl FnOnce(&[u8], &TextModel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Option<OwnedSemaphorePermit>), ApiError> {
+        let closed = |_| ApiError::server("the server is ending");
+        let large = match body.bytes.len() > LARGE_BODY_BYTES {
+            true => Some(self.large.clone().acquire_owned().await.map_err(closed)?),
+            false => None,
+        };
+        let permit = self.encoders.clone().acquire_owned().await.map_err(closed)?;
+        let task = tokio::task::spawn_blocking(move || {
+            let Taken { bytes, room } = body;
+            let result = work(&bytes, &text);
+            drop((bytes, permit, large));
+            result.map(|value| (value, room))
+        });
+        match task.await {
+            Ok(result) => result,
+            Err(error) => Err(ApiError::server(format!("reading the text failed: {error}"))),
+        }
+    }
+}
+
+/// For closures that turn text into tokens.
+pub(super) fn text_error(error: TextError) -> ApiError {
+    error.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(300);
+
+    fn bodies(max_bytes: usize) -> Bodies {
+        Bodies::new(BodyTimes::default(), max_bytes)
+    }
+
+    fn message(error: &ApiError) -> String {
+        error.body()["error"]["message"].as_str().unwrap().to_string()
+    }
+
+    #[tokio::test]
+    async fn a_body_that_stalls_or_trickles_is_given_up() {
+        let silent = tokio_stream::pending::<Result<Vec<u8>, std::io::Error>>();
+        let stalls = Bodies::new(BodyTimes { stall: SOON, within: BODY_WITHIN }, 0);
+        let error = stalls.receive(Body::from_stream(silent), MAX_BODY_BYTES).await.unwrap_err();
+        assert!(error.status() == 408 && message(&error).contains("did not go on for 0.3 s"));
+        let byte = tokio_stream::iter((0..1000).map(|_| Ok::<_, std::io::Error>(vec![b' '])));
+        let trickled = byte.throttle(SOON / 10);
+        let trickles = Bodies::new(BodyTimes { stall: BODY_STALL, within: SOON }, 0);
+        let error =
+            trickles.receive(Body::from_stream(trickled), MAX_BODY_BYTES).await.unwrap_err();
+        assert!(error.status() == 408 && message(&error).contains("not here after 0.3 s"));
+    }
+
+    #[tokio::test]
+    async fn large_bodies_share_their_room_and_small_ones_always_fit() {
+        let bodies = bodies(2 << 20);
+        let large = |n: usize| Body::from(vec![b' '; n]);
+        let first = bodies.receive(large(2 << 20), MAX_BODY_BYTES).await.unwrap();
+        let error = bodies.receive(large(1 << 20), MAX_BODY_BYTES).await.unwrap_err();
+        assert_eq!(error.status(), 503, "{}", message(&error));
+        let small = bodies.receive(large(FREE_BODY_BYTES), MAX_BODY_BYTES).await.unwrap();
+        assert_eq!(small.bytes.len(), FREE_BODY_BYTES);
+        drop(first);
+        assert!(bodies.receive(large(1 << 20), MAX_BODY_BYTES).await.is_ok());
+        let error = bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES).await.unwrap_err();
+        assert_eq!(error.status(), 413);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn bodies_are_read_beside_the_event_loop_large_ones_in_turn() {
+        let bodies = Bodies::default();
+        let text = Arc::new(TextModel::sample());
+        let event_loop = std::thread::current().id();
+        let running = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let read = |n: usize| {
+            let (bodies, text, running) = (bodies.clone(), text.clone(), running.clone());
+            let body = Taken { bytes: vec![b' '; n], room: None };
+            let work = move |_: &[u8], _: &TextModel| {
+                let beside = running.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(20));
+                running.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                Ok((beside, std::thread::current().id() == event_loop))
+            };
+            tokio::spawn(async move { bodies.read(body, text, work).await.unwrap().0 })
+        };
+        let reads: Vec<_> = (0..4).map(|_| read(LARGE_BODY_BYTES + 1)).collect();
+        for read in reads {
+            assert_eq!(read.await.unwrap(), (0, false), "one at a time, and not here");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A chat as it comes in: read, templated, and submitted. Other programs' chats are translated into this one
+//! ([`begin`]), so that all of them mean the same.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use axum::extract::Request;
+use brigade_dialect::Tools;
+use brigade_dialect::constrain::answer::{Wishes, of_chat};
+use brigade_dialect::text_model::{Chat, Prompt, TextModel};
+use brigade_line::request::{DEFAULT_MAX_TOKENS, Limits};
+
+use super::answer;
+use super::app::App;
+use super::body::text_error;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::messages::{self, reasoning, template_arguments};
+use super::name::Name;
+use super::params::Common;
+use super::reply::{Replies, Reply};
+use super::streams::Resumable;
+use super::tools::ToolRequest;
+
+/// A chat request, read.
+#[derive(Debug)]
+pub struct ChatRequest {
+    chat: Chat,
+    /// The functions that may be called.
+    pub tools: Arc<Tools>,
+    /// One call is enough.
+    single: bool,
+    /// Sampling and the like.
+    pub common: Common,
+    /// Alternatives a token.
+    pub top_logprobs: Option<u32>,
+}
+
+/// A chat that is ready to be submitted, and what else its endpoint has read.
+#[derive(Debug)]
+pub struct Begun<T> {
+    /// The chat.
+    pub request: ChatRequest,
+    /// As the model reads it.
+    pub prompt: Prompt,
+    /// The request's body, where another coordinator may have to read it again.
+    pub body: Option<String>,
+    /// What the endpoint keeps for its answer.
+    pub more: T,
+}
+
+/// Reads a request's body; `translate` makes a chat in OpenAI's form of it.
+pub async fn begin<T: Send + 'static>(
+    app: &App,
+    request: Request,
+    translate: impl FnOnce(&[u8]) -> Result<(Cow<'_, [u8]>, T), ApiError> + Send + 'static,
+) -> Result<Begun<T>, ApiError> {
+    let body = app.bodies.take(request).await?;
+    let limits = app.limits;
+    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+        let (body, more) = translate(bytes)?;
+        let mut request = ChatRequest::read(&body, &limits, text)?;
+        let prompt = request.prompt(text)?;
+        let body = request.common.resumable.then(|| String::from_utf8_lossy(&body).into_owned());
+        Ok(Begun { request, prompt, body, more })
+    });
+    Ok(read.await?.0)
+}
+
+impl ChatRequest {
+    /// Reads a request.
+    pub fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut left = super::fields::MAX_TEMPLATE_VALUES;
+        let (messages, n_message_bytes) = messages::read(&mut fields, &mut left)?;
+        let tools = ToolRequest::read(&mut fields, &mut left)?;
+        limits.check_text(n_message_bytes + tools.n_bytes)?;
+        let mut extra = template_arguments(&mut fields, &mut left)?;
+        reasoning(&mut fields, &mut extra)?;
+        let continues = messages::continues(&mut fields, &messages, tools.force())?;
+        let wants: bool = fields.take("logprobs")?.unwrap_or(false);
+        let top: Option<u32> = fields.take("top_logprobs")?;
+        let top_logprobs = match (wants, top) {
+            (true, top) => Some(top.unwrap_or(0)),
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => {
+                let message = "top_logprobs needs logprobs to be true";
+                return Err(ApiError::field("top_logprobs", message));
+            }
+        };
+        let common = Common::read(&mut fields, limits, text, DEFAULT_MAX_TOKENS, &mut left)?;
+        let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
+        let chat = Chat { messages, tools: tools.for_template, force, continues, extra };
+        Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })
+    }
+
+    /// The chat as the model reads it; what its answer has to fit is known then.
+    pub fn prompt(&mut self, text: &TextModel) -> Result<Prompt, ApiError> {
+        let chat = std::mem::take(&mut self.chat);
+        let prompt = text.encode_chat(&chat).map_err(text_error)?;
+        let wishes = Wishes {
+            form: self.common.form.as_ref(),
+            force: &chat.force,
+            single: self.single,
+            tools: &self.tools,
+        };
+        self.common.constraint = of_chat(text, &prompt, wishes)?;
+        let instead = |negative: &str| Ok(text.encode_chat(&chat.with_system(negative))?.tokens);
+        self.common.set_guide(instead)?;
+        Ok(prompt)
+    }
+
+    /// Submits the choices, each with what reads its text; those of a `resumable` request go on where they were.
+    pub async fn submit(
+        &self,
+        app: &App,
+        name: &Name,
+        prompt: &Prompt,
+        resumable: Option<&Resumable>,
+    ) -> Result<Replies, ApiError> {
+        let prompts = std::slice::from_ref(&prompt.tokens);
+        let generations =
+            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await?;
+        let markers = app.text.markers();
+        let mut replies = Vec::new();
+        for (mut generation, i) in generations.into_iter().zip(0..) {
+            generation.show(markers.clone());
+            let seed = self.common.seed.wrapping_add(i);
+            let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
+            replies.push((generation, Reply::new(parser, &prompt.opening)));
+        }
+        Ok(replies)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fields::MAX_TEMPLATE_VALUES;
+    use super::super::messages::MAX_MESSAGES;
+    use super::*;
+
+    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, encoder: None };
+
+    fn error(json: &str) -> String {
+        let error = ChatRequest::read(json.as_bytes(), &LIMITS, &TextModel::sample()).unwrap_err();
+        error.body()["error"]["message"].as_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn parts_are_joined_and_other_fields_kept() {
+        let json = r#"{"messages": [{"role": "user", "name": "x", "content":
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+            "chat_template_kwargs": {"thinking": false}}"#;
+        let request = ChatRequest::read(json.as_bytes(), &LIMITS, &TextModel::sample()).unwrap();
+        assert_eq!(request.chat.messages[0]["content"], "ab");
+        assert_eq!(request.chat.messages[0]["name"], "x");
+        assert_eq!(request.chat.extra["thinking"], false);
+    }
+
+    #[test]
+    fn what_would_grow_is_refused_before_it_does() {
+        let many = vec![r#"{"role": "user"}"#; MAX_MESSAGES + 1].join(",");
+        assert!(error(&format!(r#"{{"messages": [{many}]}}"#)).contains("more than 8192"));
+        let parts = vec!["1"; MAX_MESSAGES + 1].join(",");
+        let message = format!(r#"{{"messages": [{{"role": "user", "content": [{parts}]}}]}}"#);
+        assert!(error(&message).contains("messages[0].content: more than 8192"));
+        let text = "x".repeat(64 * 256 + 1);
+        let message = format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}]}}"#);
+        assert!(error(&message).contains("16385 bytes: at most 16384"));
+        let values = vec!["[]"; MAX_TEMPLATE_VALUES / 2].join(",");
+        for place in [
+            format!(r#"{{"messages": [{{"role": "user", "x": [{values}]}}]}}"#),
+            format!(
+                r#"{{"messages": [{{"role": "user"}}], "chat_template_kwargs": {{"x": [{values}]}}}}"#
+            ),
+        ] {
+            assert!(error(&place).contains("may hand 65536 to the chat template"));
+        }
+    }
+
+    #[test]
+    fn complaints_name_the_place() {
+        assert!(error(r#"{}"#).contains("messages is required"));
+        assert!(error(r#"{"messages": []}"#).contains("empty"));
+        assert!(error(r#"{"messages": [{"content": "x"}]}"#).contains("messages[0].role"));
+        assert!(error(r#"{"messages": [{"role": "user", "content": 3}]}"#).contains("a number"));
+        let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#;
+        assert!(error(image).contains("messages[0].content[0].type"));
+        let alone = r#"{"messages": [{"role": "user"}], "top_logprobs": 2}"#;
+        assert!(error(alone).contains("logprobs"));
+    }
+}

@@ -1,0 +1,201 @@
+//! `POST /v1/embeddings`: texts as vectors ([`pooled`]).
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use brigade_dialect::pooling::Pooling;
+use brigade_dialect::text_model::TextModel;
+use brigade_line::adapters::AdapterWish;
+use brigade_line::request::Limits;
+use brigade_line::vector::normalize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::body::text_error;
+use super::error::ApiError;
+use super::fields::{Fields, kind, list, read};
+use super::name::Name;
+use super::{models, params, pooled};
+
+/// Most texts of one request.
+pub const MAX_INPUTS: usize = 2048;
+
+/// Vectors of a request.
+#[derive(Debug)]
+pub(super) struct Made {
+    /// `[n_inputs][n_dimensions]`.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub n_tokens: usize,
+    as_base64: bool,
+}
+
+/// What a request asks for.
+#[derive(Debug)]
+struct Wanted {
+    inputs: Vec<Vec<u32>>,
+    pooling: Pooling,
+    dimensions: Option<usize>,
+    normalize: bool,
+    as_base64: bool,
+    lora: Option<Vec<AdapterWish>>,
+}
+
+/// The endpoint.
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(name): Extension<Name>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let made = make(&app, &name, request).await?;
+    let data: Vec<Value> = made
+        .vectors
+        .iter()
+        .enumerate()
+        .map(|(index, vector)| {
+            let embedding = match made.as_base64 {
+                true => json!(base64(vector)),
+                false => json!(vector),
+            };
+            json!({ "object": "embedding", "index": index, "embedding": embedding })
+        })
+        .collect();
+    let usage = json!({ "prompt_tokens": made.n_tokens, "total_tokens": made.n_tokens });
+    let name = app.text.name();
+    Ok(Json(json!({ "object": "list", "data": data, "model": name, "usage": usage }))
+        .into_response())
+}
+
+/// Reads a request and computes its vectors.
+pub(super) async fn make(app: &App, name: &Name, request: Request) -> Result<Made, ApiError> {
+    let mut wanted = app.read(request, Wanted::read).await?;
+    let inputs = std::mem::take(&mut wanted.inputs);
+    let n_tokens = inputs.iter().map(Vec::len).sum();
+    let vectors =
+        pooled::vectors(app, name, inputs, wanted.pooling, wanted.lora.as_deref()).await?;
+    let vectors = vectors.into_iter().map(|pooled| wanted.finish(app.heads.vector(pooled)));
+    let vectors = vectors.collect::<Result<_, _>>()?;
+    Ok(Made { vectors, n_tokens, as_base64: wanted.as_base64 })
+}
+
+impl Wanted {
+    fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let model: Option<String> = fields.take("model")?;
+        models::check_name(text, model.as_deref())?;
+        let raw = match fields.raw("input") {
+            Some(raw) => raw,
+            None => fields.require_raw("prompt")?,
+        };
+        let inputs = inputs(raw, limits, text)?;
+        let format: Option<String> = fields.take("encoding_format")?;
+        let as_base64 = match format.as_deref() {
+            None | Some("float") => false,
+            Some("base64") => true,
+            Some(other) => {
+                let message = format!("encoding_format is {other:?}: \"float\" or \"base64\"");
+                return Err(ApiError::field("encoding_format", message));
+            }
+        };
+        let word: Option<String> = fields.take_any(&["pooling", "pooling_type"])?;
+        let pooling = match word.as_deref() {
+            None => text.pooling(),
+            Some(word) => Pooling::named(word).ok_or_else(|| {
+                let message = format!("pooling is {word:?}: \"mean\", \"cls\" or \"last\"");
+                ApiError::field("pooling", message)
+            })?,
+        };
+        let dimensions: Option<usize> = fields.take("dimensions")?;
+        let normalize: bool = fields.take_any(&["normalize", "embd_normalize"])?.unwrap_or(true);
+        let lora = params::lora(&mut fields)?;
+        Ok(Self { inputs, pooling, dimensions, normalize, as_base64, lora })
+    }
+
+    /// Cut to the dimensions that are wanted, and of length 1.
+    fn finish(&self, mut vector: Vec<f32>) -> Result<Vec<f32>, ApiError> {
+        if let Some(n) = self.dimensions {
+            if n == 0 || n > vector.len() {
+                let most = vector.len();
+                let message = format!("dimensions is {n}: a number from 1 to {most} is needed");
+                return Err(ApiError::field("dimensions", message));
+            }
+            vector.truncate(n);
+        }
+        if self.normalize {
+            normalize(&mut vector);
+        }
+        Ok(vector)
+    }
+}
+
+/// Texts or token ids, one or several.
+fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u32>>, ApiError> {
+    let encode = |words: &str| {
+        limits.check_text(words.len())?;
+        text.tokenizer().encode(words, true, true).map_err(text_error)
+    };
+    let one = |raw: &RawValue| match kind(raw) {
+        "a string" => encode(&read::<String>("input", raw)?),
+        "an array" => serde_json::from_str(raw.get())
+            .map_err(|e| ApiError::field("input", format!("input: token ids are needed: {e}"))),
+        other => Err(ApiError::field("input", format!("input must be texts, not {other}"))),
+    };
+    if kind(raw) != "an array" {
+        return Ok(vec![one(raw)?]);
+    }
+    let is_number = |byte: u8| byte == b'-' || byte.is_ascii_digit();
+    if raw.get()[1..].trim_start().bytes().next().is_some_and(is_number) {
+        return Ok(vec![one(raw)?]);
+    }
+    let all = list("input", raw, MAX_INPUTS)?;
+    if all.is_empty() {
+        return Err(ApiError::field("input", "input is empty"));
+    }
+    all.into_iter().map(one).collect()
+}
+
+/// Little-endian f32 values in base64 (RFC 4648), as OpenAI's clients ask for by default.
+fn base64(vector: &[f32]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let word =
+            three.iter().fold(0u32, |word, b| word << 8 | u32::from(*b)) << (8 * (3 - three.len()));
+        for i in 0..4 {
+            let letter = LETTERS[(word >> (18 - 6 * i) & 63) as usize];
+            text.push(if i <= three.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_the_rfcs() {
+        // 1.0 is 00 00 80 3f.
+        assert_eq!(base64(&[1.0]), "AACAPw==");
+        assert_eq!(base64(&[1.0, -2.0]), "AACAPwAAAMA=");
+        assert_eq!(base64(&[0.0, 0.0, 0.0]).len(), 16);
+    }
+
+    #[test]
+    fn inputs_come_in_four_forms() {
+        let text = TextModel::sample();
+        let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab(), encoder: None };
+        for (json, n) in
+            [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)]
+        {
+            let raw = RawValue::from_string(json.to_string()).unwrap();
+            assert_eq!(inputs(&raw, &limits, &text).unwrap().len(), n, "{json}");
+        }
+        for json in ["[]", "3", "[null]", "{}"] {
+            let raw = RawValue::from_string(json.to_string()).unwrap();
+            assert!(inputs(&raw, &limits, &text).is_err(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Error answers in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+//!
+//! There is one type for every refusal. Client libraries choose their exception by its status and `code`. The
+//! message names the field, the limit, and what to do.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
+use axum::response::{IntoResponse, Response};
+use brigade_text::TextError;
+use serde_json::{Value, json};
+
+/// A request that gets an error object instead of a result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError(Box<Parts>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Parts {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    retry_after_s: Option<u64>,
+    /// Facts beside the message, such as the two numbers of an over-long prompt.
+    extra: Vec<(&'static str, u64)>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self(Box::new(Parts {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message: message.into(),
+            retry_after_s: None,
+            extra: Vec::new(),
+        }))
+    }
+
+    /// 400 about one field of the request.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.0.param = Some(param.into());
+        error
+    }
+
+    /// 400 about the request as a whole.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400 for something well-formed that this server or model cannot do.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::field(param, message);
+        error.0.code = Some("unsupported_parameter");
+        error
+    }
+
+    /// 501 for what the model that is served, or any that runs here, cannot do.
+    pub fn not_implemented(message: impl Into<String>) -> Self {
+        let status = StatusCode::NOT_IMPLEMENTED;
+        let mut error = Self::new(status, "not_supported_error", message);
+        error.0.code = Some("not_supported");
+        error
+    }
+
+    /// 404 for an address or a model that does not exist here.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+    }
+
+    /// 405 for a known address.
+    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    }
+
+    /// 401: no key, or one that opens nothing.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+        error.0.code = Some("invalid_api_key");
+        error
+    }
+
+    /// 403: a key that may not do this.
+    pub fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::FORBIDDEN, "permission_error", message);
+        error.0.code = Some(code);
+        error
+    }
+
+    /// 429 for a limit of the client's key.
+    pub fn rate_limited(message: impl Into<String>, retry_after_s: u64) -> Self {
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        error.0.code = Some("rate_limit_exceeded");
+        error.0.retry_after_s = Some(retry_after_s);
+        error
+    }
+
+    /// 408 for a request whose own `timeout` has passed.
+    fn too_late(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message);
+        error.0.code = Some("timeout");
+        error
+    }
+
+    /// 429 while as many requests wait as may.
+    fn queue_full(message: impl Into<String>, retry_after_s: u64) -> Self {
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        error.0.code = Some("queue_full");
+        error.0.retry_after_s = Some(retry_after_s);
+        error
+    }
+
+    /// 409 for an order that cannot be carried out as things are.
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
+    }
+
+    /// 413 with the limit in the message.
+    pub fn too_large(limit_bytes: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            format!(
+                "the request body is larger than {limit_bytes} bytes, the limit of this server"
+            ),
+        )
+    }
+
+    /// 408 for a body that does not come.
+    pub fn too_slow(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    /// 503 while large requests of others fill the room for them.
+    pub fn crowded() -> Self {
+        Self::unavailable(
+            "the server holds as many large requests as it can; try again in a few seconds",
+        )
+    }
+
+    /// 503 while there is no line of workers to run the request.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
+        error.0.retry_after_s = Some(RETRY_AFTER_UNAVAILABLE_S);
+        error
+    }
+
+    /// 500 for a failure that is not the client's doing.
+    pub fn server(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The word by which programs know what is wrong.
+    pub fn set_code(&mut self, code: &'static str) {
+        self.0.code = Some(code);
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// The JSON object, also sent as the last event of a stream that fails on the way.
+    pub fn body(&self) -> Value {
+        let mut error = json!({
+            "message": self.0.message,
+            "type": self.0.kind,
+            "param": self.0.param,
+            "code": self.0.code,
+        });
+        for (name, value) in &self.0.extra {
+            error[*name] = json!(value);
+        }
+        json!({ "error": error })
+    }
+}
+
+/// When a client may try again after 503: a line is re-planned and reloaded within seconds.
+const RETRY_AFTER_UNAVAILABLE_S: u64 = 5;
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.0.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.0.retry_after_s {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.0.code == Some("timeout") {
+            // OpenAI's clients send a request that got 408 again, unless they are told this.
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
+        response
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let message = error.to_string();
+        match error {
+            RequestError::PromptTooLong { n_prompt, n_ctx } => {
+                let mut api = Self::field("prompt", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)];
+                api
+            }
+            RequestError::TextTooLong { n_ctx, .. } => {
+                let mut api = Self::field("prompt", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_ctx", n_ctx)];
+                api
+            }
+            RequestError::CannotGuide { .. } => Self::field("guidance_scale", message),
+            RequestError::Encoder => Self::field("model", message),
+            RequestError::LongerThanUbatch { n_prompt, most } => {
+                let mut api = Self::field("input", message);
+                api.0.code = Some("context_length_exceeded");
+                api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", most)];
+                api
+            }
+            RequestError::Setting { field, .. } => Self::field(field, message),
+            RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => {
+                Self::field("prompt", message)
+            }
+        }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { retry_after_s, .. } => {
+                Self::queue_full(message, retry_after_s)
+            }
+            SubmitError::Unavailable { reason } => {
+                tracing::warn!(reason, "no requests can run now");
+                Self::unavailable(
+                    "no requests can run now: the line of workers is not up; /health says how far it \
+                     is, the server's log why",
+                )
+            }
+            SubmitError::Invalid(error) => error.into(),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        let message = error.to_string();
+        match error {
+            TextError::BadStop(_) => Self::field("stop", message),
+            TextError::NoTemplate => {
+                Self::field("messages", format!("{message}: serve has --chat-template for that"))
+            }
+            TextError::Template(_) => Self::field("messages", message),
+            TextError::Encoder(_) => Self::field("model", message),
+            TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {
+                Self::field("prompt", message)
+            }
+            TextError::BadVocab(_) | TextError::Unsupported(_) | TextError::Gguf(_) => {
+                Self::server(message)
+            }
+        }
+    }
+}
+
+/// What a client is told. Reasons name workers and their addresses: those are for the log, where they stand
+/// under the request's id.
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        tracing::warn!(%failure, "a request failed");
+        match failure {
+            Failure::LineDown { generated, .. } => Self::unavailable(format!(
+                "the line of workers broke after {generated} generated tokens: send the request \
+                 again; the server's log says why"
+            )),
+            Failure::Stopping => Self::unavailable(failure.to_string()),
+            Failure::TooLate { .. } => Self::too_late(failure.to_string()),
+            Failure::KeyEnded(_) => Self::unauthorized(failure.to_string()),
+            Failure::Displaced { retry_after_s } => {
+                Self::queue_full(failure.to_string(), retry_after_s)
+            }
+            Failure::NoToken { generated, .. } => Self::server(format!(
+                "the model gave no usable numbers after {generated} generated tokens; the server's \
+                 log says more"
+            )),
+            Failure::Internal { .. } => {
+                Self::server("an internal error; the server's log says more")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        let error = ApiError::from(SubmitError::QueueFull { waiting: 64, retry_after_s: 3 });
+        assert_eq!(error.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(error.into_response().headers()[RETRY_AFTER], "3");
+    }
+
+    #[test]
+    fn reasons_stay_in_the_log() {
+        let reason = || "worker 10.1.2.3:7070: it did not answer 3 heartbeats".to_string();
+        for error in [
+            ApiError::from(Failure::LineDown { reason: reason(), generated: 7 }),
+            ApiError::from(Failure::NoToken { reason: reason(), generated: 7 }),
+            ApiError::from(Failure::Internal { reason: reason() }),
+            ApiError::from(SubmitError::Unavailable { reason: reason() }),
+        ] {
+            let text = error.body().to_string();
+            assert!(!text.contains("10.1.2.3") && text.contains("log"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_long_prompt_names_both_numbers() {
+        let body =
+            ApiError::from(RequestError::PromptTooLong { n_prompt: 5000, n_ctx: 4096 }).body();
+        assert_eq!(body["error"]["n_prompt_tokens"], 5000);
+        assert_eq!(body["error"]["n_ctx"], 4096);
+        assert_eq!(body["error"]["code"], "context_length_exceeded");
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(message.contains("5000") && message.contains("4096"), "{message}");
+    }
+}

@@ -1,0 +1,192 @@
+//! The HTTP server: OpenAI's JSON outside, [`Engine`](brigade_line::handle::Engine) inside. No other crate knows that
+//! JSON.
+//!
+//! There are two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
+//! ([`admin_router`]). Requests are read leniently and answered strictly. What cannot be done is refused by name.
+//! What clients may take of time, connections and memory is bounded (`serve`, `open`, `body`, `fields`). The server
+//! knows nothing of workers or schedules, and tells clients nothing of them.
+//!
+//! Reading order:
+//!
+//! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
+//! - `serve`, `open` and `https` take connections. `trace` wraps every request, `guard` asks `access` for its owner,
+//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields` and `params` what is in it.
+//! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
+//!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
+//! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
+//!   vectors.
+//! - `streams` and `readers` are for clients that come back, `again` and `recover` for a coordinator that does.
+//! - `models`, `props`, `status` and `tokens` tell what there is; `page` shows it.
+
+mod access;
+mod admin;
+mod again;
+mod answer;
+mod anthropic;
+mod app;
+mod audit;
+mod blocks;
+mod body;
+mod chat;
+mod chat_request;
+mod completions;
+mod cors;
+mod echo;
+mod embeddings;
+mod error;
+mod events;
+mod fields;
+mod form;
+mod guard;
+mod https;
+mod infill;
+mod logprobs;
+mod messages;
+mod models;
+mod name;
+mod ollama;
+mod open;
+mod page;
+mod params;
+mod pooled;
+mod props;
+mod readers;
+mod recover;
+mod reply;
+mod rerank;
+mod responses;
+mod serve;
+mod sse;
+mod stamp;
+mod status;
+mod stream;
+mod streams;
+mod tally;
+mod tokens;
+mod tools;
+mod trace;
+mod types;
+mod writer;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::Method;
+use axum::middleware;
+use axum::routing::{delete, get, post};
+use brigade_line::request::Limits;
+
+pub use access::Access;
+pub use admin::admin_router;
+pub use app::App;
+pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
+pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
+pub use cors::Origins;
+pub use error::ApiError;
+pub use https::{Renewer, Tls, TlsError, TlsFiles};
+pub use recover::go_on;
+pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
+pub use streams::Streams;
+
+/// All addresses of the public listener.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route(chat::PATH, post(chat::create))
+        .route(completions::PATH, post(completions::create))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{id}", get(models::one))
+        .merge(beside())
+        .route("/v1/streams/{id}", get(readers::read_on).delete(readers::cancel))
+        .route("/health", get(status::health))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::info))
+        .fallback(no_such_address)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
+        .merge(page())
+        .layer(middleware::from_fn_with_state(app.clone(), trace::request))
+        .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
+        .with_state(app)
+}
+
+/// The page's files: they say nothing of anybody, and need no key. What the page asks for does.
+fn page() -> Router<App> {
+    Router::new()
+        .route("/", get(page::index))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script))
+        .route("/markdown.js", get(page::markdown))
+}
+
+/// Addresses that other servers have, llama.cpp's and Ollama's, and what the page shows of the line.
+fn beside() -> Router<App> {
+    Router::new()
+        .route("/line", get(props::line))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/rerank", post(rerank::create))
+        .route("/v1/reranking", post(rerank::create))
+        .route("/reranking", post(rerank::create))
+        .route("/infill", post(infill::create))
+        .route("/apply-template", post(props::apply_template))
+        .route("/props", get(props::props))
+        .route("/lora-adapters", get(props::adapters))
+        .route("/slots", get(props::slots))
+        .route("/version", get(props::version))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/pull", post(ollama::fixed))
+        .route("/api/create", post(ollama::fixed))
+        .route("/api/delete", delete(ollama::fixed))
+}
+
+/// What there is, for whoever asks for something else.
+const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
+     /v1/embeddings, /v1/rerank, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
+     /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /lora-adapters, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
+     /api/version and /health";
+
+async fn no_such_address(request: Request) -> ApiError {
+    let path = request.uri().path();
+    ApiError::not_found(format!("{path} does not exist here; what does: {ADDRESSES}"))
+}
+
+async fn no_such_method(method: Method, request: Request) -> ApiError {
+    let path = request.uri().path();
+    ApiError::method_not_allowed(format!(
+        "{path} does not take {method}; what there is: {ADDRESSES}"
+    ))
+}
+
+/// An address whose bodies are read here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completion,
+}
+
+/// Reads a body as its endpoint does, and no more: for fuzzing.
+///
+/// # Errors
+/// What the client would be told.
+pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    match endpoint {
+        Endpoint::Chat => chat::check(body, limits),
+        Endpoint::Completion => completions::check(body, limits),
+    }
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tool_tests;

@@ -1,0 +1,244 @@
+//! Reads the messages of a chat request, and the fields that say how the chat template renders them.
+
+use brigade_dialect::text_model::Force;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
+use super::fields::{Fields, kind, list, read as read_value};
+use super::types::ROLE;
+
+/// Most messages of a chat, and most parts of one message.
+pub const MAX_MESSAGES: usize = 1 << 13;
+
+/// Longest word for how much to think; the model's template knows which there are.
+const MAX_EFFORT_BYTES: usize = 32;
+
+/// The messages, and how many bytes of text they are.
+pub fn read(fields: &mut Fields<'_>, left: &mut usize) -> Result<(Vec<Value>, usize), ApiError> {
+    let messages = list("messages", fields.require_raw("messages")?, MAX_MESSAGES)?;
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "messages must not be empty"));
+    }
+    let mut n_bytes = 0;
+    let messages = messages
+        .into_iter()
+        .enumerate()
+        .map(|(i, m)| message(&format!("messages[{i}]"), m, left, &mut n_bytes))
+        .collect::<Result<Vec<Value>, _>>()?;
+    Ok((messages, n_bytes))
+}
+
+/// Checks one message and joins the parts of its content; what else it has, the template may use.
+fn message(
+    path: &str,
+    value: &RawValue,
+    left: &mut usize,
+    n_bytes: &mut usize,
+) -> Result<Value, ApiError> {
+    let mut fields = Fields::nested(path, value)?;
+    let role: String = fields.require("role")?;
+    let content = match fields.raw("content") {
+        None => Value::Null,
+        Some(content) => {
+            let path = fields.path("content");
+            Value::String(match kind(content) {
+                "a string" => read_value(&path, content)?,
+                "an array" => join_parts(&path, content)?,
+                kind => {
+                    let message = format!("{path} must be a string or a list of parts, not {kind}");
+                    return Err(ApiError::field(path, message));
+                }
+            })
+        }
+    };
+    if let Some(calls) = fields.raw("tool_calls") {
+        *n_bytes += calls.get().len();
+        let (path, calls) = (fields.path("tool_calls"), calls);
+        fields.put_back("tool_calls", check_calls(&path, calls)?);
+    }
+    *n_bytes += content.as_str().map_or(0, str::len);
+    let mut message = Map::new();
+    message.insert("role".to_string(), Value::String(role));
+    message.insert("content".to_string(), content);
+    message.extend(fields.into_rest(left)?);
+    Ok(Value::Object(message))
+}
+
+/// Checks the calls of an earlier answer.
+fn check_calls<'a>(path: &str, calls: &'a RawValue) -> Result<&'a RawValue, ApiError> {
+    for (i, call) in list(path, calls, MAX_MESSAGES)?.into_iter().enumerate() {
+        let mut call = Fields::nested(&format!("{path}[{i}]"), call)?;
+        let function_path = call.path("function");
+        let mut function = Fields::nested(&function_path, call.require_raw("function")?)?;
+        let _: String = function.require("name")?;
+        if let Some(arguments) = function.raw("arguments")
+            && !matches!(kind(arguments), "a string" | "an object")
+        {
+            let path = function.path("arguments");
+            let message = format!("{path} must be JSON text or an object, not {}", kind(arguments));
+            return Err(ApiError::field(path, message));
+        }
+    }
+    Ok(calls)
+}
+
+/// Texts of parts; marks for caches (`cache_control`) and other fields beside them say nothing here.
+fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
+    let mut text = String::new();
+    for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
+        let mut part = Fields::nested(&format!("{path}[{i}]"), part)?;
+        let kind: String = part.require("type")?;
+        if kind != "text" {
+            let path = part.path("type");
+            let message = format!("{path} is {kind:?}: this server takes text only");
+            return Err(ApiError::unsupported(path, message));
+        }
+        text.push_str(&part.require::<String>("text")?);
+    }
+    Ok(text)
+}
+
+/// `chat_template_kwargs`.
+pub fn template_arguments(
+    fields: &mut Fields<'_>,
+    left: &mut usize,
+) -> Result<Map<String, Value>, ApiError> {
+    match fields.raw("chat_template_kwargs") {
+        None => Ok(Map::new()),
+        Some(value) => Fields::nested("chat_template_kwargs", value)?.into_rest(left),
+    }
+}
+
+/// `reasoning_effort`, `enable_thinking` and `thinking`, as variables for the template: under the names that
+/// templates have for them, where `chat_template_kwargs` does not set those.
+pub fn reasoning(fields: &mut Fields<'_>, extra: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let effort: Option<String> = fields.take("reasoning_effort")?;
+    let mut thinks: Option<bool> = fields.take("enable_thinking")?;
+    if let Some(thinking) = fields.raw("thinking") {
+        let mut thinking = Fields::nested("thinking", thinking)?;
+        let kind: String = thinking.require("type")?;
+        match kind.as_str() {
+            "enabled" | "auto" | "adaptive" => thinks = thinks.or(Some(true)),
+            "disabled" => thinks = thinks.or(Some(false)),
+            _ => {
+                let message = format!("thinking.type is {kind:?}: \"enabled\" or \"disabled\"");
+                return Err(ApiError::field("thinking.type", message));
+            }
+        }
+    }
+    if let Some(effort) = effort {
+        let is_word = effort.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        if effort.is_empty() || effort.len() > MAX_EFFORT_BYTES || !is_word {
+            let message = "reasoning_effort must be a word such as none, low, medium or high";
+            return Err(ApiError::field("reasoning_effort", message));
+        }
+        if effort == "none" {
+            thinks = thinks.or(Some(false));
+        } else {
+            extra.entry("reasoning_effort").or_insert_with(|| json!(effort));
+            if matches!(effort.as_str(), "low" | "medium" | "high" | "max") {
+                extra.entry("thinking_effort").or_insert_with(|| json!(effort));
+            }
+        }
+    }
+    if let Some(thinks) = thinks {
+        for name in ["enable_thinking", "thinking"] {
+            extra.entry(name).or_insert_with(|| json!(thinks));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the last message is an answer to be continued: it is, unless the request says otherwise.
+pub fn continues(
+    fields: &mut Fields<'_>,
+    messages: &[Value],
+    force: &Force,
+) -> Result<bool, ApiError> {
+    let wanted: Option<bool> = fields.take("continue_final_message")?;
+    let new_turn: Option<bool> = fields.take("add_generation_prompt")?;
+    let bad = |message: &str| Err(ApiError::field("continue_final_message", message));
+    let can = messages.last().is_some_and(|last| {
+        let calls = last.get("tool_calls").and_then(Value::as_array);
+        last["role"] == ROLE && last["content"].is_string() && calls.is_none_or(Vec::is_empty)
+    });
+    match (wanted, new_turn) {
+        (Some(true), Some(true)) => bad("it and add_generation_prompt exclude each other"),
+        (Some(true), _) if !can => bad("the last message is not an assistant's with content"),
+        (Some(true), _) if force != &Force::Free => bad("tool_choice asks for a call instead"),
+        (Some(false), Some(false)) => bad("an answer is needed: leave out add_generation_prompt"),
+        (None, Some(false)) if !can => bad("an answer is needed: leave out add_generation_prompt"),
+        (Some(false), _) | (None, Some(true)) => Ok(false),
+        (Some(true), _) => Ok(true),
+        (None, _) => Ok(can && force == &Force::Free),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extra(json: &str) -> Result<Map<String, Value>, String> {
+        let mut fields = Fields::parse(json.as_bytes()).unwrap();
+        let mut extra = template_arguments(&mut fields, &mut 100).unwrap();
+        match reasoning(&mut fields, &mut extra) {
+            Ok(()) => Ok(extra),
+            Err(error) => Err(error.body()["error"]["message"].to_string()),
+        }
+    }
+
+    #[test]
+    fn words_about_thinking_become_the_templates() {
+        for (json, want) in [
+            (r#"{"enable_thinking": false}"#, json!({"enable_thinking": false, "thinking": false})),
+            (
+                r#"{"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": 7}}"#,
+                json!({"thinking": 7, "enable_thinking": true}),
+            ),
+            (
+                r#"{"reasoning_effort": "none"}"#,
+                json!({"enable_thinking": false, "thinking": false}),
+            ),
+            (
+                r#"{"reasoning_effort": "high"}"#,
+                json!({"reasoning_effort": "high", "thinking_effort": "high"}),
+            ),
+            (r#"{"reasoning_effort": "minimal"}"#, json!({"reasoning_effort": "minimal"})),
+            (r#"{}"#, json!({})),
+        ] {
+            assert_eq!(Value::Object(extra(json).unwrap()), want, "{json}");
+        }
+        assert!(extra(r#"{"reasoning_effort": "{{ x }}"}"#).unwrap_err().contains("a word"));
+        assert!(extra(r#"{"thinking": {"type": "maybe"}}"#).unwrap_err().contains("maybe"));
+    }
+
+    #[test]
+    fn the_last_answer_is_continued_unless_told_otherwise() {
+        let answer = json!({ "role": "assistant", "content": "a" });
+        let calls = json!({ "role": "assistant", "content": "a", "tool_calls": [{}] });
+        let user = json!({ "role": "user", "content": "a" });
+        let check = |json: &str, last: &Value, force: Force| {
+            let mut fields = Fields::parse(json.as_bytes()).unwrap();
+            continues(&mut fields, std::slice::from_ref(last), &force).map_err(|_| ())
+        };
+        for (json, last, want) in [
+            ("{}", &answer, Ok(true)),
+            ("{}", &calls, Ok(false)),
+            ("{}", &user, Ok(false)),
+            (r#"{"continue_final_message": false}"#, &answer, Ok(false)),
+            (r#"{"add_generation_prompt": true}"#, &answer, Ok(false)),
+            (
+                r#"{"add_generation_prompt": false, "continue_final_message": true}"#,
+                &answer,
+                Ok(true),
+            ),
+            (r#"{"continue_final_message": true}"#, &user, Err(())),
+            (r#"{"add_generation_prompt": false}"#, &user, Err(())),
+        ] {
+            assert_eq!(check(json, last, Force::Free), want, "{json} {last}");
+        }
+        assert_eq!(check("{}", &answer, Force::Any), Ok(false));
+        assert_eq!(check(r#"{"continue_final_message": true}"#, &answer, Force::Any), Err(()));
+    }
+}

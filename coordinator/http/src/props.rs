@@ -1,0 +1,131 @@
+//! What llama.cpp's server tells about itself: `/props`, `/lora-adapters`, `/slots`, `/version`, `/apply-template`. And
+//! `/line`, for the page.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use brigade_line::adapters::Adapter;
+use brigade_line::handle::Status;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::chat_request;
+use super::error::ApiError;
+
+/// `GET /version`.
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// `GET /props`: the context, the places, the template, what the model can do.
+pub(super) async fn props(State(app): State<App>) -> Json<Value> {
+    let token = |id: Option<u32>| id.and_then(|id| app.text.tokenizer().token_text(id));
+    let (bos, eos) = (app.text.tokenizer().bos(), app.text.tokenizer().eos());
+    let template = app.text.tokenizer().chat_template(None);
+    let (mut tools, mut thinks) = (false, false);
+    if let Some((dialect, facts)) = app.text.dialect() {
+        tools = dialect.channels || (facts.declares_tools && dialect.calls.is_some());
+        thinks = dialect.channels || dialect.reasoning.is_some();
+    }
+    Json(json!({
+        "default_generation_settings": { "n_ctx": app.limits.n_ctx, "params": {} },
+        "total_slots": app.max_seqs, "model_alias": app.text.name(), "model_path": app.text.name(),
+        "chat_template": template, "bos_token": token(bos), "eos_token": token(eos),
+        "modalities": { "vision": false, "audio": false },
+        "chat_template_caps": { "supports_tools": tools, "supports_tool_calls": tools,
+                                "supports_parallel_tool_calls": tools, "supports_reasoning": thinks },
+        "build_info": concat!("brigade-", env!("CARGO_PKG_VERSION")),
+    }))
+}
+
+/// `GET /lora-adapters`: the model's adapters, with how much of each a request uses that says nothing.
+pub(super) async fn adapters(State(app): State<App>) -> Json<Value> {
+    let adapter = |(id, adapter): (usize, &Adapter)| json!({ "id": id, "path": adapter.name, "scale": adapter.scale, "task_name": "", "prompt_prefix": "" });
+    Json(app.adapters.iter().enumerate().map(adapter).collect())
+}
+
+/// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.
+pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
+    let busy = gauge(&app.metrics.render(), "brigade_requests_running");
+    let slot = |id: u32| json!({ "id": id, "n_ctx": app.limits.n_ctx, "is_processing": f64::from(id) < busy });
+    Json(Value::Array((0..app.max_seqs).map(slot).collect()))
+}
+
+/// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's.
+pub(super) async fn line(State(app): State<App>) -> Json<Value> {
+    app.metrics.run_upkeep();
+    let text = app.metrics.render();
+    let sum = |name: &str| gauge(&text, name);
+    let stages: Vec<Value> = of_stages(&text, "brigade_stage_busy_share")
+        .into_iter()
+        .map(|(stage, busy)| {
+            let memory = of_stages(&text, "brigade_stage_memory_bytes");
+            let bytes = memory.iter().find(|(other, _)| *other == stage).map_or(0.0, |(_, b)| *b);
+            json!({ "stage": stage, "busy_share": busy, "memory_bytes": bytes })
+        })
+        .collect();
+    let layers: Vec<Value> = match app.engine.status() {
+        Status::Ready(line) => {
+            line.stages.iter().map(|s| json!([s.layers.start, s.layers.end])).collect()
+        }
+        _ => Vec::new(),
+    };
+    let (there, spare) = {
+        let roll = app.roll.borrow();
+        (roll.there(), roll.spare.len())
+    };
+    Json(json!({
+        "stages": stages, "layers": layers, "workers": there, "spare": spare,
+        "generated_tokens": sum("brigade_generated_tokens_total"),
+        "running": sum("brigade_requests_running"), "waiting": sum("brigade_requests_waiting"),
+        "kv_blocks_used": sum("brigade_kv_blocks_used"), "kv_blocks": sum("brigade_kv_blocks"),
+        "kept": sum("brigade_kept_sequences"), "in_flight": sum("brigade_ubatches_in_flight"),
+        "down": sum("brigade_line_down_total"),
+    }))
+}
+
+/// Values of a metric that stages have, by the stage's number.
+fn of_stages(text: &str, name: &str) -> Vec<(u64, f64)> {
+    let value = |line: &str| -> Option<(u64, f64)> {
+        let labels = line.strip_prefix(name)?.strip_prefix('{')?;
+        let stage = labels.split("stage=\"").nth(1)?.split('"').next()?.parse().ok()?;
+        Some((stage, labels.rsplit(' ').next()?.parse().ok()?))
+    };
+    let mut all: Vec<(u64, f64)> = text.lines().filter_map(value).collect();
+    all.sort_by_key(|(stage, _)| *stage);
+    all
+}
+
+/// The sum of a metric over all its labels.
+fn gauge(text: &str, name: &str) -> f64 {
+    let value = |line: &str| -> Option<f64> {
+        let rest = line.strip_prefix(name)?;
+        rest.starts_with([' ', '{']).then(|| rest.rsplit(' ').next()?.parse().ok())?
+    };
+    text.lines().filter_map(value).sum()
+}
+
+/// `POST /apply-template`: a chat as the model reads it.
+pub(super) async fn apply_template(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let begun = chat_request::begin(&app, request, |bytes| Ok((bytes.into(), ()))).await?;
+    let tokens = &begun.prompt.tokens;
+    let text = app.text.tokenizer().decode(tokens, true).map_err(ApiError::from)?;
+    Ok(Json(json!({ "prompt": text })))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_stages_value_is_found_by_its_number() {
+        let text = "x{worker=\"a b\",stage=\"1\"} 0.5\nx{stage=\"0\"} 1\nxy{stage=\"2\"} 1\n";
+        assert_eq!(super::of_stages(text, "x"), [(0, 1.0), (1, 0.5)]);
+    }
+
+    #[test]
+    fn a_gauge_is_found_by_its_whole_name() {
+        let text = "# TYPE x gauge\nx_total 3\nx{a=\"b\"} 2\nx{a=\"c\"} 1\n";
+        assert_eq!((super::gauge(text, "x"), super::gauge(text, "y")), (3.0, 0.0));
+    }
+}

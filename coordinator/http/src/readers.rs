@@ -1,0 +1,64 @@
+//! Clients that come back for a stream of [`Streams`](super::streams::Streams): with the same POST, or with the stream's
+//! address.
+
+use axum::Extension;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+
+use super::app::App;
+use super::error::ApiError;
+use super::name::Name;
+use super::streams::position;
+
+/// A POST: of a client that comes back, or a new one.
+pub(super) enum Posted {
+    /// The answer for who comes back.
+    Again(Response),
+    /// To be read.
+    Anew(Request),
+}
+
+/// Answers the POST of a client that comes back.
+///
+/// Its body says nothing that is not known, but it is read all the same: a connection that closes with bytes unread is
+/// reset, and a reset throws away what of the answer is still on its way.
+///
+/// # Errors
+/// Its stream is not there, or its body is not.
+pub(super) async fn came_back(
+    app: &App,
+    name: &Name,
+    request: Request,
+) -> Result<Posted, ApiError> {
+    let Some(position) = position(request.headers())? else { return Ok(Posted::Anew(request)) };
+    let stream = app.streams.get(position.stream(), name)?;
+    app.bodies.take(request).await?;
+    stream.follow(Some(position)).map(Posted::Again)
+}
+
+/// `GET /v1/streams/{id}`.
+pub(super) async fn read_on(
+    State(app): State<App>,
+    Extension(name): Extension<Name>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let position = position(&headers)?;
+    if let Some(other) = position.as_ref().filter(|position| position.stream() != id) {
+        let message = format!("Last-Event-ID {} is of another stream than {id}", other.id());
+        return Err(ApiError::bad_request(message));
+    }
+    app.streams.get(&id, &name)?.follow(position)
+}
+
+/// `DELETE /v1/streams/{id}`: nobody wants it any more.
+pub(super) async fn cancel(
+    State(app): State<App>,
+    Extension(name): Extension<Name>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let stream = app.streams.get(&id, &name)?;
+    app.streams.remove(&stream);
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,71 @@
+//! Going on with what the coordinator before this one had begun: its requests are read again, and their streams written
+//! again from the beginning, out of tokens that were noted and of those that are still to be drawn.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::http::Method;
+use brigade_line::journal::{Opened, Recovered};
+
+use super::again::Again;
+use super::app::App;
+use super::error::ApiError;
+use super::name::Name;
+use super::stamp::Stamp;
+use super::streams::Resumable;
+use super::tally::{Line, Owner, Tally};
+use super::{chat, completions};
+
+/// Goes on with the requests of the coordinator before this one, each by itself. Their streams can be read on when this
+/// returns.
+pub fn go_on(app: &App, recovered: Vec<Recovered>) {
+    for request in recovered {
+        let label = request.opened.label.clone();
+        match app.access.owner_again(request.opened.owner) {
+            Ok(owner) => {
+                let (opened, resumable) = app.streams.begin_again(request);
+                drop(tokio::spawn(one(app.clone(), opened, resumable, owner)));
+            }
+            Err(error) => {
+                tracing::warn!(request = label, error = %error.body(), "does not go on after a restart");
+                request.entry.over();
+            }
+        }
+    }
+}
+
+/// Goes on with one of them, to its end.
+async fn one(app: App, opened: Opened, resumable: Resumable, owner: Option<Owner>) {
+    let (label, stream) = (opened.label.clone(), resumable.stream.clone());
+    tracing::info!(request = label, stream = opened.id, "goes on after a restart");
+    let tally = Arc::new(Tally::default());
+    if let Some(owner) = owner {
+        // Its limits let it begin once: they do not end it now.
+        if let Ok(ticket) = owner.account.begin(Instant::now()) {
+            tally.runs(Arc::new(ticket));
+        }
+        tally.belongs_to(owner);
+    }
+    let name = Name { id: label.as_str().into(), tally };
+    let _line = Line {
+        id: name.id.clone(),
+        method: Method::POST,
+        path: opened.path.clone(),
+        model: app.text.name().to_string(),
+        status: 200,
+        started: Instant::now(),
+        tally: name.tally.clone(),
+        audit: app.audit.clone(),
+    };
+    let again = Again { stamp: Stamp::again(&app, &opened), app, name, opened, resumable };
+    let gone_on = match again.opened.path.as_str() {
+        chat::PATH => chat::go_on(again).await,
+        completions::PATH => completions::go_on(again).await,
+        other => Err(ApiError::server(format!("{other:?} has no resumable answers"))),
+    };
+    if let Err(error) = gone_on {
+        tracing::warn!(request = label, error = %error.body(), "cannot go on after a restart");
+        // Whoever has come back for it hears why.
+        stream.fail(&error);
+    }
+}

@@ -1,0 +1,123 @@
+//! `POST /v1/responses`: OpenAI's newer API, for Codex and its like. Nothing is stored: a conversation comes
+//! whole with every request.
+
+mod request;
+mod stream;
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use brigade_line::generation::End;
+use serde_json::{Map, Value, json};
+use tracing::Instrument;
+
+use super::app::App;
+use super::blocks::{Block, blocks};
+use super::chat_request::{self, Begun};
+use super::error::ApiError;
+use super::name::Name;
+use super::reply;
+use super::sse;
+use super::stamp::Stamp;
+use super::types::FinishWord;
+
+/// What an answer repeats of its request.
+#[derive(Clone, Debug, Default)]
+struct Echo {
+    fields: Map<String, Value>,
+    /// There is nothing to answer: some programs ask so whether anybody is there.
+    is_empty: bool,
+}
+
+/// The endpoint.
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(name): Extension<Name>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let begun = chat_request::begin(&app, request, |bytes| {
+        let (chat, echo) = request::translate(bytes)?;
+        Ok((chat, echo))
+    });
+    let begun = begun.await?;
+    let Begun { request, prompt, more: echo, .. } = begun;
+    let stamp = Stamp::new(&app, "resp_");
+    let n_prompt = prompt.tokens.len() as u32;
+    let mut replies = match echo.is_empty {
+        true => Vec::new(),
+        false => request.submit(&app, &name, &prompt, None).await?,
+    };
+    if request.common.stream {
+        let (events, response) = sse::channel();
+        let sending = async move {
+            // An error is a client that went away, which cancels the sequence.
+            let _ = stream::send(stamp, n_prompt, echo, replies, &events).await;
+        };
+        tokio::spawn(sending.in_current_span());
+        return Ok(response);
+    }
+    let mut response = response(&stamp, &echo);
+    response["status"] = json!("completed");
+    let Some((generation, reply)) = replies.pop() else {
+        return Ok(Json(response).into_response());
+    };
+    let whole = reply::collect(generation, reply).await?;
+    let items = blocks(whole.message).into_iter().map(|block| item(block, "completed"));
+    response["output"] = Value::Array(items.collect());
+    finish(&mut response, whole.finish_reason, n_prompt, &whole.end);
+    Ok(Json(response).into_response())
+}
+
+/// A response that has begun.
+fn response(stamp: &Stamp, echo: &Echo) -> Value {
+    let mut response = json!({
+        "id": stamp.id, "object": "response", "created_at": stamp.created, "status": "in_progress",
+        "model": stamp.model, "output": [], "error": null, "incomplete_details": null, "usage": null,
+        "previous_response_id": null, "store": false, "parallel_tool_calls": true,
+        "tool_choice": "auto", "tools": [], "instructions": null, "metadata": {}, "temperature": null,
+        "top_p": null, "max_output_tokens": null, "truncation": "disabled",
+        "text": { "format": { "type": "text" } }, "reasoning": { "effort": null, "summary": null },
+    });
+    for (name, value) in &echo.fields {
+        response[name] = value.clone();
+    }
+    response
+}
+
+/// Its end: status and counts.
+fn finish(response: &mut Value, finish: FinishWord, n_prompt: u32, end: &End) {
+    if finish == FinishWord::Length {
+        response["status"] = json!("incomplete");
+        response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+    } else {
+        response["status"] = json!("completed");
+    }
+    response["usage"] = json!({
+        "input_tokens": n_prompt, "input_tokens_details": { "cached_tokens": end.n_reused },
+        "output_tokens": end.n_generated, "output_tokens_details": { "reasoning_tokens": 0 },
+        "total_tokens": n_prompt.saturating_add(end.n_generated),
+    });
+}
+
+/// A block as an item of the output.
+fn item(block: Block, status: &str) -> Value {
+    let id = |prefix: &str| format!("{prefix}{}", brigade_line::random::id());
+    match block {
+        Block::Reasoning(text) => json!({
+            "type": "reasoning", "id": id("rs_"), "summary": [],
+            "content": [{ "type": "reasoning_text", "text": text }], "status": status,
+        }),
+        Block::Text(text) => json!({
+            "type": "message", "id": id("msg_"), "role": "assistant", "status": status,
+            "content": [text_part(&text)],
+        }),
+        Block::Call { id: call, name, arguments } => json!({
+            "type": "function_call", "id": id("fc_"), "call_id": call, "name": name,
+            "arguments": arguments, "status": status,
+        }),
+    }
+}
+
+fn text_part(text: &str) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+}

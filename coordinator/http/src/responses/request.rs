@@ -1,0 +1,298 @@
+//! A request for a response as a chat. Tools of types that nobody here can run are left out, as a program that
+//! sends them expects.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::Echo;
+use crate::error::ApiError;
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
+
+/// Fields that mean the same there and here, by both names.
+const SAME: &[(&str, &str)] = &[
+    ("model", "model"),
+    ("max_output_tokens", "max_tokens"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("seed", "seed"),
+    ("stream", "stream"),
+    ("parallel_tool_calls", "parallel_tool_calls"),
+    ("chat_template_kwargs", "chat_template_kwargs"),
+    ("lora", "lora"),
+    ("checkpoint", "checkpoint"),
+];
+
+/// Fields that an answer repeats.
+const ECHOED: &[&str] = &[
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "reasoning",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+];
+
+/// Translates a body.
+pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
+    let mut left = MAX_TEMPLATE_VALUES;
+    let mut fields = Fields::parse(body)?;
+    refuse_state(&mut fields)?;
+    let mut given = Map::new();
+    for name in ECHOED.iter().copied().chain(SAME.iter().map(|(name, _)| *name)).chain(["input"]) {
+        if let Some(raw) = fields.raw(name) {
+            given.insert(name.to_string(), tree(name, raw, &mut left)?);
+        }
+    }
+    let mut messages = Vec::new();
+    if let Some(text) = given.get("instructions").and_then(Value::as_str).filter(|t| !t.is_empty())
+    {
+        messages.push(json!({ "role": "system", "content": text }));
+    }
+    let n_before = messages.len();
+    match given.get("input") {
+        None => {}
+        Some(Value::String(text)) if text.is_empty() => {}
+        Some(Value::String(text)) => messages.push(json!({ "role": "user", "content": text })),
+        Some(Value::Array(items)) => add_items(items, &mut messages)?,
+        Some(_) => return Err(ApiError::field("input", "input must be a text or a list of items")),
+    }
+    let is_empty = messages.len() == n_before;
+    if is_empty {
+        messages.push(json!({ "role": "user", "content": "" }));
+    }
+    let mut chat = Map::from_iter([("messages".to_string(), Value::Array(messages))]);
+    for (there, here) in SAME {
+        if let Some(value) = given.get(*there) {
+            chat.insert((*here).to_string(), value.clone());
+        }
+    }
+    let tools: Vec<Value> = given
+        .get("tools")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(tool)
+        .collect();
+    if !tools.is_empty() {
+        if let Some(choice) = given.get("tool_choice").and_then(choice) {
+            chat.insert("tool_choice".to_string(), choice);
+        }
+        chat.insert("tools".to_string(), Value::Array(tools));
+    }
+    if let Some(format) = given.get("text").and_then(|text| text.get("format")) {
+        chat.insert("response_format".to_string(), format.clone());
+    }
+    if let Some(effort) = given.get("reasoning").and_then(|r| r.get("effort")) {
+        chat.insert("reasoning_effort".to_string(), effort.clone());
+    }
+    given.retain(|name, _| ECHOED.contains(&name.as_str()));
+    let text = Value::Object(chat).to_string();
+    Ok((Cow::Owned(text.into_bytes()), Echo { fields: given, is_empty }))
+}
+
+/// What would need a memory of earlier requests.
+fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for name in ["previous_response_id", "conversation"] {
+        fields
+            .refuse(name, "this server keeps no responses: send the whole conversation as input")?;
+    }
+    fields.refuse("background", "responses are sent while they are made")
+}
+
+fn add_items(items: &[Value], messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    // Reasoning and calls of one turn are items of their own there, and one message here.
+    let mut turn = Turn::default();
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("input[{i}]");
+        match item["type"].as_str().unwrap_or("message") {
+            "message" => {
+                let role = match item["role"].as_str() {
+                    Some("developer") => "system",
+                    Some(role) => role,
+                    None => {
+                        let path = format!("{path}.role");
+                        return Err(ApiError::field(&path, format!("{path} is required")));
+                    }
+                };
+                let text = content_text(&path, &item["content"])?;
+                if role == "assistant" && turn.text.is_none() && turn.calls.is_empty() {
+                    turn.text = Some(text);
+                    continue;
+                }
+                turn.end(messages);
+                match role {
+                    "assistant" => turn.text = Some(text),
+                    _ => messages.push(json!({ "role": role, "content": text })),
+                }
+            }
+            "reasoning" => {
+                if turn.text.is_some() || !turn.calls.is_empty() {
+                    turn.end(messages);
+                }
+                for part in item["content"].as_array().into_iter().flatten() {
+                    turn.reasoning.push_str(part["text"].as_str().unwrap_or_default());
+                }
+            }
+            "function_call" => turn.calls.push(json!({
+                "id": item["call_id"], "type": "function",
+                "function": { "name": item["name"], "arguments": item["arguments"] },
+            })),
+            "function_call_output" => {
+                turn.end(messages);
+                let output = match &item["output"] {
+                    Value::String(text) => text.clone(),
+                    other => content_text(&path, other)?,
+                };
+                messages.push(json!({
+                    "role": "tool", "tool_call_id": item["call_id"], "content": output,
+                }));
+            }
+            // Items of tools that are not run here.
+            _ => {}
+        }
+    }
+    turn.end(messages);
+    Ok(())
+}
+
+/// What an assistant did before others did something.
+#[derive(Default)]
+struct Turn {
+    reasoning: String,
+    text: Option<String>,
+    calls: Vec<Value>,
+}
+
+impl Turn {
+    fn end(&mut self, messages: &mut Vec<Value>) {
+        let Self { reasoning, text, calls } = std::mem::take(self);
+        if text.is_none() && calls.is_empty() {
+            return;
+        }
+        let mut message = json!({ "role": "assistant", "content": text });
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = json!(reasoning);
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = json!(calls);
+        }
+        messages.push(message);
+    }
+}
+
+fn content_text(path: &str, content: &Value) -> Result<String, ApiError> {
+    let parts = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Null => return Ok(String::new()),
+        Value::Array(parts) => parts,
+        _ => {
+            let path = format!("{path}.content");
+            return Err(ApiError::field(
+                &path,
+                format!("{path} must be a text or a list of parts"),
+            ));
+        }
+    };
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        match part["type"].as_str() {
+            Some("input_text" | "output_text" | "text" | "refusal") => {
+                let inner = part.get("text").or_else(|| part.get("refusal"));
+                text.push_str(inner.and_then(Value::as_str).unwrap_or_default());
+            }
+            kind => {
+                let path = format!("{path}.content[{i}].type");
+                let message = format!("{path} is {kind:?}: this server takes text only");
+                return Err(ApiError::unsupported(path, message));
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn tool(tool: &Value) -> Option<Value> {
+    if tool["type"] != "function" {
+        return None;
+    }
+    let mut function = Map::new();
+    for field in ["name", "description", "parameters", "strict"] {
+        if let Some(value) = tool.get(field).filter(|value| !value.is_null()) {
+            function.insert(field.to_string(), value.clone());
+        }
+    }
+    Some(json!({ "type": "function", "function": function }))
+}
+
+fn choice(choice: &Value) -> Option<Value> {
+    match choice {
+        Value::String(_) => Some(choice.clone()),
+        _ if choice["type"] == "function" => {
+            Some(json!({ "type": "function", "function": { "name": choice["name"] } }))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(body: Value) -> (Value, Echo) {
+        let (chat, echo) = translate(body.to_string().as_bytes()).unwrap();
+        (serde_json::from_slice(&chat).unwrap(), echo)
+    }
+
+    #[test]
+    fn items_become_messages() {
+        let (chat, echo) = translated(json!({
+            "model": "m", "instructions": "Be kind.", "max_output_tokens": 7, "store": false,
+            "include": ["reasoning.encrypted_content"], "reasoning": { "effort": "low" },
+            "input": [
+                { "type": "message", "role": "developer",
+                  "content": [{ "type": "input_text", "text": "d" }] },
+                { "role": "user", "content": "hi" },
+                { "type": "reasoning", "summary": [], "content": [{ "type": "reasoning_text", "text": "hm" }] },
+                { "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": "I look." }] },
+                { "type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}" },
+                { "type": "function_call_output", "call_id": "c1", "output": "seen" },
+                { "type": "web_search_call", "id": "w" },
+            ],
+            "tools": [{ "type": "function", "name": "look", "parameters": {}, "strict": false },
+                      { "type": "web_search" }, { "type": "custom", "name": "apply_patch" }],
+            "text": { "format": { "type": "json_schema", "name": "n", "schema": {}, "strict": true } },
+        }));
+        assert_eq!(
+            chat["messages"],
+            json!([
+                { "role": "system", "content": "Be kind." },
+                { "role": "system", "content": "d" },
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
+                    { "id": "c1", "type": "function", "function": { "name": "look", "arguments": "{}" } }] },
+                { "role": "tool", "tool_call_id": "c1", "content": "seen" },
+            ])
+        );
+        assert_eq!(chat["tools"].as_array().unwrap().len(), 1);
+        assert_eq!((&chat["max_tokens"], &chat["reasoning_effort"]), (&json!(7), &json!("low")));
+        assert_eq!(chat["response_format"]["type"], "json_schema");
+        assert!(!echo.is_empty && echo.fields.contains_key("instructions"));
+        assert!(!echo.fields.contains_key("input"));
+    }
+
+    #[test]
+    fn an_empty_probe_passes_and_stored_state_is_refused() {
+        assert!(translated(json!({ "model": "m", "input": [] })).1.is_empty);
+        let body = json!({ "input": "x", "previous_response_id": "resp_1" });
+        let error = translate(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.body()["error"]["param"], "previous_response_id");
+        let body = json!({ "input": "x", "previous_response_id": null });
+        assert!(translate(body.to_string().as_bytes()).is_ok());
+    }
+}

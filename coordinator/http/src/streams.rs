@@ -1,0 +1,341 @@
+//! Streams that go on while their client is away, and can be read on where it was cut.
+//!
+//! A request with `"resumable": true` writes its events here, and clients read them from here: the one that asked, and
+//! one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the same
+//! POST again with that header). While nobody reads, the request goes on for [`KEPT_FOR`]; as long can its end be read.
+//! With a journal it also goes on after the coordinator was killed (`recover`): its tokens are the same ones, so its
+//! events are. A stream belongs to the API key that asked for it: others are told that there is none. `readers` has the
+//! addresses.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderMap;
+use axum::response::Response;
+use axum::response::sse::Event;
+use brigade_line::handle::Past;
+use brigade_line::journal::{Drawn, Entry, Journal, Opened, Recovered};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::error::ApiError;
+use super::events::{Of, Position};
+use super::name::Name;
+use super::sse::{self, DONE, Gone};
+
+/// How long a stream is kept that nobody reads.
+pub const KEPT_FOR: Duration = Duration::from_secs(300);
+
+/// Resumable streams at once.
+const MAX_STREAMS: usize = 1024;
+
+/// Bytes of all their events beyond which none is begun.
+const MAX_EVENT_BYTES: usize = 512 << 20;
+
+/// Bytes of one stream's events beyond which it ends.
+const MAX_STREAM_BYTES: usize = 64 << 20;
+
+/// How often streams that nobody wants are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// The header that browsers send when they come back.
+const LAST_EVENT_ID: &str = "last-event-id";
+
+/// All resumable streams; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Streams(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    streams: Mutex<HashMap<String, Arc<Stream>>>,
+    journal: Option<Journal>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Stream {
+    id: String,
+    /// The key that asked for it, if there were keys.
+    owner: Option<u64>,
+    n_choices: usize,
+    entry: Option<Entry>,
+    state: Mutex<Kept>,
+    /// Number of events, and whether they are all.
+    news: watch::Sender<(usize, bool)>,
+    gone: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Kept {
+    events: Vec<(Of, Arc<str>)>,
+    bytes: usize,
+    readers: usize,
+    /// Since when nobody reads.
+    left: Instant,
+}
+
+/// A resumable request: its stream, and what its sequences had drawn.
+#[derive(Debug)]
+pub(super) struct Resumable {
+    pub stream: Arc<Stream>,
+    drawn: Option<Vec<Drawn>>,
+}
+
+impl Resumable {
+    /// What is known of sequence number `sequence`.
+    pub fn drawn(&self, sequence: usize) -> Option<&Drawn> {
+        self.drawn.as_ref()?.get(sequence)
+    }
+
+    /// Ready when the request would outlive this coordinator: only then may its client hear of it.
+    pub async fn is_noted(&self) {
+        if let Some(entry) = &self.stream.entry {
+            entry.written().await;
+        }
+    }
+
+    /// Where sequence number `sequence` is noted, if anywhere.
+    pub fn past(&self, sequence: usize) -> Option<Past> {
+        let recorder = self.stream.entry.as_ref()?.recorder(sequence);
+        let drawn = self.drawn(sequence);
+        let numerics = drawn.and_then(|drawn| drawn.numerics);
+        Some(Past { recorder, drawn: drawn.map(|drawn| drawn.tokens.clone()), numerics })
+    }
+}
+
+impl Streams {
+    /// Streams that are noted in `journal`, if there is one.
+    pub fn new(journal: Option<Journal>) -> Self {
+        Self(Arc::new(Shared { streams: Mutex::default(), journal }))
+    }
+
+    /// Begins a stream.
+    ///
+    /// # Errors
+    /// 503 where as many are kept as may be.
+    pub(super) fn begin(&self, opened: Opened) -> Result<Resumable, ApiError> {
+        let full = |what: String| {
+            ApiError::unavailable(format!("{what}: try again later, or without \"resumable\""))
+        };
+        {
+            let streams = self.streams();
+            let bytes: usize = streams.values().map(|stream| stream.kept().bytes).sum();
+            if streams.len() >= MAX_STREAMS || bytes >= MAX_EVENT_BYTES {
+                let n = streams.len();
+                return Err(full(format!("{n} resumable streams of {bytes} bytes are kept")));
+            }
+        }
+        let stream = |entry| Stream::new(&opened, entry);
+        let Some(journal) = &self.0.journal else {
+            return Ok(Resumable { stream: self.insert(stream(None)), drawn: None });
+        };
+        let entry = journal.begin(opened.clone()).map_err(|error| full(error.to_string()))?;
+        Ok(Resumable { stream: self.insert(stream(Some(entry))), drawn: None })
+    }
+
+    /// Begins a stream anew that another coordinator had begun.
+    pub(super) fn begin_again(&self, recovered: Recovered) -> (Opened, Resumable) {
+        let Recovered { opened, drawn, entry } = recovered;
+        let stream = self.insert(Stream::new(&opened, Some(entry)));
+        (opened, Resumable { stream, drawn: Some(drawn) })
+    }
+
+    fn insert(&self, stream: Stream) -> Arc<Stream> {
+        let stream = Arc::new(stream);
+        self.streams().insert(stream.id.clone(), stream.clone());
+        stream
+    }
+
+    /// A stream of whoever asks.
+    pub(super) fn get(&self, id: &str, asks: &Name) -> Result<Arc<Stream>, ApiError> {
+        let stream = self.streams().get(id).cloned();
+        stream.filter(|stream| stream.owner == asks.tally.key_number()).ok_or_else(|| {
+            ApiError::not_found(format!(
+                "there is no stream {id} to be read on: it was not asked for with \"resumable\": true and this API \
+                 key, was cancelled, or nobody has read it for {} s",
+                KEPT_FOR.as_secs()
+            ))
+        })
+    }
+
+    /// Lets go of streams that nobody wants, until `stop`.
+    pub async fn sweep(self, stop: CancellationToken) {
+        let mut due = tokio::time::interval(SWEEP_EVERY);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = due.tick() => {}
+            }
+            let late = |stream: &Arc<Stream>| {
+                let kept = stream.kept();
+                kept.readers == 0 && kept.left.elapsed() >= KEPT_FOR
+            };
+            let gone: Vec<_> = self.streams().values().filter(|s| late(s)).cloned().collect();
+            gone.into_iter().for_each(|stream| self.remove(&stream));
+        }
+    }
+
+    /// Lets go of a stream.
+    pub(super) fn remove(&self, stream: &Stream) {
+        self.streams().remove(&stream.id);
+        stream.give_up();
+    }
+
+    fn streams(&self) -> MutexGuard<'_, HashMap<String, Arc<Stream>>> {
+        // Nothing panics while it is held; if it did, the map would still be whole.
+        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stream {
+    fn new(opened: &Opened, entry: Option<Entry>) -> Self {
+        let kept = Kept { events: Vec::new(), bytes: 0, readers: 0, left: Instant::now() };
+        Self {
+            id: opened.id.clone(),
+            owner: opened.owner,
+            n_choices: opened.sequences,
+            entry,
+            state: Mutex::new(kept),
+            news: watch::Sender::new((0, false)),
+            gone: CancellationToken::new(),
+        }
+    }
+
+    /// Adds an event.
+    pub fn push(&self, of: Of, text: String) -> Result<(), Gone> {
+        if self.gone.is_cancelled() {
+            return Err(Gone);
+        }
+        let mut kept = self.kept();
+        if kept.bytes + text.len() > MAX_STREAM_BYTES {
+            let why = format!(
+                "the stream is larger than {} MiB: ask for less, or without \"resumable\"",
+                MAX_STREAM_BYTES >> 20
+            );
+            kept.events.push((Of::End, ApiError::server(why).body().to_string().into()));
+            kept.end(&self.news);
+            self.give_up();
+            return Err(Gone);
+        }
+        kept.bytes += text.len();
+        if of == Of::End && text == DONE {
+            kept.end(&self.news);
+        } else {
+            kept.events.push((of, text.into()));
+            self.news.send_replace((kept.events.len(), false));
+        }
+        Ok(())
+    }
+
+    /// Ends it with an error.
+    pub fn fail(&self, error: &ApiError) {
+        let mut kept = self.kept();
+        kept.events.push((Of::End, error.body().to_string().into()));
+        kept.end(&self.news);
+    }
+
+    /// Nobody wants more of it.
+    fn give_up(&self) {
+        self.gone.cancel();
+        self.entry.iter().for_each(Entry::over);
+    }
+
+    /// Ready when nobody wants it any more.
+    pub async fn abandoned(&self) {
+        self.gone.cancelled().await;
+    }
+
+    /// An answer with its events from `seen` on.
+    pub fn follow(self: Arc<Self>, seen: Option<Position>) -> Result<Response, ApiError> {
+        let seen = seen.unwrap_or_else(|| Position::start(&self.id, self.n_choices));
+        if !seen.is_of(self.n_choices) {
+            let message = format!("{} is no event of this stream", seen.id());
+            return Err(ApiError::bad_request(message));
+        }
+        let (events, answer) = sse::channel();
+        let reader = Reader::new(self);
+        tokio::spawn(reader.read(seen, events));
+        Ok(answer)
+    }
+
+    fn from(&self, at: usize) -> Vec<(Of, Arc<str>)> {
+        self.kept().events.get(at..).unwrap_or_default().to_vec()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // As above.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// The end mark follows, and nothing else.
+    fn end(&mut self, news: &watch::Sender<(usize, bool)>) {
+        self.events.push((Of::End, DONE.into()));
+        if self.readers == 0 {
+            self.left = Instant::now();
+        }
+        news.send_replace((self.events.len(), true));
+    }
+}
+
+/// A client that reads a stream.
+struct Reader(Arc<Stream>);
+
+impl Reader {
+    fn new(stream: Arc<Stream>) -> Self {
+        stream.kept().readers += 1;
+        Self(stream)
+    }
+
+    async fn read(self, mut seen: Position, events: sse::Sender) {
+        let stream = &self.0;
+        let mut news = stream.news.subscribe();
+        let mut passed = Position::start(&stream.id, stream.n_choices);
+        let mut at = 0;
+        loop {
+            let (_, all) = *news.borrow_and_update();
+            for (of, text) in stream.from(at) {
+                at += 1;
+                passed.pass(of);
+                if passed.count(of) <= seen.count(of) {
+                    continue;
+                }
+                seen.pass(of);
+                let event = Event::default().id(seen.id()).data(&*text);
+                if events.event(event).await.is_err() {
+                    return;
+                }
+            }
+            if all {
+                return;
+            }
+            tokio::select! {
+                biased;
+                changed = news.changed() => if changed.is_err() { return },
+                () = events.closed() => return,
+                () = stream.gone.cancelled() => return,
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut kept = self.0.kept();
+        kept.readers -= 1;
+        kept.left = Instant::now();
+    }
+}
+
+/// Where a client that comes back was cut.
+///
+/// # Errors
+/// 400 for an id that is none of ours.
+pub(super) fn position(headers: &HeaderMap) -> Result<Option<Position>, ApiError> {
+    let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(None) };
+    let position = value.to_str().ok().and_then(Position::parse);
+    let message = "Last-Event-ID is not the id of an event of this server";
+    position.map(Some).ok_or_else(|| ApiError::bad_request(message))
+}

@@ -1,0 +1,282 @@
+//! What a request took, and who hears of it. Its key's account hears it as it happens. The log and the audit log
+//! have one line for it, when the answer has been sent or nobody reads it any more.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use brigade_line::clock;
+use brigade_line::generation::End;
+use brigade_line::handle::Failure;
+use brigade_line::keys::{Account, Force, KeyEnd, Ticket};
+use brigade_sched::Share;
+
+use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
+
+/// A request's key, for those who count what it uses.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    pub(super) account: Account,
+    /// What the scheduler gives it.
+    pub(super) share: Share,
+}
+
+/// What the sequences of a request took, so far.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    sums: Mutex<Sums>,
+    /// Whose request it is, if it needed a key.
+    owner: OnceLock<Owner>,
+    /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
+    ticket: OnceLock<Arc<Ticket>>,
+    /// The body, for an audit log that has it.
+    content: Option<OnceLock<String>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    sequences: u32,
+    ended: u32,
+    /// Why not all of them ended well, if a sequence failed.
+    failed: Option<&'static str>,
+    prompt: u64,
+    reused: u64,
+    recomputed: u64,
+    generated: u64,
+    /// Of the slowest sequence: queue and prefill, and what came after.
+    to_first: Duration,
+    after_first: Duration,
+}
+
+impl Tally {
+    /// Of a request whose body is kept for the audit log, or not.
+    pub(super) fn new(keeps_content: bool) -> Self {
+        Self { content: keeps_content.then(OnceLock::new), ..Self::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sums> {
+        // A panic elsewhere leaves whole sums behind.
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The request has shown this key.
+    pub(super) fn belongs_to(&self, owner: Owner) {
+        // The guard asks once for each request.
+        let _ = self.owner.set(owner);
+    }
+
+    /// The request counts among those of its key that run.
+    pub(super) fn runs(&self, ticket: Arc<Ticket>) {
+        // As above.
+        let _ = self.ticket.set(ticket);
+    }
+
+    /// What stands for the request's key, if it needed one.
+    pub(super) fn key_number(&self) -> Option<u64> {
+        self.owner.get().map(|owner| owner.account.number())
+    }
+
+    /// What the scheduler gives the request's key.
+    pub(super) fn share(&self) -> Share {
+        self.owner.get().map(|owner| owner.share).unwrap_or_default()
+    }
+
+    /// Whether the request's key is in force.
+    pub(super) fn force(&self) -> Force {
+        self.owner.get().map(|owner| owner.account.force().clone()).unwrap_or_default()
+    }
+
+    /// The request's body is here.
+    pub(super) fn has_body(&self, bytes: &[u8]) {
+        if let Some(content) = &self.content {
+            let kept = &bytes[..bytes.len().min(MAX_CONTENT_BYTES)];
+            // A request has one body.
+            let _ = content.set(String::from_utf8_lossy(kept).into_owned());
+        }
+    }
+
+    /// Tokens were computed, or are about to be.
+    fn charge(&self, tokens: u64) {
+        if let Some(owner) = self.owner.get() {
+            owner.account.charge(tokens, Instant::now());
+        }
+    }
+
+    /// A sequence with so many prompt tokens was handed in. Those of its guide are charged, since they are computed,
+    /// and otherwise not counted.
+    pub(super) fn submitted(&self, n_prompt: usize, n_guide: usize) {
+        self.charge((n_prompt + n_guide) as u64);
+        let mut sums = self.lock();
+        sums.sequences += 1;
+        sums.prompt += n_prompt as u64;
+    }
+
+    /// A sequence drew so many tokens more, which its guide computes too if it has one.
+    pub(super) fn drew(&self, n: usize, is_guided: bool) {
+        self.charge(computed(n as u64, is_guided));
+        self.lock().generated += n as u64;
+    }
+
+    /// A sequence ended, of which `drawn` tokens are counted already.
+    pub(super) fn ended(&self, drawn: usize, end: &End, is_guided: bool) {
+        let more = u64::from(end.n_generated).saturating_sub(drawn as u64);
+        self.charge(computed(more, is_guided));
+        let mut sums = self.lock();
+        sums.ended += 1;
+        sums.generated += more;
+        sums.reused += u64::from(end.n_reused);
+        sums.recomputed += u64::from(end.n_recomputed);
+        sums.to_first = sums.to_first.max(end.to_first);
+        sums.after_first = sums.after_first.max(end.after_first);
+    }
+
+    /// A sequence that draws nothing has all its rows.
+    pub(super) fn computed(&self) {
+        self.lock().ended += 1;
+    }
+
+    /// A sequence failed.
+    pub(super) fn failed(&self, failure: &Failure) {
+        self.lock().failed = Some(match failure {
+            Failure::KeyEnded(KeyEnd::Revoked) => "its key was revoked",
+            Failure::KeyEnded(KeyEnd::Expired) => "its key has expired",
+            _ => "failed",
+        });
+    }
+}
+
+/// Rows that drawn tokens are.
+fn computed(drawn: u64, is_guided: bool) -> u64 {
+    drawn * if is_guided { 2 } else { 1 }
+}
+
+/// The line of a request. It is written when the last clone is dropped, so that streams have their real times.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) id: Arc<str>,
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) model: String,
+    pub(super) status: u16,
+    pub(super) started: Instant,
+    pub(super) tally: Arc<Tally>,
+    pub(super) audit: Option<Audit>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let (sums, ms) = (*self.tally.lock(), self.started.elapsed().as_millis() as u64);
+        self.log(&sums, ms);
+        if let Some(audit) = &self.audit {
+            audit.record(&self.entry(&sums, ms));
+        }
+    }
+}
+
+impl Line {
+    fn key(&self) -> Option<&str> {
+        self.tally.owner.get().map(|owner| owner.account.record().name.as_str())
+    }
+
+    fn log(&self, sums: &Sums, ms: u64) {
+        let Self { id, method, path, model, status, .. } = self;
+        let key = self.key();
+        if method != Method::POST {
+            tracing::debug!(parent: None, id = %id, key, %method, path, status, ms, "answered");
+            return;
+        }
+        if sums.sequences == 0 {
+            tracing::info!(parent: None, id = %id, key, %method, path, status, ms, "request");
+            return;
+        }
+        tracing::info!(
+            parent: None,
+            id = %id,
+            key,
+            model,
+            prompt = sums.prompt,
+            reused = sums.reused,
+            recomputed = sums.recomputed,
+            generated = sums.generated,
+            first_ms = sums.to_first.as_millis() as u64,
+            rest_ms = sums.after_first.as_millis() as u64,
+            tokens_per_second = sums.tokens_per_second(),
+            ms,
+            path,
+            status,
+            outcome = sums.outcome(),
+            "request"
+        );
+    }
+
+    fn entry(&self, sums: &Sums, ms: u64) -> Entry<'_> {
+        let refused = self.status >= 400;
+        Entry {
+            time: clock::date_time(clock::unix_now()),
+            id: &self.id,
+            key: self.key(),
+            method: self.method.as_str(),
+            endpoint: &self.path,
+            model: &self.model,
+            status: self.status,
+            outcome: if refused && sums.sequences == 0 { "refused" } else { sums.outcome() },
+            sequences: sums.sequences,
+            prompt_tokens: sums.prompt,
+            reused_tokens: sums.reused,
+            generated_tokens: sums.generated,
+            ms,
+            content: self.tally.content.as_ref().and_then(OnceLock::get).map(String::as_str),
+        }
+    }
+}
+
+impl Sums {
+    /// Tokens after the first of each sequence, in tenths.
+    fn tokens_per_second(&self) -> f64 {
+        let later = self.generated.saturating_sub(self.ended.into()) as f64;
+        let seconds = self.after_first.as_secs_f64();
+        if seconds > 0.0 { (later / seconds * 10.0).round() / 10.0 } else { 0.0 }
+    }
+
+    fn outcome(&self) -> &'static str {
+        match (self.ended == self.sequences, self.failed) {
+            (true, _) => "answered",
+            (false, Some(how)) => how,
+            (false, None) => "its client left",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use brigade_line::generation::EndReason;
+
+    #[test]
+    fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
+        let tally = Tally::default();
+        tally.submitted(12, 0);
+        tally.drew(3, false);
+        let sums = *tally.lock();
+        assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
+        let end = End {
+            reason: EndReason::Stop,
+            stop: None,
+            n_generated: 5,
+            n_reused: 8,
+            n_recomputed: 2,
+            numerics_changed: false,
+            to_first: Duration::from_millis(10),
+            after_first: Duration::from_secs(2),
+        };
+        tally.ended(3, &end, false);
+        let sums = *tally.lock();
+        assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
+        assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));
+        tally.submitted(1, 0);
+        tally.failed(&Failure::KeyEnded(KeyEnd::Revoked));
+        assert_eq!(tally.lock().outcome(), "its key was revoked");
+        tally.failed(&Failure::Stopping);
+        assert_eq!(tally.lock().outcome(), "failed");
+    }
+}

@@ -1,0 +1,94 @@
+//! `POST /tokenize` and `POST /detokenize`, with the same JSON as llama.cpp's server; what vLLM's clients ask is
+//! understood too (lm-eval's `local-completions` does).
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::app::App;
+use super::body::text_error;
+use super::error::ApiError;
+use super::fields::{Fields, json_text};
+use super::stream::Answer;
+
+/// Longest text to tokenise: its answer takes some seven bytes for each of it.
+pub const MAX_TOKENIZE_BYTES: usize = 4 << 20;
+
+/// Most ids to turn into text: each may stand for hundreds of bytes.
+pub const MAX_DETOKENIZE: usize = 1 << 18;
+
+#[derive(Serialize)]
+struct Tokens {
+    tokens: Vec<u32>,
+}
+
+#[derive(Serialize)]
+struct Content {
+    content: String,
+}
+
+/// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool}`, or as vLLM has it `{"prompt": TEXT,
+/// "add_special_tokens"?: bool}`, to `{"tokens": [...]}`.
+pub(super) async fn tokenize(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let body = app.bodies.take(request).await?;
+    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
+        let mut fields = Fields::parse(bytes)?;
+        // Where special tokens are not spoken of, llama.cpp adds none and vLLM does.
+        let prompt: Option<String> = fields.take("prompt")?;
+        let add = fields.take_any(&["add_special", "add_special_tokens"])?;
+        let add = add.unwrap_or(prompt.is_some());
+        let content = prompt.map_or_else(|| fields.require("content"), Ok)?;
+        if content.len() > MAX_TOKENIZE_BYTES {
+            let message =
+                format!("content has {} bytes: at most {MAX_TOKENIZE_BYTES}", content.len());
+            return Err(ApiError::field("content", message));
+        }
+        let parse = fields.take("parse_special")?.unwrap_or(true);
+        let tokens = text.tokenizer().encode(&content, add, parse).map_err(text_error)?;
+        Ok(json_text(&Tokens { tokens }))
+    });
+    read.await.map(answer)
+}
+
+/// `GET /tokenizer_info`, as vLLM has it: tokens with a meaning, and the chat template.
+pub(super) async fn info(State(app): State<App>) -> Json<Value> {
+    let tokenizer = app.text.tokenizer();
+    let token = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
+    Json(json!({
+        "tokenizer_class": "brigade", "bos_token": token(tokenizer.bos()), "eos_token": token(tokenizer.eos()),
+        "pad_token": null, "chat_template": tokenizer.chat_template(None),
+    }))
+}
+
+/// `{"tokens": [...]}` to `{"content": TEXT}`.
+pub(super) async fn detokenize(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let body = app.bodies.take(request).await?;
+    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
+        let tokens: Vec<u32> = Fields::parse(bytes)?.require("tokens")?;
+        if tokens.len() > MAX_DETOKENIZE {
+            let message = format!("tokens has {} ids: at most {MAX_DETOKENIZE}", tokens.len());
+            return Err(ApiError::field("tokens", message));
+        }
+        let content = text.tokenizer().detokenize(&tokens, false).map_err(text_error)?;
+        Ok(json_text(&Content { content }))
+    });
+    read.await.map(answer)
+}
+
+/// An answer as large as its request keeps the room of that until it is sent.
+fn answer((json, room): (String, Option<OwnedSemaphorePermit>)) -> Response<Body> {
+    let mut response = Response::new(Body::new(Answer::new(Body::from(json), room)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

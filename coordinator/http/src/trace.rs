@@ -1,0 +1,87 @@
+//! Gives every request an id, and opens its log span.
+//!
+//! The id is the client's own `x-request-id` if that is sensible. It is in the response's headers and in
+//! every log line about the request, those of the workers included. The request's own line is written by
+//! [`tally`](super::tally).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use brigade_line::metrics;
+use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
+use tracing::Instrument;
+
+use super::access::HEALTH;
+use super::app::App;
+use super::audit::Audit;
+use super::error::ApiError;
+use super::name::Name;
+use super::tally::{Line, Tally};
+
+const HEADER: &str = "x-request-id";
+
+/// Characters of a path in logs; ours are shorter.
+const MAX_LOGGED_PATH: usize = 200;
+
+/// Wraps every handler.
+pub(super) async fn request(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = id_of(request.headers());
+    let (method, path) = (request.method().clone(), path_of(&request));
+    let audit = app.audit.clone().filter(|_| path != HEALTH);
+    let tally = Arc::new(Tally::new(audit.as_ref().is_some_and(Audit::has_content)));
+    let name = Name { id: id.as_str().into(), tally };
+    request.extensions_mut().insert(name.clone());
+    let span = tracing::info_span!("request", id);
+    async move {
+        let mut response = if app.draining.is_cancelled() && method == Method::POST {
+            ApiError::unavailable("the server is shutting down; try again elsewhere or later")
+                .into_response()
+        } else {
+            next.run(request).await
+        };
+        let status = response.status().as_u16();
+        metrics::http_response(status);
+        let (Name { id: of_line, tally }, model) = (name, app.text.name().to_string());
+        // Whoever sends the answer keeps this as long as the answer.
+        let line = Line { id: of_line, method, path, model, status, started, tally, audit };
+        response.extensions_mut().insert(Arc::new(line));
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(HEADER, value);
+        }
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+/// The path without what follows a `?`, which may be anything; cut to what a log can bear.
+fn path_of(request: &Request) -> String {
+    request.uri().path().chars().take(MAX_LOGGED_PATH).collect()
+}
+
+fn id_of(headers: &HeaderMap) -> String {
+    headers
+        .get(HEADER)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES)
+        .map_or_else(|| format!("req-{}", brigade_line::random::id()), str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sensible_id_is_kept() {
+        let with =
+            |id: &str| HeaderMap::from_iter([(HEADER.parse().unwrap(), id.parse().unwrap())]);
+        assert_eq!(id_of(&with("abc")), "abc");
+        assert!(id_of(&with(&"x".repeat(MAX_REQUEST_ID_BYTES + 1))).starts_with("req-"));
+        assert!(id_of(&HeaderMap::new()).starts_with("req-"));
+    }
+}

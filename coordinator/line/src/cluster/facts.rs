@@ -1,0 +1,98 @@
+//! What the planner is told of each worker: its memory and its speed.
+//!
+//! Each worker measures its speed when it starts, on a machine that may be doing other things. Workers on one
+//! machine that have the same kernel table and the same number of threads are therefore taken as equal when
+//! their figures are close. Otherwise noise would decide the cuts.
+
+use brigade_plan::WorkerFacts;
+use brigade_proto::control::Capabilities;
+
+/// Largest ratio between figures of like workers of one machine that counts as noise. Beyond it
+/// the machine has unlike cores.
+const NOISE: f64 = 2.0;
+
+/// Facts of workers, in the same order; `workers` are their names and capabilities.
+pub fn worker_facts<'a>(
+    workers: impl IntoIterator<Item = (&'a str, &'a Capabilities)>,
+) -> Vec<WorkerFacts> {
+    let workers: Vec<_> = workers.into_iter().collect();
+    let best = |caps: &Capabilities, value: fn(&Capabilities) -> f64| {
+        let own = value(caps);
+        let like = workers.iter().filter(|(_, other)| are_alike(caps, other));
+        let near = like.map(|(_, other)| value(other)).filter(|v| *v <= own * NOISE);
+        near.fold(own, f64::max)
+    };
+    workers
+        .iter()
+        .map(|(name, caps)| WorkerFacts {
+            name: (*name).to_string(),
+            memory: caps.memory_limit,
+            gbps: best(caps, |c| c.gb_per_second),
+            gops: best(caps, |c| c.gop_per_second),
+            link: None,
+            holds: 0..0,
+        })
+        .collect()
+}
+
+/// Checks that the planner can reckon with what a worker says of itself.
+///
+/// # Errors
+/// What is no such number.
+pub fn check(caps: &Capabilities) -> Result<(), String> {
+    let speeds = [
+        ("memory speed in GB/s", caps.gb_per_second),
+        ("computing speed in GOP/s", caps.gop_per_second),
+    ];
+    for (what, value) in speeds {
+        if !(value.is_finite() && value > 0.0) {
+            return Err(format!("its {what} is {value}; it must be a number above 0"));
+        }
+    }
+    Ok(())
+}
+
+fn are_alike(a: &Capabilities, b: &Capabilities) -> bool {
+    a.host_id == b.host_id && a.threads == b.threads && a.kernels == b.kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(host: &str, gb_per_second: f64) -> Capabilities {
+        Capabilities {
+            host_id: host.to_string(),
+            threads: 1,
+            gb_per_second,
+            gop_per_second: 100.0,
+            ..Capabilities::default()
+        }
+    }
+
+    fn speeds(workers: &[Capabilities]) -> Vec<f64> {
+        worker_facts(workers.iter().map(|w| ("w", w))).iter().map(|f| f.gbps).collect()
+    }
+
+    #[test]
+    fn noise_on_one_machine_is_evened_out() {
+        assert_eq!(speeds(&[worker("a", 7.5), worker("a", 5.0)]), [7.5, 7.5]);
+    }
+
+    #[test]
+    fn speeds_that_are_no_numbers_are_named() {
+        assert_eq!(check(&worker("a", 7.5)), Ok(()));
+        for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            assert!(check(&worker("a", bad)).unwrap_err().contains("memory speed"));
+        }
+    }
+
+    #[test]
+    fn real_differences_stay() {
+        assert_eq!(speeds(&[worker("a", 7.5), worker("b", 5.0)]), [7.5, 5.0]);
+        assert_eq!(speeds(&[worker("a", 20.0), worker("a", 5.0)]), [20.0, 5.0]);
+        let mut two_threads = worker("a", 10.0);
+        two_threads.threads = 2;
+        assert_eq!(speeds(&[two_threads, worker("a", 6.0)]), [10.0, 6.0]);
+    }
+}

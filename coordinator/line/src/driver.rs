@@ -1,0 +1,573 @@
+//! The one loop that joins requests, the scheduler, the line and the clock.
+//!
+//! Whatever happens becomes an event for the scheduler. Whatever the scheduler wants is carried out here at
+//! once, without waiting. That is possible because each request's channel has room for all that it can get,
+//! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about
+//! what runs when.
+
+mod checkpoints;
+mod client;
+mod news;
+mod states;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_engine::batch::AdapterUse;
+use brigade_proto::pipeline::{ResultFrame, StageTiming};
+use brigade_sched::{
+    Action, Event, LineFault, Micros, Request as SchedRequest, RequestId, Results, SchedConfig,
+    Scheduler, StageTime,
+};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::{ClusterLink, Fault, LineEvent, OpenLine, lane};
+use crate::handle::{
+    EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
+};
+use crate::keys::KeyEnd;
+use crate::meter::Meter;
+use crate::metrics;
+use crate::numerics::Numerics;
+use crate::record::{StageClock, UbatchRecord};
+use crate::request::Request;
+use crate::wire;
+use checkpoints::Checkpoints;
+use client::Client;
+use news::{Break, LineNews, next_news};
+use states::{Done, Due, Outcome, States, Transfer};
+
+/// How often clients that went away, and keys that ended, are looked for.
+const SWEEP_EVERY: Duration = Duration::from_millis(50);
+
+/// Sweeps between two ticks of the scheduler's clock, which finds overdue ubatches: four a second.
+const SWEEPS_PER_TICK: u32 = 5;
+
+/// How long clients of a broken line wait for the supervisor to say who broke it.
+const BLAME_WITHIN: Duration = Duration::from_secs(2);
+
+/// Latest time by a stage's clock that is believed: three centuries, so that sums do not overflow.
+const MAX_CLOCK_US: Micros = 1 << 53;
+
+/// What a driver is built from.
+#[derive(Debug)]
+pub struct DriverConfig {
+    /// What the operator fixed.
+    pub sched: SchedConfig,
+    /// Size of the vocabulary, which results are checked against.
+    pub n_vocab: u32,
+    /// What a request's rows pass through besides the model, where it says nothing.
+    pub adapters: Arc<[AdapterUse]>,
+    /// Where every ubatch is recorded.
+    pub meter: Arc<Meter>,
+}
+
+/// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the
+/// line if it did not close in time: whoever drops it breaks it.
+pub async fn run(
+    ends: EngineEnds,
+    link: ClusterLink,
+    config: DriverConfig,
+    stop: CancellationToken,
+) -> Option<OpenLine> {
+    let EngineEnds { mut submissions, mut states, status } = ends;
+    let (transfers, mut transferred) = States::new();
+    let (checkpoints, mut copies) = Checkpoints::new();
+    let ClusterLink { mut events, faults, .. } = link;
+    let mut driver = Driver::new(config, transfers, checkpoints, status, faults);
+    let mut sweep = interval(SWEEP_EVERY);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sweeps = 0;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            submission = submissions.recv() => match submission {
+                Some(submission) => driver.submit(submission),
+                None => break,
+            },
+            Some(call) = states.recv() => driver.state_call(call),
+            Some(done) = transferred.recv() => driver.transferred(done),
+            Some(news) = copies.recv() => driver.copies_news(news),
+            event = events.recv() => match event {
+                Some(event) => driver.line_event(event),
+                None => break,
+            },
+            news = next_news(&mut driver.line) => driver.line_news(news),
+            _ = sweep.tick() => {
+                driver.sweep();
+                sweeps = (sweeps + 1) % SWEEPS_PER_TICK;
+                if sweeps == 0 {
+                    driver.step(Event::Tick);
+                }
+            }
+        }
+    }
+    driver.status.send_if_modified(|status| {
+        let stops = !matches!(status, Status::Failed { .. });
+        if stops {
+            *status = Status::Stopping;
+        }
+        stops
+    });
+    driver.fail_all(&Failure::Stopping);
+    driver.line.take()?.close().await
+}
+
+/// What is known of a ubatch when it leaves.
+#[derive(Clone, Copy)]
+struct Sent {
+    at: Micros,
+    n_rows: u32,
+    decode_rows: u32,
+    gap_bound: Option<Micros>,
+}
+
+struct Driver {
+    sched: Scheduler,
+    /// Submitted and not ended.
+    live: HashMap<RequestId, Client>,
+    /// Whose clients went away while actions are carried out; cancelled after these, since cancelling asks
+    /// the scheduler for new ones, which must not overtake ubatches that are still to be sent.
+    gone: Vec<RequestId>,
+    line: Option<OpenLine>,
+    /// When and why the line broke, while the supervisor looks for the reason behind that.
+    broken: Option<(Instant, String)>,
+    /// What broke the last line, until there is another.
+    down_because: Option<String>,
+    /// A planned change is under way: the next line is about to come.
+    changing: bool,
+    /// What the line computes, or the last one did, and what the one before it.
+    numerics: Option<Numerics>,
+    numerics_before: Option<Numerics>,
+    /// Ubatches not yet back.
+    in_flight: HashMap<u64, Sent>,
+    /// States on their way out of the line or into it.
+    states: States,
+    /// Copies that sequences go on from after a lost line.
+    checkpoints: Checkpoints,
+    n_vocab: u32,
+    adapters: Arc<[AdapterUse]>,
+    meter: Arc<Meter>,
+    status: tokio::sync::watch::Sender<Status>,
+    faults: mpsc::Sender<Fault>,
+}
+
+impl Driver {
+    fn new(
+        config: DriverConfig,
+        states: States,
+        checkpoints: Checkpoints,
+        status: tokio::sync::watch::Sender<Status>,
+        faults: mpsc::Sender<Fault>,
+    ) -> Self {
+        let DriverConfig { sched, n_vocab, adapters, meter } = config;
+        Self {
+            sched: Scheduler::new(sched),
+            live: HashMap::new(),
+            gone: Vec::new(),
+            line: None,
+            broken: None,
+            down_because: None,
+            changing: false,
+            numerics: None,
+            numerics_before: None,
+            in_flight: HashMap::new(),
+            states,
+            checkpoints,
+            n_vocab,
+            adapters,
+            meter,
+            status,
+            faults,
+        }
+    }
+
+    fn now(&self) -> Micros {
+        self.meter.now()
+    }
+
+    fn step(&mut self, event: Event) {
+        let actions = self.sched.step(self.now(), event);
+        self.perform(actions);
+    }
+
+    fn perform(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Send(ubatch) => self.send(ubatch),
+                Action::LineFault(fault) => self.line_faulted(&fault),
+                Action::Parted => self.checkpoints.parted(),
+                Action::Restore { request, slot, name, tokens } => {
+                    self.checkpoints.wanted(request, slot, name, tokens);
+                }
+                other => self.tell(other),
+            }
+        }
+        while let Some(request) = self.gone.pop() {
+            self.cancel(request);
+        }
+    }
+
+    /// Passes an action about a request on to its client.
+    fn tell(&mut self, action: Action) {
+        let now = self.now();
+        match action {
+            Action::Reused { request, tokens } => {
+                tracing::debug!(request = request.0, tokens, "begins with a kept sequence");
+                if let Some(live) = self.live.get(&request) {
+                    live.reused(tokens);
+                }
+            }
+            Action::Replayed { request, tokens } => {
+                tracing::debug!(
+                    sequence = request.0,
+                    tokens,
+                    "goes on: computes again what it had"
+                );
+                let before = self.numerics_before;
+                if let Some(live) = self.live.get_mut(&request) {
+                    live.replayed(tokens, before);
+                }
+            }
+            Action::Token { request, token, .. } => {
+                let numerics = self.numerics;
+                self.with_live(request, |live| live.token(now, token, numerics));
+            }
+            Action::Logits { request, pos, row } => {
+                self.with_live(request, |live| live.logits(now, pos, row));
+            }
+            Action::Finished { request, reason, .. } => {
+                if let Some(live) = self.live.remove(&request) {
+                    tracing::debug!(request = request.0, ?reason, "finished");
+                    live.finish(now, reason);
+                }
+            }
+            Action::Failed { request, error } => {
+                if let Some(live) = self.live.remove(&request) {
+                    tracing::debug!(request = request.0, %error, "failed");
+                    live.fail(error.into());
+                }
+            }
+            Action::Rejected { request, why } => {
+                if let Some(live) = self.live.remove(&request) {
+                    live.reject(why);
+                }
+            }
+            Action::Send(_) | Action::LineFault(_) | Action::Parted | Action::Restore { .. } => {}
+        }
+    }
+
+    fn with_live(&mut self, request: RequestId, act: impl FnOnce(&mut Client) -> bool) {
+        let gone = self.live.get_mut(&request).is_some_and(|live| !act(live));
+        if gone {
+            self.gone.push(request);
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let status = self.status.borrow().clone();
+        let had_begun = submission.past.as_ref().is_some_and(|past| past.drawn.is_some());
+        // Who comes during a planned change waits for its end.
+        let waits = had_begun || (self.changing && matches!(status, Status::Down { .. }));
+        if let Some(reason) = client::not_running(&status).filter(|_| !waits) {
+            let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
+            return;
+        }
+        let Submission { id, request, events, verdict, counts, past } = submission;
+        let n_prompt = request.tokens.len();
+        tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
+        let mut client =
+            Client::new(self.now(), n_prompt, events, verdict, counts, request.force.clone());
+        let generated = past.and_then(|past| client.goes_on(self.now(), past));
+        self.live.insert(id, client);
+        let Request { tokens, work, label, share, within, adapters, copied, guide, .. } = request;
+        let adapters = adapters.unwrap_or_else(|| self.adapters.clone());
+        let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
+        let prompt = tokens;
+        let request =
+            SchedRequest { id, label, prompt, work, adapters, share, deadline, copied, guide };
+        self.step(match generated {
+            None => Event::Submit(request),
+            Some((generated, mu)) => Event::GoOn { request, generated, mu },
+        });
+        if let Some(live) = self.live.get_mut(&id) {
+            live.taken();
+        }
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        if let Some(live) = self.live.remove(&request) {
+            tracing::debug!(request = request.0, "its client went away");
+            live.cancelled();
+            self.step(Event::Cancel(request));
+        }
+    }
+
+    fn send(&mut self, ubatch: brigade_engine::batch::UBatch) {
+        let Some(line) = &self.line else { return };
+        let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
+        self.states.sent(&ubatch);
+        self.checkpoints.sent(&ubatch);
+        let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
+        let at = self.now();
+        let sent = line.ubatches.try_send(frame);
+        let decode_rows = self.sched.decode_rows(id);
+        let gap_bound = self.sched.gap_bound(id);
+        self.in_flight.insert(id, Sent { at, n_rows, decode_rows, gap_bound });
+        if sent.is_err() {
+            self.line_broke("stage 0 takes no more ubatches".into());
+        }
+    }
+
+    fn state_call(&mut self, call: StateCall) {
+        let (due, kept, transfer) = match call {
+            StateCall::Save { request, reply } => {
+                self.cancel(request);
+                let kept = self.sched.kept_of(request);
+                let Some(kept) = kept.filter(|kept| self.sched.pin_kept(kept.id)) else {
+                    let _ = reply.send(Err(StateError::NotKept));
+                    return;
+                };
+                let newest = self.in_flight.keys().max().copied();
+                (newest.map_or(Due::Now, Due::After), kept, Transfer::Save(reply))
+            }
+            StateCall::Load { tokens, snapshot, reply } => {
+                let n = tokens.len();
+                let (kept, actions) =
+                    self.sched.open_kept(self.now(), tokens, self.adapters.clone());
+                let Some(kept) = kept else {
+                    self.perform(actions);
+                    let _ = reply.send(Err(StateError::NoRoom { tokens: n }));
+                    return;
+                };
+                self.states.push(Due::Opened, kept, Transfer::Load(snapshot, reply));
+                return self.perform(actions);
+            }
+            StateCall::Memory { reply } => {
+                // Without a line the reply is dropped, which says so.
+                if let Some(line) = &self.line {
+                    let state_access = line.state_access.clone();
+                    tokio::spawn(async move {
+                        let memory = state_access.memory().await;
+                        let failed = |reason| StateError::Failed { reason };
+                        // Whoever asked may have gone.
+                        let _ = reply.send(memory.map_err(failed));
+                    });
+                }
+                return;
+            }
+        };
+        self.states.push(due, kept, transfer);
+        self.start_transfers();
+    }
+
+    fn start_transfers(&mut self) {
+        if let Some(line) = &self.line {
+            let oldest = self.in_flight.keys().min().copied();
+            self.states.start(oldest, line.epoch, &line.state_access);
+            self.checkpoints.start(oldest, line.epoch, &line.state_access);
+        }
+    }
+
+    /// A state has left the line or is in it; the scheduler knows before who waits does.
+    fn transferred(&mut self, done: Done) {
+        let Done { epoch, id, outcome } = done;
+        let is_there = !matches!(outcome, Outcome::Loaded(Err(_), _));
+        if self.line.as_ref().is_some_and(|line| line.epoch == epoch) {
+            self.step(if is_there { Event::KeptReady(id) } else { Event::DropKept(id) });
+        }
+        // Whoever asked may have gone.
+        match outcome {
+            Outcome::Saved(result, reply) => drop(reply.send(result)),
+            Outcome::Loaded(result, reply) => drop(reply.send(result)),
+        }
+    }
+
+    fn line_news(&mut self, news: LineNews) {
+        match news {
+            LineNews::Frame(frame) => {
+                if let Err(how) = self.results(*frame) {
+                    self.line_broke(how);
+                }
+            }
+            LineNews::Ended(how) => self.line_broke(how),
+        }
+    }
+
+    fn results(&mut self, frame: ResultFrame) -> Result<(), Break> {
+        if let Some(failure) = &frame.failure {
+            return Err(Break::of(failure));
+        }
+        let rows = wire::rows(frame.rows, self.n_vocab).map_err(|e| e.to_string())?;
+        let stages: Vec<StageTime> = frame
+            .timings
+            .iter()
+            .map(|t| StageTime { compute_us: t.compute_us.into(), queued_us: t.queue_us.into() })
+            .collect();
+        if frame.last {
+            self.record(frame.epoch, frame.id, &stages, &frame.timings);
+        }
+        let done = frame.last.then_some(stages);
+        self.step(Event::Results(Results { epoch: frame.epoch, ubatch: frame.id, rows, done }));
+        self.start_transfers();
+        Ok(())
+    }
+
+    fn record(&mut self, epoch: u64, id: u64, stages: &[StageTime], timings: &[StageTiming]) {
+        let Some(Sent { at: sent, n_rows, decode_rows, gap_bound }) = self.in_flight.remove(&id)
+        else {
+            return;
+        };
+        let clock = |t: &StageTiming| StageClock {
+            started_us: t.started_us.min(MAX_CLOCK_US),
+            receive_us: t.receive_us.into(),
+            last_send_us: t.last_send_us.into(),
+        };
+        let record = UbatchRecord {
+            epoch,
+            id,
+            sent,
+            done: self.now(),
+            n_rows,
+            decode_rows,
+            gap_bound,
+            stages: stages.to_vec(),
+            clocks: timings.iter().map(clock).collect(),
+            wire_bytes: timings.iter().map(|t| t.wire_bytes).collect(),
+        };
+        metrics::ubatch(&record);
+        self.meter.record(record);
+    }
+
+    fn line_event(&mut self, event: LineEvent) {
+        match event {
+            // What was told by a task of an earlier attempt, late: a line that is up is ready.
+            LineEvent::Progress(_) if self.line.is_some() => {}
+            LineEvent::Progress(status) => {
+                self.status.send_replace(self.repairing(status));
+            }
+            LineEvent::Up(line) => {
+                let info = line.info.clone();
+                if let Some(mut trace) = self.meter.trace() {
+                    trace.name_stages(info.stages.iter().map(StageInfo::describe).collect());
+                }
+                self.broken = None;
+                self.down_because = None;
+                self.changing = false;
+                self.numerics_before = self.numerics.replace(info.numerics());
+                self.status.send_replace(Status::Ready(info));
+                self.line_opened(*line);
+            }
+            LineEvent::Part { done } => self.part(done),
+            LineEvent::Down { reason, planned } => self.line_down(reason, planned),
+            LineEvent::Failed { reason } => {
+                self.line_down(reason.clone(), false);
+                self.fail_all(&Failure::LineDown { reason: reason.clone(), generated: 0 });
+                self.status.send_replace(Status::Failed { reason });
+            }
+        }
+    }
+
+    /// Progress of a repair is told as such: the model loads because the line broke, or because an attempt failed.
+    fn repairing(&self, status: Status) -> Status {
+        match (&self.down_because, status) {
+            (Some(broke), Status::Loading(next)) => {
+                Status::Down { reason: format!("{broke}; now: {next}"), next: Some(next) }
+            }
+            (_, status) => status,
+        }
+    }
+
+    /// The scheduler found that the line broke a promise.
+    fn line_faulted(&mut self, fault: &LineFault) {
+        let stuck_after_us = match fault {
+            // The ubatch is at one of the stages, and was for most of the time.
+            LineFault::Overdue { allowed_us, .. } => Some(allowed_us / 2),
+            LineFault::Unexpected { .. } => self.sched.stuck_after(),
+        };
+        self.report(fault.to_string().into(), stuck_after_us);
+    }
+
+    /// A fault found on this side.
+    fn line_broke(&mut self, how: Break) {
+        let stuck_after_us = self.sched.stuck_after();
+        self.report(how, stuck_after_us);
+    }
+
+    /// The supervisor finds out who is to blame and takes the line down; until then nothing is sent or
+    /// received any more.
+    fn report(&mut self, how: Break, stuck_after_us: Option<Micros>) {
+        let Some(line) = self.line.take() else { return };
+        self.states.clear();
+        self.checkpoints.clear();
+        let Break { reason, stage } = how;
+        let fault = Fault { epoch: line.epoch, reason: reason.clone(), stage, stuck_after_us };
+        if self.faults.try_send(fault).is_err() {
+            tracing::warn!("the supervisor has not taken the last fault yet");
+        }
+        self.broken = Some((Instant::now(), reason));
+    }
+
+    fn line_down(&mut self, reason: String, planned: bool) {
+        if self.line.take().is_none() && self.broken.take().is_none() {
+            // An attempt at a line has failed. The next one's progress does not hide why.
+            self.changing = false;
+            self.down_because = Some(reason.clone());
+            self.status.send_replace(Status::Down { reason, next: None });
+            return;
+        }
+        match planned {
+            true => tracing::info!(reason, "the line is taken down, as planned"),
+            false => tracing::error!(reason, "the line is down"),
+        }
+        self.changing = planned;
+        self.states.clear();
+        self.checkpoints.clear();
+        metrics::line_down();
+        self.in_flight.clear();
+        self.down_because = Some(reason.clone());
+        self.status.send_replace(Status::Down { reason: reason.clone(), next: None });
+        self.step(Event::LineDown { reason, planned });
+    }
+
+    fn sweep(&mut self) {
+        if let Some((since, reason)) = &self.broken
+            && since.elapsed() > BLAME_WITHIN
+        {
+            let reason = reason.clone();
+            self.line_down(reason, false);
+        }
+        let gone: Vec<RequestId> =
+            self.live.iter().filter(|(_, l)| l.is_abandoned()).map(|(id, _)| *id).collect();
+        for request in gone {
+            self.cancel(request);
+        }
+        let ended: Vec<(RequestId, KeyEnd)> =
+            self.live.iter().filter_map(|(id, live)| Some((*id, live.key_end()?))).collect();
+        for (request, end) in ended {
+            self.fail(request, Failure::KeyEnded(end));
+        }
+        self.settle();
+        metrics::scheduler(&self.sched.stats());
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        let all: Vec<RequestId> = self.live.keys().copied().collect();
+        for request in all {
+            self.fail(request, failure.clone());
+        }
+    }
+
+    /// Ends a request that could go on.
+    fn fail(&mut self, request: RequestId, failure: Failure) {
+        if let Some(live) = self.live.remove(&request) {
+            live.fail(failure);
+            self.step(Event::Cancel(request));
+        }
+    }
+}

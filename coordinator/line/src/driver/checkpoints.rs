@@ -1,0 +1,291 @@
+//! Copies of states as the driver sees them: what a line that comes can go back to is found out before the scheduler
+//! hears of it, and states are put back beside the ubatches.
+//!
+//! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when all
+//! sequences that go back have theirs, or when that takes too long: whoever took the line down hears of it then.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
+use brigade_sched::{Event, Interrupted, RequestId};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Driver;
+use crate::cluster::{Choice, Moved, OpenLine, StateAccess};
+use crate::metrics;
+
+/// How long sequences may wait for a place on the line that their states have moved to. After that those that still wait
+/// are computed again.
+const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+
+/// News that the driver may be behind with.
+const NEWS_QUEUE: usize = 64;
+
+/// What happened to copies of a line's sequences.
+#[derive(Debug)]
+pub(super) enum News {
+    /// It is known which requests can go back, and how.
+    Found {
+        /// Of the line.
+        epoch: u64,
+        /// Those that can.
+        choices: HashMap<RequestId, Choice>,
+    },
+    /// A state is on every stage, or is not.
+    PutBack {
+        /// Of the line.
+        epoch: u64,
+        /// Whose.
+        request: RequestId,
+        /// Bytes that moved for it, or why it is not.
+        result: Result<u64, String>,
+    },
+}
+
+/// A state to be put back when its slot is open.
+#[derive(Debug)]
+struct Waiting {
+    request: RequestId,
+    slot: SlotId,
+    name: CopyName,
+    tokens: Vec<u32>,
+    /// The ubatch that opens the slot, once it was sent.
+    opened_by: Option<u64>,
+}
+
+/// Copies of the line that is up, or comes.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    choices: HashMap<RequestId, Choice>,
+    waiting: Vec<Waiting>,
+    news: mpsc::Sender<News>,
+    /// Told when the line that parts may be taken down.
+    parting: Option<oneshot::Sender<()>>,
+    /// The stages of a line before this one keep states.
+    parted: bool,
+    /// The line that is up and not settled.
+    settling: Option<Settling>,
+}
+
+/// A line whose sequences do not all have their states.
+#[derive(Debug)]
+struct Settling {
+    since: Instant,
+    told: oneshot::Sender<Moved>,
+    moved: Moved,
+    /// The scheduler knows of the line.
+    is_known: bool,
+}
+
+impl Checkpoints {
+    /// None yet; the receiver has the news.
+    pub(super) fn new() -> (Self, mpsc::Receiver<News>) {
+        let (news, receiver) = mpsc::channel(NEWS_QUEUE);
+        let (choices, waiting, parting, parted, settling) = Default::default();
+        (Self { choices, waiting, news, parting, parted, settling }, receiver)
+    }
+
+    /// The line is to part; `done` is told when it has.
+    pub(super) fn part(&mut self, done: oneshot::Sender<()>) {
+        self.parting = Some(done);
+    }
+
+    /// Whether somebody waits for it to have parted.
+    fn is_parting(&self) -> bool {
+        self.parting.is_some()
+    }
+
+    /// The stages keep their states.
+    pub(super) fn parted(&mut self) {
+        if let Some(done) = self.parting.take() {
+            self.parted = true;
+            // Whoever waited may have gone on without.
+            let _ = done.send(());
+        }
+    }
+
+    /// Whether a line that comes may have copies.
+    pub(super) fn are_there(&self, line: &OpenLine) -> bool {
+        self.parted || line.state_access.takes_copies()
+    }
+
+    /// A line is there, and `told` once it is settled.
+    pub(super) fn settle(&mut self, told: oneshot::Sender<Moved>) {
+        let (since, moved) = (Instant::now(), Moved::default());
+        self.settling = Some(Settling { since, told, moved, is_known: false });
+    }
+
+    /// The scheduler knows of the line.
+    pub(super) fn known(&mut self) {
+        self.settling.iter_mut().for_each(|settling| settling.is_known = true);
+    }
+
+    /// The line is settled if no sequence waits for its state, or has for too long: whether it is now.
+    pub(super) fn is_settled(&mut self, is_restoring: bool) -> bool {
+        // Copies of checkpoints stay; parting ones should not for long.
+        let parted = self.parted;
+        let may = |settling: &mut Settling| {
+            let is_late = parted && settling.since.elapsed() > SETTLED_WITHIN;
+            settling.is_known && (!is_restoring || is_late)
+        };
+        let Some(Settling { told, moved, .. }) = self.settling.take_if(may) else { return false };
+        self.parted = false;
+        // The supervisor may be at another line.
+        let _ = told.send(moved);
+        true
+    }
+
+    fn put_back(&mut self, moved_bytes: u64) {
+        if let Some(Settling { moved, .. }) = &mut self.settling {
+            moved.sequences += 1;
+            moved.bytes += moved_bytes;
+        }
+    }
+
+    /// Finds out what a line can go back to; [`News::Found`] follows.
+    pub(super) fn look(&self, line: &OpenLine, interrupted: Vec<Interrupted>) {
+        let (epoch, state_access, news) =
+            (line.epoch, line.state_access.clone(), self.news.clone());
+        tokio::spawn(async move {
+            let (requests, sought): (Vec<_>, Vec<_>) =
+                interrupted.into_iter().map(|i| (i.request, (i.name, i.tokens))).unzip();
+            let found = state_access.find_copies(&sought).await;
+            let choices: HashMap<RequestId, Choice> =
+                requests.iter().zip(found).filter_map(|(r, choice)| Some((*r, choice?))).collect();
+            if !requests.is_empty() {
+                let (paused, go_back) = (requests.len(), choices.len());
+                tracing::info!(epoch, paused, go_back, "streams go on from copies of their states");
+            }
+            // The driver may be gone; then nobody goes on.
+            let _ = news.send(News::Found { epoch, choices }).await;
+        });
+    }
+
+    /// Keeps how requests go back; to which positions.
+    pub(super) fn found(
+        &mut self,
+        choices: HashMap<RequestId, Choice>,
+    ) -> BTreeMap<RequestId, u32> {
+        self.choices = choices;
+        self.choices.iter().map(|(request, choice)| (*request, choice.len)).collect()
+    }
+
+    /// A state is wanted in a slot that a ubatch among the same actions opens.
+    pub(super) fn wanted(
+        &mut self,
+        request: RequestId,
+        slot: SlotId,
+        name: CopyName,
+        tokens: Vec<u32>,
+    ) {
+        self.waiting.push(Waiting { request, slot, name, tokens, opened_by: None });
+    }
+
+    /// A ubatch goes out: it may open slots.
+    pub(super) fn sent(&mut self, ubatch: &UBatch) {
+        for waiting in self.waiting.iter_mut().filter(|w| w.opened_by.is_none()) {
+            let opens =
+                |op: &SeqOp| matches!(op, SeqOp::Open { slot, .. } if *slot == waiting.slot);
+            if ubatch.ops.iter().any(opens) {
+                waiting.opened_by = Some(ubatch.id);
+            }
+        }
+    }
+
+    /// Starts what may start; `oldest` is the first ubatch that is not back. [`News::PutBack`] follows for each.
+    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, state_access: &StateAccess) {
+        let is_open = |waiting: &mut Waiting| {
+            waiting.opened_by.is_some_and(|id| oldest.is_none_or(|oldest| oldest > id))
+        };
+        for Waiting { request, slot, name, tokens, .. } in self.waiting.extract_if(.., is_open) {
+            let choice = self.choices.remove(&request);
+            let (state_access, news) = (state_access.clone(), self.news.clone());
+            tokio::spawn(async move {
+                let result = match choice {
+                    Some(choice) => state_access.put_back(slot, name, tokens, choice).await,
+                    None => Err("nobody said how it goes back".to_string()),
+                };
+                // The driver may be gone; then nobody goes on.
+                let _ = news.send(News::PutBack { epoch, request, result }).await;
+            });
+        }
+    }
+
+    /// The line is gone, and what was to be put back on it.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+        self.choices.clear();
+        (self.parting, self.settling) = (None, None);
+    }
+}
+
+impl Driver {
+    /// A line is open: the scheduler hears of it when it is known what its sequences can go back to.
+    pub(super) fn line_opened(&mut self, mut line: OpenLine) {
+        let (epoch, spec) = (line.epoch, line.spec);
+        if let Some(told) = line.settled.take() {
+            self.checkpoints.settle(told);
+        }
+        let looks = self.checkpoints.are_there(&line);
+        if looks {
+            self.checkpoints.look(&line, self.sched.interrupted());
+        }
+        self.line = Some(line);
+        if !looks {
+            self.step(Event::LineUp { epoch, line: spec });
+            self.checkpoints.known();
+            self.settle();
+        }
+    }
+
+    /// The line is about to be taken down as planned; `done` is told when its stages keep their states, and dropped where
+    /// there is no line that could.
+    pub(super) fn part(&mut self, done: oneshot::Sender<()>) {
+        if self.line.is_some() {
+            self.checkpoints.part(done);
+            self.step(Event::Part);
+        }
+    }
+
+    /// Says so when all sequences have their states.
+    pub(super) fn settle(&mut self) {
+        let is_restoring = self.sched.is_restoring();
+        if self.checkpoints.is_settled(is_restoring) && is_restoring {
+            self.step(Event::Restorable(BTreeMap::new()));
+        }
+    }
+
+    /// Something happened to copies of a line's sequences.
+    pub(super) fn copies_news(&mut self, news: News) {
+        let is_up = |epoch: u64| self.line.as_ref().filter(|line| line.epoch == epoch);
+        match news {
+            News::Found { epoch, choices } => {
+                let Some(spec) = is_up(epoch).map(|line| line.spec) else { return };
+                let found = self.checkpoints.found(choices);
+                self.step(Event::Restorable(found));
+                self.step(Event::LineUp { epoch, line: spec });
+                self.checkpoints.known();
+                if self.checkpoints.is_parting() {
+                    self.step(Event::Part);
+                }
+                self.settle();
+            }
+            News::PutBack { epoch, request, result } => {
+                if is_up(epoch).is_none() {
+                    return;
+                }
+                metrics::put_back(result.as_ref().ok().copied());
+                match &result {
+                    Ok(moved_bytes) => self.checkpoints.put_back(*moved_bytes),
+                    Err(why) => {
+                        let sequence = request.0;
+                        tracing::warn!(sequence, why, "no copy to go on from: computed again");
+                    }
+                }
+                self.step(Event::Restored { request, is_there: result.is_ok() });
+                self.settle();
+            }
+        }
+    }
+}

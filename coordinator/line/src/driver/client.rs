@@ -1,0 +1,207 @@
+//! One submitted request as the driver sees it: where its events go, and when things happened to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade_engine::batch::SampledToken;
+use brigade_sched::{Micros, Rejection};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::handle::{Counts, Failure, Finish, FinishReason, Past, SeqEvent, Status, SubmitError};
+use crate::journal::Recorder;
+use crate::keys::{Force, KeyEnd};
+use crate::metrics;
+use crate::numerics::Numerics;
+use crate::request::RequestError;
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub(super) struct Client {
+    events: mpsc::Sender<SeqEvent>,
+    /// Present until the scheduler has taken or refused it.
+    verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
+    n_prompt: usize,
+    counts: Arc<Counts>,
+    force: Force,
+    submitted: Micros,
+    first: Option<Micros>,
+    latest: Micros,
+    /// Where it is noted, if it can be gone on with.
+    recorder: Option<Recorder>,
+    /// What has computed its latest rows.
+    numerics: Option<Numerics>,
+}
+
+impl Client {
+    pub(super) fn new(
+        now: Micros,
+        n_prompt: usize,
+        events: mpsc::Sender<SeqEvent>,
+        verdict: oneshot::Sender<Result<(), SubmitError>>,
+        counts: Arc<Counts>,
+        force: Force,
+    ) -> Self {
+        Self {
+            events,
+            verdict: Some(verdict),
+            n_prompt,
+            counts,
+            force,
+            submitted: now,
+            first: None,
+            latest: now,
+            recorder: None,
+            numerics: None,
+        }
+    }
+
+    /// It is noted from here on, and gets what it had drawn before; the tokens' ids, and mirostat's mu after them.
+    pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<(Vec<u32>, Option<f32>)> {
+        self.recorder = Some(past.recorder);
+        self.numerics = past.numerics;
+        let drawn = past.drawn?;
+        if !drawn.is_empty() {
+            self.first = Some(now);
+        }
+        let mu = drawn.last().and_then(|token| token.mu);
+        let ids = drawn.iter().map(|token| token.id).collect();
+        for token in drawn {
+            // There is room for all; an error is a reader that left.
+            let _ = self.events.try_send(SeqEvent::Token(token));
+        }
+        Some((ids, mu))
+    }
+
+    /// Its first tokens need not be computed.
+    pub(super) fn reused(&self, tokens: u32) {
+        metrics::reused(tokens);
+        self.counts.set_reused(tokens);
+    }
+
+    /// It has a place again after its line was lost; so many positions are computed a second time, where before it was
+    /// on a line with these numerics.
+    pub(super) fn replayed(&mut self, tokens: u32, before: Option<Numerics>) {
+        metrics::replayed(tokens);
+        self.counts.add_recomputed(tokens);
+        self.numerics = self.numerics.or(before);
+    }
+
+    /// It is computed on a line with these numerics; what they are if that is news.
+    fn computed_with(&mut self, numerics: Option<Numerics>) -> Option<Numerics> {
+        let before = std::mem::replace(&mut self.numerics, numerics);
+        if before.is_some() && before != numerics {
+            self.counts.set_numerics_changed();
+        }
+        numerics.filter(|_| before != numerics)
+    }
+
+    /// The scheduler has it.
+    pub(super) fn taken(&mut self) {
+        if let Some(verdict) = self.verdict.take() {
+            // Nobody there means that the client has gone: the next sweep sees that.
+            let _ = verdict.send(Ok(()));
+        }
+    }
+
+    /// The scheduler will not run it.
+    pub(super) fn reject(self, why: Rejection) {
+        let error = match why {
+            Rejection::QueueFull { waiting, retry_after_s } => {
+                SubmitError::QueueFull { waiting, retry_after_s }
+            }
+            Rejection::TooLong { needed, limit, .. } => {
+                RequestError::PromptTooLong { n_prompt: needed, n_ctx: limit }.into()
+            }
+            Rejection::CannotGuide(_) => RequestError::CannotGuide { why: why.to_string() }.into(),
+            Rejection::Invalid(what) => SubmitError::Unavailable { reason: what.to_string() },
+        };
+        metrics::request_ended("rejected");
+        match self.verdict {
+            Some(verdict) => drop(verdict.send(Err(error))),
+            None => {
+                self.send_last(SeqEvent::Failed(Failure::Internal { reason: error.to_string() }))
+            }
+        }
+    }
+
+    /// Sends a token that a line with these numerics drew; `false` if nobody wants it.
+    pub(super) fn token(
+        &mut self,
+        now: Micros,
+        token: SampledToken,
+        numerics: Option<Numerics>,
+    ) -> bool {
+        let news = self.computed_with(numerics);
+        match self.first {
+            None => {
+                self.first = Some(now);
+                metrics::first_token(self.n_prompt, now - self.submitted);
+            }
+            Some(_) => metrics::next_token(now - self.latest),
+        }
+        self.latest = now;
+        self.recorder.iter().for_each(|recorder| recorder.token(&token, news));
+        self.events.try_send(SeqEvent::Token(token)).is_ok()
+    }
+
+    /// Sends a logits row; `false` if nobody wants it.
+    pub(super) fn logits(&mut self, now: Micros, pos: u32, row: Vec<f32>) -> bool {
+        self.first.get_or_insert(now);
+        self.latest = now;
+        self.events.try_send(SeqEvent::Logits { pos, row }).is_ok()
+    }
+
+    /// It ended as asked.
+    pub(super) fn finish(self, now: Micros, reason: FinishReason) {
+        self.recorder.iter().for_each(|recorder| recorder.finished(&reason));
+        metrics::request_ended(match reason {
+            FinishReason::Stop(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::LogitsDone => "logits",
+        });
+        let first = self.first.unwrap_or(now);
+        let finish = Finish {
+            reason,
+            to_first: Duration::from_micros(first - self.submitted),
+            after_first: Duration::from_micros(now - first),
+        };
+        self.send_last(SeqEvent::Finished(finish));
+    }
+
+    /// It ended otherwise.
+    pub(super) fn fail(self, failure: Failure) {
+        metrics::request_ended("error");
+        self.send_last(SeqEvent::Failed(failure));
+    }
+
+    /// Nobody wanted it any more.
+    pub(super) fn cancelled(self) {
+        metrics::request_ended("cancelled");
+    }
+
+    /// Why its key is not in force any more, if it is not.
+    pub(super) fn key_end(&self) -> Option<KeyEnd> {
+        self.force.end()
+    }
+
+    /// Whether the client has dropped its end.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    fn send_last(&self, event: SeqEvent) {
+        // The channel has room for every event of the request; an error is a client that left.
+        let _ = self.events.try_send(event);
+    }
+}
+
+/// Why nothing can be submitted in this state; `None` if it can.
+pub(super) fn not_running(status: &Status) -> Option<String> {
+    match status {
+        Status::Ready(_) => None,
+        Status::Loading(loading) => Some(format!("the model is loading ({loading})")),
+        Status::Down { reason, .. } => Some(format!("the line is being repaired ({reason})")),
+        Status::Stopping => Some("the server is shutting down".to_string()),
+        Status::Failed { reason } => Some(reason.clone()),
+    }
+}

@@ -1,0 +1,125 @@
+//! Reads the states of kept sequences from the line and puts them back, beside the ubatches.
+//!
+//! A transfer may start only when no row of its sequence is on its way any more. So it waits for the last
+//! ubatch that was sent before it was asked for, or for the one that opens its slot.
+
+use brigade_engine::batch::{SeqOp, SlotId, UBatch};
+use brigade_sched::{KeptId, KeptInfo};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cluster::StateAccess;
+use crate::handle::StateError;
+
+/// Transfers that may end before the driver has heard of the first.
+const DONE_QUEUE: usize = 16;
+
+/// What is to be done with a kept sequence, and who waits for it.
+#[derive(Debug)]
+pub(super) enum Transfer {
+    /// Its state, for somebody to keep.
+    Save(oneshot::Sender<Result<Vec<u8>, StateError>>),
+    /// This snapshot is its state.
+    Load(Vec<u8>, oneshot::Sender<Result<(), StateError>>),
+}
+
+/// When a transfer may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// When the ubatch that opens the slot has been sent and has come back.
+    Opened,
+    /// When this ubatch has come back.
+    After(u64),
+    /// At once.
+    Now,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    due: Due,
+    kept: KeptInfo,
+    transfer: Transfer,
+}
+
+/// A transfer that is over.
+#[derive(Debug)]
+pub(super) struct Done {
+    /// Of the line it was made with.
+    pub epoch: u64,
+    /// The sequence.
+    pub id: KeptId,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of a transfer; told to who waits when the scheduler knows.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Saved(Result<Vec<u8>, StateError>, oneshot::Sender<Result<Vec<u8>, StateError>>),
+    Loaded(Result<(), StateError>, oneshot::Sender<Result<(), StateError>>),
+}
+
+/// All transfers of the line that is up.
+#[derive(Debug)]
+pub(super) struct States {
+    waiting: Vec<Waiting>,
+    done: mpsc::Sender<Done>,
+}
+
+impl States {
+    /// None yet; the receiver hears of those that end.
+    pub(super) fn new() -> (Self, mpsc::Receiver<Done>) {
+        let (done, receiver) = mpsc::channel(DONE_QUEUE);
+        (Self { waiting: Vec::new(), done }, receiver)
+    }
+
+    pub(super) fn push(&mut self, due: Due, kept: KeptInfo, transfer: Transfer) {
+        self.waiting.push(Waiting { due, kept, transfer });
+    }
+
+    /// A ubatch goes out: it may open the slot that a transfer waits for.
+    pub(super) fn sent(&mut self, ubatch: &UBatch) {
+        let opens = |slot: SlotId| {
+            let is = |op: &SeqOp| matches!(op, SeqOp::Open { slot: opened, .. } if *opened == slot);
+            ubatch.ops.iter().any(is)
+        };
+        for waiting in self.waiting.iter_mut().filter(|w| w.due == Due::Opened) {
+            if opens(waiting.kept.slot) {
+                waiting.due = Due::After(ubatch.id);
+            }
+        }
+    }
+
+    /// Starts what may start; `oldest` is the first ubatch that is not back.
+    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, state_access: &StateAccess) {
+        let may_start = |waiting: &mut Waiting| match waiting.due {
+            Due::Opened => false,
+            Due::After(id) => oldest.is_none_or(|oldest| oldest > id),
+            Due::Now => true,
+        };
+        for Waiting { kept, transfer, .. } in self.waiting.extract_if(.., may_start) {
+            let (state_access, done) = (state_access.clone(), self.done.clone());
+            tokio::spawn(async move {
+                let outcome = perform(&state_access, kept.slot, transfer).await;
+                // The driver may be gone; then who waits hears that.
+                let _ = done.send(Done { epoch, id: kept.id, outcome }).await;
+            });
+        }
+    }
+
+    /// The line is gone, and the sequences with it: who waits is told by the end of his channel.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}
+
+async fn perform(state_access: &StateAccess, slot: SlotId, transfer: Transfer) -> Outcome {
+    let failed = |reason: String| StateError::Failed { reason };
+    match transfer {
+        Transfer::Save(reply) => {
+            Outcome::Saved(state_access.read(slot).await.map_err(failed), reply)
+        }
+        Transfer::Load(snapshot, reply) => {
+            Outcome::Loaded(state_access.write(slot, snapshot).await.map_err(failed), reply)
+        }
+    }
+}

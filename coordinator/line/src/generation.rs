@@ -1,0 +1,330 @@
+//! The tokens of one sequence as text. Only whole characters leave, and stop strings are found and cut off.
+//!
+//! This is the one place where text meets a running sequence. HTTP and `run` both read from here. A stop
+//! string ends the generation at once, which cancels the sequence.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_dialect::text_model::TextModel;
+use brigade_engine::batch::SampledToken;
+use brigade_text::{StopMatcher, StreamDecoder, TextError};
+
+use crate::handle::{Failure, FinishReason, RequestId, SeqEvent, Sequence};
+
+/// A drawn token with its text and what was asked about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenPiece {
+    /// Its id.
+    pub id: u32,
+    /// Its bytes; none for a control token.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability, if asked for.
+    pub logprob: Option<f32>,
+    /// The most probable tokens at its place.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// New text, and the tokens whose text is complete with it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    /// Whole characters that cannot be part of a stop string any more.
+    pub text: String,
+    /// Tokens; one whose text is held back comes with a later piece.
+    pub tokens: Vec<TokenPiece>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// A stop token or a stop string.
+    Stop,
+    /// As many tokens as asked for, or as the context holds.
+    Length,
+}
+
+/// How a generation ended, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    /// Why.
+    pub reason: EndReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
+    /// Tokens drawn, the stop token included.
+    pub n_generated: u32,
+    /// Tokens of the prompt that were not computed again.
+    pub n_reused: u32,
+    /// Positions that were computed again because a line was lost.
+    pub n_recomputed: u32,
+    /// Whether it went on where other bits are computed than before.
+    pub numerics_changed: bool,
+    /// From submission to the first token: queue and prefill.
+    pub to_first: Duration,
+    /// From there to the end.
+    pub after_first: Duration,
+}
+
+/// What comes out of a generation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// More text or tokens.
+    Piece(Piece),
+    /// The last part.
+    End(End),
+}
+
+/// A running generation. Dropping it cancels the sequence.
+#[derive(Debug)]
+pub struct Generation {
+    model: Arc<TextModel>,
+    sequence: Sequence,
+    decoder: StreamDecoder,
+    stops: StopMatcher,
+    stop_texts: Vec<String>,
+    /// Tokens whose text is still withheld.
+    held: VecDeque<Held>,
+    /// Bytes of text decoded so far.
+    decoded: usize,
+    /// Bytes of text given out so far.
+    shown: usize,
+    n_generated: u32,
+    submitted: Instant,
+    first: Option<Instant>,
+    /// To be returned by the next call.
+    end: Option<End>,
+    /// Control tokens whose names are text here, ascending.
+    visible: Arc<[u32]>,
+}
+
+#[derive(Debug)]
+struct Held {
+    piece: TokenPiece,
+    /// Decoded bytes before it.
+    begin: usize,
+    /// Decoded bytes with it.
+    end: usize,
+}
+
+impl Generation {
+    /// The text of `sequence`, cut at the first of `stops`.
+    ///
+    /// # Errors
+    /// The stop strings are too many, too long, or empty.
+    pub fn new(
+        model: Arc<TextModel>,
+        sequence: Sequence,
+        stops: &[String],
+    ) -> Result<Self, TextError> {
+        Ok(Self {
+            model,
+            sequence,
+            decoder: StreamDecoder::new(),
+            stops: StopMatcher::new(stops.to_vec())?,
+            stop_texts: stops.to_vec(),
+            held: VecDeque::new(),
+            decoded: 0,
+            shown: 0,
+            n_generated: 0,
+            submitted: Instant::now(),
+            first: None,
+            end: None,
+            visible: Arc::from([]),
+        })
+    }
+
+    /// Gives out the names of these control tokens (ascending) as text: for whoever reads a model's markup.
+    pub fn show(&mut self, tokens: Arc<[u32]>) {
+        self.visible = tokens;
+    }
+
+    /// How it ended, for whoever has seen enough of it; what is dropped then stops.
+    pub fn stop(self) -> End {
+        self.end_now()
+    }
+
+    /// Name of the sequence.
+    pub fn id(&self) -> RequestId {
+        self.sequence.id()
+    }
+
+    /// Tokens of the prompt that need not be computed; settled before the first of them would be.
+    pub fn n_reused(&self) -> u32 {
+        self.sequence.reused()
+    }
+
+    /// The next part; after [`Part::End`] it must not be called again.
+    ///
+    /// # Errors
+    /// The sequence failed; nothing more comes.
+    pub async fn next(&mut self) -> Result<Part, Failure> {
+        if let Some(end) = self.end.take() {
+            return Ok(Part::End(end));
+        }
+        loop {
+            match self.sequence.next().await {
+                Some(SeqEvent::Token(token)) => {
+                    if let Some(piece) = self.token(token) {
+                        return Ok(Part::Piece(piece));
+                    }
+                }
+                Some(SeqEvent::Finished(finish)) => {
+                    let reason = match finish.reason {
+                        FinishReason::Stop(_) => {
+                            self.n_generated += 1;
+                            EndReason::Stop
+                        }
+                        FinishReason::Length | FinishReason::LogitsDone => EndReason::Length,
+                    };
+                    return Ok(self.finish(reason, finish.to_first, finish.after_first));
+                }
+                Some(SeqEvent::Failed(failure)) => return Err(failure),
+                Some(SeqEvent::Logits { .. }) | None => {
+                    let reason = "a generation got something else than tokens".to_string();
+                    return Err(Failure::Internal { reason });
+                }
+            }
+        }
+    }
+
+    /// Takes in a token; a piece if there is something to show.
+    fn token(&mut self, token: SampledToken) -> Option<Piece> {
+        self.n_generated += 1;
+        self.first.get_or_insert_with(Instant::now);
+        let bytes = self.model.token_bytes(token.id);
+        let decoded = match self.visible.binary_search(&token.id) {
+            Ok(_) => self.decoder.push(&self.model.vocab_bytes(token.id)),
+            Err(_) => self.decoder.push(&bytes),
+        };
+        let begin = self.decoded;
+        self.decoded += decoded.len();
+        let piece = TokenPiece { id: token.id, bytes, logprob: token.logprob, top: token.top };
+        self.held.push_back(Held { piece, begin, end: self.decoded });
+        let outcome = self.stops.push(&decoded);
+        self.shown += outcome.text.len();
+        if outcome.stopped.is_some() {
+            let stop = outcome.stopped.and_then(|at| self.stop_texts.get(at).cloned());
+            self.end = Some(End { stop, ..self.end_now() });
+            let tokens = self.release(|held, shown| held.begin < shown);
+            return Some(Piece { text: outcome.text, tokens });
+        }
+        let tokens = self.release(|held, shown| held.end <= shown);
+        let piece = Piece { text: outcome.text, tokens };
+        (!piece.text.is_empty() || !piece.tokens.is_empty()).then_some(piece)
+    }
+
+    /// The end that is decided here, which the driver does not know of.
+    fn end_now(&self) -> End {
+        let now = Instant::now();
+        let first = self.first.unwrap_or(now);
+        End {
+            reason: EndReason::Stop,
+            stop: None,
+            n_generated: self.n_generated,
+            n_reused: self.sequence.reused(),
+            n_recomputed: self.sequence.recomputed(),
+            numerics_changed: self.sequence.numerics_changed(),
+            to_first: first - self.submitted,
+            after_first: now - first,
+        }
+    }
+
+    /// The sequence ended by itself: what was withheld comes out, before the end if there is any.
+    fn finish(&mut self, reason: EndReason, to_first: Duration, after_first: Duration) -> Part {
+        let end = End {
+            reason,
+            stop: None,
+            n_generated: self.n_generated,
+            n_reused: self.sequence.reused(),
+            n_recomputed: self.sequence.recomputed(),
+            numerics_changed: self.sequence.numerics_changed(),
+            to_first,
+            after_first,
+        };
+        let tail = self.decoder.finish();
+        let mut text = self.stops.push(&tail).text;
+        text.push_str(&self.stops.finish());
+        let tokens = self.release(|_, _| true);
+        if text.is_empty() && tokens.is_empty() {
+            return Part::End(end);
+        }
+        self.end = Some(end);
+        Part::Piece(Piece { text, tokens })
+    }
+
+    fn release(&mut self, is_shown: impl Fn(&Held, usize) -> bool) -> Vec<TokenPiece> {
+        let shown = self.shown;
+        let n = self.held.iter().take_while(|held| is_shown(held, shown)).count();
+        self.held.drain(..n).map(|held| held.piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handle::{Engine, Finish};
+    use crate::request::{Drawing, Limits, Request};
+
+    /// Plays `tokens` to a generation and returns its text, its tokens and its end.
+    async fn play(tokens: &[u32], stops: &[&str], reason: FinishReason) -> (String, Vec<u32>, End) {
+        let (engine, mut ends) = Engine::channel();
+        let model = Arc::new(TextModel::sample());
+        let limits = Limits { n_ctx: 64, n_vocab: model.n_vocab(), encoder: None };
+        let request = Request::generate(vec![1], Drawing::default(), &limits).unwrap();
+        let tokens = tokens.to_vec();
+        tokio::spawn(async move {
+            let submission = ends.submissions.recv().await.unwrap();
+            submission.verdict.send(Ok(())).unwrap();
+            for id in tokens {
+                let token = SampledToken { id, logprob: Some(-1.0), top: Vec::new(), mu: None };
+                let _ = submission.events.send(SeqEvent::Token(token)).await;
+            }
+            let (to_first, after_first) = (Duration::ZERO, Duration::ZERO);
+            let finish = Finish { reason, to_first, after_first };
+            let _ = submission.events.send(SeqEvent::Finished(finish)).await;
+        });
+        let sequence = engine.submit(RequestId(0), request).await.unwrap();
+        let stops: Vec<String> = stops.iter().map(|s| (*s).to_string()).collect();
+        let mut generation = Generation::new(model, sequence, &stops).unwrap();
+        let (mut text, mut ids) = (String::new(), Vec::new());
+        loop {
+            match generation.next().await.unwrap() {
+                Part::Piece(piece) => {
+                    text.push_str(&piece.text);
+                    ids.extend(piece.tokens.iter().map(|t| t.id));
+                }
+                Part::End(end) => return (text, ids, end),
+            }
+        }
+    }
+
+    fn ids(texts: &[&str]) -> Vec<u32> {
+        let model = TextModel::sample();
+        texts.iter().map(|text| model.tokenizer().find(text).unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_stop_string_over_two_tokens_takes_their_logprobs_with_it() {
+        let tokens = ids(&["a", "b", "c", "d"]);
+        let (text, shown, end) = play(&tokens, &["bc"], FinishReason::Length).await;
+        assert_eq!((text.as_str(), shown), ("a", vec![tokens[0]]));
+        assert_eq!((end.reason, end.n_generated), (EndReason::Stop, 3));
+    }
+
+    #[tokio::test]
+    async fn a_beginning_that_does_not_end_is_shown_at_the_end() {
+        let tokens = ids(&["a", "b"]);
+        let (text, shown, end) = play(&tokens, &["bc"], FinishReason::Length).await;
+        assert_eq!((text.as_str(), shown), ("ab", tokens));
+        assert_eq!((end.reason, end.n_generated), (EndReason::Length, 2));
+    }
+
+    #[tokio::test]
+    async fn a_character_over_two_tokens_comes_whole() {
+        let tokens = ids(&["<0xC3>", "<0xA9>"]);
+        let stop = SampledToken { id: 2, logprob: None, top: Vec::new(), mu: None };
+        let (text, shown, end) = play(&tokens, &[], FinishReason::Stop(stop)).await;
+        assert_eq!((text.as_str(), shown), ("\u{e9}", tokens));
+        assert_eq!((end.reason, end.n_generated), (EndReason::Stop, 3));
+    }
+}

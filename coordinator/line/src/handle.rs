@@ -1,0 +1,513 @@
+//! The front door of a running line: submit a [`Request`], receive its events.
+//!
+//! HTTP handlers and all commands use this one handle, and the [`driver`](crate::driver) is behind it. Each
+//! channel has room for all that its request can cause, so the driver never waits for a reader. Dropping a
+//! [`Sequence`] cancels it. Only tokens pass here: [`generation`](crate::generation) makes text of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use brigade_engine::batch::SampledToken;
+use serde::Serialize;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::health::Loading;
+use crate::journal::Recorder;
+use crate::keys::{Force, KeyEnd};
+use crate::numerics::Numerics;
+use crate::request::{Request, RequestError};
+pub use brigade_sched::{FinishReason, RequestId};
+
+/// Submissions that may wait for the driver's attention; it takes them within microseconds.
+const SUBMIT_QUEUE: usize = 256;
+
+/// State of the line as clients see it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Workers are being started, dialled or loaded.
+    Loading(Loading),
+    /// Requests run.
+    Ready(Arc<LineInfo>),
+    /// The line is broken and being repaired.
+    Down {
+        /// What broke it.
+        reason: String,
+        /// How far the next one is.
+        next: Option<Loading>,
+    },
+    /// The process is leaving; nothing new is taken.
+    Stopping,
+    /// The line cannot be made to work; the process is about to end.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The line that runs, for people and tables.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LineInfo {
+    /// First stage first.
+    pub stages: Vec<StageInfo>,
+}
+
+impl LineInfo {
+    /// By the numbers of its layers' kernels.
+    pub fn numerics(&self) -> Numerics {
+        let of_stage = |stage: &StageInfo| vec![stage.numerics; stage.layers.len()];
+        Numerics::of_layers(self.stages.iter().flat_map(of_stage))
+    }
+}
+
+/// One stage of the line that runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageInfo {
+    /// Address of its worker.
+    pub worker: String,
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Kernel table.
+    pub kernels: String,
+    /// Compute threads.
+    pub threads: u32,
+    /// Memory read measured there, 10^9 bytes a second.
+    pub gb_per_second: f64,
+    /// Int8 products measured there, 10^9 operations a second.
+    pub gop_per_second: f64,
+    /// Number of what its kernel table computes.
+    pub numerics: u32,
+}
+
+impl StageInfo {
+    /// One line about it.
+    pub fn describe(&self) -> String {
+        let Range { start, end } = &self.layers;
+        format!("layers {start}..{end}, {}, {} threads", self.kernels, self.threads)
+    }
+}
+
+/// What happens to one sequence, in order; the last one is `Finished` or `Failed`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SeqEvent {
+    /// A drawn token.
+    Token(SampledToken),
+    /// The logits `[n_vocab]` of prompt position `pos`.
+    Logits {
+        /// Position of the row.
+        pos: u32,
+        /// The row.
+        row: Vec<f32>,
+    },
+    /// The sequence ended as asked.
+    Finished(Finish),
+    /// The sequence ended otherwise.
+    Failed(Failure),
+}
+
+/// Why a sequence ended well, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// Why.
+    pub reason: FinishReason,
+    /// From submission to the first drawn token (or logits row): queue and prefill.
+    pub to_first: Duration,
+    /// From there to the end.
+    pub after_first: Duration,
+}
+
+/// Why a sequence ended before its time.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Failure {
+    /// A worker died or hung, and no line came up again for the sequence.
+    #[error(
+        "the line of workers broke after {generated} generated tokens: {reason}; \
+         send the request again"
+    )]
+    LineDown {
+        /// What broke it.
+        reason: String,
+        /// Tokens drawn before.
+        generated: u32,
+    },
+    /// The server is shutting down.
+    #[error("the server is shutting down; try again elsewhere or later")]
+    Stopping,
+    /// The model computed no usable numbers for this sequence.
+    #[error("no token can be drawn after {generated} generated tokens: {reason}")]
+    NoToken {
+        /// What is wrong with its output.
+        reason: String,
+        /// Tokens drawn before.
+        generated: u32,
+    },
+    /// The request's own time limit passed.
+    #[error(
+        "the request's timeout passed after {generated} generated tokens: ask for fewer, or give it more time"
+    )]
+    TooLate {
+        /// Tokens drawn before.
+        generated: u32,
+    },
+    /// The key that asked is not in force any more.
+    #[error("the API key {0} while its request ran: ask for another one")]
+    KeyEnded(KeyEnd),
+    /// It waited, the queue was full, and a request of somebody who asks for less took its place.
+    #[error(
+        "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
+         {retry_after_s} s"
+    )]
+    Displaced {
+        /// A fair guess at when a place will be free.
+        retry_after_s: u64,
+    },
+    /// A fault of the coordinator.
+    #[error("internal error: {reason}")]
+    Internal {
+        /// What happened.
+        reason: String,
+    },
+}
+
+impl From<brigade_sched::RequestError> for Failure {
+    fn from(error: brigade_sched::RequestError) -> Self {
+        use brigade_sched::RequestError;
+        match error {
+            RequestError::LineLost { reason, generated } => Self::LineDown { reason, generated },
+            RequestError::NoToken { reason, generated } => Self::NoToken { reason, generated },
+            RequestError::TooLate { generated } => Self::TooLate { generated },
+            RequestError::Displaced { retry_after_s } => Self::Displaced { retry_after_s },
+        }
+    }
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SubmitError {
+    /// As many wait as may.
+    #[error("{waiting} requests are waiting already: try again in {retry_after_s} s")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// A fair guess at when one will have gone.
+        retry_after_s: u64,
+    },
+    /// There is no line to run it.
+    #[error("no requests can run now: {reason}")]
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+    /// It can never run here.
+    #[error(transparent)]
+    Invalid(#[from] RequestError),
+}
+
+/// A request on its way to the driver.
+#[derive(Debug)]
+pub struct Submission {
+    /// Its name.
+    pub id: RequestId,
+    /// What to run.
+    pub request: Request,
+    /// Where its events go; has room for all it can cause.
+    pub events: mpsc::Sender<SeqEvent>,
+    /// Whether it was taken.
+    pub verdict: oneshot::Sender<Result<(), SubmitError>>,
+    /// Where [`Sequence::reused`] and [`Sequence::recomputed`] are told.
+    pub counts: Arc<Counts>,
+    /// Of a sequence that can be gone on with by another coordinator.
+    pub past: Option<Past>,
+}
+
+/// Where a sequence is noted, and what it had drawn under the coordinator before this one.
+#[derive(Clone, Debug)]
+pub struct Past {
+    /// Notes what it draws from here on.
+    pub recorder: Recorder,
+    /// Its tokens so far; `None`: it begins here.
+    pub drawn: Option<Vec<SampledToken>>,
+    /// What drew the last of them.
+    pub numerics: Option<Numerics>,
+}
+
+/// Rows of a sequence that were not computed, or computed twice.
+#[derive(Debug, Default)]
+pub struct Counts {
+    reused: AtomicU32,
+    recomputed: AtomicU32,
+    numerics_changed: AtomicBool,
+}
+
+impl Counts {
+    /// An earlier sequence's state stands for the first `tokens` of the prompt.
+    pub fn set_reused(&self, tokens: u32) {
+        self.reused.store(tokens, Ordering::Release);
+    }
+
+    /// The line was lost, and `tokens` more are computed a second time.
+    pub fn add_recomputed(&self, tokens: u32) {
+        self.recomputed.fetch_add(tokens, Ordering::AcqRel);
+    }
+
+    /// It goes on where other bits are computed than before.
+    pub fn set_numerics_changed(&self) {
+        self.numerics_changed.store(true, Ordering::Release);
+    }
+
+    /// Whether it did.
+    pub fn has_changed_numerics(&self) -> bool {
+        self.numerics_changed.load(Ordering::Acquire)
+    }
+}
+
+/// Why a sequence's state could not be saved or put back.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum StateError {
+    /// The request's state is not there (any more).
+    #[error("the state of the request is not kept")]
+    NotKept,
+    /// Nowhere to put it.
+    #[error("there is no room for a sequence of {tokens} tokens")]
+    NoRoom {
+        /// Its length.
+        tokens: usize,
+    },
+    /// The line refused, or broke.
+    #[error("{reason}")]
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a stage holds, as its worker says, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StageResident {
+    /// Weights as the kernels hold them.
+    pub weight_bytes: u64,
+    /// KV pages and recurrent states.
+    pub state_bytes: u64,
+    /// Resident memory of its process now; 0 where that cannot be known.
+    pub resident_bytes: u64,
+    /// Most that was resident since the process began; 0 where that cannot be known.
+    pub peak_bytes: u64,
+}
+
+/// Something to be asked of the stages: a sequence's state, or what they hold.
+#[derive(Debug)]
+pub enum StateCall {
+    /// Read that of a request that has ended; one that runs is cancelled.
+    Save {
+        /// Which.
+        request: RequestId,
+        /// Told the snapshot.
+        reply: oneshot::Sender<Result<Vec<u8>, StateError>>,
+    },
+    /// Keep a sequence that was computed elsewhere, for requests that begin with its tokens.
+    Load {
+        /// Those of its positions.
+        tokens: Vec<u32>,
+        /// As saved.
+        snapshot: Vec<u8>,
+        /// Told when it is there.
+        reply: oneshot::Sender<Result<(), StateError>>,
+    },
+    /// Memory of every stage's process.
+    Memory {
+        /// Told it, first stage first.
+        reply: oneshot::Sender<Result<Vec<StageResident>, StateError>>,
+    },
+}
+
+/// Handle to a driver; clones share it.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    submissions: mpsc::Sender<Submission>,
+    states: mpsc::Sender<StateCall>,
+    status: watch::Receiver<Status>,
+}
+
+/// The driver's ends of an [`Engine`].
+#[derive(Debug)]
+pub struct EngineEnds {
+    /// Requests to take or refuse.
+    pub submissions: mpsc::Receiver<Submission>,
+    /// States to save or to put back.
+    pub states: mpsc::Receiver<StateCall>,
+    /// What [`Engine::status`] shows.
+    pub status: watch::Sender<Status>,
+}
+
+impl Engine {
+    /// A handle and the ends that someone must serve.
+    pub fn channel() -> (Self, EngineEnds) {
+        let (submit, submissions) = mpsc::channel(SUBMIT_QUEUE);
+        let (call, states) = mpsc::channel(SUBMIT_QUEUE);
+        let (status, watch) = watch::channel(Status::Loading(Loading::step("starting")));
+        let engine = Self { submissions: submit, states: call, status: watch };
+        (engine, EngineEnds { submissions, states, status })
+    }
+
+    /// What the line is doing now.
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// Follows the status.
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// The state of a request that has ended, as one snapshot over all layers.
+    pub async fn save_state(&self, request: RequestId) -> Result<Vec<u8>, StateError> {
+        let (reply, saved) = oneshot::channel();
+        self.states.send(StateCall::Save { request, reply }).await.map_err(|_| line_gone())?;
+        saved.await.map_err(|_| line_gone())?
+    }
+
+    /// Keeps a sequence of `tokens` whose state was saved, so that requests that begin with them
+    /// need not compute them.
+    pub async fn load_state(&self, tokens: Vec<u32>, snapshot: Vec<u8>) -> Result<(), StateError> {
+        let (reply, loaded) = oneshot::channel();
+        let call = StateCall::Load { tokens, snapshot, reply };
+        self.states.send(call).await.map_err(|_| line_gone())?;
+        loaded.await.map_err(|_| line_gone())?
+    }
+
+    /// What each stage of the line holds now, first stage first.
+    pub async fn memory(&self) -> Result<Vec<StageResident>, StateError> {
+        let (reply, told) = oneshot::channel();
+        self.states.send(StateCall::Memory { reply }).await.map_err(|_| line_gone())?;
+        told.await.map_err(|_| line_gone())?
+    }
+
+    /// Hands in a request; returns once it is queued or refused.
+    pub async fn submit(&self, id: RequestId, request: Request) -> Result<Sequence, SubmitError> {
+        self.submit_with(id, request, None).await
+    }
+
+    /// As [`Engine::submit`], of a sequence that is noted in the journal. One that had begun waits for a line however
+    /// things stand; its tokens so far come first.
+    pub async fn submit_with(
+        &self,
+        id: RequestId,
+        request: Request,
+        past: Option<Past>,
+    ) -> Result<Sequence, SubmitError> {
+        let (events, receiver) = mpsc::channel(request.max_events());
+        let (verdict, taken) = oneshot::channel();
+        let counts = Arc::new(Counts::default());
+        let force = request.force.clone();
+        let submission = Submission { id, request, events, verdict, counts: counts.clone(), past };
+        let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
+        self.submissions.send(submission).await.map_err(|_| gone())?;
+        taken.await.map_err(|_| gone())??;
+        Ok(Sequence { id, events: receiver, counts, force, ended: false })
+    }
+}
+
+fn line_gone() -> StateError {
+    StateError::Failed { reason: "the line broke meanwhile".to_string() }
+}
+
+/// Events of one submitted request. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Sequence {
+    id: RequestId,
+    events: mpsc::Receiver<SeqEvent>,
+    counts: Arc<Counts>,
+    force: Force,
+    ended: bool,
+}
+
+impl Sequence {
+    /// One that has ended already: its tokens and how it did.
+    pub fn ended(id: RequestId, tokens: Vec<SampledToken>, reason: FinishReason) -> Self {
+        let (events, receiver) = mpsc::channel(tokens.len() + 1);
+        let (to_first, after_first) = (Duration::ZERO, Duration::ZERO);
+        let finish = SeqEvent::Finished(Finish { reason, to_first, after_first });
+        for event in tokens.into_iter().map(SeqEvent::Token).chain([finish]) {
+            // There is room for all.
+            let _ = events.try_send(event);
+        }
+        let (counts, force) = (Arc::default(), Force::default());
+        Self { id, events: receiver, counts, force, ended: false }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Tokens of the prompt that an earlier sequence's state stood for; settled with the first event.
+    pub fn reused(&self) -> u32 {
+        self.counts.reused.load(Ordering::Acquire)
+    }
+
+    /// Positions that were computed again because a line was lost.
+    pub fn recomputed(&self) -> u32 {
+        self.counts.recomputed.load(Ordering::Acquire)
+    }
+
+    /// Whether it went on where other bits are computed than before.
+    pub fn numerics_changed(&self) -> bool {
+        self.counts.has_changed_numerics()
+    }
+
+    /// The next event; `None` after the last one.
+    pub async fn next(&mut self) -> Option<SeqEvent> {
+        if self.ended {
+            return None;
+        }
+        let mut event = self.events.recv().await.unwrap_or_else(|| {
+            let reason = "the driver dropped the request".to_string();
+            SeqEvent::Failed(Failure::Internal { reason })
+        });
+        // Whoever reads slowly does not get what was drawn before its key ended.
+        if let Some(end) = self.force.end() {
+            event = SeqEvent::Failed(Failure::KeyEnded(end));
+        }
+        self.ended = matches!(event, SeqEvent::Finished(_) | SeqEvent::Failed(_));
+        Some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Limits;
+
+    fn request() -> Request {
+        Request::logits(vec![1], &Limits { n_ctx: 4, n_vocab: 4, encoder: None }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_vanished_driver_is_an_error_and_an_end() {
+        let (engine, mut ends) = Engine::channel();
+        let driver = tokio::spawn(async move {
+            let submission = ends.submissions.recv().await.unwrap();
+            submission.verdict.send(Ok(())).unwrap();
+        });
+        let mut sequence = engine.submit(RequestId(7), request()).await.unwrap();
+        driver.await.unwrap();
+        assert!(matches!(sequence.next().await, Some(SeqEvent::Failed(Failure::Internal { .. }))));
+        assert_eq!(sequence.next().await, None);
+        assert!(matches!(
+            engine.submit(RequestId(8), request()).await,
+            Err(SubmitError::Unavailable { .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn dropping_a_sequence_closes_its_channel() {
+        let (engine, mut ends) = Engine::channel();
+        let submitted = tokio::spawn(async move { engine.submit(RequestId(1), request()).await });
+        let submission = ends.submissions.recv().await.unwrap();
+        submission.verdict.send(Ok(())).unwrap();
+        drop(submitted.await.unwrap().unwrap());
+        assert!(submission.events.is_closed());
+    }
+}

@@ -1,0 +1,318 @@
+//! Every metric of the coordinator: its name, its help text, and one function for each thing that happens.
+//!
+//! `/metrics` renders them. In `run` and `bench` nobody records them, and calling these functions costs
+//! nothing.
+//!
+//! Labels are stage numbers, workers' names and a few fixed words. Only so many names are told apart, so that
+//! the number of series stays small.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_proto::control::HealthReply;
+use brigade_sched::{Micros, Stats};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::record::UbatchRecord;
+
+/// Bounds in seconds for the time to the first token.
+const FIRST_TOKEN_BOUNDS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// Bounds in seconds for the time between two tokens.
+const NEXT_TOKEN_BOUNDS: &[f64] =
+    &[0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 1.0, 2.0, 5.0];
+
+/// Bounds in seconds for a ubatch's time on the wire, over all hops.
+const WIRE_BOUNDS: &[f64] =
+    &[5e-5, 1e-4, 2e-4, 4e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0];
+
+const PROMPT_TOKENS: &str = "brigade_prompt_tokens_total";
+const REUSED_TOKENS: &str = "brigade_prompt_tokens_reused_total";
+const REPLAYS: &str = "brigade_sequences_replayed_total";
+const REPLAYED_TOKENS: &str = "brigade_tokens_replayed_total";
+const MOVED_BYTES: &str = "brigade_state_bytes_moved_total";
+const PUT_BACK: &str = "brigade_sequences_put_back_total";
+const GENERATED_TOKENS: &str = "brigade_generated_tokens_total";
+const REQUESTS: &str = "brigade_requests_total";
+const FIRST_TOKEN: &str = "brigade_time_to_first_token_seconds";
+const NEXT_TOKEN: &str = "brigade_inter_token_seconds";
+const WAITING: &str = "brigade_requests_waiting";
+const RUNNING: &str = "brigade_requests_running";
+const KV_USED: &str = "brigade_kv_blocks_used";
+const KV_TOTAL: &str = "brigade_kv_blocks";
+const KEPT: &str = "brigade_kept_sequences";
+const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
+const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
+const IN_FLIGHT: &str = "brigade_ubatches_in_flight";
+const GROUPS: &str = "brigade_decode_groups";
+const UBATCHES: &str = "brigade_ubatches_total";
+const UBATCH_ROWS: &str = "brigade_ubatch_rows_total";
+const STAGE_BUSY: &str = "brigade_stage_busy_microseconds_total";
+const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
+const STAGE_SHARE: &str = "brigade_stage_busy_share";
+const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
+const WORKERS: &str = "brigade_workers";
+const WIRE_BYTES: &str = "brigade_wire_bytes_total";
+const WIRE_SECONDS: &str = "brigade_wire_seconds";
+const LINE_DOWN: &str = "brigade_line_down_total";
+const LINE_UP: &str = "brigade_line_up";
+const HTTP: &str = "brigade_http_responses_total";
+
+/// Installs the process's recorder and returns what renders it.
+///
+/// # Errors
+/// A recorder is installed already.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    let full = |name: &str| Matcher::Full(name.to_string());
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(full(FIRST_TOKEN), FIRST_TOKEN_BOUNDS)?
+        .set_buckets_for_metric(full(NEXT_TOKEN), NEXT_TOKEN_BOUNDS)?
+        .set_buckets_for_metric(full(WIRE_SECONDS), WIRE_BOUNDS)?
+        .install_recorder()?;
+    describe();
+    begin();
+    Ok(handle)
+}
+
+/// How a sequence can end, as a label.
+const OUTCOMES: [&str; 6] = ["stop", "length", "logits", "error", "cancelled", "rejected"];
+
+/// Statuses of most responses; others begin when they are first sent.
+const STATUSES: [u16; 6] = [200, 400, 404, 429, 500, 503];
+
+/// Every counter is there at 0 from the start: a rate over one that appears with its first event does not
+/// see that event.
+fn begin() {
+    gauge!(LINE_UP).set(0.0);
+    let replays = [REPLAYS, REPLAYED_TOKENS, MOVED_BYTES];
+    let others = [PROMPT_TOKENS, REUSED_TOKENS, GENERATED_TOKENS, UBATCHES, UBATCH_ROWS, LINE_DOWN];
+    for name in replays.into_iter().chain(others) {
+        counter!(name).increment(0);
+    }
+    for outcome in OUTCOMES {
+        counter!(REQUESTS, "outcome" => outcome).increment(0);
+    }
+    for status in STATUSES {
+        counter!(HTTP, "status" => status.to_string()).increment(0);
+    }
+}
+
+/// Worker names that are told apart in one process's life; addresses may change with every restart of a worker.
+const MAX_WORKER_NAMES: usize = 256;
+
+/// The name of all others.
+const OTHER_WORKERS: &str = "other";
+
+/// Workers of the line, and all names that were ever used.
+#[derive(Debug, Default)]
+struct Workers {
+    line: Vec<Arc<str>>,
+    names: BTreeSet<Arc<str>>,
+}
+
+static ON_THE_LINE: Mutex<Workers> =
+    Mutex::new(Workers { line: Vec::new(), names: BTreeSet::new() });
+
+fn on_the_line() -> MutexGuard<'static, Workers> {
+    // A panic elsewhere leaves whole names behind.
+    ON_THE_LINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Workers {
+    /// A worker's label: its address, or for local ones, whose ports change, its number.
+    fn label(&mut self, name: &str) -> Arc<str> {
+        let name = name.strip_prefix("worker ").unwrap_or(name);
+        let name = name.split(" (").next().unwrap_or(name);
+        if let Some(known) = self.names.get(name) {
+            return known.clone();
+        }
+        if self.names.len() >= MAX_WORKER_NAMES {
+            return OTHER_WORKERS.into();
+        }
+        let label: Arc<str> = name.into();
+        self.names.insert(label.clone());
+        label
+    }
+
+    /// Labels of a stage.
+    fn of(&self, stage: usize) -> [(&'static str, String); 2] {
+        let worker = self.line.get(stage).map_or(OTHER_WORKERS, |name| &**name);
+        [("stage", stage.to_string()), ("worker", worker.to_string())]
+    }
+}
+
+fn describe() {
+    describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
+    describe_counter!(REUSED_TOKENS, "Prompt tokens that a kept sequence stood for");
+    describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
+    describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
+    describe_counter!(
+        MOVED_BYTES,
+        "Bytes of states that went from one worker to another when they were put back"
+    );
+    describe_counter!(GENERATED_TOKENS, "Tokens drawn");
+    describe_counter!(REQUESTS, "Sequences by how they ended");
+    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
+    describe_histogram!(NEXT_TOKEN, Unit::Seconds, "Between two tokens of a sequence");
+    describe_gauge!(WAITING, "Sequences not yet admitted");
+    describe_gauge!(RUNNING, "Sequences admitted, by phase");
+    describe_gauge!(KV_USED, "KV pages that admitted sequences use, equal on every stage");
+    describe_gauge!(KV_TOTAL, "KV pages there are");
+    describe_gauge!(KEPT, "Sequences kept for later requests that begin alike");
+    describe_gauge!(KEPT_PLACES, "Sequences that may be kept");
+    describe_gauge!(KEPT_BLOCKS, "KV pages held for kept sequences until others need them");
+    describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
+    describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
+    describe_counter!(UBATCHES, "Ubatches that came back");
+    describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
+    describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
+    describe_counter!(STAGE_QUEUED, Unit::Microseconds, "Time that ubatches waited at a stage");
+    describe_gauge!(WORKERS, "Workers, by where they are");
+    describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
+    describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
+    describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
+    describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
+    describe_counter!(LINE_DOWN, "Times that the line broke");
+    describe_gauge!(LINE_UP, "1 while requests can run");
+    describe_counter!(HTTP, "Responses by status");
+}
+
+fn seconds(us: Micros) -> f64 {
+    us as f64 / 1e6
+}
+
+/// A request drew its first token.
+pub fn first_token(n_prompt: usize, since_submission: Micros) {
+    counter!(PROMPT_TOKENS).increment(n_prompt as u64);
+    counter!(GENERATED_TOKENS).increment(1);
+    histogram!(FIRST_TOKEN).record(seconds(since_submission));
+}
+
+/// A request begins with a kept sequence of so many tokens.
+pub fn reused(tokens: u32) {
+    counter!(REUSED_TOKENS).increment(tokens.into());
+}
+
+/// A sequence goes on after its line was lost, and computes so many positions again.
+pub fn replayed(tokens: u32) {
+    counter!(REPLAYS).increment(1);
+    counter!(REPLAYED_TOKENS).increment(tokens.into());
+}
+
+/// A sequence's state was put back from copies, of which so many bytes went from one worker to another; `None`: it could
+/// not be.
+pub fn put_back(moved_bytes: Option<u64>) {
+    let outcome = if moved_bytes.is_some() { "done" } else { "failed" };
+    counter!(PUT_BACK, "outcome" => outcome).increment(1);
+    counter!(MOVED_BYTES).increment(moved_bytes.unwrap_or(0));
+}
+
+/// A request drew another token.
+pub fn next_token(since_last: Micros) {
+    counter!(GENERATED_TOKENS).increment(1);
+    histogram!(NEXT_TOKEN).record(seconds(since_last));
+}
+
+/// A sequence ended; `how` is one of a few fixed words.
+pub fn request_ended(how: &'static str) {
+    counter!(REQUESTS, "outcome" => how).increment(1);
+}
+
+/// A ubatch came back.
+pub fn ubatch(record: &UbatchRecord) {
+    counter!(UBATCHES).increment(1);
+    counter!(UBATCH_ROWS).increment(record.n_rows.into());
+    let mut at_stages = 0;
+    let workers = on_the_line();
+    for (stage, time) in record.stages.iter().enumerate() {
+        let labels = workers.of(stage);
+        counter!(STAGE_BUSY, &labels).increment(time.compute_us);
+        counter!(STAGE_QUEUED, &labels).increment(time.queued_us);
+        let bytes = record.wire_bytes.get(stage).copied().unwrap_or(0);
+        counter!(WIRE_BYTES, &labels).increment(bytes.into());
+        at_stages += time.compute_us + time.queued_us;
+    }
+    let trip = record.done.saturating_sub(record.sent);
+    histogram!(WIRE_SECONDS).record(seconds(trip.saturating_sub(at_stages)));
+}
+
+/// What the scheduler holds.
+pub fn scheduler(stats: &Stats) {
+    gauge!(WAITING).set(stats.waiting as f64);
+    gauge!(RUNNING, "phase" => "prefill").set(stats.prefilling as f64);
+    gauge!(RUNNING, "phase" => "decode").set(stats.decoding as f64);
+    gauge!(KV_USED).set(stats.blocks_used);
+    gauge!(KV_TOTAL).set(stats.blocks_total);
+    gauge!(KEPT).set(stats.kept);
+    gauge!(KEPT_PLACES).set(stats.kept_total);
+    gauge!(KEPT_BLOCKS).set(stats.blocks_kept);
+    gauge!(IN_FLIGHT).set(stats.in_flight as f64);
+    gauge!(GROUPS).set(stats.groups as f64);
+}
+
+/// A heartbeat of a stage; `busy_share` is of the time since the one before.
+pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
+    let labels = on_the_line().of(stage);
+    gauge!(STAGE_SHARE, &labels).set(busy_share);
+    gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
+}
+
+/// A line over these workers is ready, first stage first: their counters begin. What the last line's stages showed
+/// does not stay.
+pub fn line_up(names: impl Iterator<Item = String>) {
+    let mut workers = on_the_line();
+    for stage in 0..workers.line.len() {
+        let labels = workers.of(stage);
+        gauge!(STAGE_SHARE, &labels).set(0.0);
+        gauge!(STAGE_MEMORY, &labels).set(0.0);
+    }
+    workers.line = names.map(|name| workers.label(&name)).collect();
+    for stage in 0..workers.line.len() {
+        let labels = workers.of(stage);
+        for name in [STAGE_BUSY, STAGE_QUEUED, WIRE_BYTES] {
+            counter!(name, &labels).increment(0);
+        }
+    }
+    gauge!(LINE_UP).set(1.0);
+}
+
+/// Workers on the line, beside it, and wanted but not there.
+pub fn workers(line: usize, spare: usize, missing: usize) {
+    for (state, n) in [("line", line), ("spare", spare), ("missing", missing)] {
+        gauge!(WORKERS, "state" => state).set(n as f64);
+    }
+}
+
+/// The line broke.
+pub fn line_down() {
+    gauge!(LINE_UP).set(0.0);
+    counter!(LINE_DOWN).increment(1);
+}
+
+/// A response was sent.
+pub fn http_response(status: u16) {
+    counter!(HTTP, "status" => status.to_string()).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_have_names_and_there_is_an_end_to_them() {
+        let mut workers = Workers::default();
+        assert_eq!(&*workers.label("worker 10.0.0.2:7070"), "10.0.0.2:7070");
+        assert_eq!(&*workers.label("local worker 1 (127.0.0.1:4711)"), "local worker 1");
+        assert_eq!(&*workers.label("local worker 1 (127.0.0.1:4712)"), "local worker 1");
+        for port in 0..2 * MAX_WORKER_NAMES {
+            workers.label(&format!("worker 10.0.0.3:{port}"));
+        }
+        assert_eq!(workers.names.len(), MAX_WORKER_NAMES);
+        assert_eq!(&*workers.label("worker 10.0.0.4:1"), OTHER_WORKERS);
+        assert_eq!(&*workers.label("worker 10.0.0.2:7070"), "10.0.0.2:7070");
+    }
+}

@@ -1,0 +1,342 @@
+//! The model that is served: its file, the description of its layers, its tokenizer and template, and its
+//! name.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use brigade_engine::control_vectors::ControlVectors;
+use brigade_engine::heads::Heads;
+use brigade_engine::kernels::KvType;
+use brigade_gguf::adapters::of_model;
+use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_proto::limits::MAX_ROWS;
+use brigade_spec::{ModelError, ModelSpec};
+use brigade_text::TextError;
+use bytes::Bytes;
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::adapters::{AdapterError, AdapterFile, Adapters, LayerSpan};
+
+/// Context where the operator names none, if the model was trained on more.
+pub const DEFAULT_CTX: u32 = 4096;
+
+/// Rows of the largest ubatch where nothing is said, of a model that takes texts in pieces.
+const DEFAULT_MAX_ROWS: u32 = 512;
+
+/// A context beyond the positions that a model has learned.
+#[derive(Debug, Error)]
+#[error(
+    "a context of {n_ctx} positions is too long: this model ({arch}) has learned {most} positions and no more; ask \
+     for at most {most} (--ctx)"
+)]
+pub struct ContextTooLong {
+    n_ctx: u32,
+    most: u32,
+    arch: String,
+}
+
+/// Why a model cannot be served.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The file, or an architecture that is not supported.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The tokenizer or chat template.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The adapters that were asked for.
+    #[error("--lora: {0}")]
+    Adapters(#[from] AdapterError),
+}
+
+/// An opened model.
+#[derive(Debug)]
+pub struct Model {
+    /// Its metadata and tensor directory.
+    pub gguf: Gguf,
+    /// Its open files; `None` where only its description was asked for.
+    pub files: Option<TensorFiles>,
+    /// Its layers.
+    pub spec: ModelSpec,
+    /// Its text side.
+    pub text: Arc<TextModel>,
+    /// What makes verdicts or vectors of a text's rows, where its data is there.
+    pub heads: Arc<Heads>,
+    /// Metadata and tensor directory, as every stage must have them.
+    pub header: Bytes,
+    /// blake3 of `header`.
+    pub header_hash: blake3::Hash,
+    /// Its adapters.
+    pub adapters: Arc<Adapters>,
+    /// What is added to the stream behind its layers.
+    pub control_vectors: Option<Arc<ControlVectors>>,
+}
+
+/// Facts about a model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelMeta {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Positions a sequence may hold here.
+    pub n_ctx: u32,
+    /// Positions the model was trained on.
+    pub n_ctx_train: u32,
+    /// Size of the vocabulary.
+    pub n_vocab: u32,
+    /// Weights.
+    pub n_params: u64,
+    /// Bytes of all tensors.
+    pub size: u64,
+}
+
+impl Model {
+    /// Opens a model file to run it.
+    ///
+    /// # Errors
+    /// The file is damaged, or something in it is not supported.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::open_with(path, &[])
+    }
+
+    /// [`Model::open`] with adapters.
+    ///
+    /// # Errors
+    /// As [`Model::open`], of the adapters too.
+    pub fn open_with(path: &Path, adapters: &[AdapterFile]) -> Result<Self, OpenError> {
+        let own = Adapters::new(adapters)?;
+        let (gguf, files) =
+            Gguf::open_files_with(path, &paths(adapters)).map_err(ModelError::from)?;
+        Self::from_gguf(gguf, Some(files), &name_of(path), own)
+    }
+
+    /// Opens a model for its description only: the tensors' data need not be there.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_header_only(path: &Path) -> Result<Self, OpenError> {
+        Self::open_header_only_with(path, &[])
+    }
+
+    /// [`Model::open_header_only`] with adapters.
+    ///
+    /// # Errors
+    /// As [`Model::open_with`].
+    pub fn open_header_only_with(path: &Path, adapters: &[AdapterFile]) -> Result<Self, OpenError> {
+        let own = Adapters::new(adapters)?;
+        let gguf = Gguf::open_header_only_with(path, &paths(adapters)).map_err(ModelError::from)?;
+        Self::from_gguf(gguf, None, &name_of(path), own)
+    }
+
+    /// Adds the sum of these control vectors, each times its scale, to what the layers in `layers` give; `None`: all.
+    ///
+    /// # Errors
+    /// A file that cannot be read or does not fit the model, or vectors that change nothing.
+    pub fn add_control_vectors(
+        &mut self,
+        files: &[AdapterFile],
+        layers: Option<LayerSpan>,
+    ) -> Result<(), ModelError> {
+        if !files.is_empty() {
+            let files: Vec<_> = files.iter().map(|f| (f.path.clone(), f.scale)).collect();
+            let layers = layers.map(|span| span.first..=span.last);
+            let read = ControlVectors::read(&files, layers, &self.spec)?;
+            self.control_vectors = Some(Arc::new(read));
+        }
+        Ok(())
+    }
+
+    /// Those of `layers`, as workers get them.
+    pub fn control_vectors_of(&self, layers: Range<usize>) -> Bytes {
+        let rows = self.control_vectors.as_ref().map(|vectors| vectors.rows(layers));
+        rows.into_iter().flatten().flat_map(f32::to_le_bytes).collect()
+    }
+
+    /// Tells them from others; empty where there are none.
+    pub fn control_vectors_id(&self) -> Bytes {
+        let id = self.control_vectors.as_ref().map(|vectors| *vectors.id().as_bytes());
+        id.into_iter().flatten().collect()
+    }
+
+    fn from_gguf(
+        gguf: Gguf,
+        files: Option<TensorFiles>,
+        name: &str,
+        adapters: Adapters,
+    ) -> Result<Self, OpenError> {
+        let spec = brigade_models::describe(&gguf)?;
+        let mut text = TextModel::from_gguf(name.to_string(), &gguf)?;
+        if spec.is_encoder() {
+            text.set_encoder();
+        }
+        let heads = match &files {
+            Some(files) => Heads::read(&gguf, spec.n_embd, spec.is_encoder(), files)?,
+            None => Heads::default(),
+        };
+        let header = Bytes::from(gguf.header_bytes());
+        let header_hash = blake3::hash(&header);
+        let (text, heads, adapters) = (Arc::new(text), Arc::new(heads), Arc::new(adapters));
+        Ok(Self {
+            gguf,
+            files,
+            spec,
+            text,
+            heads,
+            header,
+            header_hash,
+            adapters,
+            control_vectors: None,
+        })
+    }
+
+    /// The files that tensors are read from.
+    ///
+    /// # Errors
+    /// The model was opened for its description only.
+    pub fn files(&self) -> Result<&TensorFiles, GgufError> {
+        self.files.as_ref().ok_or_else(|| GgufError::NoData {
+            name: "of any name".to_string(),
+            file: self.gguf.name().to_string(),
+        })
+    }
+
+    /// Name in logs, requests and answers.
+    pub fn name(&self) -> &str {
+        self.text.name()
+    }
+
+    /// Size of the vocabulary: of the logits, which the tokenizer's may not exceed.
+    pub fn n_vocab(&self) -> u32 {
+        self.spec.n_vocab as u32
+    }
+
+    /// The context to use when `wanted` was asked for.
+    pub fn ctx(&self, wanted: Option<u32>) -> u32 {
+        wanted.unwrap_or(DEFAULT_CTX.min(self.spec.n_ctx_train.max(1)))
+    }
+
+    /// Rows of the largest ubatch where nothing is said. An encoder's holds a text as long as the context.
+    pub fn default_rows(&self, ctx: Option<u32>) -> u32 {
+        match self.spec.is_encoder() {
+            true => DEFAULT_MAX_ROWS.max(self.ctx(ctx)).min(MAX_ROWS),
+            false => DEFAULT_MAX_ROWS,
+        }
+    }
+
+    /// Refuses a context of more positions than the model can tell apart.
+    ///
+    /// # Errors
+    /// The model has a table of positions, and `wanted` goes beyond it.
+    pub fn check_ctx(&self, wanted: Option<u32>) -> Result<(), ContextTooLong> {
+        let n_ctx = self.ctx(wanted);
+        match self.spec.max_positions() {
+            Some(most) if n_ctx > most => {
+                let arch = self.spec.arch.clone();
+                Err(ContextTooLong { n_ctx, most, arch })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many sequences to keep when `wanted` was asked for. `windows`: layers with a window keep only what it sees.
+    pub fn keep(&self, wanted: Option<u32>, max_seqs: u32, windows: bool) -> u32 {
+        wanted.unwrap_or_else(|| default_keep(self.spec.prefixes(windows), max_seqs))
+    }
+
+    /// Whether layers with a window need less memory when they keep only what it sees: where a window and a ubatch of
+    /// `max_rows` are less than the context.
+    pub fn gains_by_windows(&self, ctx: Option<u32>, max_rows: u32) -> bool {
+        let blocks = self.spec.layers.iter().flat_map(|layer| &layer.blocks);
+        let narrowest = blocks.filter_map(|block| block.kind.window()).min();
+        let needs = narrowest.map(|width| width.saturating_add(max_rows));
+        !self.spec.is_encoder() && needs.is_some_and(|needs| needs < self.ctx(ctx))
+    }
+
+    /// Bytes of all tensors.
+    pub fn weight_bytes(&self) -> u64 {
+        self.gguf.tensors().iter().map(|t| t.nbytes).sum()
+    }
+
+    /// All that answers depend on besides requests and the line: the metadata, the scales of adapters, and the files of
+    /// these, which a training run writes anew; and control vectors.
+    pub fn identity(&self) -> String {
+        let n = self.adapters.iter().len();
+        let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
+        let of_adapters = files.len().saturating_sub(n)..;
+        let stamp = |(_, state): &(&Path, &FileState)| {
+            format!(" {} bytes of {}", state.nbytes, state.mtime_ns)
+        };
+        let stamps: String = files[of_adapters].iter().map(stamp).collect();
+        let vectors = self.control_vectors.as_ref().map(|vectors| format!(" {}", vectors.id()));
+        let vectors = vectors.unwrap_or_default();
+        format!("{}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
+    }
+
+    /// Its tensors without those of adapters.
+    fn own_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.gguf.tensors().iter().filter(|tensor| !of_model(&tensor.name).1)
+    }
+
+    /// The type that most of the weights have, for tables.
+    pub fn quant_name(&self) -> String {
+        let mut by_type = std::collections::BTreeMap::<String, u64>::new();
+        for t in self.own_tensors() {
+            *by_type.entry(t.ty.to_string()).or_default() += t.nbytes;
+        }
+        by_type.into_iter().max_by_key(|(_, n)| *n).map(|(ty, _)| ty).unwrap_or_default()
+    }
+
+    /// What `/v1/models` says about it.
+    pub fn meta(&self, n_ctx: u32) -> ModelMeta {
+        ModelMeta {
+            architecture: self.spec.arch.clone(),
+            n_ctx,
+            n_ctx_train: self.spec.n_ctx_train,
+            n_vocab: self.n_vocab(),
+            n_params: self.own_tensors().map(|t| t.n_elems() as u64).sum(),
+            size: self.own_tensors().map(|t| t.nbytes).sum(),
+        }
+    }
+
+    /// The model as the planner sees it, with KV kept as `kv`.
+    ///
+    /// # Errors
+    /// A tensor's type has no kernel.
+    pub fn facts(&self, kv: KvType) -> Result<ModelFacts, ModelError> {
+        let facts = ModelFacts::from_gguf(&self.gguf, kv)?;
+        Ok(ModelFacts { name: self.name().to_string(), ..facts })
+    }
+
+    /// Whether the head computes with the embedding's matrix.
+    pub fn is_tied(&self) -> bool {
+        brigade_spec::is_tied(&self.gguf, &self.spec)
+    }
+}
+
+fn paths(adapters: &[AdapterFile]) -> Vec<PathBuf> {
+    adapters.iter().map(|adapter| adapter.path.clone()).collect()
+}
+
+/// A file's name without folder, extension and shard number.
+fn name_of(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    match stem.rsplit_once("-of-") {
+        Some((head, count)) if count.chars().all(|c| c.is_ascii_digit()) => {
+            head.rsplit_once('-').map_or(head, |(name, _)| name).to_string()
+        }
+        _ => stem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_from_file_names() {
+        assert_eq!(name_of(Path::new("/a/qwen3-0.6b.Q8_0.gguf")), "qwen3-0.6b.Q8_0");
+        assert_eq!(name_of(Path::new("big-00001-of-00003.gguf")), "big");
+        assert_eq!(name_of(Path::new("one-of-these.gguf")), "one-of-these");
+    }
+}

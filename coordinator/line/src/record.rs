@@ -1,0 +1,40 @@
+//! What is known of a ubatch when it has come back. The driver writes it, and the meter, the trace and the
+//! metrics read it.
+
+use brigade_sched::{Micros, StageTime};
+
+/// One ubatch's trip down the line.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UbatchRecord {
+    /// Of the line it ran on.
+    pub epoch: u64,
+    /// Consecutive within an epoch.
+    pub id: u64,
+    /// When it left the driver.
+    pub sent: Micros,
+    /// When its last result was back.
+    pub done: Micros,
+    /// Tokens computed.
+    pub n_rows: u32,
+    /// Those of them that are past their prompts.
+    pub decode_rows: u32,
+    /// With prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
+    pub gap_bound: Option<Micros>,
+    /// Per stage, first stage first.
+    pub stages: Vec<StageTime>,
+    /// When that was by each stage's own clock.
+    pub clocks: Vec<StageClock>,
+    /// Bytes each stage received for it, first stage first.
+    pub wire_bytes: Vec<u32>,
+}
+
+/// When one stage had a ubatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageClock {
+    /// When computing began, since the stage's lane opened, by its own clock.
+    pub started_us: Micros,
+    /// Checking and copying the frame; a part of the time before that.
+    pub receive_us: Micros,
+    /// Encoding the ubatch before this one and handing it to the transport.
+    pub last_send_us: Micros,
+}

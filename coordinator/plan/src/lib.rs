@@ -1,0 +1,324 @@
+//! The planner: which worker holds which layers, and how much KV cache there is.
+//!
+//! It is pure: facts about a model and its workers go in, and a [`Plan`] with its reasons comes out. Each
+//! worker gets consecutive layers. The cuts are exact: within the memory limits, no other cut of the same
+//! workers has a faster slowest stage. Equal workers get equal work rather than equal numbers of layers,
+//! since the head is worth layers of its own.
+//!
+//! The planner knows no architecture and no network. Only [`ModelFacts::from_gguf`] knows files.
+//!
+//! Reading order:
+//!
+//! - `facts` is what the planner is told, `from_gguf` and `cluster_file` read it. `cost` says what layers cost.
+//! - `cuts` finds the best cuts, `hand` takes the operator's, `held` leaves weights where they are.
+//! - `room` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
+//! - `describe`, `explain`, `error` and `advice` put it into words.
+
+mod advice;
+mod balance;
+mod cluster_file;
+mod cost;
+mod cuts;
+mod describe;
+mod error;
+mod explain;
+mod facts;
+mod from_gguf;
+mod hand;
+mod held;
+mod place;
+mod predict;
+mod room;
+mod units;
+
+use std::ops::Range;
+
+use brigade_engine::kernels::KV_PAGE;
+use brigade_spec::Prefixes;
+use serde::Serialize;
+
+pub use advice::Advice;
+pub use balance::Balance;
+pub use cluster_file::{ClusterFileError, parse_cluster_file};
+pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
+pub use error::{PlanError, Shortage};
+pub use facts::{LayerFacts, LinkFacts, ModelFacts, SequenceBytes, WorkerFacts};
+pub use hand::HandCut;
+pub use predict::Prediction;
+pub use units::{format_bytes, parse_bytes};
+
+/// Most workers in a line.
+pub const MAX_WORKERS: usize = 256;
+
+/// The type of KV cache values that takes the least memory, as typed.
+const KV_TYPE_SMALLEST: &str = "q8_0";
+
+/// Context of a sequence where neither the operator nor the model asks for less.
+pub const DEFAULT_CTX: u32 = 4096;
+
+/// Sequences open at once where the operator does not say.
+pub const DEFAULT_MAX_SEQS: u32 = 16;
+
+/// Most sequences that may be kept.
+pub const MAX_KEEP: u32 = 4096;
+
+/// Sequences kept for later requests where the operator does not say. Where a kept sequence takes nothing
+/// but KV pages that nobody needs, several conversations for each that can run; where it takes a recurrent
+/// state, no more states than those of running sequences. None of an encoder: nothing can begin with them.
+pub fn default_keep(prefixes: Prefixes, max_seqs: u32) -> u32 {
+    let keep = match prefixes {
+        Prefixes::All => max_seqs.saturating_mul(4),
+        Prefixes::Whole => max_seqs,
+        Prefixes::None => 0,
+    };
+    keep.min(MAX_KEEP)
+}
+
+/// Where copies of sequences' states go, so that less is computed again when a worker is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Checkpoint {
+    /// Nowhere: all is computed again.
+    #[default]
+    Off,
+    /// Into the memory of the next worker of the line.
+    Buddy,
+    /// To each worker's own disk.
+    Disk,
+}
+
+/// What the operator wants, and the workload that cuts are balanced for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PlanSettings {
+    /// Longest sequence, in positions; at least this much KV cache there must be.
+    pub ctx: u32,
+    /// Sequences open at once; KV cache for all of them at full length is wished for.
+    pub max_seqs: u32,
+    /// Sequences to keep beside those for later requests that begin alike, if there is memory for their
+    /// recurrent states.
+    pub keep: u32,
+    /// Positions in a KV page (the engine's `KV_PAGE`).
+    pub block_positions: u32,
+    /// Most rows in a ubatch.
+    pub max_rows: u32,
+    /// Streams that decode together in a ubatch.
+    pub decode_batch: u32,
+    /// Positions a decoding stream has behind it.
+    pub typical_positions: u32,
+    /// Prompt tokens computed for each generated one ([`Balance`]).
+    pub prompt_per_generated: f64,
+    /// Where copies of sequences' states go.
+    pub checkpoint: Checkpoint,
+    /// Whether layers with a window keep only the pages that rows to come see.
+    pub windows: bool,
+}
+
+impl Default for PlanSettings {
+    fn default() -> Self {
+        Self {
+            ctx: DEFAULT_CTX,
+            max_seqs: DEFAULT_MAX_SEQS,
+            keep: 0,
+            block_positions: KV_PAGE as u32,
+            max_rows: 512,
+            decode_batch: 4,
+            typical_positions: 512,
+            prompt_per_generated: Balance::MIXED.prompt_per_generated(),
+            checkpoint: Checkpoint::Off,
+            windows: false,
+        }
+    }
+}
+
+/// What fits on every stage at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Capacity {
+    /// KV pages.
+    pub n_blocks: u32,
+    /// Sequences that may run.
+    pub n_slots: u32,
+    /// Sequences that may be kept beside those.
+    pub n_kept: u32,
+}
+
+impl Capacity {
+    /// Recurrent states there is room for.
+    pub fn n_states(&self) -> u64 {
+        u64::from(self.n_slots) + u64::from(self.n_kept)
+    }
+}
+
+/// Where everything goes, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// The model's name.
+    pub model: String,
+    /// In order of computation; none is empty.
+    pub stages: Vec<StagePlan>,
+    /// Indices of workers that hold nothing.
+    pub unused: Vec<usize>,
+    /// Common to all stages.
+    pub capacity: Capacity,
+    /// What all stages together remember of a sequence.
+    pub sequence: SequenceBytes,
+    /// KV pages that were wished for ([`PlanSettings::max_seqs`] sequences of full length).
+    pub wished_blocks: u32,
+    /// As planned for.
+    pub settings: PlanSettings,
+    /// What was asked for by hand, such as `--cuts 12,24`; `None`: the planner chose the cuts.
+    pub by_hand: Option<String>,
+    /// What is worth knowing about the plan as a whole.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// What a unit of work takes on the slowest stage, in microseconds.
+    pub fn slowest_us(&self) -> f64 {
+        self.stages.iter().map(|stage| stage.time.unit_us(&self.settings)).fold(0.0, f64::max)
+    }
+
+    /// Ideal over slowest stage: the share of time that stages compute at best, `0.0..=1.0`.
+    pub fn balance(&self) -> f64 {
+        self.balance_in(self.settings.prompt_per_generated)
+    }
+
+    /// The same if the line did this alone.
+    pub fn balance_of(&self, work: Balance) -> f64 {
+        self.balance_in(work.prompt_per_generated())
+    }
+
+    fn balance_in(&self, prompt_per_generated: f64) -> f64 {
+        let settings = PlanSettings { prompt_per_generated, ..self.settings };
+        let units: Vec<f64> = self.stages.iter().map(|s| s.time.unit_us(&settings)).collect();
+        let slowest = units.iter().copied().fold(0.0, f64::max);
+        units.iter().sum::<f64>() / (slowest * units.len() as f64)
+    }
+}
+
+/// One stage of a [`Plan`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StagePlan {
+    /// Index of the worker as given to [`plan`].
+    pub worker: usize,
+    /// Its name.
+    pub name: String,
+    /// Layers.
+    pub layers: Range<usize>,
+    /// Whether it embeds the tokens.
+    pub embedding: bool,
+    /// Whether it has the head and samples.
+    pub head: bool,
+    /// Bytes, by what for.
+    pub memory: StageMemory,
+    /// What it remembers of a sequence.
+    pub sequence: SequenceBytes,
+    /// Bytes of the worker's limit that stay free.
+    pub memory_left: u64,
+    /// Predicted time for a unit of work.
+    pub time: StageTime,
+    /// Operations for a prompt row.
+    pub ops_per_row: f64,
+    /// Bytes a row sends to the next stage.
+    pub cut_bytes: u64,
+    /// Share of the slowest stage's time, `0.0..=1.0`.
+    pub share: f64,
+    /// Why it holds what it holds.
+    pub reasons: Vec<String>,
+}
+
+/// Places `model` on `workers`; in the given order, unless another of few workers is better because the
+/// given one does not fit or leaves some idle.
+///
+/// # Errors
+/// [`PlanError::DoesNotFit`] names what every worker lacks and what would help; the others name an
+/// impossible input.
+pub fn plan(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+) -> Result<Plan, PlanError> {
+    check(model, workers, settings)?;
+    let costs = cost::Costs::new(model, workers, settings);
+    let placement = place::place(&costs)?;
+    Ok(describe::describe(&costs, placement))
+}
+
+/// Places `model` on `workers` as `cut` says, in the given order.
+///
+/// # Errors
+/// [`PlanError::Cut`] names what does not fit and what would; the others as for [`plan`].
+pub fn plan_by_hand(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+    cut: &HandCut,
+) -> Result<Plan, PlanError> {
+    check(model, workers, settings)?;
+    let costs = cost::Costs::new(model, workers, settings);
+    let placement = hand::place(&costs, cut)?;
+    Ok(describe::describe(&costs, placement))
+}
+
+/// [`plan`], or [`plan_by_hand`] over the first workers that `cut` names; those beyond them are spare.
+///
+/// # Errors
+/// As those; fewer workers than `cut` names are [`PlanError::Cut`].
+pub fn plan_line(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+    cut: Option<&HandCut>,
+) -> Result<Plan, PlanError> {
+    match cut {
+        None => plan(model, workers, settings),
+        Some(cut) => {
+            let first = workers.get(..cut.n_workers()).unwrap_or(workers);
+            plan_by_hand(model, first, settings, cut)
+        }
+    }
+}
+
+/// Bytes that `model` takes over so many workers with the smallest KV cache that serves `settings`: less is surely
+/// too little.
+pub fn least_bytes(model: &ModelFacts, settings: &PlanSettings, n_workers: usize) -> u64 {
+    let costs = cost::Costs::new(model, &[], settings);
+    let (least, _) = room::least_and_wished(settings);
+    costs.memory_over(n_workers, room::capacity(settings, least, 0))
+}
+
+fn check(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+) -> Result<(), PlanError> {
+    if model.layers.is_empty() {
+        return Err(PlanError::NoLayers(model.name.clone()));
+    }
+    if workers.is_empty() {
+        return Err(PlanError::NoWorkers);
+    }
+    if workers.len() > MAX_WORKERS {
+        return Err(PlanError::TooManyWorkers(workers.len()));
+    }
+    let positive = |what: String, value: f64| {
+        let good = value.is_finite() && value > 0.0;
+        if good { Ok(()) } else { Err(PlanError::BadNumber { what, value: value.to_string() }) }
+    };
+    for worker in workers {
+        positive(format!("gbps of worker {}", worker.name), worker.gbps)?;
+        positive(format!("gops of worker {}", worker.name), worker.gops)?;
+        if let Some(link) = worker.link {
+            positive(format!("link gbps of worker {}", worker.name), link.gbps)?;
+        }
+    }
+    for (what, value) in [
+        ("the context", settings.ctx),
+        ("the number of sequences", settings.max_seqs),
+        ("the KV page", settings.block_positions),
+        ("the number of rows in a ubatch", settings.max_rows),
+        ("the decode batch", settings.decode_batch),
+    ] {
+        positive(what.to_owned(), f64::from(value))?;
+    }
+    Ok(())
+}

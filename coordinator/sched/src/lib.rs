@@ -1,0 +1,540 @@
+//! The scheduler decides which rows of which sequences go into the next ubatch.
+//!
+//! It does no I/O ("sans-IO"). [`Scheduler::step`] takes one [`Event`] with the time it happened, and returns
+//! what to do. There is no clock, socket, thread or randomness in it, so the same events give the same
+//! actions, byte for byte. It does not know text, HTTP, workers' addresses or how an [`Action`] is carried
+//! out.
+//!
+//! Reading order:
+//!
+//! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
+//! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what.
+//! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
+//!   `in_flight` know what is on its way. `replay`, `checkpoints` and `parting` are for lost and changed lines.
+//! - [`sim`] runs the scheduler against a simulated line.
+
+mod admit;
+mod checkpoints;
+mod compose;
+mod config;
+mod events;
+mod fair;
+mod groups;
+mod in_flight;
+mod kept;
+mod line;
+mod pages;
+mod parting;
+mod pool;
+mod replay;
+mod reuse;
+mod sequence;
+pub mod sim;
+mod sizing;
+mod timing;
+
+use std::sync::Arc;
+
+use brigade_engine::batch::{AdapterUse, RowValue, SampledToken};
+
+use admit::Waiting;
+use in_flight::InFlight;
+use line::Line;
+use replay::Pending;
+use sequence::{Live, SeqNo};
+use sizing::Sizing;
+
+pub use checkpoints::Interrupted;
+pub use config::{
+    DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING,
+    DEFAULT_REPAIR_WITHIN_US, SchedConfig, Stats,
+};
+pub use events::{
+    Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
+    Request, RequestError, RequestId, Results, Share, StageTime, Work,
+};
+pub use kept::KeptInfo;
+
+/// Places that are taken though nobody lives in them: a bug.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scheduler leak: {0}")]
+pub struct Leak(pub String);
+
+/// The scheduler's state: all live and waiting sequences, and what is in flight.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedConfig,
+    waiting: Waiting,
+    live: Live,
+    line: Option<Line>,
+    /// Why the last line was lost.
+    lost: String,
+}
+
+impl Scheduler {
+    /// A scheduler without a line: it queues until [`Event::LineUp`].
+    pub fn new(config: SchedConfig) -> Self {
+        let waiting = Waiting::new(config.max_waiting);
+        Self { config, waiting, live: Live::default(), line: None, lost: String::new() }
+    }
+
+    /// Handles one event that happened at `now` and returns what to do about it, in order.
+    pub fn step(&mut self, now: Micros, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        match event {
+            Event::Submit(request) => self.submit(request, &mut out),
+            Event::GoOn { request, generated, mu } => {
+                let pending = Pending::gone_on(request, generated, mu);
+                self.go_on(now, pending, &mut out);
+            }
+            Event::Cancel(request) => self.cancel(now, request),
+            Event::Results(results) => self.results(now, results, &mut out),
+            Event::LineUp { epoch, line } => self.line_up(now, epoch, line, &mut out),
+            Event::Restorable(found) => self.waiting.restorable(&found),
+            Event::Restored { request, is_there } => {
+                self.restored(now, request, is_there, &mut out);
+            }
+            Event::Part => self.part(),
+            Event::LineDown { reason, planned } => {
+                self.line_down(now, reason, planned, &mut out);
+            }
+            Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
+            Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
+            Event::DropKept(id) => self.with_line(|line| line.evict(id)),
+            Event::Tick => self.tick(now, &mut out),
+        }
+        self.fill_line(now, &mut out);
+        out
+    }
+
+    fn submit(&mut self, request: Request, out: &mut Vec<Action>) {
+        let id = request.id;
+        assert!(
+            self.live.find(id).is_none() && !self.waiting.contains(id),
+            "{id:?} was submitted while it is live"
+        );
+        let checked = admit::check_sense(&request)
+            .and_then(|()| {
+                self.line.as_ref().map_or(Ok(()), |line| admit::check_fits(&request, &line.spec))
+            })
+            .and_then(|()| self.take_in(request, out));
+        if let Err(why) = checked {
+            out.push(Action::Rejected { request: id, why });
+        }
+    }
+
+    /// Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
+    fn take_in(&mut self, request: Request, out: &mut Vec<Action>) -> Result<(), Rejection> {
+        let waiting = self.waiting.owners();
+        self.live.owners.arrive(request.share, &waiting);
+        let (live, queue) = (&self.live, &self.waiting);
+        let may_start = |line: &Line| {
+            let needs = line.needs(&request);
+            let ahead = queue.turn(&live.owners, line).and_then(|at| queue.get(at));
+            let is_ahead = |other: &Pending| {
+                let rank = |share| live.owners.rank_for_place(share);
+                other.interrupted || rank(other.request.share) <= rank(request.share)
+            };
+            !line.faulted
+                && !line.is_parting()
+                && !live.has_suspect()
+                && !ahead.is_some_and(is_ahead)
+                && line.has_room(&request)
+                && live.owners.leaves_room(request.share, needs, line.places(), &waiting)
+        };
+        if self.line.as_ref().is_some_and(may_start)
+            && let Some(line) = &mut self.line
+        {
+            admit(&self.config, line, &mut self.live, Pending::new(request), out);
+            return Ok(());
+        }
+        if let Some((request, retry_after_s)) = self.waiting.push(request)? {
+            out.push(Action::Failed { request, error: RequestError::Displaced { retry_after_s } });
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self, now: Micros, pending: Pending, out: &mut Vec<Action>) {
+        let request = &pending.request;
+        let id = request.id;
+        assert!(
+            self.live.find(id).is_none() && !self.waiting.contains(id),
+            "{id:?} goes on while it is live"
+        );
+        if let Err(why) = admit::check_sense(request) {
+            return out.push(Action::Rejected { request: id, why });
+        }
+        self.live.owners.arrive(request.share, &self.waiting.owners());
+        let fits = self.line.as_ref().map(|l| admit::check_fits(request, &l.spec).is_ok());
+        self.waiting.go_on(now, pending, fits);
+    }
+
+    fn cancel(&mut self, now: Micros, request: RequestId) {
+        if self.waiting.remove(request).is_none()
+            && let Some(no) = self.live.find(request)
+        {
+            self.end(now, no);
+        }
+    }
+
+    /// A live sequence is kept, or its places are freed.
+    fn end(&mut self, now: Micros, no: SeqNo) {
+        if let Some(sequence) = self.live.remove(no) {
+            self.with_line(|line| match sequence.restoring {
+                // It has not the state that it would be kept for.
+                true => line.release(&sequence),
+                false => line.retire(no, sequence),
+            });
+            self.waiting.note_end(now);
+        }
+    }
+
+    fn with_line(&mut self, act: impl FnOnce(&mut Line)) {
+        if let Some(line) = &mut self.line {
+            act(line);
+        }
+    }
+
+    /// The kept sequence of a request that ended, while there is one.
+    pub fn kept_of(&self, request: RequestId) -> Option<KeptInfo> {
+        self.line.as_ref()?.kept_of(request)
+    }
+
+    /// Holds on to a kept sequence, so that its state can be read from the stages, until
+    /// [`Event::KeptReady`]; whether it is there and nobody else does. Its pages are not free meanwhile.
+    pub fn pin_kept(&mut self, id: KeptId) -> bool {
+        self.line.as_mut().is_some_and(|line| line.pin(id))
+    }
+
+    /// Opens an empty slot with pages for `tokens`, whose state is to be put into it on every stage after
+    /// the ubatch among the actions. It is of use from [`Event::KeptReady`] on. `None` if there is no
+    /// room, or no line.
+    pub fn open_kept(
+        &mut self,
+        now: Micros,
+        tokens: Vec<u32>,
+        adapters: Arc<[AdapterUse]>,
+    ) -> (Option<KeptInfo>, Vec<Action>) {
+        let mut out = Vec::new();
+        let line = self.line.as_mut().filter(|line| !line.faulted);
+        let opened = line.and_then(|line| line.open_kept(tokens, adapters));
+        self.fill_line(now, &mut out);
+        (opened, out)
+    }
+
+    fn line_up(&mut self, now: Micros, epoch: u64, spec: LineSpec, out: &mut Vec<Action>) {
+        if self.line.is_some() {
+            self.line_down(now, "it was replaced by a new one".to_owned(), true, out);
+        }
+        assert!(
+            spec.n_stages > 0 && spec.n_slots > 0 && spec.max_rows > 0,
+            "{spec:?} can run nothing"
+        );
+        let refused = self.waiting.line_came(&spec);
+        out.extend(refused.into_iter().map(|(request, why)| Action::Rejected { request, why }));
+        let wanted = self.waiting.interrupted().filter(|pending| pending.restorable.is_some());
+        let last: Vec<_> = wanted.flat_map(|pending| pending.blocks.iter().copied()).collect();
+        self.line = Some(Line::new(epoch, spec, now, &last));
+    }
+
+    /// Everybody who had a place loses it, and waits for the next line ahead of those who have none yet.
+    fn line_down(&mut self, now: Micros, reason: String, planned: bool, out: &mut Vec<Action>) {
+        self.line = None;
+        let mut interrupted = Vec::new();
+        for sequence in self.live.drain() {
+            match Pending::interrupted(sequence, &reason, planned) {
+                Ok(pending) => interrupted.push(pending),
+                Err((request, error)) => out.push(Action::Failed { request, error }),
+            }
+        }
+        self.waiting.line_lost(now, interrupted);
+        self.lost = reason;
+        if self.config.repair_within_us == 0 {
+            self.give_up(now, out);
+        }
+    }
+
+    /// Whoever has waited too long for another line ends.
+    fn give_up(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let within = self.config.repair_within_us;
+        out.extend(self.waiting.give_up(now, within).into_iter().map(|pending| {
+            let (request, error) = pending.given_up(within, &self.lost);
+            Action::Failed { request, error }
+        }));
+    }
+
+    /// Whoever's deadline has passed ends, waiting or not.
+    fn end_late(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let failed = |(request, error)| Action::Failed { request, error };
+        out.extend(self.waiting.late(now).into_iter().map(|p| failed(p.too_late())));
+        for no in self.live.late(now) {
+            if let Some(sequence) = self.live.of(no) {
+                let error = RequestError::TooLate { generated: sequence.generated() };
+                out.push(failed((sequence.request, error)));
+                self.end(now, no);
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Micros, out: &mut Vec<Action>) {
+        self.give_up(now, out);
+        self.end_late(now, out);
+        if let Some(line) = &mut self.line
+            && !line.faulted
+            && let Some(fault) = line.overdue(now)
+        {
+            line.faulted = true;
+            out.push(Action::LineFault(fault));
+        }
+    }
+
+    fn results(&mut self, now: Micros, results: Results, out: &mut Vec<Action>) {
+        let Some(line) = &mut self.line else { return };
+        if line.epoch != results.epoch || line.faulted {
+            return;
+        }
+        let ubatch = results.ubatch;
+        if let Err(what) = self.accept(now, results, out) {
+            if let Some(line) = &mut self.line {
+                line.faulted = true;
+            }
+            out.push(Action::LineFault(LineFault::Unexpected { ubatch, what }));
+        }
+    }
+
+    /// Hands rows to their sequences; an error says what the line did wrong.
+    fn accept(
+        &mut self,
+        now: Micros,
+        results: Results,
+        out: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        for row in results.rows {
+            let no = self.oldest_in_flight(results.ubatch)?.claim(&row)?;
+            match row.value {
+                RowValue::Sampled(token) => self.token(now, no, token, out),
+                RowValue::Failed(reason) => self.no_token(now, no, reason, out),
+                RowValue::Logits(values) | RowValue::Hidden(values) => {
+                    self.logits(now, no, row.pos, values, out);
+                }
+            }
+        }
+        let oldest = self.oldest_in_flight(results.ubatch)?;
+        let outstanding = oldest.wanted.len();
+        let Some(line) = &mut self.line else { return Ok(()) };
+        line.last_progress = now;
+        let Some(times) = results.done else { return Ok(()) };
+        if outstanding > 0 {
+            return Err(format!("it ended with {outstanding} wanted rows missing"));
+        }
+        if times.len() != line.spec.n_stages {
+            return Err(format!(
+                "times of {} stages, the line has {}",
+                times.len(),
+                line.spec.n_stages
+            ));
+        }
+        if let Some(done) = line.in_flight.pop_front() {
+            line.times.observe(done.n_rows, now.saturating_sub(done.sent_at), &times);
+            for (no, end) in done.computed {
+                if let Some(sequence) = self.live.get_mut(no) {
+                    sequence.note_computed(end);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn oldest_in_flight(&mut self, ubatch: u64) -> Result<&mut InFlight, String> {
+        let oldest = self.line.as_mut().and_then(|line| line.in_flight.front_mut());
+        match oldest {
+            Some(oldest) if oldest.id == ubatch => Ok(oldest),
+            Some(oldest) => Err(format!("ubatch {} has to end first", oldest.id)),
+            None => Err("nothing is in flight".to_owned()),
+        }
+    }
+
+    /// A sampled token of a sequence that may have ended meanwhile.
+    fn token(&mut self, now: Micros, no: SeqNo, token: SampledToken, out: &mut Vec<Action>) {
+        let Some(sequence) = self.live.get_mut(no) else { return };
+        let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
+        let (max_tokens, is_stop) = (*max_tokens, stop_tokens.contains(&token.id));
+        (sequence.awaiting, sequence.mu) = (false, token.mu);
+        let (request, index) = (sequence.request, sequence.generated());
+        let reason = if is_stop {
+            FinishReason::Stop(token)
+        } else {
+            sequence.push(token.id);
+            out.push(Action::Token { request, index, token });
+            if index + 1 < max_tokens {
+                self.live.ready.push_back(no);
+                return;
+            }
+            FinishReason::Length
+        };
+        let generated = sequence.generated();
+        self.end(now, no);
+        out.push(Action::Finished { request, reason, generated });
+    }
+
+    /// A row that gives no token ends its sequence, if that has not ended by itself, and no other. Nothing
+    /// that it left behind begins another.
+    fn no_token(&mut self, now: Micros, no: SeqNo, reason: String, out: &mut Vec<Action>) {
+        let Some(sequence) = self.live.remove(no) else {
+            // It ended meanwhile, and what it left behind may be kept.
+            return self.with_line(|line| line.discard_kept(no));
+        };
+        self.with_line(|line| line.discard(&sequence));
+        self.waiting.note_end(now);
+        let error = RequestError::NoToken { reason, generated: sequence.generated() };
+        out.push(Action::Failed { request: sequence.request, error });
+    }
+
+    fn logits(&mut self, now: Micros, no: SeqNo, pos: u32, row: Vec<f32>, out: &mut Vec<Action>) {
+        let Some(sequence) = self.live.get_mut(no) else { return };
+        let request = sequence.request;
+        let rows_before = if sequence.rows_wanted() == 1 { 0 } else { pos };
+        if rows_before < sequence.rows_returned {
+            // It was reported before its line was lost, and came again with the whole text.
+            return;
+        }
+        sequence.rows_returned += 1;
+        let all = sequence.rows_returned == sequence.rows_wanted();
+        out.push(Action::Logits { request, pos, row });
+        if all {
+            self.end(now, no);
+            out.push(Action::Finished { request, reason: FinishReason::LogitsDone, generated: 0 });
+        }
+    }
+
+    /// Admits who fits and sends until the line is full or nothing is left to send.
+    fn fill_line(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if self.line.as_ref().is_some_and(Line::is_parting) {
+            return self.go_on_parting(now, out);
+        }
+        let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
+        while let Some(at) = self.waiting.turn(&self.live.owners, line)
+            && let Some(next) = self.waiting.get(at)
+            && line.has_room(&next.request)
+            && !self.live.has_suspect()
+            && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
+            && let Some(next) = self.waiting.take(at)
+        {
+            admit(&self.config, line, &mut self.live, next, out);
+        }
+        while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
+            out.push(Action::Send(ubatch));
+        }
+    }
+
+    /// Microseconds of computing one ubatch after which a stage of this line is stuck, for the ubatches in
+    /// flight; `None` where nothing was measured yet, or there is no line.
+    #[inline]
+    pub fn stuck_after(&self) -> Option<Micros> {
+        self.line.as_ref()?.stuck_after()
+    }
+
+    /// Rows past their sequences' prompts in a ubatch in flight; 0 for one that is not.
+    #[inline]
+    pub fn decode_rows(&self, ubatch: u64) -> u32 {
+        self.in_flight(ubatch).map_or(0, |u| u.decode_rows)
+    }
+
+    /// For a ubatch in flight that has prompt rows while sequences decode: the longest time from one token of
+    /// a sequence to the next. It follows from the stage times that were known when the ubatch was composed.
+    #[inline]
+    pub fn gap_bound(&self, ubatch: u64) -> Option<Micros> {
+        self.in_flight(ubatch)?.gap_bound
+    }
+
+    fn in_flight(&self, ubatch: u64) -> Option<&in_flight::InFlight> {
+        self.line.as_ref()?.in_flight.iter().rev().find(|u| u.id == ubatch)
+    }
+
+    /// A snapshot for metrics.
+    pub fn stats(&self) -> Stats {
+        let decoding = self.live.n_decoding();
+        let mut stats = Stats {
+            waiting: self.waiting.len(),
+            suspect_alone: self.live.has_suspect()
+                || self.waiting.front().is_some_and(|next| sequence::is_suspect(next.losses)),
+            prefilling: self.live.len() - decoding,
+            decoding,
+            ..Stats::default()
+        };
+        if let Some(line) = &self.line {
+            let sizing = Sizing { times: &line.times, spec: &line.spec, config: &self.config };
+            stats.groups = sizing.decode_groups(decoding, line.groups).count;
+            stats.in_flight = line.in_flight.len();
+            (stats.blocks_used, stats.blocks_total) =
+                (line.blocks.n_running(), line.blocks.total());
+            stats.blocks_kept = line.blocks.n_kept_only();
+            (stats.slots_used, stats.slots_total) = (line.n_running(), line.spec.n_slots);
+            (stats.kept, stats.kept_total) = (line.kept.len() as u32, line.spec.n_kept);
+            let costs = line.times.costs().unwrap_or_default();
+            stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
+        }
+        stats
+    }
+
+    /// Whether a sequence of a line before this one waits for its state, or for a place where it is put back.
+    #[inline]
+    pub fn is_restoring(&self) -> bool {
+        self.live.is_restoring() || self.waiting.interrupted().any(|p| p.restorable.is_some())
+    }
+
+    /// Whether nothing is live, waiting or in flight.
+    pub fn is_idle(&self) -> bool {
+        let in_flight = self.line.as_ref().map_or(0, |line| line.in_flight.len());
+        self.live.len() == 0 && self.waiting.len() == 0 && in_flight == 0
+    }
+
+    /// When nothing is live, every page and slot must be free, or held for a kept sequence, and every queue
+    /// empty. After [`Event::ClearKept`] there is no kept sequence either: [`Stats::kept`] says so.
+    pub fn check_idle(&self) -> Result<(), Leak> {
+        let Stats { waiting, blocks_used, slots_used, in_flight, .. } = self.stats();
+        let (live, prefilling, ready) =
+            (self.live.len(), self.live.prefilling.len(), self.live.ready.len());
+        let ops = self.line.as_ref().map_or(0, |line| line.ops.len());
+        let counts = [
+            ("sequences are live", live),
+            ("requests wait", waiting),
+            ("ubatches are in flight", in_flight),
+            ("blocks are taken", blocks_used as usize),
+            ("slots are taken", slots_used as usize),
+            ("sequences queue for prefill", prefilling),
+            ("sequences queue for decode", ready),
+            ("copies and closes are unsent", ops),
+        ];
+        let left: Vec<String> =
+            counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+        if left.is_empty() { Ok(()) } else { Err(Leak(left.join(", "))) }
+    }
+}
+
+/// Gives a request its places and the end of the prefill queue.
+fn admit(
+    config: &SchedConfig,
+    line: &mut Line,
+    live: &mut Live,
+    pending: Pending,
+    out: &mut Vec<Action>,
+) {
+    if live.prefilling.is_empty() {
+        line.burst_rows = 0;
+    }
+    let (again, restorable) = (pending.interrupted, pending.restorable);
+    let mut sequence = line.admit(pending);
+    line.name(config, live, &mut sequence);
+    if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
+        return checkpoints::begin_restore(line, live, sequence, (name, len), out);
+    }
+    line.burst_rows += u64::from(sequence.prompt_left());
+    let request = sequence.request;
+    if again {
+        out.push(Action::Replayed { request, tokens: sequence.own_left() });
+    } else if sequence.reused > 0 {
+        out.push(Action::Reused { request, tokens: sequence.reused });
+    }
+    live.insert(sequence);
+}

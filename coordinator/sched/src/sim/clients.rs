@@ -1,0 +1,437 @@
+//! Simulated clients: what they ask and when, and whether they get what they were promised.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use brigade_engine::batch::{AdapterUse, Guidance, SamplerSetup, SamplingParams};
+
+use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
+use super::rng::{Rng, mix};
+use crate::{Action, FinishReason, Micros, Request, RequestError, RequestId, Share, Work};
+
+/// First token of the first client that wants logits; tokens of others are below it.
+const LOGITS_CLIENT: u32 = 1 << 20;
+
+/// One client's request.
+#[derive(Clone, Debug, Default)]
+pub struct SimRequest {
+    /// When it is submitted.
+    pub at: Micros,
+    /// Whose tokens the prompt begins with (as far as that client knows them by then), and with how
+    /// many of them at most.
+    pub after: Option<(usize, u32)>,
+    /// Prompt tokens of its own, after those.
+    pub prompt: u32,
+    /// Tokens to generate; `None`: the prompt's logits instead.
+    pub max_tokens: Option<u32>,
+    /// When the client goes away, if it has not got everything by then.
+    pub cancel_at: Option<Micros>,
+    /// Whose it is beside others.
+    pub share: Share,
+    /// How long after its submission it is wanted.
+    pub within: Option<Micros>,
+    /// Number of the adapter that its rows pass through, if they do.
+    pub adapter: Option<u32>,
+    /// Whether it does without copies of its state.
+    pub without_copies: bool,
+    /// Tokens of the prompt that guides its draws, the same ones for all clients. Not of those that want logits.
+    pub guide: Option<u32>,
+}
+
+impl SimRequest {
+    /// Its adapters.
+    fn adapters(&self) -> Arc<[AdapterUse]> {
+        self.adapter.into_iter().map(|adapter| AdapterUse { adapter, scale: 1.0 }).collect()
+    }
+}
+
+/// All that clients do in one simulation.
+#[derive(Clone, Debug, Default)]
+pub struct Workload {
+    /// Requests; their index is their id.
+    pub requests: Vec<SimRequest>,
+    /// A generated token ends its sequence once in this many; 0: never.
+    pub stop_every: u64,
+}
+
+impl Workload {
+    /// `n` equal requests at time 0.
+    pub fn at_once(n: usize, prompt: u32, max_tokens: u32) -> Self {
+        let request = SimRequest { prompt, max_tokens: Some(max_tokens), ..SimRequest::default() };
+        Self { requests: vec![request; n], stop_every: 0 }
+    }
+
+    /// `n` conversations of `turns` turns that take turns, 5 s apart: each prompt is all that was said
+    /// before and `prompt` tokens more. `keep` of the last answer's tokens are repeated as they were; a
+    /// template may rewrite the others.
+    pub fn chats(n: usize, turns: usize, prompt: u32, max_tokens: u32, keep: u32) -> Self {
+        let requests = (0..n * turns).map(|i| {
+            let turn = i / n;
+            let said = (prompt + max_tokens) * turn as u32;
+            SimRequest {
+                at: 5_000_000 * i as u64,
+                after: (turn > 0).then(|| (i - n, said - max_tokens + keep)),
+                prompt: if turn > 0 { prompt + max_tokens - keep } else { prompt },
+                max_tokens: Some(max_tokens),
+                ..SimRequest::default()
+            }
+        });
+        Self { requests: requests.collect(), stop_every: 0 }
+    }
+
+    /// `n` requests of all kinds: short and long, bursts and pauses, stops, cancellations, and prompts that
+    /// begin as others did.
+    pub fn random(seed: u64, n: usize) -> Self {
+        let mut rng = Rng::new(seed);
+        let (mut at, mut requests) = (0, Vec::<SimRequest>::new());
+        let longest = [40, 400, 3_000][rng.between(0, 2) as usize];
+        let pause = [0, 20_000, 500_000][rng.between(0, 2) as usize];
+        for i in 0..n as u64 {
+            at += if rng.one_in(3) { rng.between(0, pause) } else { 0 };
+            let prompt = 1 + rng.between(0, longest).min(rng.between(0, longest)) as u32;
+            let max_tokens = (!rng.one_in(10)).then(|| rng.between(1, 80) as u32);
+            let cancel_at = rng.one_in(5).then(|| at + rng.between(0, 2_000_000));
+            let other = rng.between(i.saturating_sub(8), i.saturating_sub(1)) as usize;
+            let begins = rng.between(0, longest.min(800)) as u32;
+            let after = (i > 0 && !rng.one_in(3)).then_some((other, begins));
+            // Mostly as those whose tokens the prompt begins with. Not drawn from `rng`: what is drawn from that is as it
+            // was before there were adapters.
+            let drawn = mix(seed ^ mix(i));
+            let own = (drawn % 5 < 2).then_some((drawn % 5) as u32);
+            let same =
+                after.filter(|_| !drawn.is_multiple_of(8)).map(|(other, _): (usize, u32)| other);
+            let adapter = same.map_or(own, |other| requests[other].adapter);
+            let without_copies = drawn >> 32 & 7 == 0;
+            let rest = SimRequest { adapter, without_copies, ..SimRequest::default() };
+            requests.push(SimRequest { at, after, prompt, max_tokens, cancel_at, ..rest });
+        }
+        Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
+    }
+
+    /// The same with one in `one_in` of those that want tokens guided, by prompts of up to `longest` tokens.
+    pub fn guided(mut self, seed: u64, one_in: u64, longest: u32) -> Self {
+        let mut rng = Rng::new(seed ^ 0x9_01de);
+        for request in self.requests.iter_mut().filter(|r| r.max_tokens.is_some()) {
+            let n = rng.between(1, longest.into()) as u32;
+            request.guide = rng.one_in(one_in).then_some(n);
+        }
+        self
+    }
+}
+
+/// The first `n` tokens of what guides.
+fn guide_tokens(n: u32) -> Vec<u32> {
+    (0..n).map(|i| 1 + (mix(0x9_01de ^ u64::from(i) << 40) % 31_000) as u32).collect()
+}
+
+/// How a client's request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All it asked for.
+    Finished,
+    /// The line was lost under it.
+    Failed,
+    /// It never started.
+    Rejected,
+    /// The client went away.
+    Cancelled,
+}
+
+/// One client and what it got so far.
+#[derive(Debug)]
+pub struct Client {
+    /// What it asked.
+    pub request: SimRequest,
+    /// Prompt, then the tokens received.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt, those of others included.
+    pub n_prompt: u32,
+    /// Tokens of the prompt that the line did not compute again.
+    pub reused: u32,
+    /// Times that it went on after its line was lost.
+    pub replays: u32,
+    /// Tokens that its present line computes as a prompt: the prompt, and what it had before that line.
+    n_known: u32,
+    /// When each generated token (or logits row) came.
+    pub received: Vec<Micros>,
+    /// When and how it ended.
+    pub ended: Option<(Micros, Ending)>,
+    submitted: bool,
+}
+
+impl Client {
+    fn new(index: usize, request: SimRequest) -> Self {
+        let token = |i: u32| 1 + (mix((index as u64) << 32 | u64::from(i)) % 31_000) as u32;
+        let mut tokens: Vec<u32> = (0..request.prompt).map(token).collect();
+        // A stage's sequence is traced to its client by its sampler, or by this.
+        if request.max_tokens.is_none() {
+            tokens[0] = LOGITS_CLIENT + index as u32;
+        }
+        let n_prompt = request.prompt;
+        let (received, ended, submitted) = (Vec::new(), None, false);
+        let (reused, replays, n_known) = (0, 0, n_prompt);
+        Self { request, tokens, n_prompt, reused, replays, n_known, received, ended, submitted }
+    }
+
+    fn is_live(&self) -> bool {
+        self.submitted && self.ended.is_none()
+    }
+
+    /// Longest time between two tokens.
+    pub fn longest_gap(&self) -> Micros {
+        self.received.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
+    }
+}
+
+/// All clients of a simulation.
+#[derive(Debug)]
+pub(super) struct Clients {
+    pub all: Vec<Client>,
+    stop_every: u64,
+    /// Those submitted, in order.
+    submitted: Vec<usize>,
+}
+
+impl Clients {
+    pub fn new(workload: &Workload) -> Self {
+        let numbered = workload.requests.iter().cloned().enumerate();
+        Self {
+            all: numbered.map(|(i, request)| Client::new(i, request)).collect(),
+            stop_every: workload.stop_every,
+            submitted: Vec::new(),
+        }
+    }
+
+    pub fn submit(&mut self, now: Micros, index: usize) -> Request {
+        self.submitted.push(index);
+        let begin = match self.all[index].request {
+            SimRequest { after: Some((other, n)), max_tokens: Some(_), .. }
+                if self.all[other].request.max_tokens.is_some() =>
+            {
+                let said = &self.all[other].tokens;
+                said[..said.len().min(n as usize)].to_vec()
+            }
+            _ => Vec::new(),
+        };
+        let client = &mut self.all[index];
+        client.submitted = true;
+        client.tokens.splice(..0, begin);
+        client.n_prompt = client.tokens.len() as u32;
+        client.n_known = client.n_prompt;
+        let (params, seed) = (SamplingParams::greedy(), index as u64);
+        let work = match client.request.max_tokens {
+            None => Work::Logits,
+            Some(max_tokens) => Work::Generate {
+                max_tokens,
+                sampler: Arc::new(SamplerSetup {
+                    params,
+                    seed,
+                    top_logprobs: None,
+                    guidance: client.request.guide.map(|_| Guidance { scale: 2.0 }),
+                    ..SamplerSetup::default()
+                }),
+                stop_tokens: [STOP_TOKEN].into(),
+            },
+        };
+        let label = format!("client {index}").into();
+        let SimRequest { share, within, .. } = client.request;
+        let deadline = within.map(|within| now + within);
+        let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
+        let adapters = client.request.adapters();
+        let guide = client.request.guide.map(|n| guide_tokens(n).into());
+        let copied = !client.request.without_copies;
+        Request { id, label, prompt, work, adapters, share, deadline, copied, guide }
+    }
+
+    /// The client goes away; whether it was still waiting for something.
+    pub fn cancel(&mut self, now: Micros, index: usize) -> bool {
+        let waiting = self.all[index].is_live();
+        if waiting {
+            self.all[index].ended = Some((now, Ending::Cancelled));
+        }
+        waiting
+    }
+
+    /// Checks an action that concerns a client.
+    pub fn observe(&mut self, now: Micros, action: &Action) -> Result<(), String> {
+        let id = match action {
+            Action::Send(_) | Action::Parted => return Ok(()),
+            Action::LineFault(fault) => return Err(format!("line fault: {fault}")),
+            Action::Reused { request, .. }
+            | Action::Replayed { request, .. }
+            | Action::Restore { request, .. }
+            | Action::Token { request, .. }
+            | Action::Logits { request, .. }
+            | Action::Finished { request, .. }
+            | Action::Failed { request, .. }
+            | Action::Rejected { request, .. } => request.0,
+        };
+        let client = &mut self.all[id as usize];
+        if !client.is_live() {
+            return Err(format!("client {id} is not waiting for {action:?}"));
+        }
+        let what = client.take(now, action, self.stop_every);
+        what.map_err(|what| format!("client {id}: {what}"))
+    }
+
+    /// Whether a request has not ended.
+    pub fn waits(&self, request: RequestId) -> bool {
+        self.all.get(request.0 as usize).is_some_and(Client::is_live)
+    }
+
+    /// Requests submitted and not ended.
+    pub fn n_live(&self) -> usize {
+        self.all.iter().filter(|c| c.is_live()).count()
+    }
+
+    /// Whose an open sequence is: nobody's once its client is served.
+    fn client_of(&self, open: OpenSequence<'_>) -> Option<&Client> {
+        let first = open.tokens.first().and_then(|token| token.checked_sub(LOGITS_CLIENT));
+        let index = open.seed.or(first.map(u64::from))?;
+        self.all.get(index as usize).filter(|client| client.is_live())
+    }
+
+    /// Of the sequences open on the line: how many clients still wait for.
+    pub fn served<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
+        open.filter(|open| self.client_of(*open).is_some()).count()
+    }
+
+    /// Of the sequences open on the line: how many have tokens that were not sent yet.
+    pub fn unsent<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
+        let known = |open: &OpenSequence<'_>| {
+            let client = self.client_of(*open);
+            client.is_some_and(|client| client.tokens.len() > open.tokens.len())
+        };
+        open.filter(known).count()
+    }
+
+    /// Of the sequences open on the line: how many are past their prompt and still wanted.
+    pub fn decoding<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
+        let past = |open: &OpenSequence<'_>| {
+            self.client_of(*open).is_some_and(|client| {
+                client.request.max_tokens.is_some() && open.tokens.len() >= client.n_known as usize
+            })
+        };
+        open.filter(past).count()
+    }
+
+    /// Whether position `pos` of a sequence on the line is past what was known when it got its place.
+    pub fn is_past_prompt(&self, open: Option<OpenSequence<'_>>, pos: u32) -> bool {
+        open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_known)
+    }
+
+    /// Of the live clients in order of submission, the last `waiting` wait: the pages and the slots that the others
+    /// need, and those that the first one waiting needs.
+    pub fn demand(&self, waiting: usize, page: u32) -> Option<[(u64, u64); 2]> {
+        let live = self.submitted.iter().map(|&i| &self.all[i]).filter(|c| c.is_live());
+        let needs = |client: &Client| {
+            let generated = client.request.max_tokens.unwrap_or(0);
+            let pages = |prompt: u32| u64::from(prompt + generated).div_ceil(page.into());
+            let guide = client.request.guide;
+            (pages(client.n_prompt) + guide.map_or(0, pages), 1 + u64::from(guide.is_some()))
+        };
+        let needs: Vec<(u64, u64)> = live.map(needs).collect();
+        let running = needs.len().checked_sub(waiting)?;
+        let sum = |of: fn(&(u64, u64)) -> u64| needs[..running].iter().map(of).sum();
+        Some([(sum(|n| n.0), sum(|n| n.1)), *needs.get(running)?])
+    }
+
+    /// Endings, counted.
+    pub fn endings(&self) -> Result<BTreeMap<&'static str, usize>, String> {
+        let mut counts = BTreeMap::new();
+        for (index, client) in self.all.iter().enumerate() {
+            let Some((_, ending)) = client.ended else {
+                return Err(format!("client {index} got no end: {:?}", client.request));
+            };
+            let name = match ending {
+                Ending::Finished => "finished",
+                Ending::Failed => "failed",
+                Ending::Rejected => "rejected",
+                Ending::Cancelled => "cancelled",
+            };
+            *counts.entry(name).or_insert(0) += 1;
+        }
+        Ok(counts)
+    }
+}
+
+impl Client {
+    /// The token that comes next.
+    fn next(&self, stop_every: u64) -> u32 {
+        let guide = self
+            .request
+            .guide
+            .map(guide_tokens)
+            .map(|prompt| [prompt.as_slice(), &self.tokens[self.n_prompt as usize..]].concat());
+        let both = [self.tokens.as_slice(), &guide.unwrap_or_default()].concat();
+        next_token(&both, &self.request.adapters(), stop_every)
+    }
+
+    fn take(&mut self, now: Micros, action: &Action, stop_every: u64) -> Result<(), String> {
+        match action {
+            Action::Reused { tokens, .. } => {
+                let generates = self.request.max_tokens.is_some();
+                let due = generates && self.reused == 0 && self.received.is_empty();
+                check(due && (1..self.n_prompt).contains(tokens), || format!("{tokens} reused"))?;
+                self.reused = *tokens;
+            }
+            Action::Replayed { tokens, .. } => {
+                self.replays += 1;
+                self.n_known = self.tokens.len() as u32;
+                check(*tokens <= self.n_known, || format!("{tokens} replayed"))?;
+            }
+            Action::Restore { tokens, .. } => {
+                let known = self.tokens.starts_with(tokens) && tokens.len() < self.tokens.len();
+                check(known, || format!("goes back to {} tokens", tokens.len()))?;
+            }
+            Action::Token { index, token, .. } => {
+                let expected = self.next(stop_every);
+                check(token.id == expected, || format!("token {} for {expected}", token.id))?;
+                let due = self.received.len() as u32;
+                check(*index == due, || format!("token {index} came as number {due}"))?;
+                self.tokens.push(token.id);
+                self.received.push(now);
+            }
+            Action::Logits { pos, .. } => {
+                let due = self.received.len() as u32;
+                check(*pos == due, || format!("row {pos} came as number {due}"))?;
+                self.received.push(now);
+            }
+            Action::Finished { reason, generated, .. } => {
+                let got = self.received.len() as u32;
+                let right = match reason {
+                    FinishReason::Stop(_) => self.next(stop_every) == STOP_TOKEN,
+                    FinishReason::Length => self.request.max_tokens == Some(got),
+                    FinishReason::LogitsDone => got == self.n_prompt,
+                };
+                check(right, || format!("ended after {got}: {reason:?}"))?;
+                let counted = if self.request.max_tokens.is_some() { got } else { 0 };
+                check(*generated == counted, || format!("{generated} reported, {counted} came"))?;
+                self.ended = Some((now, Ending::Finished));
+            }
+            Action::Failed { error: RequestError::Displaced { .. }, .. } => {
+                check(self.received.is_empty(), || "it had a place and was displaced".to_string())?;
+                self.ended = Some((now, Ending::Rejected));
+            }
+            Action::Failed { error: RequestError::TooLate { .. }, .. } => {
+                let due = self.request.within.map(|within| self.request.at + within);
+                check(due.is_some_and(|due| due <= now), || "too late too early".to_string())?;
+                self.ended = Some((now, Ending::Failed));
+            }
+            Action::Failed { error, .. } => {
+                // Two lost lines are waited out, whatever happens.
+                check(self.replays >= 2, || {
+                    format!("failed after {} replays: {error}", self.replays)
+                })?;
+                self.ended = Some((now, Ending::Failed));
+            }
+            Action::Rejected { .. } => self.ended = Some((now, Ending::Rejected)),
+            Action::Send(_) | Action::Parted | Action::LineFault(_) => {}
+        }
+        Ok(())
+    }
+}
+
+fn check(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}

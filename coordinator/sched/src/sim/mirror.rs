@@ -1,0 +1,310 @@
+//! What every simulated stage keeps: slots, pages, lengths, and what lies in them. It applies ubatches as a
+//! real stage would, refuses what one would refuse, and makes up the rows that the last stage returns.
+//!
+//! State is modelled in both ways that layers keep it. For attention there are the tokens that were written
+//! into pages. For recurrent layers there are the tokens that a slot has taken in. The two are compared
+//! whenever a sequence is read. So a page that was given to two sequences is found, and so is a copy of the
+//! wrong state.
+//!
+//! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the
+//! line was fed the right tokens in the right order, through the right adapters. Where a guide is, it is a hash of both
+//! sequences' tokens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use brigade_engine::batch::{
+    AdapterUse, BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId,
+    TokenMark, UBatch, Want,
+};
+use brigade_spec::Prefixes;
+
+use super::rng::mix;
+use crate::LineSpec;
+
+/// The token that ends a sequence.
+pub(super) const STOP_TOKEN: u32 = 0;
+
+/// Made-up tokens are `1..VOCAB`, or [`STOP_TOKEN`] once in a workload's `stop_every`.
+const VOCAB: u64 = 32_000;
+
+/// The token after `tokens`, whose rows passed through `adapters`.
+pub(super) fn next_token(tokens: &[u32], adapters: &[AdapterUse], stop_every: u64) -> u32 {
+    let of_adapters =
+        adapters.iter().fold(0x5eed, |hash, used| mix(hash ^ u64::from(used.adapter)));
+    let hash = tokens.iter().fold(of_adapters, |hash, &t| mix(hash ^ u64::from(t)));
+    if stop_every > 0 && mix(hash).is_multiple_of(stop_every) {
+        return STOP_TOKEN;
+    }
+    (1 + hash % (VOCAB - 1)) as u32
+}
+
+/// An open slot, as others see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenSequence<'a> {
+    /// Seed of the sampler it was opened with, which names whose it is; kept copies have none.
+    pub seed: Option<u64>,
+    /// Tokens of its positions.
+    pub tokens: &'a [u32],
+}
+
+#[derive(Debug)]
+struct OpenSlot {
+    seed: Option<u64>,
+    /// Its draws need a guide.
+    is_guided: bool,
+    blocks: Vec<u32>,
+    /// All it has absorbed: what a recurrent state stands for.
+    tokens: Vec<u32>,
+    /// The ubatch that a token was asked of and that is not back.
+    awaiting: Option<u64>,
+    /// What its rows pass through besides the model.
+    adapters: Arc<[AdapterUse]>,
+}
+
+/// The stages' bookkeeping, checked.
+#[derive(Debug)]
+pub(super) struct Mirror {
+    spec: LineSpec,
+    open: BTreeMap<SlotId, OpenSlot>,
+    /// Tokens that lie in each page that was ever written.
+    pages: BTreeMap<u32, Vec<u32>>,
+    next_id: u64,
+    stop_every: u64,
+}
+
+impl Mirror {
+    pub fn new(spec: LineSpec, stop_every: u64) -> Self {
+        let (open, pages) = (BTreeMap::new(), BTreeMap::new());
+        Self { spec, open, pages, next_id: 0, stop_every }
+    }
+
+    pub fn n_open(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Applies a ubatch as it is sent (stages run them in this order) and returns its rows.
+    pub fn apply(&mut self, ubatch: &UBatch) -> Result<Vec<RowOutput>, String> {
+        ensure(ubatch.id == self.next_id, || {
+            format!("ubatch {} after {}", ubatch.id, self.next_id)
+        })?;
+        self.next_id += 1;
+        let rows = ubatch.n_rows();
+        ensure(rows <= self.spec.max_rows as usize, || format!("{rows} rows in a ubatch"))?;
+        let mut sources = BTreeSet::new();
+        for op in &ubatch.ops {
+            self.apply_op(op, &mut sources)?;
+        }
+        let mut seen = BTreeSet::new();
+        let (mut out, mut guide) = (Vec::new(), None);
+        for part in &ubatch.parts {
+            ensure(seen.insert(part.slot), || format!("{:?} twice in a ubatch", part.slot))?;
+            ensure(!part.tokens.is_empty(), || format!("empty part of {:?}", part.slot))?;
+            self.apply_part(ubatch.id, part, &mut guide, &mut out)?;
+        }
+        ensure(guide.is_none(), || "a guide before no draw".to_string())?;
+        Ok(out)
+    }
+
+    /// `ubatch` is back at the coordinator. Its slots may belong to others by now.
+    pub fn returned(&mut self, ubatch: u64) {
+        for slot in self.open.values_mut().filter(|slot| slot.awaiting == Some(ubatch)) {
+            slot.awaiting = None;
+        }
+    }
+
+    /// An open sequence that has computed nothing gets the state after `tokens`.
+    pub fn put_back(&mut self, slot: SlotId, tokens: Vec<u32>) -> Result<(), String> {
+        let per_page = self.spec.block_positions as usize;
+        let open = self.open.get_mut(&slot);
+        let open = open.ok_or_else(|| format!("a state for {slot:?}, which is not open"))?;
+        ensure(open.tokens.is_empty(), || format!("a state for {slot:?}, which has one"))?;
+        for (chunk, block) in tokens.chunks(per_page).zip(&open.blocks) {
+            let mut page = chunk.to_vec();
+            page.resize(per_page, u32::MAX);
+            self.pages.insert(*block, page);
+        }
+        open.tokens = tokens;
+        self.read_back(slot)
+    }
+
+    /// The open sequence in `slot`.
+    pub fn sequence(&self, slot: SlotId) -> Option<OpenSequence<'_>> {
+        self.open.get(&slot).map(OpenSlot::sequence)
+    }
+
+    /// Each open sequence.
+    pub fn sequences(&self) -> impl Iterator<Item = OpenSequence<'_>> {
+        self.open.values().map(OpenSlot::sequence)
+    }
+
+    /// `sources`: what was copied from in this ubatch, whose pages the copy may have taken over.
+    fn apply_op(&mut self, op: &SeqOp, sources: &mut BTreeSet<SlotId>) -> Result<(), String> {
+        match op {
+            SeqOp::Open { slot, blocks, sampler, .. } => {
+                self.open_slot(*slot, blocks, sampler.as_deref(), Vec::new())
+            }
+            SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
+                let tokens = self.copied(*src, *len as usize, blocks)?;
+                self.open_slot(*dst, blocks, sampler.as_deref(), tokens)?;
+                let adapters = self.open[src].adapters.clone();
+                self.open.entry(*dst).and_modify(|open| open.adapters = adapters);
+                sources.insert(*src);
+                self.read_back(*dst)
+            }
+            SeqOp::Close { slot } => {
+                if !sources.remove(slot) {
+                    self.read_back(*slot)?;
+                }
+                let closed = self.open.remove(slot);
+                ensure(closed.is_some(), || format!("close of {slot:?}, which is not open"))
+            }
+            SeqOp::Adapt { slot, adapters } => {
+                let open = self.open.get_mut(slot).filter(|open| open.tokens.is_empty());
+                let open = open.ok_or_else(|| {
+                    format!("adapters for {slot:?}, which is not open or has rows")
+                })?;
+                open.adapters = adapters.clone();
+                Ok(())
+            }
+            SeqOp::Name { slot, .. } => {
+                ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
+            }
+            SeqOp::Checkpoint { slot, len, mark, .. } => {
+                self.read_back(*slot)?;
+                let tokens = &self.open[slot].tokens;
+                let whole = self.spec.prefixes == Prefixes::Whole;
+                let there = tokens.get(..*len as usize).filter(|some| !whole || some == tokens);
+                ensure(there.map(TokenMark::of) == Some(*mark), || {
+                    format!("a checkpoint of {slot:?} at {len}, it has {}", tokens.len())
+                })
+            }
+            SeqOp::Truncate { .. } => Err(format!("unexpected {op:?}")),
+        }
+    }
+
+    fn open_slot(
+        &mut self,
+        slot: SlotId,
+        blocks: &[BlockId],
+        sampler: Option<&SamplerSetup>,
+        tokens: Vec<u32>,
+    ) -> Result<(), String> {
+        let n_slots = self.spec.n_slots + self.spec.n_kept;
+        ensure(slot.0 < n_slots, || format!("open of {slot:?}: no such slot"))?;
+        let blocks: Vec<u32> = blocks.iter().map(|b| b.0).collect();
+        for block in &blocks {
+            ensure(*block < self.spec.n_blocks, || format!("no such page {block}"))?;
+        }
+        let distinct: BTreeSet<_> = blocks.iter().collect();
+        ensure(distinct.len() == blocks.len(), || format!("{slot:?} has a page twice"))?;
+        let seed = sampler.map(|sampler| sampler.seed);
+        let is_guided = sampler.is_some_and(|sampler| sampler.guidance.is_some());
+        let adapters = Arc::from([]);
+        let fresh = OpenSlot { seed, is_guided, blocks, tokens, awaiting: None, adapters };
+        ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
+    }
+
+    /// Copies the first `len` positions of `src` to pages `to`, page by page, and returns what a
+    /// recurrent state copied from it stands for.
+    fn copied(&mut self, src: SlotId, len: usize, to: &[BlockId]) -> Result<Vec<u32>, String> {
+        self.read_back(src)?;
+        let source = &self.open[&src];
+        let have = source.tokens.len();
+        ensure(len <= have, || format!("{len} of {have} positions of {src:?} copied"))?;
+        ensure(len == have || self.spec.prefixes == Prefixes::All, || {
+            format!("{src:?} has a state at {have} only, not at {len}")
+        })?;
+        let n_pages = len.div_ceil(self.spec.block_positions as usize);
+        ensure(to.len() >= n_pages, || format!("{} pages for {len} positions", to.len()))?;
+        for (&from, to) in source.blocks[..n_pages].iter().zip(to) {
+            if from != to.0 {
+                self.pages.insert(to.0, self.pages[&from].clone());
+            }
+        }
+        // All of it: a state has no way back to `len`.
+        Ok(source.tokens[..if self.spec.prefixes == Prefixes::All { len } else { have }].to_vec())
+    }
+
+    /// Whether the pages of an open sequence hold what it has absorbed.
+    fn read_back(&self, name: SlotId) -> Result<(), String> {
+        let Some(slot) = self.open.get(&name) else {
+            return Err(format!("{name:?} is not open"));
+        };
+        let per_page = self.spec.block_positions as usize;
+        for (i, (tokens, block)) in slot.tokens.chunks(per_page).zip(&slot.blocks).enumerate() {
+            let held = self.pages.get(block).map_or(&[][..], |page| &page[..tokens.len()]);
+            ensure(held == tokens, || {
+                format!("page {block}, number {i} of {name:?}, holds another's positions")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// `guide`: what the guide before this part has absorbed, and its adapters.
+    fn apply_part(
+        &mut self,
+        ubatch: u64,
+        part: &SeqPart,
+        guide: &mut Option<(Vec<u32>, Arc<[AdapterUse]>)>,
+        out: &mut Vec<RowOutput>,
+    ) -> Result<(), String> {
+        let name = part.slot;
+        let per_page = self.spec.block_positions as usize;
+        let Some(slot) = self.open.get_mut(&name) else {
+            return Err(format!("rows of {name:?}, which is not open"));
+        };
+        ensure(slot.awaiting.is_none(), || {
+            format!("{name:?} is in two ubatches while it decodes")
+        })?;
+        ensure(part.pos as usize == slot.tokens.len(), || {
+            format!("{name:?} continues at {}, it has {} positions", part.pos, slot.tokens.len())
+        })?;
+        let (end, room) = (slot.tokens.len() + part.tokens.len(), slot.blocks.len() * per_page);
+        ensure(end <= room, || format!("{name:?} outgrew its {room} positions"))?;
+        for &token in &part.tokens {
+            let pos = slot.tokens.len();
+            let page = self.pages.entry(slot.blocks[pos / per_page]);
+            page.or_insert_with(|| vec![u32::MAX; per_page])[pos % per_page] = token;
+            slot.tokens.push(token);
+            if part.want == Want::Logits {
+                let value = RowValue::Logits(vec![f32::from(token as u16)]);
+                out.push(RowOutput { slot: name, pos: pos as u32, value });
+            }
+        }
+        let before = guide.take();
+        let is_guided = part.want == Want::Sample && slot.is_guided;
+        ensure(before.is_some() == is_guided, || {
+            format!(
+                "{name:?} is guided: {is_guided}, a guide stands before it: {}",
+                before.is_some()
+            )
+        })?;
+        if part.want == Want::Guide {
+            slot.awaiting = Some(ubatch);
+            *guide = Some((slot.tokens.clone(), slot.adapters.clone()));
+            self.read_back(name)?;
+        } else if part.want == Want::Sample {
+            slot.awaiting = Some(ubatch);
+            let (before, its) = before.unwrap_or_else(|| (Vec::new(), slot.adapters.clone()));
+            ensure(its == slot.adapters, || format!("{name:?}'s guide has other adapters"))?;
+            let both = [slot.tokens.as_slice(), &before].concat();
+            let id = next_token(&both, &slot.adapters, self.stop_every);
+            let value =
+                RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+            out.push(RowOutput { slot: name, pos: end as u32 - 1, value });
+            self.read_back(name)?;
+        }
+        Ok(())
+    }
+}
+
+impl OpenSlot {
+    fn sequence(&self) -> OpenSequence<'_> {
+        OpenSequence { seed: self.seed, tokens: &self.tokens }
+    }
+}
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}
