@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_line::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, LineEvent, OwnName, Patience, Source, StageOptions,
 };
-use brigade_coordinator::model::Model;
-use brigade_coordinator::plan::{Balance, Checkpoint};
-use brigade_engine::gguf::Gguf;
+use brigade_line::model::Model;
 use brigade_model_tests::golden::Golden;
+use brigade_plan::{Balance, Checkpoint};
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, KvType, PrepareRequest, StageSpec, WireType};
 use brigade_proto::failure::{Failure, FailureKind};

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_engine::batch::SamplingParams;
+use brigade_engine::batch::SamplingParams;
 use brigade_line::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
-use brigade_coordinator::driver::{self, DriverConfig};
-use brigade_coordinator::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
-use brigade_coordinator::meter::Meter;
-use brigade_coordinator::model::Model;
-use brigade_coordinator::plan::{Balance, Checkpoint};
-use brigade_coordinator::request::{Drawing, Limits, Request};
-use brigade_coordinator::sched::SchedConfig;
-use brigade_engine::batch::SamplingParams;
+use brigade_line::driver::{self, DriverConfig};
+use brigade_line::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
+use brigade_line::meter::Meter;
+use brigade_line::model::Model;
+use brigade_line::request::{Drawing, Limits, Request};
 use brigade_model_tests::golden::Golden;
+use brigade_plan::{Balance, Checkpoint};
 use brigade_proto::control::{KvType, WireType};
+use brigade_sched::SchedConfig;
 use brigade_tests::fakes::in_runtime;
 use brigade_tests::process::Running;
 use tokio_util::sync::CancellationToken;

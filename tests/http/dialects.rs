@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use brigade_coordinator::dialect::detect::detect;
-use brigade_coordinator::dialect::parser::Options;
-use brigade_coordinator::dialect::{Dialect, Event, Parser, Shape, Tool, Tools};
+use brigade_dialect::detect::detect;
+use brigade_dialect::parser::Options;
+use brigade_dialect::{Dialect, Event, Parser, Shape, Tool, Tools};
 use brigade_text::{ChatTemplate, TemplateTokens};
 use serde_json::{Value, json};
 

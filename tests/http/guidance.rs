@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use brigade_engine::batch::{Guidance, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::kernels::KvType;
 use brigade_engine::sample::log_probs;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig, into_token};
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::process::{Server, run, synth};
 use serde_json::{Value, json};
 

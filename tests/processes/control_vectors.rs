@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{Golden, VectorRecipe, rows_of, same_bits};
 use brigade_model_tests::line::{Line, LineConfig};
 use brigade_tests::process::{Running, run};
@@ -16,7 +15,7 @@ fn folder() -> PathBuf {
 
 /// A vector of a model, for all of its layers that can have one.
 fn vector(model: &Path, name: &str, recipe: &VectorRecipe) -> PathBuf {
-    let spec = arch::describe(&Gguf::open(model).unwrap()).unwrap();
+    let spec = brigade_models::describe(&Gguf::open(model).unwrap()).unwrap();
     let path = folder().join(format!("{name}.gguf"));
     recipe.make(spec.n_embd, 1..spec.n_layer(), &path);
     path
@@ -70,7 +69,7 @@ fn workers_get_the_vectors_of_their_layers() {
 
 fn what_does_not_fit_is_refused_before_a_worker_starts() {
     let path = Golden::repository().named("llama");
-    let spec = arch::describe(&Gguf::open(&path).unwrap()).unwrap();
+    let spec = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap();
     let wide = folder().join("width.gguf");
     VectorRecipe { seed: 1, scale: 1.0 }.make(spec.n_embd + 1, 1..2, &wide);
     let output =

@@ -7,12 +7,11 @@
 
 use std::path::Path;
 
-use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::npy;
+use brigade_gguf::{Gguf, npy};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::{Entry, Golden};
 use brigade_model_tests::line;
+use brigade_spec::ModelSpec;
 use brigade_tests::process::run;
 
 fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {

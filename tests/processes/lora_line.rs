@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{Golden, rows_of, same_bits};
 use brigade_model_tests::line::{Line, LineConfig};
+use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::older::Older;
 use brigade_tests::process::{Running, Server, get, run, signal, synth};
 use serde_json::{Value, json};

@@ -6,8 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::text::Tokenizer;
+use brigade_gguf::Gguf;
 use brigade_model_tests::line::{Line, LineConfig};
 use brigade_tests::process::run;
 use brigade_text::Tokenizer;

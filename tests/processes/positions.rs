@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use brigade_coordinator::model::Model;
+use brigade_line::model::Model;
 use brigade_model_tests::golden::Golden;
 
 /// Positions of the table that `synth` gives the golden sizes.

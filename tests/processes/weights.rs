@@ -4,8 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_tests::process::{Running, run};
 

@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use brigade_coordinator::plan::{
+use brigade_engine::kernels::KvType;
+use brigade_plan::{
     Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
     WorkerFacts, plan, plan_by_hand, plan_line,
 };
-use brigade_engine::kernels::KvType;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_synth::{Arch, FileType, Shape, Spec};
 
 /// The reference model of the benchmarks in Q4_K_M: 32 layers, and a head worth more than two of them.
 fn reference() -> ModelFacts {

@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_coordinator::plan::{ModelFacts, Plan, PlanSettings, parse_cluster_file, plan};
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
+use brigade_plan::{ModelFacts, Plan, PlanSettings, parse_cluster_file, plan};
 use brigade_synth::{Arch, FileType, Shape, Spec};
 use brigade_tests::process::run;
 use serde_json::Value;

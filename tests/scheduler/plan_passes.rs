@@ -1,9 +1,9 @@
 //! Models that go through their layers more than once: the plan counts the weights of a layer once for each stage, whatever
 //! passes through it the stage has.
 
-use brigade_coordinator::plan::{ModelFacts, PlanSettings, WorkerFacts, plan};
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
+use brigade_plan::{ModelFacts, PlanSettings, WorkerFacts, plan};
 use brigade_synth::{Arch, FileType, Shape, Spec};
 
 /// Facts of a synthetic model, from its header.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use brigade_coordinator::plan::{
+use brigade_plan::{
     LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
 };
 use proptest::prelude::*;
@@ -81,7 +81,7 @@ fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64
         }
         let (first, last) = (r.start == 0, r.end == n);
         let batch = f64::from(s.decode_batch);
-        let (mut bytes, mut us) = (brigade_coordinator::plan::PROCESS_BYTES, 0.0);
+        let (mut bytes, mut us) = (brigade_plan::PROCESS_BYTES, 0.0);
         bytes += u64::from(s.max_rows) * (1000 + if last { 4000 } else { 0 });
         for l in &model.layers[r.clone()] {
             let positions = u64::from(plan.capacity.n_blocks * s.block_positions);
@@ -124,7 +124,7 @@ proptest! {
         match plan(&model, &workers, &settings) {
             Ok(plan) => {
                 let none = PlanSettings { keep: 0, ..settings };
-                let without = brigade_coordinator::plan::plan(&model, &workers, &none).unwrap();
+                let without = brigade_plan::plan(&model, &workers, &none).unwrap();
                 prop_assert_eq!(plan.capacity.n_blocks, without.capacity.n_blocks);
                 prop_assert!(slowest(&plan) <= slowest(&without) * (1.0 + 1e-9));
                 prop_assert!(plan.capacity.n_kept <= keep);

@@ -1,7 +1,7 @@
 //! What the scheduler keeps and reuses, under simulation. The promises of `sched_sim` are checked here too:
 //! every token that a client gets follows from its own prompt.
 
-use brigade_coordinator::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
+use brigade_sched::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
 use brigade_spec::Prefixes;
 
 /// Prompt tokens a turn adds, and tokens of an answer.

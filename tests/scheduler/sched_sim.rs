@@ -11,7 +11,6 @@
 //!
 //! `cargo test --release --test scheduler -- sched_sim::busy` prints the tables.
 
-use brigade_engine::state::Prefixes;
 use brigade_sched::sim::{
     Client, Ending, LinkModel, Nature, Outcome, Rng, Sim, SimRequest, Spells, StageModel, Workload,
 };

@@ -3,9 +3,9 @@
 
 use std::fs::File;
 
-use brigade_coordinator::plan::{ModelFacts, SequenceBytes};
 use brigade_engine::kernels::KvType;
 use brigade_gguf::{Gguf, GgufWriter};
+use brigade_plan::{ModelFacts, SequenceBytes};
 use brigade_quant::GgmlType;
 use brigade_spec::StateSpec;
 use brigade_tests::process::run;

@@ -1,6 +1,6 @@
 //! The text side of a model that is in no file: for tests, those of the crates above included.
 
-use brigade_engine::text::{ChatTemplate, SpecialIds, TemplateTokens, Tokenizer, VocabData};
+use brigade_text::{ChatTemplate, SpecialIds, TemplateTokens, Tokenizer, VocabData};
 
 use crate::text_model::TextModel;
 

@@ -6,6 +6,8 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
+use brigade_line::handle::{Failure, SubmitError};
+use brigade_line::request::RequestError;
 use brigade_text::TextError;
 use serde_json::{Value, json};
 

@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use brigade_dialect::text_model::TextModel;
 use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::heads::Heads;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_plan::{ModelFacts, default_keep};
 use brigade_proto::limits::MAX_ROWS;
 use brigade_spec::{ModelError, ModelSpec};
 use brigade_text::TextError;

@@ -8,6 +8,8 @@
 //! experts, those are read that the ubatch's rows are expected to choose, if all experts are equally likely.
 //! Every link carries the bytes of its own cut.
 
+use brigade_sched::sim::{LinkModel, Nature, Outcome, Sim, StageModel, Workload};
+use brigade_sched::{LineSpec, SchedConfig};
 use brigade_spec::Prefixes;
 use serde::Serialize;
 

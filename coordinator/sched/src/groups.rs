@@ -174,8 +174,8 @@ fn waiting(n_stages: usize, variation: f64, slack: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sched::timing::LineTimes;
-    use crate::sched::{LineSpec, SchedConfig, StageTime};
+    use crate::timing::LineTimes;
+    use crate::{LineSpec, SchedConfig, StageTime};
     use brigade_spec::Prefixes;
 
     /// A line of `n_stages` that has seen ubatches of these sizes, with times `± vary`.

@@ -14,6 +14,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use brigade_gguf::Gguf;
+use brigade_http::router;
+use brigade_line::metrics;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;

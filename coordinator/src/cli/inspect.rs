@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use brigade_gguf::{ArrayRef, Gguf, Value};
+use brigade_line::model::Model;
+use brigade_plan::{ModelFacts, SequenceBytes, format_bytes};
 use brigade_proto::net::with_causes;
 use clap::Args;
 use serde::Serialize;

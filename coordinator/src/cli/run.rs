@@ -6,7 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
+use brigade_dialect::text_model::{Chat, TextModel};
 use brigade_gguf::Gguf;
+use brigade_line::generation::{End, Generation, Part};
+use brigade_line::handle::Failure;
+use brigade_line::meter::{Stretch, summarise};
+use brigade_line::request::{Drawing, Guiding, Request};
+use brigade_plan::ModelFacts;
 use brigade_text::TextError;
 use clap::Args;
 use serde_json::{Value, json};

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_gguf::Gguf;
+use brigade_plan::format_bytes;
 use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, write_telling};
 use clap::Args;
 use serde_json::json;

@@ -8,7 +8,7 @@ use brigade_gpu::{ConvSpans, Gpu, GpuBuffer, GpuError, MambaSpans, Span, SsdSpan
 use super::values::Values;
 use crate::kernels::{
     Compute, Conv, DeviceError, DeviceFault, DeviceMemory, KernelError, MambaScan, PackedMatrix,
-    Ssd, Vector, Wkv7Weights,
+    Ssd, Wkv7Weights,
 };
 use crate::quant::GgmlType;
 
@@ -80,15 +80,6 @@ pub(super) trait OnGpu {
     /// # Panics
     /// If it has no memory left.
     fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Self::Spans<'a>;
-}
-
-/// A vector's copy with a GPU.
-pub(super) fn copy_of<'a>(vector: &'a Vector, gpu: &Gpu) -> Span<'a> {
-    let copy = |values: &[f32]| match gpu.keep_soon(bytemuck::cast_slice(values)) {
-        Ok(buffer) => buffer,
-        Err(error) => panic!("no memory for a vector of weights: {error}"),
-    };
-    vector.kept::<GpuBuffer>(copy).span()
 }
 
 impl OnGpu for Conv {

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
+use brigade_plan::{Checkpoint, Plan, PlanError, PlanSettings, plan_line};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareReply, PrepareRequest,
     StageSpec, TensorRef,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
+use brigade_sched::LineSpec;
 use brigade_spec::{ModelError, Prefixes};
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;

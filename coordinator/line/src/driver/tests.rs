@@ -1,6 +1,7 @@
 //! The driver, with a line that the test plays.
 
 use brigade_proto::pipeline::{self as pb, LaneFrame, lane_frame, row_result, seq_op};
+use brigade_sched::LineSpec;
 use brigade_spec::Prefixes;
 use tokio::sync::{oneshot, watch};
 

@@ -87,25 +87,7 @@ impl<T: PageType> Op for Span<'_, '_, T> {
                 at += if queries[0].n_visible <= page.start {
                     1
                 } else {
-                    // As many sums as the registers hold: sixteen, or six where a vector takes more
-                    // than one.
-                    if const { S::TILE >= 8 } {
-                        match queries.len() {
-                            8.. => page.step::<S, 8, 2>(s, &q, at, queries, states),
-                            4.. => page.step::<S, 4, 4>(s, &q, at, queries, states),
-                            2.. => page.step::<S, 2, 4>(s, &q, at, queries, states),
-                            _ => page.step::<S, 1, 4>(s, &q, at, queries, states),
-                        }
-                    } else if const { S::TILE > 1 } {
-                        match queries.len() {
-                            6.. => page.step::<S, 6, 1>(s, &q, at, queries, states),
-                            4.. => page.step::<S, 4, 1>(s, &q, at, queries, states),
-                            2.. => page.step::<S, 2, 2>(s, &q, at, queries, states),
-                            _ => page.step::<S, 1, 4>(s, &q, at, queries, states),
-                        }
-                    } else {
-                        page.step::<S, 1, 4>(s, &q, at, queries, states)
-                    }
+                    page.most(s, &q, at, queries, states)
                 };
             }
         }
@@ -181,6 +163,37 @@ struct Weights<const R: usize> {
 }
 
 impl<E: Element> Page<'_, E> {
+    /// [`Page::step`] of as many queries from `at` on as the registers hold sums for: sixteen, or six where a vector takes
+    /// more than one. Returns how many.
+    #[inline(always)]
+    fn most<S: Simd>(
+        &self,
+        s: S,
+        q: &Queries,
+        at: usize,
+        queries: &[Query<'_>],
+        states: &mut [f32],
+    ) -> usize {
+        // Conditions that are constants come first: steps that a set does not take are not compiled for it.
+        if const { S::TILE >= 8 } {
+            match queries.len() {
+                8.. => self.step::<S, 8, 2>(s, q, at, queries, states),
+                4.. => self.step::<S, 4, 4>(s, q, at, queries, states),
+                2.. => self.step::<S, 2, 4>(s, q, at, queries, states),
+                _ => self.step::<S, 1, 4>(s, q, at, queries, states),
+            }
+        } else if const { S::TILE > 1 } {
+            match queries.len() {
+                6.. => self.step::<S, 6, 1>(s, q, at, queries, states),
+                4.. => self.step::<S, 4, 1>(s, q, at, queries, states),
+                2.. => self.step::<S, 2, 2>(s, q, at, queries, states),
+                _ => self.step::<S, 1, 4>(s, q, at, queries, states),
+            }
+        } else {
+            self.step::<S, 1, 4>(s, q, at, queries, states)
+        }
+    }
+
     /// Adds this page to the states of the queries `at..at + R` of `q`, all of which see some of
     /// it; `G` vectors of each are kept in registers at once. Returns `R`.
     #[inline(always)]

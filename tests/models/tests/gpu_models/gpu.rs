@@ -7,10 +7,10 @@ use std::sync::Mutex;
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
 use brigade_engine::device::{DeviceName, Devices, GpuOptions, gpus};
 use brigade_engine::kernels::NUMERICS_UNFUSED;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::{Golden, argmax, relative_error, same_bits};
 use brigade_model_tests::line::{self, Line, LineConfig};
+use brigade_synth::{AdapterSpec, write_adapter};
 
 /// What computes the bits that a GPU has to compute.
 const UNFUSED: &str = "unfused";

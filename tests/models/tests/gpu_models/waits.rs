@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::device::gpus;
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
+use brigade_synth::{AdapterSpec, write_adapter};
 
 /// Models, and how often the host waits at most: some of each kind of block and of residual.
 const AT_MOST: [(&str, u64); 34] = [

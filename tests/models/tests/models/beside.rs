@@ -3,11 +3,10 @@
 //! positions or pools that an index chose; in HRM-Text the vector of the stack that waits; in Granite Switch the adapters of
 //! rows. A cut carries what is read behind it, and no bit depends on where it is.
 
-use brigade_engine::arch::{self, ModelSpec};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::state::StateSpec;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
+use brigade_spec::{ModelSpec, StateSpec};
 
 fn describe(model: &str) -> ModelSpec {
     brigade_models::describe(&Gguf::open(Golden::repository().named(model)).unwrap()).unwrap()

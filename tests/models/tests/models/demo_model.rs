@@ -6,11 +6,9 @@
 
 use std::path::PathBuf;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
-use brigade_engine::npy;
-use brigade_engine::text::{ChatTemplate, TemplateInput, Tokenizer};
+use brigade_gguf::{Gguf, npy};
 use brigade_model_tests::line::{Line, LineConfig};
+use brigade_text::{ChatTemplate, TemplateInput, Tokenizer};
 use serde_json::Value;
 
 /// What the repository, and so the binary, gives the model at most.

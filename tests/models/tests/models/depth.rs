@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use brigade_engine::arch::{self, Residual};
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
+use brigade_spec::Residual;
 
 /// More than one ubatch of 512.
 const PROMPT: u32 = 600;

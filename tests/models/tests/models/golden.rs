@@ -11,13 +11,12 @@
 //! The models run on the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names
 //! (`avx512`, `avx2`, `neon`, `reference`).
 
-use brigade_engine::arch::{self, BlockSpec, LayerSpec, ModelSpec};
-use brigade_engine::gguf::Gguf;
-use brigade_engine::state::StateSpec;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{
     Adapted, Encoders, Entry, Golden, NOT_RUN, Recipe, Steered, argmax, relative_error, same_bits,
 };
 use brigade_model_tests::line::{self, Line, LineConfig};
+use brigade_spec::{BlockSpec, LayerSpec, ModelSpec, StateSpec};
 
 const F32_LIMIT: f64 = 1e-4;
 const QUANT_LIMIT: f64 = 3e-2;

@@ -15,11 +15,11 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::quant::GgmlType;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{Entry, Golden, adler32, argmax, relative_error, same_bits};
 use brigade_model_tests::line::{self, Line, LineConfig};
+use brigade_quant::GgmlType;
+use brigade_synth::{Arch, FileType, Shape, Spec};
 
 const LIMIT: f64 = 3e-2;
 const ARGMAX_SHARE: f64 = 0.9;

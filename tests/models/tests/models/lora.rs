@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::gguf::{Gguf, GgufWriter};
-use brigade_engine::quant::GgmlType;
-use brigade_engine::synth::{AdapterSpec, write_adapter};
+use brigade_gguf::{Gguf, GgufWriter};
 use brigade_model_tests::golden::{Adapted, Golden, argmax, relative_error_of, same_bits};
 use brigade_model_tests::kinds::unquantised;
 use brigade_model_tests::line::{self, Line, LineConfig};
+use brigade_quant::GgmlType;
+use brigade_synth::{AdapterSpec, write_adapter};
 
 /// Rows of logits: as in the golden tests.
 const LIMIT: f64 = 1e-4;

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use brigade_engine::gguf::Gguf;
-use brigade_engine::synth::{self, Arch, FileType, Shape, Spec};
+use brigade_gguf::Gguf;
 use brigade_model_tests::line::{Line, LineConfig};
+use brigade_synth::{Arch, FileType, Shape, Spec};
 
 /// Alignment of the data behind a header.
 const ALIGNMENT: usize = 32;

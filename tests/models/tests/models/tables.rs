@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use brigade_engine::arch;
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{self, Line, LineConfig};
 

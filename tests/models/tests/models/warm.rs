@@ -2,7 +2,7 @@
 //! repository, whole and cut, over ubatches of the same sizes.
 
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
-use brigade_engine::gguf::Gguf;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
 
