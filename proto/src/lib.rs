@@ -54,17 +54,17 @@ pub const SOFTWARE: &str = concat!("brigade ", env!("CARGO_PKG_VERSION"));
 /// Control plane messages and services, generated from `control.proto`.
 #[allow(missing_docs, clippy::all, reason = "generated code")]
 pub mod control {
-    tonic::include_proto!("brigade.control");
+    include!("../generated/brigade.control.rs");
 }
 
 /// Messages and service of checkpoints, generated from `copies.proto`.
 #[allow(missing_docs, clippy::all, reason = "generated code")]
 pub mod copies {
-    tonic::include_proto!("brigade.copies");
+    include!("../generated/brigade.copies.rs");
 }
 
 /// Data plane messages and services, generated from `pipeline.proto`.
 #[allow(missing_docs, clippy::all, reason = "generated code")]
 pub mod pipeline {
-    tonic::include_proto!("brigade.pipeline");
+    include!("../generated/brigade.pipeline.rs");
 }

@@ -1,6 +1,7 @@
 //! Whole models on a GPU: the bits of the kernel table `unfused`, wherever a line is cut, alone and beside CPU workers.
 //! Machines without a Vulkan driver skip. With fast math the bits are others: that is measured.
 
+use brigade_gguf::Gguf;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
