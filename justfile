@@ -13,7 +13,7 @@ fix:
 
 # One architecture against llama.cpp's golden logits: just test-model qwen3
 test-model NAME:
-    cargo test --release --workspace --test golden --test golden_types -- --nocapture {{NAME}}
+    BRIGADE_TEST_MODEL={{NAME}} cargo test --release --workspace --test golden golden_models -- --nocapture
 
 # Tests over HTTP.
 test-http:
@@ -25,9 +25,10 @@ test-gpu:
     cargo test --release -p brigade-gpu
     .ci/gpu
 
-# Documents that are made from code, written anew.
+# Documents and the scheduler's scripts, as far as they are made from code, written anew.
 bless:
     BRIGADE_BLESS=1 cargo test --release --workspace --test arch_table
+    BRIGADE_UPDATE_GOLDEN=1 cargo test --release --workspace --test sched_scripts
 
 # Everything that a change must pass, then the suites for nights.
 nightly:
