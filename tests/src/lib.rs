@@ -1,8 +1,9 @@
 //! What the end-to-end tests share: real processes, fake and hostile peers, lines of stages, golden models,
-//! and simulated lines.
+//! simulated lines, and the documents.
 
 pub mod bench;
 pub mod browser;
+pub mod documents;
 pub mod each;
 pub mod fakes;
 pub mod golden;
