@@ -344,10 +344,10 @@ impl Page {
     /// Waits until every server of the page has a line.
     fn wait_up(&self, place: &str) {
         let begin = Instant::now();
-        for ((machine, _), server) in self.running.iter().filter(|((_, what), _)| *what == "serve")
-        {
-            let is_up = || get(&format!("{}/health", server.ready)).is_ok_and(|r| r.status == 200);
-            while server.ready.starts_with("http://") && !is_up() {
+        let servers = self.running.iter().filter(|((_, command), _)| *command == "serve");
+        for ((machine, _), server) in servers {
+            let health = format!("{}/health", server.admin());
+            while !get(&health).is_ok_and(|reply| reply.status == 200) {
                 assert!(begin.elapsed() < PATIENCE, "{place}: {machine}'s line does not come up");
                 std::thread::sleep(Duration::from_millis(50));
             }
