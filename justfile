@@ -35,6 +35,7 @@ nightly:
     .ci/run
     cargo test --release --workspace --no-fail-fast -- --ignored --nocapture
     BRIGADE_TEST_ALL_PAIRS=1 cargo test --release -p brigade-gpu
+    if command -v mdbook >/dev/null; then mdbook build docs; else echo '!! SKIPPED: the manual as a book: no mdbook'; fi
 
 # Kernels, hops and a whole line, beside this machine's limits.
 bench:

@@ -264,8 +264,7 @@ impl Page {
         let path = [binaries].into_iter().chain(std::env::split_paths(&before));
         let mut command = Command::new("sh");
         command.args(["-c", line]).env("PATH", std::env::join_paths(path).unwrap());
-        command.env("BRIGADE_DATA_DIR", folder.join("data"));
-        command.env("XDG_CACHE_HOME", folder.join("cache")).env("HOME", &folder);
+        command.env_remove("BRIGADE_DATA_DIR").env_remove("XDG_CACHE_HOME").env("HOME", &folder);
         command.current_dir(folder).stdin(Stdio::null());
         command
     }
@@ -304,13 +303,15 @@ impl Page {
         for (from, to) in &self.table {
             line = line.replace(from, to);
         }
+        // What differs between machines by itself differs here by options.
         let at = ["desk", "lab", "attic"].iter().position(|name| *name == machine);
         if let (true, Some(at)) = (line.starts_with("brigade worker --join"), at) {
-            // What else differs between machines differs here by options.
-            line.push_str(&format!(
-                " --listen {} --name {machine} --threads 1",
-                self.table[2 + at].1
-            ));
+            let listen = &self.table[2 + at].1;
+            line.push_str(&format!(" --listen {listen} --name {machine} --threads 1"));
+        }
+        // Nobody makes a cluster for workers of its own machine, unless a data folder is named.
+        if line.starts_with("brigade serve") && line.contains("--control") {
+            line.push_str(" --data-dir ~/.local/share/brigade");
         }
         line.replacen("curl ", "curl -sS --fail-with-body --max-time 60 ", 1)
     }
@@ -321,13 +322,16 @@ impl Page {
         if let Some(old) = self.running.remove(&key) {
             old.stop(PATIENCE);
         }
-        let started = Running::spawn(self.shell(machine, &format!("exec {line}")), ready);
+        let started = Running::spawn(
+            self.shell(machine, &format!("unset XDG_DATA_HOME; exec {line}")),
+            ready,
+        );
         self.running.insert(key, started);
     }
 
     /// Runs what ends, and must end well.
     fn finish(&mut self, place: &str, machine: &str, line: &str) {
-        let output = self.shell(machine, line).output().unwrap();
+        let output = self.shell(machine, &format!("unset XDG_DATA_HOME; {line}")).output().unwrap();
         let Output { status, stdout, stderr } = &output;
         let (said, errors) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
         assert!(status.success(), "{place}: {line}\n{said}\n{errors}");
