@@ -22,6 +22,8 @@ const LONGEST: [(&str, usize, usize); 2] =
 const ALL_RUN: [&str; 3] = ["README.md", "docs/quickstart.md", "docs/cluster.md"];
 /// Histories, whose commands are those of their time.
 const OF_THEIR_TIME: [&str; 2] = ["CHANGELOG.md", "tests/benches/history/"];
+/// What explains the program's messages.
+const MESSAGES: &str = "docs/troubleshooting.md";
 /// How each page of the manual begins, behind its heading.
 const PROMISE: &str = "After this page you ";
 /// Lines that are left out of what is run, by how they begin, and why.
@@ -103,6 +105,36 @@ fn every_page_is_in_the_manual_and_says_what_it_is_good_for() {
         }
     }
     none("pages of the manual", &wrong);
+}
+
+/// The program's sources in one, with texts that go on in the next line put together.
+fn sources() -> String {
+    let (mut text, crates) = (String::new(), ["coordinator", "worker", "proto", "engine"]);
+    let mut folders: Vec<PathBuf> = crates.iter().map(|name| root().join(name)).collect();
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                let code = fs::read_to_string(&path).unwrap();
+                let mut pieces = code.split("\\\n");
+                text.push_str(pieces.next().unwrap_or_default());
+                pieces.for_each(|piece| text.push_str(piece.trim_start()));
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn messages_that_are_explained_are_the_programs() {
+    let (page, sources) = (fs::read_to_string(root().join(MESSAGES)).unwrap(), sources());
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let messages: Vec<&str> = cells.flat_map(|cell| cell.split('`').step_by(2)).collect();
+    assert!(messages.len() > 10, "{messages:?}");
+    let parts = messages.iter().flat_map(|message| message.split("...")).map(str::trim);
+    let unknown = parts.filter(|part| !sources.contains(part)).map(str::to_owned);
+    none(&format!("{MESSAGES}: nothing says this"), &unknown.collect::<Vec<_>>());
 }
 
 /// With this, every command line is run by a test below, or its block says that it is not.
