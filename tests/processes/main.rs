@@ -8,6 +8,7 @@ mod chat;
 mod commands;
 mod control_vectors;
 mod cuts;
+mod documents;
 mod failures;
 mod first_hour;
 mod first_words;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         commands,
         control_vectors,
         cuts,
+        documents,
         failures,
         first_hour,
         first_words,

@@ -1,7 +1,8 @@
-//! What the end-to-end tests share: real processes, fake and hostile peers, and simulated lines.
+//! What the end-to-end tests share: real processes, fake and hostile peers, simulated lines, and the documents.
 
 pub mod bench;
 pub mod browser;
+pub mod documents;
 pub mod fakes;
 pub mod hostile;
 pub mod liar;

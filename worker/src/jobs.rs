@@ -82,7 +82,7 @@ pub enum Job {
     Build(Build),
 }
 
-/// Makes a stage, with the weights that there are: told where it comes from to whoever asked for it.
+/// Makes a stage, reusing the weights that are in memory. It reports to the asker where each weight came from.
 pub struct Build(pub Box<dyn FnOnce(&mut KeptWeights) -> Built + Send>);
 
 /// What became of it: the stage, or `None` where it could not be built.

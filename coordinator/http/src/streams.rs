@@ -2,10 +2,10 @@
 //!
 //! A request with `"resumable": true` writes its events here, and clients read them from here: the one that asked, and
 //! one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the same
-//! POST again with that header). While nobody reads, the request goes on for [`KEPT_FOR`]; as long can its end be read.
-//! With a journal it also goes on after the coordinator was killed (`recover`): its tokens are the same ones, so its
-//! events are. A stream belongs to the API key that asked for it: others are told that there is none. `readers` has the
-//! addresses.
+//! POST again with that header). While nobody reads, the request goes on for [`KEPT_FOR`]. A stream that has ended can be
+//! read for the same time. With a journal it also goes on after the coordinator was killed (`recover`). Its tokens are then
+//! the same, and so are its events. A stream belongs to the API key that asked for it: others are told that there is none.
+//! `readers` has the addresses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

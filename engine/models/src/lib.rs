@@ -69,8 +69,8 @@ pub fn described(model: &Gguf) -> Result<Described<'_>, ModelError> {
 fn refusal(arch: &str) -> String {
     match refused().find(|(name, _)| *name == arch) {
         Some((_, reason)) => format!(
-            "architecture {arch:?}: {reason}. Take a model of an architecture that runs: README lists them \
-             (What runs)"
+            "architecture {arch:?}: {reason}. Take a model of an architecture that runs: docs/models.md \
+             lists them"
         ),
         None => format!("architecture {arch:?} (supported: {})", supported().join(", ")),
     }

@@ -1,5 +1,5 @@
-//! What crosses a cut: a token's row of the residual stream, and of what a model keeps beside it what somebody behind the
-//! cut reads.
+//! What crosses a cut. Every token's row of the residual stream does. A model may keep further rows beside it; those cross
+//! that a layer behind the cut reads.
 
 use super::{Beside, BlockKind, BoundarySpec, ChosenBy, KvFrom, ModelSpec};
 use brigade_shapes::PoolSizes;
@@ -28,8 +28,8 @@ impl ModelSpec {
         BoundarySpec { widths, exact }
     }
 
-    /// What is chosen of each row by the index of a layer before `layer` for the layers from there on; `None`: the first of
-    /// them that attends to some positions only has an index, or there is none.
+    /// The choice of positions that layers from `layer` on need from a layer before it. `None`: no such layer attends to
+    /// chosen positions, or the first that does has an index of its own.
     pub fn chosen_before(&self, layer: usize) -> Option<PoolSizes> {
         let mut blocks = self.layers[layer..].iter().flat_map(|layer| &layer.blocks);
         let first = blocks.find_map(|block| match &block.kind {

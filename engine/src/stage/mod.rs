@@ -471,7 +471,7 @@ impl LoadedBlock {
     }
 }
 
-/// Refuses parts that an encoder cannot device: it reads whole texts, and has no logits.
+/// Refuses parts that an encoder cannot compute: it reads whole texts, and has no logits.
 fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
     if let Some(part) = ub.parts.iter().find(|part| part.pos > 0) {
         let SeqPart { slot, pos, .. } = part;

@@ -452,23 +452,6 @@ fn fuzz_targets_lock_what_the_crates_need() {
     none("crates that tests/fuzz/Cargo.lock lacks (run `cargo metadata` in tests/fuzz)", &missing);
 }
 
-#[test]
-fn documents_link_to_what_exists() {
-    let mut broken = Vec::new();
-    for (name, path) in all_files().into_iter().filter(|(name, _)| name.ends_with(".md")) {
-        let text = fs::read_to_string(&path).expect("UTF-8 document");
-        let folder = path.parent().expect("a file lies in a folder");
-        for part in text.split("](").skip(1) {
-            let target = part.split([')', '#', ' ']).next().unwrap_or_default();
-            let outside = target.is_empty() || target.contains("://");
-            if !outside && !folder.join(target).exists() {
-                broken.push(format!("{name}: {target}"));
-            }
-        }
-    }
-    none("links to nothing", &broken);
-}
-
 /// Names in backticks of one column of KERNELS.md's table, each with its line.
 fn listed(column: usize) -> Vec<(String, String)> {
     let text = read("engine/gpu/KERNELS.md");

@@ -1,49 +1,115 @@
-//! README says of every architecture whether it runs, and the program gives the same reason where it does not.
+//! The tables of architectures in the manual are made from the program: what runs, with the error that was measured, and
+//! what does not, with the reason that the program gives. `BRIGADE_BLESS=1` writes them.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
 
 use brigade_gguf::{Gguf, GgufWriter};
+use brigade_model_tests::places::root;
 
-/// What README promises of the error against llama.cpp, which `golden` checks.
+/// What the manual promises of the error against llama.cpp, which the golden tests check.
 const LIMIT: f64 = 1e-4;
+/// The page, from the root.
+const PAGE: &str = "docs/models.md";
+/// What is said of each architecture that runs, and cannot be computed in a moment.
+const SAID: &str = "tests/data/architectures.txt";
 
-/// Rows of the tables under "What runs" by the names in their first cell: the cells behind it.
-fn rows() -> BTreeMap<String, Vec<String>> {
-    let readme = brigade_model_tests::places::root().join("README.md");
-    let text = std::fs::read_to_string(readme).unwrap();
-    let section = text.split("\n## ").find(|section| section.starts_with("What runs\n")).unwrap();
-    let mut rows = BTreeMap::new();
-    for line in section.lines().filter(|line| line.starts_with("| `")) {
-        let cells: Vec<String> =
-            line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
-        for name in cells[0].split(", ").map(|name| name.trim_matches('`').to_owned()) {
-            let twice = rows.insert(name.clone(), cells[1..].to_vec());
-            assert!(twice.is_none(), "{name} stands in two rows");
+/// One row: architectures of a kind.
+#[derive(Debug)]
+struct Row {
+    names: Vec<String>,
+    examples: String,
+    error: String,
+}
+
+/// The rows of a section of [`SAID`].
+fn said(section: &str) -> Vec<Row> {
+    let text = fs::read_to_string(root().join(SAID)).unwrap();
+    let lines = text.lines().skip_while(|line| *line != format!("[{section}]")).skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('['));
+    let rows = lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(|line| {
+        let [names, examples, error] = line.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("{SAID}: NAMES | EXAMPLES | ERROR is needed: {line}");
+        };
+        let names = names.split(' ').map(str::to_owned).collect();
+        Row { names, examples: examples.to_owned(), error: error.to_owned() }
+    });
+    rows.collect()
+}
+
+/// Names as a cell has them.
+fn cell<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
+}
+
+/// A table of what runs.
+fn running(section: &str, head: &str) -> String {
+    let mut table = format!("| {head} | for example | largest error |\n|---|---|---|\n");
+    for Row { names, examples, error } in said(section) {
+        let names = cell(names.iter().map(String::as_str));
+        table.push_str(&format!("| {names} | {examples} | {error} |\n"));
+    }
+    table
+}
+
+/// The table of what does not run: one row for each reason.
+fn refused() -> String {
+    let mut rows: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (name, reason) in brigade_models::refused() {
+        match rows.last_mut().filter(|(last, _)| *last == reason) {
+            Some((_, names)) => names.push(name),
+            None => rows.push((reason, vec![name])),
         }
     }
-    rows
+    let mut table = "| architecture | why not |\n|---|---|\n".to_owned();
+    for (reason, names) in rows {
+        table.push_str(&format!("| {} | {reason} |\n", cell(names)));
+    }
+    table
 }
 
-fn every_architecture_that_runs_stands_there_with_its_error() {
-    let rows = rows();
-    for name in brigade_models::supported() {
-        let cells = rows.get(name).unwrap_or_else(|| panic!("README does not list {name}"));
-        let error: f64 =
-            cells.last().unwrap().parse().unwrap_or_else(|_| panic!("{name}: {cells:?}"));
-        assert!(error > 0.0 && error <= LIMIT, "{name}: {error}");
+/// The page with a table put between its two markers.
+fn put(page: &str, name: &str, table: &str) -> String {
+    let (begin, end) = (format!("<!-- {name}: made "), format!("<!-- {name}: end -->"));
+    let at = page.find(&begin).unwrap_or_else(|| panic!("{PAGE}: no marker `{begin}`"));
+    let from = at + page[at..].find("-->\n").expect("a marker ends") + "-->\n".len();
+    let to = page.find(&end).unwrap_or_else(|| panic!("{PAGE}: no marker `{end}`"));
+    format!("{}{table}{}", &page[..from], &page[to..])
+}
+
+fn the_manual_has_the_programs_tables() {
+    let path: PathBuf = root().join(PAGE);
+    let page = fs::read_to_string(&path).unwrap();
+    let mut made = put(&page, "decoders", &running("decoders", "architecture"));
+    made = put(&made, "encoders", &running("encoders", "encoder"));
+    made = put(&made, "refused", &refused());
+    if std::env::var_os("BRIGADE_BLESS").is_some_and(|value| value == "1") {
+        fs::write(&path, made).unwrap();
+    } else {
+        assert!(
+            made == page,
+            "{PAGE} has other tables than the program: BRIGADE_BLESS=1 writes it"
+        );
     }
 }
 
-fn every_other_one_stands_there_with_its_reason() {
-    let rows = rows();
-    let mut n_listed = brigade_models::supported().len();
-    for (name, reason) in brigade_models::refused() {
-        assert!(!brigade_models::supported().contains(&name), "{name} runs");
-        let cells = rows.get(name).unwrap_or_else(|| panic!("README does not list {name}"));
-        assert_eq!(cells.last().unwrap(), reason, "{name}");
-        n_listed += 1;
+fn every_architecture_that_runs_stands_there_once_with_its_error() {
+    let rows: Vec<Row> = ["decoders", "encoders"].into_iter().flat_map(said).collect();
+    let mut named = BTreeSet::new();
+    for row in &rows {
+        let error: f64 = row.error.parse().unwrap_or_else(|_| panic!("{SAID}: {row:?}"));
+        assert!(error > 0.0 && error <= LIMIT, "{row:?}");
+        for name in &row.names {
+            assert!(named.insert(name.as_str()), "{SAID}: {name} stands in two rows");
+        }
     }
-    assert_eq!(rows.len(), n_listed, "README lists names that the program does not know");
+    let runs: BTreeSet<&str> = brigade_models::supported().into_iter().collect();
+    let lacking: Vec<_> = runs.difference(&named).collect();
+    assert!(lacking.is_empty(), "{SAID} lacks {lacking:?}");
+    let unknown: Vec<_> = named.difference(&runs).collect();
+    assert!(unknown.is_empty(), "{SAID} has what the program does not run: {unknown:?}");
 }
 
 fn a_file_of_another_architecture_is_refused_by_name_with_the_reason() {
@@ -56,9 +122,10 @@ fn a_file_of_another_architecture_is_refused_by_name_with_the_reason() {
         brigade_models::describe(&model).unwrap_err().to_string()
     };
     for (name, reason) in brigade_models::refused() {
+        assert!(!brigade_models::supported().contains(&name), "{name} runs");
         let message = refusal(name);
         assert!(message.contains(&format!("{name:?}")), "{message}");
-        assert!(message.contains(reason) && message.contains("README"), "{message}");
+        assert!(message.contains(reason) && message.contains(PAGE), "{message}");
     }
     let message = refusal("gpt5");
     assert!(message.contains("gpt5") && message.contains("qwen3moe"), "{message}");
@@ -66,7 +133,7 @@ fn a_file_of_another_architecture_is_refused_by_name_with_the_reason() {
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
-        every_architecture_that_runs_stands_there_with_its_error,
-        every_other_one_stands_there_with_its_reason,
+        the_manual_has_the_programs_tables,
+        every_architecture_that_runs_stands_there_once_with_its_error,
         a_file_of_another_architecture_is_refused_by_name_with_the_reason;
 ];
