@@ -13,29 +13,27 @@ fix:
 
 # One architecture against llama.cpp's golden logits: just test-model qwen3
 test-model NAME:
-    BRIGADE_TEST_MODEL={{NAME}} cargo test --release --workspace --test golden golden_models -- --nocapture
+    BRIGADE_TEST_MODEL={{NAME}} cargo test --release --workspace --test models -- golden::golden_models --nocapture
 
 # Tests over HTTP.
 test-http:
-    cargo test --release --workspace --test http --test http_limits --test keys --test https --test streams
+    cargo test --release --workspace --test http
 
 # The GPU's kernels, and real processes on the device vulkan:0.
 test-gpu:
     cargo test --release --workspace --no-run
-    cargo test --release -p brigade-gpu
+    cargo test --release --workspace --test vulkan --test gpu_models --test gpu
     .ci/gpu
 
-# Documents and the scheduler's scripts, as far as they are made from code, written anew.
+# Tables of the manual, the protocol's types and the scheduler's scripts, as far as they are made from others, written anew.
 bless:
-    BRIGADE_BLESS=1 cargo test --release --workspace --test arch_table
-    BRIGADE_UPDATE_GOLDEN=1 cargo test --release --workspace --test sched_scripts
+    BRIGADE_BLESS=1 cargo test --release --workspace --test models -- arch_table::
+    BRIGADE_BLESS=1 cargo test --release --workspace --test generated
+    BRIGADE_UPDATE_GOLDEN=1 cargo test --release --workspace --test scheduler -- sched_scripts::
 
-# Everything that a change must pass, then the suites for nights.
-nightly:
-    .ci/run
-    cargo test --release --workspace --no-fail-fast -- --ignored --nocapture
-    BRIGADE_TEST_ALL_PAIRS=1 cargo test --release -p brigade-gpu
-    if command -v mdbook >/dev/null; then mdbook build docs; else echo '!! SKIPPED: the manual as a book: no mdbook'; fi
+# What takes too long for every change, all of it or some of its parts: just nightly, just nightly losses crowds
+nightly *PARTS:
+    .ci/nightly {{PARTS}}
 
 # Kernels, hops and a whole line, beside this machine's limits.
 bench:

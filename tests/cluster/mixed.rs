@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_engine::batch::SamplingParams;
-use brigade_engine::batch::SamplingParams;
 use brigade_line::cluster::{
     self, ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };

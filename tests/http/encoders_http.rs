@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_engine::heads::Classifier;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Encoders;
 use brigade_tests::process::{Server, run};
 use serde_json::{Value, json};

@@ -142,5 +142,5 @@ fn first_tokens_beside_ten_times_the_load() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     alone:
         two_hundred_requests_of_one_key_do_not_make_another_wait,
-        first_tokens_beside_ten_times_the_load ignored("a measurement of a minute on a quiet machine: cargo test --release --test http -- --ignored fairness::");
+        first_tokens_beside_ten_times_the_load ignored("a measurement of a minute on a quiet machine: cargo test --release --workspace --test http -- --ignored fairness::");
 ];

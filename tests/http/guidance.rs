@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use brigade_engine::batch::{Guidance, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::kernels::KvType;
 use brigade_engine::sample::log_probs;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig, into_token};
 use brigade_synth::{AdapterSpec, write_adapter};

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Golden vectors from llama.cpp: the logits and greedy tokens of a small model, added to a folder of
-golden models (tests/data/golden) in the form that tests/src/golden.rs reads.
+golden models (tests/data/golden) in the form that tests/models/src/golden.rs reads.
 
     brigade synth --arch ARCH --size golden --quant F32 --out tests/data/golden/NAME.gguf
     python3 tests/oracle/golden.py tests/data/golden NAME

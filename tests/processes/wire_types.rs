@@ -8,9 +8,11 @@ use std::path::Path;
 
 use brigade_engine::batch::{Boundary, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::stage::StageOutput;
+use brigade_gguf::npy;
 use brigade_model_tests::line::{Line, LineConfig, into_logits};
 use brigade_proto::control::WireType;
 use brigade_proto::frame::{BoundaryShape, wire_row_bytes};
+use brigade_quant::GgmlType;
 use brigade_tests::process::{run, synth};
 use brigade_worker::wire::{BufferPool, boundary_from_wire, boundary_to_wire};
 

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use brigade_engine::kernels::KvType;
+use brigade_gguf::Gguf;
 use brigade_plan::{
     Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
     WorkerFacts, plan, plan_by_hand, plan_line,

@@ -29,6 +29,10 @@ use brigade_engine::batch::{
     AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
     SlotId, UBatch, Want,
 };
+use brigade_sched::{
+    Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
+    SchedConfig, Scheduler, Share, StageTime, Work,
+};
 use brigade_spec::Prefixes;
 
 /// A wanted row that gives no token.

@@ -1,5 +1,7 @@
 //! The choice of experts, the lists of their rows, and their products, beside the CPU's, bit for bit.
 
+use brigade_engine::device::Values;
+use brigade_quant::{GgmlType, quantize_row};
 use std::sync::Arc;
 
 use brigade_engine::kernels::{

@@ -1,6 +1,7 @@
 //! Products with fast math, whose bits are the device's own: held to products in f64 of the same weights and rows, by how
 //! far they are from them. Devices without matrix units for f16 skip.
 
+use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 use std::sync::Arc;
 
 use brigade_engine::kernels::{Compute, PackedMatrix};

@@ -1,7 +1,9 @@
 //! Products beside the CPU's, bit for bit, for every type of weights.
 
+use brigade_engine::device::{buffer_of, pack_with_gpu};
 use brigade_engine::kernels::{Compute, PackedMatrix};
 use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Product, Purpose, WeightType, Weights};
+use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 
 use crate::common::{
     QUANTS, Random, all_pairs, assert_same, compute, gpu, on, shapes_in_turn, values_of,

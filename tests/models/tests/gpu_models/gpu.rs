@@ -1,13 +1,13 @@
 //! Whole models on a GPU: the bits of the kernel table `unfused`, wherever a line is cut, alone and beside CPU workers.
 //! Machines without a Vulkan driver skip. With fast math the bits are others: that is measured.
 
-use brigade_gguf::Gguf;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
 use brigade_engine::device::{DeviceName, Devices, GpuOptions, gpus};
 use brigade_engine::kernels::NUMERICS_UNFUSED;
+use brigade_gguf::Gguf;
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::{Golden, argmax, relative_error, same_bits};
 use brigade_model_tests::line::{self, Line, LineConfig};

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use brigade_engine::batch::{SeqPart, SlotId, UBatch, Want};
 use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::stage::StageOutput;
+use brigade_gguf::{Gguf, GgufWriter};
 use brigade_model_tests::golden::{
     Encoders, Golden, Steered, VectorRecipe, argmax, relative_error_of, same_bits,
 };
 use brigade_model_tests::line::{Line, LineConfig, into_logits};
+use brigade_quant::GgmlType;
+use brigade_spec::ModelSpec;
 
 /// Rows of logits: as in the golden tests.
 const LIMIT: f64 = 1e-4;

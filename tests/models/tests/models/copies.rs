@@ -7,6 +7,7 @@
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::DeviceName;
 use brigade_engine::kernels::KV_PAGE;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::kinds::{Named, one_of_each_memory, unquantised};
 use brigade_model_tests::line::{Line, LineConfig, SLOT_POSITIONS, device_name, into_logits};

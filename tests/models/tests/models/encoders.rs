@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::heads::{Classifier, Heads};
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{Encoders, same_bits};
 use brigade_model_tests::line::{self, Line, LineConfig, into_hidden};
 

@@ -12,9 +12,11 @@ use brigade_engine::device::DeviceName;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::Stage;
 use brigade_engine::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_gguf::Gguf;
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{self, Line, LineConfig, into_logits, into_token};
+use brigade_spec::ModelSpec;
 
 /// Longer than a KV page, two ubatches of 512 and the 1,024 that powers of two would end at.
 const PROMPT: usize = 1_150;

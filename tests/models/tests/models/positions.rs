@@ -8,6 +8,7 @@ use brigade_engine::device::Device;
 use brigade_engine::error::BatchError;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::{Stage, StageConfig};
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{self, Line, LineConfig};
 

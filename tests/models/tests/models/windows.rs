@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::kernels::KV_PAGE;
+use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{Golden, mix, same_bits, tokens};
 use brigade_model_tests::kinds::unquantised;
 use brigade_model_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS, into_logits};
-use brigade_spec::Prefixes;
+use brigade_spec::{ModelSpec, Prefixes};
 
 /// Positions of the longest sequence: many windows of the golden models, and pages.
 const LEN: usize = 700;
