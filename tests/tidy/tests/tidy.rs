@@ -408,6 +408,39 @@ fn locked(name: &str) -> BTreeMap<String, Vec<String>> {
     packages
 }
 
+/// The names of the packages that the release profile compiles at a level of their own.
+#[test]
+fn the_profile_names_crates_that_there_are() {
+    let (manifest, lock) = (read("Cargo.toml"), locked("Cargo.lock"));
+    let named = manifest
+        .lines()
+        .filter_map(|line| line.strip_prefix("[profile.release.package.")?.strip_suffix(']'));
+    let named: Vec<&str> = named.collect();
+    assert!(named.len() > 20, "{named:?}");
+    let unknown = named.iter().filter(|name| !lock.contains_key(**name));
+    none("the profile names these", &unknown.map(|name| (*name).to_owned()).collect::<Vec<_>>());
+}
+
+/// A package of unit tests has the sources of its crate, so it needs what that needs.
+#[test]
+fn unit_tests_need_what_their_crate_needs() {
+    let (mut wrong, mut n_units) = (Vec::new(), 0);
+    for (name, _) in all_files() {
+        let Some(krate) = name.strip_suffix("/unit/Cargo.toml") else { continue };
+        n_units += 1;
+        let (of_crate, of_unit) = (dependencies(krate), dependencies(&format!("{krate}/unit")));
+        if of_crate != of_unit {
+            wrong.push(format!("{krate}: {of_crate:?} and {of_unit:?}"));
+        }
+        let manifest = read(&format!("{krate}/Cargo.toml"));
+        if !manifest.lines().any(|line| line == "test = false") {
+            wrong.push(format!("{krate}: its library is compiled for unit tests as well"));
+        }
+    }
+    assert!(n_units > 5, "{n_units} packages of unit tests: wrong root?");
+    none("these do not agree", &wrong);
+}
+
 /// The fuzz targets are a workspace of their own: nothing else notices that their lock file lacks a crate. They use
 /// all crates of ours but the command line.
 #[test]

@@ -12,9 +12,21 @@ pub struct Scalar;
 type F = [f32; LANES];
 type I = [i32; LANES];
 
+/// An array whose element `i` is `f(i)`: a plain loop, which takes a fraction of the code that `array::from_fn` does.
 #[inline(always)]
-fn map2<T: Copy, R>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> R) -> [R; LANES] {
-    std::array::from_fn(|i| f(a[i], b[i]))
+fn each<R: Copy>(f: impl Fn(usize) -> R) -> [R; LANES] {
+    let mut out = [f(0); LANES];
+    let mut i = 1;
+    while i < LANES {
+        out[i] = f(i);
+        i += 1;
+    }
+    out
+}
+
+#[inline(always)]
+fn map2<T: Copy, R: Copy>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> R) -> [R; LANES] {
+    each(|i| f(a[i], b[i]))
 }
 
 impl Simd for Scalar {
@@ -46,15 +58,15 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn load_f16(self, x: &[u16; LANES]) -> F {
-        x.map(|bits| f16::from_bits(bits).to_f32())
+        each(|i| f16::from_bits(x[i]).to_f32())
     }
     #[inline(always)]
     fn store_f16(self, v: F, out: &mut [u16; LANES]) {
-        *out = v.map(|x| f16::from_f32(x).to_bits());
+        *out = each(|i| f16::from_f32(v[i]).to_bits());
     }
     #[inline(always)]
     fn load_bf16(self, x: &[u16; LANES]) -> F {
-        x.map(|bits| bf16::from_bits(bits).to_f32())
+        each(|i| bf16::from_bits(x[i]).to_f32())
     }
     #[inline(always)]
     fn add(self, a: F, b: F) -> F {
@@ -74,27 +86,27 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn fma(self, a: F, b: F, c: F) -> F {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+        each(|i| a[i].mul_add(b[i], c[i]))
     }
     #[inline(always)]
     fn select_gt(self, a: F, b: F, x: F, y: F) -> F {
-        std::array::from_fn(|i| if a[i] > b[i] { x[i] } else { y[i] })
+        each(|i| if a[i] > b[i] { x[i] } else { y[i] })
     }
     #[inline(always)]
     fn swap_pairs(self, v: F) -> F {
-        std::array::from_fn(|i| v[i ^ 1])
+        each(|i| v[i ^ 1])
     }
     #[inline(always)]
     fn round_i32(self, v: F) -> I {
-        v.map(|x| x.round_ties_even() as i32)
+        each(|i| v[i].round_ties_even() as i32)
     }
     #[inline(always)]
     fn to_f32(self, v: I) -> F {
-        v.map(|x| x as f32)
+        each(|i| v[i] as f32)
     }
     #[inline(always)]
     fn bits_f32(self, v: I) -> F {
-        v.map(|x| f32::from_bits(x as u32))
+        each(|i| f32::from_bits(v[i] as u32))
     }
 
     #[inline(always)]
@@ -107,25 +119,23 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> I {
-        std::array::from_fn(|i| {
-            i32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]])
-        })
+        each(|i| i32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]))
     }
     #[inline(always)]
     fn load_u8(self, x: &[u8; LANES]) -> I {
-        x.map(i32::from)
+        each(|i| i32::from(x[i]))
     }
     #[inline(always)]
     fn load_i8(self, x: &[u8; LANES]) -> I {
-        x.map(|b| i32::from(b as i8))
+        each(|i| i32::from(x[i] as i8))
     }
     #[inline(always)]
     fn load_u16(self, x: &[u16; LANES]) -> I {
-        x.map(i32::from)
+        each(|i| i32::from(x[i]))
     }
     #[inline(always)]
     fn store_low_bytes(self, v: I, out: &mut [i8; LANES]) {
-        *out = v.map(|x| x as i8);
+        *out = each(|i| v[i] as i8);
     }
     #[inline(always)]
     fn add_i(self, a: I, b: I) -> I {
@@ -141,15 +151,15 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     fn shl_i(self, v: I, n: u32) -> I {
-        v.map(|x| x << n)
+        each(|i| v[i] << n)
     }
     #[inline(always)]
     fn shr_i(self, v: I, n: u32) -> I {
-        v.map(|x| (x as u32 >> n) as i32)
+        each(|i| (v[i] as u32 >> n) as i32)
     }
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], index: I) -> I {
-        index.map(|x| i32::from_le_bytes(x.to_le_bytes().map(|b| table[usize::from(b & 15)])))
+        each(|i| i32::from_le_bytes(index[i].to_le_bytes().map(|b| table[usize::from(b & 15)])))
     }
     #[inline(always)]
     fn sum_i(self, v: I) -> i32 {
@@ -172,7 +182,7 @@ impl Simd for Scalar {
 /// `acc + Σ weight(w)·x` over each lane's four bytes.
 #[inline(always)]
 fn dot(acc: I, w: I, x: I, weight: impl Fn(u8) -> i32) -> I {
-    std::array::from_fn(|i| {
+    each(|i| {
         let (w, x) = (w[i].to_le_bytes(), x[i].to_le_bytes());
         let products = (0..4).map(|j| weight(w[j]).wrapping_mul(i32::from(x[j] as i8)));
         products.fold(acc[i], i32::wrapping_add)
