@@ -157,13 +157,12 @@ fn limits_of_a_key_hold_and_are_told() {
     assert_eq!(reply.header("x-ratelimit-remaining-tokens"), Some("0"));
     let bearer = format!("Bearer {single}");
     let (url, long) = (server.url(COMPLETIONS), body(1000));
+    let running = || server.metric("brigade_requests_running{phase=\"decode\"}");
     let refused_beside_it = || {
+        until("those before it to end", || running() == 0.0);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| post_with(&url, &long, ("authorization", &bearer)).unwrap());
-            until("the first one to run", || {
-                server.metric("brigade_requests_running{phase=\"decode\"}") == 1.0
-                    || first.is_finished()
-            });
+            until("the first one to run", || running() == 1.0 || first.is_finished());
             let status = ask(&server, &single).status;
             assert_eq!(first.join().unwrap().status, 200);
             status == 429

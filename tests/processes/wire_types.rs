@@ -100,6 +100,9 @@ fn two_workers(model: &Path, wire_type: &str) -> Vec<f32> {
         model.to_str().unwrap(),
         "--workers",
         "2",
+        // A busy machine may measure speeds at which one worker gets all layers.
+        "--tensor-split",
+        "1,1",
         "--threads",
         "1",
         "--tokens",
@@ -125,7 +128,7 @@ fn f32_changes_no_bit_and_the_others_what_they_say() {
     let mut exact = Vec::new();
     for (name, _, format) in TYPES {
         let got = two_workers(&model, name);
-        // Where the command cuts depends on the speeds it measured.
+        // Where the command cuts is the planner's to say.
         let cuts: Vec<_> = (1..4).map(|cut| bits(&two_stages(&model, cut, format))).collect();
         let equal = cuts.iter().filter(|expected| **expected == bits(&got)).count();
         if name == "f32" {
