@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// Requests on the line when a worker is lost.
 const CLIENTS: usize = 6;
 
-/// What README promises: so soon after a worker is lost that is known, and who does not wait for another line
+/// What the manual promises (docs/cluster.md): so soon after a worker is lost that is known, and who does not wait for another line
 /// has an error.
 const PROMISED: Duration = Duration::from_secs(5);
 
