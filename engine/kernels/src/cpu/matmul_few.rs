@@ -88,6 +88,7 @@ struct OneTile<'a, 'b, K, const T: usize> {
 
 impl<K: Tile, const T: usize> Op for OneTile<'_, '_, K, T> {
     type Out = ();
+    #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
         let Self { chunk, p, first, values, .. } = self;
