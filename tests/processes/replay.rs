@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 /// How long a line may take to come back on a machine that runs other tests.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Times that a worker is lost until someone is on the line.
+const TRIES: usize = 5;
 
 /// Tokens that each request draws: enough to be under way when the worker is lost.
 const TOKENS: usize = 220;
@@ -123,8 +125,11 @@ fn every_worker_is_lost_once(args: &[&str], signals: &[&str]) {
         requests().iter().map(|request| answer(&server, request).0).collect();
     for signal_name in signals {
         for which in 0..3 {
-            let again = lose_a_worker(&server, signal_name, which, &expected);
-            assert!(again > 0, "nobody was on the line when worker {which} was lost");
+            // On a busy machine all may have been answered before the signal: then another time.
+            let mut again =
+                (0..TRIES).map(|_| lose_a_worker(&server, signal_name, which, &expected));
+            let lost_some = again.any(|again| again > 0);
+            assert!(lost_some, "nobody was on the line when worker {which} was lost");
         }
     }
     let replays = server.metric("brigade_sequences_replayed_total");
