@@ -3,20 +3,21 @@
 //!
 //! The promise: for a given row of input, the bits of its output do not depend on the rows beside it, on the
 //! number of threads, or on which table is in use. Every kernel is written once over sixteen virtual lanes
-//! ([`simd`]). A table is that code compiled for one instruction set. The plain meaning of each op stands in
-//! `tests/kernels/reference`, and every table is tested against it.
+//! ([`simd`]). A table is that code compiled for one instruction set, and a crate of its own beside `src`; this crate
+//! compiles none. The plain meaning of each op stands in `tables/tests/kernels/reference`, and every table is tested
+//! against it.
 //!
-//! Nothing here knows models, layers or files, only slices, shapes and packed matrices.
+//! Nothing here knows models, layers, files or GPUs, only slices, shapes and packed matrices.
 //!
 //! Each layer knows only those before it:
 //!
 //! 1. [`simd`], the lanes; [`pool`], the threads; memory and errors.
 //! 2. [`tiles`], operands and what kernels see of them; [`format`], how packed weights lie.
-//! 3. [`cpu`], the kernels, with a file for each instruction set.
+//! 3. [`cpu`], the kernels over any lanes, and the plain lanes ([`lanes`] hands on what tables are made of).
 //! 4. [`table`], the kernels of one instruction set; [`compute`], a table with its threads.
 //! 5. [`ops`], what blocks call; [`probe`], the limits of the machine.
 //!
-//! [`inner`] is for the tests of this crate alone. They stand in `tests`, so that kernels are compiled once.
+//! [`inner`] is for the tests of the tables alone. They stand in `tables/tests`, so that kernels are compiled once.
 
 mod aligned;
 mod block_id;

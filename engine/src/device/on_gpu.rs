@@ -1,4 +1,5 @@
-//! Weights with a GPU: it gets vectors when they are first asked for, and matrices when they are packed.
+//! Weights with a GPU, as its ops take them, and a GPU's refusals as the kernels' errors. It gets vectors when they are first
+//! asked for, and matrices when they are packed. The crate of kernels knows none of this: it keeps what it is given.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub fn refused(error: GpuError) -> KernelError {
     KernelError::Device(DeviceError { fault: fault(&error), text: error.to_string() })
 }
 
+/// What the caller can do about a GPU's refusal.
 fn fault(error: &GpuError) -> DeviceFault {
     match error {
         GpuError::OutOfMemory { .. } => DeviceFault::OutOfMemory,
