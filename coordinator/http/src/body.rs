@@ -204,7 +204,10 @@ impl Bodies {
         });
         match task.await {
             Ok(result) => result,
-            Err(error) => Err(ApiError::server(format!("reading the text failed: {error}"))),
+            Err(error) => {
+                tracing::error!(%error, "reading a request failed");
+                Err(ApiError::server("an internal error; the server's log says more"))
+            }
         }
     }
 }
