@@ -105,7 +105,7 @@ impl ChatRequest {
             fields.refuse(name, why)?;
         }
         let common = Common::read(&mut fields, limits, text, DEFAULT_MAX_TOKENS, &mut left)?;
-        fields.end(super::chat::PATH, &[unread::COMMON, unread::GENERATING, unread::CHAT]);
+        fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
         let chat = Chat { messages, tools: tools.for_template, force, continues, extra };
         Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })

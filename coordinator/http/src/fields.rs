@@ -16,7 +16,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::value::FieldValue;
+use super::value::{FieldValue, NULL, OBJECT};
+pub use super::value::{kind, reason};
 
 /// Most fields of a request, and of one object in it.
 pub const MAX_FIELDS: usize = 256;
@@ -250,12 +251,6 @@ fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
     ApiError::field(path, format!("{path}: {}", reason(error)))
 }
 
-/// What a reader found, without its place: that would be one in the field, not in the body.
-pub fn reason(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    text.rsplit_once(" at line ").map_or(text.clone(), |(what, _)| what.to_string())
-}
-
 struct Elements {
     max: usize,
 }
@@ -302,21 +297,6 @@ impl<'de> Visitor<'de> for Entries {
             }
         }
         Ok(entries)
-    }
-}
-
-const NULL: &str = "null";
-const OBJECT: &str = "an object";
-
-/// What a JSON value is, for messages.
-pub fn kind(value: &RawValue) -> &'static str {
-    match value.get().trim_start().as_bytes().first() {
-        Some(b'{') => OBJECT,
-        Some(b'[') => "an array",
-        Some(b'"') => "a string",
-        Some(b't' | b'f') => "a boolean",
-        Some(b'n') => NULL,
-        _ => "a number",
     }
 }
 

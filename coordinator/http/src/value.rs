@@ -8,7 +8,6 @@ use serde::de::{Deserialize, Deserializer, Unexpected, Visitor};
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::fields::{kind, reason};
 
 /// Characters of a client's number that a message repeats.
 const SHOWN_CHARS: usize = 40;
@@ -127,6 +126,29 @@ impl<'de> Deserialize<'de> for TokenId {
         }
         from.deserialize_any(Id)
     }
+}
+
+/// What a value that stands for none is called.
+pub const NULL: &str = "null";
+/// What an object is called.
+pub const OBJECT: &str = "an object";
+
+/// What a JSON value is, for messages.
+pub fn kind(value: &RawValue) -> &'static str {
+    match value.get().trim_start().as_bytes().first() {
+        Some(b'{') => OBJECT,
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'n') => NULL,
+        _ => "a number",
+    }
+}
+
+/// What a reader found, without its place: that would be one in the field, not in the body.
+pub fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map_or(text.clone(), |(what, _)| what.to_string())
 }
 
 #[cfg(test)]

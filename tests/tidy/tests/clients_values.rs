@@ -172,6 +172,9 @@ fn assigned(code: &str) -> Option<&str> {
     let (before, behind) = code.split_once("] = ")?;
     let (name, index) = before.split_once('[')?;
     let name = name.trim();
+    if code.trim_start().starts_with("let ") {
+        return None;
+    }
     let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     // A place of a list of our own is a number.
     (is_name && !behind.is_empty() && !index.parse::<usize>().is_ok()).then_some(name)
@@ -205,6 +208,7 @@ fn the_rules_see_what_they_are_for() {
     assert_eq!(assigned("    function[field] = value.clone();"), Some("function"));
     assert_eq!(assigned("    let a = b[\"c\"].clone();"), None);
     assert_eq!(assigned("    rows[3] = 1.0;"), None);
+    assert_eq!(assigned("    let [a, b] = pair[..] else {"), None);
     assert!(has_word("x.as_u64()", "as_u64") && !has_word("x.has_u64s()", "as_u64"));
     assert_eq!(code_of("a // Value::U32(").trim(), "a");
 }

@@ -13,6 +13,7 @@ pub mod grammar;
 pub mod normal;
 pub mod parameters;
 pub mod schema;
+pub mod words;
 
 use brigade_engine::constraint::{check_grammar, regex_for_lark};
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::Refused;
-use super::schema::{MAPS, parts};
+use super::words::{MAPS, parts};
 use crate::number::{self, Number};
 use crate::pointer::pointed;
 

@@ -157,7 +157,7 @@ enum Read {
 async fn read(
     app: &App,
     request: Request,
-    translate: fn(&[u8]) -> Result<Asked, ApiError>,
+    translate: impl FnOnce(&[u8]) -> Result<Asked, ApiError> + Send + 'static,
 ) -> Result<Read, ApiError> {
     let read = move |bytes: &[u8], limits: &Limits, text: &TextModel| match translate(bytes)? {
         Asked::Chat(chat) => {
