@@ -3,9 +3,12 @@
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use brigade_coordinator::cli::{Cli, args::LogFormat, is_interrupt, is_unread, no_color};
+use brigade_coordinator::cli::{
+    Cli, args::LogFormat, hint, is_interrupt, is_unread, no_color, output,
+};
 use brigade_proto::net::with_causes;
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use tracing_subscriber::EnvFilter;
 
 /// Large messages come and go with every ubatch; this allocator keeps their pages.
@@ -16,13 +19,16 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
     set_up_logs(&cli);
     cli.command.prepare();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: cannot start the runtime: {error}");
+            output::remark(format_args!("error: cannot start the runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -34,10 +40,23 @@ fn main() -> ExitCode {
         Err(error) if is_unread(&error) => ExitCode::SUCCESS,
         Err(error) if is_interrupt(&error) => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            eprintln!("error: {}", with_causes(error.as_ref()));
+            output::remark(format_args!("error: {}", with_causes(error.as_ref())));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what is wrong with the arguments, or what was asked for: help, the version.
+fn refused(error: &clap::Error) -> ExitCode {
+    // Where nobody reads it, nothing is lost.
+    let _ = error.print();
+    if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
+        && error.kind() == ErrorKind::UnknownArgument
+        && let Some(hint) = hint(argument)
+    {
+        output::remark(format_args!("\nhint: {hint}"));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
 }
 
 /// Logs go to standard error: RUST_LOG decides, otherwise the command's own level.
@@ -48,7 +67,8 @@ fn set_up_logs(cli: &Cli) {
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal() && !no_color())
-        .with_writer(std::io::stderr);
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     match cli.log_format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),

@@ -15,6 +15,9 @@ use crate::kernels::{PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::spec::ModelError;
 
+/// Most values of a tensor that is not a matrix, where nothing is read: there need not be a file as large.
+const MOST_HOLLOW_VALUES: usize = 1 << 28;
+
 /// Bytes of a model's tensors: a mapped file, or a worker's cache of what it was sent.
 pub trait TensorSource: Send + Sync {
     /// The tensor's data as the file holds it, `tensor.nbytes` bytes.
@@ -76,6 +79,8 @@ pub struct WeightLoader<'a> {
     taken: BTreeSet<String>,
     /// Places and rank of adapters inside the file, where projections have such.
     switched: Option<(usize, usize)>,
+    /// Names and shapes are checked, and nothing is read or packed.
+    is_hollow: bool,
     /// Told the bytes of each tensor as it is taken.
     progress: &'a mut dyn FnMut(u64),
 }
@@ -88,8 +93,19 @@ impl<'a> WeightLoader<'a> {
         device: &'a Device,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
-        let (shared, taken, switched) = (None, BTreeSet::new(), None);
-        Self { model, source, shared, device, taken, switched, progress }
+        let (shared, taken, switched, is_hollow) = (None, BTreeSet::new(), None, false);
+        Self { model, source, shared, device, taken, switched, is_hollow, progress }
+    }
+
+    /// Reads and packs nothing: what is loaded so has the right names and shapes, and no weights. To check a file's
+    /// tensors by the very code that loads them.
+    pub fn hollow(self) -> Self {
+        Self { is_hollow: true, ..self }
+    }
+
+    /// Whether what is loaded has no weights.
+    pub fn is_hollow(&self) -> bool {
+        self.is_hollow
     }
 
     /// Blocks may keep `source`, which is the one that is loaded from, to read rows of a tensor later.
@@ -153,9 +169,17 @@ impl<'a> WeightLoader<'a> {
         dims: &[usize],
     ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
         let tensor = self.checked(name, dims)?;
+        Ok((tensor.ty, self.bytes_of(tensor)?))
+    }
+
+    /// All bytes of a tensor.
+    fn bytes_of(&mut self, tensor: &'a TensorInfo) -> Result<Cow<'a, [u8]>, ModelError> {
+        if self.is_hollow {
+            return Ok(Cow::Borrowed(&[]));
+        }
         let bytes = self.source.tensor(tensor)?;
         (self.progress)(tensor.nbytes);
-        Ok((tensor.ty, bytes))
+        Ok(bytes)
     }
 
     /// A matrix from bytes that such a block made.
@@ -166,7 +190,10 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, ModelError> {
-        Ok(self.device.pack(ty, rows, cols, bytes)?)
+        match self.is_hollow {
+            true => Ok(PackedMatrix::hollow(ty, rows, cols)?),
+            false => Ok(self.device.pack(ty, rows, cols, bytes)?),
+        }
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
@@ -179,8 +206,7 @@ impl<'a> WeightLoader<'a> {
         parts: [Vec<usize>; N],
     ) -> Result<[PackedMatrix; N], ModelError> {
         let tensor = self.checked(name, &[cols, rows])?;
-        let bytes = self.source.tensor(tensor)?;
-        (self.progress)(tensor.nbytes);
+        let bytes = self.bytes_of(tensor)?;
         let row_bytes = bytes.len() / rows;
         let scale = self.scales(name, 1)?[0];
         let mut packed = Vec::with_capacity(N);
@@ -273,6 +299,9 @@ impl<'a> WeightLoader<'a> {
         n: usize,
         i: usize,
     ) -> Result<Cow<'a, [u8]>, ModelError> {
+        if self.is_hollow {
+            return Ok(Cow::Borrowed(&[]));
+        }
         let len = tensor.nbytes as usize / n;
         let bytes = self.source.part(tensor, i * len..(i + 1) * len)?;
         (self.progress)(bytes.len() as u64);
@@ -292,6 +321,11 @@ impl<'a> WeightLoader<'a> {
         }
         let scales = self.opt_vector(&format!("{stem}.scale"), n)?;
         Ok(scales.map_or_else(|| vec![1.0; n], Vector::into_vec))
+    }
+
+    /// Whether the model has adapters.
+    pub fn has_adapters(&self) -> bool {
+        !self.model.adapters().is_empty()
     }
 
     /// What each adapter has for tensor `name`; those that have nothing for it are left out.
@@ -320,13 +354,13 @@ impl<'a> WeightLoader<'a> {
     ) -> Result<[PackedMatrix; N], ModelError> {
         let all: usize = rows.iter().sum();
         let tensor = self.checked(name, &[cols, all])?;
-        let bytes = self.source.tensor(tensor)?;
-        (self.progress)(tensor.nbytes);
+        let bytes = self.bytes_of(tensor)?;
+        let row_bytes = bytes.len() / all;
         let scale = self.scales(name, 1)?[0];
         let mut left = &bytes[..];
         let mut blocks = Vec::with_capacity(N);
         for rows in rows {
-            let (mine, rest) = left.split_at(rows * tensor.row_bytes());
+            let (mine, rest) = left.split_at(rows * row_bytes);
             left = rest;
             blocks.push(self.pack(tensor.ty, rows, cols, mine)?.scaled(scale));
         }
@@ -341,8 +375,16 @@ impl<'a> WeightLoader<'a> {
     /// All values of a tensor with dimensions `dims`, as the file orders them, in f32.
     pub fn values(&mut self, name: &str, dims: &[usize]) -> Result<Vector, ModelError> {
         let (ty, bytes) = self.raw(name, dims)?;
-        let mut values = vec![0.0; dims.iter().product()];
-        quant::require_format(ty, name)?.dequantize_row(&bytes, &mut values)?;
+        let format = quant::require_format(ty, name)?;
+        let n = dims.iter().product();
+        if self.is_hollow && n > MOST_HOLLOW_VALUES {
+            let why = format!("tensor {name} has {n} values, the limit is {MOST_HOLLOW_VALUES}");
+            return Err(ModelError::Bad(why));
+        }
+        let mut values = vec![0.0; n];
+        if !self.is_hollow {
+            format.dequantize_row(&bytes, &mut values)?;
+        }
         Ok(values.into())
     }
 

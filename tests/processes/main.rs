@@ -19,6 +19,7 @@ mod logs;
 mod lora_line;
 mod perplexity;
 mod positions;
+mod real_files;
 mod replay;
 mod restarts;
 mod reuse;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         positions,
         replay,
         restarts,
+        real_files,
         reuse,
         room,
         state_files,

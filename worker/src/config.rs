@@ -1,7 +1,11 @@
 //! What the user typed ([`RawConfig`]), and what a worker runs with ([`Config`]). One pure function turns the
 //! first into the second, before anything is bound, created or measured.
 
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use brigade_engine::device::{DeviceName, DeviceWish};
 use brigade_proto::address::{Address, AddressError};
@@ -310,15 +314,51 @@ pub fn default_data_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf,
     Ok(base.ok_or_else(|| bad("--data-dir", String::new(), problem))?.join("brigade"))
 }
 
-/// `$XDG_CACHE_HOME/brigade`, or `~/.cache/brigade`.
+/// `$XDG_CACHE_HOME/brigade`, or `~/.cache/brigade`, or where neither variable is set, a folder in the system's temporary
+/// place, with a warning.
 ///
 /// # Errors
-/// Neither variable is set.
+/// That folder cannot be made, or others can write to it.
 pub fn default_cache_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf, ConfigError> {
     let set = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    let problem = "has no default, because neither XDG_CACHE_HOME nor HOME is set: give one";
-    Ok(base.ok_or_else(|| bad("--cache-dir", String::new(), problem))?.join("brigade"))
+    match base {
+        Some(base) => Ok(base.join("brigade")),
+        None => homeless_cache_dir(&set("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"))),
+    }
+}
+
+/// Said once by each process.
+static HOMELESS: Once = Once::new();
+
+/// A folder in the system's temporary place, for who has no home: cron, a container, a unit of systemd. Others can write
+/// to that place, so the folder has to be this user's alone.
+fn homeless_cache_dir(temporary: &Path) -> Result<PathBuf, ConfigError> {
+    let refuse = |folder: &Path, why: String| {
+        let problem = format!(
+            "cannot be used ({why}); neither XDG_CACHE_HOME nor HOME is set: set XDG_CACHE_HOME to a folder of this user's"
+        );
+        bad("the cache folder", folder.display().to_string(), problem)
+    };
+    let user = fs::metadata("/proc/self").or_else(|_| fs::metadata(temporary));
+    let user = user.map_err(|error| refuse(temporary, error.to_string()))?.uid();
+    let folder = temporary.join(format!("brigade-{user}"));
+    match fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(refuse(&folder, error.to_string())),
+    }
+    let found = fs::symlink_metadata(&folder).map_err(|e| refuse(&folder, e.to_string()))?;
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
+        return Err(refuse(&folder, "others can write there".to_owned()));
+    }
+    HOMELESS.call_once(|| {
+        tracing::warn!(
+            folder = %folder.display(),
+            "neither XDG_CACHE_HOME nor HOME is set: what can be made again is kept here, for as long as the system leaves it"
+        );
+    });
+    Ok(folder)
 }
 
 /// A size as typed: a number with an optional suffix K, M, G or T, powers of 1024.
@@ -409,7 +449,26 @@ mod tests {
         let config = Config::validate(raw(), &home).unwrap();
         assert_eq!(config.cache_dir, PathBuf::from("/home/x/.cache/brigade"));
         assert_eq!(config.cache_limit_bytes, DEFAULT_CACHE_LIMIT_BYTES);
-        assert!(Config::validate(raw(), &|_| None).is_err());
+    }
+
+    #[test]
+    fn without_a_home_the_cache_is_a_folder_of_ones_own_in_the_temporary_place() {
+        let place = std::env::temp_dir().join(format!("brigade-homeless-{}", std::process::id()));
+        fs::create_dir(&place).unwrap();
+        let env = |name: &str| (name == "TMPDIR").then(|| place.to_str().unwrap().to_owned());
+        let folder = Config::validate(raw(), &env).unwrap().cache_dir;
+        assert_eq!(folder.parent(), Some(&*place));
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(Config::validate(raw(), &env).unwrap().cache_dir, folder, "it is there now");
+        // What somebody else may have put there is not used.
+        fs::remove_dir(&folder).unwrap();
+        std::os::unix::fs::symlink("/", &folder).unwrap();
+        let message = Config::validate(raw(), &env).unwrap_err().to_string();
+        assert!(
+            message.contains("XDG_CACHE_HOME") && !message.contains("--cache-dir"),
+            "{message}"
+        );
+        fs::remove_dir_all(&place).unwrap();
     }
 
     #[test]

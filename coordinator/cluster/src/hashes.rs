@@ -44,7 +44,7 @@ pub async fn of_stage(
         .unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
 }
 
-/// Where hashes are remembered; without a home directory, for the time of the boot.
+/// Where hashes are remembered; where there is no cache folder, for the time of the boot.
 fn store() -> Result<HashStore, HashError> {
     let dir = default_cache_dir(&|name| std::env::var(name).ok());
     let dir = dir.unwrap_or_else(|_| std::env::temp_dir().join("brigade"));

@@ -17,7 +17,7 @@
 //! Reading order:
 //!
 //! - This file has the data. [`lex`] finds markers in unfinished text.
-//! - [`json`], [`python`] and [`tools`] read values. [`head`] finds the beginning of a call, [`body`] its
+//! - [`json`], [`python`], [`number`] and [`tools`] read values, and [`pointer`] finds a part of one. [`head`] finds the beginning of a call, [`body`] its
 //!   arguments.
 //! - [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
 //! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
@@ -35,8 +35,10 @@ pub mod history;
 pub mod json;
 pub mod known;
 pub mod lex;
+pub mod number;
 pub mod opening;
 pub mod parser;
+pub mod pointer;
 pub mod pooling;
 pub mod probe;
 pub mod python;

@@ -141,6 +141,15 @@ impl Parser {
         self.sink.n_calls()
     }
 
+    /// Whether a call has begun that is not complete.
+    pub fn is_in_call(&self) -> bool {
+        match &self.state {
+            State::Head | State::Whole(_) | State::Body { .. } => true,
+            State::Channels(channels) => matches!(channels, Channels::Call(..)),
+            State::Text | State::Between | State::Tail | State::Done => false,
+        }
+    }
+
     /// Whether nothing that follows would count.
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)

@@ -340,3 +340,20 @@ proptest! {
         prop_assert_eq!((reasoning.as_str(), content.as_str(), calls.len()), ("", text.as_str(), 0));
     }
 }
+
+#[test]
+fn other_files_stand_before_the_prefix_by_their_names() {
+    let filled = |controls: &[&str]| {
+        let text = text_model::TextModel::sample_with("", controls);
+        let others = [(Some("a.c".to_string()), "x".to_string()), (None, "y".to_string())];
+        let ids = text.encode_fill_in(&others, ["p", "s", "m"]).unwrap().unwrap();
+        text.tokenizer().decode(&ids, true).unwrap().replace([' '], "").replace("<s>", "")
+    };
+    let fim = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"];
+    let after = "<|fim_prefix|>p<|fim_suffix|>s<|fim_middle|>m";
+    assert_eq!(filled(&fim), format!("<|file_sep|>a.c\nx\n<|file_sep|>y\n<|file_sep|>{after}"));
+    let plain = "<|fim_prefix|>a.c\nx\ny\np<|fim_suffix|>s<|fim_middle|>m";
+    assert_eq!(filled(&fim[..3]), plain);
+    let none = text_model::TextModel::sample().encode_fill_in(&[], ["p", "s", "m"]);
+    assert_eq!(none.unwrap(), None);
+}

@@ -25,6 +25,8 @@ pub struct TextModel {
     is_encoder: bool,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Why there is none, where the model's file has one that cannot be used.
+    bad_template: Option<String>,
     eog: Arc<[u32]>,
     /// Found out when the first chat needs it.
     markup: OnceLock<Markup>,
@@ -66,6 +68,7 @@ impl TextModel {
             is_encoder: false,
             tokenizer,
             template,
+            bad_template: None,
             eog,
             markup: OnceLock::new(),
         }
@@ -81,16 +84,38 @@ impl TextModel {
     /// Reads it from a model file, under the name `name`.
     ///
     /// # Errors
-    /// A tokenizer that is damaged or not supported, or a template that does not parse.
+    /// A tokenizer that is damaged or not supported. A template that does not parse is told to chats
+    /// ([`Self::bad_template`]).
     pub fn from_gguf(name: String, gguf: &Gguf) -> Result<Self, TextError> {
         let tokenizer = Tokenizer::from_gguf(gguf)?;
-        let template = match ChatTemplate::from_tokenizer(&tokenizer) {
-            Ok(template) => Some(template),
-            Err(TextError::NoTemplate) => None,
+        let (template, bad_template) = match ChatTemplate::from_tokenizer(&tokenizer) {
+            Ok(template) => (Some(template), None),
+            Err(TextError::NoTemplate) => (None, None),
+            Err(TextError::BadTemplate(why) | TextError::Template(why)) => (None, Some(why)),
             Err(error) => return Err(error),
         };
         let pooling = Pooling::of(gguf);
-        Ok(Self { pooling, ..Self::new(name, tokenizer, template) })
+        Ok(Self { pooling, bad_template, ..Self::new(name, tokenizer, template) })
+    }
+
+    /// Why the model's own chat template cannot be used, where nobody has named another one.
+    pub fn bad_template(&self) -> Option<&str> {
+        self.bad_template.as_deref()
+    }
+
+    /// Whether there is a template for chats.
+    ///
+    /// # Errors
+    /// There is none, or one that cannot be used.
+    pub fn check_template(&self) -> Result<(), TextError> {
+        self.template().map(|_| ())
+    }
+
+    fn template(&self) -> Result<&ChatTemplate, TextError> {
+        self.template.as_ref().ok_or_else(|| match &self.bad_template {
+            Some(why) => TextError::BadTemplate(why.clone()),
+            None => TextError::NoTemplate,
+        })
     }
 
     /// Serves it under these names instead of its own; `*`: any beside. None: nothing changes.
@@ -112,6 +137,7 @@ impl TextModel {
             TemplateSource::ChatMl => ChatTemplate::chatml(tokens),
             TemplateSource::Text(text) => ChatTemplate::from_source(text, tokens)?,
         });
+        self.bad_template = None;
         self.markup = OnceLock::new();
         Ok(())
     }
@@ -151,22 +177,37 @@ impl TextModel {
         Some([ids.fim_pre?, ids.fim_suf?, ids.fim_mid?])
     }
 
-    /// A prompt whose continuation stands between `prefix` and `suffix`, of which `begun` is there already; `None`
-    /// where the model has no tokens for that.
+    /// A prompt whose continuation stands between `prefix` and `suffix`, of which `begun` is there already, behind
+    /// `others`, texts of other files by their names; `None` where the model has no tokens for that.
     ///
     /// # Errors
     /// As [`Self::encode_prompt`].
     pub fn encode_fill_in(
         &self,
-        prefix: &str,
-        suffix: &str,
-        begun: &str,
+        others: &[(Option<String>, String)],
+        [prefix, suffix, begun]: [&str; 3],
     ) -> Result<Option<Vec<u32>>, TextError> {
         let Some([before_prefix, before_suffix, middle]) = self.fill_in() else { return Ok(None) };
         let plain = |text: &str| self.tokenizer.encode(text, false, false);
         let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
-        let mut tokens: Vec<u32> = bos.into_iter().chain([before_prefix]).collect();
-        tokens.extend(plain(prefix)?);
+        let mut tokens: Vec<u32> = bos.into_iter().collect();
+        // A model that was trained on several files has a token before each; their names follow it. Elsewhere the other
+        // files stand before the prefix, as a part of it.
+        let before_file = self.tokenizer.special_ids().fim_sep;
+        let mut above = String::new();
+        for (name, text) in others {
+            let name = name.as_ref().map_or(String::new(), |name| format!("{name}\n"));
+            match before_file {
+                Some(mark) => {
+                    tokens.push(mark);
+                    tokens.extend(plain(&format!("{name}{text}\n"))?);
+                }
+                None => above.push_str(&format!("{name}{text}\n")),
+            }
+        }
+        tokens.extend(before_file.filter(|_| !others.is_empty()));
+        tokens.push(before_prefix);
+        tokens.extend(plain(&format!("{above}{prefix}"))?);
         tokens.push(before_suffix);
         tokens.extend(plain(suffix)?);
         tokens.push(middle);
@@ -253,7 +294,7 @@ impl TextModel {
         if self.is_encoder {
             return Err(TextError::Encoder(ENCODER));
         }
-        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let template = self.template()?;
         let markup = self.markup(template);
         let mut prepared = markup.history.prepare(&chat.messages, &chat.tools);
         let input = TemplateInput {
@@ -308,6 +349,11 @@ impl TextModel {
         let mut parser = Parser::new(dialect, options);
         parser.begin_with(&prompt.begins);
         parser
+    }
+
+    /// Reads an answer to a plain prompt: all of it is content.
+    pub fn plain_parser(&self) -> Parser {
+        Parser::new(Arc::default(), Options::default())
     }
 
     /// Control tokens that are markers of the model's answers, ascending.

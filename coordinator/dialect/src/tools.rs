@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::json;
+use super::pointer::pointed;
 
 /// Steps through `$ref`, `anyOf` and the like before a schema counts as saying nothing.
 const MAX_SCHEMA_STEPS: usize = 16;
@@ -168,7 +169,7 @@ fn collect_of(key: &str, schema: &Value, root: &Value, types: &mut Types, steps:
         collect(property, root, types, steps);
     }
     if let Some(path) = schema.get("$ref").and_then(Value::as_str)
-        && let Some(target) = path.strip_prefix('#').and_then(|p| root.pointer(p))
+        && let Some(target) = pointed(root, path)
     {
         collect_of(key, target, root, types, steps);
     }
@@ -185,7 +186,7 @@ fn collect(schema: &Value, root: &Value, types: &mut Types, steps: &mut usize) {
     }
     *steps -= 1;
     if let Some(path) = schema.get("$ref").and_then(Value::as_str)
-        && let Some(target) = path.strip_prefix('#').and_then(|p| root.pointer(p))
+        && let Some(target) = pointed(root, path)
     {
         collect(target, root, types, steps);
     }

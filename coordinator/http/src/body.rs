@@ -205,9 +205,13 @@ impl Bodies {
             // Who asked may be gone.
             let _ = done.send(result.map(|value| (value, room)));
         });
-        let failed = |error| ApiError::server(format!("reading the text failed: {error}"));
-        tokio::task::spawn_blocking(task).await.map_err(failed)?;
-        result.await.map_err(|_| ApiError::server("reading the text gave nothing"))?
+        // What went wrong is for the log: a client's request may have made it.
+        let failed = |error: &dyn std::fmt::Display| {
+            tracing::error!(%error, "reading a request failed");
+            ApiError::server("an internal error; the server's log says more")
+        };
+        tokio::task::spawn_blocking(task).await.map_err(|error| failed(&error))?;
+        result.await.map_err(|error| failed(&error))?
     }
 }
 

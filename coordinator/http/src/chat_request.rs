@@ -21,6 +21,19 @@ use super::params::Common;
 use super::reply::{Replies, Reply};
 use super::streams::Resumable;
 use super::tools::ToolRequest;
+use super::unread;
+
+/// Fields that would change a chat's prompt or answer, and have no effect here.
+const REFUSED: &[(&str, &str)] = &[
+    ("chat_template", "serve has --chat-template; chat_template_kwargs are for its variables"),
+    (
+        "documents",
+        "put them into the messages, or into chat_template_kwargs where the template reads them",
+    ),
+    ("best_of", "use n"),
+    ("function_call", "use tool_choice"),
+    ("echo", "it is for /v1/completions"),
+];
 
 /// A chat request, read.
 #[derive(Debug)]
@@ -88,7 +101,11 @@ impl ChatRequest {
                 return Err(ApiError::field("top_logprobs", message));
             }
         };
+        for (name, why) in REFUSED {
+            fields.refuse(name, why)?;
+        }
         let common = Common::read(&mut fields, limits, text, DEFAULT_MAX_TOKENS, &mut left)?;
+        fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
         let chat = Chat { messages, tools: tools.for_template, force, continues, extra };
         Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })

@@ -29,7 +29,7 @@ use super::stamp::Stamp;
 use super::streams::Resumable;
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::writer::{self, Writer};
-use super::{echo, logprobs};
+use super::{echo, logprobs, unread};
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -131,6 +131,16 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// The one prompt of a request in other words, and how to draw.
+pub(super) fn plain(
+    body: &[u8],
+    limits: &Limits,
+    text: &TextModel,
+) -> Result<(Vec<u32>, Common), ApiError> {
+    let (request, mut prompts) = CompletionRequest::with_prompts(body, text, limits)?;
+    Ok((prompts.tokens.remove(0), request.common))
+}
+
 impl CompletionRequest {
     /// A request and its prompts.
     fn with_prompts(
@@ -150,6 +160,7 @@ impl CompletionRequest {
         let mut fields = Fields::parse(body)?;
         let prompts = prompts(fields.require_raw("prompt")?)?;
         fields.refuse("suffix", "filling in the middle is for /infill")?;
+        fields.refuse("prompt_embeds", "prompts are texts or token ids")?;
         let top_logprobs: Option<u32> = match fields.raw("logprobs") {
             None => None,
             Some(value) if kind(value) == "a boolean" => {
@@ -162,6 +173,7 @@ impl CompletionRequest {
         let mut left = MAX_TEMPLATE_VALUES;
         let mut common =
             Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
+        fields.end(PATH, &[unread::COMMON, unread::GENERATING, unread::COMPLETION]);
         if echo && top_logprobs.is_some() && common.guidance.is_some() {
             let message = "guidance_scale is for what is drawn: for log-probabilities of the prompt leave it out, or echo";
             return Err(ApiError::unsupported("guidance_scale", message));
@@ -238,9 +250,7 @@ fn prompts(value: &RawValue) -> Result<Vec<Prompt>, ApiError> {
 }
 
 fn tokens(list: &RawValue) -> Result<Prompt, ApiError> {
-    serde_json::from_str(list.get()).map(Prompt::Tokens).map_err(|e| {
-        ApiError::field("prompt", format!("prompt holds something else than token ids: {e}"))
-    })
+    read("prompt", list).map(Prompt::Tokens)
 }
 
 impl Prompts {

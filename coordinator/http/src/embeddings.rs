@@ -16,7 +16,7 @@ use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::name::Name;
-use super::{models, params, pooled};
+use super::{models, params, pooled, unread};
 
 /// Most texts of one request.
 pub const MAX_INPUTS: usize = 2048;
@@ -37,7 +37,7 @@ struct Wanted {
     inputs: Vec<Vec<u32>>,
     pooling: Pooling,
     dimensions: Option<usize>,
-    normalize: bool,
+    norm: Norm,
     as_base64: bool,
     lora: Option<Vec<AdapterWish>>,
 }
@@ -79,6 +79,87 @@ pub(super) async fn make(app: &App, name: &Name, request: Request) -> Result<Mad
     Ok(Made { vectors, n_tokens, as_base64: wanted.as_base64 })
 }
 
+/// Fields that would change the vectors.
+const REFUSED: &[(&str, &str)] = &[
+    ("truncate_prompt_tokens", "a text that is too long is refused, and never cut"),
+    ("messages", "texts are wanted, as input"),
+    ("prompt_name", "write the words before a text into it"),
+    ("truncation_direction", "a text that is too long is refused, and never cut"),
+];
+
+/// What makes a vector's length one and the same, as llama.cpp numbers it in `embd_normalize`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Norm {
+    /// -1: it stays as it is.
+    Off,
+    /// 0: its largest value becomes 32760, as for whole numbers of 16 bits.
+    Largest,
+    /// From 1 on: the sum of its values' absolutes to this power, of which the root is taken. 2 is the usual length.
+    Power(u32),
+}
+
+/// What the largest value becomes.
+const LARGEST: f32 = 32760.0;
+
+/// Highest power: beyond it, all but the largest values vanish.
+const MAX_POWER: i64 = 64;
+
+impl Norm {
+    fn read(fields: &mut Fields<'_>) -> Result<Self, ApiError> {
+        let is_flag = |raw: &RawValue| kind(raw) == "a boolean";
+        let by_name: Option<bool> = fields.take("normalize")?;
+        let Some(raw) = fields.raw("embd_normalize") else {
+            return Ok(if by_name.unwrap_or(true) { Self::Power(2) } else { Self::Off });
+        };
+        let norm = match is_flag(raw) {
+            true if read("embd_normalize", raw)? => Self::Power(2),
+            true => Self::Off,
+            false => match read::<i64>("embd_normalize", raw)? {
+                -1 => Self::Off,
+                0 => Self::Largest,
+                power @ 1..=MAX_POWER => Self::Power(power as u32),
+                other => {
+                    let message = format!(
+                        "embd_normalize is {other}: -1 (off), 0 (by the largest value), or a power from 1 to {MAX_POWER} (2: \
+                         the usual length)"
+                    );
+                    return Err(ApiError::field("embd_normalize", message));
+                }
+            },
+        };
+        match by_name {
+            Some(by_name) if by_name == (norm == Self::Off) => {
+                let message = "embd_normalize and normalize contradict each other";
+                Err(ApiError::field("embd_normalize", message))
+            }
+            _ => Ok(norm),
+        }
+    }
+
+    fn apply(self, vector: &mut [f32]) {
+        let divisor = match self {
+            Self::Off => return,
+            Self::Power(2) => return normalize(vector),
+            Self::Largest => {
+                f64::from(vector.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / LARGEST)
+            }
+            Self::Power(power) => {
+                let sum: f64 = vector.iter().map(|x| f64::from(x.abs()).powi(power as i32)).sum();
+                sum.powf(1.0 / f64::from(power))
+            }
+        };
+        if divisor > 0.0 {
+            vector.iter_mut().for_each(|x| *x = (f64::from(*x) / divisor) as f32);
+        }
+    }
+}
+
+/// Reads a body, and no more.
+#[cfg(test)]
+pub(super) fn check(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(), ApiError> {
+    Wanted::read(body, limits, text).map(drop)
+}
+
 impl Wanted {
     fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
@@ -107,9 +188,13 @@ impl Wanted {
             })?,
         };
         let dimensions: Option<usize> = fields.take("dimensions")?;
-        let normalize: bool = fields.take_any(&["normalize", "embd_normalize"])?.unwrap_or(true);
+        let norm = Norm::read(&mut fields)?;
         let lora = params::lora(&mut fields)?;
-        Ok(Self { inputs, pooling, dimensions, normalize, as_base64, lora })
+        for (name, why) in REFUSED {
+            fields.refuse(name, why)?;
+        }
+        fields.end("/v1/embeddings", &[unread::COMMON, unread::EMBEDDING]);
+        Ok(Self { inputs, pooling, dimensions, norm, as_base64, lora })
     }
 
     /// Cut to the dimensions that are wanted, and of length 1.
@@ -122,9 +207,7 @@ impl Wanted {
             }
             vector.truncate(n);
         }
-        if self.normalize {
-            normalize(&mut vector);
-        }
+        self.norm.apply(&mut vector);
         Ok(vector)
     }
 }
@@ -137,8 +220,7 @@ fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u
     };
     let one = |raw: &RawValue| match kind(raw) {
         "a string" => encode(&read::<String>("input", raw)?),
-        "an array" => serde_json::from_str(raw.get())
-            .map_err(|e| ApiError::field("input", format!("input: token ids are needed: {e}"))),
+        "an array" => read("input", raw),
         other => Err(ApiError::field("input", format!("input must be texts, not {other}"))),
     };
     if kind(raw) != "an array" {
@@ -184,6 +266,36 @@ mod tests {
     }
 
     #[test]
+    fn norms_are_numbered_as_llama_cpp_does() {
+        let norm = |json: &str| Norm::read(&mut Fields::parse(json.as_bytes()).unwrap());
+        for (json, wanted) in [
+            ("{}", Norm::Power(2)),
+            (r#"{"normalize": false}"#, Norm::Off),
+            (r#"{"embd_normalize": true}"#, Norm::Power(2)),
+            (r#"{"embd_normalize": 2}"#, Norm::Power(2)),
+            (r#"{"embd_normalize": 2.0, "normalize": true}"#, Norm::Power(2)),
+            (r#"{"embd_normalize": -1}"#, Norm::Off),
+            (r#"{"embd_normalize": 0}"#, Norm::Largest),
+            (r#"{"embd_normalize": 3}"#, Norm::Power(3)),
+        ] {
+            assert_eq!(norm(json).unwrap(), wanted, "{json}");
+        }
+        for json in ["-2", "65", "1.5", "\"2\"", "2, \"normalize\": false"] {
+            assert!(norm(&format!(r#"{{"embd_normalize": {json}}}"#)).is_err(), "{json}");
+        }
+        for (norm, wanted) in [
+            (Norm::Off, [3.0, -4.0]),
+            (Norm::Largest, [24570.0, -32760.0]),
+            (Norm::Power(1), [3.0 / 7.0, -4.0 / 7.0]),
+            (Norm::Power(2), [0.6, -0.8]),
+        ] {
+            let mut vector = [3.0, -4.0];
+            norm.apply(&mut vector);
+            assert!(vector.iter().zip(wanted).all(|(x, y)| (x - y).abs() < 1e-3), "{vector:?}");
+        }
+    }
+
+    #[test]
     fn inputs_come_in_four_forms() {
         let text = TextModel::sample();
         let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab(), encoder: None };
@@ -193,7 +305,7 @@ mod tests {
             let raw = RawValue::from_string(json.to_string()).unwrap();
             assert_eq!(inputs(&raw, &limits, &text).unwrap().len(), n, "{json}");
         }
-        for json in ["[]", "3", "[null]", "{}"] {
+        for json in ["[]", "3", "[null]", "{}", "[5, 6.5]"] {
             let raw = RawValue::from_string(json.to_string()).unwrap();
             assert!(inputs(&raw, &limits, &text).is_err(), "{json}");
         }

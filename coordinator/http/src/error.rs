@@ -6,6 +6,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
+use brigade_engine::constraint::ConstraintError;
 use brigade_line::handle::{Failure, SubmitError};
 use brigade_line::request::RequestError;
 use brigade_text::TextError;
@@ -256,7 +257,7 @@ impl From<TextError> for ApiError {
         let message = error.to_string();
         match error {
             TextError::BadStop(_) => Self::field("stop", message),
-            TextError::NoTemplate => {
+            TextError::NoTemplate | TextError::BadTemplate(_) => {
                 Self::field("messages", format!("{message}: serve has --chat-template for that"))
             }
             TextError::Template(_) => Self::field("messages", message),
@@ -286,6 +287,13 @@ impl From<Failure> for ApiError {
             Failure::KeyEnded(_) => Self::unauthorized(failure.to_string()),
             Failure::Displaced { retry_after_s } => {
                 Self::queue_full(failure.to_string(), retry_after_s)
+            }
+            // What can be found out about a grammar is refused before anything is drawn; this is the rest.
+            Failure::NoToken { generated, reason } if ConstraintError::is_told_by(&reason) => {
+                Self::bad_request(format!(
+                    "the form that the answer has to fit (a schema, a grammar, a strict tool) gives no next token after \
+                     {generated} generated tokens, or takes more steps than may be: make it simpler"
+                ))
             }
             Failure::NoToken { generated, .. } => Self::server(format!(
                 "the model gave no usable numbers after {generated} generated tokens; the server's \
@@ -320,6 +328,19 @@ mod tests {
         ] {
             let text = error.body().to_string();
             assert!(!text.contains("10.1.2.3") && text.contains("log"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_grammar_that_gives_no_token_is_the_requests_fault() {
+        for error in [
+            ConstraintError::Stuck("too many items".to_string()),
+            ConstraintError::Grammar("too large".to_string()),
+        ] {
+            let reason = format!("sequence 3: {error}");
+            let error = ApiError::from(Failure::NoToken { reason, generated: 7 });
+            assert_eq!(error.status(), StatusCode::BAD_REQUEST);
+            assert!(error.body()["error"]["message"].as_str().unwrap().contains("7 generated"));
         }
     }
 

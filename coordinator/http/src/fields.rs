@@ -1,18 +1,23 @@
 //! Reads a JSON request body field by field, so that every complaint names its field.
 //!
 //! A field stays text until it is read as what it is, because a tree of values would take forty times the
-//! body's size. Lists and objects are counted while they are read. Unknown fields are left alone, since
-//! client libraries send new ones every month. Known fields that would change the answer and have no effect
-//! here are refused by name ([`Fields::refuse`]).
+//! body's size. Lists and objects are counted while they are read. Known fields that would change the answer and have
+//! no effect here are refused by name ([`Fields::refuse`]). Every endpoint ends with what it leaves unread and why
+//! ([`Fields::end`]). What is not known at all is left alone, since client libraries send new fields every month, but
+//! the log names it once.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Mutex;
 
+use serde::Serialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use super::value::{FieldValue, NULL, OBJECT};
+pub use super::value::{kind, reason};
 
 /// Most fields of a request, and of one object in it.
 pub const MAX_FIELDS: usize = 256;
@@ -54,6 +59,11 @@ impl<'a> Fields<'a> {
         Ok(Self { fields, prefix: format!("{path}.") })
     }
 
+    /// Names of the fields that are left.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().map(|(name, _)| name.as_str())
+    }
+
     /// The full name of a field of this object.
     pub fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
@@ -70,15 +80,14 @@ impl<'a> Fields<'a> {
         self.fields.push((name.to_string(), value));
     }
 
-    /// Reads an optional field of type `T`, which must not grow beyond its text: lists and objects have
-    /// [`list`] and [`entries`].
-    pub fn take<T: Deserialize<'a>>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+    /// Reads an optional field of type `T`; lists and objects have [`list`] and [`entries`].
+    pub fn take<T: FieldValue>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         let Some(value) = self.raw(name) else { return Ok(None) };
         read(&self.path(name), value).map(Some)
     }
 
     /// Reads a field that has several names, the first one present.
-    pub fn take_any<T: Deserialize<'a>>(&mut self, names: &[&str]) -> Result<Option<T>, ApiError> {
+    pub fn take_any<T: FieldValue>(&mut self, names: &[&str]) -> Result<Option<T>, ApiError> {
         for name in names {
             if let Some(value) = self.take(name)? {
                 return Ok(Some(value));
@@ -88,7 +97,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a field that must be there.
-    pub fn require<T: Deserialize<'a>>(&mut self, name: &str) -> Result<T, ApiError> {
+    pub fn require<T: FieldValue>(&mut self, name: &str) -> Result<T, ApiError> {
         let value = self.require_raw(name)?;
         read(&self.path(name), value)
     }
@@ -102,15 +111,25 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses a field that would change the answer and that this server does not implement.
-    /// Values that ask for nothing (`false`, `[]`, `{}`) pass.
+    /// Values that ask for nothing (`false`, `""`, `[]`, `{}`) pass.
     pub fn refuse(&mut self, name: &str, why: &str) -> Result<(), ApiError> {
         let Some(value) = self.raw(name) else { return Ok(()) };
         let asks = value.get().bytes().filter(|b| !b.is_ascii_whitespace()).take(6);
-        if matches!(asks.collect::<Vec<_>>().as_slice(), b"false" | b"[]" | b"{}") {
+        if matches!(asks.collect::<Vec<_>>().as_slice(), b"false" | b"[]" | b"{}" | b"\"\"") {
             return Ok(());
         }
         let path = self.path(name);
         Err(ApiError::unsupported(&path, format!("{path} is not supported: {why}")))
+    }
+
+    /// The end of an object: what is left of it must be among `unread`, the fields that mean nothing here, each with the
+    /// reason. The log names every other one once.
+    pub fn end(self, endpoint: &'static str, unread: &[Unread]) {
+        for (name, _) in self.fields {
+            if !unread.iter().flat_map(|list| list.iter()).any(|(known, _)| *known == name) {
+                unknown(endpoint, &format!("{}{name}", self.prefix));
+            }
+        }
     }
 
     /// What is left, in order, for the chat template; counted against `left` values.
@@ -128,8 +147,48 @@ impl<'a> Fields<'a> {
 ///
 /// # Errors
 /// It is something else, with its name.
-pub fn read<'a, T: Deserialize<'a>>(path: &str, value: &'a RawValue) -> Result<T, ApiError> {
-    serde_json::from_str(value.get()).map_err(|e| wrong(path, &e))
+pub fn read<T: FieldValue>(path: &str, value: &RawValue) -> Result<T, ApiError> {
+    T::of(path, value)
+}
+
+/// Fields of an API that mean nothing here, and why.
+pub type Unread = &'static [(&'static str, &'static str)];
+
+/// As [`Fields::end`], of the fields `left` of an object `path` that was read as a tree.
+pub fn report<'a>(
+    endpoint: &'static str,
+    path: &str,
+    left: impl Iterator<Item = &'a str>,
+    unread: Unread,
+) {
+    for name in left.filter(|name| !unread.iter().any(|(known, _)| known == name)) {
+        unknown(endpoint, &format!("{path}.{name}"));
+    }
+}
+
+/// Characters of such a name that it repeats.
+const MAX_NAMED_CHARS: usize = 64;
+
+/// Most names of fields that the log has named: a client could make them up.
+const MAX_NAMED: usize = 256;
+
+/// Those that it has named.
+static NAMED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// A field that nobody here knows: a word in the log, once.
+fn unknown(endpoint: &'static str, path: &str) {
+    #[cfg(test)]
+    tests::UNKNOWN.with_borrow_mut(|paths| paths.push(path.to_string()));
+    // A panic while it was held has broken nothing.
+    let mut named = NAMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let shown: String = path.chars().take(MAX_NAMED_CHARS).collect();
+    if named.len() < MAX_NAMED && named.insert(format!("{endpoint} {shown}")) {
+        tracing::info!(
+            endpoint,
+            field = shown,
+            "a request has a field that is not known here: it is left unread"
+        );
+    }
 }
 
 /// The elements of a list of at most `max`.
@@ -141,6 +200,9 @@ pub fn list<'a>(
     value: &'a RawValue,
     max: usize,
 ) -> Result<Vec<&'a RawValue>, ApiError> {
+    if kind(value) != "an array" {
+        return Err(ApiError::field(path, format!("{path} must be a list, not {}", kind(value))));
+    }
     let mut reader = serde_json::Deserializer::from_str(value.get());
     reader.deserialize_seq(Elements { max }).map_err(|e| wrong(path, &e))
 }
@@ -166,7 +228,7 @@ pub fn tree(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, Api
             return Err(ApiError::field(path, message));
         }
     }
-    read(path, value)
+    serde_json::from_str(value.get()).map_err(|e| wrong(path, &e))
 }
 
 /// An upper bound of the values in a JSON text: each but the first comes after a bracket or a comma.
@@ -187,12 +249,6 @@ fn count_values(text: &str) -> usize {
 /// A complaint about `path`.
 fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
     ApiError::field(path, format!("{path}: {}", reason(error)))
-}
-
-/// What a reader found, without its place: that would be one in the field, not in the body.
-fn reason(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    text.rsplit_once(" at line ").map_or(text.clone(), |(what, _)| what.to_string())
 }
 
 struct Elements {
@@ -244,29 +300,19 @@ impl<'de> Visitor<'de> for Entries {
     }
 }
 
-const NULL: &str = "null";
-const OBJECT: &str = "an object";
-
-/// What a JSON value is, for messages.
-pub fn kind(value: &RawValue) -> &'static str {
-    match value.get().trim_start().as_bytes().first() {
-        Some(b'{') => OBJECT,
-        Some(b'[') => "an array",
-        Some(b'"') => "a string",
-        Some(b't' | b'f') => "a boolean",
-        Some(b'n') => NULL,
-        _ => "a number",
-    }
-}
-
 /// A JSON text for an answer: lists of numbers as they are, without a tree of values.
 pub fn json_text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("our own types have string keys only")
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    thread_local! {
+        /// Fields that were left over and are on no list, of the requests that this thread has read.
+        pub static UNKNOWN: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
 
     fn message(error: ApiError) -> String {
         error.body()["error"]["message"].as_str().unwrap().to_string()

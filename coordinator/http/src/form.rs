@@ -6,7 +6,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read, tree};
+use super::fields::{Fields, Unread, kind, list, read, tree};
 
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
@@ -24,6 +24,8 @@ pub fn form(fields: &mut Fields<'_>, left: &mut usize) -> Result<Option<Form>, A
     if let Some(raw) = fields.raw("structured_outputs") {
         let mut inner = Fields::nested("structured_outputs", raw)?;
         guided(&mut inner, "", left, &mut all)?;
+        inner.refuse("structural_tag", "use tools that are strict")?;
+        inner.end("structured_outputs", &[STRUCTURED]);
     }
     if let Some(raw) = fields.raw("json_schema") {
         all.push(schema("json_schema", raw, left, Strictness::Strict)?);
@@ -39,6 +41,14 @@ pub fn form(fields: &mut Fields<'_>, left: &mut usize) -> Result<Option<Form>, A
         }
     }
 }
+
+/// What `structured_outputs` may have beside a form.
+const STRUCTURED: Unread = &[
+    ("disable_fallback", "there is one way to hold an answer"),
+    ("disable_any_whitespace", "white space is what the form allows"),
+    ("disable_additional_properties", "the schema says it"),
+    ("whitespace_pattern", "white space is what the form allows"),
+];
 
 /// vLLM's fields, with or without their prefix.
 fn guided(

@@ -3,6 +3,7 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use brigade_dialect::constrain::answer::of_text;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::generation::{End, EndReason, Part};
 use brigade_line::request::Limits;
@@ -18,7 +19,7 @@ use super::fields::{Fields, MAX_TEMPLATE_VALUES, list};
 use super::name::Name;
 use super::params::Common;
 use super::stamp::Stamp;
-use super::{models, sse};
+use super::{models, sse, unread};
 
 /// Tokens drawn when a client names no number.
 const DEFAULT_INFILL_TOKENS: u32 = 128;
@@ -49,32 +50,67 @@ pub(super) async fn create(
     Ok(Json(last(&stamp, n_prompt, &text, &end)).into_response())
 }
 
+/// Fields that would change an answer, and have no effect here.
+const REFUSED: &[(&str, &str)] = &[
+    ("logprobs", "use /v1/completions"),
+    ("echo", "use /v1/completions"),
+    ("best_of", "one text stands between two others"),
+];
+
 /// The prompt of a request, and how to draw.
 fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Common), ApiError> {
+    read_with(body, limits, text, |others, texts| {
+        let tokens = text.encode_fill_in(others, texts);
+        tokens.map_err(text_error)?.ok_or_else(|| {
+            let message =
+                "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
+            ApiError::unsupported("input_suffix", message)
+        })
+    })
+}
+
+/// The same; `encode` makes the prompt of other files, and of the texts before, behind and in the middle.
+fn read_with(
+    body: &[u8],
+    limits: &Limits,
+    text: &TextModel,
+    encode: impl FnOnce(&[(Option<String>, String)], [&str; 3]) -> Result<Vec<u32>, ApiError>,
+) -> Result<(Vec<u32>, Common), ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.take("model")?;
     models::check_name(text, model.as_deref())?;
     let prefix: String = fields.take("input_prefix")?.unwrap_or_default();
     let suffix: String = fields.take("input_suffix")?.unwrap_or_default();
     let begun: String = fields.take("prompt")?.unwrap_or_default();
-    let mut extra = String::new();
+    let (mut others, mut n_bytes) = (Vec::new(), prefix.len() + suffix.len() + begun.len());
     if let Some(raw) = fields.raw("input_extra") {
         for (i, file) in list("input_extra", raw, MAX_EXTRA)?.into_iter().enumerate() {
             let mut file = Fields::nested(&format!("input_extra[{i}]"), file)?;
-            extra.push_str(&file.require::<String>("text")?);
-            extra.push('\n');
+            let (name, text): (Option<String>, String) =
+                (file.take("filename")?, file.require("text")?);
+            file.end("/infill", &[]);
+            n_bytes += name.as_ref().map_or(0, String::len) + text.len();
+            others.push((name, text));
         }
     }
-    limits.check_text(prefix.len() + suffix.len() + begun.len() + extra.len())?;
-    let tokens = text.encode_fill_in(&format!("{extra}{prefix}"), &suffix, &begun);
-    let tokens = tokens.map_err(text_error)?.ok_or_else(|| {
-        let message =
-            "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
-        ApiError::unsupported("input_suffix", message)
-    })?;
+    limits.check_text(n_bytes)?;
+    let tokens = encode(&others, [&prefix, &suffix, &begun])?;
     let mut left = MAX_TEMPLATE_VALUES;
     let mut common = Common::read(&mut fields, limits, text, DEFAULT_INFILL_TOKENS, &mut left)?;
     common.set_guide(|negative| text.encode_prompt(negative))?;
+    common.constraint = common.form.as_ref().map(of_text).transpose()?;
+    if common.n != 1 {
+        let message = format!("n is {}: one text stands between two others", common.n);
+        return Err(ApiError::unsupported("n", message));
+    }
+    if common.return_token_ids || common.resumable {
+        let field = if common.resumable { "resumable" } else { "return_token_ids" };
+        return Err(ApiError::unsupported(field, format!("{field} is for /v1/completions")));
+    }
+    for (name, why) in REFUSED {
+        fields.refuse(name, why)?;
+    }
+    fields.end("/infill", &[unread::COMMON, unread::GENERATING, unread::INFILL]);
     Ok((tokens, common))
 }
 
@@ -108,4 +144,36 @@ async fn stream(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Reads a request as if the model had the tokens for it.
+    pub fn read_any(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(), ApiError> {
+        read_with(body, limits, text, |_, _| Ok(vec![1])).map(drop)
+    }
+
+    fn error(json: &str) -> String {
+        let limits = Limits { n_ctx: 64, n_vocab: 300, encoder: None };
+        let error = read_any(json.as_bytes(), &limits, &TextModel::sample()).unwrap_err();
+        error.body()["error"]["message"].as_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn what_has_no_effect_is_refused() {
+        assert!(error(r#"{"n": 2}"#).contains("n is 2"));
+        assert!(error(r#"{"return_token_ids": true}"#).contains("return_token_ids"));
+        assert!(error(r#"{"input_extra": [{"filename": 3, "text": "a"}]}"#).contains("filename"));
+        assert!(error(r#"{"grammar": "root ::= ["}"#).contains("grammar"));
+    }
+
+    #[test]
+    fn a_form_holds_here_too() {
+        let limits = Limits { n_ctx: 64, n_vocab: 300, encoder: None };
+        let body = br#"{"json_schema": {"type": "integer"}}"#;
+        let read = read_with(body, &limits, &TextModel::sample(), |_, _| Ok(vec![1])).unwrap();
+        assert!(read.1.constraint.is_some());
+    }
 }

@@ -10,7 +10,7 @@
 //!
 //! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
 //! - `serve`, `open` and `https` take connections. `trace` wraps every request, `guard` asks `access` for its owner,
-//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields` and `params` what is in it.
+//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value` and `params` what is in it; `unread` lists what is left.
 //! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
 //!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
 //! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
@@ -25,6 +25,7 @@ mod answer;
 mod anthropic;
 mod app;
 mod audit;
+mod bias;
 mod blocks;
 mod body;
 mod chat;
@@ -66,6 +67,8 @@ mod tokens;
 mod tools;
 mod trace;
 mod types;
+mod unread;
+mod value;
 mod writer;
 
 use axum::Router;
@@ -143,6 +146,7 @@ fn beside() -> Router<App> {
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/api/pull", post(ollama::fixed))
         .route("/api/create", post(ollama::fixed))
         .route("/api/delete", delete(ollama::fixed))
@@ -150,7 +154,7 @@ fn beside() -> Router<App> {
 
 /// What there is, for whoever asks for something else.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
-     /v1/embeddings, /v1/rerank, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/show, /tokenize and \
+     /v1/embeddings, /v1/rerank, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/embeddings, /api/show, /tokenize and \
      /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /lora-adapters, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
      /api/version and /health";
 
@@ -186,6 +190,10 @@ pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<()
     }
 }
 
+#[cfg(test)]
+mod fields_tests;
+#[cfg(test)]
+mod kinds_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -39,6 +39,8 @@ fn message(
     let mut fields = Fields::nested(path, value)?;
     let role: String = fields.require("role")?;
     let content = match fields.raw("content") {
+        // Only an assistant says nothing beside its calls; elsewhere nothing is an empty text.
+        None if role != ROLE => Value::String(String::new()),
         None => Value::Null,
         Some(content) => {
             let path = fields.path("content");
@@ -52,6 +54,10 @@ fn message(
             })
         }
     };
+    if let Some(thought) = fields.raw("reasoning_content") {
+        let _: String = read_value(&fields.path("reasoning_content"), thought)?;
+        fields.put_back("reasoning_content", thought);
+    }
     if let Some(calls) = fields.raw("tool_calls") {
         *n_bytes += calls.get().len();
         let (path, calls) = (fields.path("tool_calls"), calls);
@@ -118,6 +124,7 @@ pub fn reasoning(fields: &mut Fields<'_>, extra: &mut Map<String, Value>) -> Res
     if let Some(thinking) = fields.raw("thinking") {
         let mut thinking = Fields::nested("thinking", thinking)?;
         let kind: String = thinking.require("type")?;
+        thinking.end("thinking", &[super::unread::THINKING]);
         match kind.as_str() {
             "enabled" | "auto" | "adaptive" => thinks = thinks.or(Some(true)),
             "disabled" => thinks = thinks.or(Some(false)),

@@ -8,17 +8,17 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::batch::{Constraint, DryParams, Mirostat, SamplingParams};
 use brigade_line::adapters::AdapterWish;
 use brigade_line::generation::TokenPiece;
-use brigade_line::request::{Guiding, Limits, MAX_LOGIT_BIAS};
+use brigade_line::request::{Guiding, Limits};
 use brigade_proto::limits::MAX_ADAPTERS;
 use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, entries, kind, list, read};
+use super::fields::{Fields, kind, list, read};
 use super::form::form;
 use super::models::check_name;
+use super::{bias, unread};
 
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
@@ -72,16 +72,39 @@ const REFUSED: &[(&str, &str)] = &[
     ("tools", "tools are for /v1/chat/completions"),
     ("functions", "use tools, in /v1/chat/completions"),
     ("audio", "this model writes text only"),
+    ("web_search_options", "this server searches nothing"),
+    ("stop_token_ids", "use stop, with the tokens' texts"),
+    ("allowed_token_ids", "use guided_choice or a grammar"),
+    ("bad_words", "use logit_bias, which takes texts too: [[\"TEXT\", false]]"),
+    ("prompt_logprobs", "use echo and logprobs, in /v1/completions"),
+    ("return_tokens_as_token_ids", "use return_token_ids"),
+    ("return_tokens", "use return_token_ids"),
+    ("include_stop_str_in_output", "a stop text is never part of an answer"),
+    ("truncate_prompt_tokens", "a prompt that is too long is refused, and never cut"),
+    ("use_beam_search", "there is no beam search"),
+    ("logits_processors", "nothing of a client's runs here"),
+    ("structural_tag", "use structured_outputs, or tools that are strict"),
+    ("kv_transfer_params", "states do not leave the line"),
+    ("vllm_xargs", "there are no plug-ins here"),
+    ("thinking_token_budget", "max_tokens bounds reasoning and answer together"),
+    ("post_sampling_probs", "log-probabilities are the model's own"),
+    ("n_probs", "use logprobs"),
+    ("response_fields", "answers are whole"),
+    ("grammar_lazy", "use tools that are strict"),
+    ("grammar_triggers", "use tools that are strict"),
+    ("preserved_tokens", "markers of calls are known by the model's template"),
+    ("n_cmpl", "use n"),
+    ("adaptive_target", "this step of the chain is not here"),
+    ("adaptive_decay", "this step of the chain is not here"),
 ];
 
-/// Sampling settings that are not implemented, and why; zero turns each off.
-const REFUSED_UNLESS_ZERO: &[(&str, &str)] = &[("length_penalty", "there is no beam search")];
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-}
+/// Those that a number turns off, which is what clients send that do not mean it.
+const REFUSED_UNLESS: &[(&str, &[f64], &str)] = &[
+    ("length_penalty", &[0.0, 1.0], "there is no beam search"),
+    ("t_max_predict_ms", &[-1.0, 0.0], "use timeout, which ends the whole request"),
+    ("n_indent", &[0.0], "use a grammar"),
+    ("tfs_z", &[1.0], "this step of the chain is not here"),
+];
 
 impl Common {
     /// Reads the common fields out of a request; `default_tokens` is drawn at most where it names no number.
@@ -96,7 +119,7 @@ impl Common {
         check_name(text, model.as_deref())?;
         let form = form(fields, left)?;
         refuse_unsupported(fields)?;
-        let stream_options: StreamOptions = fields.take("stream_options")?.unwrap_or_default();
+        let include_usage = include_usage(fields)?;
         let n: usize = fields.take("n")?.unwrap_or(1);
         if !(1..=MAX_CHOICES).contains(&n) {
             let message = format!("n is {n}: a number from 1 to {MAX_CHOICES} is needed");
@@ -132,7 +155,7 @@ impl Common {
             resumable,
             checkpoint: fields.take("checkpoint")?.unwrap_or(true),
             lora: lora(fields)?,
-            include_usage: stream_options.include_usage.unwrap_or(false),
+            include_usage,
             within: timeout(fields)?,
             guidance,
             negative_prompt,
@@ -186,19 +209,46 @@ fn guidance(
 /// Which there are is known when it is submitted.
 pub(super) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, ApiError> {
     let named = |name: String| AdapterWish { id: None, name: Some(name), scale: None };
-    let one = |raw: &RawValue| match kind(raw) {
-        "a string" => read("lora", raw).map(named),
-        _ => read("lora", raw),
+    let one = |(path, raw): (&str, &RawValue)| match kind(raw) {
+        "a string" => read(path, raw).map(named),
+        _ => adapter(path, raw),
     };
     let Some(raw) = fields.raw("lora") else { return Ok(None) };
     match kind(raw) {
         "an array" => {
-            let all = list("lora", raw, MAX_ADAPTERS)?;
-            all.into_iter().map(one).collect::<Result<_, _>>().map(Some)
+            let all = list("lora", raw, MAX_ADAPTERS)?.into_iter().enumerate();
+            let all = all.map(|(i, raw)| one((&format!("lora[{i}]"), raw)));
+            all.collect::<Result<_, _>>().map(Some)
         }
-        "null" => Ok(None),
-        _ => Ok(Some(vec![one(raw)?])),
+        _ => Ok(Some(vec![one(("lora", raw))?])),
     }
+}
+
+/// `{"id": 0, "scale": 0.5}`, or with a name. A misspelt field would be the adapter's default scale.
+fn adapter(path: &str, raw: &RawValue) -> Result<AdapterWish, ApiError> {
+    let mut fields = Fields::nested(path, raw)?;
+    let wish = AdapterWish {
+        id: fields.take("id")?,
+        name: fields.take("name")?,
+        scale: fields.take("scale")?,
+    };
+    match fields.names().next() {
+        Some(name) => {
+            let path = fields.path(name);
+            let message = format!("{path} is unknown: an adapter has id or name, and scale");
+            Err(ApiError::field(path, message))
+        }
+        None => Ok(wish),
+    }
+}
+
+/// `stream_options`.
+fn include_usage(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
+    let Some(raw) = fields.raw("stream_options") else { return Ok(false) };
+    let mut options = Fields::nested("stream_options", raw)?;
+    let usage = options.take("include_usage")?.unwrap_or(false);
+    options.end("stream_options", &[unread::STREAM_OPTIONS]);
+    Ok(usage)
 }
 
 /// The request's own time limit: seconds, `null` for none.
@@ -217,22 +267,32 @@ fn timeout(fields: &mut Fields<'_>) -> Result<Option<Duration>, ApiError> {
     }
 }
 
+/// Most ways to answer that a request may name.
+const MAX_MODALITIES: usize = 8;
+
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    for (name, why) in REFUSED_UNLESS_ZERO {
-        if fields.take::<f64>(name)?.is_some_and(|v| v != 0.0) {
-            let message = format!("{name} is not supported: {why}; use 0");
+    for (name, off, why) in REFUSED_UNLESS {
+        if let Some(value) = fields.take::<f64>(name)?.filter(|value| !off.contains(value)) {
+            let message =
+                format!("{name} is {value}, which is not supported: {why}; use {}", off[0]);
             return Err(ApiError::unsupported(*name, message));
         }
     }
     match fields.raw("modalities") {
         None => Ok(()),
-        Some(value) if read::<[String; 1]>("modalities", value).is_ok_and(|m| m[0] == "text") => {
+        Some(value) => {
+            for modality in list("modalities", value, MAX_MODALITIES)? {
+                let modality: String = read("modalities", modality)?;
+                if modality != "text" {
+                    let message = format!("modalities has {modality:?}: only \"text\" works");
+                    return Err(ApiError::unsupported("modalities", message));
+                }
+            }
             Ok(())
         }
-        Some(_) => Err(ApiError::unsupported("modalities", "modalities: only [\"text\"] works")),
     }
 }
 
@@ -295,7 +355,7 @@ fn sampling(
         presence_penalty: fields.take("presence_penalty")?.unwrap_or(d.presence_penalty),
         // llama.cpp's -1: the whole context.
         penalty_last_n: count_or_all("repeat_last_n", last_n, limits.n_ctx)?,
-        logit_bias: logit_bias(fields, text)?,
+        logit_bias: bias::read(fields, text)?,
         dry: dry(fields, limits, text)?,
         top_n_sigma: fields.take("top_n_sigma")?.unwrap_or(d.top_n_sigma),
         xtc_probability: fields.take("xtc_probability")?.unwrap_or(d.xtc_probability),
@@ -350,60 +410,6 @@ fn dry(fields: &mut Fields<'_>, limits: &Limits, text: &TextModel) -> Result<Dry
             false => d.breakers,
         },
     })
-}
-
-/// OpenAI's scale ends at 100, which "should result in a ban or exclusive selection".
-const BAN_BIAS: f32 = -100.0;
-
-/// `{"ID": BIAS}` as OpenAI has it, or `[[ID, BIAS], ["TEXT", BIAS]]` as llama.cpp has it; a text stands for its
-/// tokens, in either. `false` bans.
-fn logit_bias(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>, ApiError> {
-    let bad = |message: String| ApiError::field("logit_bias", message);
-    let Some(raw) = fields.raw("logit_bias") else { return Ok(Vec::new()) };
-    let mut named: Vec<(String, &RawValue)> = Vec::new();
-    if kind(raw) == "an array" {
-        for pair in list("logit_bias", raw, MAX_LOGIT_BIAS)? {
-            let pair = list("logit_bias", pair, 2)?;
-            let [token, bias] = pair[..] else {
-                return Err(bad("logit_bias: each entry is [TOKEN, BIAS]".to_string()));
-            };
-            let token = match kind(token) {
-                "a string" => format!("\"{}", read::<String>("logit_bias", token)?),
-                _ => token.get().to_string(),
-            };
-            named.push((token, bias));
-        }
-    } else {
-        named = entries(raw, MAX_LOGIT_BIAS).map_err(|e| {
-            bad(format!("logit_bias must be an object of at most {MAX_LOGIT_BIAS} tokens: {e}"))
-        })?;
-    }
-    let mut biases: Vec<(u32, f32)> = Vec::new();
-    for (token, bias) in named {
-        let bias = match kind(bias) {
-            "a boolean" if !read::<bool>("logit_bias", bias)? => f32::NEG_INFINITY,
-            _ => read("logit_bias", bias)?,
-        };
-        let bias = if bias <= BAN_BIAS { f32::NEG_INFINITY } else { bias };
-        match token.parse() {
-            Ok(id) => biases.push((id, bias)),
-            Err(_) => {
-                let word = token.strip_prefix('"').unwrap_or(&token);
-                let ids = text.tokenizer().encode(word, false, true);
-                biases.extend(ids.map_err(text_error)?.into_iter().map(|id| (id, bias)));
-            }
-        }
-    }
-    if biases.len() > MAX_LOGIT_BIAS {
-        let n = biases.len();
-        return Err(bad(format!("logit_bias names {n} tokens: at most {MAX_LOGIT_BIAS}")));
-    }
-    biases.sort_by_key(|(id, _)| *id);
-    // Of several for one token the last counts.
-    biases.reverse();
-    biases.dedup_by_key(|(id, _)| *id);
-    biases.reverse();
-    Ok(biases)
 }
 
 fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {

@@ -73,10 +73,13 @@ impl Reply {
     }
 
     fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
-        let cut_off = end.reason == EndReason::Length;
+        // A stop text may stand in the middle of a call, as the limit of tokens may.
+        let in_call = end.stop.is_some() && self.parser.is_in_call();
+        let cut_off = end.reason == EndReason::Length || in_call;
         let events = self.parser.finish(cut_off && !self.parser.is_done());
         let finish_reason = match end.reason {
             EndReason::Length => FinishWord::Length,
+            EndReason::Stop if in_call => FinishWord::Stop,
             EndReason::Stop if self.parser.n_calls() > 0 => FinishWord::ToolCalls,
             EndReason::Stop => FinishWord::Stop,
         };

@@ -12,7 +12,6 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::heads::Classifier;
 use brigade_line::adapters::AdapterWish;
 use brigade_line::request::Limits;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -20,9 +19,9 @@ use super::app::App;
 use super::body::text_error;
 use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
-use super::fields::{Fields, list, read};
+use super::fields::{Fields, kind, list, read};
 use super::name::Name;
-use super::{models, params, pooled};
+use super::{models, params, pooled, unread};
 
 /// What a request asks for.
 #[derive(Debug)]
@@ -37,14 +36,6 @@ struct Wanted {
     is_plain: bool,
     /// Adapters instead of those that the server was started with.
     lora: Option<Vec<AdapterWish>>,
-}
-
-/// A document is its text, or an object that has it.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Document {
-    Text(String),
-    Object { text: String },
 }
 
 /// The endpoint.
@@ -75,6 +66,12 @@ fn judges_nothing(app: &App) -> ApiError {
     ))
 }
 
+/// Reads a body, and no more.
+#[cfg(test)]
+pub(super) fn check(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(), ApiError> {
+    Wanted::read(body, limits, text).map(drop)
+}
+
 impl Wanted {
     fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
@@ -90,6 +87,10 @@ impl Wanted {
         let top_n: Option<usize> = fields.take("top_n")?;
         let with_text: Option<bool> = fields.take_any(&["return_documents", "return_text"])?;
         let lora = params::lora(&mut fields)?;
+        for name in ["max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"] {
+            fields.refuse(name, "a text that is too long is refused, and never cut")?;
+        }
+        fields.end("/v1/rerank", &[unread::COMMON, unread::RERANK]);
         let pair = |document: &String| {
             limits.check_text(query.len().saturating_add(document.len()))?;
             text.encode_pair(&query, document).map_err(text_error)
@@ -145,9 +146,13 @@ fn documents(field: &str, raw: &RawValue) -> Result<Vec<String>, ApiError> {
     if all.is_empty() {
         return Err(ApiError::field(field, format!("{field} is empty")));
     }
-    all.into_iter()
-        .map(|raw| match read::<Document>(field, raw)? {
-            Document::Text(text) | Document::Object { text } => Ok(text),
-        })
-        .collect()
+    all.into_iter().enumerate().map(|(i, raw)| document(&format!("{field}[{i}]"), raw)).collect()
+}
+
+/// A document is its text, or an object that has it: other fields of that are the client's own.
+fn document(path: &str, raw: &RawValue) -> Result<String, ApiError> {
+    match kind(raw) {
+        "an object" => Fields::nested(path, raw)?.require("text"),
+        _ => read(path, raw),
+    }
 }

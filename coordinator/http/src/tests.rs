@@ -76,6 +76,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         n_vocab: text.n_vocab(),
         n_params: 1,
         size: 2,
+        quantization: "Q4_K_M".to_string(),
     };
     let app = App {
         engine,
@@ -123,7 +124,11 @@ async fn perform(
         return;
     }
     verdict.send(Ok(())).unwrap();
-    let Work::Generate { max_tokens, sampler, stop_tokens } = request.work else { panic!() };
+    let Work::Generate { max_tokens, sampler, stop_tokens } = request.work else {
+        // Vectors are not played.
+        events.send(SeqEvent::Failed(Failure::Stopping)).await.unwrap();
+        return;
+    };
     let text = match play {
         Play::Text(text) | Play::TextAndEos(text) => text,
         Play::Eos => "",
@@ -188,7 +193,12 @@ fn ids_of(model: &TextModel, text: &str) -> Vec<u32> {
 /// Longest name of a control token in these tests.
 const MAX_CONTROL: usize = 24;
 
-async fn send(server: &Server, method: &str, path: &str, body: impl Into<Body>) -> Response<Body> {
+pub(super) async fn send(
+    server: &Server,
+    method: &str,
+    path: &str,
+    body: impl Into<Body>,
+) -> Response<Body> {
     let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
     server.router.clone().oneshot(request).await.unwrap()
 }

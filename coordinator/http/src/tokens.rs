@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response};
+use brigade_dialect::text_model::TextModel;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
@@ -14,17 +15,44 @@ use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, json_text};
+use super::models::check_name;
 use super::stream::Answer;
+use super::unread;
 
 /// Longest text to tokenise: its answer takes some seven bytes for each of it.
 pub const MAX_TOKENIZE_BYTES: usize = 4 << 20;
+
+/// Longest text to tokenise whose tokens' texts are wanted too: each takes a hundred bytes while it is written.
+const MAX_PIECES_BYTES: usize = 1 << 18;
 
 /// Most ids to turn into text: each may stand for hundreds of bytes.
 pub const MAX_DETOKENIZE: usize = 1 << 18;
 
 #[derive(Serialize)]
-struct Tokens {
-    tokens: Vec<u32>,
+struct Tokens<T> {
+    tokens: Vec<T>,
+}
+
+/// A token with its text.
+#[derive(Serialize)]
+struct Piece {
+    id: u32,
+    piece: Text,
+}
+
+/// A token's text, or its bytes where they are a part of a character alone.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Text {
+    Whole(String),
+    Bytes(Vec<u8>),
+}
+
+impl Piece {
+    fn of(text: &TextModel, id: u32) -> Self {
+        let whole = String::from_utf8(text.vocab_bytes(id));
+        Self { id, piece: whole.map_or_else(|part| Text::Bytes(part.into_bytes()), Text::Whole) }
+    }
 }
 
 #[derive(Serialize)]
@@ -32,30 +60,71 @@ struct Content {
     content: String,
 }
 
-/// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool}`, or as vLLM has it `{"prompt": TEXT,
-/// "add_special_tokens"?: bool}`, to `{"tokens": [...]}`.
+/// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool, "with_pieces"?: bool}`, or as vLLM has it `{"prompt":
+/// TEXT, "add_special_tokens"?: bool}`, to `{"tokens": [...]}`: ids, or objects that have their texts too.
 pub(super) async fn tokenize(
     State(app): State<App>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let body = app.bodies.take(request).await?;
-    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
-        let mut fields = Fields::parse(bytes)?;
-        // Where special tokens are not spoken of, llama.cpp adds none and vLLM does.
-        let prompt: Option<String> = fields.take("prompt")?;
-        let add = fields.take_any(&["add_special", "add_special_tokens"])?;
-        let add = add.unwrap_or(prompt.is_some());
-        let content = prompt.map_or_else(|| fields.require("content"), Ok)?;
-        if content.len() > MAX_TOKENIZE_BYTES {
-            let message =
-                format!("content has {} bytes: at most {MAX_TOKENIZE_BYTES}", content.len());
-            return Err(ApiError::field("content", message));
-        }
-        let parse = fields.take("parse_special")?.unwrap_or(true);
-        let tokens = text.tokenizer().encode(&content, add, parse).map_err(text_error)?;
-        Ok(json_text(&Tokens { tokens }))
-    });
+    let read = app.bodies.read(body, app.text.clone(), tokens_of);
     read.await.map(answer)
+}
+
+/// The tokens of a request's text, as JSON.
+fn tokens_of(bytes: &[u8], text: &TextModel) -> Result<String, ApiError> {
+    let mut fields = Fields::parse(bytes)?;
+    // Where special tokens are not spoken of, llama.cpp adds none and vLLM does.
+    let prompt: Option<String> = fields.take("prompt")?;
+    let add = fields.take_any(&["add_special", "add_special_tokens"])?;
+    let add = add.unwrap_or(prompt.is_some());
+    let content = prompt.map_or_else(|| fields.require("content"), Ok)?;
+    if content.len() > MAX_TOKENIZE_BYTES {
+        let message = format!("content has {} bytes: at most {MAX_TOKENIZE_BYTES}", content.len());
+        return Err(ApiError::field("content", message));
+    }
+    let parse = fields.take("parse_special")?.unwrap_or(true);
+    let with_pieces: bool = fields.take("with_pieces")?.unwrap_or(false);
+    if with_pieces && content.len() > MAX_PIECES_BYTES {
+        let n = content.len();
+        let message = format!("content has {n} bytes: at most {MAX_PIECES_BYTES} with_pieces");
+        return Err(ApiError::field("content", message));
+    }
+    end(fields, text)?;
+    let tokens = text.tokenizer().encode(&content, add, parse).map_err(text_error)?;
+    Ok(match with_pieces {
+        false => json_text(&Tokens { tokens }),
+        true => {
+            let pieces = tokens.into_iter().map(|id| Piece::of(text, id)).collect();
+            json_text(&Tokens::<Piece> { tokens: pieces })
+        }
+    })
+}
+
+/// Fields that would change what is tokenised.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "messages",
+        "/apply-template has the text of a chat, which is tokenised with add_special false",
+    ),
+    ("return_token_strs", "use with_pieces"),
+];
+
+/// The end of a request: the model's name, and what is left.
+fn end(mut fields: Fields<'_>, text: &TextModel) -> Result<(), ApiError> {
+    let model: Option<String> = fields.take("model")?;
+    check_name(text, model.as_deref())?;
+    for (name, why) in REFUSED {
+        fields.refuse(name, why)?;
+    }
+    fields.end("/tokenize", &[unread::COMMON, unread::TOKENS]);
+    Ok(())
+}
+
+/// Reads a body of `/tokenize`, and no more.
+#[cfg(test)]
+pub(super) fn check(body: &[u8], text: &TextModel) -> Result<(), ApiError> {
+    tokens_of(body, text).map(drop)
 }
 
 /// `GET /tokenizer_info`, as vLLM has it: tokens with a meaning, and the chat template.
@@ -75,7 +144,9 @@ pub(super) async fn detokenize(
 ) -> Result<Response<Body>, ApiError> {
     let body = app.bodies.take(request).await?;
     let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
-        let tokens: Vec<u32> = Fields::parse(bytes)?.require("tokens")?;
+        let mut fields = Fields::parse(bytes)?;
+        let tokens: Vec<u32> = fields.require("tokens")?;
+        end(fields, text)?;
         if tokens.len() > MAX_DETOKENIZE {
             let message = format!("tokens has {} ids: at most {MAX_DETOKENIZE}", tokens.len());
             return Err(ApiError::field("tokens", message));

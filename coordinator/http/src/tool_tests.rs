@@ -339,3 +339,31 @@ mod prompts {
         assert!(begins.ends_with("</think>\n\n"), "{begins:?}");
     }
 }
+
+/// A stop text may stand in the middle of a call: what tells a client to run it is not said then.
+#[tokio::test]
+async fn a_stop_text_inside_of_a_call_is_a_stop() {
+    const CALL: &str =
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+    for (template, text, stop, finish) in [
+        (HERMES, CALL, "slo", "stop"),
+        (HERMES, CALL, "weat", "stop"),
+        (HERMES, TWO_CALLS, "ping", "stop"),
+        (HERMES, CALL, "nowhere", "tool_calls"),
+        (
+            MISTRAL,
+            "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}]",
+            "slo",
+            "stop",
+        ),
+    ] {
+        let server = server(template, &[], text);
+        let more = json!({ "tools": tools(), "stop": [stop] });
+        let (message, reason) = message(&server, more.clone()).await;
+        assert_eq!(reason, finish, "{text} {stop}: {message}");
+        let streamed = deltas(&server, more).await;
+        assert_eq!(streamed.1, finish, "{text} {stop}: {:?}", streamed.0);
+        let content = message["content"].as_str().unwrap_or_default();
+        assert!(!content.contains("tool_call"), "what was begun is no text: {message}");
+    }
+}

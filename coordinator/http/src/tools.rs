@@ -51,8 +51,25 @@ impl ToolRequest {
             Some(raw) => choice(raw)?,
         };
         let is_known = |name: &String| tools.iter().any(|tool| tool.name == *name);
+        let choice = match choice {
+            Choice::Allowed { names, must } => {
+                if let Some(name) = names.iter().find(|name| !is_known(name)) {
+                    let message = format!("tool_choice: there is no tool {name:?} among tools");
+                    return Err(ApiError::field("tool_choice", message));
+                }
+                let is_allowed: Vec<bool> =
+                    tools.iter().map(|tool| names.contains(&tool.name)).collect();
+                let mut allowed = is_allowed.iter();
+                tools.retain(|_| allowed.next() == Some(&true));
+                let mut allowed = is_allowed.iter();
+                request.for_template.retain(|_| allowed.next() == Some(&true));
+                if must { Choice::Required } else { Choice::Auto }
+            }
+            choice => choice,
+        };
+        let is_known = |name: &String| tools.iter().any(|tool| tool.name == *name);
         match choice {
-            Choice::Auto => {}
+            Choice::Auto | Choice::Allowed { .. } => {}
             Choice::None => {
                 tools.clear();
                 request.for_template.clear();
@@ -114,6 +131,33 @@ enum Choice {
     None,
     Required,
     Tool(String),
+    /// Some of the tools.
+    Allowed {
+        names: Vec<String>,
+        must: bool,
+    },
+}
+
+/// `{"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}]}`.
+fn allowed(raw: &RawValue) -> Result<Choice, ApiError> {
+    let mut fields = Fields::nested("tool_choice.allowed_tools", raw)?;
+    let mode: String = fields.require("mode")?;
+    let must = match mode.as_str() {
+        "auto" => false,
+        "required" => true,
+        _ => {
+            let path = fields.path("mode");
+            let message = format!("{path} is {mode:?}: \"auto\" or \"required\" is needed");
+            return Err(ApiError::field(path, message));
+        }
+    };
+    let (path, mut names) = (fields.path("tools"), Vec::new());
+    for (i, tool) in list(&path, fields.require_raw("tools")?, MAX_TOOLS)?.into_iter().enumerate() {
+        let mut tool = Fields::nested(&format!("{path}[{i}]"), tool)?;
+        let (path, function) = (tool.path("function"), tool.require_raw("function")?);
+        names.push(Fields::nested(&path, function)?.require("name")?);
+    }
+    Ok(Choice::Allowed { names, must })
 }
 
 fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
@@ -137,6 +181,9 @@ fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
         "an object" => {
             let mut fields = Fields::nested("tool_choice", raw)?;
             let kind: String = fields.require("type")?;
+            if kind == "allowed_tools" {
+                return allowed(fields.require_raw("allowed_tools")?);
+            }
             if kind != "function" {
                 return Err(bad(&format!("of type {kind:?}")));
             }

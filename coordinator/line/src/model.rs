@@ -9,11 +9,12 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::heads::Heads;
 use brigade_engine::kernels::KvType;
+use brigade_engine::stage::check_tensors;
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_plan::{ModelFacts, default_keep};
 use brigade_proto::limits::MAX_ROWS;
-use brigade_spec::{ModelError, ModelSpec};
+use brigade_spec::{ModelError, ModelSpec, is_of_other_senses};
 use brigade_text::TextError;
 use bytes::Bytes;
 use serde::Serialize;
@@ -26,6 +27,46 @@ pub const DEFAULT_CTX: u32 = 4096;
 
 /// Rows of the largest ubatch where nothing is said, of a model that takes texts in pieces.
 const DEFAULT_MAX_ROWS: u32 = 512;
+
+/// llama.cpp's numbers for mixtures of tensor types, in `general.file_type`.
+const FILE_TYPES: [(u32, &str); 36] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (19, "IQ2_XXS"),
+    (20, "IQ2_XS"),
+    (21, "Q2_K_S"),
+    (22, "IQ3_XS"),
+    (23, "IQ3_XXS"),
+    (24, "IQ1_S"),
+    (25, "IQ4_NL"),
+    (26, "IQ3_S"),
+    (27, "IQ3_M"),
+    (28, "IQ2_S"),
+    (29, "IQ2_M"),
+    (30, "IQ4_XS"),
+    (31, "IQ1_M"),
+    (32, "BF16"),
+    (33, "Q4_0_4_4"),
+    (34, "Q4_0_4_8"),
+    (35, "Q4_0_8_8"),
+    (36, "TQ1_0"),
+    (37, "TQ2_0"),
+    (38, "MXFP4_MOE"),
+];
 
 /// A context beyond the positions that a model has learned.
 #[derive(Debug, Error)]
@@ -91,6 +132,8 @@ pub struct ModelMeta {
     pub n_params: u64,
     /// Bytes of all tensors.
     pub size: u64,
+    /// How its weights are stored, as its file says.
+    pub quantization: String,
 }
 
 impl Model {
@@ -167,7 +210,10 @@ impl Model {
         name: &str,
         adapters: Adapters,
     ) -> Result<Self, OpenError> {
-        let spec = brigade_models::describe(&gguf)?;
+        let described = brigade_models::described(&gguf)?;
+        // Now, and not when a worker loads them.
+        check_tensors(&described)?;
+        let spec = Arc::unwrap_or_clone(described.spec);
         let mut text = TextModel::from_gguf(name.to_string(), &gguf)?;
         if spec.is_encoder() {
             text.set_encoder();
@@ -190,6 +236,23 @@ impl Model {
             adapters,
             control_vectors: None,
         })
+    }
+
+    /// What does not keep the model from running, and whoever runs it should know.
+    pub fn notes(&self) -> Vec<String> {
+        let left = self.gguf.tensors().iter().filter(|t| is_of_other_senses(&t.name)).count();
+        let senses = (left > 0).then(|| {
+            format!(
+                "{left} tensors are for images or sounds (v.*, mm.* and their like): they are left where they are, and the model \
+                 reads texts alone"
+            )
+        });
+        let template = self.text.bad_template().map(|why| {
+            format!(
+                "the model's own chat template cannot be used: {why}; there are no chats without another one (--chat-template)"
+            )
+        });
+        senses.into_iter().chain(template).collect()
     }
 
     /// The files that tensors are read from.
@@ -255,9 +318,14 @@ impl Model {
         !self.spec.is_encoder() && needs.is_some_and(|needs| needs < self.ctx(ctx))
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors that stages have.
     pub fn weight_bytes(&self) -> u64 {
-        self.gguf.tensors().iter().map(|t| t.nbytes).sum()
+        self.gguf
+            .tensors()
+            .iter()
+            .filter(|tensor| !is_of_other_senses(&tensor.name))
+            .map(|tensor| tensor.nbytes)
+            .sum()
     }
 
     /// All that answers depend on besides requests and the line: the metadata, the scales of adapters, and the files of
@@ -275,9 +343,12 @@ impl Model {
         format!("{}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
     }
 
-    /// Its tensors without those of adapters.
+    /// Its tensors without those of adapters, and without those that no stage of a text model has.
     fn own_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.gguf.tensors().iter().filter(|tensor| !of_model(&tensor.name).1)
+        self.gguf
+            .tensors()
+            .iter()
+            .filter(|tensor| !of_model(&tensor.name).1 && !is_of_other_senses(&tensor.name))
     }
 
     /// The type that most of the weights have, for tables.
@@ -289,6 +360,13 @@ impl Model {
         by_type.into_iter().max_by_key(|(_, n)| *n).map(|(ty, _)| ty).unwrap_or_default()
     }
 
+    /// How the file says that its weights are stored; else the type that most of them have.
+    fn file_type(&self) -> String {
+        let id = self.gguf.meta().opt_u32("general.file_type").ok().flatten();
+        let known = id.and_then(|id| FILE_TYPES.iter().find(|(known, _)| *known == id));
+        known.map_or_else(|| self.quant_name(), |(_, name)| (*name).to_string())
+    }
+
     /// What `/v1/models` says about it.
     pub fn meta(&self, n_ctx: u32) -> ModelMeta {
         ModelMeta {
@@ -298,6 +376,7 @@ impl Model {
             n_vocab: self.n_vocab(),
             n_params: self.own_tensors().map(|t| t.n_elems() as u64).sum(),
             size: self.own_tensors().map(|t| t.nbytes).sum(),
+            quantization: self.file_type(),
         }
     }
 

@@ -54,6 +54,8 @@ impl ModelFacts {
                 {
                     embedding_bytes += packed_bytes(tensor)?;
                 }
+                // Nobody loads what reads images or sounds.
+                None if brigade_spec::is_of_other_senses(&tensor.name) => {}
                 // The coordinator has the heads that judge texts, or make vectors of them.
                 None if heads::has(&tensor.name) => {}
                 // No stage of an encoder makes logits.

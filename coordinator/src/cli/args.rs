@@ -131,7 +131,7 @@ impl ModelArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub struct TemplateArgs {
     /// Chat template instead of the model's own: chatml, or a file with Jinja source
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, alias = "chat-template-file", value_name = "NAME|FILE")]
     pub chat_template: Option<String>,
 }
 
@@ -212,7 +212,7 @@ pub struct LineArgs {
     #[arg(long)]
     pub full_windows: bool,
     /// Rows of the largest ubatch [default: chosen from the model and the line]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(long, alias = "ubatch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,
     /// Cut layers for: prefill, decode, mixed (as many prompt tokens as generated ones), or so many prompt tokens
     /// for each generated one. Results do not depend on it
@@ -272,7 +272,7 @@ fn worker_count(text: &str) -> Result<usize, String> {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Temperature; 0 picks the most probable token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, alias = "temperature", default_value_t = 0.8)]
     pub temp: f32,
     /// Keep the K most probable tokens; 0: all
     #[arg(long, default_value_t = 40)]
@@ -284,13 +284,13 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = 0.05)]
     pub min_p: f32,
     /// Locally typical sampling; 1: off
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, aliases = ["typical", "typ-p"], default_value_t = 1.0)]
     pub typical_p: f32,
     /// Divide the logits of recent tokens by this; 1: off
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, alias = "repetition-penalty", default_value_t = 1.0)]
     pub repeat_penalty: f32,
     /// Tokens that the penalties look back on, prompt included; -1: the whole context
-    #[arg(long, default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    #[arg(long, alias = "penalty-last-n", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub repeat_last_n: i64,
     /// Subtract this once from the logit of a recent token
     #[arg(long, default_value_t = 0.0)]

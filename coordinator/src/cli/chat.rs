@@ -12,7 +12,8 @@ mod typed;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use brigade_dialect::text_model::TextModel;
 use brigade_gguf::Gguf;
 use brigade_http::router;
 use brigade_line::metrics;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::session::{CtrlC, SessionOptions, with_session_until};
-use super::{input, serve};
+use super::{input, output, serve};
 use door::{Door, Server};
 use reader::Reader;
 use repl::Repl;
@@ -103,7 +104,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "NAME", requires = "url")]
     model_name: Option<String>,
     /// A system message
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     /// Set a field of the requests, such as temperature=0.3 or max_tokens=200; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = field)]
@@ -114,7 +115,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     template: TemplateArgs,
     /// Positions of the context [default: what the model was trained on, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
@@ -157,7 +158,9 @@ pub async fn execute(args: ChatArgs) -> Result<()> {
 async fn far(args: &ChatArgs, url: &str) -> Result<()> {
     let server = Server::new(url, args.api_key.as_deref(), args.ca.as_deref())?;
     if server.is_plain_beyond_this_machine() {
-        eprintln!("warning: {url} is plain HTTP: the chat and its key can be read on the way");
+        output::remark(format_args!(
+            "warning: {url} is plain HTTP: the chat and its key can be read on the way"
+        ));
     }
     let door = Door::There(Box::new(server));
     let models = door.models().await?;
@@ -186,7 +189,16 @@ pub async fn near(
     if talk.is_guided() {
         options.max_seqs = options.max_seqs.max(2);
     }
-    input::open_model(&options.model.path()?, |path| Gguf::open(path))?;
+    let model = options.model.path()?;
+    let gguf = input::open_model(&model, |path| Gguf::open(path))?;
+    // Before anything is started and anybody types.
+    if options.chat_template.is_none() {
+        let text = input::open_model(&model, |_| TextModel::from_gguf(String::new(), &gguf))?;
+        text.check_template().map_err(|error| {
+            anyhow!("{error}: give --chat-template chatml, or a file with the model's template")
+        })?;
+    }
+    drop(gguf);
     let max_seqs = options.max_seqs;
     with_session_until(options, CtrlC::OfTheBody, async |session| {
         let metrics = metrics::install().context("cannot install the metrics recorder")?;

@@ -1,6 +1,6 @@
 //! `brigade completions SHELL` prints a script that completes brigade's commands in that shell.
 
-use std::io;
+use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::{Args, CommandFactory};
@@ -20,6 +20,9 @@ pub struct CompletionsArgs {
 
 /// Runs the command.
 pub fn execute(args: CompletionsArgs) -> Result<()> {
-    clap_complete::generate(args.shell, &mut Cli::command(), "brigade", &mut io::stdout());
+    // To memory first: the library ends the process where nobody reads any more.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "brigade", &mut script);
+    io::stdout().write_all(&script)?;
     Ok(())
 }

@@ -44,7 +44,7 @@ pub struct EmbedArgs {
     #[arg(long)]
     no_normalize: bool,
     /// Positions of the context, a text's tokens at most [default: what the model was trained on, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F32)]
@@ -164,11 +164,11 @@ impl<'a> Printed<'a> {
                 "texts_per_second": rate(n_texts),
             }))?;
         }
-        eprintln!(
+        output::remark(format_args!(
             "{n_texts} texts of {n_tokens} tokens at {:.1} texts/s, {:.1} t/s",
             rate(n_texts),
             rate(n_tokens)
-        );
+        ));
         Ok(())
     }
 }

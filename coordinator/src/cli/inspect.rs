@@ -65,6 +65,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         Ok((model, facts))
     });
     let cannot_run = described.as_ref().err().map(|error| with_causes(error.as_ref()));
+    let notes = described.as_ref().map_or(Vec::new(), |(model, _)| model.notes());
     if args.json {
         let mut object = match &described {
             Ok((model, facts)) => described_json(model, facts),
@@ -74,6 +75,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         object["metadata"] = json!(metadata);
         object["missing_data"] = json!(missing);
         object["cannot_run"] = json!(cannot_run);
+        object["notes"] = json!(notes);
         return output::json(&object);
     }
     for (key, value) in &metadata {
@@ -83,6 +85,9 @@ pub fn execute(args: InspectArgs) -> Result<()> {
     print_types(&types)?;
     if let Ok((model, facts)) = &described {
         print_described(model, facts)?;
+    }
+    for note in notes {
+        output::line(format_args!("\nnote: {note}"))?;
     }
     if let Some(reason) = cannot_run {
         output::line(format_args!("\nthis program cannot run it: {reason}"))?;

@@ -139,11 +139,11 @@ fn create(args: &CreateArgs) -> Result<()> {
         return output::json(&shown);
     }
     output::line(format_args!("{}", secret.reveal()))?;
-    eprintln!(
+    output::remark(format_args!(
         "This is the only time that the key {} is shown; {} holds its hash.",
         record.name,
         file.path().display()
-    );
+    ));
     Ok(())
 }
 

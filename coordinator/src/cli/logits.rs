@@ -26,7 +26,13 @@ pub struct LogitsArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// The prompt
-    #[arg(short, long, required_unless_present = "tokens", conflicts_with = "tokens")]
+    #[arg(
+        short,
+        long,
+        allow_hyphen_values = true,
+        required_unless_present = "tokens",
+        conflicts_with = "tokens"
+    )]
     prompt: Option<String>,
     /// The prompt as token ids; nothing is added to them
     #[arg(long, value_parser = token_ids)]
@@ -38,7 +44,7 @@ pub struct LogitsArgs {
     #[arg(long)]
     force: bool,
     /// Positions of the context [default: as many as --tokens has, or the model's, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F32)]

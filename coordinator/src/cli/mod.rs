@@ -21,7 +21,7 @@ mod keeping;
 mod key;
 mod logits;
 mod npy;
-mod output;
+pub mod output;
 mod perplexity;
 mod plan;
 mod progress;
@@ -34,6 +34,8 @@ mod synth;
 mod tokenize;
 mod units;
 mod worker;
+
+use std::io;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -155,8 +157,56 @@ pub fn is_interrupt(error: &anyhow::Error) -> bool {
 
 /// Whether a command ended because nobody reads its output any more, as in `brigade inspect | head`.
 pub fn is_unread(error: &anyhow::Error) -> bool {
-    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
-    error.downcast_ref::<std::io::Error>().is_some_and(broken)
+    error.chain().any(|cause| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let in_json = cause.downcast_ref::<serde_json::Error>().and_then(|e| e.io_error_kind());
+        kind.or(in_json) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// What people type who come from other programs, and what does it here.
+const HINTS: &[(&[&str], &str)] = &[
+    (&["--host", "--port"], "--listen HOST:PORT says where a server listens"),
+    (
+        &["--n-gpu-layers", "--gpu-layers", "--main-gpu", "--no-gpu"],
+        "--device says what computes: auto, cpu or vulkan:N",
+    ),
+    (
+        &["--tensor-parallel-size", "--pipeline-parallel-size", "--tp", "--pp"],
+        "--workers N cuts the layers over N workers",
+    ),
+    (
+        &["--gpu-memory-utilization", "--mem"],
+        "--memory SIZE says how much each local worker may use",
+    ),
+    (
+        &["--cache-type-k", "--cache-type-v", "--kv-cache-dtype", "--dtype"],
+        "--kv-type says how keys and values are kept",
+    ),
+    (&["--batch-size", "-b"], "--ubatch N says how many rows the largest ubatch has"),
+    (&["--n-parallel"], "--max-seqs N says how many sequences run at once"),
+    (&["-c"], "--ctx N says how long the context is"),
+    (&["-t"], "--threads N says how many threads each local worker has"),
+    (
+        &["--flash-attn", "--cont-batching", "--jinja", "--no-mmap", "--mlock"],
+        "it is always so here: leave it out",
+    ),
+    (&["--mmproj", "--image"], "models run on texts alone here: leave it out"),
+    (
+        &["--grammar", "--grammar-file", "--json-schema", "-j"],
+        "requests to a server have it: grammar, json_schema, response_format",
+    ),
+    (&["--interactive", "-i", "--conversation"], "brigade chat talks with a model"),
+    (&["--reverse-prompt", "-r"], "--stop TEXT ends an answer"),
+    (&["--hf-repo"], "download the file, and name it with -m FILE"),
+    (&["--verbose", "-v"], "RUST_LOG=brigade=debug shows more"),
+    (&["--data_dir"], "--data-dir DIR"),
+];
+
+/// What an argument that the command does not know may have meant.
+pub fn hint(argument: &str) -> Option<&'static str> {
+    let name = argument.split('=').next().unwrap_or(argument);
+    HINTS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
 }
 
 /// Whether the user wants plain text on terminals, as <https://no-color.org> has it.
@@ -216,6 +266,33 @@ mod tests {
             "brigade cluster rebalance --data-dir /x",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+    }
+
+    #[test]
+    fn names_that_people_type_mean_what_they_mean_elsewhere() {
+        for line in [
+            "brigade run -m m.gguf --temperature 0 --max-tokens 4 --ctx-size 64 --repetition-penalty 1.1 --typ-p 1",
+            "brigade run --num-predict 4 --num-ctx 64 --predict=3",
+            "brigade run -m m.gguf -p -5 -n 2",
+            "brigade run -p --stop --stop -- --negative-prompt -x --guidance-scale 2",
+            "brigade run --chat --system -quiet hello",
+            "brigade run -- -5",
+            "brigade chat --system-prompt - --temperature 0.5",
+            "brigade serve -m m.gguf --max-model-len 64 --parallel 2 --alias x --chat-template-file t.jinja",
+            "brigade logits -m m.gguf -p -5 --out x.npy",
+            "brigade tokenize -m m.gguf -- -5",
+        ] {
+            Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+        assert!(hint("--port=80").unwrap().contains("--listen") && hint("--nonsense").is_none());
+        // No hint names what a command takes.
+        for (names, _) in HINTS {
+            for name in names.iter().filter(|name| **name != "-j") {
+                let known = Cli::try_parse_from(["brigade", "run", name]).unwrap_err();
+                let is_unknown = known.kind() == clap::error::ErrorKind::UnknownArgument;
+                assert!(is_unknown, "{name}: {known}");
+            }
         }
     }
 

@@ -16,6 +16,12 @@ pub fn line(text: fmt::Arguments<'_>) -> Result<()> {
     Ok(writeln!(out)?)
 }
 
+/// Says something to people on standard error. Where nobody reads it, nothing is lost.
+pub fn remark(text: fmt::Arguments<'_>) {
+    let mut out = io::stderr().lock();
+    let _ = out.write_fmt(text).and_then(|()| writeln!(out));
+}
+
 /// Prints one JSON value and a newline.
 pub fn json(value: &impl Serialize) -> Result<()> {
     let mut out = io::stdout().lock();

@@ -134,7 +134,7 @@ async fn measure(session: &Session, args: &PerplexityArgs, text: &str) -> Result
                 }
             }
             let done = group_index * CHUNKS_AT_ONCE as usize + i + 1;
-            eprintln!("[{done}/{n_chunks}] {:.4}", measured.nll.mean().exp());
+            output::remark(format_args!("[{done}/{n_chunks}] {:.4}", measured.nll.mean().exp()));
         }
     }
     report(args, measured, n_chunks)

@@ -48,10 +48,10 @@ pub struct PlanArgs {
     #[arg(long)]
     json: bool,
     /// Positions of a sequence [default: what the model was trained on, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Sequences at once
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
+    #[arg(long, aliases = ["parallel", "max-num-seqs"], value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
     /// Sequences kept for later requests [default: as brigade serve]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
@@ -98,6 +98,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
         checkpoint: args.checkpoint,
         ..PlanSettings::default()
     };
+    model.notes().iter().for_each(|note| tracing::warn!("{note}"));
     let facts = model.facts(args.kv_type.engine())?;
     let own = plan(&facts, &workers, &settings);
     let Some(cut) = args.line.hand_cut() else {

@@ -6,6 +6,8 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::output;
+
 /// Look of the bar.
 const TEMPLATE: &str = "{spinner} {msg} {bar:30} {bytes}/{total_bytes}";
 
@@ -56,7 +58,7 @@ impl Bar {
         let Some(last) = &self.plain else { return };
         let is_new = last.replace(text.to_string()) != text;
         if is_new && std::io::stderr().is_terminal() {
-            eprintln!("{text}");
+            output::remark(format_args!("{text}"));
         }
     }
 

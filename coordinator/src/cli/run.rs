@@ -68,7 +68,7 @@ pub struct RunArgs {
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file", "tokens"])]
     text: Option<String>,
     /// The prompt
-    #[arg(short, long, conflicts_with_all = ["file", "tokens"])]
+    #[arg(short, long, allow_hyphen_values = true, conflicts_with_all = ["file", "tokens"])]
     prompt: Option<String>,
     /// Read the prompt from a file; - is standard input
     #[arg(short, long, conflicts_with = "tokens")]
@@ -77,7 +77,13 @@ pub struct RunArgs {
     #[arg(long, value_parser = token_ids)]
     tokens: Option<TokenIds>,
     /// Tokens to generate at most
-    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_N)]
+    #[arg(
+        short,
+        long,
+        aliases = ["predict", "max-tokens", "max-new-tokens", "num-predict"],
+        value_name = "N",
+        default_value_t = DEFAULT_N
+    )]
     n_predict: u32,
     #[command(flatten)]
     template: TemplateArgs,
@@ -85,17 +91,23 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "tokens")]
     chat: bool,
     /// A system message before it
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        requires = "chat"
+    )]
     system: Option<String>,
     /// Guide the answer away from this text (classifier-free guidance): what stands in the prompt's place, with --chat
     /// in the system message's [default: the prompt's last token]
-    #[arg(long, value_name = "TEXT", requires = "guidance_scale")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, requires = "guidance_scale")]
     negative_prompt: Option<String>,
     /// How strongly to guide: 1 is off, 1.5 is usual; a second sequence is computed
     #[arg(long, value_name = "X")]
     guidance_scale: Option<f32>,
     /// End where this text would come; repeatable
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Go on after end-of-generation tokens
     #[arg(long)]
@@ -108,7 +120,7 @@ pub struct RunArgs {
     #[arg(long)]
     json: bool,
     /// Positions of the context [default: what the model was trained on, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Save the sequence's state when it ends: a later run continues from it without computing it
     #[arg(long, value_name = "FILE")]
@@ -236,7 +248,9 @@ impl RunArgs {
             Prompt::Text(user) if self.chat => {
                 let prompt = text.encode_chat(chat.insert(self.chat_of(user)));
                 let prompt = prompt.map_err(|error| match error {
-                    TextError::NoTemplate => anyhow!("{error}, with --chat-template chatml"),
+                    TextError::NoTemplate | TextError::BadTemplate(_) => {
+                        anyhow!("{error}, with --chat-template chatml")
+                    }
                     other => other.into(),
                 })?;
                 prompt.tokens
@@ -313,7 +327,7 @@ async fn generate(session: &Session, args: &RunArgs, prompt: Prompt) -> Result<(
     } else {
         writeln!(out)?;
     }
-    eprintln!("{}", figures.line());
+    output::remark(format_args!("{}", figures.line()));
     Ok(())
 }
 

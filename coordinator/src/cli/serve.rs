@@ -71,10 +71,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
     expect: usize,
     /// Positions of a sequence [default: what the model was trained on, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Sequences at once; more wait
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
+    #[arg(long, aliases = ["parallel", "max-num-seqs"], value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
     /// Sequences kept for later requests that begin alike; a chat's next turn then computes only what is
     /// new. 0: none [default: 4 for each of --max-seqs, or 1 where the model has recurrent states, which
@@ -119,7 +119,7 @@ pub struct ServeArgs {
     cors: Vec<String>,
     /// A name by which requests may call the model instead of its file's; repeatable, the first one is the one that
     /// answers carry. *: any name
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, alias = "alias", value_name = "NAME")]
     served_model_name: Vec<String>,
     /// Write a timeline of the last 20000 ubatches through all stages, for ui.perfetto.dev or
     /// chrome://tracing, when the server ends

@@ -339,6 +339,9 @@ async fn open_model(options: &SessionOptions) -> Result<Model> {
         let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
         text.set_names(&options.served_names);
     }
+    for note in model.notes() {
+        tracing::warn!(model = model.name(), "{note}");
+    }
     Ok(model)
 }
 

@@ -8,7 +8,7 @@
 //! Reading order:
 //!
 //! - [`Gguf`] is a model: one file, or several (`split`), with those of its [`adapters`].
-//! - `parse` reads a file's header with the help of `cursor`: metadata ([`Meta`], [`Value`]) and the tensors
+//! - `parse` reads a file's header with the help of `cursor`: metadata ([`Meta`], [`Value`], [`Number`]) and the tensors
 //!   (`directory`). `header` makes one header of those of all files.
 //! - `bytes` and `files` have the tensors' data, mapped or read. `writer` writes a file.
 //! - Beside them, [`npy`] reads and writes arrays of NumPy.
@@ -23,6 +23,7 @@ mod files;
 mod header;
 mod meta;
 pub mod npy;
+mod number;
 mod parse;
 mod split;
 mod value;
@@ -35,6 +36,7 @@ pub use error::GgufError;
 pub use files::{FileState, TensorFiles};
 pub use header::MAX_HEADER_BYTES;
 pub use meta::{ByteStrs, Meta};
+pub use number::Number;
 pub use parse::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_LEN, MAX_DIMS, MAX_KEY_BYTES, MAX_KEYS,
     MAX_TENSOR_NAME, MAX_TENSORS,

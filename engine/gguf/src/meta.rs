@@ -1,11 +1,13 @@
 //! Typed access to the metadata of a model.
 //!
-//! It is as strict as other programs that read the format: a u32 must be stored as a u32, and is never
-//! silently widened or rounded. A missing or mistyped key is an error that names the key, what was found and
-//! what is wanted.
+//! The format's specification asks readers to take a number of any type that holds it: a count may be stored as a u32,
+//! a u64 or an f32. So every number is read as what it is ([`Number`](super::Number)), and never rounded to a whole one
+//! or cut to a smaller type. A missing or mistyped key is an error that names the key, what was found and what is
+//! wanted.
 
 use super::bytes::Bytes;
 use super::error::GgufError;
+use super::number::Number;
 use super::value::{ArrayRef, Value, ValueType};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -63,15 +65,15 @@ macro_rules! accessors {
 
 accessors! {
     /// A u16 (only split files use it).
-    u16, opt_u16, "u16", u16, |v| if let Value::U16(x) = v { Some(x) } else { None };
+    u16, opt_u16, "u16", u16, |v| v.number()?.whole();
     /// A u32.
-    u32, opt_u32, "u32", u32, |v| if let Value::U32(x) = v { Some(x) } else { None };
+    u32, opt_u32, "u32", u32, |v| v.number()?.whole();
     /// An i32.
-    i32, opt_i32, "i32", i32, |v| if let Value::I32(x) = v { Some(x) } else { None };
+    i32, opt_i32, "i32", i32, |v| v.number()?.whole();
     /// An f32.
-    f32, opt_f32, "f32", f32, |v| if let Value::F32(x) = v { Some(x) } else { None };
-    /// A bool.
-    bool, opt_bool, "bool", bool, |v| if let Value::Bool(x) = v { Some(x) } else { None };
+    f32, opt_f32, "f32", f32, |v| Some(v.number()?.real_f32());
+    /// A bool, or a number that is 0 or 1.
+    bool, opt_bool, "bool", bool, flag;
     /// A string's bytes, whether or not they are UTF-8.
     byte_str, opt_byte_str, "str", &'a [u8], |v| if let Value::Str(x) = v { Some(x) } else { None };
     /// A UTF-8 string.
@@ -81,35 +83,22 @@ accessors! {
     /// may hold pieces that are not UTF-8.
     byte_strs, opt_byte_strs, "array of str", ByteStrs<'a>, |v| array(v, &[ValueType::Str]).map(ByteStrs);
     /// An array of f32.
-    f32s, opt_f32s, "array of f32", Vec<f32>, |v| numbers(v, &[ValueType::F32], |x| match x {
-        Value::F32(x) => Some(x),
-        _ => None,
+    f32s, opt_f32s, "array of f32", Vec<f32>, |v| each(v, |x| Some(x.number()?.real_f32()));
+    /// An array of i32; a u32 that is larger stands for the i32 of the same bits.
+    i32s, opt_i32s, "array of i32 or u32", Vec<i32>, |v| each(v, |x| match x {
+        Value::U32(x) => Some(x.cast_signed()),
+        x => x.number()?.whole(),
     });
-    /// An array of i32 or u32 (interchangeable in the format, same bits).
-    i32s, opt_i32s, "array of i32 or u32", Vec<i32>,
-        |v| numbers(v, &[ValueType::I32, ValueType::U32], |x| match x {
-            Value::I32(x) => Some(x),
-            Value::U32(x) => Some(x.cast_signed()),
-            _ => None,
-        });
-    /// An array of u32 or i32 (interchangeable in the format, same bits) or bool.
-    u32s, opt_u32s, "array of u32, i32 or bool", Vec<u32>,
-        |v| numbers(v, &[ValueType::U32, ValueType::I32, ValueType::Bool], |x| match x {
-            Value::U32(x) => Some(x),
-            Value::I32(x) => Some(x.cast_unsigned()),
-            Value::Bool(x) => Some(u32::from(x)),
-            _ => None,
-        });
+    /// An array of u32, or of bools; an i32 below 0 stands for the u32 of the same bits.
+    u32s, opt_u32s, "array of u32, i32 or bool", Vec<u32>, |v| each(v, |x| match x {
+        Value::I32(x) => Some(x.cast_unsigned()),
+        Value::Bool(x) => Some(u32::from(x)),
+        x => x.number()?.whole(),
+    });
     /// An array of u64.
-    u64s, opt_u64s, "array of u64", Vec<u64>, |v| numbers(v, &[ValueType::U64], |x| match x {
-        Value::U64(x) => Some(x),
-        _ => None,
-    });
-    /// An array of bool.
-    bools, opt_bools, "array of bool", Vec<bool>, |v| numbers(v, &[ValueType::Bool], |x| match x {
-        Value::Bool(x) => Some(x),
-        _ => None,
-    });
+    u64s, opt_u64s, "array of u64", Vec<u64>, |v| each(v, |x| x.number()?.whole());
+    /// An array of bool, or of numbers that are 0 or 1.
+    bools, opt_bools, "array of bool", Vec<bool>, |v| each(v, flag);
     /// The bytes of an array of u8 or i8.
     raw_bytes, opt_raw_bytes, "array of u8 or i8", &'a [u8],
         |v| array(v, &[ValueType::U8, ValueType::I8]).map(|a| a.bytes());
@@ -168,9 +157,11 @@ impl Meta {
     pub fn opt_u32_or_array(&self, key: &str, n: usize) -> Result<Option<Vec<u32>>, GgufError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::U32(x)) => Ok(Some(vec![x; n])),
             Some(Value::Array(a)) if a.len() == n => self.opt_u32s(key),
-            Some(other) => Err(wrong_type(key, &other, format!("u32 or array of {n} u32"))),
+            Some(other) => match other.number().and_then(Number::whole) {
+                Some(x) => Ok(Some(vec![x; n])),
+                None => Err(wrong_type(key, &other, format!("u32 or array of {n} u32"))),
+            },
         }
     }
 }
@@ -204,7 +195,12 @@ fn missing(key: &str, wanted: &'static str) -> GgufError {
 }
 
 fn wrong_type(key: &str, found: &Value<'_>, wanted: impl Into<String>) -> GgufError {
-    GgufError::WrongType { key: key.to_owned(), found: found.type_name(), wanted: wanted.into() }
+    // Of a number the type alone would not say what is wrong.
+    let found = match found.number() {
+        Some(_) => format!("{found} ({})", found.type_name()),
+        None => found.type_name(),
+    };
+    GgufError::WrongType { key: key.to_owned(), found, wanted: wanted.into() }
 }
 
 fn array<'a>(value: Value<'a>, elems: &[ValueType]) -> Option<ArrayRef<'a>> {
@@ -214,10 +210,17 @@ fn array<'a>(value: Value<'a>, elems: &[ValueType]) -> Option<ArrayRef<'a>> {
     }
 }
 
-fn numbers<T>(
-    value: Value<'_>,
-    elems: &[ValueType],
-    convert: fn(Value<'_>) -> Option<T>,
-) -> Option<Vec<T>> {
-    array(value, elems)?.iter().map(convert).collect()
+/// The elements of an array, each as `convert` takes it.
+fn each<'a, T>(value: Value<'a>, convert: fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
+    match value {
+        Value::Array(a) => a.iter().map(convert).collect(),
+        _ => None,
+    }
+}
+
+fn flag(value: Value<'_>) -> Option<bool> {
+    match value {
+        Value::Bool(flag) => Some(flag),
+        value => value.number()?.flag(),
+    }
 }

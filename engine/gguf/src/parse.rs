@@ -6,7 +6,8 @@
 use super::cursor::Cursor;
 use super::error::GgufError;
 use super::meta::{Entry, EntryKind};
-use super::value::ValueType;
+use super::number::Number;
+use super::value::{Value, ValueType};
 use brigade_quant::GgmlType;
 use std::collections::HashSet;
 
@@ -194,11 +195,13 @@ fn alignment(c: &Cursor<'_>, bytes: &[u8], entries: &[Entry]) -> Result<u32, Ggu
         return Ok(DEFAULT_ALIGNMENT);
     };
     let field = format_args!("{ALIGNMENT_KEY}");
-    let EntryKind::Scalar(ValueType::U32) = entry.kind else {
+    let EntryKind::Scalar(ty) = entry.kind else {
         return Err(c.bad(field, "must be a u32"));
     };
-    let mut value = Cursor::new(&bytes[entry.range.clone()], "");
-    let alignment = value.u32(field)?;
+    let number = Value::decode(ty, &bytes[entry.range.clone()]).and_then(|value| value.number());
+    let Some(alignment) = number.and_then(Number::whole::<u32>) else {
+        return Err(c.bad(field, "must be a u32"));
+    };
     if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
         let problem = format!("is {alignment}, must be a power of two up to {MAX_ALIGNMENT}");
         return Err(c.bad(field, problem));

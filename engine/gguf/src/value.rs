@@ -1,5 +1,6 @@
 //! Metadata values as views into the header. Scalars are copied; strings and arrays are not.
 
+use super::number::Number;
 use std::fmt;
 
 /// The type tag of a metadata value.
@@ -119,6 +120,23 @@ impl<'a> Value<'a> {
             ValueType::I64 => Self::I64(i64::from_le_bytes(le(bytes))),
             ValueType::F64 => Self::F64(f64::from_le_bytes(le(bytes))),
             ValueType::Array => return None,
+        })
+    }
+
+    /// The number that it is, of whatever type; `None` for flags, strings and arrays.
+    pub fn number(&self) -> Option<Number> {
+        Some(match *self {
+            Self::U8(x) => Number::Whole(x.into()),
+            Self::I8(x) => Number::Whole(x.into()),
+            Self::U16(x) => Number::Whole(x.into()),
+            Self::I16(x) => Number::Whole(x.into()),
+            Self::U32(x) => Number::Whole(x.into()),
+            Self::I32(x) => Number::Whole(x.into()),
+            Self::U64(x) => Number::Whole(x.into()),
+            Self::I64(x) => Number::Whole(x.into()),
+            Self::F32(x) => Number::Real(x.into()),
+            Self::F64(x) => Number::Real(x),
+            Self::Bool(_) | Self::Str(_) | Self::Array(_) => return None,
         })
     }
 

@@ -53,7 +53,7 @@ pub use model::{
 };
 pub use names::{
     ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROW_TABLE, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM,
-    POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, layer_of,
+    POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 pub use ngram::{NgramHead, NgramSpec};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};

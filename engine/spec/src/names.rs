@@ -27,6 +27,15 @@ pub const LAYER_ROW_TABLE: &str = "per_layer_token_embd.weight";
 /// Stem of the norm after the embedding, where a model has one.
 pub const EMBEDDING_NORM: &str = "token_embd_norm.";
 
+/// Begins the names of tensors of what reads images and sounds, and of what takes that over to the text model. Files of
+/// some programs have them beside the text model's.
+const OTHER_SENSES: [&str; 5] = ["v.", "a.", "s.", "mm.", "resampler."];
+
+/// Whether a tensor is for images or sounds, so that it is left where it is: a model runs on texts alone here.
+pub fn is_of_other_senses(tensor: &str) -> bool {
+    OTHER_SENSES.iter().any(|stem| tensor.starts_with(stem))
+}
+
 /// The layer a tensor belongs to: 7 for `blk.7.attn_q.weight`, `None` outside the layers.
 pub fn layer_of(tensor: &str) -> Option<usize> {
     tensor

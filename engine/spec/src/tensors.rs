@@ -7,7 +7,7 @@ use brigade_gguf::{Gguf, TensorInfo};
 
 use super::names::{
     ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM, POSITION_EMBD,
-    TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, layer_of,
+    TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 use super::{Beside, ModelSpec, Passes, heads};
 
@@ -16,7 +16,7 @@ pub const MAX_ADAPTERS: usize = 64;
 
 /// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
 /// on the first stage, norm and head on the last (the embedding again where they are tied), and what adapters have for
-/// them. A reranker's head is for whoever has the last stage's rows.
+/// them. A reranker's head is for whoever has the last stage's rows, and what is for images or sounds is for nobody.
 pub fn stage_tensors<'m>(
     model: &'m Gguf,
     spec: &ModelSpec,
@@ -30,7 +30,7 @@ pub fn stage_tensors<'m>(
         // Tied, the head is the embedding without what adapters add to that.
         None if name == TOKEN_EMBD => first || (last && tied && !of_adapter),
         None if name.starts_with("rope_") => true,
-        None if heads::has(name) => false,
+        None if heads::has(name) || is_of_other_senses(name) => false,
         None if name == OUTPUT => last && !spec.is_encoder(),
         None if name == OUTPUT_NORM => last || spec.pass_norm(layers) == Some(OUTPUT_NORM),
         None if is_of_input(name, spec) => first,

@@ -90,7 +90,9 @@ impl Linear {
         name: &str,
         weight: PackedMatrix,
     ) -> Result<Self, ModelError> {
-        let rows: Vec<usize> = (0..weight.rows()).collect();
+        // Only adapters have to know which rows a part has.
+        let rows: Vec<usize> =
+            if loader.has_adapters() { (0..weight.rows()).collect() } else { Vec::new() };
         let [linear] = Self::of_parts(loader, name, (0, 1), [weight], [&rows])?;
         Ok(linear)
     }

@@ -326,6 +326,9 @@ fn split_kv_b(
     let (rank, n_nope, n_v) = (spec.kv_rank, spec.n_nope, spec.head_dim_v);
     let (ty, bytes) = loader.raw(name, &[rank, spec.n_head * (n_nope + n_v)])?;
     let format = quant::require_format(ty, name)?;
+    if loader.is_hollow() {
+        return Ok([Vec::new(), vec![loader.pack(ty, n_v, rank, &[])?]]);
+    }
     let row_bytes = bytes.len() / (spec.n_head * (n_nope + n_v));
     let (mut k_b, mut v_b) = (Vec::new(), Vec::new());
     let mut keys = vec![0.0; n_nope * rank];

@@ -33,3 +33,11 @@ pub enum ConstraintError {
     #[error("the grammar gives no next token: {0}")]
     Stuck(String),
 }
+
+impl ConstraintError {
+    /// Whether a stage's word about why it drew no token is about a grammar, and not about the model's numbers.
+    pub fn is_told_by(reason: &str) -> bool {
+        let words = ["the grammar cannot be used: ", "the grammar gives no next token: "];
+        words.iter().any(|words| reason.contains(words))
+    }
+}

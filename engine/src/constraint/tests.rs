@@ -57,6 +57,22 @@ fn draw(mask: Option<&Mask>, n_vocab: u32, seed: u64, at: usize) -> u32 {
     allowed[(uniform(seed ^ 77, at as u32) * allowed.len() as f64) as usize]
 }
 
+#[test]
+fn a_grammar_is_tried_before_it_is_used() {
+    for (grammar, words) in [
+        ("start: start", "fits no text"),
+        ("start: \"a\" start", "fits no text"),
+        ("start: /[a&&b]/", ""),
+    ] {
+        let error = check_grammar(grammar).unwrap_err();
+        assert!(ConstraintError::is_told_by(&error.to_string()), "{grammar}: {error}");
+        assert!(error.to_string().contains(words), "{grammar}: {error}");
+    }
+    for grammar in ["start: \"a\"", "start: /(.|\\n)*/", "start: \"\"", "start: \"a\"*"] {
+        assert_eq!(check_grammar(grammar), Ok(()), "{grammar}");
+    }
+}
+
 /// Draws an answer to its end, or up to `most` tokens.
 fn answer(vocabulary: &Vocabulary, rule: &Arc<Constraint>, seed: u64, most: usize) -> Vec<u32> {
     let mut running = Running::new(rule.clone());

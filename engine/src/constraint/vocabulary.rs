@@ -15,6 +15,9 @@ use super::ConstraintError;
 /// States of a grammar's lexer; each takes one or two kB.
 const MAX_LEXER_STATES: usize = 25_000;
 
+/// Places in a grammar that an answer may have come to at the same time.
+const MAX_ROW_ITEMS: usize = 4_000;
+
 /// Symbols in all productions of a grammar.
 const MAX_GRAMMAR_SYMBOLS: usize = 200_000;
 
@@ -118,13 +121,38 @@ impl std::fmt::Debug for Vocabulary {
     }
 }
 
-/// Compiles a grammar and forgets it: what is wrong with it does not depend on the vocabulary.
+/// Bytes of an answer that a grammar is tried with before it is used.
+const TRIED_BYTES: usize = 48;
+
+/// Bytes that go on to another part of the answer, best first, where the grammar leaves a choice.
+const PREFERRED: &[u8] = b"\",:[{}]";
+
+/// Compiles a grammar, tries it with the beginning of an answer, and forgets it: what is wrong with it does not depend
+/// on the vocabulary.
 ///
 /// # Errors
-/// [`ConstraintError::Grammar`].
+/// [`ConstraintError::Grammar`]: it cannot be compiled, fits no text, or takes more steps than may be.
 pub fn check_grammar(grammar: &str) -> Result<(), ConstraintError> {
     let factory = factory(&ApproximateTokEnv::single_byte_env(), &[])?;
-    matcher(&factory, grammar).map(drop)
+    let mut matcher = matcher(&factory, grammar)?;
+    let wrong = |what: String| ConstraintError::Grammar(in_plain_words(&what));
+    for at in 0..TRIED_BYTES {
+        let mask = matcher.compute_mask_or_eos().map_err(|error| wrong(error.to_string()))?;
+        if mask.is_zero() {
+            let where_ = if at == 0 { "no text" } else { "no text to its end" };
+            return Err(wrong(format!("it fits {where_}")));
+        }
+        let is_space = |byte: u8| byte.is_ascii_whitespace();
+        let may = |byte: &u8| mask.is_allowed(u32::from(*byte));
+        let rest = (0..=u8::MAX).filter(|byte| !is_space(*byte));
+        let next = PREFERRED.iter().copied().chain(rest).chain(*b" \n").find(may);
+        let Some(next) = next.filter(|_| !matcher.is_stopped()) else { return Ok(()) };
+        matcher.consume_token(u32::from(next)).map_err(|error| wrong(error.to_string()))?;
+        if matcher.is_stopped() {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 fn factory(env: &TokEnv, slices: &[String]) -> Result<ParserFactory, ConstraintError> {
@@ -132,6 +160,7 @@ fn factory(env: &TokEnv, slices: &[String]) -> Result<ParserFactory, ConstraintE
         .map_err(|error| ConstraintError::Vocabulary(error.to_string()))?;
     factory.quiet();
     *factory.limits_mut() = ParserLimits {
+        max_items_in_row: MAX_ROW_ITEMS,
         max_lexer_states: MAX_LEXER_STATES,
         max_grammar_size: MAX_GRAMMAR_SYMBOLS,
         verbose_errors: false,
@@ -145,8 +174,20 @@ fn matcher(factory: &ParserFactory, grammar: &str) -> Result<Matcher, Constraint
     let matcher = Matcher::new(grammar.and_then(|grammar| factory.create_parser(grammar)));
     match matcher.get_error() {
         None => Ok(matcher),
-        Some(error) => Err(ConstraintError::Grammar(error)),
+        Some(error) => Err(ConstraintError::Grammar(in_plain_words(&error))),
     }
+}
+
+/// The library's words for whoever wrote the grammar, without those of its language.
+fn in_plain_words(text: &str) -> String {
+    let text = text.replace("<non-verbose/>", "").replace("NoExtensionBias", "it fits no text");
+    let mut plain = text.trim().replace("None", "none");
+    while let Some(at) = plain.find("Some(") {
+        let Some(end) = plain[at..].find(')') else { break };
+        plain.remove(at + end);
+        plain.replace_range(at..at + "Some(".len(), "");
+    }
+    plain
 }
 
 /// A trie without an algorithm behind it: nothing is ever tokenised for a grammar.

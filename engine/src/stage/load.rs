@@ -13,6 +13,7 @@ use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
+use super::rope::load_rope;
 use super::streams::StreamMatrices;
 use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
 use crate::block::{Embedding, Linear, load_block};
@@ -20,12 +21,12 @@ use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
 use crate::device::Device;
 use crate::gguf::{Gguf, TensorInfo};
-use crate::kernels::{KvType, RopeParams, Yarn};
+use crate::kernels::KvType;
 use crate::sample::Sampler;
 use crate::spec::{
     ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, ModelError, ModelSpec,
-    NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, RopeSpec, StateRoom, TOKEN_EMBD,
-    TOKEN_TYPES, layer_of, stage_tensors,
+    NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD, TOKEN_TYPES,
+    layer_of, stage_tensors,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
@@ -234,7 +235,7 @@ fn load_weights(
     Ok(())
 }
 
-fn load_embedding(
+pub(super) fn load_embedding(
     spec: &ModelSpec,
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
@@ -312,7 +313,7 @@ fn prints(
 }
 
 /// Places and rank of adapters inside the file.
-fn switched(spec: &ModelSpec) -> Option<(usize, usize)> {
+pub(super) fn switched(spec: &ModelSpec) -> Option<(usize, usize)> {
     spec.skeleton.switch.as_ref().map(|switch| (switch.n_places, switch.rank))
 }
 
@@ -374,7 +375,7 @@ fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usi
 }
 
 /// The norm of the stream behind the last layer of a pass, where one ends so in `layers`.
-fn load_pass_norm(
+pub(super) fn load_pass_norm(
     spec: &ModelSpec,
     layers: &Range<usize>,
     loader: &mut WeightLoader<'_>,
@@ -414,7 +415,7 @@ fn layer_blocks(
 }
 
 /// The weights of a layer's blocks.
-fn load_layer(
+pub(super) fn load_layer(
     spec: &ModelSpec,
     layer: usize,
     loader: &mut WeightLoader<'_>,
@@ -536,7 +537,10 @@ fn load_read(
     Ok(BlockInput::new(norm, mix))
 }
 
-fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, ModelError> {
+pub(super) fn load_head(
+    spec: &ModelSpec,
+    loader: &mut WeightLoader<'_>,
+) -> Result<Head, ModelError> {
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
     let output = match spec.is_encoder() {
         true => None,
@@ -557,44 +561,4 @@ fn load_head(spec: &ModelSpec, loader: &mut WeightLoader<'_>) -> Result<Head, Mo
         sampler: Sampler::default(),
         masks: Masks::new(Box::new(|| Err(no_vocabulary()))),
     })
-}
-
-/// The rotation with the factors that apply for this context; the other of longrope's two tensors
-/// counts as taken.
-fn load_rope(
-    rope: Option<&RopeSpec>,
-    n_ctx: u32,
-    loader: &mut WeightLoader<'_>,
-) -> Result<Option<RopeParams>, ModelError> {
-    let Some(rope) = rope else { return Ok(None) };
-    let mut freq_factors = None;
-    if let Some(factors) = rope.factors {
-        for other in ["rope_factors_long.weight", "rope_factors_short.weight"] {
-            if loader.has(other) {
-                loader.reference(other, &[rope.n_factors])?;
-            }
-        }
-        let mut values = loader.vector(factors.tensor(n_ctx), rope.n_factors)?.into_vec();
-        values.truncate(rope.n_rot / 2);
-        freq_factors = Some(values);
-    }
-    if !rope.still.is_empty() {
-        // Divided by infinity, a position is 0.
-        let factors = freq_factors.get_or_insert_with(|| vec![1.0; rope.n_rot / 2]);
-        rope.still.iter().for_each(|&pair| factors[pair] = f32::INFINITY);
-    }
-    Ok(Some(RopeParams {
-        layout: rope.layout,
-        n_rot: rope.n_rot,
-        freq_base: rope.freq_base,
-        freq_scale: rope.freq_scale,
-        freq_factors,
-        attn_factor: rope.attn_factor,
-        yarn: rope.yarn.as_ref().map(|yarn| Yarn {
-            ext_factor: 1.0,
-            beta_fast: yarn.beta_fast,
-            beta_slow: yarn.beta_slow,
-            n_ctx_orig: yarn.n_ctx_orig,
-        }),
-    }))
 }

@@ -7,6 +7,7 @@
 mod begun;
 mod block_input;
 mod boundary_rows;
+mod check;
 mod chosen_rows;
 mod copies;
 mod fingerprint;
@@ -19,6 +20,7 @@ mod layer_rows;
 mod load;
 mod norm;
 mod rehearsal;
+mod rope;
 mod snapshot;
 mod streams;
 mod switched;
@@ -29,6 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use begun::Begun;
+pub use check::check_tensors;
 pub use kept::KeptWeights;
 pub use load::StageConfig;
 

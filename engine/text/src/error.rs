@@ -37,6 +37,11 @@ pub enum TextError {
     /// The chat template is faulty, ran out of fuel, or refused the messages.
     #[error("chat template: {0}")]
     Template(String),
+    /// The model's own chat template cannot be used at all: another one has to be named.
+    #[error(
+        "the model's own chat template cannot be used: {0}; choose another one explicitly, for example chatml"
+    )]
+    BadTemplate(String),
     /// The model makes vectors of texts and writes none.
     #[error("{0}")]
     Encoder(&'static str),

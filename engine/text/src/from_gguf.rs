@@ -27,6 +27,11 @@ impl VocabData {
         let strings =
             |key: &str| meta.opt_byte_strs(key)?.map_or(Ok(Vec::new()), |s| texts(key, &s));
         let text = |key: &str| Ok::<_, TextError>(meta.opt_str(key)?.map(str::to_owned));
+        // A template is needed for chats alone: a bad one is no reason not to open the model.
+        let (chat_template, bad_template) = match text(TEMPLATE) {
+            Ok(template) => (template, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
         Ok(Self {
             model: meta.str("tokenizer.ggml.model")?.to_owned(),
             pre: text("tokenizer.ggml.pre")?,
@@ -42,7 +47,8 @@ impl VocabData {
                 .unwrap_or_default()
                 .to_vec(),
             suppress: meta.opt_u32s("tokenizer.ggml.suppress_tokens")?.unwrap_or_default(),
-            chat_template: text(TEMPLATE)?,
+            chat_template,
+            bad_template,
             named_templates: named_templates(meta),
             vocab_size: meta.opt_u32(&format!("{architecture}.vocab_size"))?,
             architecture,

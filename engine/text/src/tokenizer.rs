@@ -19,6 +19,7 @@ pub struct Tokenizer {
     add_space_prefix: bool,
     suppressed: Vec<u32>,
     chat_template: Option<String>,
+    bad_template: Option<String>,
     named_templates: Vec<(String, String)>,
     n_vocab: usize,
 }
@@ -91,6 +92,7 @@ impl Tokenizer {
             add_space_prefix: data.flags.add_space_prefix.unwrap_or(space_default),
             suppressed: data.suppress.into_iter().filter(|&id| (id as usize) < n_vocab).collect(),
             chat_template: data.chat_template,
+            bad_template: data.bad_template,
             named_templates: data.named_templates,
             vocab,
             algorithm,
@@ -260,6 +262,11 @@ impl Tokenizer {
     /// The text of a token as the file has it, without any decoding.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         self.vocab.texts.get(id as usize).map(String::as_str)
+    }
+
+    /// Why there is no chat template, where the file has one that is no text.
+    pub fn bad_template(&self) -> Option<&str> {
+        self.bad_template.as_deref()
     }
 
     /// Source of the model's chat template, or of its variant `name`.

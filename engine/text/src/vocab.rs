@@ -40,6 +40,8 @@ pub struct VocabData {
     pub suppress: Vec<u32>,
     /// `tokenizer.chat_template`.
     pub chat_template: Option<String>,
+    /// Why there is none, where the key holds no text: chats are told, and everything else goes on.
+    pub bad_template: Option<String>,
     /// `tokenizer.chat_template.NAME`.
     pub named_templates: Vec<(String, String)>,
     /// `ARCH.vocab_size`: the size where there are no tokens.

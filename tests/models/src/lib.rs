@@ -5,3 +5,4 @@ pub mod golden;
 pub mod kinds;
 pub mod line;
 pub mod places;
+pub mod rewrite;

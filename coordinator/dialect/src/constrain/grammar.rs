@@ -23,7 +23,9 @@ impl Grammar {
     /// Adds `part`, which the text may call `@name`; names are letters, digits and `_`.
     pub fn with(mut self, name: &str, part: Self) -> Self {
         let Self { mut main, parts } = part;
-        main["name"] = Value::from(name);
+        if let Some(fields) = main.as_object_mut() {
+            fields.insert("name".to_string(), Value::from(name));
+        }
         self.parts.push(main);
         self.parts.extend(parts);
         self

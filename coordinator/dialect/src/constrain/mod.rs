@@ -1,7 +1,7 @@
 //! What an answer has to fit: from what a client wants to grammars that the last stage holds the answer to.
 //!
 //! A [`Form`] is what a request asks for: a JSON schema, a regular expression, a choice, a grammar. [`schema`]
-//! refuses by its path what a schema uses and cannot be held; [`gbnf`] translates llama.cpp's grammars;
+//! refuses by its path what a schema uses and cannot be held, and [`normal`] brings it into the library's form; [`gbnf`] translates llama.cpp's grammars;
 //! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
 //! arguments in tags or as Python; [`answer`] puts them
 //! together with the model's way of thinking and calling ([`crate`]). Knows nothing of HTTP.
@@ -10,8 +10,10 @@ pub mod answer;
 pub mod calls;
 pub mod gbnf;
 pub mod grammar;
+pub mod normal;
 pub mod parameters;
 pub mod schema;
+pub mod words;
 
 use brigade_engine::constraint::{check_grammar, regex_for_lark};
 use serde_json::{Value, json};
@@ -24,6 +26,23 @@ pub const MAX_GRAMMAR_BYTES: usize = brigade_proto::limits::MAX_GRAMMAR_BYTES;
 
 /// Most alternatives of a choice.
 pub const MAX_ALTERNATIVES: usize = 4096;
+
+/// Alternatives of a rule, each of which a grammar follows by itself; more are one regular expression.
+const MAX_RULE_ALTERNATIVES: usize = 256;
+
+/// Characters that stand for themselves in a regular expression, and those that do behind a backslash.
+const PLAIN: &str = " ,:;'\"_=!%@`<>";
+const MEANT: &str = r".+*?()|[]{}^$\-/";
+
+/// A text as a regular expression that matches it alone.
+fn literal_regex(text: &str) -> String {
+    let one = |c: char| match c {
+        c if c.is_ascii_alphanumeric() || !c.is_ascii() || PLAIN.contains(c) => c.to_string(),
+        c if MEANT.contains(c) => format!("\\{c}"),
+        c => format!("\\x{{{:02X}}}", u32::from(c)),
+    };
+    text.chars().map(one).collect()
+}
 
 /// Why an answer cannot be held to what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,9 +106,15 @@ impl Form {
             FormKind::Choice(texts) if texts.is_empty() => {
                 return Err(Refused::new(path, format!("{path} is empty")));
             }
-            FormKind::Choice(texts) => {
+            FormKind::Choice(texts) if texts.len() <= MAX_RULE_ALTERNATIVES => {
                 let texts: Vec<String> = texts.iter().map(|text| quote(text)).collect();
                 format!("start: {}", texts.join(" | "))
+            }
+            FormKind::Choice(texts) => {
+                let written = texts.iter().filter(|text| !text.is_empty());
+                let written: Vec<String> = written.map(|text| literal_regex(text)).collect();
+                let mark = if written.len() < texts.len() { "?" } else { "" };
+                format!("start: choice{mark}\nchoice: /({})/", written.join("|"))
             }
             FormKind::Lark(text) => text.clone(),
             FormKind::Gbnf(text) => {

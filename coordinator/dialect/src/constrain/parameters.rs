@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 use super::Refused;
 use super::grammar::{Literals, Parts, SPACE, quote};
 use super::schema::{self, Strictness, held};
+use crate::number;
+use crate::pointer::pointed;
 use crate::tools::{Types, types_of};
 use crate::{Pair, TaggedShape, TypedBy};
 
@@ -106,8 +108,9 @@ fn combinations(
     let of = |schema: &Value, path: &str| combinations(path, schema, root, depth - 1);
     let mut all = vec![Object::of(schema)];
     if let Some(to) = schema.get("$ref").and_then(Value::as_str) {
-        let target = to.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-        let Some(target) = target else { return refused("$ref", "it points to nothing here") };
+        let Some(target) = pointed(root, to) else {
+            return refused("$ref", "it points to nothing here");
+        };
         all = joined(path, &all, &of(target, &format!("{path}.$ref"))?)?;
     }
     let list = |word: &str| schema.get(word).and_then(Value::as_array).into_iter().flatten();
@@ -380,8 +383,7 @@ fn texts(path: &str, schema: &Value, root: &Value, depth: usize) -> Result<Vec<T
         return Ok(texts.map(|text| Text::Exactly(text.to_owned())).collect());
     }
     if let Some(to) = schema.get("$ref").and_then(Value::as_str) {
-        let target = to.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-        return match target {
+        return match pointed(root, to) {
             Some(target) => texts(path, target, root, depth - 1),
             None => refused("$ref"),
         };
@@ -398,8 +400,15 @@ fn texts(path: &str, schema: &Value, root: &Value, depth: usize) -> Result<Vec<T
     if let Some(word) = ["allOf", "format"].into_iter().find(|word| schema.get(*word).is_some()) {
         return refused(word);
     }
-    let bound = |word: &str| schema.get(word).and_then(Value::as_u64);
-    let (least, most) = (bound("minLength"), bound("maxLength"));
+    let bound = |word: &str| match schema.get(word) {
+        None => Ok(None),
+        Some(value) => number::whole::<u32>(value).map(Some).ok_or_else(|| {
+            let path = format!("{path}.{word}");
+            let message = format!("{path} is {value}: a whole number from 0 is needed");
+            Refused::new(path, message)
+        }),
+    };
+    let (least, most) = (bound("minLength")?, bound("maxLength")?);
     let pattern = schema.get("pattern").and_then(Value::as_str);
     Ok(vec![match (pattern, least, most) {
         (None, None, None) => Text::Any,
@@ -504,6 +513,8 @@ mod tests {
         assert_eq!(of(json!({ "type": "string" })).unwrap(), [Text::Any]);
         assert_eq!(of(json!({ "minLength": 2 })).unwrap(), [like(r"(.|\n){2,}")]);
         assert_eq!(of(json!({ "maxLength": 3 })).unwrap(), [like(r"(.|\n){0,3}")]);
+        assert_eq!(of(json!({ "maxLength": 3.0 })).unwrap(), [like(r"(.|\n){0,3}")]);
+        assert_eq!(of(json!({ "maxLength": 3.5 })).unwrap_err().path, "p.maxLength");
         assert_eq!(of(json!({ "pattern": "^[a-z]+$" })).unwrap(), [like("([a-z]+)")]);
         let union =
             json!({ "anyOf": [{ "enum": ["a", 1] }, { "type": "number" }, { "const": "b" }] });

@@ -7,6 +7,8 @@ use brigade_engine::constraint::check_grammar;
 use serde_json::{Map, Value, json};
 
 use super::grammar::Grammar;
+use super::normal::normal;
+use super::words::{MAPS, parts};
 use super::{MAX_GRAMMAR_BYTES, Refused};
 
 /// Whether everything that a schema says has to hold.
@@ -52,11 +54,6 @@ const REFUSED_FORMATS: &[&str] = &[
     "regex",
 ];
 
-/// Keywords whose value is a schema, a list of schemas, or an object of schemas.
-const SCHEMAS: &[&str] = &["items", "additionalItems", "additionalProperties"];
-const LISTS: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
-const MAPS: &[&str] = &["properties", "patternProperties", "$defs", "definitions"];
-
 /// White space between the values of an answer: at most a space, or a line break and its indentation.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
@@ -74,9 +71,9 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
     let cleaned = match strictness {
         Strictness::Strict => {
             check_words(path, schema)?;
-            annotations_left_out(schema)
+            normal(path, &annotations_left_out(schema))?
         }
-        Strictness::Lenient => schema.clone(),
+        Strictness::Lenient => normal(path, schema)?,
     };
     let whole = Grammar::json(with_options(&cleaned, strictness));
     let size = whole.text().len();
@@ -149,25 +146,6 @@ fn check_words(path: &str, schema: &Value) -> Result<(), Refused> {
         }
     }
     parts(path, schema).try_for_each(|(path, part)| check_words(&path, part))
-}
-
-/// The schemas that a schema is made of, with their paths.
-fn parts<'a>(path: &str, schema: &'a Value) -> impl Iterator<Item = (String, &'a Value)> {
-    let mut all = Vec::new();
-    for (word, value) in schema.as_object().into_iter().flatten() {
-        let path = format!("{path}.{word}");
-        match value {
-            Value::Array(list) if LISTS.contains(&word.as_str()) => {
-                all.extend(list.iter().enumerate().map(|(i, part)| (format!("{path}[{i}]"), part)));
-            }
-            Value::Object(map) if MAPS.contains(&word.as_str()) => {
-                all.extend(map.iter().map(|(name, part)| (format!("{path}.{name}"), part)));
-            }
-            _ if SCHEMAS.contains(&word.as_str()) => all.push((path, value)),
-            _ => {}
-        }
-    }
-    all.into_iter()
 }
 
 /// The same without formats that are annotations, and without restrictions that are switched off.

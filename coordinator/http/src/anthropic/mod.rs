@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use brigade_dialect::number::whole;
 use brigade_line::generation::End;
 use brigade_proto::task;
 use serde_json::{Value, json};
@@ -60,7 +61,8 @@ impl Refusal {
         let inner = self.0.body();
         let error = &inner["error"];
         // Clients look for these words to shorten a conversation.
-        let message = match (error["n_prompt_tokens"].as_u64(), error["n_ctx"].as_u64()) {
+        let message = match (whole::<u64>(&error["n_prompt_tokens"]), whole::<u64>(&error["n_ctx"]))
+        {
             (Some(n), Some(max)) => {
                 json!(format!("prompt is too long: {n} tokens > {max} maximum"))
             }
@@ -109,6 +111,12 @@ pub(super) async fn count_tokens(
     let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));
     let n = begun.await?.prompt.tokens.len();
     Ok(Json(json!({ "input_tokens": n })).into_response())
+}
+
+/// Translates a body, and no more.
+#[cfg(test)]
+pub(super) fn check(body: &[u8]) -> Result<(), ApiError> {
+    request::translate(body).map(drop)
 }
 
 /// A message without content.

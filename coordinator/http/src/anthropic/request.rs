@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, report, tree};
+use crate::unread;
 
 /// Begins a line that Claude Code puts at the head of its system prompt, and that changes every turn.
 const BILLING: &str = "x-anthropic-billing-header:";
@@ -23,6 +24,12 @@ const SAME: &[&str] = &[
     "seed",
     "lora",
     "checkpoint",
+];
+
+/// Fields that would change an answer, and have no effect here.
+const REFUSED: &[(&str, &str)] = &[
+    ("container", "nothing is run here"),
+    ("mcp_servers", "tools are run by whoever asks: send them as tools"),
 ];
 
 /// Translates a body.
@@ -47,20 +54,33 @@ pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
     }
     chat.insert("messages".to_string(), Value::Array(messages));
     if let Some(tools) = fields.raw("tools") {
-        let tools = tree("tools", tools, &mut left)?;
-        let tools: Vec<Value> = tools.as_array().into_iter().flatten().filter_map(tool).collect();
+        let Value::Array(tools) = tree("tools", tools, &mut left)? else {
+            return Err(ApiError::field("tools", "tools must be a list"));
+        };
+        if let Some(at) = tools.iter().position(|tool| !tool.is_object()) {
+            let path = format!("tools[{at}]");
+            return Err(ApiError::field(&path, format!("{path} must be an object")));
+        }
+        let tools: Vec<Value> = tools.iter().filter_map(tool).collect();
         if !tools.is_empty() {
             chat.insert("tools".to_string(), Value::Array(tools));
         }
     }
     if let Some(choice) = fields.raw("tool_choice") {
-        add_choice(&tree("tool_choice", choice, &mut left)?, &mut chat);
+        add_choice(&tree("tool_choice", choice, &mut left)?, &mut chat)?;
     }
     if let Some(stops) = fields.raw("stop_sequences") {
         chat.insert("stop".to_string(), tree("stop_sequences", stops, &mut left)?);
     }
     let config = fields.raw("output_config").map(|raw| tree("output_config", raw, &mut left));
-    let config = config.transpose()?.unwrap_or_default();
+    let config = match config.transpose()? {
+        None => Map::new(),
+        Some(Value::Object(config)) => config,
+        Some(_) => return Err(ApiError::field("output_config", "output_config must be an object")),
+    };
+    let left_over =
+        config.keys().map(String::as_str).filter(|n| !matches!(*n, "format" | "effort"));
+    report("/v1/messages", "output_config", left_over, unread::OUTPUT_CONFIG);
     let format = fields.raw("output_format").map(|raw| tree("output_format", raw, &mut left));
     let format = format.transpose()?.or_else(|| config.get("format").cloned());
     if let Some(format) = format {
@@ -74,6 +94,10 @@ pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
             chat.insert((*name).to_string(), tree(name, value, &mut left)?);
         }
     }
+    for (name, why) in REFUSED {
+        fields.refuse(name, why)?;
+    }
+    fields.end("/v1/messages", &[unread::COMMON, unread::MESSAGES]);
     let text = Value::Object(chat).to_string();
     Ok(Cow::Owned(text.into_bytes()))
 }
@@ -164,6 +188,7 @@ fn result_text(path: &str, content: &Value) -> Result<String, ApiError> {
                 Some("text") => Ok(block["text"].as_str().unwrap_or_default().to_string()),
                 kind => {
                     let path = format!("{path}.content");
+                    let kind = kind.unwrap_or_default();
                     let message = format!("{path} has a block of type {kind:?}: only text is read");
                     Err(ApiError::unsupported(path, message))
                 }
@@ -189,19 +214,31 @@ fn tool(tool: &Value) -> Option<Value> {
     Some(json!({ "type": "function", "function": function }))
 }
 
-fn add_choice(choice: &Value, chat: &mut Map<String, Value>) {
+fn add_choice(choice: &Value, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let word = match choice["type"].as_str() {
         Some("any") => json!("required"),
         Some("none") => json!("none"),
         Some("tool") => json!({ "type": "function", "function": { "name": choice["name"] } }),
-        _ => json!("auto"),
+        Some("auto") => json!("auto"),
+        _ => {
+            let message = "tool_choice.type must be \"auto\", \"any\", \"none\" or \"tool\"";
+            return Err(ApiError::field("tool_choice.type", message));
+        }
     };
     if chat.contains_key("tools") {
         chat.insert("tool_choice".to_string(), word);
     }
-    if choice["disable_parallel_tool_use"] == true {
-        chat.insert("parallel_tool_calls".to_string(), json!(false));
+    match &choice["disable_parallel_tool_use"] {
+        Value::Null => {}
+        Value::Bool(single) => {
+            chat.insert("parallel_tool_calls".to_string(), json!(!single));
+        }
+        _ => {
+            let path = "tool_choice.disable_parallel_tool_use";
+            return Err(ApiError::field(path, format!("{path} must be true or false")));
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
 
 use super::Refusal;
+use super::request::Load;
 use crate::blocks::{Bit, Block, arguments_value, bits, blocks};
 use crate::error::ApiError;
 use crate::reply::{self, Replies, ReplyPart};
@@ -75,6 +76,15 @@ pub async fn answer(
     let mut line = writer.line(&text, &thinking, calls);
     writer.finish(&mut line, whole.finish_reason, &whole.end);
     Ok(Json(line).into_response())
+}
+
+/// The answer to a request without a prompt.
+pub fn loaded(stamp: &Stamp, shape: Shape, load: &Load) -> Value {
+    let writer = Writer { stamp: stamp.clone(), shape, n_prompt: 0 };
+    let mut line = writer.line("", "", Vec::new());
+    line["done"] = json!(true);
+    line["done_reason"] = json!(load.reason);
+    line
 }
 
 fn call(name: &str, arguments: &str) -> Value {

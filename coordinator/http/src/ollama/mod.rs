@@ -1,5 +1,5 @@
 //! Ollama's own API, for editors that look for it: `/api/tags`, `show`, `ps`, `version`, `chat`, `generate`,
-//! `embed`. Answers are lines of JSON, one a piece.
+//! `embed` and the older `embeddings`. Answers are lines of JSON, one a piece.
 
 mod answer;
 mod request;
@@ -8,16 +8,24 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use brigade_dialect::text_model::{Prompt, TextModel};
 use brigade_line::clock;
+use brigade_line::request::Limits;
 use serde_json::{Value, json};
 
+use super::answer::submit;
 use super::app::App;
-use super::chat_request::{self, Begun};
+use super::chat_request::ChatRequest;
+use super::completions;
 use super::embeddings;
 use super::error::ApiError;
+use super::models::check_name;
 use super::name::Name;
+use super::params::Common;
+use super::reply::Reply;
 use super::stamp::Stamp;
 pub(super) use answer::Shape;
+use request::{Asked, Load};
 
 /// The version of Ollama whose API this is: programs ask for a least one.
 const API_VERSION: &str = "0.12.6";
@@ -71,7 +79,7 @@ pub(super) async fn running(State(app): State<App>) -> Json<Value> {
 fn entry(app: &App, name: &str) -> Value {
     json!({
         "name": name, "model": name, "modified_at": clock::date_time(app.created), "size": app.meta.size,
-        "digest": "", "details": details(app),
+        "digest": "", "details": details(app), "capabilities": capabilities(app),
     })
 }
 
@@ -79,8 +87,29 @@ fn details(app: &App) -> Value {
     let arch = &app.meta.architecture;
     json!({
         "parent_model": "", "format": "gguf", "family": arch, "families": [arch],
-        "parameter_size": format!("{:.1}B", app.meta.n_params as f64 / 1e9), "quantization_level": "",
+        "parameter_size": format!("{:.1}B", app.meta.n_params as f64 / 1e9),
+        "quantization_level": app.meta.quantization,
     })
+}
+
+/// What the model can do, in Ollama's words.
+fn capabilities(app: &App) -> Vec<&'static str> {
+    if app.limits.encoder.is_some() {
+        return vec!["embedding"];
+    }
+    let mut all = vec!["completion"];
+    if let Some((dialect, facts)) = app.text.dialect() {
+        if facts.declares_tools && dialect.calls.is_some() || dialect.channels {
+            all.push("tools");
+        }
+        if dialect.reasoning.is_some() || dialect.channels {
+            all.push("thinking");
+        }
+    }
+    if app.text.fill_in().is_some() {
+        all.push("insert");
+    }
+    all
 }
 
 /// `POST /api/show`: what the model can do.
@@ -89,29 +118,19 @@ pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Jso
     let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
         let mut fields = super::fields::Fields::parse(bytes)?;
         let name: Option<String> = fields.take_any(&["model", "name"])?;
+        fields.end("/api/show", &[super::unread::COMMON, super::unread::OLLAMA_SHOW]);
         super::models::check_name(text, name.as_deref())
     });
     read.await?;
     let arch = &app.meta.architecture;
-    let mut capabilities = vec!["completion"];
-    if let Some((dialect, facts)) = app.text.dialect() {
-        if facts.declares_tools && dialect.calls.is_some() || dialect.channels {
-            capabilities.push("tools");
-        }
-        if dialect.reasoning.is_some() || dialect.channels {
-            capabilities.push("thinking");
-        }
-    }
-    if app.text.fill_in().is_some() {
-        capabilities.push("insert");
-    }
     let info = json!({
         "general.architecture": arch, "general.parameter_count": app.meta.n_params,
         format!("{arch}.context_length"): app.limits.n_ctx,
     });
     Ok(Json(json!({
-        "modelfile": "", "parameters": "", "template": "", "details": details(&app),
-        "model_info": info, "capabilities": capabilities,
+        "modelfile": "", "parameters": "",
+        "template": app.text.tokenizer().chat_template(None).unwrap_or_default(),
+        "details": details(&app), "model_info": info, "capabilities": capabilities(&app),
         "modified_at": clock::date_time(app.created),
     })))
 }
@@ -122,39 +141,69 @@ pub(super) async fn chat(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let begun = chat_request::begin(&app, request, |bytes| Ok((request::chat(bytes)?, ()))).await?;
-    let Begun { request, prompt, more: (), .. } = begun;
-    let stamp = Stamp::new(&app, "");
-    let n_prompt = prompt.tokens.len();
-    let replies = request.submit(&app, &name, &prompt, None).await?;
-    let stream = request.common.stream;
-    Ok(answer::answer(stamp, Shape::Chat, n_prompt, replies, stream).await?)
+    let read = read(&app, request, request::chat).await?;
+    run(&app, &name, read, Shape::Chat).await
 }
 
-/// `POST /api/generate`: one turn of a chat.
+/// What a request asks for, read.
+enum Read {
+    Chat(Box<ChatRequest>, Prompt),
+    /// A prompt as it is.
+    Raw(Vec<u32>, Box<Common>),
+    ToLoad(Load),
+}
+
+/// Reads a body that `translate` makes a request of.
+async fn read(
+    app: &App,
+    request: Request,
+    translate: impl FnOnce(&[u8]) -> Result<Asked, ApiError> + Send + 'static,
+) -> Result<Read, ApiError> {
+    let read = move |bytes: &[u8], limits: &Limits, text: &TextModel| match translate(bytes)? {
+        Asked::Chat(chat) => {
+            let mut request = ChatRequest::read(&chat, limits, text)?;
+            let prompt = request.prompt(text)?;
+            Ok(Read::Chat(Box::new(request), prompt))
+        }
+        Asked::Completion(body) => {
+            let (tokens, common) = completions::plain(&body, limits, text)?;
+            Ok(Read::Raw(tokens, Box::new(common)))
+        }
+        Asked::ToLoad(load) => {
+            check_name(text, load.model.as_deref())?;
+            Ok(Read::ToLoad(load))
+        }
+    };
+    app.read(request, read).await
+}
+
+/// Runs it, and answers in the address's shape.
+async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Response, Refusal> {
+    let stamp = Stamp::new(app, "");
+    let (n_prompt, replies, stream) = match read {
+        Read::Chat(request, prompt) => {
+            let replies = request.submit(app, name, &prompt, None).await?;
+            (prompt.tokens.len(), replies, request.common.stream)
+        }
+        Read::Raw(tokens, common) => {
+            let n_prompt = tokens.len();
+            let running = submit(app, name, &[tokens], &common, None, None).await?;
+            let plain = |running| (running, Reply::new(app.text.plain_parser(), ""));
+            (n_prompt, running.into_iter().map(plain).collect(), common.stream)
+        }
+        Read::ToLoad(load) => return Ok(Json(answer::loaded(&stamp, shape, &load)).into_response()),
+    };
+    Ok(answer::answer(stamp, shape, n_prompt, replies, stream).await?)
+}
+
+/// `POST /api/generate`: one turn of a chat, or with `raw` the continuation of a prompt as it is.
 pub(super) async fn generate(
     State(app): State<App>,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let begun = chat_request::begin(&app, request, |bytes| {
-        let (body, is_empty) = request::generate(bytes)?;
-        Ok((body, is_empty))
-    });
-    let Begun { request, prompt, more: is_empty, .. } = begun.await?;
-    let stamp = Stamp::new(&app, "");
-    if is_empty {
-        // Asks for the model to be loaded: it is.
-        let done = json!({
-            "model": stamp.model, "created_at": clock::date_time(clock::unix_now()), "response": "",
-            "done": true, "done_reason": "load",
-        });
-        return Ok(Json(done).into_response());
-    }
-    let n_prompt = prompt.tokens.len();
-    let replies = request.submit(&app, &name, &prompt, None).await?;
-    let stream = request.common.stream;
-    Ok(answer::answer(stamp, Shape::Generate, n_prompt, replies, stream).await?)
+    let read = read(&app, request, request::generate).await?;
+    run(&app, &name, read, Shape::Generate).await
 }
 
 /// `POST /api/embed`.
@@ -168,6 +217,34 @@ pub(super) async fn embed(
         "model": app.text.name(), "embeddings": made.vectors, "total_duration": 0, "load_duration": 0,
         "prompt_eval_count": made.n_tokens,
     })))
+}
+
+/// `POST /api/embeddings`, the address before that: one text, one vector.
+pub(super) async fn embeddings(
+    State(app): State<App>,
+    Extension(name): Extension<Name>,
+    request: Request,
+) -> Result<Json<Value>, Refusal> {
+    let mut made = embeddings::make(&app, &name, request).await?;
+    match made.vectors.len() {
+        1 => Ok(Json(json!({ "embedding": made.vectors.remove(0) }))),
+        n => {
+            let message = format!("prompt has {n} texts: /api/embed takes several");
+            Err(ApiError::field("prompt", message).into())
+        }
+    }
+}
+
+/// Translates a body of `/api/chat`, and no more.
+#[cfg(test)]
+pub(super) fn check_chat(body: &[u8]) -> Result<(), ApiError> {
+    request::chat(body).map(drop)
+}
+
+/// Translates a body of `/api/generate`, and no more.
+#[cfg(test)]
+pub(super) fn check_generate(body: &[u8]) -> Result<(), ApiError> {
+    request::generate(body).map(drop)
 }
 
 /// For addresses that would change what is served.

@@ -2,10 +2,13 @@
 
 use std::borrow::Cow;
 
+use brigade_dialect::number::of_text;
+use brigade_line::request::DEFAULT_MAX_TOKENS;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
+use crate::unread;
 
 /// Options that have the same name and meaning here.
 const SAME: &[&str] = &[
@@ -26,47 +29,114 @@ const SAME: &[&str] = &[
 ];
 
 /// `/api/chat`.
-pub fn chat(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
+pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
     let mut chat = common(&mut fields, &mut left)?;
-    let messages = tree("messages", fields.require_raw("messages")?, &mut left)?;
+    // As an empty prompt: a chat without messages asks for the model to be loaded, or to be unloaded.
+    let messages = match fields.raw("messages") {
+        Some(raw) => tree("messages", raw, &mut left)?,
+        None => Value::Array(Vec::new()),
+    };
     let Value::Array(messages) = messages else {
         return Err(ApiError::field("messages", "messages must be a list"));
     };
+    if messages.is_empty() {
+        return Ok(Asked::ToLoad(load(&mut fields, &chat)?));
+    }
     let messages = messages.into_iter().enumerate();
     let messages = messages.map(|(i, m)| message(i, m)).collect::<Result<Vec<_>, _>>()?;
     chat.insert("messages".to_string(), Value::Array(messages));
     if let Some(tools) = fields.raw("tools") {
         chat.insert("tools".to_string(), tree("tools", tools, &mut left)?);
     }
-    Ok(bytes(chat))
+    end(fields)?;
+    Ok(Asked::Chat(bytes(chat)))
 }
 
-/// `/api/generate`; and whether there is no prompt.
-pub fn generate(body: &[u8]) -> Result<(Cow<'static, [u8]>, bool), ApiError> {
-    let mut left = MAX_TEMPLATE_VALUES;
-    let mut fields = Fields::parse(body)?;
-    for (name, why) in [
-        ("suffix", "use /infill"),
-        ("raw", "use /v1/completions for prompts without a template"),
-        ("template", "start brigade with --chat-template"),
-        ("context", "send the conversation to /api/chat"),
-        ("images", "this server takes text only"),
-    ] {
-        if fields.raw(name).is_some_and(|raw| !matches!(raw.get(), "\"\"" | "[]" | "false")) {
-            return Err(ApiError::unsupported(name, format!("{name} is not supported: {why}")));
+/// What a request of Ollama's asks for.
+#[derive(Debug)]
+pub enum Asked {
+    /// A chat, in OpenAI's form.
+    Chat(Cow<'static, [u8]>),
+    /// The continuation of a plain prompt, as a completion in OpenAI's form.
+    Completion(Vec<u8>),
+    /// Nothing but that the model be loaded, or unloaded.
+    ToLoad(Load),
+}
+
+/// That the model be loaded, which it is, or unloaded, which stays for the operator to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// The model.
+    pub model: Option<String>,
+    /// `unload` for a `keep_alive` of 0.
+    pub reason: &'static str,
+}
+
+/// A request without a prompt.
+fn load(fields: &mut Fields<'_>, chat: &Map<String, Value>) -> Result<Load, ApiError> {
+    let model = chat.get("model").and_then(Value::as_str).map(str::to_string);
+    let unloads = fields.raw("keep_alive").is_some_and(|raw| {
+        let text = raw.get().trim_matches('"').trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        of_text(text).is_some_and(|number| number.real() == 0.0)
+    });
+    Ok(Load { model, reason: if unloads { "unload" } else { "load" } })
+}
+
+/// Fields that would change an answer, and have no effect here.
+const REFUSED: &[(&str, &str)] = &[
+    ("suffix", "use /infill"),
+    ("template", "start brigade with --chat-template"),
+    ("context", "send the conversation to /api/chat"),
+    ("images", "this server takes text only"),
+    ("logprobs", "use /v1/chat/completions or /v1/completions"),
+    ("top_logprobs", "use /v1/chat/completions or /v1/completions"),
+];
+
+/// The end of a request.
+fn end(mut fields: Fields<'_>) -> Result<(), ApiError> {
+    for (name, why) in REFUSED {
+        if fields.raw(name).is_some_and(|raw| !matches!(raw.get(), "\"\"" | "[]" | "false" | "0")) {
+            return Err(ApiError::unsupported(*name, format!("{name} is not supported: {why}")));
         }
     }
+    fields.end("/api", &[unread::COMMON, unread::OLLAMA]);
+    Ok(())
+}
+
+/// `/api/generate`.
+pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
+    let mut left = MAX_TEMPLATE_VALUES;
+    let mut fields = Fields::parse(body)?;
     let mut chat = common(&mut fields, &mut left)?;
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
+    let is_raw: bool = fields.take("raw")?.unwrap_or(false);
     let system: Option<String> = fields.take("system")?;
+    if prompt.is_empty() {
+        return Ok(Asked::ToLoad(load(&mut fields, &chat)?));
+    }
+    if is_raw {
+        // The prompt as it is: without a template, there is no place for a system message or a thought.
+        if system.is_some_and(|text| !text.is_empty()) {
+            let message = "system has no place in a raw prompt: write it into that";
+            return Err(ApiError::unsupported("system", message));
+        }
+        for name in ["enable_thinking", "reasoning_effort"] {
+            chat.shift_remove(name);
+        }
+        chat.entry("max_tokens").or_insert_with(|| json!(DEFAULT_MAX_TOKENS));
+        chat.insert("prompt".to_string(), Value::String(prompt));
+        end(fields)?;
+        return Ok(Asked::Completion(bytes(chat).into_owned()));
+    }
     let system = system.filter(|s| !s.is_empty());
     let system = system.map(|text| json!({ "role": "system", "content": text }));
     let user = json!({ "role": "user", "content": prompt });
     let messages = system.into_iter().chain([user]).collect();
     chat.insert("messages".to_string(), Value::Array(messages));
-    Ok((bytes(chat), prompt.is_empty()))
+    end(fields)?;
+    Ok(Asked::Chat(bytes(chat)))
 }
 
 fn bytes(chat: Map<String, Value>) -> Cow<'static, [u8]> {
@@ -98,6 +168,11 @@ fn common(fields: &mut Fields<'_>, left: &mut usize) -> Result<Map<String, Value
             Some(n) => chat.insert("max_tokens".to_string(), json!(n)),
             None => None,
         };
+        if options.take::<f64>("tfs_z")?.is_some_and(|z| z != 1.0) {
+            let message = "options.tfs_z: this step of the chain is not here; use 1";
+            return Err(ApiError::unsupported("options.tfs_z", message));
+        }
+        options.end("/api", &[unread::OLLAMA_OPTIONS]);
     }
     if let Some(format) = fields.raw("format") {
         let format = tree("format", format, left)?;
@@ -124,24 +199,36 @@ fn message(i: usize, mut message: Value) -> Result<Value, ApiError> {
     let Some(fields) = message.as_object_mut() else {
         return Err(ApiError::field(&path, format!("{path} must be an object")));
     };
-    if fields.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
+    if let Some(images) = fields.remove("images")
+        && !images.is_null()
+        && images.as_array().is_none_or(|images| !images.is_empty())
+    {
         let path = format!("{path}.images");
         return Err(ApiError::unsupported(&path, format!("{path}: this server takes text only")));
     }
-    fields.remove("images");
     if let Some(thinking) = fields.remove("thinking") {
         fields.insert("reasoning_content".to_string(), thinking);
     }
     if let Some(name) = fields.remove("tool_name") {
         fields.insert("name".to_string(), name);
     }
-    for (n, call) in
-        fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate()
-    {
-        if call.get("id").is_none_or(Value::is_null) {
-            call["id"] = json!(format!("call_{i}_{n}"));
+    let calls = match fields.get_mut("tool_calls") {
+        None | Some(Value::Null) => return Ok(message),
+        Some(Value::Array(calls)) => calls,
+        Some(_) => {
+            let path = format!("{path}.tool_calls");
+            return Err(ApiError::field(&path, format!("{path} must be a list")));
         }
-        call["type"] = json!("function");
+    };
+    for (n, call) in calls.iter_mut().enumerate() {
+        let path = format!("{path}.tool_calls[{n}]");
+        let Some(call) = call.as_object_mut() else {
+            return Err(ApiError::field(&path, format!("{path} must be an object")));
+        };
+        if call.get("id").is_none_or(Value::is_null) {
+            call.insert("id".to_string(), json!(format!("call_{i}_{n}")));
+        }
+        call.insert("type".to_string(), json!("function"));
     }
     Ok(message)
 }
@@ -150,8 +237,13 @@ fn message(i: usize, mut message: Value) -> Result<Value, ApiError> {
 mod tests {
     use super::*;
 
+    fn as_chat(asked: Asked) -> Value {
+        let Asked::Chat(chat) = asked else { panic!("{asked:?}") };
+        serde_json::from_slice(&chat).unwrap()
+    }
+
     fn translated(body: Value) -> Value {
-        serde_json::from_slice(&chat(body.to_string().as_bytes()).unwrap()).unwrap()
+        as_chat(chat(body.to_string().as_bytes()).unwrap())
     }
 
     #[test]
@@ -174,12 +266,50 @@ mod tests {
 
     #[test]
     fn a_prompt_is_one_turn() {
-        let body = json!({ "prompt": "hi", "system": "s", "stream": false, "context": [] });
-        let (chat, is_empty) = generate(body.to_string().as_bytes()).unwrap();
-        let chat: Value = serde_json::from_slice(&chat).unwrap();
+        let body =
+            json!({ "prompt": "hi", "system": "s", "stream": false, "context": [], "raw": false });
+        let chat = as_chat(generate(body.to_string().as_bytes()).unwrap());
         assert_eq!(chat["messages"].as_array().unwrap().len(), 2);
-        assert!(!is_empty && chat["stream"] == false);
-        assert!(generate(b"{}").unwrap().1);
-        assert!(generate(br#"{"prompt": "a", "raw": true}"#).is_err());
+        assert_eq!(chat["stream"], false);
+    }
+
+    #[test]
+    fn a_raw_prompt_is_a_completion() {
+        let body = json!({ "prompt": "a", "raw": true, "options": { "num_predict": 3.0 } });
+        let Asked::Completion(body) = generate(body.to_string().as_bytes()).unwrap() else {
+            panic!()
+        };
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body, json!({ "prompt": "a", "max_tokens": 3, "stream": true }));
+        assert!(generate(br#"{"prompt": "a", "raw": true, "system": "s"}"#).is_err());
+        assert!(generate(br#"{"prompt": "a", "raw": 1}"#).is_err());
+    }
+
+    #[test]
+    fn without_a_prompt_the_model_is_loaded_or_unloaded() {
+        for (body, reason) in [
+            ("{}", "load"),
+            (r#"{"messages": [], "prompt": ""}"#, "load"),
+            (r#"{"keep_alive": "5m"}"#, "load"),
+            (r#"{"keep_alive": 0}"#, "unload"),
+            (r#"{"keep_alive": "0s"}"#, "unload"),
+            (r#"{"keep_alive": -1}"#, "load"),
+        ] {
+            for read in [chat, generate] {
+                let Asked::ToLoad(load) = read(body.as_bytes()).unwrap() else { panic!("{body}") };
+                assert_eq!(load.reason, reason, "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_of_other_kinds_are_named() {
+        for calls in ["[\"x\"]", "[null]", "[[1]]", "{}", "3"] {
+            let body =
+                format!(r#"{{"messages": [{{"role": "assistant", "tool_calls": {calls}}}]}}"#);
+            let error = chat(body.as_bytes()).unwrap_err().body();
+            let message = error["error"]["message"].as_str().unwrap();
+            assert!(message.starts_with("messages[0].tool_calls"), "{calls}: {message}");
+        }
     }
 }

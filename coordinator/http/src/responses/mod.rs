@@ -69,6 +69,12 @@ pub(super) async fn create(
     Ok(Json(response).into_response())
 }
 
+/// Translates a body, and no more.
+#[cfg(test)]
+pub(super) fn check(body: &[u8]) -> Result<(), ApiError> {
+    request::translate(body).map(drop)
+}
+
 /// A response that has begun.
 fn response(stamp: &Stamp, echo: &Echo) -> Value {
     let mut response = json!({

@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::Echo;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, Unread, report, tree};
+use crate::unread;
 
 /// Fields that mean the same there and here, by both names.
 const SAME: &[(&str, &str)] = &[
@@ -73,28 +74,49 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
             chat.insert((*here).to_string(), value.clone());
         }
     }
-    let tools: Vec<Value> = given
-        .get("tools")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .filter_map(tool)
-        .collect();
+    let all = match given.get("tools") {
+        None => &[][..],
+        Some(Value::Array(tools)) => tools,
+        Some(_) => return Err(ApiError::field("tools", "tools must be a list")),
+    };
+    let mut tools = Vec::new();
+    for (i, one) in all.iter().enumerate() {
+        tools.extend(tool(&format!("tools[{i}]"), one)?);
+    }
+    let choice = given.get("tool_choice").map(choice).transpose()?;
     if !tools.is_empty() {
-        if let Some(choice) = given.get("tool_choice").and_then(choice) {
-            chat.insert("tool_choice".to_string(), choice);
-        }
+        chat.extend(choice.map(|choice| ("tool_choice".to_string(), choice)));
         chat.insert("tools".to_string(), Value::Array(tools));
+    } else if choice.is_some_and(|choice| choice != "auto" && choice != "none") {
+        let message = "tool_choice asks for a call, but there are no tools that are called here";
+        return Err(ApiError::field("tool_choice", message));
     }
-    if let Some(format) = given.get("text").and_then(|text| text.get("format")) {
-        chat.insert("response_format".to_string(), format.clone());
-    }
-    if let Some(effort) = given.get("reasoning").and_then(|r| r.get("effort")) {
-        chat.insert("reasoning_effort".to_string(), effort.clone());
-    }
+    let format = nested(&given, "text", "format", unread::RESPONSE_TEXT)?;
+    chat.extend(format.map(|format| ("response_format".to_string(), format)));
+    let effort = nested(&given, "reasoning", "effort", unread::RESPONSE_REASONING)?;
+    chat.extend(effort.map(|effort| ("reasoning_effort".to_string(), effort)));
+    fields.end("/v1/responses", &[unread::COMMON, unread::RESPONSES]);
     given.retain(|name, _| ECHOED.contains(&name.as_str()));
     let text = Value::Object(chat).to_string();
     Ok((Cow::Owned(text.into_bytes()), Echo { fields: given, is_empty }))
+}
+
+/// The field `inner` of the object `name`, where there is one; the others of it say nothing here.
+fn nested(
+    given: &Map<String, Value>,
+    name: &str,
+    inner: &str,
+    unread: Unread,
+) -> Result<Option<Value>, ApiError> {
+    match given.get(name) {
+        None => Ok(None),
+        Some(Value::Object(fields)) => {
+            let left = fields.keys().map(String::as_str).filter(|field| *field != inner);
+            report("/v1/responses", name, left, unread);
+            Ok(fields.get(inner).filter(|value| !value.is_null()).cloned())
+        }
+        Some(_) => Err(ApiError::field(name, format!("{name} must be an object"))),
+    }
 }
 
 /// What would need a memory of earlier requests.
@@ -102,6 +124,14 @@ fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for name in ["previous_response_id", "conversation"] {
         fields
             .refuse(name, "this server keeps no responses: send the whole conversation as input")?;
+    }
+    fields.refuse(
+        "prompt",
+        "this server keeps no prompts: send the text itself as instructions or input",
+    )?;
+    if fields.take::<u32>("top_logprobs")?.is_some_and(|n| n > 0) {
+        let message = "top_logprobs is not supported: use /v1/chat/completions";
+        return Err(ApiError::unsupported("top_logprobs", message));
     }
     fields.refuse("background", "responses are sent while they are made")
 }
@@ -209,6 +239,7 @@ fn content_text(path: &str, content: &Value) -> Result<String, ApiError> {
             }
             kind => {
                 let path = format!("{path}.content[{i}].type");
+                let kind = kind.unwrap_or_default();
                 let message = format!("{path} is {kind:?}: this server takes text only");
                 return Err(ApiError::unsupported(path, message));
             }
@@ -217,9 +248,14 @@ fn content_text(path: &str, content: &Value) -> Result<String, ApiError> {
     Ok(text)
 }
 
-fn tool(tool: &Value) -> Option<Value> {
-    if tool["type"] != "function" {
-        return None;
+/// A function; `None`: a tool that OpenAI's own servers run, and nobody here.
+fn tool(path: &str, tool: &Value) -> Result<Option<Value>, ApiError> {
+    let Some(kind) = tool.get("type").and_then(Value::as_str) else {
+        let path = format!("{path}.type");
+        return Err(ApiError::field(&path, format!("{path} is required: a tool has a type")));
+    };
+    if kind != "function" {
+        return Ok(None);
     }
     let mut function = Map::new();
     for field in ["name", "description", "parameters", "strict"] {
@@ -227,16 +263,31 @@ fn tool(tool: &Value) -> Option<Value> {
             function.insert(field.to_string(), value.clone());
         }
     }
-    Some(json!({ "type": "function", "function": function }))
+    Ok(Some(json!({ "type": "function", "function": function })))
 }
 
-fn choice(choice: &Value) -> Option<Value> {
-    match choice {
-        Value::String(_) => Some(choice.clone()),
-        _ if choice["type"] == "function" => {
-            Some(json!({ "type": "function", "function": { "name": choice["name"] } }))
+/// Which call is wanted, as chats say it.
+fn choice(choice: &Value) -> Result<Value, ApiError> {
+    let function =
+        |tool: &Value| json!({ "type": "function", "function": { "name": tool["name"] } });
+    match choice["type"].as_str() {
+        _ if choice.is_string() => Ok(choice.clone()),
+        Some("function") => Ok(function(choice)),
+        Some("allowed_tools") => {
+            let tools: Option<Vec<Value>> =
+                choice["tools"].as_array().map(|tools| tools.iter().map(function).collect());
+            Ok(json!({
+                "type": "allowed_tools",
+                "allowed_tools": { "mode": choice["mode"], "tools": tools },
+            }))
         }
-        _ => None,
+        kind => {
+            let kind = kind.unwrap_or_default();
+            let message = format!(
+                "tool_choice is of type {kind:?}: \"none\", \"auto\", \"required\", a function or allowed_tools is needed"
+            );
+            Err(ApiError::unsupported("tool_choice", message))
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
+use super::super::output;
 use super::super::session::Interrupted;
 use super::door::Door;
 use super::events::{News, Usage};
@@ -207,10 +208,9 @@ impl Repl {
 impl Screen {
     /// Says something that is no part of an answer.
     fn remark(self, text: &str) {
-        if self.dims && io::stderr().is_terminal() {
-            eprintln!("\x1b[2m{text}\x1b[0m");
-        } else {
-            eprintln!("{text}");
+        match self.dims && io::stderr().is_terminal() {
+            true => output::remark(format_args!("\x1b[2m{text}\x1b[0m")),
+            false => output::remark(format_args!("{text}")),
         }
     }
 

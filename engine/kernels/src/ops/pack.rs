@@ -104,6 +104,15 @@ impl PackedMatrix {
         Ok(source.packed(AlignedBytes::with_device(all, memory)))
     }
 
+    /// A matrix `[rows, cols]` of type `ty` that has no weights: it can be asked for its shape, and not multiplied with.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack`] for the type and the columns.
+    pub fn hollow(ty: GgmlType, rows: usize, cols: usize) -> Result<Self, KernelError> {
+        let (panel_bytes, data) = (panel_bytes(ty, cols)?, AlignedBytes::zeroed(0)?);
+        Ok(Self { ty, rows, cols, panel_bytes, data, scale: 1.0 })
+    }
+
     /// Bytes that packing a matrix `[rows, cols]` of type `ty` takes, without packing one.
     ///
     /// # Errors

@@ -80,17 +80,58 @@ fn types_are_strict_and_errors_tell_both() {
     let file = open(small_file(32));
     let m = file.meta();
     for (error, words) in [
-        (m.u32("i32").unwrap_err(), ["i32", "is i32", "wanted u32"]),
-        (m.u32("u64").unwrap_err(), ["u64", "is u64", "wanted u32"]),
-        (m.f32("f64").unwrap_err(), ["f64", "is f64", "wanted f32"]),
-        (m.bool("u8").unwrap_err(), ["u8", "is u8", "wanted bool"]),
+        (m.u32("i32").unwrap_err(), ["i32", "is -3 (i32)", "wanted u32"]),
+        (m.u32("f32").unwrap_err(), ["f32", "is 0.5 (f32)", "wanted u32"]),
+        (m.u32("bool").unwrap_err(), ["bool", "is bool", "wanted u32"]),
+        (m.f32("strings").unwrap_err(), ["strings", "array of 3 str", "wanted f32"]),
+        (m.u32s("f32s").unwrap_err(), ["f32s", "array of 2 f32", "array of u32"]),
         (m.str("strings").unwrap_err(), ["strings", "array of 3 str", "UTF-8 str"]),
-        (m.f32s("i32s").unwrap_err(), ["i32s", "array of 3 i32", "array of f32"]),
+        (m.f32s("bools").unwrap_err(), ["bools", "array of 2 bool", "array of f32"]),
         (m.u32("absent").unwrap_err(), ["absent", "missing", "u32"]),
     ] {
         let message = error.to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     }
+}
+
+/// The number 8 in every type, alone and in a list.
+#[test]
+fn a_number_may_have_any_type() {
+    let mut w = GgufWriter::new();
+    macro_rules! eight {
+        ($($name:ident),*) => {$(
+            w.set(stringify!($name), &(8 as $name)).unwrap();
+            w.set(concat!(stringify!($name), "s"), &[8 as $name, 1 as $name][..]).unwrap();
+        )*};
+    }
+    eight!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+    w.set("large", &(1_u64 << 32)).unwrap();
+    w.set("yes", &1_u8).unwrap();
+    let mut bytes = Vec::new();
+    w.write_header_only(&mut bytes).unwrap();
+    let file = Gguf::from_bytes(bytes.into(), "numbers").unwrap();
+    let m = file.meta();
+    for ty in ["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"] {
+        let list = format!("{ty}s");
+        assert_eq!((m.u16(ty).unwrap(), m.u32(ty).unwrap(), m.i32(ty).unwrap()), (8, 8, 8), "{ty}");
+        assert_eq!(m.f32(ty).unwrap(), 8.0, "{ty}");
+        assert_eq!(
+            (m.u32s(&list).unwrap(), m.i32s(&list).unwrap()),
+            (vec![8, 1], vec![8, 1]),
+            "{ty}"
+        );
+        assert_eq!(
+            (m.f32s(&list).unwrap(), m.u64s(&list).unwrap()),
+            (vec![8.0, 1.0], vec![8, 1]),
+            "{ty}"
+        );
+        assert_eq!(m.u32_or_array(ty, 2).unwrap(), [8, 8], "{ty}");
+        assert_eq!(m.u32_or_array(&list, 2).unwrap(), [8, 1], "{ty}");
+        assert!(m.bool(ty).is_err() && m.bools(&list).is_err(), "{ty}");
+    }
+    assert!(m.bool("yes").unwrap());
+    let message = m.u32("large").unwrap_err().to_string();
+    assert!(message.contains("is 4294967296 (u64), wanted u32"), "{message}");
 }
 
 #[test]

@@ -115,8 +115,8 @@ pub struct TemplateInput<'a> {
 pub struct ChatTemplate {
     env: Environment<'static>,
     default: String,
-    /// The variant for requests with tools.
-    tool_use: Option<String>,
+    /// The variant for requests with tools, or why it cannot be used.
+    tool_use: Option<Result<String, String>>,
     tokens: TemplateTokens,
     /// All variants' sources, one after the other.
     source: String,
@@ -137,15 +137,21 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`TextError::NoTemplate`] if there is none: the caller decides then, for example for
-    /// [`Self::chatml`]; [`TextError::Template`] if it does not compile.
+    /// [`Self::chatml`]; [`TextError::Template`] if it does not compile, [`TextError::BadTemplate`] if it is no text.
+    /// The variant for tools is looked at where there are tools.
     pub fn from_tokenizer(tokenizer: &Tokenizer) -> Result<Self, TextError> {
-        let source = match tokenizer.chat_template(None).ok_or(TextError::NoTemplate)? {
-            RWKV_WORLD => RWKV_WORLD_SOURCE,
-            source => source,
+        let source = match tokenizer.chat_template(None) {
+            Some(RWKV_WORLD) => RWKV_WORLD_SOURCE,
+            Some(source) => source,
+            None => {
+                let bad =
+                    tokenizer.bad_template().map(|why| TextError::BadTemplate(why.to_owned()));
+                return Err(bad.unwrap_or(TextError::NoTemplate));
+            }
         };
         let mut template = Self::from_source(source, TemplateTokens::of(tokenizer))?;
         if let Some(source) = tokenizer.chat_template(Some(TOOL_USE)) {
-            template.tool_use = Some(prepared(TOOL_USE, source)?);
+            template.tool_use = Some(prepared(TOOL_USE, source).map_err(|error| error.to_string()));
             template.source.push_str(source);
         }
         Ok(template)
@@ -164,7 +170,10 @@ impl ChatTemplate {
     /// [`TEMPLATE_BYTES_PER_INPUT`]).
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
         let (name, source) = match &self.tool_use {
-            Some(source) if !input.tools.is_empty() => (TOOL_USE, source),
+            Some(Ok(source)) if !input.tools.is_empty() => (TOOL_USE, source),
+            Some(Err(why)) if !input.tools.is_empty() => {
+                return Err(TextError::Template(format!("its variant {TOOL_USE}: {why}")));
+            }
             _ => (DEFAULT, &self.default),
         };
         // Parsing takes a small part of the time of a rendering, and what it gives borrows the source.

@@ -17,6 +17,7 @@ mod lora;
 mod positions;
 mod shapes;
 mod tables;
+mod tensors;
 mod tokenizer_ids;
 mod tokenizer_vectors;
 mod warm;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         positions,
         shapes,
         tables,
+        tensors,
         tokenizer_ids,
         tokenizer_vectors,
         warm,
