@@ -21,15 +21,20 @@
 //!   arguments.
 //! - [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
 //! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
-//! - [`history`] brings messages into the form that the template takes.
+//! - [`history`] brings messages into the form that the template takes. [`fit`] arranges them otherwise where the
+//!   template refuses them ([`arrange`]) or leaves a text out ([`told`]).
 //! - [`text_model`] is the text side of a model: tokenizer, template and dialect in one. [`pooling`] says how its rows
 //!   become one vector.
 //! - [`constrain`] says what an answer has to fit.
 
+pub mod arrange;
 pub mod body;
 pub mod channel;
 pub mod constrain;
 pub mod detect;
+pub mod fit;
+#[cfg(test)]
+mod fit_tests;
 pub mod head;
 pub mod history;
 pub mod json;
@@ -45,6 +50,7 @@ pub mod sink;
 #[cfg(test)]
 mod tests;
 pub mod text_model;
+pub mod told;
 pub mod tools;
 
 pub use history::History;

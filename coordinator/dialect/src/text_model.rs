@@ -7,6 +7,8 @@ use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Token
 use serde_json::{Value, json};
 
 use crate::detect::detect;
+use crate::fit::{Fitting, Said};
+use crate::history::Prepared;
 use crate::opening::{end_of_reasoning, opening};
 use crate::parser::Options;
 use crate::pooling::Pooling;
@@ -36,6 +38,8 @@ struct Markup {
     dialect: Arc<Dialect>,
     facts: Facts,
     history: History,
+    /// What had to be done for the template so far.
+    said: Said,
     /// Control tokens that are markers, ascending.
     visible: Arc<[u32]>,
     /// Their names.
@@ -255,22 +259,7 @@ impl TextModel {
         }
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let markup = self.markup(template);
-        let mut prepared = markup.history.prepare(&chat.messages, &chat.tools);
-        let input = TemplateInput {
-            messages: &[],
-            tools: &prepared.tools,
-            add_generation_prompt: !chat.continues,
-            kwargs: Some(&chat.extra),
-            now: unix_now() as i64,
-        };
-        let (mut text, mut begins) = if chat.continues {
-            continued(template, &mut prepared.messages, &input)?
-        } else {
-            let input = TemplateInput { messages: &prepared.messages, ..input };
-            let text = template.render(&input)?;
-            let begins = markup.begun(&text);
-            (text, begins)
-        };
+        let Rendered { mut text, mut begins, n_calls } = self.render(template, markup, chat)?;
         let name = match &chat.force {
             Force::Free => {
                 let tokens = self.tokenizer.encode(&text, true, true)?;
@@ -279,7 +268,7 @@ impl TextModel {
             Force::Any => None,
             Force::Tool(name) => Some(name.as_str()),
         };
-        let opening = opening(&markup.dialect, &markup.facts, name, prepared.n_calls);
+        let opening = opening(&markup.dialect, &markup.facts, name, n_calls);
         let opening = opening.ok_or_else(|| {
             let what = "its calls cannot be begun for the model: use tool_choice \"auto\"";
             TextError::Template(what.to_string())
@@ -292,6 +281,45 @@ impl TextModel {
         text.push_str(&opening);
         let tokens = self.tokenizer.encode(&text, true, true)?;
         Ok(Prompt { tokens, begins, opening })
+    }
+
+    /// Renders a chat in the first arrangement that the template takes.
+    fn render(
+        &self,
+        template: &ChatTemplate,
+        markup: &Markup,
+        chat: &Chat,
+    ) -> Result<Rendered, TextError> {
+        let prepare = |in_words| {
+            let mut prepared = markup.history.prepare(&chat.messages, &chat.tools, in_words);
+            let begun = if chat.continues { leave_open(&mut prepared.messages) } else { None };
+            (prepared, begun)
+        };
+        let (prepared, begun) = prepare(false);
+        let input = TemplateInput {
+            messages: &[],
+            tools: &prepared.tools,
+            add_generation_prompt: !chat.continues,
+            kwargs: Some(&chat.extra),
+            now: unix_now() as i64,
+        };
+        let fitting = Fitting { template, forms: markup.facts.forms, input };
+        let fitted = fitting.fit(&prepared, || prepare(true).0)?;
+        let mut words = fitted.arrangement.words();
+        if leaves_out_reasoning(&prepared, &fitted.text) {
+            words.push("reasoning of earlier answers is left out");
+        }
+        markup.said.say(self.name(), &words);
+        let n_calls = prepared.n_calls;
+        let (text, begins) = match begun {
+            Some(begun) => continued(&fitted.text, begun)?,
+            None if chat.continues => return Err(not_open()),
+            None => {
+                let begins = markup.begun(&fitted.text);
+                (fitted.text, begins)
+            }
+        };
+        Ok(Rendered { text, begins, n_calls })
     }
 
     /// Reads an answer to `prompt`. `tools`: those of the request; `single`: one call is enough; `seed`: the
@@ -328,7 +356,14 @@ impl TextModel {
             let (visible, hidden) = self.control_tokens(&dialect);
             let history = History::new(template, &dialect, &facts);
             tracing::debug!(?dialect, "markup of answers");
-            Markup { dialect: Arc::new(dialect), facts, history, visible, hidden }
+            Markup {
+                dialect: Arc::new(dialect),
+                facts,
+                history,
+                said: Said::default(),
+                visible,
+                hidden,
+            }
         })
     }
 
@@ -364,21 +399,37 @@ impl Markup {
     }
 }
 
-/// Renders a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
-fn continued(
-    template: &ChatTemplate,
-    messages: &mut [Value],
-    input: &TemplateInput<'_>,
-) -> Result<(String, String), TextError> {
-    let refused = || {
-        let what = "it does not leave the last answer open: end the messages with a user's, or set \
-                    continue_final_message to false";
-        TextError::Template(what.to_string())
-    };
-    let last = messages.last_mut().and_then(Value::as_object_mut).ok_or_else(refused)?;
+/// A chat as text.
+struct Rendered {
+    text: String,
+    /// What it has begun of the answer.
+    begins: String,
+    /// Calls in the messages.
+    n_calls: usize,
+}
+
+/// Whether reasoning of an earlier answer is not in the prompt: most templates leave it out once it is old.
+fn leaves_out_reasoning(prepared: &Prepared, prompt: &str) -> bool {
+    let thoughts = prepared.messages.iter().filter_map(|m| m.get("reasoning_content")?.as_str());
+    thoughts.map(str::trim).any(|thought| !prompt.contains(thought))
+}
+
+/// Marks the end of the last answer; gives what it has so far.
+fn leave_open(messages: &mut [Value]) -> Option<String> {
+    let last = messages.last_mut()?.as_object_mut()?;
     let begun = last.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
     last.insert("content".to_string(), Value::from(format!("{begun}{UNFINISHED}")));
-    let text = template.render(&TemplateInput { messages, ..*input })?;
+    Some(begun)
+}
+
+fn not_open() -> TextError {
+    let what = "it does not leave the last answer open: end the messages with a user's, or set \
+                continue_final_message to false";
+    TextError::Template(what.to_string())
+}
+
+/// The prompt of a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
+fn continued(text: &str, begun: String) -> Result<(String, String), TextError> {
     let mut parts = text.split(UNFINISHED);
     match (parts.next(), parts.next(), parts.next()) {
         (Some(before), Some(_), None) => {
@@ -389,7 +440,7 @@ fn continued(
             let begun = header.map_or(begun, str::to_string);
             Ok((before.to_string(), begun))
         }
-        _ => Err(refused()),
+        _ => Err(not_open()),
     }
 }
 
