@@ -182,6 +182,15 @@ impl Fitting<'_> {
         Err(left_out(&messages[lost[0]], lost[0]))
     }
 
+    /// What the template makes of these messages, whatever it leaves out.
+    ///
+    /// # Errors
+    /// It refuses them.
+    pub fn as_it_is(&self, messages: &[Value]) -> Result<String, TextError> {
+        let forms: Vec<Form> = messages.iter().map(|message| self.forms.of(message)).collect();
+        self.render(messages, &forms)
+    }
+
     fn render(&self, messages: &[Value], forms: &[Form]) -> Result<String, TextError> {
         let given: Vec<Value> =
             messages.iter().zip(forms).map(|(message, form)| form.give(message.clone())).collect();

@@ -19,7 +19,7 @@
 //! - This file has the data. [`lex`] finds markers in unfinished text.
 //! - [`json`], [`python`] and [`tools`] read values. [`head`] finds the beginning of a call, [`body`] its
 //!   arguments.
-//! - [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
+//! - [`control`] tells control tokens from the same letters in ordinary tokens. [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
 //! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
 //! - [`history`] brings messages into the form that the template takes. [`fit`] arranges them otherwise where the
 //!   template refuses them ([`arrange`]) or leaves a text out ([`told`]).
@@ -31,6 +31,7 @@ pub mod arrange;
 pub mod body;
 pub mod channel;
 pub mod constrain;
+pub mod control;
 pub mod detect;
 pub mod fit;
 #[cfg(test)]

@@ -6,6 +6,8 @@ use brigade_gguf::Gguf;
 use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData};
 use serde_json::{Value, json};
 
+use crate::channel::MARKERS;
+use crate::control::{control, told_dialect};
 use crate::detect::detect;
 use crate::fit::{Fitting, Said};
 use crate::history::Prepared;
@@ -36,13 +38,15 @@ pub struct TextModel {
 #[derive(Debug)]
 struct Markup {
     dialect: Arc<Dialect>,
+    /// The same, its control tokens told from text.
+    told: Arc<Dialect>,
     facts: Facts,
     history: History,
     /// What had to be done for the template so far.
     said: Said,
     /// Control tokens that are markers, ascending.
     visible: Arc<[u32]>,
-    /// Their names.
+    /// Their names, as parsers read them.
     hidden: Arc<[String]>,
 }
 
@@ -304,7 +308,12 @@ impl TextModel {
             now: unix_now() as i64,
         };
         let fitting = Fitting { template, forms: markup.facts.forms, input };
-        let fitted = fitting.fit(&prepared, || prepare(true).0)?;
+        let fitted = fitting.fit(&prepared, || prepare(true).0).map_err(|error| {
+            let as_it_is = fitting.as_it_is(&prepared.messages);
+            let is_open =
+                !chat.continues || as_it_is.map_or(true, |text| text.contains(UNFINISHED));
+            if is_open || error.is_limit() { error } else { not_open() }
+        })?;
         let mut words = fitted.arrangement.words();
         if leaves_out_reasoning(&prepared, &fitted.text) {
             words.push("reasoning of earlier answers is left out");
@@ -332,7 +341,7 @@ impl TextModel {
             hidden: markup.map(|m| m.hidden.clone()).unwrap_or_default(),
             seed: IdSeed::new(&prompt.tokens, seed),
         };
-        let dialect = markup.map(|m| m.dialect.clone()).unwrap_or_default();
+        let dialect = markup.map(|m| m.told.clone()).unwrap_or_default();
         let mut parser = Parser::new(dialect, options);
         parser.begin_with(&prompt.begins);
         parser
@@ -357,6 +366,7 @@ impl TextModel {
             let history = History::new(template, &dialect, &facts);
             tracing::debug!(?dialect, "markup of answers");
             Markup {
+                told: Arc::new(told_dialect(&dialect, &hidden)),
                 dialect: Arc::new(dialect),
                 facts,
                 history,
@@ -369,18 +379,24 @@ impl TextModel {
 
     fn control_tokens(&self, dialect: &Dialect) -> (Arc<[u32]>, Arc<[String]>) {
         let markers = dialect.markers();
-        let mut found = Vec::new();
+        let (mut ids, mut names) = (Vec::new(), Vec::new());
         for id in 0..self.n_vocab() {
-            if !self.tokenizer.is_special(id) || self.tokenizer.is_eog(id) {
+            let name = self.tokenizer.token_text(id).unwrap_or_default();
+            // Markers of channels are single tokens, of whatever kind.
+            let is_channel = dialect.channels && MARKERS.contains(&name);
+            if self.tokenizer.is_eog(id) || !(self.tokenizer.is_special(id) || is_channel) {
                 continue;
             }
-            let name = self.tokenizer.token_text(id).unwrap_or_default();
             let is_part = |marker: &&str| marker.contains(name);
             if name.len() >= MIN_MARKER_BYTES && markers.iter().any(is_part) {
-                found.push((id, name.to_string()));
+                ids.push(id);
+                names.push(control(name));
             }
         }
-        let (ids, names): (Vec<u32>, Vec<String>) = found.into_iter().unzip();
+        if dialect.channels {
+            // Also where the vocabulary lacks one: spelled in letters it is text.
+            names = MARKERS.iter().map(|marker| control(marker)).collect();
+        }
         (ids.into(), names.into())
     }
 }
