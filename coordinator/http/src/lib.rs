@@ -187,6 +187,8 @@ pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<()
 }
 
 #[cfg(test)]
+mod leaf_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tool_tests;
