@@ -92,10 +92,7 @@ impl Said {
         for what in words {
             if !said.contains(what) {
                 said.push(what);
-                tracing::warn!(
-                    model,
-                    "the chat template does not take conversations as they come: {what}"
-                );
+                tracing::warn!(model, "conversations are changed for the chat template: {what}");
             }
         }
     }

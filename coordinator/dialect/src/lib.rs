@@ -41,6 +41,7 @@ pub mod history;
 pub mod json;
 pub mod known;
 pub mod lex;
+mod marks;
 pub mod opening;
 pub mod parser;
 pub mod pooling;
@@ -53,6 +54,7 @@ mod tests;
 pub mod text_model;
 pub mod told;
 pub mod tools;
+mod whole;
 
 pub use history::History;
 pub use parser::Parser;

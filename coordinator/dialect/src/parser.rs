@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use super::body::{Arguments, Around};
-use super::channel::{self, Channels, Setting};
-use super::control::{control, has_control, told, with_controls, without_controls};
+use super::channel::{Channels, Setting};
+use super::control::{has_control, told, with_controls, without_controls};
 use super::head::{self, Context, Head, MAX_HEAD_BYTES};
-use super::json::{self, Scan};
+use super::json::Scan;
 use super::lex::{self, Begins, Found, begins, find};
+use super::marks::{Role, calls_to_read, channel_marks, head_marker, is_between, marks};
 use super::sink::{Event, IdSeed, Sink};
 use super::tools::Tools;
+use super::whole::whole_call;
 use super::{Calls, Dialect, Ids, Shape};
 
 /// Longest call that is held back until it is complete.
@@ -22,23 +24,10 @@ pub struct Options {
     pub tools: Arc<Tools>,
     /// Nothing after the first call counts.
     pub single: bool,
-    /// Control tokens that are shown to the parser and to nobody else, as [`control`] names them.
+    /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
     pub hidden: Arc<[String]>,
     /// For ids that the model does not give.
     pub seed: IdSeed,
-}
-
-/// What a marker in running text means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// Calls follow.
-    Open,
-    /// A call's own beginning.
-    Head,
-    ThinkOpen,
-    ThinkClose,
-    /// Nothing.
-    Silent,
 }
 
 #[derive(Clone, Debug)]
@@ -144,7 +133,7 @@ impl Parser {
         self.push(&with_controls(text, controls))
     }
 
-    /// Takes in more text, control tokens in it named by [`control`].
+    /// Takes in more text, control tokens in it named as [`super::control`] does.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         self.text.push_str(text);
         while self.step() {}
@@ -597,88 +586,4 @@ impl Parser {
         self.state = if done { State::Done } else { State::Channels(channels) };
         goes_on
     }
-}
-
-/// Characters that stand between calls.
-fn is_between(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '[' | ']' | ',' | ';' | '}')
-}
-
-/// The marker that is part of a call's head.
-fn head_marker(shape: &Shape) -> Option<&str> {
-    let marker = match shape {
-        Shape::Tagged(shape) => shape.name.open.as_str(),
-        Shape::Named(shape) => shape.prefix.as_str(),
-        Shape::Json(_) | Shape::Python => "",
-    };
-    (!marker.is_empty()).then_some(marker)
-}
-
-/// The form of calls, if they are looked for: where there are tools, or where text is written as a call is.
-fn calls_to_read<'a>(dialect: &'a Dialect, options: &Options) -> Option<&'a Calls> {
-    let has_plain = |shape: &Shape| matches!(shape, Shape::Named(named) if named.plain.is_some());
-    let calls = dialect.calls.as_ref()?;
-    (!options.tools.is_empty() || has_plain(&calls.shape)).then_some(calls)
-}
-
-fn marks(dialect: &Dialect, options: &Options) -> Vec<(Role, String)> {
-    let mut marks: Vec<(Role, String)> = Vec::new();
-    if let Some(calls) = calls_to_read(dialect, options) {
-        let head = head_marker(&calls.shape);
-        for marker in calls.openers() {
-            let is_head = head == Some(marker);
-            marks.push((if is_head { Role::Head } else { Role::Open }, marker.to_string()));
-        }
-    }
-    if let Some(pair) = &dialect.reasoning {
-        marks.push((Role::ThinkOpen, pair.open.clone()));
-        marks.push((Role::ThinkClose, pair.close.clone()));
-    }
-    for text in dialect.silent.iter().chain(options.hidden.iter()) {
-        if !marks.iter().any(|(_, mark)| mark == text) {
-            marks.push((Role::Silent, text.clone()));
-        }
-    }
-    marks
-}
-
-/// The markers of channels: control tokens where the options say so.
-fn channel_marks(options: &Options) -> Arc<[String]> {
-    let mark = |marker: &str| {
-        let name = control(marker);
-        if options.hidden.contains(&name) { name } else { marker.to_string() }
-    };
-    channel::MARKERS.iter().map(|marker| mark(marker)).collect()
-}
-
-struct WholeCall {
-    name: String,
-    id: Option<String>,
-    arguments: String,
-}
-
-/// The call that a complete object is.
-fn whole_call(text: &str) -> Option<WholeCall> {
-    let value: serde_json::Value = serde_json::from_str(&json::mend(text)?).ok()?;
-    let object = match value.get("function") {
-        Some(inner) if inner.is_object() => inner,
-        _ => &value,
-    };
-    let first = |keys: &[&str]| keys.iter().find_map(|key| object.get(*key).or(value.get(*key)));
-    let name = first(&["name", "tool_name", "function", "recipient_name"])?.as_str()?.to_string();
-    let id = first(&["id", "tool_call_id", "call_id"]).and_then(|id| match id {
-        serde_json::Value::String(id) => Some(id.clone()).filter(|id| !id.is_empty()),
-        serde_json::Value::Number(id) => Some(id.to_string()),
-        _ => None,
-    });
-    let arguments = match first(&["arguments", "parameters", "args", "input"]) {
-        None | Some(serde_json::Value::Null) => "{}".to_string(),
-        Some(serde_json::Value::String(text)) => {
-            let mended = json::mend(text)?;
-            mended.starts_with('{').then_some(mended)?
-        }
-        Some(object @ serde_json::Value::Object(_)) => object.to_string(),
-        Some(_) => return None,
-    };
-    lex::is_name(&name).then_some(WholeCall { name, id, arguments })
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::channel::MARKERS;
 use crate::control::{control, told_dialect};
 use crate::detect::detect;
-use crate::fit::{Fitting, Said};
+use crate::fit::{Fitting, Forms, Said};
 use crate::history::Prepared;
 use crate::opening::{end_of_reasoning, opening};
 use crate::parser::Options;
@@ -315,6 +315,9 @@ impl TextModel {
             if is_open || error.is_limit() { error } else { not_open() }
         })?;
         let mut words = fitted.arrangement.words();
+        if markup.facts.forms != Forms::default() {
+            words.push("contents are given as lists of parts");
+        }
         if leaves_out_reasoning(&prepared, &fitted.text) {
             words.push("reasoning of earlier answers is left out");
         }
