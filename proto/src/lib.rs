@@ -7,6 +7,7 @@
 //! - [`tls`] has keys, certificates and who may speak with whom.
 //! - [`net`] has one set of HTTP/2 settings, binds and dials, and says what a stranger may send.
 //! - [`count`] and [`codec`] see to it that nothing is decoded uncounted. [`frame`] checks what arrived.
+//! - [`task`] spawns tasks.
 //! - [`failure`] has reasons that cross the wire. [`capability`] says who can run what.
 //!
 //! Nothing here knows engines, schedulers or processes.
@@ -20,6 +21,7 @@ pub mod frame;
 mod frame_error;
 pub mod limits;
 pub mod net;
+pub mod task;
 pub mod tls;
 
 /// Newest version of everything in `proto/`. Two processes speak the newest that both know.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use brigade_tests::older::Older;
 use brigade_tests::process::{
-    KINDS_OF_STATE, Running, Server, get, post, post_with, run, signal, synth,
+    Running, Server, get, kinds_of_state, post, post_with, run, signal, synth,
 };
 use brigade_tests::secure;
 use brigade_tests::streams::Streams;
@@ -165,7 +165,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 fn workers_are_drained_added_and_used_while_streams_run() {
     let mut moved = 0.0;
-    for (arch, size) in KINDS_OF_STATE {
+    for (arch, size) in kinds_of_state(0) {
         println!("{arch}:");
         let model = synth(arch, size);
         let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
@@ -214,7 +214,7 @@ fn workers_are_drained_added_and_used_while_streams_run() {
 }
 
 fn layers_are_moved_by_order_while_streams_run() {
-    for (arch, size) in KINDS_OF_STATE {
+    for (arch, size) in kinds_of_state(1) {
         let model = synth(arch, size);
         let workers: Vec<Running> = (0..3).map(|_| worker()).collect();
         let cluster =
@@ -254,7 +254,7 @@ fn layers_are_moved_by_order_while_streams_run() {
 
 /// What adapters add to layers goes with them, loaded ahead as these are; each stream goes on with its own.
 fn layers_move_with_their_adapters_while_streams_run() {
-    for (arch, size) in KINDS_OF_STATE {
+    for (arch, size) in kinds_of_state(2) {
         let model = synth(arch, size);
         let file = model.to_str().unwrap();
         let adapters = ["1", "2"].map(|seed| format!("{file}-{seed}.gguf"));

@@ -15,7 +15,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::tls::Role;
 use brigade_tests::fakes::runtime;
 use brigade_tests::process::{
-    KINDS_OF_STATE, Running, Server, brigade, get, post, resident, signal, synth,
+    Running, Server, brigade, get, kinds_of_state, post, resident, signal, synth,
 };
 use brigade_tests::secure::{Cluster, Somebody};
 use brigade_tests::streams::{Streams, prompt};
@@ -164,7 +164,7 @@ fn streams_of_the_demo_model_go_on_from_their_neighbours_copies() {
 }
 
 fn streams_of_every_kind_of_state_go_on_from_copies() {
-    for (arch, size) in KINDS_OF_STATE {
+    for (arch, size) in kinds_of_state(3) {
         let model = synth(arch, size);
         println!("{arch}:");
         every_worker_comes_back(Some(&model));

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use brigade_gguf::Gguf;
-use brigade_line::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, LineEvent, OwnName, Patience, Source, StageOptions,
+use brigade_cluster::{
+    ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
+use brigade_gguf::Gguf;
+use brigade_line::link::LineEvent;
 use brigade_line::model::Model;
 use brigade_model_tests::golden::Golden;
 use brigade_plan::{Balance, Checkpoint};
@@ -113,8 +114,12 @@ fn a_worker_that_is_long_at_loading_stays_with_its_coordinator() {
 
         let model = Golden::repository().folder.join("llama.gguf");
         let model = Arc::new(Model::open(&model).unwrap());
-        let cluster =
-            cluster::start(cluster_config(address.clone()), OwnName::fresh(), model, stop.clone());
+        let cluster = brigade_cluster::start(
+            cluster_config(address.clone()),
+            OwnName::fresh(),
+            model,
+            stop.clone(),
+        );
         let mut cluster = cluster.await.unwrap();
         while !loading.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_engine::batch::SamplingParams;
-use brigade_line::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
+use brigade_cluster::{
+    ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
+use brigade_engine::batch::SamplingParams;
 use brigade_line::driver::{self, DriverConfig};
 use brigade_line::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
 use brigade_line::meter::Meter;
@@ -63,7 +63,8 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         slow_after: Duration::from_secs(120),
         stage,
     };
-    let cluster = cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();
+    let cluster =
+        brigade_cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();
     let (engine, ends) = Engine::channel();
     let config = DriverConfig {
         sched: SchedConfig::default(),

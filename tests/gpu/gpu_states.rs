@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use brigade_engine::device::gpus;
 use brigade_model_tests::each::each;
-use brigade_tests::process::{KINDS_OF_STATE, run, synth};
+use brigade_tests::process::{kinds_of_state, run, synth};
 
 /// Tokens that each of the three runs draws.
 const DRAWN: usize = 6;
@@ -54,7 +54,7 @@ fn states_go_from_cpus_to_a_gpu_and_back() {
         println!("skipped: {reason}");
         return;
     }
-    let mut kinds = KINDS_OF_STATE.map(|(arch, size)| (arch, size, "f16")).to_vec();
+    let mut kinds: Vec<_> = kinds_of_state(5).map(|(arch, size)| (arch, size, "f16")).collect();
     kinds.push(("llama", "tiny", "q8_0"));
     each(&kinds, |(arch, size, kv_type)| there_and_back(arch, size, kv_type));
 }

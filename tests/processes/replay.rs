@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{KINDS_OF_STATE, Server, signal, synth, try_signal};
+use brigade_tests::process::{Server, kinds_of_state, signal, synth, try_signal};
 use serde_json::{Value, json};
 
 /// How long a line may take to come back on a machine that runs other tests.
@@ -144,7 +144,7 @@ fn streams_of_the_demo_model_go_on() {
 }
 
 fn streams_of_every_kind_of_state_go_on() {
-    for (arch, size) in KINDS_OF_STATE {
+    for (arch, size) in kinds_of_state(4) {
         let model = synth(arch, size);
         println!("{arch}:");
         every_worker_is_lost_once(&["-m", model.to_str().unwrap()], &["KILL"]);

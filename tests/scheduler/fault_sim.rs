@@ -9,10 +9,8 @@
 
 use std::time::Duration;
 
-use brigade_line::cluster::DEFAULT_REPLACE_AFTER;
-use brigade_line::cluster::reconcile::{
-    Goal, LineSeen, MemberId, MemberSeen, Presence, Step, next,
-};
+use brigade_cluster::DEFAULT_REPLACE_AFTER;
+use brigade_cluster::reconcile::{Goal, LineSeen, MemberId, MemberSeen, Presence, Step, next};
 use brigade_sched::sim::{Ending, Rng, Sim, StageModel, Workload};
 
 const SEEDS: u64 = 200;

@@ -25,6 +25,19 @@ pub const KINDS_OF_STATE: [(&str, &str); 5] = [
     ("gpt-oss", "tiny-moe"),
 ];
 
+/// The kinds of state that test number `turn` of those that try one thing with each kind has: two, so that each kind is in
+/// several tests; at night (`BRIGADE_TEST_ALL_PAIRS`) all.
+pub fn kinds_of_state(turn: usize) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let all = std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some();
+    let n = KINDS_OF_STATE.len();
+    let is_in_turn = move |kind: usize| all || kind == turn % n || kind == (turn + 2) % n;
+    KINDS_OF_STATE
+        .into_iter()
+        .enumerate()
+        .filter(move |(i, _)| is_in_turn(*i))
+        .map(|(_, kind)| kind)
+}
+
 /// What a server says before its address.
 const SERVING: &str = "brigade serve listening on ";
 

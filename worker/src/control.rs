@@ -1,6 +1,7 @@
 //! The control service: it turns requests into calls of [`Worker`], and their results into replies. It has no
 //! state of its own.
 
+use brigade_proto::task;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,7 +110,7 @@ impl ControlService {
         self.worker.check(&coordinator_id, epoch)?;
         let (events, stream) = mpsc::channel(LOAD_QUEUE);
         let worker = self.worker.clone();
-        tokio::spawn(async move {
+        task::spawn(async move {
             let progress =
                 progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
             let loaded = match ahead {

@@ -6,6 +6,7 @@
 //! line it is in the last frame of the results. Either way it reaches the coordinator with the stage and the
 //! reason.
 
+use brigade_proto::task;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,7 +93,7 @@ impl Pipeline for PipelineService {
         let (worker, call) = (self.worker.clone(), Call::of(&self.pace, &request));
         let inbound = request.into_inner();
         // The answer's headers must not wait for the first frame: the peer sends it after them.
-        tokio::spawn(async move {
+        task::spawn(async move {
             if let Err(failure) = serve_lane(&worker, inbound, &call, &events).await {
                 // The upstream may be what failed.
                 let _ = events.send(Err(failure.into())).await;
@@ -317,7 +318,7 @@ async fn finish_work(
 /// computing, or its queue be full.
 fn release_executor(grant: &LaneGrant) {
     let jobs = grant.jobs.clone();
-    tokio::spawn(async move {
+    task::spawn(async move {
         // A stage that is gone has let go already.
         let _ = jobs.send(Job::End(oneshot::channel().0)).await;
     });

@@ -1,5 +1,6 @@
 //! Receives pushed blobs. Chunks come off the wire in order, and a blocking thread writes them to the disk.
 
+use brigade_proto::task;
 use std::sync::Arc;
 
 use blake3::Hash;
@@ -41,7 +42,7 @@ pub async fn receive(
     // A thread waits for the rest: only for a peer that may push.
     let (to_disk, queue) = mpsc::channel(WRITE_QUEUE);
     let cache = worker.loader().cache.clone();
-    let writer = tokio::spawn(blocking(move || write_all(&cache, queue)));
+    let writer = task::spawn(blocking(move || write_all(&cache, queue)));
     let outcome = loop {
         // A closed queue: the writer has failed, and says why below.
         if to_disk.send(chunk).await.is_err() {

@@ -1,5 +1,6 @@
 //! Snapshots on the wire: a sequence's state goes out of the worker in chunks, or comes in.
 
+use brigade_proto::task;
 use std::sync::Arc;
 
 use brigade_proto::control::{RestoreHead, RestoreRequest, StateChunk, restore_request};
@@ -23,7 +24,7 @@ const CHUNK_QUEUE: usize = 4;
 pub fn chunks(snapshot: Vec<u8>, turn: StateTurn) -> mpsc::Receiver<Result<StateChunk, Status>> {
     let (chunks, receiver) = mpsc::channel(CHUNK_QUEUE);
     let (total_bytes, mut rest) = (snapshot.len() as u64, Bytes::from(snapshot));
-    tokio::spawn(async move {
+    task::spawn(async move {
         let _turn = turn;
         while !rest.is_empty() {
             let data = rest.split_to(rest.len().min(CHUNK_BYTES));

@@ -7,8 +7,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router, middleware};
+use brigade_line::admin::{Admin, Answer, Question, Refused};
 use brigade_line::clock;
-use brigade_line::cluster::admin::{Admin, Answer, Question, Refused};
 use brigade_line::keys::{Account, KeyRing, Left};
 use serde_json::{Value, json};
 

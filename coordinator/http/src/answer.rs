@@ -1,6 +1,7 @@
 //! From validated requests to choices. It submits all sequences of a request, then either collects their
 //! whole texts or passes the pieces on as they come.
 
+use brigade_proto::task;
 use std::sync::Arc;
 
 use brigade_engine::batch::AdapterUse;
@@ -199,7 +200,7 @@ pub async fn collect(mut generation: Running) -> Result<Choice, Failure> {
 pub fn merge(generations: Vec<Running>) -> mpsc::Receiver<(usize, Result<Part, Failure>)> {
     let (parts, receiver) = mpsc::channel(PIECE_QUEUE);
     for (index, generation) in generations.into_iter().enumerate() {
-        tokio::spawn(forward(index, generation, parts.clone()).in_current_span());
+        task::spawn(forward(index, generation, parts.clone()).in_current_span());
     }
     receiver
 }

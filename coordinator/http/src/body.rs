@@ -13,7 +13,7 @@ use axum::extract::Request;
 use axum::http::header::CONTENT_LENGTH;
 use brigade_dialect::text_model::TextModel;
 use brigade_text::TextError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
 
@@ -196,16 +196,18 @@ impl Bodies {
             false => None,
         };
         let permit = self.encoders.clone().acquire_owned().await.map_err(closed)?;
-        let task = tokio::task::spawn_blocking(move || {
+        let (done, result) = oneshot::channel();
+        // Of one type, whatever is read.
+        let task: Box<dyn FnOnce() + Send> = Box::new(move || {
             let Taken { bytes, room } = body;
             let result = work(&bytes, &text);
             drop((bytes, permit, large));
-            result.map(|value| (value, room))
+            // Who asked may be gone.
+            let _ = done.send(result.map(|value| (value, room)));
         });
-        match task.await {
-            Ok(result) => result,
-            Err(error) => Err(ApiError::server(format!("reading the text failed: {error}"))),
-        }
+        let failed = |error| ApiError::server(format!("reading the text failed: {error}"));
+        tokio::task::spawn_blocking(task).await.map_err(failed)?;
+        result.await.map_err(|_| ApiError::server("reading the text gave nothing"))?
     }
 }
 

@@ -8,6 +8,7 @@ use brigade_line::generation::TokenPiece;
 use brigade_line::handle::Failure;
 use brigade_line::journal::Opened;
 use brigade_line::request::Limits;
+use brigade_proto::task;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
@@ -177,7 +178,7 @@ fn stream(
         // An error is a client that went away, which cancels the sequences.
         let _ = chunks.send(replies, &events).await;
     };
-    tokio::spawn(sending.in_current_span())
+    task::spawn(sending.in_current_span())
 }
 
 /// Writes the chunks of one streamed answer.

@@ -9,6 +9,7 @@ use brigade_line::generation::{Part, TokenPiece};
 use brigade_line::handle::Failure;
 use brigade_line::journal::Opened;
 use brigade_line::request::Limits;
+use brigade_proto::task;
 use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
@@ -338,7 +339,7 @@ impl Answer {
             // An error is a client that went away, which cancels the sequences.
             let _ = self.stream(generations, &events).await;
         };
-        tokio::spawn(sending.in_current_span())
+        task::spawn(sending.in_current_span())
     }
 
     fn prompt_of(&self, choice: usize) -> usize {

@@ -3,6 +3,7 @@
 //! A pair that cannot be used changes nothing: the one read last serves on, and the log says why. Programs that
 //! renew certificates replace one file after the other, so a pair that does not match yet is tried again.
 
+use brigade_proto::task;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -147,7 +148,7 @@ impl Renewer {
     pub fn run(self, stop: CancellationToken) -> io::Result<tokio::task::JoinHandle<()>> {
         let kind = tokio::signal::unix::SignalKind::hangup();
         let hangup = tokio::signal::unix::signal(kind)?;
-        Ok(tokio::spawn(self.follow(hangup, stop)))
+        Ok(task::spawn(self.follow(hangup, stop)))
     }
 
     async fn follow(mut self, mut hangup: tokio::signal::unix::Signal, stop: CancellationToken) {

@@ -6,6 +6,7 @@ use axum::{Extension, Json};
 use brigade_dialect::text_model::TextModel;
 use brigade_line::generation::{End, EndReason, Part};
 use brigade_line::request::Limits;
+use brigade_proto::task;
 use serde_json::{Value, json};
 use tracing::Instrument;
 
@@ -41,7 +42,7 @@ pub(super) async fn create(
             // An error is a client that went away, which cancels the sequence.
             let _ = stream(stamp, n_prompt, running, &events).await;
         };
-        tokio::spawn(sending.in_current_span());
+        task::spawn(sending.in_current_span());
         return Ok(response);
     }
     let Choice { text, end, .. } = answer::collect(running.remove(0)).await?;

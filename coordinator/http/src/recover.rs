@@ -1,6 +1,7 @@
 //! Going on with what the coordinator before this one had begun: its requests are read again, and their streams written
 //! again from the beginning, out of tokens that were noted and of those that are still to be drawn.
 
+use brigade_proto::task;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ pub fn go_on(app: &App, recovered: Vec<Recovered>) {
         match app.access.owner_again(request.opened.owner) {
             Ok(owner) => {
                 let (opened, resumable) = app.streams.begin_again(request);
-                drop(tokio::spawn(one(app.clone(), opened, resumable, owner)));
+                drop(task::spawn(one(app.clone(), opened, resumable, owner)));
             }
             Err(error) => {
                 tracing::warn!(request = label, error = %error.body(), "does not go on after a restart");

@@ -4,6 +4,7 @@
 use brigade_dialect::{Event, Parser};
 use brigade_line::generation::{End, EndReason, Part, TokenPiece};
 use brigade_line::handle::Failure;
+use brigade_proto::task;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
@@ -110,7 +111,7 @@ pub fn merge(replies: Replies) -> mpsc::Receiver<(usize, Result<ReplyPart, Failu
     let (parts, receiver) = mpsc::channel(PIECE_QUEUE);
     for (index, (generation, reply)) in replies.into_iter().enumerate() {
         let sending = forward(index, generation, reply, parts.clone());
-        tokio::spawn(sending.in_current_span());
+        task::spawn(sending.in_current_span());
     }
     receiver
 }

@@ -7,6 +7,7 @@
 //! the same, and so are its events. A stream belongs to the API key that asked for it: others are told that there is none.
 //! `readers` has the addresses.
 
+use brigade_proto::task;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -255,7 +256,7 @@ impl Stream {
         }
         let (events, answer) = sse::channel();
         let reader = Reader::new(self);
-        tokio::spawn(reader.read(seen, events));
+        task::spawn(reader.read(seen, events));
         Ok(answer)
     }
 

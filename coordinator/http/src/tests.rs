@@ -7,7 +7,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Request, Response, StatusCode};
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::batch::SampledToken;
-use brigade_line::cluster::admin::Admin;
+use brigade_line::admin::Admin;
 use brigade_line::handle::{
     Engine, Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError,
 };

@@ -26,14 +26,15 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{ClusterLink, Fault, LineEvent, OpenLine, lane};
 use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
 use crate::keys::KeyEnd;
+use crate::link::{ClusterLink, Fault, LineEvent};
 use crate::meter::Meter;
 use crate::metrics;
 use crate::numerics::Numerics;
+use crate::open_line::{LANE, OpenLine};
 use crate::record::{StageClock, UbatchRecord};
 use crate::request::Request;
 use crate::wire;
@@ -313,7 +314,7 @@ impl Driver {
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
         self.states.sent(&ubatch);
         self.checkpoints.sent(&ubatch);
-        let frame = wire::ubatch_frame(ubatch, line.epoch, lane::LANE);
+        let frame = wire::ubatch_frame(ubatch, line.epoch, LANE);
         let at = self.now();
         let sent = line.ubatches.try_send(frame);
         let decode_rows = self.sched.decode_rows(id);
@@ -351,9 +352,9 @@ impl Driver {
             StateCall::Memory { reply } => {
                 // Without a line the reply is dropped, which says so.
                 if let Some(line) = &self.line {
-                    let state_access = line.state_access.clone();
+                    let access = line.states.clone();
                     tokio::spawn(async move {
-                        let memory = state_access.memory().await;
+                        let memory = access.memory().await;
                         let failed = |reason| StateError::Failed { reason };
                         // Whoever asked may have gone.
                         let _ = reply.send(memory.map_err(failed));
@@ -369,8 +370,8 @@ impl Driver {
     fn start_transfers(&mut self) {
         if let Some(line) = &self.line {
             let oldest = self.in_flight.keys().min().copied();
-            self.states.start(oldest, line.epoch, &line.state_access);
-            self.checkpoints.start(oldest, line.epoch, &line.state_access);
+            self.states.start(oldest, line.epoch, &line.states);
+            self.checkpoints.start(oldest, line.epoch, &line.states);
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use brigade_line::cluster::admin::{self, Answer, ClusterStatus, Question};
+use brigade_line::admin::{self, Answer, ClusterStatus, Question};
 use clap::{Args, Subcommand};
 
 use super::data_dir::DataDirArgs;

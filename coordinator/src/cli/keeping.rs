@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use brigade_line::cluster::OwnName;
+use brigade_cluster::OwnName;
 use brigade_line::journal::{Journal, Recovered};
 use brigade_line::model::Model;
 use brigade_proto::address::Address;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use brigade_cluster::worker_facts;
 use brigade_engine::kernels::KV_PAGE;
-use brigade_line::cluster::{self, worker_facts};
 use brigade_line::model::Model;
 use brigade_plan::{
     Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction,
@@ -236,6 +236,6 @@ fn print_predictions(predictions: &[Prediction]) -> Result<()> {
 /// Asks real workers what they can do: those named, or local ones started for the question.
 async fn probe(args: &PlanArgs) -> Result<Vec<WorkerFacts>> {
     let source = session::source(&args.line, false, "error")?;
-    let asked = cluster::ask(source, &Security::of_command(&args.line)?.network).await?;
+    let asked = brigade_cluster::ask(source, &Security::of_command(&args.line)?.network).await?;
     Ok(worker_facts(asked.iter().map(|(name, caps)| (name.as_str(), caps))))
 }

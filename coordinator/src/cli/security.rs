@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use brigade_line::pki::{self, Folder, Node, Pki, Standing, Upkeep};
+use brigade_cluster::pki::{self, Folder, Node, Pki, Standing, Upkeep};
 use brigade_proto::address::{Address, are_loopback};
 use brigade_proto::net::Network;
 use brigade_proto::tls::{External, unix_now};

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use brigade_cluster::{OwnName, Patience};
 use brigade_http::{Access, App, Bodies, Origins, Streams};
+use brigade_line::admin;
 use brigade_line::clock;
-use brigade_line::cluster::{OwnName, Patience, admin};
 use brigade_line::handle::Status;
 use brigade_line::metrics;
 use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};

@@ -11,17 +11,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use brigade_dialect::text_model::TemplateSource;
-use brigade_line::cluster::admin::Admin;
-use brigade_line::cluster::{
-    self, ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OpenLine,
-    OwnName, Patience, Source, StageOptions,
+use brigade_cluster::{
+    ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OwnName, Patience,
+    Source, StageOptions,
 };
+use brigade_dialect::text_model::TemplateSource;
+use brigade_line::admin::Admin;
 use brigade_line::driver::{self, DriverConfig};
 use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use brigade_line::health::RollWatch;
 use brigade_line::meter::Meter;
 use brigade_line::model::Model;
+use brigade_line::open_line::OpenLine;
 use brigade_line::request::{Limits, Request};
 use brigade_plan::{Checkpoint, HandCut};
 use brigade_proto::address::Address;
@@ -235,7 +236,7 @@ impl Session {
         };
         let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
         let stop = stop_cluster.clone();
-        let cluster = cluster::start(config, own_name, model.clone(), stop).await?;
+        let cluster = brigade_cluster::start(config, own_name, model.clone(), stop).await?;
         if let Some(control) = &cluster.control {
             security.joins_at(control)?;
         }

@@ -1,5 +1,6 @@
 //! Copies for a sequence that is put back: gathered from wherever they are kept, here or on another worker.
 
+use brigade_proto::task;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -184,7 +185,7 @@ pub struct Wanted {
 /// Copies as a stream of messages, which ends when its reader has all, has gone, or reads no more.
 pub fn stream(pieces: Pieces) -> mpsc::Receiver<Result<CopyPart, Status>> {
     let (messages, receiver) = mpsc::channel(SEND_QUEUE);
-    tokio::spawn(async move {
+    task::spawn(async move {
         let send = async |message: CopyPart| {
             matches!(timeout(STALL, messages.send(Ok(message))).await, Ok(Ok(())))
         };

@@ -3,6 +3,7 @@
 //! When the other end is lost while the lane goes on, what it had may be gone: all sequences begin anew with their
 //! first page.
 
+use brigade_proto::task;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -56,7 +57,7 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
                 open,
                 restarts,
             };
-            tokio::spawn(to.run(outgoing, grant.cancel.clone()));
+            task::spawn(to.run(outgoing, grant.cancel.clone()));
         }
         (CheckpointMode::Disk, _) => {
             let disk = copies.disk();

@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_line::generation::End;
+use brigade_proto::task;
 use serde_json::{Value, json};
 use tracing::Instrument;
 
@@ -87,7 +88,7 @@ pub(super) async fn create(
             // An error is a client that went away, which cancels the sequence.
             let _ = stream::send(stamp, n_prompt, replies, &events).await;
         };
-        tokio::spawn(sending.in_current_span());
+        task::spawn(sending.in_current_span());
         return Ok(response);
     }
     let (generation, reply) = replies.remove(0);

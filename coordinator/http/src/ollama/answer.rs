@@ -6,6 +6,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use brigade_line::clock;
 use brigade_line::generation::End;
+use brigade_proto::task;
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use tokio::sync::mpsc;
@@ -54,7 +55,7 @@ pub async fn answer(
             // An error is a client that went away, which cancels the sequence.
             let _ = writer.stream(replies, &lines).await;
         };
-        tokio::spawn(sending.in_current_span());
+        task::spawn(sending.in_current_span());
         let lines = ReceiverStream::new(receiver);
         let body =
             Body::from_stream(lines.map(|line: Value| Ok::<_, Infallible>(format!("{line}\n"))));

@@ -9,6 +9,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_line::generation::End;
+use brigade_proto::task;
 use serde_json::{Map, Value, json};
 use tracing::Instrument;
 
@@ -54,7 +55,7 @@ pub(super) async fn create(
             // An error is a client that went away, which cancels the sequence.
             let _ = stream::send(stamp, n_prompt, echo, replies, &events).await;
         };
-        tokio::spawn(sending.in_current_span());
+        task::spawn(sending.in_current_span());
         return Ok(response);
     }
     let mut response = response(&stamp, &echo);

@@ -4,7 +4,9 @@
 //! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when all
 //! sequences that go back have theirs, or when that takes too long: whoever took the line down hears of it then.
 
+use brigade_proto::task;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
@@ -12,8 +14,9 @@ use brigade_sched::{Event, Interrupted, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Driver;
-use crate::cluster::{Choice, Moved, OpenLine, StateAccess};
 use crate::metrics;
+use crate::open_line::{Moved, OpenLine};
+use crate::states::{Choice, StateAccess};
 
 /// How long sequences may wait for a place on the line that their states have moved to. After that those that still wait
 /// are computed again.
@@ -107,7 +110,7 @@ impl Checkpoints {
 
     /// Whether a line that comes may have copies.
     pub(super) fn are_there(&self, line: &OpenLine) -> bool {
-        self.parted || line.state_access.takes_copies()
+        self.parted || line.states.takes_copies()
     }
 
     /// A line is there, and `told` once it is settled.
@@ -145,12 +148,11 @@ impl Checkpoints {
 
     /// Finds out what a line can go back to; [`News::Found`] follows.
     pub(super) fn look(&self, line: &OpenLine, interrupted: Vec<Interrupted>) {
-        let (epoch, state_access, news) =
-            (line.epoch, line.state_access.clone(), self.news.clone());
-        tokio::spawn(async move {
+        let (epoch, access, news) = (line.epoch, line.states.clone(), self.news.clone());
+        task::spawn(async move {
             let (requests, sought): (Vec<_>, Vec<_>) =
                 interrupted.into_iter().map(|i| (i.request, (i.name, i.tokens))).unzip();
-            let found = state_access.find_copies(&sought).await;
+            let found = access.find_copies(&sought).await;
             let choices: HashMap<RequestId, Choice> =
                 requests.iter().zip(found).filter_map(|(r, choice)| Some((*r, choice?))).collect();
             if !requests.is_empty() {
@@ -194,16 +196,16 @@ impl Checkpoints {
     }
 
     /// Starts what may start; `oldest` is the first ubatch that is not back. [`News::PutBack`] follows for each.
-    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, state_access: &StateAccess) {
+    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, access: &Arc<dyn StateAccess>) {
         let is_open = |waiting: &mut Waiting| {
             waiting.opened_by.is_some_and(|id| oldest.is_none_or(|oldest| oldest > id))
         };
         for Waiting { request, slot, name, tokens, .. } in self.waiting.extract_if(.., is_open) {
             let choice = self.choices.remove(&request);
-            let (state_access, news) = (state_access.clone(), self.news.clone());
-            tokio::spawn(async move {
+            let (access, news) = (access.clone(), self.news.clone());
+            task::spawn(async move {
                 let result = match choice {
-                    Some(choice) => state_access.put_back(slot, name, tokens, choice).await,
+                    Some(choice) => access.put_back(slot, name, tokens, choice).await,
                     None => Err("nobody said how it goes back".to_string()),
                 };
                 // The driver may be gone; then nobody goes on.

@@ -5,7 +5,7 @@ use brigade_proto::pipeline::ResultFrame;
 use tokio_stream::StreamExt;
 use tonic::Status as RpcStatus;
 
-use crate::cluster::{OpenLine, lane};
+use crate::open_line::{OpenLine, describe_failure};
 
 /// What came out of the line.
 pub(super) enum LineNews {
@@ -26,7 +26,7 @@ impl Break {
     pub(super) fn of(failure: &RpcFailure) -> Self {
         let by_itself = failure.kind() == FailureKind::Compute;
         let stage = by_itself.then_some(failure.stage);
-        Self { reason: lane::describe_failure(failure), stage }
+        Self { reason: describe_failure(failure), stage }
     }
 }
 

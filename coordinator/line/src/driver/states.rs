@@ -3,12 +3,15 @@
 //! A transfer may start only when no row of its sequence is on its way any more. So it waits for the last
 //! ubatch that was sent before it was asked for, or for the one that opens its slot.
 
+use brigade_proto::task;
+use std::sync::Arc;
+
 use brigade_engine::batch::{SeqOp, SlotId, UBatch};
 use brigade_sched::{KeptId, KeptInfo};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::cluster::StateAccess;
 use crate::handle::StateError;
+use crate::states::StateAccess;
 
 /// Transfers that may end before the driver has heard of the first.
 const DONE_QUEUE: usize = 16;
@@ -90,16 +93,16 @@ impl States {
     }
 
     /// Starts what may start; `oldest` is the first ubatch that is not back.
-    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, state_access: &StateAccess) {
+    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, access: &Arc<dyn StateAccess>) {
         let may_start = |waiting: &mut Waiting| match waiting.due {
             Due::Opened => false,
             Due::After(id) => oldest.is_none_or(|oldest| oldest > id),
             Due::Now => true,
         };
         for Waiting { kept, transfer, .. } in self.waiting.extract_if(.., may_start) {
-            let (state_access, done) = (state_access.clone(), self.done.clone());
-            tokio::spawn(async move {
-                let outcome = perform(&state_access, kept.slot, transfer).await;
+            let (access, done) = (access.clone(), self.done.clone());
+            task::spawn(async move {
+                let outcome = perform(&access, kept.slot, transfer).await;
                 // The driver may be gone; then who waits hears that.
                 let _ = done.send(Done { epoch, id: kept.id, outcome }).await;
             });
@@ -112,14 +115,12 @@ impl States {
     }
 }
 
-async fn perform(state_access: &StateAccess, slot: SlotId, transfer: Transfer) -> Outcome {
+async fn perform(access: &Arc<dyn StateAccess>, slot: SlotId, transfer: Transfer) -> Outcome {
     let failed = |reason: String| StateError::Failed { reason };
     match transfer {
-        Transfer::Save(reply) => {
-            Outcome::Saved(state_access.read(slot).await.map_err(failed), reply)
-        }
+        Transfer::Save(reply) => Outcome::Saved(access.read(slot).await.map_err(failed), reply),
         Transfer::Load(snapshot, reply) => {
-            Outcome::Loaded(state_access.write(slot, snapshot).await.map_err(failed), reply)
+            Outcome::Loaded(access.write(slot, snapshot).await.map_err(failed), reply)
         }
     }
 }

@@ -6,9 +6,9 @@ use brigade_spec::Prefixes;
 use tokio::sync::{oneshot, watch};
 
 use super::*;
-use crate::cluster::Moved;
 use crate::handle::{Counts, LineInfo, SeqEvent};
 use crate::health::Loading;
+use crate::open_line::Moved;
 use crate::request::{Drawing, Limits};
 
 const N_VOCAB: u32 = 100;

@@ -8,8 +8,8 @@ use brigade_http::{
     Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Tls, TlsFiles,
     admin_router, router, serve,
 };
+use brigade_line::admin::Admin;
 use brigade_line::clock;
-use brigade_line::cluster::admin::Admin;
 use brigade_line::keys::{KeyFile, KeyRing};
 use brigade_plan::parse_bytes;
 use brigade_proto::address::{Address, AddressError};

@@ -1,0 +1,86 @@
+//! The settings of a cluster: where its workers come from, what every stage is told, how patient it is.
+
+use std::sync::Arc;
+
+use std::time::Duration;
+
+use brigade_plan::{Balance, Checkpoint, HandCut};
+use brigade_proto::address::Address;
+use brigade_proto::control::{KvType, WireType};
+use brigade_proto::net::Network;
+
+use crate::local::LocalOptions;
+use crate::pki::Pki;
+
+/// Where workers come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Children of this process.
+    Local(LocalOptions),
+    /// Workers that listen somewhere, in the line's order.
+    Remote(Vec<Address>),
+    /// Only those that join.
+    JoinOnly,
+}
+
+/// What to do about workers that cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Give up at once: a command with somebody waiting.
+    FailFast,
+    /// Try again with growing pauses, and go without those that others can stand in for: a server.
+    Forever,
+}
+
+/// What every stage is told.
+#[derive(Clone, Debug)]
+pub struct StageOptions {
+    /// Type of KV cache values.
+    pub kv_type: KvType,
+    /// Type of boundary values between stages.
+    pub wire_type: WireType,
+    /// Positions a sequence may have; `None`: what the model was trained on, or what fits.
+    pub ctx: Option<u32>,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Sequences kept beside those for later requests; `None`: as many as suit the model.
+    pub keep: Option<u32>,
+    /// Whether layers with a window keep all positions, and not only those that it sees.
+    pub full_windows: bool,
+    /// Rows of the largest ubatch.
+    pub max_rows: u32,
+    /// Kernel table all stages must use.
+    pub kernels: Option<String>,
+    /// What cuts are balanced for.
+    pub balance: Balance,
+    /// Where copies of sequences' states go.
+    pub checkpoint: Checkpoint,
+    /// Cuts by hand, instead of the planner's. They name the workers in order, the named ones first and then as
+    /// they joined; with fewer the line waits, and more are spare.
+    pub cut: Option<HandCut>,
+}
+
+/// What the supervisor is built from.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// Where workers come from.
+    pub source: Source,
+    /// Where more of them may join.
+    pub control: Option<Address>,
+    /// Workers that must be there before the first line is placed, joined ones included.
+    pub expect: usize,
+    /// How this process speaks with workers.
+    pub network: Network,
+    /// Who lets workers into the cluster, where it has one.
+    pub pki: Option<Arc<Pki>>,
+    /// About workers that cannot be reached.
+    pub patience: Patience,
+    /// How long a worker that was lost is waited for before the others go on without it.
+    pub replace_after: Duration,
+    /// Whether layers are cut anew for workers that joined or became slower, where that pays.
+    pub rebalance: bool,
+    /// How long a worker must be slower than planned to lose layers.
+    pub slow_after: Duration,
+    /// For every stage.
+    pub stage: StageOptions,
+}

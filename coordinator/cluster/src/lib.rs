@@ -1,0 +1,60 @@
+//! The workers behind a line: found, checked, placed, loaded, watched, replaced.
+//!
+//! [`start`] spawns the supervisor. It works towards one loaded line, and tells the driver whenever that goes
+//! up or down. The supervisor does not know requests, and the driver does not know workers.
+//!
+//! Reading order:
+//!
+//! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
+//! - `member` is one worker as the supervisor wants it. `departed` remembers those that left.
+//! - `dial`, `reach` and `conn` reach a worker. `hearts` says whether it is still there.
+//! - `enough` says whether the model fits on some workers.
+//! - `local` starts child processes. `join` hears of workers that come by themselves.
+//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
+//!   `lease`, `load`, `progress` and `lane`.
+//! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
+//!   `choose` names.
+//! - `own_name` is under which name workers are held, over restarts.
+//! - `admin` brings questions and orders of an operator.
+//! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
+
+mod ahead;
+mod build;
+mod choose;
+mod config;
+mod conn;
+mod copies;
+mod departed;
+mod dial;
+mod enough;
+mod facts;
+mod hashes;
+mod hearts;
+mod join;
+mod lane;
+mod lease;
+mod load;
+mod local;
+mod member;
+mod own_name;
+pub mod pki;
+mod place;
+mod placed_stage;
+mod progress;
+mod push;
+mod reach;
+pub mod reconcile;
+mod roll;
+mod start;
+mod states;
+mod supervisor;
+mod watch;
+
+pub use config::{ClusterConfig, Patience, Source, StageOptions};
+pub use conn::WorkerError;
+pub use facts::worker_facts;
+pub use local::LocalOptions;
+pub use own_name::{OwnName, OwnNameError};
+pub use place::PlaceError;
+pub use reconcile::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER};
+pub use start::{Cluster, ask, start};

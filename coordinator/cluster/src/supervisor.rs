@@ -1,0 +1,358 @@
+//! The loop that performs what [`reconcile`](super::reconcile) asks for.
+//!
+//! It owns the members and the line. Attempts to connect, the building of a line and heartbeats run as tasks
+//! beside it. It hears of them as news, changes what is known, and asks again. So starting and recovering
+//! take the same way, and nobody who hangs is waited for. The loop ends on `stop`, or when nothing that it
+//! may do would help.
+
+mod change;
+mod coming;
+mod layers;
+mod line;
+mod members;
+mod slow;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_plan::Checkpoint;
+use brigade_proto::address::Address;
+use brigade_proto::capability::Requirements;
+use tokio::sync::{mpsc, watch as watch_channel};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{place, roll, watch};
+use crate::ahead::{Ahead, Ordered};
+use crate::build::{BuildError, Built};
+use crate::config::{ClusterConfig, Patience};
+use crate::conn::WorkerError;
+use crate::departed::Departed;
+use crate::dial::Connected;
+use crate::enough::Enough;
+use crate::hearts::Hearts;
+use crate::member::{Member, Origin};
+use crate::own_name::OwnName;
+use crate::placed_stage::Pace;
+use crate::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
+use brigade_line::admin::Asked;
+use brigade_line::handle::Status;
+use brigade_line::health::{Loading, Roll};
+use brigade_line::link::{Fault, LineEvent};
+use brigade_line::metrics;
+use brigade_line::model::Model;
+use brigade_line::open_line::Moved;
+
+use change::{Change, Rebalancing};
+use coming::Coming;
+use slow::Window;
+
+/// What the supervisor is connected to.
+pub(super) struct Ends {
+    pub config: Arc<ClusterConfig>,
+    pub model: Arc<Model>,
+    pub coordinator_id: String,
+    pub own_name: OwnName,
+    pub events: mpsc::Sender<LineEvent>,
+    pub faults: mpsc::Receiver<Fault>,
+    pub joins: Option<mpsc::Receiver<Address>>,
+    pub asked: mpsc::Receiver<Asked>,
+    pub roll: watch_channel::Sender<Roll>,
+}
+
+/// Nothing the supervisor may do would bring a line up.
+struct GiveUp(String);
+
+/// State of the line.
+#[derive(Debug)]
+enum Line {
+    Down {
+        again_at: Instant,
+    },
+    Building {
+        who: Vec<MemberId>,
+    },
+    /// Who is in it, first stage first.
+    Up {
+        stages: Vec<MemberId>,
+        /// Of each.
+        layers: Vec<Range<usize>>,
+        /// What each takes, by the plan.
+        paces: Vec<Pace>,
+        since: Instant,
+    },
+}
+
+/// What happens outside.
+enum News {
+    Joined(Address),
+    Asked(Asked),
+    Connected(MemberId, Box<Result<Connected, WorkerError>>),
+    /// A heart stopped.
+    Silent(MemberId, WorkerError),
+    ChildEnded(MemberId, String),
+    Built(Box<Result<Built, BuildError>>),
+    /// The next line has loaded.
+    Ahead(Box<Result<Ahead, String>>),
+    /// The sequences of lines before this one have their states; `None`: the line is gone.
+    Settled(Option<Moved>),
+    Fault(Fault),
+    Time,
+}
+
+/// The supervisor.
+pub(super) struct Supervisor {
+    ends: Ends,
+    needs: Requirements,
+    members: BTreeMap<MemberId, Member>,
+    next_id: MemberId,
+    departed: Departed,
+    line: Line,
+    epoch: u64,
+    goal: Goal,
+    /// Lines in a row that failed soon, with nobody to blame.
+    quick_failures: u32,
+    enough: Enough,
+    attempts: JoinSet<(MemberId, Result<Connected, WorkerError>)>,
+    /// At most one.
+    building: JoinSet<Result<Built, BuildError>>,
+    hearts: Hearts,
+    /// A planned change for which the next line loads.
+    coming: Option<Coming>,
+    /// At most one.
+    loading_ahead: JoinSet<Result<Ahead, String>>,
+    /// A planned change whose line is taken down.
+    change: Option<Change>,
+    /// At most one: until the line that is up is settled.
+    settling: JoinSet<Option<Moved>>,
+    rebalancing: Rebalancing,
+    /// What the next line is to be.
+    ordered: Option<Ordered>,
+    /// How fast the stages compute is measured in it.
+    window: Option<Window>,
+    /// What was said last while there was no line.
+    said: String,
+}
+
+impl Supervisor {
+    pub(super) fn new(ends: Ends) -> Self {
+        let now = Instant::now();
+        let config = &ends.config;
+        let origins = Origin::named(&config.source).into_iter();
+        let members: BTreeMap<_, _> =
+            origins.map(|origin| Member::new(origin, now)).enumerate().collect();
+        let goal = Goal {
+            expect: config.expect,
+            // A cut by hand names its workers: nobody stands in for them.
+            all_named: config.patience == Patience::FailFast || config.stage.cut.is_some(),
+            joins: ends.joins.is_some(),
+            was_up: false,
+            last_line: 0,
+            replace_after: config.replace_after,
+            in_pairs: config.stage.checkpoint == Checkpoint::Buddy,
+        };
+        Self {
+            needs: place::requirements(&ends.model, &config.stage),
+            next_id: members.len(),
+            members,
+            departed: Departed::default(),
+            line: Line::Down { again_at: now },
+            epoch: ends.own_name.epoch(),
+            goal,
+            quick_failures: 0,
+            enough: Enough::new(ends.model.clone(), config.stage.clone()),
+            attempts: JoinSet::new(),
+            building: JoinSet::new(),
+            hearts: Hearts::default(),
+            coming: None,
+            loading_ahead: JoinSet::new(),
+            change: None,
+            settling: JoinSet::new(),
+            rebalancing: Rebalancing::default(),
+            ordered: None,
+            window: None,
+            said: String::new(),
+            ends,
+        }
+    }
+
+    /// Works until `stop` or until it gives up; then all children have ended.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let result = tokio::select! {
+                () = stop.cancelled() => break,
+                result = self.turn() => result,
+            };
+            if let Err(GiveUp(reason)) = result {
+                // The driver may be gone already; then nobody needs to know.
+                let _ = self.ends.events.send(LineEvent::Failed { reason }).await;
+                break;
+            }
+        }
+        self.leave().await;
+    }
+
+    /// One step, and the news it waits for.
+    async fn turn(&mut self) -> Result<(), GiveUp> {
+        self.call_the_roll();
+        self.rebalance_if_it_pays();
+        match self.next_step() {
+            Step::Forget(ids) => ids.into_iter().for_each(|id| self.forget(id)),
+            Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
+            Step::Build(ids) => self.build(ids),
+            Step::GiveUp(why) => return Err(GiveUp(self.why_nobody(why))),
+            Step::Wait { within, lacking } => {
+                if let Some(lacking) = lacking {
+                    self.say(&lacking);
+                }
+                let news = self.news(within).await;
+                self.heard(news).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn next_step(&mut self) -> Step {
+        let now = Instant::now();
+        // Whoever is drained and still there is not there for a line.
+        let may = |m: &(&MemberId, &Member)| m.1.conn().is_none() || !m.1.is_drained();
+        let seen = self.members.iter().filter(may).map(|(id, m)| m.seen(*id, now));
+        let seen: Vec<_> = seen.collect();
+        let line = match &self.line {
+            Line::Down { again_at } => {
+                LineSeen::Down { retry_in: again_at.saturating_duration_since(now) }
+            }
+            Line::Building { .. } => LineSeen::Building,
+            Line::Up { .. } => LineSeen::Up,
+        };
+        let (enough, members) = (&mut self.enough, &self.members);
+        reconcile::next(&self.goal, &seen, line, &mut |ids| enough.ask(members, ids))
+    }
+
+    /// Waits for the next thing to happen.
+    async fn news(&mut self, within: Duration) -> News {
+        tokio::select! {
+            () = tokio::time::sleep(within) => News::Time,
+            address = next_join(&mut self.ends.joins) => News::Joined(address),
+            Some(asked) = self.ends.asked.recv() => News::Asked(asked),
+            Some(attempt) = self.attempts.join_next() => {
+                let (id, result) = finished(attempt);
+                News::Connected(id, Box::new(result))
+            }
+            (id, error) = self.hearts.next_silent() => News::Silent(id, error),
+            Some(built) = self.building.join_next() => News::Built(Box::new(finished(built))),
+            Some(ahead) = self.loading_ahead.join_next() => News::Ahead(Box::new(finished(ahead))),
+            Some(settled) = self.settling.join_next() => News::Settled(finished(settled)),
+            Some(fault) = self.ends.faults.recv() => News::Fault(fault),
+            (id, how) = watch::child_ended(&mut self.members) => News::ChildEnded(id, how),
+        }
+    }
+
+    async fn heard(&mut self, news: News) -> Result<(), GiveUp> {
+        match news {
+            News::Time => {}
+            News::Joined(address) => self.joined(address),
+            News::Asked(asked) => self.asked(asked).await,
+            News::Connected(id, attempt) => match *attempt {
+                Ok(connected) => self.connected(id, connected),
+                Err(error) => self.not_connected(id, error).await?,
+            },
+            News::Silent(id, error) => self.heart_stopped(id, error).await,
+            News::ChildEnded(id, how) => self.member_gone(id, how).await,
+            News::Built(result) => match *result {
+                Ok(built) => self.built(built).await,
+                Err(error) => self.not_built(error).await?,
+            },
+            News::Ahead(loaded) => self.loaded_ahead(*loaded).await,
+            News::Settled(moved) => self.settled(moved),
+            News::Fault(fault) => self.fault(fault).await,
+        }
+        Ok(())
+    }
+
+    // Words.
+
+    /// Who is there, to whoever watches.
+    fn call_the_roll(&self) {
+        let stages = match &self.line {
+            Line::Down { .. } => None,
+            Line::Building { who: stages } | Line::Up { stages, .. } => Some(stages.as_slice()),
+        };
+        let there = self.members.values().filter(|m| m.conn().is_some()).count();
+        let named = self.members.values().filter(|m| !m.has_joined()).count();
+        let expected = if self.goal.was_up { 1 } else { self.goal.expect.max(named).max(1) };
+        let called = Roll {
+            expected,
+            memory_needed_bytes: self.enough.bytes_over(there.max(expected)),
+            ..roll::roll(&self.members, stages)
+        };
+        self.ends.roll.send_if_modified(|roll| {
+            let is_new = *roll != called;
+            if is_new {
+                metrics::workers(called.line.len(), called.spare.len(), called.missing.len());
+                *roll = called;
+            }
+            is_new
+        });
+    }
+
+    /// What is lacking and who is there, to `/health`, and to the log when it is news.
+    fn say(&mut self, lacking: &Lacking) {
+        let headline = roll::headline(lacking, &self.ends.roll.borrow(), self.goal.joins);
+        let said = format!("{headline}; {}", roll::call(&self.members));
+        self.progress(said.clone());
+        if said != self.said {
+            tracing::info!("no line yet: {said}");
+            self.said = said;
+        }
+    }
+
+    fn progress(&self, what: String) {
+        let status = Status::Loading(Loading::step(what));
+        // A full queue means that newer progress is on its way already.
+        let _ = self.ends.events.try_send(LineEvent::Progress(status));
+    }
+
+    /// Why there will be no line: what workers said is more to the point than how many are left.
+    fn why_nobody(&self, why: String) -> String {
+        let refusals = self.members.values().filter(|m| m.refuses()).filter_map(Member::why);
+        let refusals: Vec<&str> = refusals.collect();
+        if refusals.is_empty() { why } else { refusals.join("; ") }
+    }
+
+    async fn leave(mut self) {
+        self.hearts.stop_all();
+        self.building.abort_all();
+        self.settling.abort_all();
+        self.loading_ahead.abort_all();
+        self.attempts.shutdown().await;
+        let mut ending = JoinSet::new();
+        let epoch = self.epoch;
+        for member in self.members.into_values() {
+            ending.spawn(async move {
+                match (&member.origin, member.conn().cloned()) {
+                    (Origin::Remote(_) | Origin::Joined(_), Some(conn)) => conn.unload(epoch).await,
+                    _ => member.stop().await,
+                }
+            });
+        }
+        while ending.join_next().await.is_some() {}
+    }
+}
+
+/// What a task brought; a panic of it is one of ours.
+fn finished<T>(task: Result<T, tokio::task::JoinError>) -> T {
+    task.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
+async fn next_join(joins: &mut Option<mpsc::Receiver<Address>>) -> Address {
+    match joins {
+        Some(joins) => match joins.recv().await {
+            Some(address) => address,
+            None => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}

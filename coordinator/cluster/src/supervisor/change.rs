@@ -1,0 +1,430 @@
+//! The supervisor's part about planned changes: an operator's orders, a worker that wants to leave, and a cut that pays.
+//!
+//! A planned change is a line that is taken down though nobody broke it, and the next one over others. Survivors keep
+//! the layers that they have, requests go on there, and nobody's doubts grow. Before the line is taken down it is
+//! certain that the others suffice, and its stages are told to keep the states of their sequences. Workers that have no
+//! layers any more keep theirs beside the next line, until all sequences have their states there.
+
+use brigade_proto::task;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use brigade_plan::format_bytes;
+use brigade_proto::address::Address;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::coming::LEAVER_WAITS;
+use super::{Line, Supervisor, finished};
+use crate::conn::{Conn, WorkerError};
+use crate::member::Member;
+use crate::place::{self, Placement};
+use crate::placed_stage::Pace;
+use crate::reconcile::MemberId;
+use crate::roll;
+use brigade_line::admin::{Answer, Asked, ClusterStatus, Question, Refused, StageStatus};
+use brigade_line::link::LineEvent;
+use brigade_line::open_line::Moved;
+
+/// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
+const PAYS: f64 = 1.15;
+
+/// ... and for one that an operator asked for.
+const PAYS_WHEN_ASKED: f64 = 1.02;
+
+/// How long a line and the workers beyond it must have stood before layers are cut anew by itself: who joins in a row
+/// is used at once, and who comes and goes is not.
+const STANDS: Duration = Duration::from_secs(30);
+
+/// Least time between two cuts that nobody asked for.
+const REBALANCE_EVERY: Duration = Duration::from_secs(300);
+
+/// How long a line may take to run empty; then it is taken down with what is on it.
+const PART_WITHIN: Duration = Duration::from_secs(10);
+
+/// A change that is under way: an order is answered when streams go on.
+#[derive(Debug)]
+pub(super) struct Change {
+    asked: Option<Asked>,
+    what: String,
+    begun: Instant,
+    /// Who was on the line before it.
+    before: Vec<MemberId>,
+    /// Stages of the line that it made, and bytes of weights that were read for that.
+    n_stages: usize,
+    read_bytes: u64,
+    /// Of weights that were read while the line before it ran.
+    ahead_bytes: u64,
+    /// Epoch in which spares loaded them.
+    spare_epoch: u64,
+    /// Keeps those spares ours until the next line is up.
+    spares: Option<Placement>,
+}
+
+/// What is remembered for cuts that nobody asks for.
+#[derive(Debug, Default)]
+pub(super) struct Rebalancing {
+    last: Option<Instant>,
+    /// Members, by their connections, of which it is known that a new cut does not pay.
+    in_vain: Vec<(MemberId, u64)>,
+    /// A worker was found to be slower than it says, or not any more.
+    speeds_changed: bool,
+}
+
+impl Supervisor {
+    /// An operator asks.
+    pub(super) async fn asked(&mut self, asked: Asked) {
+        let is_change = matches!(
+            &asked.question,
+            Question::Drain { .. } | Question::Move { .. } | Question::Rebalance
+        );
+        let answer = match &asked.question {
+            _ if is_change && self.coming.is_some() => Err(self.refuse_while_coming()),
+            Question::Status => Ok(Answer::Status(self.status())),
+            Question::Add { worker } => self.add(worker),
+            Question::Drain { worker } => match self.may_drain(&worker.clone()) {
+                Ok(Some(id)) => return self.drain(id, Some(asked), None),
+                Ok(None) => Ok(Answer::Done(format!("{worker} has no layers, and gets none"))),
+                Err(refused) => Err(refused),
+            },
+            Question::Move { worker, layers } => match self.may_move(worker, layers) {
+                Ok((ordered, name)) => {
+                    let what = format!("layers {layers:?} are moved to {name}");
+                    self.ordered = Some(ordered);
+                    return self.change(what, Some(asked), None);
+                }
+                Err(refused) => Err(refused),
+            },
+            Question::Rebalance => match self.gain() {
+                Some(gain) if gain >= PAYS_WHEN_ASKED => {
+                    let what =
+                        format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
+                    return self.change(what, Some(asked), None);
+                }
+                Some(gain) => Ok(Answer::Done(format!(
+                    "nothing is moved: the best cut would be {:.1} % faster",
+                    (gain - 1.0).max(0.0) * 1e2
+                ))),
+                None => Err(Refused("there is no line that could be cut anew".to_owned())),
+            },
+        };
+        // Whoever asked may have gone.
+        let _ = asked.reply.send(answer);
+    }
+
+    fn refuse_while_coming(&self) -> Refused {
+        let what = self.coming.as_ref().map_or("", |coming| &coming.what);
+        Refused(format!("another change is under way ({what}): ask again when it is done"))
+    }
+
+    fn status(&self) -> ClusterStatus {
+        let name = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
+        let (ids, layers): (&[MemberId], &[_]) = match &self.line {
+            Line::Up { stages, layers, .. } => (stages.as_slice(), layers.as_slice()),
+            Line::Down { .. } | Line::Building { .. } => (&[], &[]),
+        };
+        let stages = ids.iter().zip(layers);
+        let stages = stages
+            .map(|(id, layers)| StageStatus { worker: name(id), layers: layers.clone() })
+            .collect();
+        let roll = roll::roll(&self.members, Some(ids));
+        let is_drained = |m: &&Member| m.is_drained() && m.conn().is_some();
+        let drained: Vec<String> =
+            self.members.values().filter(is_drained).map(Member::name).collect();
+        let spare = roll.spare.into_iter().filter(|name| !drained.contains(name)).collect();
+        let up = !ids.is_empty();
+        let changing = self.coming.as_ref().map(|coming| coming.what.clone());
+        let missing = roll.missing;
+        ClusterStatus { epoch: self.epoch, up, stages, spare, drained, missing, changing }
+    }
+
+    fn add(&mut self, worker: &str) -> Result<Answer, Refused> {
+        let address =
+            worker.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
+        self.joined(address);
+        let text = format!("{worker} is dialled; `brigade cluster status` says when it is there");
+        Ok(Answer::Done(text))
+    }
+
+    /// The member that is meant, if it is on the line and the others suffice without it.
+    fn may_drain(&mut self, worker: &str) -> Result<Option<MemberId>, Refused> {
+        let id = self.member_called(worker)?;
+        self.refuse_if_cut_by_hand()?;
+        if !self.is_on_line(id) {
+            self.set_drained(id);
+            return Ok(None);
+        }
+        let others = self.others(id);
+        let enough = self.enough.ask(&self.members, &others);
+        enough.map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
+        Ok(Some(id))
+    }
+
+    /// The member that an operator means.
+    pub(super) fn member_called(&self, worker: &str) -> Result<MemberId, Refused> {
+        let is_it = |m: &Member| {
+            let at = m.conn().map(|conn| conn.address().to_string());
+            m.name() == worker || m.origin.name() == worker || at.as_deref() == Some(worker)
+        };
+        let found = self.members.iter().find(|(_, m)| is_it(m)).map(|(id, _)| *id);
+        found.ok_or_else(|| {
+            let names = roll::list(self.members.values().map(Member::name));
+            Refused(format!("no worker is called {worker}; there are {names}"))
+        })
+    }
+
+    pub(super) fn refuse_if_cut_by_hand(&self) -> Result<(), Refused> {
+        match self.ends.config.stage.cut {
+            None => Ok(()),
+            Some(_) => Err(Refused(
+                "the line is cut by hand, over workers that are named: start it with another cut"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// Moves the layers of a member to others.
+    fn drain(&mut self, id: MemberId, asked: Option<Asked>, within: Option<Duration>) {
+        let name = self.members.get(&id).map(Member::name).unwrap_or_default();
+        self.set_drained(id);
+        self.change(format!("{name} is drained"), asked, within);
+    }
+
+    /// A member that is on the line takes no new one: it is about to leave. Its layers move now if they can.
+    pub(super) fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
+        // It computes until the next line is ready.
+        self.listen_until_it_is_gone(id);
+        let others = self.others(id);
+        let enough = self.enough.ask(&self.members, &others);
+        match enough {
+            Ok(()) if self.ends.config.stage.cut.is_none() => {
+                self.drain(id, None, Some(LEAVER_WAITS));
+            }
+            _ => {
+                let why = enough.err().unwrap_or_else(|| "the line is cut by hand".to_owned());
+                tracing::warn!(%error, why, "a worker is leaving, and nobody can take its layers");
+            }
+        }
+    }
+
+    fn listen_until_it_is_gone(&mut self, id: MemberId) {
+        let Line::Up { stages, .. } = &self.line else { return };
+        let stage = stages.iter().position(|on| *on == id);
+        if let Some((conn, stage)) = self.members.get(&id).and_then(Member::conn).zip(stage) {
+            self.hearts.listen_to_a_leaver(id, conn, self.epoch, stage);
+        }
+    }
+
+    /// Takes the line down in order, so that the next one is built, for which so many bytes were loaded and spares were
+    /// taken in that epoch.
+    pub(super) async fn take_down(
+        &mut self,
+        what: String,
+        asked: Option<Asked>,
+        (ahead_bytes, spare_epoch): (u64, u64),
+        spares: Option<Placement>,
+    ) {
+        if !matches!(self.line, Line::Up { .. }) {
+            return;
+        }
+        tracing::info!(what, "the line changes");
+        let begun = Instant::now();
+        self.part().await;
+        // Sequences have the states of the change before this one: a line that parts waits for them.
+        let moved = self.settling.try_join_next().and_then(finished);
+        if self.change.is_some() {
+            self.settled(Some(moved.unwrap_or_default()));
+        }
+        let down = Line::Down { again_at: Instant::now() };
+        let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
+        let (what_for, before) = (what.clone(), stages.clone());
+        self.change = Some(Change {
+            asked,
+            what: what_for,
+            begun,
+            before,
+            n_stages: 0,
+            read_bytes: 0,
+            ahead_bytes,
+            spare_epoch,
+            spares,
+        });
+        // An error means that the driver has ended; `stop` follows.
+        let _ = self.ends.events.send(LineEvent::Down { reason: what, planned: true }).await;
+        self.off_the_line(&stages);
+        while self.ends.faults.try_recv().is_ok() {}
+        self.goal.last_line = self.usable().len().min(self.goal.last_line);
+    }
+
+    /// Has the stages keep the states of their sequences, if the line runs empty in time.
+    async fn part(&mut self) {
+        let (done, parted) = oneshot::channel();
+        // An error means that the driver has ended; `stop` follows.
+        let _ = self.ends.events.send(LineEvent::Part { done }).await;
+        let why = match timeout(PART_WITHIN, parted).await {
+            Ok(Ok(())) => return,
+            Ok(Err(_)) => "it broke meanwhile",
+            Err(_) => "it did not run empty in time",
+        };
+        tracing::warn!(why, "the line's states do not move: its streams are computed again");
+    }
+
+    /// Who may have states of sequences for the next line.
+    pub(super) fn before(&self) -> Vec<(MemberId, Conn)> {
+        let before = self.change.as_ref().map_or(&[][..], |change| &change.before);
+        let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
+        before.iter().filter_map(conn).collect()
+    }
+
+    /// A line is up: what comes back is to be told when its sequences have their states.
+    pub(super) fn changed(&mut self, n_stages: usize, read_bytes: u64) -> oneshot::Sender<Moved> {
+        if let Some(change) = &mut self.change {
+            (change.n_stages, change.read_bytes) = (n_stages, change.read_bytes + read_bytes);
+        }
+        let (told, settled) = oneshot::channel();
+        self.settling = JoinSet::new();
+        self.settling.spawn(async move { settled.await.ok() });
+        told
+    }
+
+    /// The streams go on: whoever waits for it is told, and nobody keeps states any longer. `None`: the line is gone, and
+    /// the next one is waited for.
+    pub(super) fn settled(&mut self, moved: Option<Moved>) {
+        let Some(moved) = moved else { return };
+        let change = self.change.take();
+        self.let_go(change.as_ref().map_or(&[], |change| &change.before));
+        let Some(change) = change else { return };
+        let Change {
+            asked,
+            what,
+            begun,
+            n_stages,
+            read_bytes,
+            ahead_bytes,
+            spares,
+            spare_epoch,
+            ..
+        } = change;
+        drop(spares);
+        self.free_spares(spare_epoch);
+        let ms = begun.elapsed().as_millis();
+        let Moved { sequences, bytes } = moved;
+        tracing::info!(
+            what,
+            ms,
+            n_stages,
+            ahead_bytes,
+            read_bytes,
+            sequences,
+            state_bytes = bytes,
+            "the line has changed"
+        );
+        if let Some(asked) = asked {
+            let [ahead, weights, states] = [ahead_bytes, read_bytes, bytes].map(format_bytes);
+            let text = format!(
+                "{what}; {n_stages} stages, streams paused for {ms} ms; {ahead} of weights loaded before, {weights} in \
+                 the pause; {states} of states moved"
+            );
+            // Whoever asked may have gone.
+            let _ = asked.reply.send(Ok(Answer::Done(text)));
+        }
+    }
+
+    /// States that were kept for the line that is up are dropped, also those that a coordinator left behind; who has no
+    /// layers on it is free.
+    fn let_go(&self, before: &[MemberId]) {
+        let Line::Up { stages, .. } = &self.line else { return };
+        let epoch = self.epoch;
+        let all: BTreeSet<&MemberId> = stages.iter().chain(before).collect();
+        for id in all {
+            let Some(conn) = self.members.get(id).and_then(Member::conn).cloned() else { continue };
+            let is_on_line = stages.contains(id);
+            task::spawn(async move {
+                match is_on_line {
+                    true => conn.settle(epoch).await,
+                    false => conn.unload(epoch).await,
+                }
+            });
+        }
+    }
+
+    /// Cuts the layers anew where that pays, if the operator lets us.
+    pub(super) fn rebalance_if_it_pays(&mut self) {
+        // One computes slower than planned, or not any more.
+        self.rebalancing.speeds_changed |= self.speeds_changed();
+        if !self.ends.config.rebalance || self.coming.is_some() {
+            return;
+        }
+        let Line::Up { stages, since, .. } = &self.line else { return };
+        let recent = |at: Instant, time: Duration| at.elapsed() < time;
+        let changed = self.rebalancing.speeds_changed;
+        if (recent(*since, STANDS) && !changed)
+            || self.rebalancing.last.is_some_and(|at| recent(at, REBALANCE_EVERY))
+        {
+            return;
+        }
+        let now = Instant::now();
+        let spare = |(id, m): &(&MemberId, &Member)| {
+            m.connected_for(now).is_some_and(|time| time >= STANDS)
+                && m.doubts(now) == 0
+                && !m.is_drained()
+                && !stages.contains(id)
+        };
+        let spares: Vec<(MemberId, u64)> =
+            self.members.iter().filter(spare).map(|(id, m)| (*id, m.serial())).collect();
+        if !changed && (spares.is_empty() || spares == self.rebalancing.in_vain) {
+            return;
+        }
+        self.rebalancing.speeds_changed = false;
+        match self.gain() {
+            Some(gain) if gain >= PAYS => {
+                self.rebalancing.last = Some(now);
+                let what = format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
+                self.change(what, None, None);
+            }
+            _ => self.rebalancing.in_vain = spares,
+        }
+    }
+
+    /// How many times as fast the slowest stage of the best cut over all who may be used is as that of the line, by what
+    /// is known of their speeds now; `None` without a line, or where it is cut by hand.
+    fn gain(&self) -> Option<f64> {
+        let Line::Up { stages, paces, .. } = &self.line else { return None };
+        let config = &self.ends.config.stage;
+        if config.cut.is_some() {
+            return None;
+        }
+        let conn = |id: &MemberId| self.members.get(id)?.conn();
+        let unit_us = |(id, pace): (&MemberId, &Pace)| Some(pace.unit_us(conn(id)?.slowdown()));
+        let now: Vec<f64> = stages.iter().zip(paces).filter_map(unit_us).collect();
+        let slowest = now.into_iter().fold(0.0, f64::max);
+        let usable = self.usable();
+        let plan =
+            place::plan_over(&self.ends.model, usable.iter().filter_map(conn), config).ok()?;
+        Some(slowest / plan.slowest_us())
+    }
+
+    /// Connected members that the next line may use.
+    pub(super) fn usable(&self) -> Vec<MemberId> {
+        let now = Instant::now();
+        let may = |(_, m): &(&MemberId, &Member)| {
+            m.conn().is_some() && !m.is_drained() && m.doubts(now) == 0
+        };
+        self.members.iter().filter(may).map(|(id, _)| *id).collect()
+    }
+
+    fn others(&self, id: MemberId) -> Vec<MemberId> {
+        self.usable().into_iter().filter(|other| *other != id).collect()
+    }
+
+    fn is_on_line(&self, id: MemberId) -> bool {
+        matches!(&self.line, Line::Up { stages, .. } if stages.contains(&id))
+    }
+
+    fn set_drained(&mut self, id: MemberId) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.drain();
+        }
+    }
+}

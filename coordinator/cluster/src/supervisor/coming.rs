@@ -1,0 +1,113 @@
+//! The supervisor's part about a change that is on its way: while the line runs, the next one loads.
+
+use brigade_proto::task;
+use std::ops::Range;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{Line, Supervisor};
+use crate::ahead::{self, Ahead};
+use crate::conn::Conn;
+use crate::placed_stage::Identity;
+use crate::reconcile::MemberId;
+use brigade_line::admin::{Asked, Refused};
+
+/// How long a worker that is about to leave is kept waiting while others load: it goes 30 s after it was asked to
+/// ([`brigade_worker::run::DRAIN_WITHIN`]), and its states have to move before.
+pub(super) const LEAVER_WAITS: Duration = Duration::from_secs(20);
+
+/// A change for which the next line loads.
+#[derive(Debug)]
+pub(super) struct Coming {
+    /// In words.
+    pub what: String,
+    asked: Option<Asked>,
+    /// Epoch of spares that load.
+    pub spare_epoch: u64,
+}
+
+impl Supervisor {
+    /// Begins a change of the line that is up: what the next one needs is loaded first, as far as that is done `within`
+    /// a time.
+    pub(super) fn change(&mut self, what: String, asked: Option<Asked>, within: Option<Duration>) {
+        self.give_up_coming(&what);
+        let Line::Up { stages, layers, .. } = &self.line else { return };
+        tracing::info!(
+            what,
+            "a change of the line begins: what it needs is loaded while the line runs"
+        );
+        let running: Vec<(MemberId, Range<usize>)> =
+            stages.iter().copied().zip(layers.iter().cloned()).collect();
+        let mut options = self.ends.config.stage.clone();
+        let who = match &self.ordered {
+            Some(ordered) => {
+                options.cut = Some(ordered.cut.clone());
+                ordered.who.clone()
+            }
+            None => self.usable(),
+        };
+        let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
+        let conns: Vec<(MemberId, Conn)> = who.iter().filter_map(conn).collect();
+        let spare_epoch = self.ends.own_name.next_epoch();
+        let identity =
+            Identity { epoch: spare_epoch, coordinator_id: self.ends.coordinator_id.clone() };
+        let (model, running_epoch) = (self.ends.model.clone(), self.epoch);
+        let order = ahead::Order { conns, model, options, running, running_epoch, identity };
+        self.loading_ahead.spawn(async move {
+            let loading = async { ahead::load(order).await.map_err(|error| error.to_string()) };
+            let Some(within) = within else { return loading.await };
+            let late = |_| Err(format!("it was not loaded within {} s", within.as_secs()));
+            timeout(within, loading).await.unwrap_or_else(late)
+        });
+        self.coming = Some(Coming { what, asked, spare_epoch });
+    }
+
+    /// The next line has loaded, as far as it could: the line changes.
+    pub(super) async fn loaded_ahead(&mut self, loaded: Result<Ahead, String>) {
+        let Some(Coming { what, asked, spare_epoch }) = self.coming.take() else { return };
+        let mut read_bytes = 0;
+        let placement = match loaded {
+            Ok(Ahead { line, read_bytes: read, placement }) => {
+                self.ordered = Some(line);
+                read_bytes = read;
+                Some(placement)
+            }
+            Err(why) => {
+                tracing::warn!(why, "the next line is loaded while streams wait");
+                None
+            }
+        };
+        self.take_down(what, asked, (read_bytes, spare_epoch), placement).await;
+    }
+
+    /// What was on its way is not wanted any more, because of `why`.
+    pub(super) fn give_up_coming(&mut self, why: &str) {
+        let Some(coming) = self.coming.take() else { return };
+        self.loading_ahead = JoinSet::new();
+        self.ordered = None;
+        tracing::info!(what = coming.what, why, "a change of the line is given up");
+        self.free_spares(coming.spare_epoch);
+        if let Some(asked) = coming.asked {
+            let text = format!("it is given up: {why}; ask again if it is still wanted");
+            // Whoever asked may have gone.
+            let _ = asked.reply.send(Err(Refused(text)));
+        }
+    }
+
+    /// Spares that loaded in an epoch for a line that they are not on let go of it.
+    pub(super) fn free_spares(&self, spare_epoch: u64) {
+        let stages: &[MemberId] = match &self.line {
+            Line::Up { stages, .. } | Line::Building { who: stages } => stages,
+            Line::Down { .. } => &[],
+        };
+        for (id, member) in &self.members {
+            let Some(conn) = member.conn().filter(|_| !stages.contains(id)).cloned() else {
+                continue;
+            };
+            // One that is in another epoch, or in none, refuses.
+            task::spawn(async move { conn.unload(spare_epoch).await });
+        }
+    }
+}

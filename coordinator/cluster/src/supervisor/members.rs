@@ -1,0 +1,177 @@
+//! The supervisor's part about members: how they join, connect, refuse, are put off, and are forgotten.
+
+use std::time::Instant;
+
+use brigade_proto::address::Address;
+
+use super::{GiveUp, Line, Supervisor};
+use crate::config::{Patience, Source};
+use crate::conn::WorkerError;
+use crate::departed;
+use crate::dial::{self, Connected, Dial};
+use crate::member::{BROKE_BADLY, Member, Origin};
+use crate::reconcile::MemberId;
+use crate::roll;
+
+/// Times that even an impatient command asks a busy worker: with the pauses between them longer than
+/// the lease of a coordinator that has died.
+const BUSY_TRIES: u32 = 5;
+
+/// Workers that joined and have not shaken hands, at once: joining proves nothing.
+const MAX_UNPROVEN: usize = 64;
+
+/// Members at once; as many as a plan can have.
+const MAX_MEMBERS: usize = brigade_plan::MAX_WORKERS;
+
+impl Supervisor {
+    pub(super) fn joined(&mut self, address: Address) {
+        let now = Instant::now();
+        let is_it = |m: &Member| match &m.origin {
+            Origin::Joined(a) | Origin::Remote(a) => *a == address,
+            Origin::Local(_) => m.conn().is_some_and(|c| *c.address() == address),
+        };
+        if let Some(member) = self.members.values_mut().find(|m| is_it(m)) {
+            return member.try_now(now);
+        }
+        let unproven = self.members.values().filter(|m| m.has_joined() && !m.is_proven()).count();
+        if self.departed.was_refused(&address, now) {
+            return;
+        }
+        if unproven >= MAX_UNPROVEN || self.members.len() >= MAX_MEMBERS {
+            // It joins again by itself.
+            let (members, why) = (self.members.len(), "too many workers are joining");
+            tracing::debug!(worker = %address, unproven, members, "{why}");
+            return;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.members.insert(id, Member::new(Origin::Joined(address), now));
+        self.connect(id);
+    }
+
+    /// Dials or starts a member, in the background.
+    pub(super) fn connect(&mut self, id: MemberId) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        member.connecting(Instant::now());
+        let config = &self.ends.config;
+        let dial = Dial {
+            origin: member.origin.clone(),
+            local: match &config.source {
+                Source::Local(options) => Some(options.clone()),
+                Source::Remote(_) | Source::JoinOnly => None,
+            },
+            coordinator_id: self.ends.coordinator_id.clone(),
+            network: config.network.clone(),
+            // Without a control address all workers are children, and speak plain on this machine.
+            pki: config.control.as_ref().and(config.pki.clone()),
+            needs: Some(self.needs.clone()),
+        };
+        self.attempts.spawn(async move { (id, dial::connect(dial).await) });
+    }
+
+    pub(super) fn connected(&mut self, id: MemberId, connected: Connected) {
+        let now = Instant::now();
+        let Connected { child, conn } = connected;
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let is_new = !member.is_proven();
+        member.connected(now, child, conn.clone());
+        self.hearts.listen(id, &conn);
+        if let Origin::Joined(address) = member.origin.clone()
+            && is_new
+        {
+            tracing::info!(worker = %address, "worker joined");
+            if matches!(self.line, Line::Up { .. }) {
+                tracing::info!(worker = %address, "it takes layers when the line is next built");
+            }
+            self.takes_a_place(id, &address, now);
+        }
+    }
+
+    /// A newcomer on a host where workers broke lines and left is in their place.
+    pub(super) fn takes_a_place(&mut self, id: MemberId, address: &Address, now: Instant) {
+        let left = |m: &Member| match &m.origin {
+            Origin::Joined(other) => m.conn().is_none() && departed::same_host(other, address),
+            Origin::Local(_) | Origin::Remote(_) => false,
+        };
+        let before: Vec<MemberId> =
+            self.members.iter().filter(|(_, m)| left(m)).map(|(id, _)| *id).collect();
+        // One that came back has left its place to nobody; the newest loss is the likeliest.
+        if let Some(&gone) = before.iter().rfind(|gone| self.members[*gone].is_proven()) {
+            self.forget(gone);
+        }
+        if self.departed.doubts(address, now)
+            && let Some(member) = self.members.get_mut(&id)
+        {
+            tracing::warn!(worker = %address, "a worker of this host broke the line lately: used only if others do not suffice");
+            member.broke(now, BROKE_BADLY);
+        }
+    }
+
+    pub(super) async fn not_connected(
+        &mut self,
+        id: MemberId,
+        error: WorkerError,
+    ) -> Result<(), GiveUp> {
+        let Some(member) = self.members.get(&id) else { return Ok(()) };
+        if self.gives_up_on(member, &error) {
+            return Err(GiveUp(error.to_string()));
+        }
+        if member.has_joined() && !member.is_proven() {
+            self.refuse_newcomer(id, &error);
+            return Ok(());
+        }
+        if member.why() != Some(error.to_string().as_str()) {
+            tracing::warn!(%error, "cannot connect; trying again");
+        }
+        self.put_off(id, &error).await;
+        Ok(())
+    }
+
+    /// It joined and did not stand the handshake: it is forgotten, whoever it was.
+    pub(super) fn refuse_newcomer(&mut self, id: MemberId, error: &WorkerError) {
+        let Some(member) = self.members.remove(&id) else { return };
+        if let Origin::Joined(address) = &member.origin
+            && self.departed.refused(address, &error.to_string(), Instant::now())
+        {
+            tracing::warn!(worker = %address, %error, "a worker that joined is refused");
+        }
+    }
+
+    /// A member is absent until its next attempt is due, by what kept it from working.
+    pub(super) async fn put_off(&mut self, id: MemberId, error: &WorkerError) {
+        self.hearts.stop(id);
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let (now, why) = (Instant::now(), error.to_string());
+        match error {
+            WorkerError::Busy { .. } => member.is_busy(now, why).await,
+            WorkerError::Refused { .. } => member.refused(now, why).await,
+            _ => member.lost(now, why).await,
+        }
+    }
+
+    /// Whether a failure that will not pass by itself ends everything. Who joined ends nothing.
+    pub(super) fn gives_up_on(&self, member: &Member, error: &WorkerError) -> bool {
+        if member.has_joined() {
+            return false;
+        }
+        match (self.ends.config.patience, error) {
+            (Patience::FailFast, WorkerError::Busy { .. }) => member.failures() > BUSY_TRIES,
+            (Patience::FailFast, _) => true,
+            (Patience::Forever, WorkerError::Start { .. }) => !self.goal.was_up,
+            (Patience::Forever, _) => false,
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: MemberId) {
+        self.hearts.stop(id);
+        let Some(member) = self.members.remove(&id) else { return };
+        let now = Instant::now();
+        if let Origin::Joined(address) = &member.origin {
+            if member.has_broken(now) {
+                self.departed.left_doubted(address, now);
+            }
+            let why = roll::without_name(&member, member.why().unwrap_or(""));
+            tracing::info!(worker = %address, why, "worker left");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Questions and orders of an operator to a running cluster, and how they get there.
+//!
+//! They come over a Unix socket in the data folder ([`listen`]), which the folder's rights protect, or from whoever has
+//! an [`Admin`]. On the socket each connection brings one line of JSON, a [`Question`], and gets one back, an
+//! [`Answer`] or `{"error": ...}`.
+
+use brigade_proto::task;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Name of the socket in the data folder.
+pub const SOCKET: &str = "admin.sock";
+
+/// Longest question.
+const MAX_QUESTION_BYTES: u64 = 4096;
+
+/// How long a client may take to put its question.
+const ASKED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Orders that wait for the supervisor.
+const QUEUE: usize = 8;
+
+/// What an operator wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// Who is there, and who has which layers.
+    Status,
+    /// Move all layers of a worker to others, and use it no more until it connects again.
+    Drain {
+        /// Its name or address.
+        worker: String,
+    },
+    /// Move layers to a worker, whose own they touch, or which has none. The next line after it is planned again.
+    Move {
+        /// Its name or address.
+        worker: String,
+        /// From the first one up to before the last.
+        layers: Range<usize>,
+    },
+    /// Dial a worker, so that the next line can use it.
+    Add {
+        /// Its address.
+        worker: String,
+    },
+    /// Cut the layers anew over all that are there, if that makes a faster line.
+    Rebalance,
+}
+
+/// What it gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// To [`Question::Status`].
+    Status(ClusterStatus),
+    /// It is done; what was done.
+    Done(String),
+}
+
+/// A cluster as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Number of the line.
+    pub epoch: u64,
+    /// Whether it is up.
+    pub up: bool,
+    /// Its stages, first one first.
+    pub stages: Vec<StageStatus>,
+    /// Connected workers without layers.
+    pub spare: Vec<String>,
+    /// Workers that were drained and are still connected.
+    pub drained: Vec<String>,
+    /// Workers that are wanted and not connected, with reasons.
+    pub missing: Vec<String>,
+    /// A change of the line for which the next one loads, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changing: Option<String>,
+}
+
+/// A stage of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageStatus {
+    /// Its worker.
+    pub worker: String,
+    /// Its layers.
+    pub layers: Range<usize>,
+}
+
+/// Why it is not done.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// A question on its way to the supervisor.
+#[derive(Debug)]
+pub struct Asked {
+    /// What is wanted.
+    pub question: Question,
+    /// Told what came of it.
+    pub reply: oneshot::Sender<Result<Answer, Refused>>,
+}
+
+/// Puts questions to a running cluster; clones share it.
+#[derive(Clone, Debug)]
+pub struct Admin(mpsc::Sender<Asked>);
+
+impl Admin {
+    /// A handle, and what the supervisor hears.
+    pub fn channel() -> (Self, mpsc::Receiver<Asked>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(sender), receiver)
+    }
+
+    /// Asks; an order is answered when it is done.
+    ///
+    /// # Errors
+    /// [`Refused`], and what to do.
+    pub async fn ask(&self, question: Question) -> Result<Answer, Refused> {
+        let ended = || Refused("the cluster has ended".to_owned());
+        let (reply, told) = oneshot::channel();
+        self.0.send(Asked { question, reply }).await.map_err(|_| ended())?;
+        told.await.map_err(|_| ended())?
+    }
+}
+
+/// What stands on a line of the socket.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Answer(Answer),
+    Error { error: String },
+}
+
+/// Answers questions on a socket in `folder` until `stop`.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn listen(folder: &Path, admin: Admin, stop: CancellationToken) -> std::io::Result<PathBuf> {
+    let path = folder.join(SOCKET);
+    // One that a killed process has left; the folder is locked, so nobody else has it.
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    set_private(&path)?;
+    let bound = path.clone();
+    task::spawn(async move {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => drop(task::spawn(serve(stream, admin.clone()))),
+                    Err(error) => {
+                        tracing::warn!(%error, "the admin socket refuses a connection");
+                        tokio::time::sleep(ASKED_WITHIN).await;
+                    }
+                }
+            }
+        }
+        // It may be gone already.
+        let _ = std::fs::remove_file(&path);
+    });
+    Ok(bound)
+}
+
+fn set_private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+}
+
+async fn serve(stream: UnixStream, admin: Admin) {
+    let (reading, mut writing) = stream.into_split();
+    let mut line = String::new();
+    let mut reading = BufReader::new(reading.take(MAX_QUESTION_BYTES));
+    let Ok(Ok(_)) = timeout(ASKED_WITHIN, reading.read_line(&mut line)).await else { return };
+    let answer = match serde_json::from_str::<Question>(&line) {
+        Ok(question) => {
+            tracing::info!(?question, "an operator asks");
+            admin.ask(question).await
+        }
+        Err(error) => Err(Refused(format!("this is no question: {error}"))),
+    };
+    let line = match answer {
+        Ok(answer) => Line::Answer(answer),
+        Err(Refused(error)) => Line::Error { error },
+    };
+    let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
+    bytes.push(b'\n');
+    // Whoever asked may have gone.
+    let _ = writing.write_all(&bytes).await;
+}
+
+/// Puts a question to the cluster whose socket is at `path`.
+///
+/// # Errors
+/// Nobody answers there, or [`Refused`].
+pub async fn ask_at(path: &Path, question: &Question) -> Result<Answer, Refused> {
+    let no_answer = |error: &dyn std::fmt::Display| {
+        Refused(format!("no coordinator answers at {}: {error}", path.display()))
+    };
+    let stream = UnixStream::connect(path).await.map_err(|e| no_answer(&e))?;
+    let (reading, mut writing) = stream.into_split();
+    let mut bytes = serde_json::to_vec(question).map_err(|e| no_answer(&e))?;
+    bytes.push(b'\n');
+    writing.write_all(&bytes).await.map_err(|e| no_answer(&e))?;
+    let mut line = String::new();
+    BufReader::new(reading).read_line(&mut line).await.map_err(|e| no_answer(&e))?;
+    match serde_json::from_str(&line) {
+        Ok(Line::Answer(answer)) => Ok(answer),
+        Ok(Line::Error { error }) => Err(Refused(error)),
+        Err(_) => Err(no_answer(&"it ended before it answered")),
+    }
+}
