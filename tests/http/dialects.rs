@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use brigade_dialect::control::{control, told, told_dialect};
 use brigade_dialect::detect::detect;
 use brigade_dialect::parser::Options;
 use brigade_dialect::{Dialect, Event, Parser, Shape, Tool, Tools};
@@ -16,6 +17,18 @@ const CUTS: u64 = 12;
 
 fn folder() -> PathBuf {
     brigade_model_tests::places::of_tests("data/dialects")
+}
+
+/// Control tokens of families whose markup of plain answers is made of them.
+fn controls(family: &str) -> Vec<String> {
+    let names: &[&str] = match family {
+        "command" => {
+            &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>"]
+        }
+        "kimi3" => &["<|open|>", "<|close|>", "<|sep|>"],
+        _ => &[],
+    };
+    names.iter().map(|name| control(name)).collect()
 }
 
 fn template(family: &str) -> ChatTemplate {
@@ -43,17 +56,25 @@ impl Fixtures {
             parameters: tool["function"]["parameters"].clone(),
             strict: false,
         });
+        let mut outputs: BTreeMap<String, Vec<(usize, String)>> =
+            serde_json::from_value(all["outputs"].clone()).expect("answers by family");
+        for (family, answers) in &mut outputs {
+            answers.iter_mut().for_each(|(_, text)| *text = told(text, &controls(family)));
+        }
         Self {
             tools: Arc::new(Tools::new(tools.collect())),
             begins: serde_json::from_value(all["begins"].clone()).expect("texts by family"),
             meanings: serde_json::from_value(all["meanings"].clone()).expect("meanings"),
-            outputs: serde_json::from_value(all["outputs"].clone()).expect("answers by family"),
+            outputs,
         }
     }
 
     fn parser(&self, family: &str, dialect: &Arc<Dialect>) -> Parser {
-        let options = Options { tools: self.tools.clone(), ..Options::default() };
-        let mut parser = Parser::new(dialect.clone(), options);
+        let hidden = controls(family);
+        let dialect = Arc::new(told_dialect(dialect, &hidden));
+        let options =
+            Options { tools: self.tools.clone(), hidden: hidden.into(), ..Options::default() };
+        let mut parser = Parser::new(dialect, options);
         if let Some(text) = self.begins.get(family) {
             parser.begin_with(text);
         }

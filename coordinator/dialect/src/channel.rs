@@ -7,6 +7,7 @@
 //! <|start|>assistant<|channel|>final<|message|>...<|return|>
 //! ```
 
+use super::control::{CONTROL, has_control};
 use super::head::MAX_HEAD_BYTES;
 use super::json::Mender;
 use super::lex::{self, Begins, Found, begins, find};
@@ -25,7 +26,10 @@ pub const MARKERS: [&str; 7] = [
 ];
 const CHANNEL: usize = 0;
 const MESSAGE: usize = 1;
+const END: usize = 2;
 const START: usize = 3;
+const CALL: usize = 4;
+const RETURN: usize = 5;
 const CONSTRAIN: usize = 6;
 
 /// Before a recipient.
@@ -62,6 +66,18 @@ pub struct Setting<'a> {
     pub ended: bool,
     /// The text was cut off.
     pub cut_off: bool,
+    /// [`MARKERS`], as they are named in the text.
+    pub marks: &'a [String],
+}
+
+impl<'a> Setting<'a> {
+    fn mark(&self, which: usize) -> &'a str {
+        &self.marks[which]
+    }
+
+    fn all(&self) -> Vec<&'a str> {
+        self.marks.iter().map(String::as_str).collect()
+    }
 }
 
 impl Channels {
@@ -72,7 +88,7 @@ impl Channels {
                 let space = lex::space(text);
                 match begins(
                     &text[space..],
-                    &[MARKERS[CHANNEL], TO, MARKERS[MESSAGE]],
+                    &[setting.mark(CHANNEL), TO, setting.mark(MESSAGE)],
                     setting.ended,
                 ) {
                     Begins::Perhaps => None,
@@ -84,11 +100,15 @@ impl Channels {
             Self::Header => self.header(text, sink, setting),
             Self::Between => {
                 let space = lex::space(text);
-                match begins(&text[space..], &[MARKERS[START], MARKERS[CHANNEL]], setting.ended) {
+                match begins(
+                    &text[space..],
+                    &[setting.mark(START), setting.mark(CHANNEL)],
+                    setting.ended,
+                ) {
                     Begins::Perhaps => None,
                     Begins::No if text[space..].is_empty() => setting.ended.then_some(space),
                     Begins::No => self.go(Self::Content, space),
-                    Begins::With(0) => self.go(Self::Header, space + MARKERS[START].len()),
+                    Begins::With(0) => self.go(Self::Header, space + setting.mark(START).len()),
                     Begins::With(_) => self.go(Self::Header, space),
                 }
             }
@@ -102,11 +122,11 @@ impl Channels {
     }
 
     fn header(&mut self, text: &str, sink: &mut Sink, setting: Setting<'_>) -> Option<usize> {
-        let ends = [MARKERS[MESSAGE], "<|end|>", "<|call|>", "<|return|>"];
+        let ends = [MESSAGE, END, CALL, RETURN].map(|which| setting.mark(which));
         match find(text, &ends, setting.ended) {
             Found::At(at, 0) if at <= MAX_HEAD_BYTES => {
                 let next = message_of(&text[..at], sink, setting);
-                self.go(next, at + MARKERS[MESSAGE].len())
+                self.go(next, at + setting.mark(MESSAGE).len())
             }
             Found::At(at, which) if which > 0 && at <= MAX_HEAD_BYTES => {
                 self.go(Self::Between, at + ends[which].len())
@@ -115,17 +135,17 @@ impl Channels {
             Found::NotBefore(_) if setting.cut_off => Some(text.len()),
             // No header: its words are content.
             _ => {
-                let Found::At(at, which) = find(text, &MARKERS, true) else {
+                let Found::At(at, which) = find(text, &setting.all(), true) else {
                     return self.go(Self::Content, 0);
                 };
                 sink.content(&text[..at]);
-                self.go(Self::Content, at + MARKERS[which].len())
+                self.go(Self::Content, at + setting.mark(which).len())
             }
         }
     }
 
     fn message(&mut self, text: &str, sink: &mut Sink, setting: Setting<'_>) -> Option<usize> {
-        let (at, which) = match find(text, &MARKERS, setting.ended && !setting.cut_off) {
+        let (at, which) = match find(text, &setting.all(), setting.ended && !setting.cut_off) {
             Found::At(at, which) => (at, Some(which)),
             Found::NotBefore(at) => (at, None),
         };
@@ -136,15 +156,27 @@ impl Channels {
         }
         let Some(which) = which else {
             if setting.ended {
-                self.end(sink, setting.cut_off);
+                // White space at the very end of content is content.
+                if !matches!(self, Self::Content) {
+                    self.end(sink, setting.cut_off);
+                }
                 *self = Self::Between;
                 return Some(text.len());
             }
             return (at > 0).then_some(at);
         };
-        let used = at + MARKERS[which].len();
+        let used = at + setting.mark(which).len();
         match which {
-            MESSAGE | CONSTRAIN => Some(used),
+            MESSAGE | CONSTRAIN => {
+                // Within a message they mean nothing; in ordinary text they are text.
+                match self {
+                    _ if has_control(setting.mark(which)) => {}
+                    Self::Reasoning => sink.reasoning(&text[at..used]),
+                    Self::Call(mender, any) => arguments(&text[at..used], mender, any, sink),
+                    _ => sink.content(&text[at..used]),
+                }
+                Some(used)
+            }
             CHANNEL => {
                 self.end(sink, false);
                 self.go(Self::Header, at)
@@ -188,9 +220,9 @@ impl Channels {
 
 /// What kind of message a header announces.
 fn message_of(header: &str, sink: &mut Sink, setting: Setting<'_>) -> Channels {
-    let ends = |c: char| c.is_whitespace() || c == '<';
+    let ends = |c: char| c.is_whitespace() || c == '<' || c == CONTROL;
     let word = |text: &str| text.trim_start().split(ends).next().unwrap_or_default().to_string();
-    let channel = header.split_once(MARKERS[CHANNEL]).map(|(_, rest)| word(rest));
+    let channel = header.split_once(setting.mark(CHANNEL)).map(|(_, rest)| word(rest));
     let recipient = header.split_once(TO).map(|(_, rest)| word(rest));
     let called = recipient.and_then(|to| match to.strip_prefix(FUNCTIONS) {
         Some(name) => Some(name.to_string()),

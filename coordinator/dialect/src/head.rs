@@ -301,7 +301,7 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
 }
 
 /// `functions.NAME:NUMBER` as name and id; anything else is a name alone.
-fn kimi_name(header: &str) -> (&str, Option<String>) {
+pub fn kimi_name(header: &str) -> (&str, Option<String>) {
     let bare = header.strip_prefix("functions.").unwrap_or(header);
     match bare.rsplit_once(':') {
         Some((name, number))

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::probe::{FIRST, Facts, KEY, VALUE};
 use super::sink::nine_of;
-use super::{Calls, Dialect, Ids, JsonShape, Shape, known};
+use super::{Calls, Dialect, Ids, JsonShape, Shape, head, known};
 
 /// Rewrites conversations for one template.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +19,8 @@ pub struct History {
     dialect: Dialect,
     facts: Facts,
     nine: bool,
+    /// The template writes a call's id, which has the name in it, and not the name.
+    named_ids: bool,
     /// The template knows the role `developer`.
     has_developer: bool,
     /// Reasoning beside text and calls is an error for the template (gpt-oss).
@@ -43,21 +45,27 @@ impl History {
             dialect: dialect.clone(),
             facts: facts.clone(),
             nine: dialect.calls.as_ref().is_some_and(|calls| calls.ids == Ids::Nine),
+            named_ids: dialect.calls.as_ref().is_some_and(
+                |calls| matches!(&calls.shape, Shape::Named(shape) if shape.name_is_id),
+            ),
             has_developer: template.source().contains("developer"),
             one_thought: dialect.channels,
         }
     }
 
-    /// Rewrites messages.
-    pub fn prepare(&self, messages: &[Value], tools: &[Value]) -> Prepared {
+    /// Rewrites messages. `in_words`: calls and results are written as text, also where the template has a form
+    /// for them.
+    pub fn prepare(&self, messages: &[Value], tools: &[Value], in_words: bool) -> Prepared {
+        let writes_calls = self.facts.writes_calls && !in_words;
         let mut prepared = Prepared::default();
-        let mut names: HashMap<String, String> = HashMap::new();
+        let mut names: HashMap<String, Called> = HashMap::new();
         for message in messages {
             let Value::Object(message) = message else { continue };
             let mut message = message.clone();
             match message.get("role").and_then(Value::as_str) {
                 Some("assistant") => {
-                    self.assistant(&mut message, &mut names, &mut prepared.n_calls);
+                    let null = self.facts.null_content && writes_calls;
+                    self.assistant(&mut message, &mut names, &mut prepared.n_calls, null);
                 }
                 Some("tool") => self.tool(&mut message, &names),
                 Some("developer") if !self.has_developer => {
@@ -65,7 +73,7 @@ impl History {
                 }
                 _ => {}
             }
-            self.push(message, &mut prepared.messages);
+            self.push(message, &mut prepared.messages, writes_calls);
         }
         if self.facts.declares_tools {
             prepared.tools = tools.to_vec();
@@ -76,8 +84,8 @@ impl History {
     }
 
     /// Adds a message; as text, if the template has no words for it.
-    fn push(&self, mut message: Map<String, Value>, messages: &mut Vec<Value>) {
-        if self.facts.writes_calls {
+    fn push(&self, mut message: Map<String, Value>, messages: &mut Vec<Value>, writes_calls: bool) {
+        if writes_calls {
             return messages.push(Value::Object(message));
         }
         let text = message.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
@@ -109,23 +117,24 @@ impl History {
     fn assistant(
         &self,
         message: &mut Map<String, Value>,
-        names: &mut HashMap<String, String>,
+        names: &mut HashMap<String, Called>,
         n_calls: &mut usize,
+        null_content: bool,
     ) {
         let mut calls = match message.shift_remove("tool_calls") {
             Some(Value::Array(calls)) => calls,
             _ => Vec::new(),
         };
         for call in &mut calls {
+            self.call(call, names, *n_calls);
             *n_calls += 1;
-            self.call(call, names);
         }
         let has_calls = !calls.is_empty();
         let is_empty = message
             .get("content")
             .is_none_or(|content| content.is_null() || content == &Value::from(""));
         if is_empty {
-            let null = has_calls && self.facts.null_content && self.facts.writes_calls;
+            let null = has_calls && null_content;
             let content = if null { Value::Null } else { Value::from("") };
             message.insert("content".to_string(), content);
         }
@@ -142,15 +151,24 @@ impl History {
         }
     }
 
-    fn call(&self, call: &mut Value, names: &mut HashMap<String, String>) {
+    /// Brings call number `n` of the conversation into the template's form.
+    fn call(&self, call: &mut Value, names: &mut HashMap<String, Called>, n: usize) {
         let Some(call) = call.as_object_mut() else { return };
         call.entry("type").or_insert_with(|| json!("function"));
         let name = call.get("function").and_then(|f| f.get("name")).and_then(Value::as_str);
         let id = call.get("id").and_then(Value::as_str);
+        let fitting = match (name, id) {
+            (_, Some(id)) if self.nine && !is_nine(id) => Some(nine_of(id)),
+            (Some(name), _) if self.named_ids && !id.is_some_and(|id| has_name(id, name)) => {
+                Some(format!("functions.{name}:{n}"))
+            }
+            _ => None,
+        };
         if let (Some(name), Some(id)) = (name, id) {
-            names.insert(id.to_string(), name.to_string());
+            let called = Called { name: name.to_string(), id: fitting.clone() };
+            names.insert(id.to_string(), called);
         }
-        if let Some(id) = id.filter(|id| self.nine && !is_nine(id)).map(nine_of) {
+        if let Some(id) = fitting {
             call.insert("id".to_string(), Value::from(id));
         }
         let Some(Value::Object(function)) = call.get_mut("function") else { return };
@@ -174,14 +192,15 @@ impl History {
         function.insert("arguments".to_string(), arguments);
     }
 
-    fn tool(&self, message: &mut Map<String, Value>, names: &HashMap<String, String>) {
+    fn tool(&self, message: &mut Map<String, Value>, names: &HashMap<String, Called>) {
         if message.get("content").is_none_or(Value::is_null) {
             message.insert("content".to_string(), Value::from(""));
         }
         let Some(id) = message.get("tool_call_id").and_then(Value::as_str) else { return };
-        let name = names.get(id).map(|name| Value::from(name.as_str()));
+        let called = names.get(id);
+        let name = called.map(|called| Value::from(called.name.as_str()));
         let nine = (self.nine && !is_nine(id)).then(|| nine_of(id));
-        if let Some(id) = nine {
+        if let Some(id) = called.and_then(|called| called.id.clone()).or(nine) {
             message.insert("tool_call_id".to_string(), Value::from(id));
         }
         if let Some(name) = name {
@@ -190,8 +209,20 @@ impl History {
     }
 }
 
+/// A call that a result may name.
+struct Called {
+    name: String,
+    /// Its id for the template, where that is another than the client's.
+    id: Option<String>,
+}
+
 /// Around results, where the template has no form for them.
 const RESPONSE: (&str, &str) = ("<tool_response>", "</tool_response>");
+
+/// Whether an id has the name of its call in it, as Kimi K2's do.
+fn has_name(id: &str, name: &str) -> bool {
+    matches!(head::kimi_name(id), (known, Some(_)) if known == name)
+}
 
 fn is_nine(id: &str) -> bool {
     id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())

@@ -19,22 +19,29 @@
 //! - This file has the data. [`lex`] finds markers in unfinished text.
 //! - [`json`], [`python`], [`number`] and [`tools`] read values, and [`pointer`] finds a part of one. [`head`] finds the beginning of a call, [`body`] its
 //!   arguments.
-//! - [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
+//! - [`control`] tells control tokens from the same letters in ordinary tokens. [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
 //! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
-//! - [`history`] brings messages into the form that the template takes.
+//! - [`history`] brings messages into the form that the template takes. [`fit`] arranges them otherwise where the
+//!   template refuses them ([`arrange`]) or leaves a text out ([`told`]).
 //! - [`text_model`] is the text side of a model: tokenizer, template and dialect in one. [`pooling`] says how its rows
 //!   become one vector.
 //! - [`constrain`] says what an answer has to fit.
 
+pub mod arrange;
 pub mod body;
 pub mod channel;
 pub mod constrain;
+pub mod control;
 pub mod detect;
+pub mod fit;
+#[cfg(test)]
+mod fit_tests;
 pub mod head;
 pub mod history;
 pub mod json;
 pub mod known;
 pub mod lex;
+mod marks;
 pub mod number;
 pub mod opening;
 pub mod parser;
@@ -47,7 +54,9 @@ pub mod sink;
 #[cfg(test)]
 mod tests;
 pub mod text_model;
+pub mod told;
 pub mod tools;
+mod whole;
 
 pub use history::History;
 pub use parser::Parser;

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use super::body::{Arguments, Around};
 use super::channel::{Channels, Setting};
+use super::control::{has_control, told, with_controls, without_controls};
 use super::head::{self, Context, Head, MAX_HEAD_BYTES};
-use super::json::{self, Scan};
+use super::json::Scan;
 use super::lex::{self, Begins, Found, begins, find};
+use super::marks::{Role, calls_to_read, channel_marks, head_marker, is_between, marks};
 use super::sink::{Event, IdSeed, Sink};
 use super::tools::Tools;
+use super::whole::whole_call;
 use super::{Calls, Dialect, Ids, Shape};
 
 /// Longest call that is held back until it is complete.
@@ -21,23 +24,10 @@ pub struct Options {
     pub tools: Arc<Tools>,
     /// Nothing after the first call counts.
     pub single: bool,
-    /// Texts of special tokens that are shown to the parser and to nobody else.
+    /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
     pub hidden: Arc<[String]>,
     /// For ids that the model does not give.
     pub seed: IdSeed,
-}
-
-/// What a marker in running text means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// Calls follow.
-    Open,
-    /// A call's own beginning.
-    Head,
-    ThinkOpen,
-    ThinkClose,
-    /// Nothing.
-    Silent,
 }
 
 #[derive(Clone, Debug)]
@@ -88,6 +78,13 @@ pub struct Parser {
     /// The calls that we are among have begun for certain.
     committed: bool,
     ended: Ended,
+    /// The answer is in markup that says nothing: what ends it counts.
+    in_silent: bool,
+    /// The end of that, and white space: text if more follows.
+    silent_end: String,
+    /// Markup of reasoning that stands in ordinary text, as long as there is nothing else: text if nothing follows.
+    markup: String,
+    channel_marks: Arc<[String]>,
     sink: Sink,
 }
 
@@ -101,6 +98,7 @@ impl Parser {
             if dialect.channels { State::Channels(Channels::default()) } else { State::Text };
         Self {
             marks: marks(&dialect, &options),
+            channel_marks: channel_marks(&options),
             sink: Sink::new(options.seed, nine, holds_space),
             dialect,
             options,
@@ -111,20 +109,51 @@ impl Parser {
             at_start: true,
             committed: false,
             ended: Ended::No,
+            in_silent: false,
+            silent_end: String::new(),
+            markup: String::new(),
         }
     }
 
     /// Takes in text that the prompt ends with: it counts for what follows and is not part of the answer.
     pub fn begin_with(&mut self, text: &str) {
-        self.push(text);
+        self.begin_answer(text);
         self.sink.forget_space();
+        self.markup.clear();
     }
 
-    /// Takes in more text.
+    /// Takes in text of the prompt that is the beginning of the answer. What is named as a control token is one there.
+    pub fn begin_answer(&mut self, text: &str) -> Vec<Event> {
+        let text = told(text, &self.options.hidden);
+        self.push(&text)
+    }
+
+    /// Takes in more text, in which the names of control tokens begin at `controls`.
+    pub fn push_with(&mut self, text: &str, controls: &[usize]) -> Vec<Event> {
+        self.push(&with_controls(text, controls))
+    }
+
+    /// Takes in more text, control tokens in it named as [`super::control`] does.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         self.text.push_str(text);
         while self.step() {}
-        self.sink.take()
+        self.taken()
+    }
+
+    /// What is new, without control tokens.
+    fn taken(&mut self) -> Vec<Event> {
+        let mut events = self.sink.take();
+        for event in &mut events {
+            let (Event::Reasoning(text) | Event::Content(text) | Event::Arguments { text, .. }) =
+                event
+            else {
+                continue;
+            };
+            if has_control(text) {
+                *text = without_controls(text, &self.options.hidden);
+            }
+        }
+        events
     }
 
     /// The end of the answer. `cut_off`: it ended in the middle, so a call that was begun is dropped instead
@@ -132,8 +161,15 @@ impl Parser {
     pub fn finish(&mut self, cut_off: bool) -> Vec<Event> {
         self.ended = if cut_off { Ended::CutOff } else { Ended::Whole };
         while self.step() {}
+        let nothing = !self.sink.has_content() && !self.sink.has_reasoning();
+        if !cut_off && nothing && self.sink.n_calls() == 0 && !self.markup.is_empty() {
+            // It is about the markup, then.
+            let markup = std::mem::take(&mut self.markup);
+            self.sink.forget_space();
+            self.sink.verbatim(&markup);
+        }
         self.sink.finish();
-        self.sink.take()
+        self.taken()
     }
 
     /// Calls so far.
@@ -200,6 +236,18 @@ impl Parser {
     }
 
     fn show(&mut self, text: &str) {
+        if !self.silent_end.is_empty() {
+            self.silent_end.push_str(text);
+            if text.trim().is_empty() {
+                return;
+            }
+            // It was no end.
+            let text = std::mem::take(&mut self.silent_end);
+            return self.show(&text);
+        }
+        if !self.markup.is_empty() && text.trim().is_empty() {
+            self.markup.push_str(text);
+        }
         if self.thinks {
             self.sink.reasoning(text);
         } else {
@@ -220,7 +268,9 @@ impl Parser {
                 _ => {}
             }
         }
-        let marks: Vec<&str> = self.marks.iter().map(|(_, mark)| mark.as_str()).collect();
+        let counting: Vec<usize> =
+            (0..self.marks.len()).filter(|which| self.counts(*which)).collect();
+        let marks: Vec<&str> = counting.iter().map(|which| self.marks[*which].1.as_str()).collect();
         let (at, which) = match find(&self.text, &marks, self.ended == Ended::Whole) {
             Found::NotBefore(at) => (at, None),
             Found::At(at, which) => (at, Some(which)),
@@ -230,9 +280,24 @@ impl Parser {
         let Some(which) = which else {
             return self.wait(State::Text);
         };
-        let (role, mark) = self.marks[which].clone();
+        let (role, mark) = self.marks[counting[which]].clone();
         self.marker(role, &mark);
         true
+    }
+
+    /// Whether a marker may mean something where the text is now. Others are text.
+    fn counts(&self, which: usize) -> bool {
+        let (role, mark) = &self.marks[which];
+        match role {
+            Role::Open | Role::Head => true,
+            // A control token is never text.
+            _ if has_control(mark) => true,
+            Role::ThinkOpen if self.thinks => self.at_start,
+            Role::ThinkOpen => !self.sink.has_content(),
+            Role::ThinkClose => self.thinks,
+            Role::Silent if self.in_silent => true,
+            Role::Silent => !self.thinks && self.sink.has_reasoning() && !self.sink.has_content(),
+        }
     }
 
     /// A marker stands at the beginning of the text.
@@ -248,21 +313,44 @@ impl Parser {
                 self.state = State::Head;
             }
             // A template that opens the reasoning, and a model that does so again.
-            Role::ThinkOpen if self.thinks && self.at_start => drop(self.take(mark.len())),
+            Role::ThinkOpen if self.thinks && self.at_start => self.swallow(mark),
             Role::ThinkOpen if !self.thinks && !self.sink.has_content() => {
-                self.take(mark.len());
+                let text = self.take(mark.len());
+                if !has_control(mark) {
+                    self.markup = format!("{}{text}", self.sink.held());
+                }
                 self.thinks = true;
                 self.at_start = true;
             }
-            Role::ThinkClose if self.thinks || !self.sink.has_reasoning() => {
-                self.take(mark.len());
+            Role::ThinkClose
+                if self.thinks || (has_control(mark) && !self.sink.has_reasoning()) =>
+            {
+                self.swallow(mark);
                 self.end_reasoning();
             }
-            Role::Silent => drop(self.take(mark.len())),
-            Role::ThinkOpen | Role::ThinkClose => {
+            _ if has_control(mark) => drop(self.take(mark.len())),
+            Role::Silent if self.in_silent => {
+                let end = self.take(mark.len());
+                self.silent_end.push_str(&end);
+            }
+            Role::Silent
+                if !self.thinks && self.sink.has_reasoning() && !self.sink.has_content() =>
+            {
+                self.take(mark.len());
+                self.in_silent = true;
+            }
+            Role::Silent | Role::ThinkOpen | Role::ThinkClose => {
                 let text = self.take(mark.len());
                 self.show(&text);
             }
+        }
+    }
+
+    /// Takes more markup of reasoning out of the text.
+    fn swallow(&mut self, mark: &str) {
+        let text = self.take(mark.len());
+        if !self.markup.is_empty() {
+            self.markup.push_str(&text);
         }
     }
 
@@ -330,7 +418,8 @@ impl Parser {
     /// The calls are over, as they should be; if there was none, what stood there is text.
     fn leave(&mut self) -> bool {
         let text = std::mem::take(&mut self.undecided);
-        if !self.committed && !self.says_nothing(&text) {
+        // Markers in ordinary text are text, if nothing is between them.
+        if !self.committed && !(has_control(&text) && self.says_nothing(&text)) {
             self.show_visible(&text);
         }
         self.go(State::Text)
@@ -358,10 +447,7 @@ impl Parser {
 
     /// Shows text without the special tokens in it that nobody should see.
     fn show_visible(&mut self, text: &str) {
-        let mut text = text.to_string();
-        for hidden in self.options.hidden.iter() {
-            text = text.replace(hidden.as_str(), "");
-        }
+        let text = without_controls(text, &self.options.hidden);
         self.show(&text);
     }
 
@@ -493,6 +579,7 @@ impl Parser {
             read_calls: !self.options.tools.is_empty(),
             ended: self.has_ended(),
             cut_off: self.ended == Ended::CutOff,
+            marks: &self.channel_marks,
         };
         let used = channels.step(&self.text, &mut self.sink, setting);
         let done = self.options.single && self.sink.n_calls() > 0 && channels.is_between();
@@ -508,79 +595,4 @@ impl Parser {
         self.state = if done { State::Done } else { State::Channels(channels) };
         goes_on
     }
-}
-
-/// Characters that stand between calls.
-fn is_between(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '[' | ']' | ',' | ';' | '}')
-}
-
-/// The marker that is part of a call's head.
-fn head_marker(shape: &Shape) -> Option<&str> {
-    let marker = match shape {
-        Shape::Tagged(shape) => shape.name.open.as_str(),
-        Shape::Named(shape) => shape.prefix.as_str(),
-        Shape::Json(_) | Shape::Python => "",
-    };
-    (!marker.is_empty()).then_some(marker)
-}
-
-/// The form of calls, if they are looked for: where there are tools, or where text is written as a call is.
-fn calls_to_read<'a>(dialect: &'a Dialect, options: &Options) -> Option<&'a Calls> {
-    let has_plain = |shape: &Shape| matches!(shape, Shape::Named(named) if named.plain.is_some());
-    let calls = dialect.calls.as_ref()?;
-    (!options.tools.is_empty() || has_plain(&calls.shape)).then_some(calls)
-}
-
-fn marks(dialect: &Dialect, options: &Options) -> Vec<(Role, String)> {
-    let mut marks: Vec<(Role, String)> = Vec::new();
-    if let Some(calls) = calls_to_read(dialect, options) {
-        let head = head_marker(&calls.shape);
-        for marker in calls.openers() {
-            let is_head = head == Some(marker);
-            marks.push((if is_head { Role::Head } else { Role::Open }, marker.to_string()));
-        }
-    }
-    if let Some(pair) = &dialect.reasoning {
-        marks.push((Role::ThinkOpen, pair.open.clone()));
-        marks.push((Role::ThinkClose, pair.close.clone()));
-    }
-    for text in dialect.silent.iter().chain(options.hidden.iter()) {
-        if !marks.iter().any(|(_, mark)| mark == text) {
-            marks.push((Role::Silent, text.clone()));
-        }
-    }
-    marks
-}
-
-struct WholeCall {
-    name: String,
-    id: Option<String>,
-    arguments: String,
-}
-
-/// The call that a complete object is.
-fn whole_call(text: &str) -> Option<WholeCall> {
-    let value: serde_json::Value = serde_json::from_str(&json::mend(text)?).ok()?;
-    let object = match value.get("function") {
-        Some(inner) if inner.is_object() => inner,
-        _ => &value,
-    };
-    let first = |keys: &[&str]| keys.iter().find_map(|key| object.get(*key).or(value.get(*key)));
-    let name = first(&["name", "tool_name", "function", "recipient_name"])?.as_str()?.to_string();
-    let id = first(&["id", "tool_call_id", "call_id"]).and_then(|id| match id {
-        serde_json::Value::String(id) => Some(id.clone()).filter(|id| !id.is_empty()),
-        serde_json::Value::Number(id) => Some(id.to_string()),
-        _ => None,
-    });
-    let arguments = match first(&["arguments", "parameters", "args", "input"]) {
-        None | Some(serde_json::Value::Null) => "{}".to_string(),
-        Some(serde_json::Value::String(text)) => {
-            let mended = json::mend(text)?;
-            mended.starts_with('{').then_some(mended)?
-        }
-        Some(object @ serde_json::Value::Object(_)) => object.to_string(),
-        Some(_) => return None,
-    };
-    lex::is_name(&name).then_some(WholeCall { name, id, arguments })
 }

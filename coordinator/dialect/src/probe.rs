@@ -3,6 +3,9 @@
 use brigade_text::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};
 
+use super::fit::{Form, Forms};
+use super::told::written_out;
+
 /// Names, ids, key and value of the probes: words that no template has.
 pub const FIRST: &str = "probe_first";
 /// See [`FIRST`].
@@ -37,14 +40,17 @@ pub struct Facts {
     pub two: Option<String>,
     /// Text before reasoning, between reasoning and content, and behind content.
     pub reasoning: Option<[String; 3]>,
+    /// In which form it reads contents.
+    pub forms: Forms,
 }
 
 /// Renders the probes.
 pub fn facts(template: &ChatTemplate) -> Facts {
     let tools = [declared()];
-    let question = json!({ "role": "user", "content": "probe-question" });
+    let forms = forms(template);
+    let question = forms.give(user("probe-question"));
     let render = |answer: Value, tools: &[Value]| {
-        let messages = [question.clone(), answer];
+        let messages = [question.clone(), forms.give(answer)];
         let input = TemplateInput { messages: &messages, tools, ..TemplateInput::default() };
         template.render(&input).ok()
     };
@@ -52,6 +58,7 @@ pub fn facts(template: &ChatTemplate) -> Facts {
     let with_tools = render(plain(), &tools);
     let mut facts = Facts {
         declares_tools: with_tools.as_ref().is_some_and(|text| text.contains(DECLARED)),
+        forms,
         ..Facts::default()
     };
     // Objects before text and null before nothing: what works with both is given the plainer form.
@@ -69,6 +76,46 @@ pub fn facts(template: &ChatTemplate) -> Facts {
     }
     facts.reasoning = render(thinking(), &[]).and_then(|text| around_reasoning(&text));
     facts
+}
+
+fn user(text: &str) -> Value {
+    json!({ "role": "user", "content": text })
+}
+
+/// The forms in which a template reads contents: as text where that is read, as parts where those are.
+fn forms(template: &ChatTemplate) -> Forms {
+    let mut forms = Forms::default();
+    let reads = |messages: &[Value]| {
+        let input = TemplateInput { messages, ..TemplateInput::default() };
+        let read = |text: String| text.contains(CONTENT) && written_out(&text) == 0;
+        template.render(&input).is_ok_and(read)
+    };
+    let find = |conversations: &dyn Fn(&dyn Fn(Value) -> Value) -> Vec<Vec<Value>>| {
+        let found = [Form::Text, Form::Parts].into_iter().find(|form| {
+            let give = |message: Value| form.give(message);
+            conversations(&give).iter().any(|messages| reads(messages))
+        });
+        found.unwrap_or_default()
+    };
+    forms.user = find(&|give| vec![vec![give(user(CONTENT))]]);
+    let question = forms.user.give(user("probe-question"));
+    let answer = json!({ "role": "assistant", "content": CONTENT });
+    let system = json!({ "role": "system", "content": CONTENT });
+    forms.assistant = find(&|give| {
+        let (question, answer) = (question.clone(), give(answer.clone()));
+        vec![vec![question.clone(), answer.clone()], vec![question.clone(), answer, question]]
+    });
+    forms.system = find(&|give| vec![vec![give(system.clone()), question.clone()]]);
+    let result = json!({
+        "role": "tool", "content": CONTENT, "tool_call_id": FIRST_ID, "name": FIRST,
+    });
+    forms.tool = find(&|give| {
+        let calls = [(false, false), (true, false), (false, true), (true, true)];
+        let calls = calls.map(|(null, as_text)| forms.assistant.give(calling(1, null, as_text)));
+        let conversation = |call| vec![question.clone(), call, give(result.clone())];
+        calls.into_iter().map(conversation).collect()
+    });
+    forms
 }
 
 fn declared() -> Value {

@@ -221,6 +221,18 @@ impl Sink {
         }
     }
 
+    /// White space that waits.
+    pub fn held(&self) -> &str {
+        &self.content.held
+    }
+
+    /// Content as it is.
+    pub fn verbatim(&mut self, text: &str) {
+        self.content = Flow::default();
+        self.content.any = true;
+        self.events.push(Event::Content(text.to_string()));
+    }
+
     /// What waited belongs to the prompt.
     pub fn forget_space(&mut self) {
         self.content.held.clear();

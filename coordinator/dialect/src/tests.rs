@@ -33,7 +33,17 @@ static DIALECTS: LazyLock<Vec<(&str, Arc<Dialect>)>> = LazyLock::new(|| {
         "mistral_list",
         "gpt_oss",
         "functionary32",
-        "command"
+        "command",
+        "apertus",
+        "deepseek31",
+        "dsml",
+        "functionary31",
+        "granite",
+        "mistral_ids",
+        "nemotron",
+        "olmo",
+        "plain",
+        "seed"
     );
     let dialect = |source| {
         let template = ChatTemplate::from_source(source, TemplateTokens::default()).unwrap();
@@ -56,6 +66,10 @@ type Answer = (String, String, Vec<String>);
 
 fn read(family: &str, pieces: &[&str], options: Options, cut_off: bool) -> Answer {
     let (_, dialect) = DIALECTS.iter().find(|(name, _)| *name == family).unwrap();
+    answer(dialect, pieces, options, cut_off)
+}
+
+fn answer(dialect: &Arc<Dialect>, pieces: &[&str], options: Options, cut_off: bool) -> Answer {
     let mut parser = Parser::new(dialect.clone(), options);
     let mut answer = Answer::default();
     let mut add = |events: Vec<Event>| {
@@ -193,7 +207,10 @@ fn reasoning_ends_where_it_should() {
     check("hermes", "<think>\na\n</think>\n\nb", "a", "b", &[]);
     check("hermes", "<think>a</think>b <think> c", "a", "b <think> c", &[]);
     check("hermes", "\n<think></think>\nb", "", "b", &[]);
-    check("hermes", "a</think>b", "", "ab", &[]);
+    check("hermes", "a</think>b", "", "a</think>b", &[]);
+    check("hermes", "<think>\nhm</think>a</think>b", "hm", "a</think>b", &[]);
+    check("granite", "<think>hm</think><response>a</response>\n", "hm", "a", &[]);
+    check("granite", "<think>hm</think><response>a</response>b", "hm", "a</response>b", &[]);
     // Models forget to end it before a call; a call of a tool that is not there is a thought.
     let call = "<think>I call\n<tool_call>{\"name\": \"ping\", \"arguments\": {}}</tool_call>";
     check("hermes", call, "I call", "", &["ping {}"]);
@@ -209,10 +226,115 @@ fn reasoning_ends_where_it_should() {
 
 #[test]
 fn special_tokens_that_mean_nothing_are_left_out() {
-    let hidden = Arc::from(["[TOOL_CALLS]".to_string(), "[ARGS]".to_string()]);
-    let options = Options { hidden, ..options() };
-    let (_, content, calls) = read("mistral", &["a [TOOL_CALLS]b [ARGS] c"], options, false);
+    let hidden: Arc<[String]> = ["[TOOL_CALLS]", "[ARGS]"].map(control::control).into();
+    let text = "a [TOOL_CALLS]b [ARGS] c";
+    let told = control::told(text, &hidden);
+    let options = || Options { hidden: hidden.clone(), ..options() };
+    let (_, content, calls) = read("mistral", &[&told], options(), false);
     assert_eq!((content.as_str(), calls.len()), ("a b  c", 0));
+    let (_, content, _) = read("mistral", &[text], options(), false);
+    assert_eq!(content, text, "letters are text");
+}
+
+/// Texts about a dialect's markers, with a marker that may begin the answer's reasoning only within them.
+fn texts_about_markers(dialect: &Dialect) -> Vec<String> {
+    let mut texts = Vec::new();
+    for marker in dialect.markers() {
+        texts.push(format!("a {marker} b"));
+        texts.push(format!("a{marker}"));
+        texts.push(format!("a {marker}{marker} b"));
+        texts.push(format!("`{marker}`, then \n\n{marker}\n"));
+    }
+    let mut pairs: Vec<&Pair> = dialect.reasoning.iter().collect();
+    if let Some(calls) = &dialect.calls {
+        pairs.extend(calls.section.iter().chain(&calls.call));
+        if let Shape::Tagged(shape) = &calls.shape {
+            pairs.extend([&shape.name, &shape.key, &shape.value]);
+        }
+    }
+    for Pair { open, close } in pairs {
+        for inner in ["", " ", "\n", "x y", "\n\n"] {
+            texts.push(format!("a {open}{inner}{close} b"));
+            texts.push(format!("a {close}{inner}{open} b"));
+            texts.push(format!("a {open}{inner}{close}{open}{inner}{close}"));
+        }
+    }
+    texts
+}
+
+/// The same, and markers that begin the text.
+fn texts_of_markers(dialect: &Dialect) -> Vec<String> {
+    let at_start = dialect.markers().into_iter().flat_map(|marker| {
+        [marker.to_string(), format!("{marker} b"), format!("{marker}{marker}")]
+    });
+    texts_about_markers(dialect).into_iter().chain(at_start).collect()
+}
+
+fn check_verbatim(family: &str, dialect: &Arc<Dialect>, text: &str, options: &Options) {
+    let characters: Vec<String> = text.chars().map(String::from).collect();
+    let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+    let mut cuts: Vec<Vec<&str>> = vec![vec![text], characters];
+    for (at, _) in text.char_indices().skip(1) {
+        cuts.push(vec![&text[..at], &text[at..]]);
+    }
+    for pieces in cuts {
+        let got = answer(dialect, &pieces, options.clone(), false);
+        let want = (String::new(), text.to_string(), Vec::new());
+        assert_eq!(got, want, "{family}: {pieces:?}, tools: {}", !options.tools.is_empty());
+    }
+}
+
+#[test]
+fn markers_spelled_in_letters_come_back_word_for_word() {
+    let mut n = 0;
+    for (family, dialect) in DIALECTS.iter() {
+        let names: Arc<[String]> = dialect.markers().into_iter().map(control::control).collect();
+        let told = Arc::new(control::told_dialect(dialect, &names));
+        for tools in [tools(), Arc::default()] {
+            // Where the vocabulary has the markers, letters never are one.
+            let options = Options { tools, hidden: names.clone(), ..Options::default() };
+            for text in texts_of_markers(dialect) {
+                n += 1;
+                check_verbatim(family, &told, &text, &options);
+            }
+            // Where it has none, they are text wherever they cannot be markup.
+            let options = Options { hidden: Arc::default(), ..options };
+            for text in texts_about_markers(dialect).into_iter().filter(|_| !dialect.channels) {
+                n += 1;
+                check_verbatim(family, dialect, &text, &options);
+            }
+            if let Some(Pair { open, close }) = &dialect.reasoning {
+                for text in [open.clone(), format!("{open}{close}"), format!("{open}\n\n{close}\n")]
+                {
+                    n += 1;
+                    check_verbatim(family, dialect, &text, &options);
+                }
+                check_verbatim(family, dialect, close, &options);
+            }
+        }
+    }
+    println!("{n} texts of {} dialects", DIALECTS.len());
+    assert!(DIALECTS.len() >= 24 && n >= 5000);
+}
+
+#[test]
+fn control_tokens_are_hidden_wherever_they_stand() {
+    for (family, dialect) in DIALECTS.iter() {
+        let names: Arc<[String]> = dialect.markers().into_iter().map(control::control).collect();
+        let told = Arc::new(control::told_dialect(dialect, &names));
+        for tools in [tools(), Arc::default()] {
+            let options = Options { tools, hidden: names.clone(), ..Options::default() };
+            for text in texts_of_markers(dialect) {
+                let text = control::told(&text, &names);
+                let (reasoning, content, _) = answer(&told, &[&text], options.clone(), false);
+                let all = format!("{reasoning}{content}");
+                assert!(!all.contains(control::CONTROL), "{family}: {text}: {all}");
+                for name in dialect.markers().iter().filter(|name| name.len() > 3) {
+                    assert!(!all.contains(name), "{family}: {text}: {all}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,11 @@ use brigade_gguf::Gguf;
 use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData};
 use serde_json::{Value, json};
 
+use crate::channel::MARKERS;
+use crate::control::{control, told_dialect};
 use crate::detect::detect;
+use crate::fit::{Fitting, Forms, Said};
+use crate::history::Prepared;
 use crate::opening::{end_of_reasoning, opening};
 use crate::parser::Options;
 use crate::pooling::Pooling;
@@ -36,11 +40,15 @@ pub struct TextModel {
 #[derive(Debug)]
 struct Markup {
     dialect: Arc<Dialect>,
+    /// The same, its control tokens told from text.
+    told: Arc<Dialect>,
     facts: Facts,
     history: History,
+    /// What had to be done for the template so far.
+    said: Said,
     /// Control tokens that are markers, ascending.
     visible: Arc<[u32]>,
-    /// Their names.
+    /// Their names, as parsers read them.
     hidden: Arc<[String]>,
 }
 
@@ -296,22 +304,7 @@ impl TextModel {
         }
         let template = self.template()?;
         let markup = self.markup(template);
-        let mut prepared = markup.history.prepare(&chat.messages, &chat.tools);
-        let input = TemplateInput {
-            messages: &[],
-            tools: &prepared.tools,
-            add_generation_prompt: !chat.continues,
-            kwargs: Some(&chat.extra),
-            now: unix_now() as i64,
-        };
-        let (mut text, mut begins) = if chat.continues {
-            continued(template, &mut prepared.messages, &input)?
-        } else {
-            let input = TemplateInput { messages: &prepared.messages, ..input };
-            let text = template.render(&input)?;
-            let begins = markup.begun(&text);
-            (text, begins)
-        };
+        let Rendered { mut text, mut begins, n_calls } = self.render(template, markup, chat)?;
         let name = match &chat.force {
             Force::Free => {
                 let tokens = self.tokenizer.encode(&text, true, true)?;
@@ -320,7 +313,7 @@ impl TextModel {
             Force::Any => None,
             Force::Tool(name) => Some(name.as_str()),
         };
-        let opening = opening(&markup.dialect, &markup.facts, name, prepared.n_calls);
+        let opening = opening(&markup.dialect, &markup.facts, name, n_calls);
         let opening = opening.ok_or_else(|| {
             let what = "its calls cannot be begun for the model: use tool_choice \"auto\"";
             TextError::Template(what.to_string())
@@ -335,6 +328,53 @@ impl TextModel {
         Ok(Prompt { tokens, begins, opening })
     }
 
+    /// Renders a chat in the first arrangement that the template takes.
+    fn render(
+        &self,
+        template: &ChatTemplate,
+        markup: &Markup,
+        chat: &Chat,
+    ) -> Result<Rendered, TextError> {
+        let prepare = |in_words| {
+            let mut prepared = markup.history.prepare(&chat.messages, &chat.tools, in_words);
+            let begun = if chat.continues { leave_open(&mut prepared.messages) } else { None };
+            (prepared, begun)
+        };
+        let (prepared, begun) = prepare(false);
+        let input = TemplateInput {
+            messages: &[],
+            tools: &prepared.tools,
+            add_generation_prompt: !chat.continues,
+            kwargs: Some(&chat.extra),
+            now: unix_now() as i64,
+        };
+        let fitting = Fitting { template, forms: markup.facts.forms, input };
+        let fitted = fitting.fit(&prepared, || prepare(true).0).map_err(|error| {
+            let as_it_is = fitting.as_it_is(&prepared.messages);
+            let is_open =
+                !chat.continues || as_it_is.map_or(true, |text| text.contains(UNFINISHED));
+            if is_open || error.is_limit() { error } else { not_open() }
+        })?;
+        let mut words = fitted.arrangement.words();
+        if markup.facts.forms != Forms::default() {
+            words.push("contents are given as lists of parts");
+        }
+        if leaves_out_reasoning(&prepared, &fitted.text) {
+            words.push("reasoning of earlier answers is left out");
+        }
+        markup.said.say(self.name(), &words);
+        let n_calls = prepared.n_calls;
+        let (text, begins) = match begun {
+            Some(begun) => continued(&fitted.text, begun)?,
+            None if chat.continues => return Err(not_open()),
+            None => {
+                let begins = markup.begun(&fitted.text);
+                (fitted.text, begins)
+            }
+        };
+        Ok(Rendered { text, begins, n_calls })
+    }
+
     /// Reads an answer to `prompt`. `tools`: those of the request; `single`: one call is enough; `seed`: the
     /// choice's.
     pub fn parser(&self, prompt: &Prompt, tools: Arc<Tools>, single: bool, seed: u64) -> Parser {
@@ -345,7 +385,7 @@ impl TextModel {
             hidden: markup.map(|m| m.hidden.clone()).unwrap_or_default(),
             seed: IdSeed::new(&prompt.tokens, seed),
         };
-        let dialect = markup.map(|m| m.dialect.clone()).unwrap_or_default();
+        let dialect = markup.map(|m| m.told.clone()).unwrap_or_default();
         let mut parser = Parser::new(dialect, options);
         parser.begin_with(&prompt.begins);
         parser
@@ -374,24 +414,38 @@ impl TextModel {
             let (visible, hidden) = self.control_tokens(&dialect);
             let history = History::new(template, &dialect, &facts);
             tracing::debug!(?dialect, "markup of answers");
-            Markup { dialect: Arc::new(dialect), facts, history, visible, hidden }
+            Markup {
+                told: Arc::new(told_dialect(&dialect, &hidden)),
+                dialect: Arc::new(dialect),
+                facts,
+                history,
+                said: Said::default(),
+                visible,
+                hidden,
+            }
         })
     }
 
     fn control_tokens(&self, dialect: &Dialect) -> (Arc<[u32]>, Arc<[String]>) {
         let markers = dialect.markers();
-        let mut found = Vec::new();
+        let (mut ids, mut names) = (Vec::new(), Vec::new());
         for id in 0..self.n_vocab() {
-            if !self.tokenizer.is_special(id) || self.tokenizer.is_eog(id) {
+            let name = self.tokenizer.token_text(id).unwrap_or_default();
+            // Markers of channels are single tokens, of whatever kind.
+            let is_channel = dialect.channels && MARKERS.contains(&name);
+            if self.tokenizer.is_eog(id) || !(self.tokenizer.is_special(id) || is_channel) {
                 continue;
             }
-            let name = self.tokenizer.token_text(id).unwrap_or_default();
             let is_part = |marker: &&str| marker.contains(name);
             if name.len() >= MIN_MARKER_BYTES && markers.iter().any(is_part) {
-                found.push((id, name.to_string()));
+                ids.push(id);
+                names.push(control(name));
             }
         }
-        let (ids, names): (Vec<u32>, Vec<String>) = found.into_iter().unzip();
+        if dialect.channels {
+            // Also where the vocabulary lacks one: spelled in letters it is text.
+            names = MARKERS.iter().map(|marker| control(marker)).collect();
+        }
         (ids.into(), names.into())
     }
 }
@@ -410,21 +464,37 @@ impl Markup {
     }
 }
 
-/// Renders a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
-fn continued(
-    template: &ChatTemplate,
-    messages: &mut [Value],
-    input: &TemplateInput<'_>,
-) -> Result<(String, String), TextError> {
-    let refused = || {
-        let what = "it does not leave the last answer open: end the messages with a user's, or set \
-                    continue_final_message to false";
-        TextError::Template(what.to_string())
-    };
-    let last = messages.last_mut().and_then(Value::as_object_mut).ok_or_else(refused)?;
+/// A chat as text.
+struct Rendered {
+    text: String,
+    /// What it has begun of the answer.
+    begins: String,
+    /// Calls in the messages.
+    n_calls: usize,
+}
+
+/// Whether reasoning of an earlier answer is not in the prompt: most templates leave it out once it is old.
+fn leaves_out_reasoning(prepared: &Prepared, prompt: &str) -> bool {
+    let thoughts = prepared.messages.iter().filter_map(|m| m.get("reasoning_content")?.as_str());
+    thoughts.map(str::trim).any(|thought| !prompt.contains(thought))
+}
+
+/// Marks the end of the last answer; gives what it has so far.
+fn leave_open(messages: &mut [Value]) -> Option<String> {
+    let last = messages.last_mut()?.as_object_mut()?;
     let begun = last.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
     last.insert("content".to_string(), Value::from(format!("{begun}{UNFINISHED}")));
-    let text = template.render(&TemplateInput { messages, ..*input })?;
+    Some(begun)
+}
+
+fn not_open() -> TextError {
+    let what = "it does not leave the last answer open: end the messages with a user's, or set \
+                continue_final_message to false";
+    TextError::Template(what.to_string())
+}
+
+/// The prompt of a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
+fn continued(text: &str, begun: String) -> Result<(String, String), TextError> {
     let mut parts = text.split(UNFINISHED);
     match (parts.next(), parts.next(), parts.next()) {
         (Some(before), Some(_), None) => {
@@ -435,7 +505,7 @@ fn continued(
             let begun = header.map_or(begun, str::to_string);
             Ok((before.to_string(), begun))
         }
-        _ => Err(refused()),
+        _ => Err(not_open()),
     }
 }
 

@@ -195,6 +195,8 @@ mod fields_tests;
 #[cfg(test)]
 mod kinds_tests;
 #[cfg(test)]
+mod leaf_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tool_tests;

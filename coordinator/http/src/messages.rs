@@ -11,6 +11,9 @@ use super::types::ROLE;
 /// Most messages of a chat, and most parts of one message.
 pub const MAX_MESSAGES: usize = 1 << 13;
 
+/// The call of an answer in the older form of histories.
+const OLDER_CALL: &str = "function_call";
+
 /// Longest word for how much to think; the model's template knows which there are.
 const MAX_EFFORT_BYTES: usize = 32;
 
@@ -21,12 +24,35 @@ pub fn read(fields: &mut Fields<'_>, left: &mut usize) -> Result<(Vec<Value>, us
         return Err(ApiError::field("messages", "messages must not be empty"));
     }
     let mut n_bytes = 0;
-    let messages = messages
+    let mut messages = messages
         .into_iter()
         .enumerate()
         .map(|(i, m)| message(&format!("messages[{i}]"), m, left, &mut n_bytes))
         .collect::<Result<Vec<Value>, _>>()?;
+    name_results(&mut messages);
     Ok((messages, n_bytes))
+}
+
+/// Results in the older form name a function and no call: that before them is meant.
+fn name_results(messages: &mut [Value]) {
+    let mut last: Option<Value> = None;
+    for (i, message) in messages.iter_mut().enumerate() {
+        let Some(message) = message.as_object_mut() else { continue };
+        if let Some(call) = message.shift_remove(OLDER_CALL) {
+            let id = Value::from(format!("call_{i}"));
+            let call = json!({ "id": id, "type": "function", "function": call });
+            last = Some(id);
+            match message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+                Some(calls) => calls.push(call),
+                None => drop(message.insert("tool_calls".to_string(), json!([call]))),
+            }
+        }
+        if message.get("role").and_then(Value::as_str) == Some("function") {
+            message.insert("role".to_string(), json!("tool"));
+            let id = last.clone().unwrap_or_else(|| Value::from(format!("call_{i}")));
+            message.entry("tool_call_id").or_insert(id);
+        }
+    }
 }
 
 /// Checks one message and joins the parts of its content; what else it has, the template may use.
@@ -58,11 +84,24 @@ fn message(
         let _: String = read_value(&fields.path("reasoning_content"), thought)?;
         fields.put_back("reasoning_content", thought);
     }
+    if let Some(call) = fields.raw(OLDER_CALL) {
+        *n_bytes += call.get().len();
+        check_call(&fields.path(OLDER_CALL), call)?;
+        fields.put_back(OLDER_CALL, call);
+    }
+    check_texts(&mut fields, &role, n_bytes)?;
     if let Some(calls) = fields.raw("tool_calls") {
         *n_bytes += calls.get().len();
         let (path, calls) = (fields.path("tool_calls"), calls);
         fields.put_back("tool_calls", check_calls(&path, calls)?);
     }
+    // A refusal is what an assistant says instead of content.
+    let content = match fields.take::<String>("refusal")? {
+        Some(refusal) => {
+            Value::String(format!("{}{refusal}", content.as_str().unwrap_or_default()))
+        }
+        None => content,
+    };
     *n_bytes += content.as_str().map_or(0, str::len);
     let mut message = Map::new();
     message.insert("role".to_string(), Value::String(role));
@@ -75,18 +114,47 @@ fn message(
 fn check_calls<'a>(path: &str, calls: &'a RawValue) -> Result<&'a RawValue, ApiError> {
     for (i, call) in list(path, calls, MAX_MESSAGES)?.into_iter().enumerate() {
         let mut call = Fields::nested(&format!("{path}[{i}]"), call)?;
-        let function_path = call.path("function");
-        let mut function = Fields::nested(&function_path, call.require_raw("function")?)?;
-        let _: String = function.require("name")?;
-        if let Some(arguments) = function.raw("arguments")
-            && !matches!(kind(arguments), "a string" | "an object")
-        {
-            let path = function.path("arguments");
-            let message = format!("{path} must be JSON text or an object, not {}", kind(arguments));
-            return Err(ApiError::field(path, message));
-        }
+        let function = call.require_raw("function")?;
+        check_call(&call.path("function"), function)?;
     }
     Ok(calls)
+}
+
+/// Checks the function of a call.
+fn check_call(path: &str, function: &RawValue) -> Result<(), ApiError> {
+    let mut function = Fields::nested(path, function)?;
+    let _: String = function.require("name")?;
+    if let Some(arguments) = function.raw("arguments")
+        && !matches!(kind(arguments), "a string" | "an object")
+    {
+        let path = function.path("arguments");
+        let message = format!("{path} must be JSON text or an object, not {}", kind(arguments));
+        return Err(ApiError::field(path, message));
+    }
+    Ok(())
+}
+
+/// Checks what a message has beside its content that a model has to read, or that nobody here can.
+fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Result<(), ApiError> {
+    fields.refuse("audio", "this server takes text only")?;
+    if role != ROLE {
+        for name in ["tool_calls", OLDER_CALL] {
+            fields.refuse(name, "only an assistant's message has calls")?;
+        }
+    }
+    let Some(thought) = fields.raw("reasoning_content") else { return Ok(()) };
+    let path = fields.path("reasoning_content");
+    if kind(thought) != "a string" {
+        let message = format!("{path} must be a string, not {}", kind(thought));
+        return Err(ApiError::field(path, message));
+    }
+    if role != ROLE {
+        let message = format!("{path}: only an assistant's message has reasoning");
+        return Err(ApiError::field(path, message));
+    }
+    *n_bytes += thought.get().len();
+    fields.put_back("reasoning_content", thought);
+    Ok(())
 }
 
 /// Texts of parts; marks for caches (`cache_control`) and other fields beside them say nothing here.
@@ -95,12 +163,16 @@ fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
     for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
         let mut part = Fields::nested(&format!("{path}[{i}]"), part)?;
         let kind: String = part.require("type")?;
-        if kind != "text" {
-            let path = part.path("type");
-            let message = format!("{path} is {kind:?}: this server takes text only");
-            return Err(ApiError::unsupported(path, message));
-        }
-        text.push_str(&part.require::<String>("text")?);
+        let field = match kind.as_str() {
+            "text" => "text",
+            "refusal" => "refusal",
+            _ => {
+                let path = part.path("type");
+                let message = format!("{path} is {kind:?}: this server takes text only");
+                return Err(ApiError::unsupported(path, message));
+            }
+        };
+        text.push_str(&part.require::<String>(field)?);
     }
     Ok(text)
 }

@@ -69,7 +69,7 @@ impl Reply {
     /// What the answer begins with before anything is drawn.
     fn begin(&mut self) -> Vec<Event> {
         let opening = std::mem::take(&mut self.opening);
-        self.parser.push(&opening)
+        self.parser.begin_answer(&opening)
     }
 
     fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
@@ -95,7 +95,7 @@ pub async fn collect(mut generation: Running, mut reply: Reply) -> Result<Whole,
         match generation.next().await? {
             Part::Piece(piece) => {
                 tokens.extend(piece.tokens);
-                whole.extend(reply.parser.push(&piece.text));
+                whole.extend(reply.parser.push_with(&piece.text, &piece.controls));
                 if reply.parser.is_done() {
                     break generation.stop();
                 }
@@ -134,7 +134,7 @@ async fn forward(
         };
         let tokens = match part {
             Ok(Part::Piece(piece)) => {
-                events.extend(reply.parser.push(&piece.text));
+                events.extend(reply.parser.push_with(&piece.text, &piece.controls));
                 piece.tokens
             }
             Ok(Part::End(end)) => break end,

@@ -192,7 +192,7 @@ async fn control_tokens_are_markers_and_never_text() {
 
 #[tokio::test]
 async fn channels_are_reasoning_content_and_calls() {
-    let controls = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+    let controls = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|end|>"];
     let text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary \
                 to=functions.ping <|constrain|>json<|message|>{}";
     let server = server(GPT_OSS, &controls, text);
@@ -201,6 +201,35 @@ async fn channels_are_reasoning_content_and_calls() {
     assert_eq!(message["content"], Value::Null);
     assert_eq!(message["tool_calls"][0]["function"], json!({ "name": "ping", "arguments": "{}" }));
     assert_eq!(reason, "tool_calls");
+}
+
+/// A marker is a control token, or letters: these are text, wherever they mean nothing.
+#[tokio::test]
+async fn markers_in_letters_are_text_and_control_tokens_are_not() {
+    let (code, hidden) = ("parts = s.split(\"</think>\")[-1]", "parts = s.split(\"\")[-1]");
+    let empty = "An empty <tool_call></tool_call> is text.";
+    for (controls, text, want) in [
+        (&[][..], code, code),
+        (&["<think>", "</think>"], code, hidden),
+        (
+            &[],
+            "It begins with <think> and ends with </think> there.",
+            "It begins with <think> and ends with </think> there.",
+        ),
+        (&[], empty, empty),
+        (&["<tool_call>", "</tool_call>"], empty, "An empty  is text."),
+        (&["<think>", "</think>"], "<think>hm</think>a", "a"),
+    ] {
+        let server = server(HERMES, controls, text);
+        for more in [json!({}), json!({ "tools": tools() })] {
+            let (message, _) = message(&server, more).await;
+            // Where calls are not looked for, the tags of calls are control tokens that mean nothing.
+            assert_eq!(message["content"], want, "{controls:?}: {text}");
+        }
+        let (deltas, _) = deltas(&server, json!({ "tools": tools() })).await;
+        let content: String = deltas.iter().filter_map(|d| d["content"].as_str()).collect();
+        assert_eq!(content, want, "{controls:?}: {text}");
+    }
 }
 
 #[tokio::test]
@@ -314,7 +343,7 @@ mod prompts {
         let (text, begins, _) = continues(GPT_OSS).unwrap();
         assert!(text.ends_with("<|channel|>final<|message|>one, "), "{text}");
         assert_eq!(begins, "<|channel|>final<|message|>one, ");
-        let error = continues("{% for m in messages %}{{ m.role }}{% endfor %}").unwrap_err();
+        let error = continues("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}").unwrap_err();
         assert!(error.contains("continue_final_message"), "{error}");
     }
 

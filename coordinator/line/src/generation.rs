@@ -33,6 +33,8 @@ pub struct Piece {
     pub text: String,
     /// Tokens; one whose text is held back comes with a later piece.
     pub tokens: Vec<TokenPiece>,
+    /// Where in the text the names of control tokens begin that were asked for with [`Generation::show`].
+    pub controls: Vec<usize>,
 }
 
 /// Why a generation ended.
@@ -95,6 +97,8 @@ pub struct Generation {
     end: Option<End>,
     /// Control tokens whose names are text here, ascending.
     visible: Arc<[u32]>,
+    /// Where the names of those begin, in bytes decoded; those that are not given out yet.
+    controls: VecDeque<usize>,
 }
 
 #[derive(Debug)]
@@ -130,6 +134,7 @@ impl Generation {
             first: None,
             end: None,
             visible: Arc::from([]),
+            controls: VecDeque::new(),
         })
     }
 
@@ -192,24 +197,31 @@ impl Generation {
         self.n_generated += 1;
         self.first.get_or_insert_with(Instant::now);
         let bytes = self.model.token_bytes(token.id);
+        let begin = self.decoded;
         let decoded = match self.visible.binary_search(&token.id) {
-            Ok(_) => self.decoder.push(&self.model.vocab_bytes(token.id)),
+            Ok(_) => {
+                let name = self.model.vocab_bytes(token.id);
+                let decoded = self.decoder.push(&name);
+                // A broken character may stand before it.
+                self.controls.push_back(begin + decoded.len().saturating_sub(name.len()));
+                decoded
+            }
             Err(_) => self.decoder.push(&bytes),
         };
-        let begin = self.decoded;
         self.decoded += decoded.len();
         let piece = TokenPiece { id: token.id, bytes, logprob: token.logprob, top: token.top };
         self.held.push_back(Held { piece, begin, end: self.decoded });
         let outcome = self.stops.push(&decoded);
+        let controls = self.controls_of(&outcome.text);
         self.shown += outcome.text.len();
         if outcome.stopped.is_some() {
             let stop = outcome.stopped.and_then(|at| self.stop_texts.get(at).cloned());
             self.end = Some(End { stop, ..self.end_now() });
             let tokens = self.release(|held, shown| held.begin < shown);
-            return Some(Piece { text: outcome.text, tokens });
+            return Some(Piece { text: outcome.text, tokens, controls });
         }
         let tokens = self.release(|held, shown| held.end <= shown);
-        let piece = Piece { text: outcome.text, tokens };
+        let piece = Piece { text: outcome.text, tokens, controls };
         (!piece.text.is_empty() || !piece.tokens.is_empty()).then_some(piece)
     }
 
@@ -244,12 +256,20 @@ impl Generation {
         let tail = self.decoder.finish();
         let mut text = self.stops.push(&tail).text;
         text.push_str(&self.stops.finish());
+        let controls = self.controls_of(&text);
         let tokens = self.release(|_, _| true);
         if text.is_empty() && tokens.is_empty() {
             return Part::End(end);
         }
         self.end = Some(end);
-        Part::Piece(Piece { text, tokens })
+        Part::Piece(Piece { text, tokens, controls })
+    }
+
+    /// Where names of control tokens begin in the text that is given out now.
+    fn controls_of(&mut self, text: &str) -> Vec<usize> {
+        let (from, to) = (self.shown, self.shown + text.len());
+        let n = self.controls.iter().take_while(|at| **at < to).count();
+        self.controls.drain(..n).filter_map(|at| at.checked_sub(from)).collect()
     }
 
     fn release(&mut self, is_shown: impl Fn(&Held, usize) -> bool) -> Vec<TokenPiece> {

@@ -49,3 +49,14 @@ pub enum TextError {
     #[error("the model has no chat template: choose one explicitly, for example chatml")]
     NoTemplate,
 }
+
+impl TextError {
+    /// Whether a template ran into a limit, and would in another form of the same conversation.
+    pub fn is_limit(&self) -> bool {
+        match self {
+            Self::TooLong { .. } => true,
+            Self::Template(why) => why.contains("limit"),
+            _ => false,
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's messages, for Claude Code and its like.
 
-mod request;
+mod blocks;
+pub(super) mod request;
 mod stream;
 
 use axum::extract::{Request, State};

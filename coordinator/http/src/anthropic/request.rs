@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::blocks::{add_message, required};
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, report, tree};
 use crate::unread;
@@ -109,96 +110,19 @@ fn system_text(system: &Value) -> Result<String, ApiError> {
         Value::Array(blocks) => blocks,
         _ => return Err(ApiError::field("system", "system must be a text or a list of blocks")),
     };
-    let texts = blocks.iter().filter_map(|block| block["text"].as_str()).map(without_billing);
-    Ok(texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n"))
+    let mut texts = Vec::new();
+    for (i, block) in blocks.iter().enumerate() {
+        let text = required(&format!("system[{i}]"), block, "text")?;
+        texts.push(without_billing(text));
+    }
+    texts.retain(|text| !text.is_empty());
+    Ok(texts.join("\n"))
 }
 
 fn without_billing(text: &str) -> &str {
     match text.starts_with(BILLING) {
         true => text.split_once('\n').map_or("", |(_, rest)| rest),
         false => text,
-    }
-}
-
-/// One message there may be several here: results of tools have messages of their own.
-fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<(), ApiError> {
-    let role = message["role"].as_str().unwrap_or_default();
-    if !matches!(role, "user" | "assistant" | "system") {
-        let path = format!("{path}.role");
-        return Err(ApiError::field(&path, format!("{path} must be \"user\" or \"assistant\"")));
-    }
-    let blocks = match &message["content"] {
-        Value::String(text) => {
-            all.push(json!({ "role": role, "content": text }));
-            return Ok(());
-        }
-        Value::Array(blocks) => blocks,
-        _ => {
-            let path = format!("{path}.content");
-            return Err(ApiError::field(
-                &path,
-                format!("{path} must be a text or a list of blocks"),
-            ));
-        }
-    };
-    let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
-    for (i, block) in blocks.iter().enumerate() {
-        let path = format!("{path}.content[{i}]");
-        let word = |name: &str| block[name].as_str().unwrap_or_default();
-        match word("type") {
-            "text" => text.push_str(word("text")),
-            "thinking" => thinking.push_str(word("thinking")),
-            "redacted_thinking" => {}
-            "tool_use" => calls.push(json!({
-                "id": block["id"], "type": "function",
-                "function": { "name": block["name"], "arguments": block["input"].to_string() },
-            })),
-            "tool_result" => all.push(json!({
-                "role": "tool", "tool_call_id": block["tool_use_id"],
-                "content": result_text(&path, &block["content"])?,
-            })),
-            kind => {
-                let path = format!("{path}.type");
-                let message = format!("{path} is {kind:?}: this server takes text and tools only");
-                return Err(ApiError::unsupported(path, message));
-            }
-        }
-    }
-    if text.is_empty() && calls.is_empty() && thinking.is_empty() {
-        return Ok(());
-    }
-    let mut message = json!({ "role": role, "content": text });
-    if !thinking.is_empty() {
-        message["reasoning_content"] = json!(thinking);
-    }
-    if !calls.is_empty() {
-        message["tool_calls"] = json!(calls);
-    }
-    all.push(message);
-    Ok(())
-}
-
-/// What a tool returned, as text.
-fn result_text(path: &str, content: &Value) -> Result<String, ApiError> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Null => Ok(String::new()),
-        Value::Array(blocks) => {
-            let text = |block: &Value| match block["type"].as_str() {
-                Some("text") => Ok(block["text"].as_str().unwrap_or_default().to_string()),
-                kind => {
-                    let path = format!("{path}.content");
-                    let kind = kind.unwrap_or_default();
-                    let message = format!("{path} has a block of type {kind:?}: only text is read");
-                    Err(ApiError::unsupported(path, message))
-                }
-            };
-            Ok(blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
-        }
-        _ => {
-            let path = format!("{path}.content");
-            Err(ApiError::field(&path, format!("{path} must be a text or a list of blocks")))
-        }
     }
 }
 

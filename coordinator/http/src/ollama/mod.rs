@@ -2,7 +2,7 @@
 //! `embed` and the older `embeddings`. Answers are lines of JSON, one a piece.
 
 mod answer;
-mod request;
+pub(super) mod request;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;

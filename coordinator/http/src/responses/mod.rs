@@ -1,7 +1,8 @@
 //! `POST /v1/responses`: OpenAI's newer API, for Codex and its like. Nothing is stored: a conversation comes
 //! whole with every request.
 
-mod request;
+mod items;
+pub(super) mod request;
 mod stream;
 
 use axum::extract::{Request, State};
@@ -24,7 +25,7 @@ use super::types::FinishWord;
 
 /// What an answer repeats of its request.
 #[derive(Clone, Debug, Default)]
-struct Echo {
+pub(super) struct Echo {
     fields: Map<String, Value>,
     /// There is nothing to answer: some programs ask so whether anybody is there.
     is_empty: bool,

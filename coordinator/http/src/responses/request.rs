@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use super::Echo;
+use super::items::add_items;
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, Unread, report, tree};
 use crate::unread;
@@ -52,16 +53,22 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
         }
     }
     let mut messages = Vec::new();
-    if let Some(text) = given.get("instructions").and_then(Value::as_str).filter(|t| !t.is_empty())
-    {
-        messages.push(json!({ "role": "system", "content": text }));
+    match given.get("instructions") {
+        None => {}
+        Some(Value::String(text)) if text.is_empty() => {}
+        Some(Value::String(text)) => messages.push(json!({ "role": "system", "content": text })),
+        Some(Value::Array(items)) => add_items("instructions", items, &mut messages)?,
+        Some(_) => {
+            let message = "instructions must be a text or a list of items";
+            return Err(ApiError::field("instructions", message));
+        }
     }
     let n_before = messages.len();
     match given.get("input") {
         None => {}
         Some(Value::String(text)) if text.is_empty() => {}
         Some(Value::String(text)) => messages.push(json!({ "role": "user", "content": text })),
-        Some(Value::Array(items)) => add_items(items, &mut messages)?,
+        Some(Value::Array(items)) => add_items("input", items, &mut messages)?,
         Some(_) => return Err(ApiError::field("input", "input must be a text or a list of items")),
     }
     let is_empty = messages.len() == n_before;
@@ -134,118 +141,6 @@ fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
         return Err(ApiError::unsupported("top_logprobs", message));
     }
     fields.refuse("background", "responses are sent while they are made")
-}
-
-fn add_items(items: &[Value], messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    // Reasoning and calls of one turn are items of their own there, and one message here.
-    let mut turn = Turn::default();
-    for (i, item) in items.iter().enumerate() {
-        let path = format!("input[{i}]");
-        match item["type"].as_str().unwrap_or("message") {
-            "message" => {
-                let role = match item["role"].as_str() {
-                    Some("developer") => "system",
-                    Some(role) => role,
-                    None => {
-                        let path = format!("{path}.role");
-                        return Err(ApiError::field(&path, format!("{path} is required")));
-                    }
-                };
-                let text = content_text(&path, &item["content"])?;
-                if role == "assistant" && turn.text.is_none() && turn.calls.is_empty() {
-                    turn.text = Some(text);
-                    continue;
-                }
-                turn.end(messages);
-                match role {
-                    "assistant" => turn.text = Some(text),
-                    _ => messages.push(json!({ "role": role, "content": text })),
-                }
-            }
-            "reasoning" => {
-                if turn.text.is_some() || !turn.calls.is_empty() {
-                    turn.end(messages);
-                }
-                for part in item["content"].as_array().into_iter().flatten() {
-                    turn.reasoning.push_str(part["text"].as_str().unwrap_or_default());
-                }
-            }
-            "function_call" => turn.calls.push(json!({
-                "id": item["call_id"], "type": "function",
-                "function": { "name": item["name"], "arguments": item["arguments"] },
-            })),
-            "function_call_output" => {
-                turn.end(messages);
-                let output = match &item["output"] {
-                    Value::String(text) => text.clone(),
-                    other => content_text(&path, other)?,
-                };
-                messages.push(json!({
-                    "role": "tool", "tool_call_id": item["call_id"], "content": output,
-                }));
-            }
-            // Items of tools that are not run here.
-            _ => {}
-        }
-    }
-    turn.end(messages);
-    Ok(())
-}
-
-/// What an assistant did before others did something.
-#[derive(Default)]
-struct Turn {
-    reasoning: String,
-    text: Option<String>,
-    calls: Vec<Value>,
-}
-
-impl Turn {
-    fn end(&mut self, messages: &mut Vec<Value>) {
-        let Self { reasoning, text, calls } = std::mem::take(self);
-        if text.is_none() && calls.is_empty() {
-            return;
-        }
-        let mut message = json!({ "role": "assistant", "content": text });
-        if !reasoning.is_empty() {
-            message["reasoning_content"] = json!(reasoning);
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = json!(calls);
-        }
-        messages.push(message);
-    }
-}
-
-fn content_text(path: &str, content: &Value) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Null => return Ok(String::new()),
-        Value::Array(parts) => parts,
-        _ => {
-            let path = format!("{path}.content");
-            return Err(ApiError::field(
-                &path,
-                format!("{path} must be a text or a list of parts"),
-            ));
-        }
-    };
-    let mut text = String::new();
-    for (i, part) in parts.iter().enumerate() {
-        match part["type"].as_str() {
-            Some("input_text" | "output_text" | "text" | "refusal") => {
-                let inner = part.get("text").or_else(|| part.get("refusal"));
-                text.push_str(inner.and_then(Value::as_str).unwrap_or_default());
-            }
-            kind => {
-                let path = format!("{path}.content[{i}].type");
-                let kind = kind.unwrap_or_default();
-                let message = format!("{path} is {kind:?}: this server takes text only");
-                return Err(ApiError::unsupported(path, message));
-            }
-        }
-    }
-    Ok(text)
 }
 
 /// A function; `None`: a tool that OpenAI's own servers run, and nobody here.

@@ -9,7 +9,7 @@ use minijinja::{Environment, Error, ErrorKind, State, filters};
 
 use super::list::List;
 use super::meter::{self, Meter};
-use super::{metered, python};
+use super::{globals, metered, python};
 
 /// Most columns of an indentation, and most lists of `batch` and `slice`.
 pub const MAX_TEMPLATE_COUNT: u64 = 4096;
@@ -62,6 +62,11 @@ pub fn install(env: &mut Environment<'_>) {
     guard("count", Value::from_function(filters::length), nothing);
     guard("d", Value::from_function(filters::default), nothing);
     guard("e", Value::from_function(filters::escape), text_of_all);
+    guard("forceescape", Value::from_function(filters::escape), text_of_all);
+    guard("truncate", Value::from_function(globals::truncate), text_of_all);
+    guard("striptags", Value::from_function(minijinja_contrib::filters::striptags), text_of_all);
+    guard("center", Value::from_function(globals::center), width_look);
+    guard("wordcount", Value::from_function(globals::wordcount), text_of_all);
     guard("tojson", Value::from_function(python::tojson), json_look);
     install_meter(env);
 }
@@ -81,6 +86,14 @@ fn install_meter(env: &mut Environment<'_>) {
         Meter::of(state).added(value)
     });
     env.add_filter(metered::KEPT, |value: Value| meter::only_a_variable(&value).map(|()| value));
+    env.add_filter(metered::REMAINDER, |state: &mut State<'_, '_>, left: Value, right: Value| {
+        let meter = Meter::of(state);
+        if left.as_str().is_some() {
+            format_look(meter, &[left.clone(), right.clone()])?;
+        }
+        let made = python::remainder(&left, &right)?;
+        meter.made(made)
+    });
     env.add_filter(metered::CONCAT, |state: &mut State<'_, '_>, left: Value, right: Value| {
         concat(Meter::of(state), &left, &right)
     });
@@ -121,6 +134,19 @@ pub fn method(
                 Meter::of(state).walk(&item, list.depth() + 1, Some(&list))?;
                 return list.append(item).map(Value::from);
             }
+            "extend" => {
+                let (items,): (Value,) = from_args(args)?;
+                let items: Vec<Value> = items.try_iter()?.collect();
+                for item in &items {
+                    Meter::of(state).walk(item, list.depth() + 1, Some(&list))?;
+                }
+                return items.into_iter().try_for_each(|item| list.append(item)).map(Value::from);
+            }
+            "insert" => {
+                let (at, item): (i64, Value) = from_args(args)?;
+                Meter::of(state).walk(&item, list.depth() + 1, Some(&list))?;
+                return list.insert(at, item).map(Value::from);
+            }
             "pop" => return list.pop(from_args::<(Option<i64>,)>(args)?.0),
             _ => {}
         }
@@ -133,6 +159,8 @@ pub fn method(
             // Here the separator comes first.
             "join" if all.len() > 1 => join_look(meter, &[all[1].clone(), all[0].clone()])?,
             "format" => format_look(meter, &all)?,
+            "center" | "ljust" | "rjust" | "zfill" => width_look(meter, &all)?,
+            "expandtabs" => tabs_look(meter, &all)?,
             _ => {}
         }
     }
@@ -196,6 +224,23 @@ fn indent_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
         None => len,
     };
     meter.allow(n_lines.saturating_mul(width))
+}
+
+/// A text on so many columns.
+fn width_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let len = texts(meter, args)?;
+    let width = args.get(1).cloned().map_or(0, |width| u64::try_from(width).unwrap_or(0));
+    at_most(width, "columns of a text")?;
+    // A character has four bytes at most.
+    meter.allow(len.saturating_add(4 * width))
+}
+
+fn tabs_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let len = texts(meter, args)?;
+    let columns = args.get(1).cloned().map_or(8, |columns| u64::try_from(columns).unwrap_or(0));
+    at_most(columns, "columns of a tab")?;
+    let tabs = args.first().and_then(Value::as_str).map_or(0, |text| text.matches('\t').count());
+    meter.allow(len.saturating_add((tabs as u64).saturating_mul(columns)))
 }
 
 fn count_look(_: &Meter, args: &[Value]) -> Result<(), Error> {

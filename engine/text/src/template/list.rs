@@ -1,4 +1,4 @@
-//! Lists that grow. In Python a list has `append` and `pop`, and some templates queue tool calls with them.
+//! Lists that grow. In Python a list has `append`, `extend`, `insert` and `pop`, and some templates queue tool calls with them.
 //! The engine's lists are constant. So the empty list literals of such a template are rewritten into calls of
 //! a function, which makes a list object that has these methods.
 
@@ -43,12 +43,22 @@ impl List {
     /// # Errors
     /// The list is full.
     pub fn append(&self, item: Value) -> Result<(), Error> {
+        self.insert(i64::MAX, item)
+    }
+
+    /// Puts an item before that at `index`, counted from the end where it is below 0.
+    ///
+    /// # Errors
+    /// The list is full.
+    pub fn insert(&self, index: i64, item: Value) -> Result<(), Error> {
         self.with(|items| {
             if items.len() >= MAX_ITEMS {
                 let what = format!("a list of more than {MAX_ITEMS} items, the limit");
                 return Err(Error::new(ErrorKind::InvalidOperation, what));
             }
-            items.push(item);
+            let at = if index < 0 { index.saturating_add(items.len() as i64) } else { index };
+            let at = usize::try_from(at).unwrap_or(0).min(items.len());
+            items.insert(at, item);
             Ok(())
         })
     }
@@ -89,9 +99,9 @@ impl Object for List {
     }
 }
 
-/// Replaces `[]` inside tags and outside strings, if the template appends to lists at all.
+/// Replaces `[]` inside tags and outside strings, if the template adds to lists at all.
 pub fn with_growing_lists(source: &str) -> String {
-    if !source.contains(".append(") {
+    if ![".append(", ".extend(", ".insert("].iter().any(|method| source.contains(method)) {
         return source.to_owned();
     }
     let call = format!("{MAKE_LIST}()");

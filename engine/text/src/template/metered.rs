@@ -28,6 +28,8 @@ pub const ADDED: &str = "brigade/added";
 pub const CONCAT: &str = "brigade/concat";
 /// As [`CONCAT`], where the left one is a text that the instruction before has put together: it is gone then.
 pub const CONCAT_ONTO: &str = "brigade/concat-onto";
+/// What `%` makes of two values.
+pub const REMAINDER: &str = "brigade/remainder";
 /// Refuses what a namespace may not keep.
 pub const KEPT: &str = "brigade/kept";
 
@@ -169,6 +171,8 @@ fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
         Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => then(MADE),
         Instruction::Add => Ok(vec![call(RIGHT, 1), plain.clone(), call(ADDED, 1)]),
         Instruction::StringConcat => Ok(vec![call(CONCAT, 2)]),
+        // The engine's knows numbers only.
+        Instruction::Rem => Ok(vec![call(REMAINDER, 2)]),
         // The value lies below the namespace.
         Instruction::SetAttr(_) => {
             Ok(vec![Instruction::Swap, call(KEPT, 1), Instruction::Swap, plain.clone()])

@@ -5,11 +5,15 @@
 //! as well.
 
 mod folding;
+mod globals;
 mod guards;
 mod list;
 mod meter;
 mod metered;
 mod python;
+#[cfg(test)]
+mod python_tests;
+mod strings;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -128,8 +132,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`TextError::Template`] names the line.
     pub fn from_source(source: &str, tokens: TemplateTokens) -> Result<Self, TextError> {
-        let default = prepared(DEFAULT, source)?;
-        let source = source.to_owned();
+        let source = python::with_line_feeds(source);
+        let default = prepared(DEFAULT, &source)?;
         Ok(Self { env: environment(), default, tool_use: None, tokens, source })
     }
 
@@ -151,8 +155,10 @@ impl ChatTemplate {
         };
         let mut template = Self::from_source(source, TemplateTokens::of(tokenizer))?;
         if let Some(source) = tokenizer.chat_template(Some(TOOL_USE)) {
-            template.tool_use = Some(prepared(TOOL_USE, source).map_err(|error| error.to_string()));
-            template.source.push_str(source);
+            let source = python::with_line_feeds(source);
+            template.tool_use =
+                Some(prepared(TOOL_USE, &source).map_err(|error| error.to_string()));
+            template.source.push_str(&source);
         }
         Ok(template)
     }
@@ -262,6 +268,7 @@ fn environment() -> Environment<'static> {
     let mut env = Environment::new();
     env.set_fuel(Some(TEMPLATE_FUEL));
     guards::install(&mut env);
+    globals::install(&mut env);
     env.set_unknown_method_callback(guards::method);
     env.add_test("iterable", python::is_iterable);
     env.add_function(list::MAKE_LIST, list::List::make);

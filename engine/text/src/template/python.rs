@@ -3,8 +3,10 @@
 
 use std::io;
 
-use minijinja::value::{Kwargs, Value, from_args};
+use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
+
+use super::strings;
 use serde_json::ser::{Formatter, Serializer};
 
 /// Methods that Python has and the engine does not.
@@ -14,13 +16,20 @@ pub fn method(
     name: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
-    if let (Some(text), "removeprefix" | "removesuffix") = (value.as_str(), name) {
-        let (part,): (&str,) = from_args(args)?;
-        let rest = match name {
-            "removeprefix" => text.strip_prefix(part),
-            _ => text.strip_suffix(part),
-        };
-        return Ok(Value::from(rest.unwrap_or(text)));
+    if let Some(made) = value.as_str().and_then(|text| strings::method(text, name, args)) {
+        return made;
+    }
+    match (value.kind(), name) {
+        // Values do not change here, so that a copy is what was copied.
+        (ValueKind::Map | ValueKind::Seq, "copy") => {
+            return from_args::<()>(args).map(|()| value.clone());
+        }
+        (ValueKind::Seq, "index") => {
+            let (item,): (Value,) = from_args(args)?;
+            let at = value.try_iter()?.position(|other| other == item);
+            return at.map(Value::from).ok_or_else(|| bad("the item is not in the list"));
+        }
+        _ => {}
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
@@ -79,6 +88,50 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     serde::Serialize::serialize(&json, &mut Serializer::with_formatter(&mut out, style))
         .map_err(|e| bad(e.to_string()))?;
     String::from_utf8(out).map_err(|e| bad(e.to_string()))
+}
+
+/// The remainder of a division, which has the sign of the divisor; of a text, what it formats.
+///
+/// # Errors
+/// The values are of other kinds, or the divisor is zero.
+pub fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
+    if let Some(text) = left.as_str() {
+        return strings::percent(text, right).map(Value::from);
+    }
+    let whole = |value: &Value| match value.kind() {
+        ValueKind::Bool => Some(i128::from(value.is_true())),
+        ValueKind::Number if value.is_integer() => i128::try_from(value.clone()).ok(),
+        _ => None,
+    };
+    let float = |value: &Value| match value.kind() {
+        ValueKind::Bool | ValueKind::Number => f64::try_from(value.clone()).ok(),
+        _ => None,
+    };
+    match (whole(left), whole(right), float(left), float(right)) {
+        (_, Some(0), ..) => Err(bad("a remainder of a division by zero")),
+        (Some(a), Some(b), ..) => {
+            // The engine's own integers.
+            let rest = a.checked_rem(b).unwrap_or(0);
+            let rest = if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest };
+            Ok(i64::try_from(rest).map_or_else(|_| Value::from(rest), Value::from))
+        }
+        (_, _, Some(_), Some(0.0)) => Err(bad("a remainder of a division by zero")),
+        (_, _, Some(a), Some(b)) => {
+            let rest = a % b;
+            Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }))
+        }
+        _ => Err(bad(format!(
+            "tried to use % operator on unsupported types {} and {}",
+            left.kind(),
+            right.kind()
+        ))),
+    }
+}
+
+/// A source as Jinja reads it: its line ends are line feeds, and a byte order mark is no text.
+pub fn with_line_feeds(source: &str) -> String {
+    let source = source.strip_prefix('\u{feff}').unwrap_or(source);
+    source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 fn bad(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {

@@ -1,0 +1,247 @@
+//! Fits a conversation to what the model's chat template takes, and sees to it that nothing of it is lost.
+//!
+//! A conversation is given to the template as it is. Where the template refuses it, or where a message's text is
+//! not in the prompt, other arrangements of the same texts are tried ([`super::arrange`]). Only what no arrangement
+//! can hold is an error.
+
+use std::sync::Mutex;
+
+use brigade_text::{ChatTemplate, TemplateInput, TextError};
+use serde_json::{Value, json};
+
+use super::arrange::{Arrangement, CallsGiven, text_of};
+use super::history::Prepared;
+use super::told::{has_words, lost_of_calls, marked, not_seen, without_marks, written_out};
+
+/// Most bytes of a text that an error quotes.
+const QUOTED: usize = 40;
+
+/// In which form a template reads a message's content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// As a text.
+    #[default]
+    Text,
+    /// As a list of parts.
+    Parts,
+}
+
+impl Form {
+    fn other(self) -> Self {
+        match self {
+            Self::Text => Self::Parts,
+            Self::Parts => Self::Text,
+        }
+    }
+
+    /// A message whose content is a text, with its content in this form.
+    pub fn give(self, mut message: Value) -> Value {
+        if self == Self::Text {
+            return message;
+        }
+        if let Some(content) = message.get_mut("content")
+            && let Some(text) = content.as_str()
+        {
+            *content = match text {
+                "" => json!([]),
+                text => json!([{ "type": "text", "text": text }]),
+            };
+        }
+        message
+    }
+}
+
+/// The form for each role, as probes found it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forms {
+    /// For users.
+    pub user: Form,
+    /// For answers.
+    pub assistant: Form,
+    /// For system messages.
+    pub system: Form,
+    /// For results of tools.
+    pub tool: Form,
+}
+
+impl Forms {
+    fn of(&self, message: &Value) -> Form {
+        match message.get("role").and_then(Value::as_str) {
+            Some("assistant") => self.assistant,
+            Some("system" | "developer") => self.system,
+            Some("tool") => self.tool,
+            _ => self.user,
+        }
+    }
+
+    /// A message in the form of its role.
+    pub fn give(&self, message: Value) -> Value {
+        self.of(&message).give(message)
+    }
+}
+
+/// What had to be done for a template so far: each thing is said once.
+#[derive(Debug, Default)]
+pub struct Said(Mutex<Vec<&'static str>>);
+
+impl Said {
+    /// Says to the log what is new.
+    pub fn say(&self, model: &str, words: &[&'static str]) {
+        // A panic cannot leave the list half changed, so a poisoned lock is fine.
+        let mut said = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for what in words {
+            if !said.contains(what) {
+                said.push(what);
+                tracing::warn!(model, "conversations are changed for the chat template: {what}");
+            }
+        }
+    }
+}
+
+/// A conversation as a template renders it.
+#[derive(Debug)]
+pub struct Fitted {
+    /// The prompt.
+    pub text: String,
+    /// How the messages were arranged.
+    pub arrangement: Arrangement,
+}
+
+/// Renders for one template.
+#[derive(Clone, Copy, Debug)]
+pub struct Fitting<'a> {
+    /// The template.
+    pub template: &'a ChatTemplate,
+    /// What it reads.
+    pub forms: Forms,
+    /// All but the messages.
+    pub input: TemplateInput<'a>,
+}
+
+impl Fitting<'_> {
+    /// The prompt of a conversation, in the first arrangement that the template takes whole. `in_words`: the same
+    /// conversation, its calls written as text.
+    ///
+    /// # Errors
+    /// No arrangement is taken: what is wrong with the first.
+    pub fn fit(
+        &self,
+        prepared: &Prepared,
+        in_words: impl FnOnce() -> Prepared,
+    ) -> Result<Fitted, TextError> {
+        let mut tried: Vec<Vec<Value>> = Vec::new();
+        let mut in_words = Some(in_words);
+        let mut words = None;
+        let mut first_error = None;
+        for arrangement in Arrangement::all() {
+            let messages = match arrangement.calls {
+                CallsGiven::InWords if prepared.n_calls == 0 => break,
+                CallsGiven::InWords => {
+                    let make = || in_words.take().map(|make| make().messages).unwrap_or_default();
+                    words.get_or_insert_with(make).as_slice()
+                }
+                CallsGiven::Apart | CallsGiven::Single if prepared.n_calls == 0 => continue,
+                _ => prepared.messages.as_slice(),
+            };
+            let messages = arrangement.of(messages);
+            if tried.contains(&messages) {
+                continue;
+            }
+            match self.whole(&messages) {
+                Ok(text) => return Ok(Fitted { text, arrangement }),
+                Err(error) if error.is_limit() => return Err(error),
+                Err(error) => drop(first_error.get_or_insert(error)),
+            }
+            tried.push(messages);
+        }
+        Err(first_error.unwrap_or(TextError::NoTemplate))
+    }
+
+    /// The prompt of these messages, if it has all of them.
+    fn whole(&self, messages: &[Value]) -> Result<String, TextError> {
+        let forms: Vec<Form> = messages.iter().map(|message| self.forms.of(message)).collect();
+        let text = self.render(messages, &forms)?;
+        let lost = self.lost(messages, &forms, &text);
+        if lost.is_empty() {
+            self.has_calls(messages, &text)?;
+            return Ok(text);
+        }
+        // Some templates read one form here and the other there.
+        let mut others = forms;
+        lost.iter().for_each(|i| others[*i] = others[*i].other());
+        if let Ok(other) = self.render(messages, &others)
+            && written_out(&other) <= written_out(&text)
+            && self.lost(messages, &others, &other).is_empty()
+        {
+            self.has_calls(messages, &other)?;
+            return Ok(other);
+        }
+        Err(left_out(&messages[lost[0]], lost[0]))
+    }
+
+    /// What the template makes of these messages, whatever it leaves out.
+    ///
+    /// # Errors
+    /// It refuses them.
+    pub fn as_it_is(&self, messages: &[Value]) -> Result<String, TextError> {
+        let forms: Vec<Form> = messages.iter().map(|message| self.forms.of(message)).collect();
+        self.render(messages, &forms)
+    }
+
+    fn render(&self, messages: &[Value], forms: &[Form]) -> Result<String, TextError> {
+        let given: Vec<Value> =
+            messages.iter().zip(forms).map(|(message, form)| form.give(message.clone())).collect();
+        self.template.render(&TemplateInput { messages: &given, ..self.input })
+    }
+
+    /// Messages whose text the prompt does not have.
+    fn lost(&self, messages: &[Value], forms: &[Form], prompt: &str) -> Vec<usize> {
+        let unseen = not_seen(messages, prompt);
+        if unseen.is_empty() {
+            return unseen;
+        }
+        let mut probe = messages.to_vec();
+        for i in &unseen {
+            let text = marked(&messages[*i], *i);
+            if let Some(message) = probe[*i].as_object_mut() {
+                message.insert("content".to_string(), Value::from(text));
+            }
+        }
+        match self.render(&probe, forms) {
+            Ok(text) => without_marks(&unseen, &text),
+            Err(_) => unseen.into_iter().filter(|i| !has_words(&messages[*i], prompt)).collect(),
+        }
+    }
+
+    /// Whether the calls are in the prompt.
+    fn has_calls(&self, messages: &[Value], prompt: &str) -> Result<(), TextError> {
+        let lost = |(i, message)| lost_of_calls(message, prompt).map(|text| (i, text));
+        match messages.iter().enumerate().find_map(lost) {
+            None => Ok(()),
+            Some((i, text)) => Err(TextError::Template(format!(
+                "it leaves out {} of a tool call in message {i} of the conversation, and so the model would not read \
+                 it; no other arrangement helps",
+                quoted(text)
+            ))),
+        }
+    }
+}
+
+fn left_out(message: &Value, i: usize) -> TextError {
+    let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
+    TextError::Template(format!(
+        "it leaves out the text of message {i} of the conversation (role {role:?}, {}), and so the model would not \
+         read it; no other arrangement helps",
+        quoted(text_of(message))
+    ))
+}
+
+/// A text's beginning.
+fn quoted(text: &str) -> String {
+    let text = text.trim();
+    let end = text.char_indices().map(|(at, _)| at).find(|at| *at >= QUOTED);
+    match end {
+        Some(end) => format!("{:?} ...", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}

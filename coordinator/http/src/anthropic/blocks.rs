@@ -1,0 +1,155 @@
+//! The blocks of Anthropic's messages as messages in OpenAI's form. Their texts keep their order: what cannot
+//! stand behind another in one message begins a message of its own.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+
+/// One message there may be several here: results of tools have messages of their own.
+pub fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<(), ApiError> {
+    let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
+    if !matches!(role, "user" | "assistant" | "system") {
+        let path = format!("{path}.role");
+        return Err(ApiError::field(&path, format!("{path} must be \"user\" or \"assistant\"")));
+    }
+    let path = format!("{path}.content");
+    let blocks = match message.get("content") {
+        Some(Value::String(text)) => {
+            all.push(json!({ "role": role, "content": text }));
+            return Ok(());
+        }
+        Some(Value::Array(blocks)) => blocks,
+        _ => {
+            let message = format!("{path} must be a text or a list of blocks");
+            return Err(ApiError::field(path, message));
+        }
+    };
+    let mut part = Part::default();
+    for (i, block) in blocks.iter().enumerate() {
+        add_block(&format!("{path}[{i}]"), block, role, &mut part, all)?;
+    }
+    part.end(role, all);
+    Ok(())
+}
+
+fn add_block(
+    path: &str,
+    block: &Value,
+    role: &str,
+    part: &mut Part,
+    all: &mut Vec<Value>,
+) -> Result<(), ApiError> {
+    let kind = block.get("type").and_then(Value::as_str);
+    if role != "assistant" && matches!(kind, Some("thinking" | "tool_use")) {
+        let path = format!("{path}.type");
+        let message = format!("{path}: only an assistant's message has such a block");
+        return Err(ApiError::field(path, message));
+    }
+    match kind {
+        Some("text") => {
+            let text = required(path, block, "text")?;
+            if !part.calls.is_empty() {
+                part.end(role, all);
+            }
+            part.text.push_str(text);
+        }
+        Some("thinking") => {
+            let thought = required(path, block, "thinking")?;
+            if !part.calls.is_empty() || !part.text.is_empty() {
+                part.end(role, all);
+            }
+            part.thinking.push_str(thought);
+        }
+        // Nobody but who made it can read it.
+        Some("redacted_thinking") => {}
+        Some("tool_use") => {
+            let name = required(path, block, "name")?;
+            let id = required(path, block, "id")?;
+            let input = match block.get("input") {
+                None | Some(Value::Null) => "{}".to_string(),
+                Some(input @ Value::Object(_)) => input.to_string(),
+                Some(_) => {
+                    let path = format!("{path}.input");
+                    return Err(ApiError::field(&path, format!("{path} must be an object")));
+                }
+            };
+            part.calls.push(json!({
+                "id": id, "type": "function", "function": { "name": name, "arguments": input },
+            }));
+        }
+        Some("tool_result") => {
+            let id = required(path, block, "tool_use_id")?;
+            let content = text_of(&format!("{path}.content"), block.get("content"), "\n")?;
+            part.end(role, all);
+            all.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+        }
+        kind => {
+            let path = format!("{path}.type");
+            let kind = kind.unwrap_or("no text");
+            let message = format!("{path} is {kind:?}: this server takes text and tools only");
+            return Err(ApiError::unsupported(path, message));
+        }
+    }
+    Ok(())
+}
+
+/// A text, or the texts of a list of text blocks with `between` between them; nothing is an empty text.
+pub fn text_of(path: &str, content: Option<&Value>, between: &str) -> Result<String, ApiError> {
+    let blocks = match content {
+        None | Some(Value::Null) => return Ok(String::new()),
+        Some(Value::String(text)) => return Ok(text.clone()),
+        Some(Value::Array(blocks)) => blocks,
+        Some(_) => {
+            let message = format!("{path} must be a text or a list of blocks");
+            return Err(ApiError::field(path, message));
+        }
+    };
+    let text = |(i, block): (usize, &Value)| {
+        let path = format!("{path}[{i}]");
+        match block.get("type").and_then(Value::as_str) {
+            Some("text") => required(&path, block, "text").map(str::to_string),
+            kind => {
+                let path = format!("{path}.type");
+                let kind = kind.unwrap_or("no text");
+                let message = format!("{path} is {kind:?}: only text is read");
+                Err(ApiError::unsupported(path, message))
+            }
+        }
+    };
+    Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join(between))
+}
+
+/// A text that a block must have.
+pub fn required<'v>(path: &str, block: &'v Value, name: &str) -> Result<&'v str, ApiError> {
+    block.get(name).and_then(Value::as_str).ok_or_else(|| {
+        let path = format!("{path}.{name}");
+        ApiError::field(&path, format!("{path} must be a string"))
+    })
+}
+
+/// What one message here can hold: reasoning, text, calls, in this order.
+#[derive(Default)]
+struct Part {
+    thinking: String,
+    text: String,
+    calls: Vec<Value>,
+}
+
+impl Part {
+    fn end(&mut self, role: &str, all: &mut Vec<Value>) {
+        let Self { thinking, text, calls } = std::mem::take(self);
+        if text.is_empty() && calls.is_empty() && thinking.is_empty() {
+            return;
+        }
+        let mut message = Map::new();
+        message.insert("role".to_string(), json!(role));
+        message.insert("content".to_string(), json!(text));
+        if !thinking.is_empty() {
+            message.insert("reasoning_content".to_string(), json!(thinking));
+        }
+        if !calls.is_empty() {
+            message.insert("tool_calls".to_string(), json!(calls));
+        }
+        all.push(Value::Object(message));
+    }
+}
