@@ -7,78 +7,15 @@
 use std::sync::Mutex;
 
 use brigade_text::{ChatTemplate, TemplateInput, TextError};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::arrange::{Arrangement, CallsGiven, text_of};
+use super::form::{Form, Forms};
 use super::history::Prepared;
 use super::told::{has_words, lost_of_calls, marked, not_seen, without_marks, written_out};
 
 /// Most bytes of a text that an error quotes.
 const QUOTED: usize = 40;
-
-/// In which form a template reads a message's content.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Form {
-    /// As a text.
-    #[default]
-    Text,
-    /// As a list of parts.
-    Parts,
-}
-
-impl Form {
-    fn other(self) -> Self {
-        match self {
-            Self::Text => Self::Parts,
-            Self::Parts => Self::Text,
-        }
-    }
-
-    /// A message whose content is a text, with its content in this form.
-    pub fn give(self, mut message: Value) -> Value {
-        if self == Self::Text {
-            return message;
-        }
-        if let Some(content) = message.get_mut("content")
-            && let Some(text) = content.as_str()
-        {
-            *content = match text {
-                "" => json!([]),
-                text => json!([{ "type": "text", "text": text }]),
-            };
-        }
-        message
-    }
-}
-
-/// The form for each role, as probes found it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Forms {
-    /// For users.
-    pub user: Form,
-    /// For answers.
-    pub assistant: Form,
-    /// For system messages.
-    pub system: Form,
-    /// For results of tools.
-    pub tool: Form,
-}
-
-impl Forms {
-    fn of(&self, message: &Value) -> Form {
-        match message.get("role").and_then(Value::as_str) {
-            Some("assistant") => self.assistant,
-            Some("system" | "developer") => self.system,
-            Some("tool") => self.tool,
-            _ => self.user,
-        }
-    }
-
-    /// A message in the form of its role.
-    pub fn give(&self, message: Value) -> Value {
-        self.of(&message).give(message)
-    }
-}
 
 /// What had to be done for a template so far: each thing is said once.
 #[derive(Debug, Default)]

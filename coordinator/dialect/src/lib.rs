@@ -36,6 +36,7 @@ pub mod detect;
 pub mod fit;
 #[cfg(test)]
 mod fit_tests;
+pub mod form;
 pub mod head;
 pub mod history;
 pub mod json;

@@ -4,8 +4,22 @@ use std::sync::Arc;
 
 use super::channel;
 use super::control::control;
-use super::parser::Options;
+use super::sink::IdSeed;
+use super::tools::Tools;
 use super::{Calls, Dialect, Shape};
+
+/// What a parser has to know of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The tools; none: calls are not looked for.
+    pub tools: Arc<Tools>,
+    /// Nothing after the first call counts.
+    pub single: bool,
+    /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
+    pub hidden: Arc<[String]>,
+    /// For ids that the model does not give.
+    pub seed: IdSeed,
+}
 
 /// What a marker in running text means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

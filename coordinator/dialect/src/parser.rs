@@ -9,26 +9,14 @@ use super::head::{self, Context, Head, MAX_HEAD_BYTES};
 use super::json::Scan;
 use super::lex::{self, Begins, Found, begins, find};
 use super::marks::{Role, calls_to_read, channel_marks, head_marker, is_between, marks};
-use super::sink::{Event, IdSeed, Sink};
-use super::tools::Tools;
+use super::sink::{Event, Sink};
 use super::whole::whole_call;
 use super::{Calls, Dialect, Ids, Shape};
 
+pub use super::marks::Options;
+
 /// Longest call that is held back until it is complete.
 const MAX_WHOLE_BYTES: usize = 1 << 20;
-
-/// What a parser has to know of a request.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// The tools; none: calls are not looked for.
-    pub tools: Arc<Tools>,
-    /// Nothing after the first call counts.
-    pub single: bool,
-    /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
-    pub hidden: Arc<[String]>,
-    /// For ids that the model does not give.
-    pub seed: IdSeed,
-}
 
 #[derive(Clone, Debug)]
 enum State {

@@ -3,7 +3,7 @@
 use brigade_text::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};
 
-use super::fit::{Form, Forms};
+use super::form::{Form, Forms};
 use super::told::written_out;
 
 /// Names, ids, key and value of the probes: words that no template has.
