@@ -48,9 +48,12 @@ fn runs(file: &str, more: &[&str]) -> Output {
     run(&[&start[..], more].concat())
 }
 
+/// Writes a template that is none.
+type Broken<'a> = &'a dyn Fn(&mut GgufWriter);
+
 fn a_bad_template_is_told_to_chats_alone() {
     let folder = Folder::new("template");
-    let bad: [(&str, &dyn Fn(&mut GgufWriter)); 4] = [
+    let bad: [(&str, Broken<'_>); 4] = [
         ("a Go template", &|w| w.set("tokenizer.chat_template", GO).unwrap()),
         ("an open block", &|w| {
             w.set("tokenizer.chat_template", "{% for m in messages %}").unwrap()

@@ -407,7 +407,7 @@ impl Parser {
     fn leave(&mut self) -> bool {
         let text = std::mem::take(&mut self.undecided);
         // Markers in ordinary text are text, if nothing is between them.
-        if !self.committed && !(has_control(&text) && self.says_nothing(&text)) {
+        if !(self.committed || has_control(&text) && self.says_nothing(&text)) {
             self.show_visible(&text);
         }
         self.go(State::Text)

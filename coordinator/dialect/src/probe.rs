@@ -82,6 +82,9 @@ fn user(text: &str) -> Value {
     json!({ "role": "user", "content": text })
 }
 
+/// Conversations whose contents are given in the form that its argument gives a message.
+type Conversations<'a> = dyn Fn(&dyn Fn(Value) -> Value) -> Vec<Vec<Value>> + 'a;
+
 /// The forms in which a template reads contents: as text where that is read, as parts where those are.
 fn forms(template: &ChatTemplate) -> Forms {
     let mut forms = Forms::default();
@@ -90,7 +93,7 @@ fn forms(template: &ChatTemplate) -> Forms {
         let read = |text: String| text.contains(CONTENT) && written_out(&text) == 0;
         template.render(&input).is_ok_and(read)
     };
-    let find = |conversations: &dyn Fn(&dyn Fn(Value) -> Value) -> Vec<Vec<Value>>| {
+    let find = |conversations: &Conversations<'_>| {
         let found = [Form::Text, Form::Parts].into_iter().find(|form| {
             let give = |message: Value| form.give(message);
             conversations(&give).iter().any(|messages| reads(messages))

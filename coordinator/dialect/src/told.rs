@@ -55,7 +55,7 @@ fn find_apart(prompt: &str, text: &str, from: usize) -> Option<usize> {
     prompt[from..].match_indices(text).map(|(at, _)| from + at).find(|at| {
         let before = prompt[..*at].chars().next_back().is_some_and(char::is_alphanumeric);
         let behind = prompt[at + text.len()..].chars().next().is_some_and(char::is_alphanumeric);
-        !(begins_word && before) && !(ends_word && behind)
+        !(begins_word && before || ends_word && behind)
     })
 }
 

@@ -1,6 +1,8 @@
 //! A different word in every text of every kind of item of all four interfaces: each word is in the prompt, in its
 //! order, or the request is refused by that place.
 
+use std::borrow::Cow;
+
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
 use serde_json::{Value, json};
@@ -40,6 +42,14 @@ enum Api {
     Generate,
 }
 
+/// The chat that an Ollama request asks for.
+fn asked(asked: ollama::request::Asked) -> Cow<'static, [u8]> {
+    match asked {
+        ollama::request::Asked::Chat(chat) => chat,
+        other => panic!("no chat: {other:?}"),
+    }
+}
+
 /// The prompt of a body.
 fn prompt(api: Api, body: &Value, model: &TextModel) -> Result<String, ApiError> {
     let bytes = body.to_string().into_bytes();
@@ -47,8 +57,8 @@ fn prompt(api: Api, body: &Value, model: &TextModel) -> Result<String, ApiError>
         Api::Chat => bytes.into(),
         Api::Messages => anthropic::request::translate(&bytes)?,
         Api::Responses => responses::request::translate(&bytes)?.0,
-        Api::Ollama => ollama::request::chat(&bytes)?,
-        Api::Generate => ollama::request::generate(&bytes)?.0,
+        Api::Ollama => asked(ollama::request::chat(&bytes)?),
+        Api::Generate => asked(ollama::request::generate(&bytes)?),
     };
     let limits = Limits { n_ctx: 4096, n_vocab: model.n_vocab(), encoder: None };
     let prompt = ChatRequest::read(&chat, &limits, model)?.prompt(model)?;

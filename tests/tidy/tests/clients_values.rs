@@ -88,7 +88,7 @@ fn sources(folder: &str) -> Vec<(String, Vec<(usize, String)>)> {
 
 /// A line without its comment.
 fn code_of(line: &str) -> String {
-    let at = line.find("//").filter(|at| line[..*at].matches('"').count() % 2 == 0);
+    let at = line.find("//").filter(|at| line[..*at].matches('"').count().is_multiple_of(2));
     line[..at.unwrap_or(line.len())].to_owned()
 }
 
@@ -177,7 +177,7 @@ fn assigned(code: &str) -> Option<&str> {
     }
     let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     // A place of a list of our own is a number.
-    (is_name && !behind.is_empty() && !index.parse::<usize>().is_ok()).then_some(name)
+    (is_name && !behind.is_empty() && index.parse::<usize>().is_err()).then_some(name)
 }
 
 #[test]

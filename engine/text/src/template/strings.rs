@@ -27,10 +27,8 @@ pub fn method(text: &str, name: &str, args: &[Value]) -> Option<Result<Value, Er
         "title" => none(args).map(|()| title(text).into()),
         "istitle" => none(args)
             .map(|()| (title(text) == text && text.chars().any(char::is_alphabetic)).into()),
-        "isdecimal" => none(args).map(|()| {
-            (!text.is_empty() && text.chars().all(|c| c.is_numeric() && c.to_digit(10).is_some()))
-                .into()
-        }),
+        "isdecimal" => none(args)
+            .map(|()| (!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())).into()),
         "isidentifier" => none(args).map(|()| is_identifier(text).into()),
         "isprintable" => none(args).map(|()| (!text.chars().any(char::is_control)).into()),
         _ => return None,
