@@ -180,7 +180,9 @@ fn an_encoder_of_images_beside_the_text_is_left_where_it_is() {
 /// As a service runs: no home, and no folder that the environment names.
 fn homeless(args: &[&str], temporary: &Path) -> Output {
     let mut command = Command::new(brigade());
-    for name in ["HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "BRIGADE_DATA_DIR"] {
+    for name in
+        ["HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "BRIGADE_DATA_DIR", "MESA_SHADER_CACHE_DIR"]
+    {
         command.env_remove(name);
     }
     command.env("TMPDIR", temporary).args(args).stdin(Stdio::null()).output().unwrap()

@@ -38,6 +38,10 @@ pub fn kinds_of_state(turn: usize) -> impl Iterator<Item = (&'static str, &'stat
         .map(|(_, kind)| kind)
 }
 
+/// The speeds of workers in tests, where they name no others: a worker that measures itself beside other tests may be given
+/// no layers, and who wants to lose it loses nothing.
+pub const SPEED: (&str, &str) = ("BRIGADE_SPEED", "20,200");
+
 /// What a server says before its address.
 const SERVING: &str = "brigade serve listening on ";
 
@@ -80,7 +84,7 @@ fn no_data() -> PathBuf {
 /// Runs a command to its end.
 pub fn run(args: &[&str]) -> Output {
     let mut command = Command::new(brigade());
-    command.env("XDG_DATA_HOME", no_data());
+    command.env("XDG_DATA_HOME", no_data()).env(SPEED.0, SPEED.1);
     command.args(args).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -111,6 +115,7 @@ impl Running {
 
     /// As [`Running::start`], of any command.
     pub fn spawn(mut command: Command, prefix: &'static str) -> Self {
+        command.env(SPEED.0, SPEED.1);
         command.env("XDG_DATA_HOME", no_data());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();

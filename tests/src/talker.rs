@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
 
-use crate::process::{brigade, signal};
+use crate::process::{SPEED, brigade, signal};
 
 /// How long anything may take on a machine busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -57,7 +57,7 @@ impl Talker {
     /// Chats over pipes.
     pub fn piped(args: &[&str]) -> Self {
         let mut command = Command::new(brigade());
-        command.arg("chat").args(args);
+        command.arg("chat").args(args).env(SPEED.0, SPEED.1);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (out, remarks) = (Said::default(), Said::default());

@@ -285,6 +285,17 @@ fn what_no_arrangement_holds_is_an_error_that_quotes_the_text() {
 }
 
 #[test]
+fn who_looks_at_a_prompt_sees_what_is_left_out() {
+    let model = TextModel::sample_with("{{ '%s-%d' % (messages[0].role, 1) }}", &[]);
+    let messages = vec![message("user", "x")];
+    let chat = |is_shown| Chat { messages: messages.clone(), is_shown, ..Chat::default() };
+    let prompt = model.encode_chat(&chat(true)).unwrap();
+    let text = model.tokenizer().decode(&prompt.tokens, true).unwrap();
+    assert!(text.ends_with("user-1"), "{text}");
+    assert!(model.encode_chat(&chat(false)).is_err(), "an answer is not made of it");
+}
+
+#[test]
 fn what_a_template_takes_is_given_to_it_as_it_is() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let messages = [

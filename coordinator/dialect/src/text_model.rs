@@ -6,10 +6,11 @@ use brigade_gguf::Gguf;
 use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData};
 use serde_json::{Value, json};
 
+use crate::arrange::Arrangement;
 use crate::channel::MARKERS;
 use crate::control::{control, told_dialect};
 use crate::detect::detect;
-use crate::fit::{Fitting, Said};
+use crate::fit::{Fitted, Fitting, Said};
 use crate::form::Forms;
 use crate::history::Prepared;
 use crate::opening::{end_of_reasoning, opening};
@@ -350,11 +351,17 @@ impl TextModel {
             now: unix_now() as i64,
         };
         let fitting = Fitting { template, forms: markup.facts.forms, input };
-        let fitted = fitting.fit(&prepared, || prepare(true).0).map_err(|error| {
+        let fitted = fitting.fit(&prepared, || prepare(true).0).or_else(|error| {
             let as_it_is = fitting.as_it_is(&prepared.messages);
-            let is_open =
-                !chat.continues || as_it_is.map_or(true, |text| text.contains(UNFINISHED));
-            if is_open || error.is_limit() { error } else { not_open() }
+            match as_it_is {
+                Ok(text) if chat.is_shown && !error.is_limit() => {
+                    Ok(Fitted { text, arrangement: Arrangement::default() })
+                }
+                Ok(text) if chat.continues && !text.contains(UNFINISHED) && !error.is_limit() => {
+                    Err(not_open())
+                }
+                _ => Err(error),
+            }
         })?;
         let mut words = fitted.arrangement.words();
         if markup.facts.forms != Forms::default() {
@@ -532,6 +539,8 @@ pub struct Chat {
     pub continues: bool,
     /// Further variables for the template.
     pub extra: serde_json::Map<String, Value>,
+    /// The prompt is looked at, and no answer made: what the template leaves out is then no error.
+    pub is_shown: bool,
 }
 
 impl Chat {

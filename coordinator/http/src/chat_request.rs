@@ -107,7 +107,8 @@ impl ChatRequest {
         let common = Common::read(&mut fields, limits, text, DEFAULT_MAX_TOKENS, &mut left)?;
         fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
-        let chat = Chat { messages, tools: tools.for_template, force, continues, extra };
+        let is_shown = false;
+        let chat = Chat { messages, tools: tools.for_template, force, continues, extra, is_shown };
         Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })
     }
 
@@ -125,6 +126,12 @@ impl ChatRequest {
         let instead = |negative: &str| Ok(text.encode_chat(&chat.with_system(negative))?.tokens);
         self.common.set_guide(instead)?;
         Ok(prompt)
+    }
+
+    /// The prompt, to be looked at: also where the template leaves a text out.
+    pub fn shown(&mut self, text: &TextModel) -> Result<Prompt, ApiError> {
+        self.chat.is_shown = true;
+        self.prompt(text)
     }
 
     /// Submits the choices, each with what reads its text; those of a `resumable` request go on where they were.

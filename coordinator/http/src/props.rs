@@ -8,7 +8,7 @@ use brigade_line::handle::Status;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::chat_request;
+use super::chat_request::ChatRequest;
 use super::error::ApiError;
 
 /// `GET /version`.
@@ -104,14 +104,17 @@ fn gauge(text: &str, name: &str) -> f64 {
     text.lines().filter_map(value).sum()
 }
 
-/// `POST /apply-template`: a chat as the model reads it.
+/// `POST /apply-template`: a chat as the model reads it. Who looks at it sees what the template leaves out.
 pub(super) async fn apply_template(
     State(app): State<App>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let begun = chat_request::begin(&app, request, |bytes| Ok((bytes.into(), ()))).await?;
-    let tokens = &begun.prompt.tokens;
-    let text = app.text.tokenizer().decode(tokens, true).map_err(ApiError::from)?;
+    let (body, limits) = (app.bodies.take(request).await?, app.limits);
+    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+        ChatRequest::read(bytes, &limits, text)?.shown(text)
+    });
+    let (prompt, _room) = read.await?;
+    let text = app.text.tokenizer().decode(&prompt.tokens, true).map_err(ApiError::from)?;
     Ok(Json(json!({ "prompt": text })))
 }
 

@@ -91,7 +91,7 @@ pub struct WorkerArgs {
     cpus: Option<String>,
     /// Speeds for the plan, GB/s of memory and GOP/s of int8 products, e.g. 40,900: the cut is then the same at every
     /// start, whatever else the machine does [default: measured at start, and logged]
-    #[arg(long, value_name = "GBPS,GOPS")]
+    #[arg(long, value_name = "GBPS,GOPS", env = "BRIGADE_SPEED")]
     speed: Option<String>,
     /// Where pushed weights are kept [default: ~/.cache/brigade]
     #[arg(long, value_name = "DIR")]
