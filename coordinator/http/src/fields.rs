@@ -86,14 +86,14 @@ impl<'a> Fields<'a> {
         read(&self.path(name), value).map(Some)
     }
 
-    /// Reads a field that has several names, the first one present.
+    /// Reads a field that has several names: the first one present counts, and the others must be of its kind too.
     pub fn take_any<T: FieldValue>(&mut self, names: &[&str]) -> Result<Option<T>, ApiError> {
+        let mut first = None;
         for name in names {
-            if let Some(value) = self.take(name)? {
-                return Ok(Some(value));
-            }
+            let value = self.take(name)?;
+            first = first.or(value);
         }
-        Ok(None)
+        Ok(first)
     }
 
     /// Reads a field that must be there.

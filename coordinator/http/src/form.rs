@@ -134,7 +134,11 @@ pub fn schema(
         "a string" => {
             let text: String = read(path, raw)?;
             let inner: Box<RawValue> = serde_json::from_str(&text).map_err(|error| {
-                ApiError::field(path, format!("{path} holds no JSON schema: {error}"))
+                let (line, column) = (error.line(), error.column());
+                let message = format!(
+                    "{path} holds no JSON schema: it is a text that is no JSON from line {line}, column {column} on"
+                );
+                ApiError::field(path, message)
             })?;
             tree(path, &inner, left)?
         }

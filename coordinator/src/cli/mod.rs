@@ -273,7 +273,8 @@ mod tests {
     fn names_that_people_type_mean_what_they_mean_elsewhere() {
         for line in [
             "brigade run -m m.gguf --temperature 0 --max-tokens 4 --ctx-size 64 --repetition-penalty 1.1 --typ-p 1",
-            "brigade run --num-predict 4 --num-ctx 64 --predict=3",
+            "brigade run --num-predict 4 --num-ctx 64",
+            "brigade run --predict=3",
             "brigade run -m m.gguf -p -5 -n 2",
             "brigade run -p --stop --stop -- --negative-prompt -x --guidance-scale 2",
             "brigade run --chat --system -quiet hello",

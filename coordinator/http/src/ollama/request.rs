@@ -114,6 +114,11 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     let is_raw: bool = fields.take("raw")?.unwrap_or(false);
     let system: Option<String> = fields.take("system")?;
     if prompt.is_empty() {
+        if system.is_some_and(|text| !text.is_empty()) {
+            let message =
+                "system is for a prompt, and there is none: without both, the model is loaded";
+            return Err(ApiError::unsupported("system", message));
+        }
         return Ok(Asked::ToLoad(load(&mut fields, &chat)?));
     }
     if is_raw {
