@@ -17,9 +17,10 @@
 //! Reading order:
 //!
 //! - This file has the data. [`lex`] finds markers in unfinished text.
-//! - [`json`], [`python`], [`number`] and [`tools`] read values, and [`pointer`] finds a part of one. [`head`] finds the beginning of a call, [`body`] its
-//!   arguments.
-//! - [`control`] tells control tokens from the same letters in ordinary tokens. [`channel`] reads gpt-oss. [`sink`] collects what comes out. [`parser`] puts all of them together.
+//! - [`json`], [`python`], [`number`] and [`tools`] read values, and [`pointer`] finds a part of one. [`head`] finds
+//!   the beginning of a call, [`body`] its arguments.
+//! - [`control`] tells control tokens from the same letters in ordinary tokens. [`channel`] reads gpt-oss. [`sink`]
+//!   collects what comes out. [`parser`] puts all of them together.
 //! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
 //! - [`history`] brings messages into the form that the template takes. [`fit`] arranges them otherwise where the
 //!   template refuses them ([`arrange`]) or leaves a text out ([`told`]).
