@@ -1,7 +1,8 @@
 //! The workers behind a line: found, checked, placed, loaded, watched, replaced.
 //!
 //! [`start`] spawns the supervisor. It works towards one loaded line, and tells the driver whenever that goes
-//! up or down. The supervisor does not know requests, and the driver does not know workers.
+//! up or down ([`brigade_line::link`]). The supervisor does not know requests, and the driver does not know workers:
+//! it has an open line, whose states it asks for through [`brigade_line::states`]. No token passes here.
 //!
 //! Reading order:
 //!
@@ -15,8 +16,7 @@
 //! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
 //!   `choose` names.
 //! - `own_name` is under which name workers are held, over restarts.
-//! - `admin` brings questions and orders of an operator.
-//! - `watch` finds who broke a line. `roll` says in words who is there. `link` is what the driver hears.
+//! - `watch` finds who broke a line. `roll` says in words who is there. [`pki`] says who is let in.
 
 mod ahead;
 mod build;

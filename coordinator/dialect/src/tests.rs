@@ -284,12 +284,18 @@ fn check_verbatim(family: &str, dialect: &Arc<Dialect>, text: &str, options: &Op
     }
 }
 
+/// The names of a dialect's markers as control tokens, and the dialect that knows them as such.
+fn told(dialect: &Dialect) -> (Arc<[String]>, Arc<Dialect>) {
+    let names: Arc<[String]> = dialect.markers().into_iter().map(control::control).collect();
+    let told = Arc::new(control::told_dialect(dialect, &names));
+    (names, told)
+}
+
 #[test]
 fn markers_spelled_in_letters_come_back_word_for_word() {
     let mut n = 0;
     for (family, dialect) in DIALECTS.iter() {
-        let names: Arc<[String]> = dialect.markers().into_iter().map(control::control).collect();
-        let told = Arc::new(control::told_dialect(dialect, &names));
+        let (names, told) = told(dialect);
         for tools in [tools(), Arc::default()] {
             // Where the vocabulary has the markers, letters never are one.
             let options = Options { tools, hidden: names.clone(), ..Options::default() };
@@ -320,8 +326,7 @@ fn markers_spelled_in_letters_come_back_word_for_word() {
 #[test]
 fn control_tokens_are_hidden_wherever_they_stand() {
     for (family, dialect) in DIALECTS.iter() {
-        let names: Arc<[String]> = dialect.markers().into_iter().map(control::control).collect();
-        let told = Arc::new(control::told_dialect(dialect, &names));
+        let (names, told) = told(dialect);
         for tools in [tools(), Arc::default()] {
             let options = Options { tools, hidden: names.clone(), ..Options::default() };
             for text in texts_of_markers(dialect) {

@@ -1,4 +1,5 @@
-//! The open line: ubatches go into stage 0, results come out of the last stage.
+//! The open line as the driver has it: ubatches go into stage 0, results come out of the last stage. Who opened it, and
+//! which workers are behind it, is not known here.
 
 use std::sync::Arc;
 use std::time::Duration;
