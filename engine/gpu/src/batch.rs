@@ -101,10 +101,10 @@ impl Batch {
         self.names_buffers = true;
     }
 
-    /// Records all of it.
+    /// Records all of it; with `stamps`, the time at its start and behind each run.
     ///
     /// # Safety
-    /// `commands` is not pending. Pipelines and buffers that were named are of this device, and the pipelines have this layout.
+    /// `stamps` has room for one more than there are runs. `commands` is not pending. Pipelines and buffers that were named are of this device, and the pipelines have this layout.
     /// Push constants are within the layout's range; ranges of buffers lie in them, and those to fill start and end at multiples
     /// of 4.
     pub(crate) unsafe fn record(
@@ -112,6 +112,7 @@ impl Batch {
         device: &Device,
         layout: vk::PipelineLayout,
         commands: vk::CommandBuffer,
+        stamps: Option<vk::QueryPool>,
     ) -> Result<(), GpuError> {
         let raw = &device.raw;
         let failed = GpuError::of("a command buffer");
@@ -126,6 +127,17 @@ impl Batch {
         // SAFETY: promised by the caller. Beginning resets the buffer, whose pool allows that.
         unsafe {
             raw.begin_command_buffer(commands, &info).map_err(&failed)?;
+            let mut next = 0;
+            let mut stamp = || {
+                if let Some(stamps) = stamps {
+                    raw.cmd_write_timestamp2(commands, vk::PipelineStageFlags2::ALL_COMMANDS, stamps, next);
+                    next += 1;
+                }
+            };
+            if let Some(stamps) = stamps {
+                raw.cmd_reset_query_pool(commands, stamps, 0, self.runs as u32 + 1);
+            }
+            stamp();
             for step in &self.steps {
                 match *step {
                     Step::Barrier(before) => barrier(device, commands, before),
@@ -135,6 +147,7 @@ impl Batch {
                         raw.cmd_push_constants(commands, layout, stage, 0, mine);
                         raw.cmd_dispatch(commands, x, y, z);
                         pushes = rest;
+                        stamp();
                     }
                     Step::Fill { buffer, at, len } => {
                         raw.cmd_fill_buffer(commands, buffer, at, len, 0);

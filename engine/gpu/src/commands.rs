@@ -10,6 +10,7 @@ use crate::recorded::Recorded;
 use crate::shader::MAX_PUSH;
 use crate::staging::{Chunk, Staging};
 use crate::timeline::Timeline;
+use crate::timer::{KernelTime, Timer};
 use crate::upload::Uploads;
 use crate::work::Work;
 
@@ -25,7 +26,7 @@ pub(crate) enum Order {
 /// Dispatches that are handed to the device together after a wait, so that it begins while the host goes on; and later ones
 /// at most: each batch has twice as many as the one before.
 const FIRST_BATCH: usize = 16;
-const LAST_BATCH: usize = 256;
+pub(crate) const LAST_BATCH: usize = 256;
 
 /// What a device was handed so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub(crate) struct Recorder {
     lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
     staging: Staging,
+    /// [`GpuOptions::timed`].
+    timer: Option<Timer>,
 }
 
 impl Recorder {
@@ -73,6 +76,7 @@ impl Recorder {
             .stage_flags(vk::ShaderStageFlags::COMPUTE)
             .size(MAX_PUSH as u32)];
         let layout = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&ranges);
+        let timer = options.timed.then(|| Timer::new(device)).transpose()?;
         let failed = GpuError::of("a queue's parts");
         // SAFETY: the device is open and the infos are complete. What was created before one that fails goes with the
         // device, which is given up then.
@@ -92,6 +96,7 @@ impl Recorder {
                 lose_after: options.lose_after,
                 uploads: Uploads::default(),
                 staging: Staging::default(),
+                timer,
             })
         }
     }
@@ -114,6 +119,9 @@ impl Recorder {
     /// Puts a run in the place of the last one ([`Recorder::last`]).
     pub(crate) fn replace_last(&mut self, pipeline: vk::Pipeline, work: &Work) {
         self.open.replace_run(pipeline, work.push(), work.groups);
+        if let Some(timer) = &mut self.timer {
+            timer.replace_run(work);
+        }
         self.last = Some(*work);
     }
 
@@ -135,6 +143,9 @@ impl Recorder {
             self.owed_barrier = false;
         }
         self.open.run(pipeline, work.push(), work.groups);
+        if let Some(timer) = &mut self.timer {
+            timer.run(work);
+        }
         self.last = (order == Order::After).then_some(*work);
         if self.open.runs() >= self.batch {
             self.submit(device)?;
@@ -209,7 +220,13 @@ impl Recorder {
         let runs = self.open.runs() as u64;
         let number = self.submitted + 1;
         let done = self.timeline.done(device)?;
-        let commands = self.recorded.commands(device, &mut self.open, (number, done))?;
+        let (recorded, open) = (&mut self.recorded, &mut self.open);
+        let commands = match &self.timer {
+            None => recorded.commands(device, open, (number, done))?,
+            Some(timer) => {
+                recorded.timed_commands(device, open, (number, done), timer.stamps())?
+            }
+        };
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         let signals = [vk::SemaphoreSubmitInfo::default()
             .semaphore(self.timeline.semaphore())
@@ -224,7 +241,16 @@ impl Recorder {
             .map_err(GpuError::of("work"))?;
         self.submitted = number;
         self.runs += runs;
+        if let Some(timer) = &mut self.timer {
+            self.timeline.wait(device, number)?;
+            timer.read(device)?;
+        }
         Ok(())
+    }
+
+    /// The times of kernels since this was last asked; none where the device is not timed.
+    pub(crate) fn take_times(&mut self) -> Vec<KernelTime> {
+        self.timer.as_mut().map_or_else(Vec::new, Timer::take)
     }
 
     /// Gives everything back.
@@ -236,6 +262,9 @@ impl Recorder {
         unsafe {
             for chunk in self.uploads.drain().chain(self.staging.drain()) {
                 chunk.destroy(device);
+            }
+            if let Some(timer) = &self.timer {
+                timer.destroy(device);
             }
             self.recorded.destroy(device);
             self.timeline.destroy(device);

@@ -21,6 +21,7 @@ use crate::shader::Shader;
 use crate::span::Span;
 use crate::staging::Chunk;
 use crate::timeline::{Timeline, Watch};
+use crate::timer::KernelTime;
 use crate::work::{Joined, Work};
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
@@ -133,6 +134,12 @@ impl Gpu {
     /// What the device was handed so far.
     pub fn handed(&self) -> Handed {
         lock(&self.0.recorder).handed()
+    }
+
+    /// What each kernel took since this was last asked, the longest first; nothing without [`GpuOptions::timed`].
+    pub fn kernel_times(&self) -> Vec<KernelTime> {
+        self.wait();
+        lock(&self.0.recorder).take_times()
     }
 
     /// Whether all that was recorded was waited for, so that the host reads and writes at once.

@@ -32,6 +32,7 @@ mod slab;
 mod span;
 mod staging;
 mod timeline;
+mod timer;
 mod upload;
 mod work;
 
@@ -66,3 +67,4 @@ pub use ops::{Product, RowForm, WeightType, Weights};
 pub use ops::{Wkv6Rows, Wkv7Rows, Wkv7Spans};
 pub use options::GpuOptions;
 pub use span::{Span, SpanMut};
+pub use timer::KernelTime;

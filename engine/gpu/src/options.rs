@@ -21,6 +21,9 @@ pub struct GpuOptions {
     pub apart: bool,
     /// How long the device may make no progress before it counts as hanging.
     pub patience: Duration,
+    /// Whether each run of a kernel is timed ([`Gpu::kernel_times`](crate::Gpu::kernel_times)). The host then waits for each
+    /// batch: it is for measuring kernels alone.
+    pub timed: bool,
 }
 
 impl Default for GpuOptions {
@@ -33,6 +36,7 @@ impl Default for GpuOptions {
             fast_math: false,
             apart: false,
             patience: Duration::from_secs(300),
+            timed: false,
         }
     }
 }

@@ -62,13 +62,32 @@ impl Recorded {
         let at = self.free(device, done)?;
         let buffer = &mut self.buffers[at];
         // SAFETY: the buffer is not pending (`free`). What steps name is of this device: the caller gathered it.
-        unsafe { batch.record(device, self.layout, buffer.commands) }?;
+        unsafe { batch.record(device, self.layout, buffer.commands, None) }?;
         std::mem::swap(&mut buffer.batch, batch);
         batch.clear();
         (buffer.fingerprint, buffer.number) = (fingerprint, number);
         if buffer.batch.may_come_again() {
             self.found.insert(fingerprint, at);
         }
+        self.n_recorded += 1;
+        Ok(buffer.commands)
+    }
+
+    /// Commands that do what `batch` does and note the times of its runs. They are handed over as number `number`, for once.
+    pub(crate) fn timed_commands(
+        &mut self,
+        device: &Device,
+        batch: &mut Batch,
+        (number, done): (u64, u64),
+        stamps: vk::QueryPool,
+    ) -> Result<vk::CommandBuffer, GpuError> {
+        let at = self.free(device, done)?;
+        let buffer = &mut self.buffers[at];
+        // SAFETY: the buffer is not pending (`free`). What steps name is of this device: the caller gathered it, no more runs
+        // than a batch has at most, for which `stamps` has room.
+        unsafe { batch.record(device, self.layout, buffer.commands, Some(stamps)) }?;
+        batch.clear();
+        (buffer.fingerprint, buffer.number) = (0, number);
         self.n_recorded += 1;
         Ok(buffer.commands)
     }

@@ -36,7 +36,7 @@ mod values;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
-pub use brigade_gpu::{FewValues, Handed, Milestone};
+pub use brigade_gpu::{FewValues, Handed, KernelTime, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
 pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
@@ -169,6 +169,11 @@ impl Device {
     /// What a GPU was handed so far; nothing on the CPU.
     pub fn handed(&self) -> Handed {
         self.gpu.as_ref().map_or_else(Handed::default, Gpu::handed)
+    }
+
+    /// What each kernel of a GPU took since this was last asked: [`GpuOptions::timed`].
+    pub fn kernel_times(&self) -> Vec<KernelTime> {
+        self.gpu.as_ref().map_or_else(Vec::new, Gpu::kernel_times)
     }
 
     /// Kernels of the GPU that are compiled by now; 0 on a CPU.

@@ -38,7 +38,7 @@ pub use load::StageConfig;
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
-use crate::device::{Device, Handed, Rows, Scratch};
+use crate::device::{Device, Handed, KernelTime, Rows, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
 use crate::kernels::{RopeParams, RopeTable, Vector};
@@ -175,6 +175,12 @@ impl Stage {
     /// What the GPU was handed so far; nothing on a CPU.
     pub fn handed(&self) -> Handed {
         self.device.handed()
+    }
+
+    /// What each kernel of the GPU took since this was last asked; nothing unless it is timed
+    /// ([`GpuOptions::timed`](crate::device::GpuOptions::timed)).
+    pub fn kernel_times(&self) -> Vec<KernelTime> {
+        self.device.kernel_times()
     }
 
     /// Kernels of the GPU that are compiled by now; 0 on a CPU.

@@ -89,7 +89,7 @@ impl Case {
         };
         compute.attend(&attend, &q, &mut want);
         let mut on_gpu = gpu.buffer(pool.len(), Purpose::States).expect("room for the pages");
-        on_gpu.bytes_mut().copy_from_slice(pool);
+        on_gpu.write(0, pool);
         let [q, sinks, slopes, of_heads] =
             [&q[..], &sinks[..], &slopes[..], &of_heads[..]].map(|values| on(gpu, values));
         let mut out = on(gpu, &vec![f32::NAN; want.len()]);

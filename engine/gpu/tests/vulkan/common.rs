@@ -121,11 +121,17 @@ pub fn words_on(gpu: &Gpu, words: &[u32]) -> GpuBuffer {
     buffer
 }
 
+/// The bytes of a buffer, wherever it lies.
+pub fn bytes_of(buffer: &GpuBuffer) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    buffer.read(0..buffer.len(), &mut bytes).expect("room for a copy");
+    buffer.gpu().check().expect("no failure");
+    bytes
+}
+
 /// The values of a buffer.
 pub fn values_of(buffer: &GpuBuffer) -> Vec<f32> {
-    let bytes = buffer.bytes();
-    buffer.gpu().check().expect("no failure");
-    bytemuck::cast_slice(bytes).to_vec()
+    bytemuck::pod_collect_to_vec(&bytes_of(buffer))
 }
 
 /// Holds every value to the bits of the CPU's. A NaN is any NaN, and for a subnormal number a GPU may have 0.

@@ -78,7 +78,7 @@ impl Matrix {
     ) -> Self {
         let packed = PackedMatrix::pack(compute, ty, rows, cols, bytes).expect("packs");
         let mut buffer = gpu.buffer(packed.bytes().len(), Purpose::Weights).expect("room");
-        buffer.bytes_mut().copy_from_slice(packed.bytes());
+        buffer.write(0, packed.bytes());
         Self { ty: there, values: values(ty, bytes, rows * cols), packed, there: buffer }
     }
 

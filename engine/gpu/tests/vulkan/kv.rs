@@ -6,7 +6,7 @@ use brigade_engine::kernels::{
 };
 use brigade_gpu::{Gpu, GpuBuffer, KvSpans, KvType, PageLayout, PagePart, Purpose, ValuePlace};
 
-use crate::common::{KV_TYPES as TYPES, Random, compute, gpu, on};
+use crate::common::{KV_TYPES as TYPES, Random, bytes_of, compute, gpu, on};
 
 fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> PageLayout {
     PageLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, index_dim: 0, ty }
@@ -130,7 +130,7 @@ impl Rows {
 /// A pool of seven pages full of a byte, on the device.
 fn pool(gpu: &Gpu, layout: &PageLayout) -> GpuBuffer {
     let mut pool = gpu.buffer(7 * layout.page_bytes(), Purpose::States).expect("room");
-    pool.bytes_mut().fill(0x55);
+    pool.write(0, &vec![0x55; pool.len()]);
     pool
 }
 
@@ -150,7 +150,7 @@ fn check(gpu: &Gpu, layout: &PageLayout, odd: bool) {
         let pages = bytes.chunks_exact(layout.page_bytes());
         pages.map(|page| if odd { without_payloads(layout, page) } else { page.to_vec() }).collect()
     };
-    for (page, (there, here)) in pages(there.bytes()).iter().zip(&pages(here)).enumerate() {
+    for (page, (there, here)) in pages(&bytes_of(&there)).iter().zip(&pages(here)).enumerate() {
         let differs = there.iter().zip(here).position(|(a, b)| a != b);
         assert!(differs.is_none(), "{layout:?}: page {page} differs at byte {differs:?}");
     }

@@ -66,7 +66,7 @@ impl Both {
         let here = PackedMatrix::pack(compute, ty.0, shape[0], shape[1], bytes).expect("packs");
         assert_eq!(here.bytes().len(), ty.1.packed_bytes(shape[0], shape[1]), "{:?}", ty.1);
         let mut there = gpu.buffer(here.bytes().len(), Purpose::Weights).expect("room");
-        there.bytes_mut().copy_from_slice(here.bytes());
+        there.write(0, here.bytes());
         Self { ty: ty.1, here, there }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use brigade_gpu::{Gpu, GpuError, GpuOptions, Purpose};
 
-use crate::common::{Random, gpu, on, values_of};
+use crate::common::{Random, bytes_of, gpu, on, values_of};
 
 #[test]
 fn devices_tell_what_they_are() {
@@ -31,8 +31,9 @@ fn new_memory_is_zero_and_recycled_memory_is_again() {
             let mut buffers: Vec<_> =
                 [1, 255, 4096, 100_000].map(|len| gpu.buffer(len, purpose).unwrap()).into();
             for buffer in &mut buffers {
-                assert!(buffer.bytes().iter().all(|b| *b == 0), "{purpose:?} of {}", buffer.len());
-                buffer.bytes_mut().fill(0xa5);
+                let bytes = bytes_of(buffer);
+                assert!(bytes.iter().all(|b| *b == 0), "{purpose:?} of {}", buffer.len());
+                buffer.write(0, &vec![0xa5; buffer.len()]);
             }
         }
     }

@@ -12,7 +12,9 @@ use brigade_gpu::{
 };
 
 use super::{CacheLine, TYPES, some_ranges, words_of};
-use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of, words_on};
+use crate::common::{
+    Random, all_pairs, assert_same, bytes_of, compute, gpu, on, values_of, words_on,
+};
 
 const HEADS: usize = 5;
 const INDEX_HEADS: usize = 20;
@@ -51,7 +53,7 @@ impl Case {
         let mut pool = vec![CacheLine([0xee; 64]); n_lines];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut pool);
         let mut there = gpu.buffer(bytes.len(), Purpose::States).expect("room");
-        there.bytes_mut().copy_from_slice(bytes);
+        there.write(0, bytes);
         let n = |len: &usize| len / layout.every;
         for go in [|n: usize| 0..n / 3, |n: usize| n / 3..n] {
             let total: usize = lens.iter().map(|len| go(n(len)).len()).sum();
@@ -76,7 +78,7 @@ impl Case {
             let index = (layout.index_dim > 0).then_some(index.span());
             gpu.write_entries(&layout, there.span_mut(), &new, (keys.span(), index));
         }
-        assert!(there.bytes() == bytes, "pages of {layout:?}");
+        assert!(bytes_of(&there) == bytes, "pages of {layout:?}");
         Self { layout, lens: lens.to_vec(), pages, pool, there }
     }
 

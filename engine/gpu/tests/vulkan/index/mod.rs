@@ -107,7 +107,7 @@ impl Paged {
     /// A copy of the pool on the GPU.
     fn there(&self, gpu: &Gpu) -> GpuBuffer {
         let mut buffer = gpu.buffer(self.bytes().len(), Purpose::States).expect("room");
-        buffer.bytes_mut().copy_from_slice(self.bytes());
+        buffer.write(0, self.bytes());
         buffer
     }
 }

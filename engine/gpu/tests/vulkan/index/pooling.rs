@@ -4,7 +4,7 @@ use brigade_engine::kernels::{GatedRow, Pooling};
 use brigade_gpu::{GatedSpans, PageLayout, PoolingSpans, ValuePlace};
 
 use super::{Paged, TYPES, cpu_layout, some_ranges};
-use crate::common::{Random, assert_same, compute, gpu, on, values_of};
+use crate::common::{Random, assert_same, bytes_of, compute, gpu, on, values_of};
 
 #[test]
 fn pools_of_rows_have_the_bits_of_the_cpu() {
@@ -72,7 +72,7 @@ fn pages_with_keys_of_pools_are_those_of_the_cpu() {
                 let pooling = Pooling { positions, bias: &bias };
                 compute.pool_keys(&cpu_layout(&layout), bytes, &paged.on_cpu(&ranges), pooling);
                 paged.pool = pool;
-                assert!(there.bytes() == paged.bytes(), "pools of {positions}, {ty:?}");
+                assert!(bytes_of(&there) == paged.bytes(), "pools of {positions}, {ty:?}");
             }
         }
     }

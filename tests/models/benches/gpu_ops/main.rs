@@ -1,0 +1,94 @@
+//! What a GPU's ops take, each by itself and in whole models, beside what the card moves and adds in the same run.
+//!
+//! ```text
+//! cargo bench -p brigade-model-tests --bench gpu_ops                        all parts, on the first GPU
+//! cargo bench -p brigade-model-tests --bench gpu_ops -- --device 1
+//! cargo bench -p brigade-model-tests --bench gpu_ops -- products models     some of memory, products, attention, models
+//! cargo bench -p brigade-model-tests --bench gpu_ops -- --small             tiny sizes: does it run
+//! cargo bench -p brigade-model-tests --bench gpu_ops -- --fast-math         products of many rows in f16
+//! ```
+//!
+//! It prints Markdown. Times are the device's own ([`GpuOptions::timed`]), unless a column says that the host's clock was read.
+
+mod memory;
+mod models;
+mod ops;
+mod random;
+
+use brigade_gpu::{Gpu, GpuOptions};
+
+struct Options {
+    device: usize,
+    small: bool,
+    fast_math: bool,
+    parts: Vec<String>,
+}
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let mut options = Self { device: 0, small: false, fast_math: false, parts: Vec::new() };
+        let mut args = std::env::args().skip(1);
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                // Cargo says so.
+                "--bench" => {}
+                "--small" => options.small = true,
+                "--fast-math" => options.fast_math = true,
+                "--device" => {
+                    let index = args.next().and_then(|index| index.parse().ok());
+                    options.device = index.ok_or("--device needs a number")?;
+                }
+                part if PARTS.iter().any(|(name, _)| *name == part) => options.parts.push(arg),
+                other => return Err(format!("{other} is no option and no part")),
+            }
+        }
+        Ok(options)
+    }
+
+    /// How the GPU is used.
+    fn of_gpu(&self, timed: bool) -> GpuOptions {
+        let folder = std::env::temp_dir().join("brigade-gpu-ops");
+        let pipeline_cache = Some(folder);
+        GpuOptions { timed, fast_math: self.fast_math, pipeline_cache, ..GpuOptions::default() }
+    }
+
+    fn open(&self, timed: bool) -> Result<Gpu, String> {
+        Gpu::open(self.device, &self.of_gpu(timed)).map_err(|error| error.to_string())
+    }
+}
+
+type Part = fn(&Options) -> Result<(), String>;
+
+const PARTS: [(&str, Part); 4] = [
+    ("memory", memory::run),
+    ("products", ops::products),
+    ("attention", ops::attention),
+    ("models", models::run),
+];
+
+fn main() -> std::process::ExitCode {
+    // `cargo test --benches` asks for a smoke test only, in which nothing runs.
+    if std::env::args().any(|arg| arg == "--test") {
+        return std::process::ExitCode::SUCCESS;
+    }
+    match Options::read().and_then(|options| run(&options)) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("gpu_ops: {what}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    let gpu = options.open(false)?;
+    println!("{}, driver {}", gpu.facts().name, gpu.facts().driver_text());
+    drop(gpu);
+    for (name, part) in PARTS {
+        if options.parts.is_empty() || options.parts.iter().any(|wanted| wanted == name) {
+            println!("\n## {name}\n");
+            part(options)?;
+        }
+    }
+    Ok(())
+}
