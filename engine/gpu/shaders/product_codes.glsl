@@ -49,43 +49,65 @@ uint in_each_byte(uint bits) {
     return bits * 0x01010101u;
 }
 
-// The planes at `at` (of the lane), as they lie.
-Codes planes(Uints panel, uint at) {
+// What memory has of the codes of a block and lane; how many words there are depends on CODES.
+struct Planes {
+    uint v[8];
+};
+
+// Reads them. Nothing is made of them here, so that who has other work in between need not wait.
+Planes read_planes(Uints panel, uint block, uint lane) {
+    uint start = block / BLOCKS * RECORD + HEAD + block % BLOCKS * PLANES;
+    const uint words = CODES == BYTES_PLANE ? 8
+        : CODES == NIBBLES ? 4
+        : CODES == NIBBLES_AND_BITS ? 5
+        : CODES == NIBBLES_AND_PAIRS ? 6
+        : CODES == PAIRS || CODES == PAIRS_AND_DIRECTIONS ? 2
+        : CODES == PAIRS_AND_BITS ? 3 : 1;
+    Planes planes;
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        planes.v[i] = 0;
+        if (i < words) {
+            planes.v[i] = panel.v[start + 16 * i + lane];
+        }
+    }
+    if (CODES == PAIRS_AND_DIRECTIONS) {
+        planes.v[2] = panel.v[start + 32 + lane / 4];
+    }
+    return planes;
+}
+
+// The codes of the planes.
+Codes codes_in(Planes planes) {
     Codes codes;
     if (CODES == BYTES_PLANE) {
         [[unroll]] for (uint v = 0; v < 8; v++) {
-            codes.v[v] = panel.v[at + 16 * v];
+            codes.v[v] = planes.v[v];
         }
     } else if (CODES == NIBBLES || CODES == NIBBLES_AND_BITS || CODES == NIBBLES_AND_PAIRS) {
         [[unroll]] for (uint p = 0; p < 4; p++) {
-            uint word = panel.v[at + 16 * p];
-            codes.v[p] = word & 0x0f0f0f0fu;
-            codes.v[p + 4] = (word >> 4) & 0x0f0f0f0fu;
+            codes.v[p] = planes.v[p] & 0x0f0f0f0fu;
+            codes.v[p + 4] = (planes.v[p] >> 4) & 0x0f0f0f0fu;
         }
     } else if (CODES == BITS) {
-        uint word = panel.v[at];
         [[unroll]] for (uint v = 0; v < 8; v++) {
-            codes.v[v] = ((word >> v) & 0x01010101u) << 1;
+            codes.v[v] = ((planes.v[0] >> v) & 0x01010101u) << 1;
         }
     } else {
         [[unroll]] for (uint v = 0; v < 8; v++) {
-            codes.v[v] = (panel.v[at + 16 * (v / 4)] >> (2 * (v % 4))) & 0x03030303u;
+            codes.v[v] = (planes.v[v / 4] >> (2 * (v % 4))) & 0x03030303u;
         }
     }
     if (CODES == NIBBLES_AND_BITS) {
-        uint word = panel.v[at + 64];
         [[unroll]] for (uint v = 0; v < 8; v++) {
-            codes.v[v] |= ((word >> v) & 0x01010101u) << 4;
+            codes.v[v] |= ((planes.v[4] >> v) & 0x01010101u) << 4;
         }
     } else if (CODES == NIBBLES_AND_PAIRS) {
         [[unroll]] for (uint v = 0; v < 8; v++) {
-            uint word = panel.v[at + 64 + 16 * (v / 4)];
-            codes.v[v] |= ((word >> (2 * (v % 4))) & 0x03030303u) << 4;
+            codes.v[v] |= ((planes.v[4 + v / 4] >> (2 * (v % 4))) & 0x03030303u) << 4;
         }
     } else if (CODES == PAIRS_AND_BITS) {
-        uint word = panel.v[at + 32];
         [[unroll]] for (uint v = 0; v < 8; v++) {
-            codes.v[v] |= ((word >> v) & 0x01010101u) << 2;
+            codes.v[v] |= ((planes.v[2] >> v) & 0x01010101u) << 2;
         }
     }
     return codes;
@@ -140,13 +162,12 @@ uint levels(uint codes) {
     return codes;
 }
 
-// The numbers of block `block` of a lane, plus OFFSET.
-Codes block_codes(Uints panel, uint block, uint lane) {
-    uint start = block / BLOCKS * RECORD + HEAD + block % BLOCKS * PLANES;
-    Codes codes = planes(panel, start + lane);
+// The numbers of a block of a lane, plus OFFSET.
+Codes codes_of(Planes planes, uint lane) {
+    Codes codes = codes_in(planes);
     if (CODES == PAIRS_AND_DIRECTIONS) {
         // A bit for each eight columns.
-        uint directions = panel.v[start + 32 + lane / 4] >> (8 * (lane % 4));
+        uint directions = planes.v[2] >> (8 * (lane % 4));
         [[unroll]] for (uint v = 0; v < 8; v++) {
             codes.v[v] |= in_each_byte(((directions >> (v / 2)) & 1u) << 2);
         }
@@ -155,6 +176,11 @@ Codes block_codes(Uints panel, uint block, uint lane) {
         codes.v[v] = levels(codes.v[v]);
     }
     return codes;
+}
+
+// Those of block `block`.
+Codes block_codes(Uints panel, uint block, uint lane) {
+    return codes_of(read_planes(panel, block, lane), lane);
 }
 
 // `sum` plus the product of four numbers with four.

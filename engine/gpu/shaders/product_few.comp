@@ -1,6 +1,6 @@
-// Products of up to ROWS rows with quantised weights. A workgroup has one panel; sixteen invocations, a lane each, take
-// block after block. What blocks add to the sums waits in shared memory, and is added there in the order of blocks: while
-// one side of that memory is filled, the other is added up.
+// Products of up to ROWS rows with quantised weights. A workgroup has one panel; sixteen invocations, a lane each, take some
+// blocks at once, so that many reads are on their way. What blocks add to the sums waits in shared memory, and is added there in
+// the order of blocks: while one side of that memory is filled, the other is added up.
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
@@ -10,32 +10,74 @@
 #include "product_scales.glsl"
 #include "product_parts.glsl"
 
-// Invocations: sixteen times the blocks that are taken at once, and at least sixteen times ROWS.
+// Invocations: sixteen times SLICES, and at least sixteen times ROWS.
 layout(local_size_x_id = 9) in;
 layout(constant_id = 10) const uint ROWS = 1;
-// Blocks whose parts one side of the memory holds.
+// Blocks whose parts one side of the memory holds: a multiple of SLICES.
 layout(constant_id = 11) const uint SIDE = 16;
+// The same number as `local_size_x`, by sixteen.
+layout(constant_id = 13) const uint SLICES = 16;
 
 const uint STEP = PARTS * ROWS * LANES;
+// Blocks that an invocation takes at once.
+const uint AT_ONCE = SIDE / SLICES;
+// Parts that are read at once before they are added.
+const uint AHEAD = 16;
 
 shared float waiting[2 * SIDE * STEP];
 
-// Puts what block `block` adds to each row's sum to `to`.
-void put_parts(Uints panel, uint block, uint lane, uint to) {
-    Codes codes = block_codes(panel, block, lane);
-    Scales s = block_scales(panel, block, lane);
-    uvec4 halves[2] = {
-        uvec4(codes.v[0], codes.v[1], codes.v[2], codes.v[3]),
-        uvec4(codes.v[4], codes.v[5], codes.v[6], codes.v[7])
-    };
-    for (uint t = 0; t < work.n_rows; t++) {
-        ActBlock x = ActBlocks(work.x).v[x_row(t) * push.width + block];
-        Row row = row_of(x.d, x.d_sum, x.d_sum_half, x.neg_sum, x.neg_sum_half);
-        Parts parts = block_parts(halves, s, x.q, row);
-        [[unroll]] for (uint i = 0; i < PARTS; i++) {
-            waiting[to + (i * ROWS + t) * LANES + lane] = parts.v[i];
+// Puts what blocks `first`, `first + SLICES` and so on add to each row's sum to side `side`. Blocks behind the last are it once more,
+// and nobody adds them.
+void put_parts(Uints panel, uint first, uint slice, uint lane, uint side) {
+    Planes planes[AT_ONCE];
+    Heads heads[AT_ONCE];
+    [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
+        uint block = min(first + slice + j * SLICES, push.width - 1);
+        planes[j] = read_planes(panel, block, lane);
+        heads[j] = read_heads(panel, block, lane);
+    }
+    Codes codes[AT_ONCE];
+    Scales scales[AT_ONCE];
+    [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
+        uint block = min(first + slice + j * SLICES, push.width - 1);
+        codes[j] = codes_of(planes[j], lane);
+        scales[j] = scales_of(heads[j], block, lane);
+    }
+    [[unroll]] for (uint t = 0; t < ROWS; t++) {
+        uint row = x_row(min(t, work.n_rows - 1)) * push.width;
+        [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
+            uvec4 halves[2] = {
+                uvec4(codes[j].v[0], codes[j].v[1], codes[j].v[2], codes[j].v[3]),
+                uvec4(codes[j].v[4], codes[j].v[5], codes[j].v[6], codes[j].v[7])
+            };
+            ActBlock x = ActBlocks(work.x).v[row + min(first + slice + j * SLICES, push.width - 1)];
+            Row of = row_of(x.d, x.d_sum, x.d_sum_half, x.neg_sum, x.neg_sum_half);
+            Parts parts = block_parts(halves, scales[j], x.q, of);
+            uint to = (side + slice + j * SLICES) * STEP + lane;
+            [[unroll]] for (uint i = 0; i < PARTS; i++) {
+                waiting[to + (i * ROWS + t) * LANES] = parts.v[i];
+            }
         }
     }
+}
+
+// `sum` and the parts of `n` blocks at side `side`, in their order.
+float add_parts(uint side, uint n, uint me, float sum) {
+    const uint apart = ROWS * LANES;
+    uint at = side * STEP + me, end = at + n * PARTS * apart;
+    for (; at + AHEAD * apart <= end; at += AHEAD * apart) {
+        float parts[AHEAD];
+        [[unroll]] for (uint i = 0; i < AHEAD; i++) {
+            parts[i] = waiting[at + i * apart];
+        }
+        [[unroll]] for (uint i = 0; i < AHEAD; i++) {
+            sum += parts[i];
+        }
+    }
+    for (; at < end; at += apart) {
+        sum += waiting[at];
+    }
+    return sum;
 }
 
 void main() {
@@ -44,21 +86,16 @@ void main() {
     if (p * LANES >= push.rows || work.n_rows == 0) {
         return;
     }
-    uint lane = me % LANES, slice = me / LANES, slices = gl_WorkGroupSize.x / LANES;
+    uint lane = me % LANES, slice = me / LANES;
     Uints panel = Uints(work.panels + uint64_t(p) * push.panel_words * 4);
     float sum = 0.0;
     uint side = 0;
     for (uint first = 0; first < push.width; first += SIDE) {
-        uint n = min(SIDE, push.width - first);
-        for (uint i = slice; i < n; i += slices) {
-            put_parts(panel, first + i, lane, (side + i) * STEP);
-        }
+        put_parts(panel, first, slice, lane, side);
         barrier();
         // Those who have a sum here reach the next barrier, and so leave this side, before anyone fills it again.
         if (slice < work.n_rows) {
-            for (uint i = 0; i < n * PARTS; i++) {
-                sum += waiting[side * STEP + i * ROWS * LANES + me];
-            }
+            sum = add_parts(side, min(SIDE, push.width - first), me, sum);
         }
         side = SIDE - side;
     }

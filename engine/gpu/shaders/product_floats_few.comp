@@ -13,6 +13,8 @@ layout(constant_id = 1) const uint ROWS = 1;
 // Runs that are taken at once.
 const uint SIDE = 16;
 const uint STEP = ROWS * LANES;
+// Columns that are read at once, so that many reads are on their way.
+const uint AT_ONCE = ROWS > 4 ? 8 : 16;
 
 shared float waiting[2 * SIDE * STEP];
 
@@ -25,7 +27,23 @@ void put_run(uint64_t panel, uint first, uint lane, uint to) {
         sums[t] = 0.0;
         starts[t] = x_row(min(t, work.n_rows - 1)) * push.width;
     }
-    for (uint k = first; k < end; k++) {
+    uint k = first;
+    for (; k + AT_ONCE <= end; k += AT_ONCE) {
+        float w[AT_ONCE];
+        [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
+            w[j] = weight(panel, (k + j) * LANES + lane);
+        }
+        [[unroll]] for (uint t = 0; t < ROWS; t++) {
+            float x[AT_ONCE];
+            [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
+                x[j] = Floats(work.x).v[starts[t] + k + j];
+            }
+            [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
+                sums[t] += w[j] * x[j];
+            }
+        }
+    }
+    for (; k < end; k++) {
         float w = weight(panel, k * LANES + lane);
         [[unroll]] for (uint t = 0; t < ROWS; t++) {
             sums[t] += w * Floats(work.x).v[starts[t] + k];

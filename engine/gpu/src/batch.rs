@@ -17,12 +17,16 @@ pub(crate) struct Batch {
     runs: usize,
     /// Whether something in it names a buffer, which may be gone before such a batch comes again.
     names_buffers: bool,
+    /// Whether nothing but kernels ran since a barrier of this batch.
+    kernels_alone: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     /// All kernels, fills and copies before are done, and what they wrote is seen by what follows at these stages.
     Barrier(vk::PipelineStageFlags2),
+    /// All kernels before are done, and what they wrote is seen by the kernels that follow: between kernels of a batch.
+    KernelBarrier,
     /// A run of a kernel, which is told the next so many bytes of the push constants.
     Run { pipeline: vk::Pipeline, push: usize, groups: [u32; 3] },
     /// Bytes become zero.
@@ -64,11 +68,14 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.steps.clear();
         self.pushes.clear();
-        (self.runs, self.names_buffers) = (0, false);
+        (self.runs, self.names_buffers, self.kernels_alone) = (0, false, false);
     }
 
     pub(crate) fn barrier(&mut self, before: vk::PipelineStageFlags2) {
-        self.steps.push(Step::Barrier(before));
+        let is_kernel = before == vk::PipelineStageFlags2::COMPUTE_SHADER;
+        let kernels_alone = is_kernel && self.kernels_alone;
+        self.steps.push(if kernels_alone { Step::KernelBarrier } else { Step::Barrier(before) });
+        self.kernels_alone = is_kernel;
     }
 
     pub(crate) fn run(&mut self, pipeline: vk::Pipeline, push: &[u8], groups: [u32; 3]) {
@@ -93,12 +100,12 @@ impl Batch {
     pub(crate) fn fill(&mut self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
         let len = range.end - range.start;
         self.steps.push(Step::Fill { buffer, at: range.start, len });
-        self.names_buffers = true;
+        (self.names_buffers, self.kernels_alone) = (true, false);
     }
 
     pub(crate) fn copy(&mut self, from: (vk::Buffer, u64), to: (vk::Buffer, u64), len: u64) {
         self.steps.push(Step::Copy { from, to, len });
-        self.names_buffers = true;
+        (self.names_buffers, self.kernels_alone) = (true, false);
     }
 
     /// Records all of it; with `stamps`, the time at its start and behind each run.
@@ -130,7 +137,12 @@ impl Batch {
             let mut next = 0;
             let mut stamp = || {
                 if let Some(stamps) = stamps {
-                    raw.cmd_write_timestamp2(commands, vk::PipelineStageFlags2::ALL_COMMANDS, stamps, next);
+                    raw.cmd_write_timestamp2(
+                        commands,
+                        vk::PipelineStageFlags2::ALL_COMMANDS,
+                        stamps,
+                        next,
+                    );
                     next += 1;
                 }
             };
@@ -141,6 +153,7 @@ impl Batch {
             for step in &self.steps {
                 match *step {
                     Step::Barrier(before) => barrier(device, commands, before),
+                    Step::KernelBarrier => kernel_barrier(device, commands),
                     Step::Run { pipeline, push, groups: [x, y, z] } => {
                         let (mine, rest) = pushes.split_at(push);
                         raw.cmd_bind_pipeline(commands, point, pipeline);
@@ -172,6 +185,20 @@ fn barrier(device: &Device, commands: vk::CommandBuffer, stage: vk::PipelineStag
         .src_stage_mask(work)
         .src_access_mask(write)
         .dst_stage_mask(stage)
+        .dst_access_mask(read | write)];
+    let info = vk::DependencyInfo::default().memory_barriers(&barriers);
+    // SAFETY: the buffer is being recorded.
+    unsafe { device.raw.cmd_pipeline_barrier2(commands, &info) };
+}
+
+/// Records that all kernels before are done, and that kernels that follow see what they wrote.
+fn kernel_barrier(device: &Device, commands: vk::CommandBuffer) {
+    let kernels = vk::PipelineStageFlags2::COMPUTE_SHADER;
+    let (read, write) = (vk::AccessFlags2::SHADER_READ, vk::AccessFlags2::SHADER_WRITE);
+    let barriers = [vk::MemoryBarrier2::default()
+        .src_stage_mask(kernels)
+        .src_access_mask(write)
+        .dst_stage_mask(kernels)
         .dst_access_mask(read | write)];
     let info = vk::DependencyInfo::default().memory_barriers(&barriers);
     // SAFETY: the buffer is being recorded.

@@ -223,9 +223,7 @@ impl Recorder {
         let (recorded, open) = (&mut self.recorded, &mut self.open);
         let commands = match &self.timer {
             None => recorded.commands(device, open, (number, done))?,
-            Some(timer) => {
-                recorded.timed_commands(device, open, (number, done), timer.stamps())?
-            }
+            Some(timer) => recorded.timed_commands(device, open, (number, done), timer.stamps())?,
         };
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         let signals = [vk::SemaphoreSubmitInfo::default()

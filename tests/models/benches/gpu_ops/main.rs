@@ -14,8 +14,10 @@ mod memory;
 mod models;
 mod ops;
 mod random;
+mod warm;
 
 use brigade_gpu::{Gpu, GpuOptions};
+use warm::Warm;
 
 struct Options {
     device: usize,
@@ -57,7 +59,7 @@ impl Options {
     }
 }
 
-type Part = fn(&Options) -> Result<(), String>;
+type Part = fn(&Options, &mut Warm) -> Result<(), String>;
 
 const PARTS: [(&str, Part); 4] = [
     ("memory", memory::run),
@@ -83,11 +85,11 @@ fn main() -> std::process::ExitCode {
 fn run(options: &Options) -> Result<(), String> {
     let gpu = options.open(false)?;
     println!("{}, driver {}", gpu.facts().name, gpu.facts().driver_text());
-    drop(gpu);
+    let mut warm = Warm::new(gpu, options.small)?;
     for (name, part) in PARTS {
         if options.parts.is_empty() || options.parts.iter().any(|wanted| wanted == name) {
             println!("\n## {name}\n");
-            part(options)?;
+            part(options, &mut warm)?;
         }
     }
     Ok(())

@@ -4,19 +4,23 @@ use std::time::Instant;
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose};
 
+use crate::warm::Warm;
 use crate::{Options, random};
 
 /// Runs of a kernel that does next to nothing, one behind the other.
 const RUNS: usize = 4096;
 const TIMES: usize = 5;
 
-pub fn run(options: &Options) -> Result<(), String> {
+pub fn run(options: &Options, warm: &mut Warm) -> Result<(), String> {
     let gpu = options.open(false)?;
     let bytes = if options.small { 4 << 20 } else { 1 << 30 };
     println!("| what | figure |\n|---|---|");
-    let gigabytes = |seconds: f64, bytes: usize| format!("{:.1} GB/s", bytes as f64 / seconds / 1e9);
-    let mut sides = [buffer(&gpu, bytes, Purpose::Weights)?, buffer(&gpu, bytes, Purpose::Weights)?];
+    let gigabytes =
+        |seconds: f64, bytes: usize| format!("{:.1} GB/s", bytes as f64 / seconds / 1e9);
+    let mut sides =
+        [buffer(&gpu, bytes, Purpose::Weights)?, buffer(&gpu, bytes, Purpose::Weights)?];
     let [from, to] = &mut sides;
+    warm.up()?;
     let copy = best(&gpu, || gpu.copy(from.span(), to.span_mut()))?;
     println!("| copy on the device, read and written | {} |", gigabytes(copy, 2 * bytes));
     let host = random::bytes(bytes / 4);
@@ -28,6 +32,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         to.read(0..host.len(), &mut back).expect("room for the copy");
     })?;
     println!("| download | {} |", gigabytes(download, host.len()));
+    warm.up()?;
     let mut small = buffer(&gpu, 256, Purpose::Activations)?;
     let mut runs = |n: usize| best(&gpu, || (0..n).for_each(|_| gpu.scale(small.span_mut(), 0.5)));
     let (one, many) = (runs(1)?, runs(RUNS)?);

@@ -40,6 +40,10 @@ impl Kernel {
             return Self::of_few(ty, n_rows.next_power_of_two(), panels);
         }
         let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
+        if let Some(units) = Units::of(facts, (ty, form)) {
+            let rows = units.rows(n_rows, panels, enough);
+            return Self::of_units(&units, rows, n_rows.div_ceil(rows), panels);
+        }
         let tile = tile(n_rows, panels, enough);
         let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
         Self::of_many(facts, (ty, form), tile, groups)
@@ -56,6 +60,8 @@ impl Kernel {
     ) -> Self {
         let mut kernel = if piece_rows <= FEW_ROWS {
             Self::of_few(ty, piece_rows, panels * n_pieces)
+        } else if let Some(units) = Units::of(facts, (ty, form)) {
+            Self::of_units(&units, piece_rows, n_pieces, panels)
         } else {
             let tile = piece_rows / LANES;
             Self::of_many(facts, (ty, form), tile, panels.div_ceil(tile) * n_pieces)
@@ -76,6 +82,12 @@ impl Kernel {
         Self { shader, constants, groups: lines(groups) }
     }
 
+    /// The kernel for matrix units, whose workgroups take `rows` rows each: `n_tiles` times so many.
+    fn of_units(units: &Units, rows: usize, n_tiles: usize, panels: usize) -> Self {
+        let groups = panels.div_ceil(units.panels()) * n_tiles;
+        Self { shader: &UNITS, constants: units.constants(rows), groups: lines(groups) }
+    }
+
     /// A kernel whose workgroups take so many panels, and sixteens of rows.
     fn of_many(
         facts: &GpuFacts,
@@ -87,29 +99,69 @@ impl Kernel {
             let constants = fast(ty, &units, facts.limits.subgroup, tile as u32);
             return Self { shader: &FAST, constants, groups: lines(groups) };
         }
-        let format = ty.format();
-        let units = format.filter(|_| tile == 4).and_then(|format| units(facts, &format));
-        let (shader, constants) = match (format, units) {
-            (Some(format), Some(units)) => (&UNITS, [&format.constants()[..], &units].concat()),
-            (Some(format), None) => (&MANY, [&format.constants()[..], &[tile as u32]].concat()),
-            (None, _) => (&FLOATS_MANY, vec![float_type(ty), tile as u32]),
+        let (shader, constants) = match ty.format() {
+            Some(format) => (&MANY, [&format.constants()[..], &[tile as u32]].concat()),
+            None => (&FLOATS_MANY, vec![float_type(ty), tile as u32]),
         };
         Self { shader, constants, groups: lines(groups) }
     }
 }
 
-/// What of the device's matrix units multiplies signed bytes of tiles of 64 rows, if anything: rows of activations, rows
-/// of weights, columns.
-fn units(facts: &GpuFacts, format: &Format) -> Option<[u32; 3]> {
-    let fits = |shape: &&MatrixShape| {
-        let MatrixShape { m, n, k, factors, sums } = **shape;
-        let types = factors == MatrixType::I8 && sums == MatrixType::I32;
-        types && 64 % m == 0 && 64 % n == 0 && [8, 16, 32].contains(&k)
-    };
-    // Where columns share no scale, half of them are zeros.
-    let useful = |shape: &&MatrixShape| shape.m * shape.n * shape.k.min(format.scale_columns());
-    let shape = facts.matrices.iter().filter(fits).max_by_key(useful)?;
-    Some([shape.m, shape.n, shape.k])
+/// Matrix units that multiply signed bytes, for a format.
+struct Units {
+    format: Format,
+    /// Rows of activations, rows of weights, columns.
+    m: u32,
+    n: u32,
+    k: u32,
+    /// Subgroups of a workgroup, at least.
+    subgroups: u32,
+}
+
+impl Units {
+    /// Those of the device that suit best, if products of such rows can use any.
+    fn of(facts: &GpuFacts, (ty, form): (WeightType, RowForm)) -> Option<Self> {
+        let format = ty.format().filter(|_| form == RowForm::Blocks)?;
+        let fits = |shape: &&MatrixShape| {
+            let MatrixShape { m, n, k, factors, sums } = **shape;
+            let types = factors == MatrixType::I8 && sums == MatrixType::I32;
+            types && 16 % m == 0 && 16 % n == 0 && [8, 16, 32].contains(&k)
+        };
+        // Where columns share no scale, half of them are zeros.
+        let useful = |shape: &&MatrixShape| shape.m * shape.n * shape.k.min(format.scale_columns());
+        let shape = facts.matrices.iter().filter(fits).max_by_key(useful)?;
+        let MatrixShape { m, n, k, .. } = *shape;
+        let subgroups = (INVOCATIONS / facts.limits.subgroup).max(1);
+        Some(Self { format, m, n, k, subgroups })
+    }
+
+    /// Panels of a workgroup: shared memory has words for twice as many where these are full.
+    fn panels(&self) -> usize {
+        if self.k == 8 { 4 } else { 8 }
+    }
+
+    /// How many rows a workgroup takes: what is done soonest where `enough` workgroups run at once. What a workgroup does beside its rows counts as some more.
+    fn rows(&self, n_rows: usize, panels: usize, enough: usize) -> usize {
+        const BESIDE: usize = 128;
+        let time = |rows: &usize| {
+            let groups = panels.div_ceil(self.panels()) * n_rows.div_ceil(*rows);
+            groups.div_ceil(enough) * (rows + BESIDE)
+        };
+        [16, 32, 64].into_iter().min_by_key(time).expect("there are some")
+    }
+
+    /// Constants of the kernel, for workgroups of so many rows.
+    fn constants(&self, rows: usize) -> Vec<u32> {
+        let Self { m, n, k, subgroups, .. } = *self;
+        let (high, wide) = (rows as u32 / m, LANES as u32 * self.panels() as u32 / n);
+        // Tiles of a subgroup, as near to a square as they can be.
+        let mut tiles = [1, 1];
+        while (high / tiles[0]) * (wide / tiles[1]) > subgroups {
+            let side = usize::from(tiles[0] >= high || tiles[1] < tiles[0]);
+            tiles[side] *= 2;
+        }
+        [&self.format.constants()[..], &[m, n, k, 0, rows as u32], &tiles].concat()
+    }
 }
 
 /// Constants of the kernel for f16 units, in subgroups of up to `subgroup` invocations.
@@ -126,10 +178,12 @@ fn fast(ty: WeightType, units: &MatrixShape, subgroup: u32, tile: u32) -> Vec<u3
 
 /// Constants of the kernel of up to `rows` rows: shared memory has two sides of 8 KiB, or more where a step needs it.
 fn few(format: &Format, rows: u32) -> Vec<u32> {
+    /// Blocks that an invocation reads at once, at most: they wait in its registers.
+    const AT_ONCE: u32 = 4;
     let slices = if rows <= 4 { 16 } else { 8 };
     let fit = 8192 / (4 * LANES as u32 * rows * format.parts());
-    let side = (fit / slices * slices).clamp(slices, 4 * slices);
-    [&format.constants()[..], &[slices * LANES as u32, rows, side]].concat()
+    let side = (fit / slices * slices).clamp(slices, AT_ONCE * slices);
+    [&format.constants()[..], &[slices * LANES as u32, rows, side, 0, slices]].concat()
 }
 
 /// Workgroups that keep a device busy.
