@@ -4,9 +4,13 @@
 //
 // A workgroup takes some pages at once: it scores their positions, finds each page's greatest score so far, makes weights of the
 // scores, and adds the weighted values page by page.
+//
+// Memory takes some hundred cycles to answer, and sums have to wait for each other. So codes are read many at a time, before the first
+// of them is used, and the first codes of what comes next while these are added.
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
+#include "halves.glsl"
 #include "kv_page.glsl"
 #include "attend_tile.glsl"
 
@@ -50,13 +54,17 @@ const uint PAGE_FOURS = KV_PAGE / 4;
 const uint FOURS = PAGES * PAGE_FOURS;
 // Queries that an invocation scores at once.
 const uint AT_ONCE = TILE > 4 ? 4 : TILE;
+// Codes that an invocation reads at once: fours, and single ones. Large tiles have other workgroups beside them to wait for.
+const uint BATCH = TYPE == F32 || TILE > 4 ? 8 : 16;
+const uint SINGLES = TILE > 4 ? 16 : 32;
 // Fours of a value, tiles' queries whose fours the workgroup sums side by side, and sums of an invocation.
 const uint VALUE_FOURS = V_STRIDE / 4;
 const uint BESIDE = GROUP / VALUE_FOURS;
 const uint SUMS = (TILE + BESIDE - 1) / BESIDE;
+const uint ROW_FOURS = K_STRIDE / 4;
 
 // Queries as rows, filled up with zeros.
-shared vec4 queries[TILE * (K_STRIDE / 4)];
+shared vec4 queries[TILE * ROW_FOURS];
 // Scores and then weights, of each query and position.
 shared vec4 weights[TILE * FOURS];
 // Of each query and page: greatest scores, then sums of weights, by lane.
@@ -68,14 +76,21 @@ shared float correction[TILE * PAGES];
 // What each query sees.
 shared uint seen_first[TILE];
 shared uint seen_end[TILE];
+// Of each page of the span: its number in the sequence, its number among all, and which positions are read of it.
+shared uint page_numbers[SPAN_PAGES];
+shared uint page_blocks[SPAN_PAGES];
+shared uvec2 page_reads[SPAN_PAGES];
+// Of each page in work: behind the positions that all queries see from its beginning, and behind the last one that any sees.
+shared uint seen_by_all[PAGES];
+shared uint seen_by_some[PAGES];
 
 uint me = gl_LocalInvocationID.x;
+// The last invocations have the least to do with values: each of them goes over the pages of one query.
+uint my_query = me - (GROUP - TILE);
+bool walks = me >= GROUP - TILE;
 Tile tile;
 uint kv_head;
 HeadPlaces places;
-// The pages that are read of the sequence, where they are not all; and the last page that the tile sees.
-Uints list;
-uint last_page;
 // The weighted values so far: four elements of each of some queries.
 vec4 sums[SUMS];
 
@@ -89,71 +104,102 @@ uint row_of(uint query) {
     return (tile.first_query + query) / push.group;
 }
 
-// The number in its sequence of the page at a place among those that are read. Behind a list's end lies anything, and a
-// software driver runs a loop's body once more than it asks, without storing: so no page behind the tile's last is told.
-uint page_at(uint place) {
-    return LISTED ? min(list.v[1 + 3 * place], last_page) : place;
-}
-
-// Whether a position of the page at a place is read at all.
+// Whether a position of the page at a place of the span is read at all.
 bool is_read(uint place, uint pos) {
-    return !LISTED || (list.v[2 + 3 * place + pos / 32] >> pos % 32 & 1) != 0;
+    return !LISTED || (page_reads[place][pos / 32] >> pos % 32 & 1) != 0;
 }
 
 // Whether a query sees positions of the page at a place.
 bool sees(uint query, uint place) {
-    uint page = page_at(place);
+    uint page = page_numbers[place];
     return seen_first[query] < (page + 1) * KV_PAGE && seen_end[query] > page * KV_PAGE;
 }
 
 // Behind the last position that a query sees of the page at a place; 0 where it sees none.
 uint n_seen(uint query, uint place) {
-    return sees(query, place) ? min(seen_end[query] - page_at(place) * KV_PAGE, KV_PAGE) : 0;
+    return sees(query, place) ? min(seen_end[query] - page_numbers[place] * KV_PAGE, KV_PAGE) : 0;
 }
 
 uint64_t head_address(uint place) {
-    uint64_t block = push.pages.v[tile.pages + page_at(place)];
-    return push.pool + block * push.page_bytes + kv_head * places.bytes;
+    return push.pool + uint64_t(page_blocks[place]) * push.page_bytes + kv_head * places.bytes;
 }
 
-// Four values of a page, or four codes where they have scales.
-vec4 four_codes(uint64_t plane, uint i) {
+// Four values of a page as they are kept, or four codes where they have scales.
+uvec4 four_codes(uint64_t plane, uint i) {
     if (TYPE == F32) {
-        return FourFloats(plane).v[i];
+        return floatBitsToUint(FourFloats(plane).v[i]);
     } else if (TYPE == F16) {
-        uvec2 h = FourHalves(plane).v[i];
-        return vec4(f16_to_f32(h.x & 0xffff), f16_to_f32(h.x >> 16), f16_to_f32(h.y & 0xffff),
-                    f16_to_f32(h.y >> 16));
+        return uvec4(FourHalves(plane).v[i], 0, 0);
     }
-    int w = int(Uints(plane).v[i]);
+    return uvec4(Uints(plane).v[i], 0, 0, 0);
+}
+
+vec4 decoded(uvec4 codes) {
+    if (TYPE == F32) {
+        return uintBitsToFloat(codes);
+    } else if (TYPE == F16) {
+        return vec4(halves_to_floats(codes.x), halves_to_floats(codes.y));
+    }
+    int w = int(codes.x);
     return vec4(bitfieldExtract(w, 0, 8), bitfieldExtract(w, 8, 8), bitfieldExtract(w, 16, 8),
                 bitfieldExtract(w, 24, 8));
 }
 
-// The scale of a block of elements at one position, and at four.
-float scale_at(uint64_t scales, uint block, uint pos) {
-    return f16_to_f32(uint(Halves(scales).v[block * KV_PAGE + pos]));
+// One of them.
+uint one_code(uint64_t plane, uint i) {
+    if (TYPE == F32) {
+        return Uints(plane).v[i];
+    } else if (TYPE == F16) {
+        return uint(Halves(plane).v[i]);
+    }
+    return uint(int(SignedBytes(plane).v[i]));
+}
+
+float one_decoded(uint code) {
+    if (TYPE == F32) {
+        return uintBitsToFloat(code);
+    } else if (TYPE == F16) {
+        return halves_to_floats(code).x;
+    }
+    return float(int(code));
+}
+
+// The f16 bits of the scale of a block of elements at one position, and at four.
+uint scale_bits(uint64_t scales, uint block, uint pos) {
+    return uint(Halves(scales).v[block * KV_PAGE + pos]);
 }
 
 vec4 four_scales(uint64_t scales, uint block, uint four) {
     uvec2 h = FourHalves(scales).v[block * PAGE_FOURS + four];
-    return vec4(f16_to_f32(h.x & 0xffff), f16_to_f32(h.x >> 16), f16_to_f32(h.y & 0xffff),
-                f16_to_f32(h.y >> 16));
+    return vec4(halves_to_floats(h.x), halves_to_floats(h.y));
+}
+
+// Four elements of a query, zeros behind its end.
+vec4 four_of_query(uint query, uint first) {
+    uint64_t row = tile.first_row + row_of(query);
+    Floats q = at(push.q, (row * (push.n_kv_head * push.group) + head_of(query)) * DK);
+    vec4 x;
+    [[unroll]] for (uint j = 0; j < 4; j++) {
+        x[j] = DK % LANES == 0 || first + j < DK ? q.v[first + j] : 0.0;
+    }
+    return x;
 }
 
 void load_queries() {
-    const uint row_fours = K_STRIDE / 4;
-    for (uint i = me; i < TILE * row_fours; i += GROUP) {
-        uint query = i / row_fours, first = i % row_fours * 4;
-        vec4 x = vec4(0.0);
+    const uint fours = TILE * ROW_FOURS, rounds = (fours + GROUP - 1) / GROUP;
+    vec4 x[rounds];
+    [[unroll]] for (uint k = 0; k < rounds; k++) {
+        uint i = me + k * GROUP, query = i / ROW_FOURS, first = i % ROW_FOURS * 4;
+        x[k] = vec4(0.0);
         if (query < tile.n_queries) {
-            uint64_t row = tile.first_row + row_of(query);
-            Floats q = at(push.q, (row * (push.n_kv_head * push.group) + head_of(query)) * DK);
-            [[unroll]] for (uint j = 0; j < 4; j++) {
-                x[j] = first + j < DK ? q.v[first + j] : 0.0;
-            }
+            x[k] = four_of_query(query, first);
         }
-        queries[i] = x;
+    }
+    [[unroll]] for (uint k = 0; k < rounds; k++) {
+        uint i = me + k * GROUP;
+        if (i < fours) {
+            queries[i] = x[k];
+        }
     }
     if (me < TILE) {
         bool is = me < tile.n_queries;
@@ -163,29 +209,80 @@ void load_queries() {
     }
 }
 
+// Finds the pages at the places `begin..end`, the span's first place being `first`. Where not all pages are read, `list` has
+// those that are.
+void find_pages(uint first, uint begin, uint end, Uints list) {
+    uint i = GROUP - 1 - me, place = first + i;
+    if (i >= SPAN_PAGES || place < begin || place >= end) {
+        return;
+    }
+    uint page = LISTED ? list.v[1 + 3 * place] : place;
+    page_numbers[i] = page;
+    page_blocks[i] = push.pages.v[tile.pages + page];
+    if (LISTED) {
+        page_reads[i] = uvec2(list.v[2 + 3 * place], list.v[3 + 3 * place]);
+    }
+}
+
 // Products of `AT_ONCE` queries with the keys at four positions, where positions lie side by side.
 void products_across(uint64_t head, uint four, uint query, out vec4 products[AT_ONCE]) {
-    for (uint r = 0; r < AT_ONCE; r++) {
+    const bool whole = DK % BATCH == 0;
+    [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
         products[r] = vec4(0.0);
     }
-    vec4 scale = vec4(1.0);
-    for (uint i = 0; i < DK; i += 4) {
-        if (TYPE == Q8_0 && i % SCALE_ELEMS == 0) {
+    for (uint i = 0; i < DK; i += BATCH) {
+        uvec4 codes[BATCH];
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+            codes[j] = four_codes(head, (whole ? i + j : min(i + j, DK - 1)) * PAGE_FOURS + four);
+        }
+        vec4 scale = vec4(1.0);
+        if (TYPE == Q8_0) {
             scale = four_scales(head + places.key_scales, i / SCALE_ELEMS, four);
         }
-        const uint n = min(DK - i, 4);
-        vec4 keys[4];
-        [[unroll]] for (uint j = 0; j < 4; j++) {
-            if (DK % 4 == 0 || j < n) {
-                keys[j] = four_codes(head, (i + j) * PAGE_FOURS + four);
+        [[unroll]] for (uint g = 0; g < BATCH; g += 4) {
+            vec4 keys[4];
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                keys[j] = decoded(codes[g + j]);
                 keys[j] = TYPE == Q8_0 ? keys[j] * scale : keys[j];
             }
+            [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
+                vec4 q = queries[(query + r) * ROW_FOURS + (i + g) / 4];
+                [[unroll]] for (uint j = 0; j < 4; j++) {
+                    if (whole || i + g + j < DK) {
+                        products[r] = keys[j] * q[j] + products[r];
+                    }
+                }
+            }
         }
-        [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
-            vec4 q = queries[(query + r) * (K_STRIDE / 4) + i / 4];
-            [[unroll]] for (uint j = 0; j < 4; j++) {
-                if (DK % 4 == 0 || j < n) {
-                    products[r] = keys[j] * q[j] + products[r];
+    }
+}
+
+// The same with the key at one position.
+void products_at(uint64_t head, uint pos, uint query, out float products[AT_ONCE]) {
+    const bool whole = DK % SINGLES == 0;
+    [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
+        products[r] = 0.0;
+    }
+    for (uint i = 0; i < DK; i += SINGLES) {
+        uint codes[SINGLES];
+        [[unroll]] for (uint j = 0; j < SINGLES; j++) {
+            codes[j] = one_code(head, (whole ? i + j : min(i + j, DK - 1)) * KV_PAGE + pos);
+        }
+        float scale = 1.0;
+        if (TYPE == Q8_0) {
+            scale = halves_to_floats(scale_bits(head + places.key_scales, i / SCALE_ELEMS, pos)).x;
+        }
+        [[unroll]] for (uint g = 0; g < SINGLES; g += 4) {
+            if (whole || i + g < DK) {
+                [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
+                    vec4 q = queries[(query + r) * ROW_FOURS + (i + g) / 4];
+                    [[unroll]] for (uint j = 0; j < 4; j++) {
+                        float key = one_decoded(codes[g + j]);
+                        key = TYPE == Q8_0 ? key * scale : key;
+                        if (whole || i + g + j < DK) {
+                            products[r] = key * q[j] + products[r];
+                        }
+                    }
                 }
             }
         }
@@ -201,21 +298,29 @@ float fold(vec4 a, vec4 b, vec4 c, vec4 d) {
 
 // Products of `AT_ONCE` queries with the key at one position, where keys are rows.
 void products_in_rows(uint64_t head, uint pos, uint query, out float products[AT_ONCE]) {
+    const uint some = 8;
+    const bool whole = ROW_FOURS % some == 0;
     vec4 lanes[AT_ONCE * 4];
-    for (uint i = 0; i < AT_ONCE * 4; i++) {
+    [[unroll]] for (uint i = 0; i < AT_ONCE * 4; i++) {
         lanes[i] = vec4(0.0);
     }
-    float scale = 1.0;
-    for (uint i = 0; i < K_STRIDE / 4; i += 4) {
-        if (TYPE == Q8_0 && i % (SCALE_ELEMS / 4) == 0) {
-            scale = scale_at(head + places.key_scales, i / (SCALE_ELEMS / 4), pos);
+    for (uint i = 0; i < ROW_FOURS; i += some) {
+        uvec4 codes[some];
+        [[unroll]] for (uint j = 0; j < some; j++) {
+            codes[j] = four_codes(head, pos * ROW_FOURS + (whole ? i + j : min(i + j, ROW_FOURS - 1)));
         }
-        [[unroll]] for (uint j = 0; j < 4; j++) {
-            vec4 key = four_codes(head, pos * (K_STRIDE / 4) + i + j);
-            key = TYPE == Q8_0 ? key * scale : key;
-            [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
-                vec4 q = queries[(query + r) * (K_STRIDE / 4) + i + j];
-                lanes[r * 4 + j] = key * q + lanes[r * 4 + j];
+        float scale = 1.0;
+        if (TYPE == Q8_0) {
+            scale = halves_to_floats(scale_bits(head + places.key_scales, i / (SCALE_ELEMS / 4), pos)).x;
+        }
+        [[unroll]] for (uint j = 0; j < some; j++) {
+            if (whole || i + j < ROW_FOURS) {
+                vec4 key = decoded(codes[j]);
+                key = TYPE == Q8_0 ? key * scale : key;
+                [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
+                    vec4 q = queries[(query + r) * ROW_FOURS + i + j];
+                    lanes[r * 4 + j % 4] = key * q + lanes[r * 4 + j % 4];
+                }
             }
         }
     }
@@ -245,60 +350,104 @@ float score(float product, uint query, uint pos) {
     return x;
 }
 
-// Scores of the `n` pages from place `first` on.
-void score_pages(uint first, uint n) {
+// The score of a query at a position of the page at a place, or that of nothing.
+float score_at(uint place, uint pos, float product, uint query) {
+    float x = score(product, query, page_numbers[place] * KV_PAGE + pos);
+    return is_read(place, pos) ? x : -INFINITE;
+}
+
+// Scores of the `n` pages from place `first` on, four positions to an invocation.
+void score_fours(uint first, uint n) {
     uint four = me % FOURS, query = me / FOURS * AT_ONCE;
-    uint place = first + four / PAGE_FOURS;
     if (four >= n * PAGE_FOURS) {
         return;
     }
-    uint pos = page_at(place) * KV_PAGE + four % PAGE_FOURS * 4;
-    vec4 of_queries[AT_ONCE];
-    uint64_t head = head_address(place);
-    if (IN_KEYS) {
-        for (uint j = 0; j < 4; j++) {
-            float products[AT_ONCE];
-            products_in_rows(head, pos % KV_PAGE + j, query, products);
-            [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
-                of_queries[r][j] = products[r];
-            }
-        }
-    } else {
-        products_across(head, pos % KV_PAGE / 4, query, of_queries);
-    }
+    uint place = first + four / PAGE_FOURS, in_page = four % PAGE_FOURS;
+    vec4 products[AT_ONCE];
+    products_across(head_address(place), in_page, query, products);
     [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
         vec4 scores;
-        for (uint j = 0; j < 4; j++) {
-            float x = score(of_queries[r][j], query + r, pos + j);
-            scores[j] = is_read(place, pos % KV_PAGE + j) ? x : -INFINITE;
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            scores[j] = score_at(place, in_page * 4 + j, products[r][j], query + r);
         }
         weights[(query + r) * FOURS + four] = scores;
     }
 }
 
-// Makes weights of the scores of the `n` pages from place `first` on. An invocation has four lanes of a query and page; the first
-// ones have a query's greatest score `top` and sum of weights `total` over pages.
+// The same with one position to an invocation.
+void score_singles(uint first, uint n) {
+    uint positions = n * KV_PAGE;
+    for (uint i = me; i < positions * (TILE / AT_ONCE); i += GROUP) {
+        uint at = i % positions, query = i / positions * AT_ONCE;
+        uint place = first + at / KV_PAGE, pos = at % KV_PAGE;
+        float products[AT_ONCE];
+        if (IN_KEYS) {
+            products_in_rows(head_address(place), pos, query, products);
+        } else {
+            products_at(head_address(place), pos, query, products);
+        }
+        [[unroll]] for (uint r = 0; r < AT_ONCE; r++) {
+            weights[(query + r) * FOURS + at / 4][at % 4] = score_at(place, pos, products[r], query + r);
+        }
+    }
+}
+
+void score_pages(uint first, uint n) {
+    // Few positions are enough for all invocations only one by one.
+    if (IN_KEYS || n * KV_PAGE * (TILE / AT_ONCE) <= GROUP) {
+        score_singles(first, n);
+    } else {
+        score_fours(first, n);
+    }
+}
+
+// Finds what queries see of page `page` of those from place `first` on.
+void look_at_page(uint first, uint page) {
+    uint last = tile.n_queries - 1;
+    // Queries come by ascending position. Positions that all of them see come first.
+    seen_by_all[page] = sees(last, first + page) ? n_seen(0, first + page) : 0;
+    // Windows may begin behind the page for the last of them.
+    uint end = 0;
+    for (uint q = 0; q <= last; q++) {
+        end = max(end, n_seen(q, first + page));
+    }
+    seen_by_some[page] = end;
+}
+
+// Makes weights of the scores of the `n` pages from place `first` on. An invocation has four lanes of a query and page; those that
+// walk have their query's greatest score `top` and sum of weights `total` over pages.
 void weigh(uint first, uint n, inout float top, inout float total) {
     uint pair = me / 4, lane = me % 4;
     uint query = pair / PAGES, page = pair % PAGES;
     uint place = query * FOURS + page * PAGE_FOURS + lane;
     bool mine = pair < TILE * PAGES && page < n;
+    vec4 scores[4];
     if (mine) {
-        vec4 four = weights[place];
+        [[unroll]] for (uint g = 0; g < 4; g++) {
+            scores[g] = weights[place + g * 4];
+        }
+        vec4 four = scores[0];
         [[unroll]] for (uint g = 1; g < 4; g++) {
-            vec4 next = weights[place + g * 4];
+            vec4 next = scores[g];
             four = vec4(max_(four.x, next.x), max_(four.y, next.y), max_(four.z, next.z), max_(four.w, next.w));
         }
         by_lane[me].x = max_(max_(four.x, four.y), max_(four.z, four.w));
     }
+    if (me < n) {
+        look_at_page(first, me);
+    }
     barrier();
-    if (me < TILE) {
+    if (walks) {
         for (uint j = 0; j < n; j++) {
-            uint at = me * PAGES + j;
+            uint at = my_query * PAGES + j;
+            float of_lanes[4];
+            [[unroll]] for (uint i = 0; i < 4; i++) {
+                of_lanes[i] = by_lane[at * 4 + i].x;
+            }
             top_before[at] = top;
-            if (sees(me, first + j)) {
+            if (sees(my_query, first + j)) {
                 [[unroll]] for (uint i = 0; i < 4; i++) {
-                    top = max_(by_lane[at * 4 + i].x, top);
+                    top = max_(of_lanes[i], top);
                 }
             }
             top_with[at] = top;
@@ -309,9 +458,8 @@ void weigh(uint first, uint n, inout float top, inout float total) {
         bool sees_some = sees(query, first + page);
         float greatest = top_with[pair];
         vec4 of_lanes[4];
-        for (uint g = 0; g < 4; g++) {
-            vec4 x = weights[place + g * 4];
-            x = sees_some ? x - greatest : vec4(-INFINITE);
+        [[unroll]] for (uint g = 0; g < 4; g++) {
+            vec4 x = sees_some ? scores[g] - greatest : vec4(-INFINITE);
             of_lanes[g] = vec4(exp_(x.x), exp_(x.y), exp_(x.z), exp_(x.w));
             weights[place + g * 4] = of_lanes[g];
         }
@@ -321,69 +469,104 @@ void weigh(uint first, uint n, inout float top, inout float total) {
         }
     }
     barrier();
-    if (me < TILE) {
+    if (walks) {
         for (uint j = 0; j < n; j++) {
-            uint at = me * PAGES + j;
-            if (sees(me, first + j)) {
-                float sum = fold(by_lane[at * 4], by_lane[at * 4 + 1], by_lane[at * 4 + 2], by_lane[at * 4 + 3]);
+            uint at = my_query * PAGES + j;
+            float sum = fold(by_lane[at * 4], by_lane[at * 4 + 1], by_lane[at * 4 + 2], by_lane[at * 4 + 3]);
+            if (sees(my_query, first + j)) {
                 total = total * correction[at] + sum;
             }
         }
     }
 }
 
-vec4 four_of_value(uint64_t head, uint pos, uint four) {
+// Four elements of the values at `BATCH` positions from `pos` on, as they are kept: codes, and behind them the bits of their scale.
+void read_values(uint place, uint pos, uint four, out uvec4 codes[BATCH]) {
+    uint64_t head = head_address(place);
     uint64_t plane = IN_KEYS ? head : head + places.values;
-    vec4 value = four_codes(plane, pos * ((IN_KEYS ? K_STRIDE : V_STRIDE) / 4) + four);
-    if (TYPE == Q8_0) {
-        uint64_t scales = head + (IN_KEYS ? places.key_scales : places.value_scales);
-        value = value * scale_at(scales, four / (SCALE_ELEMS / 4), pos);
+    uint64_t scales = head + (IN_KEYS ? places.key_scales : places.value_scales);
+    [[unroll]] for (uint j = 0; j < BATCH; j++) {
+        codes[j] = four_codes(plane, (pos + j) * (IN_KEYS ? ROW_FOURS : VALUE_FOURS) + four);
+        if (TYPE == Q8_0) {
+            codes[j].y = scale_bits(scales, four / (SCALE_ELEMS / 4), pos + j);
+        }
     }
-    return value;
+}
+
+vec4 value_of(uvec4 codes) {
+    vec4 value = decoded(codes);
+    return TYPE == Q8_0 ? value * halves_to_floats(codes.y).x : value;
+}
+
+// Adds the weighted values of `BATCH` positions that all queries see, whose weights are at `places` for each sum.
+void add_batch(uvec4 codes[BATCH], uint places[SUMS]) {
+    [[unroll]] for (uint g = 0; g < BATCH; g += 4) {
+        vec4 values[4];
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            values[j] = value_of(codes[g + j]);
+        }
+        [[unroll]] for (uint s = 0; s < SUMS; s++) {
+            vec4 weight = weights[places[s] + g / 4];
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                sums[s] = values[j] * weight[j] + sums[s];
+            }
+        }
+    }
+}
+
+// The same of positions of which each sum's query sees the first `seen` alone.
+void add_seen(uvec4 codes[BATCH], uint places[SUMS], uint seen[SUMS]) {
+    [[unroll]] for (uint g = 0; g < BATCH; g += 4) {
+        vec4 values[4];
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            values[j] = value_of(codes[g + j]);
+        }
+        [[unroll]] for (uint s = 0; s < SUMS; s++) {
+            vec4 weight = weights[places[s] + g / 4];
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                vec4 sum = values[j] * weight[j] + sums[s];
+                sums[s] = g + j < seen[s] ? sum : sums[s];
+            }
+        }
+    }
 }
 
 // Adds the weighted values of the `n` pages from place `first` on.
 void add_values(uint first, uint n) {
     uint four = me % VALUE_FOURS, query = me / VALUE_FOURS;
-    if (query >= BESIDE) {
+    if (query >= min(BESIDE, TILE)) {
         return;
     }
-    uint last = tile.n_queries - 1;
+    uvec4 next[BATCH];
+    read_values(first, 0, four, next);
     for (uint page = 0; page < n; page++) {
-        uint64_t head = head_address(first + page);
-        // Queries come by ascending position. Positions that all of them see come first.
-        uint by_all = sees(last, first + page) ? n_seen(0, first + page) : 0;
-        // Windows may begin behind the page for the last of them.
-        uint end = 0;
-        for (uint q = 0; q <= last; q++) {
-            end = max(end, n_seen(q, first + page));
-        }
-        uint places[SUMS];
+        uint by_all = seen_by_all[page], end = seen_by_some[page];
+        uint places[SUMS], seen[SUMS];
         [[unroll]] for (uint s = 0; s < SUMS; s++) {
             uint q = min(query + s * BESIDE, TILE - 1);
             places[s] = q * FOURS + page * PAGE_FOURS;
+            seen[s] = n_seen(q, first + page);
             sums[s] = sums[s] * correction[q * PAGES + page];
         }
-        uint pos = 0;
-        for (; pos + 4 <= by_all; pos += 4) {
-            vec4 values[4];
-            [[unroll]] for (uint j = 0; j < 4; j++) {
-                values[j] = four_of_value(head, pos + j, four);
+        // A page of which nobody sees anything is gone over once too, for what comes behind it.
+        for (uint pos = 0; pos == 0 || pos < end; pos += BATCH) {
+            uvec4 codes[BATCH];
+            [[unroll]] for (uint j = 0; j < BATCH; j++) {
+                codes[j] = next[j];
+            }
+            if (pos + BATCH < end) {
+                read_values(first + page, pos + BATCH, four, next);
+            } else if (page + 1 < n) {
+                read_values(first + page + 1, 0, four, next);
+            }
+            if (pos + BATCH <= by_all) {
+                add_batch(codes, places);
+            } else {
+                add_seen(codes, places, seen);
             }
             [[unroll]] for (uint s = 0; s < SUMS; s++) {
-                vec4 weight = weights[places[s] + pos / 4];
-                [[unroll]] for (uint j = 0; j < 4; j++) {
-                    sums[s] = values[j] * weight[j] + sums[s];
-                }
-            }
-        }
-        for (; pos < end; pos++) {
-            vec4 value = four_of_value(head, pos, four);
-            [[unroll]] for (uint s = 0; s < SUMS; s++) {
-                uint q = min(query + s * BESIDE, TILE - 1);
-                if (pos < n_seen(q, first + page)) {
-                    sums[s] = value * weights[places[s] + pos / 4][pos % 4] + sums[s];
-                }
+                places[s] += BATCH / 4;
+                seen[s] -= min(seen[s], BATCH);
             }
         }
     }
@@ -403,31 +586,35 @@ void main() {
     kv_head = line() % push.n_kv_head;
     tile = push.tiles.v[push.spans.v[span]];
     places = head_places(DK, DV);
+    Uints list = push.lists;
     if (LISTED) {
         list = page_list(push.lists, tile, kv_head, push.most);
     }
     [[unroll]] for (uint s = 0; s < SUMS; s++) {
         sums[s] = vec4(0.0);
     }
+    // What the first query sees begins first, and what the last one sees ends last.
+    uint first_seen = first_visible(tile.first_pos + row_of(0), push.window);
+    uint end_seen = end_visible(tile, row_of(tile.n_queries - 1), push.window);
+    uint first = (tile.first_span + span - tile.first_state) * SPAN_PAGES;
+    uint n_pages = LISTED ? list.v[0] : (end_seen + KV_PAGE - 1) / KV_PAGE;
+    uint place = max(first_seen / KV_PAGE, first);
+    uint end = min(first + SPAN_PAGES, n_pages);
+    find_pages(first, place, end, list);
     load_queries();
     barrier();
-    last_page = (max(seen_end[tile.n_queries - 1], 1) - 1) / KV_PAGE;
-    uint in_sequence = tile.first_span + span - tile.first_state;
-    uint n_pages = LISTED ? list.v[0] : (seen_end[tile.n_queries - 1] + KV_PAGE - 1) / KV_PAGE;
-    uint page = max(seen_first[0] / KV_PAGE, in_sequence * SPAN_PAGES);
-    uint end = min((in_sequence + 1) * SPAN_PAGES, n_pages);
     float top = -INFINITE, total = 0.0;
-    while (page < end) {
-        uint n = min(PAGES, end - page);
-        score_pages(page, n);
+    while (place < end) {
+        uint n = min(PAGES, end - place);
+        score_pages(place - first, n);
         barrier();
-        weigh(page, n, top, total);
-        add_values(page, n);
+        weigh(place - first, n, top, total);
+        add_values(place - first, n);
         barrier();
-        page += n;
+        place += n;
     }
-    if (me < tile.n_queries) {
-        Floats to = state(span, me);
+    if (walks && my_query < tile.n_queries) {
+        Floats to = state(span, my_query);
         to.v[0] = top;
         to.v[1] = total;
     }

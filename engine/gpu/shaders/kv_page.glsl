@@ -1,5 +1,7 @@
 // A page of keys and values: 64 positions of one layer of one sequence. `PageLayout` in `ops/pages.rs` says what lies where.
 
+#include "four_floats.glsl"
+
 layout(constant_id = 0) const uint TYPE = 0;
 layout(constant_id = 1) const bool IN_KEYS = false;
 
@@ -14,8 +16,7 @@ const uint Q8_0 = 2;
 
 const uint CODE_BYTES = TYPE == F32 ? 4 : TYPE == F16 ? 2 : 1;
 
-// Values of memory, four at once.
-layout(buffer_reference, scalar, buffer_reference_align = 16) buffer FourFloats { vec4 v[]; };
+// f16 of memory, four at once.
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer FourHalves { uvec2 v[]; };
 
 // `n` filled up to whole vectors.

@@ -2,6 +2,7 @@
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
+#include "halves.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint FUNCTION = 0;
@@ -25,6 +26,8 @@ uint of(uint a, uint b) {
     case 6: return floatBitsToUint(x + uintBitsToFloat(b));
     case 7: return floatBitsToUint(x * uintBitsToFloat(b));
     case 8: return floatBitsToUint(x * x + uintBitsToFloat(b));
+    case 9: return floatBitsToUint(halves_to_floats(a & 0xffffu | b << 16).x);
+    case 10: return floatBitsToUint(halves_to_floats(b & 0xffffu | a << 16).y);
     }
     return 0;
 }

@@ -11,6 +11,7 @@ layout(constant_id = 0) const uint FUNCTION = 0xffffffff;
 layout(constant_id = 1) const uint PLACE = 0;
 const uint AS_THEY_ARE = 0xffffffff;
 #include "functions.glsl"
+const uint ROUNDS = 1;
 #include "quantize.glsl"
 
 layout(push_constant, scalar) uniform Push {
@@ -26,16 +27,24 @@ layout(push_constant, scalar) uniform Push {
 
 void main() {
     uint block = item() / SHARE, start = block * 32 + 4 * (gl_LocalInvocationID.x % SHARE);
-    bool mine = block < push.n_blocks;
-    vec4 values = vec4(0.0);
-    [[unroll]] for (uint i = 0; i < 4; i++) {
-        if (mine) {
-            values[i] = push.x.v[start + i];
-            if (FUNCTION != AS_THEY_ARE) {
-                values[i] = of(values[i], operand(push.y, start + i, push.width), 0.0, push.k);
-                push.result.v[start + i] = values[i];
+    vec4 values[ROUNDS];
+    values[0] = vec4(0.0);
+    if (block < push.n_blocks) {
+        // All is read before anything is written: whoever compiles this cannot know that these lie apart.
+        vec4 x, y;
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            x[i] = push.x.v[start + i];
+            y[i] = FUNCTION != AS_THEY_ARE ? operand(push.y, start + i, push.width) : 0.0;
+        }
+        values[0] = x;
+        if (FUNCTION != AS_THEY_ARE) {
+            [[unroll]] for (uint i = 0; i < 4; i++) {
+                values[0][i] = of(x[i], y[i], 0.0, push.k);
+            }
+            [[unroll]] for (uint i = 0; i < 4; i++) {
+                push.result.v[start + i] = values[0][i];
             }
         }
     }
-    make_block(push.blocks, block, mine, values);
+    make_blocks(push.blocks, block, 0, push.n_blocks, values);
 }

@@ -5,26 +5,20 @@ const uint SHARE = 8;
 // Below this a block counts as zero.
 const float SMALLEST_AMAX = 1e-30;
 
-// Bits of the greatest magnitude, the signs in the lowest place, and the sum of each invocation's values.
-shared uint share_greatest[256];
-shared uint share_negative[256];
-shared int share_sums[256];
+// Of the values of each invocation: bits of the greatest magnitude, and in the lowest place whether all are negative; and their sum.
+// For each of the ROUNDS blocks that are made at once; who includes this declares how many.
+shared uint share_greatest[ROUNDS * 256];
+shared int share_sums[ROUNDS * 256];
 
-// What the whole block has, of what its invocations left.
+// Such bits of the whole block, of what its invocations left from `first` on.
 uint block_greatest(uint first) {
-    uint most = 0;
+    uint most = 0, negative = 1;
     [[unroll]] for (uint i = 0; i < SHARE; i++) {
-        most = max(most, share_greatest[first + i]);
+        uint share = share_greatest[first + i];
+        most = max(most, share);
+        negative &= share;
     }
-    return most;
-}
-
-bool all_negative(uint first) {
-    uint all = 1;
-    [[unroll]] for (uint i = 0; i < SHARE; i++) {
-        all &= share_negative[first + i];
-    }
-    return all != 0;
+    return most & ~1u | negative;
 }
 
 int sum_of(uint first, uint n) {
@@ -47,15 +41,17 @@ void finish(ActBlocks blocks, uint block, uint first, float d) {
     blocks.v[block].pad = 0;
 }
 
-// Makes block `block` of the values of eight invocations; of nothing where it is not `mine`.
-void make_block(ActBlocks blocks, uint block, bool mine, vec4 values) {
-    uint me = gl_LocalInvocationID.x, share = me % SHARE, first = me - share;
-    uvec4 bits = mine ? floatBitsToUint(values) : uvec4(0);
-    uvec4 a = bits & 0x7fffffffu, signs = bits >> 31;
-    share_greatest[me] = max(max(a.x, a.y), max(a.z, a.w));
-    share_negative[me] = signs.x & signs.y & signs.z & signs.w;
-    barrier();
-    uint most = block_greatest(first);
+// Leaves for the others what four values are, of block number `round` of this invocation.
+void share_values(uint round, vec4 values) {
+    uvec4 bits = floatBitsToUint(values), a = bits & 0x7fffffffu, signs = bits >> 31;
+    uint negative = signs.x & signs.y & signs.z & signs.w;
+    share_greatest[round * 256 + gl_LocalInvocationID.x] = max(max(a.x, a.y), max(a.z, a.w)) << 1 | negative;
+}
+
+// The four codes of the values, and the block's scale; leaves the sum of the codes for the others.
+uint share_codes(uint round, vec4 values, out float d) {
+    uint me = gl_LocalInvocationID.x, shares = block_greatest(round * 256 + me - me % SHARE);
+    uint most = shares >> 1;
     float amax = uintBitsToFloat(most);
     bool poisoned = most >= 0x7f800000u, zero = amax < SMALLEST_AMAX;
     uint word = 0;
@@ -63,21 +59,46 @@ void make_block(ActBlocks blocks, uint block, bool mine, vec4 values) {
     if (!poisoned && !zero) {
         float inverse = div_exact(127.0, amax);
         [[unroll]] for (uint i = 0; i < 4; i++) {
-            int q = round_i32(uintBitsToFloat(bits[i]) * inverse);
+            int q = round_i32(values[i] * inverse);
             word |= uint(q & 0xff) << (8 * i);
             sum += q;
         }
     }
-    share_sums[me] = sum;
-    barrier();
-    if (!mine) {
-        return;
+    share_sums[round * 256 + me] = sum;
+    // The sign of zero is that of the values, where they agree.
+    float none = (shares & 1) != 0 ? uintBitsToFloat(0x80000000u) : 0.0;
+    d = poisoned ? NOT_A_NUMBER : none;
+    if (!poisoned && !zero && me % SHARE == 0) {
+        d = div_exact(amax, 127.0);
     }
+    return word;
+}
+
+// Writes the part of this invocation of block `block`.
+void write_codes(ActBlocks blocks, uint block, uint round, uint word, float d) {
+    uint me = gl_LocalInvocationID.x, share = me % SHARE;
     blocks.v[block].q[share / 4][share % 4] = word;
     if (share == 0) {
-        // The sign of zero is that of the values, where they agree.
-        float none = all_negative(first) ? uintBitsToFloat(0x80000000u) : 0.0;
-        float d = zero ? none : div_exact(amax, 127.0);
-        finish(blocks, block, first, poisoned ? NOT_A_NUMBER : d);
+        finish(blocks, block, round * 256 + me, d);
+    }
+}
+
+// Makes blocks of the values of eight invocations each, ROUNDS of them at once: the first is `block`, and each next one `step` further
+// on. Those from `end` on are not made.
+void make_blocks(ActBlocks blocks, uint block, uint step, uint end, vec4 values[ROUNDS]) {
+    [[unroll]] for (uint k = 0; k < ROUNDS; k++) {
+        share_values(k, values[k]);
+    }
+    barrier();
+    uint words[ROUNDS];
+    float d[ROUNDS];
+    [[unroll]] for (uint k = 0; k < ROUNDS; k++) {
+        words[k] = share_codes(k, values[k], d[k]);
+    }
+    barrier();
+    [[unroll]] for (uint k = 0; k < ROUNDS; k++) {
+        if (block + k * step < end) {
+            write_codes(blocks, block + k * step, k, words[k], d[k]);
+        }
     }
 }

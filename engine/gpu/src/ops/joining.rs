@@ -25,7 +25,8 @@ pub(super) enum RowsKind {
     Softmax = 3,
 }
 
-/// What `rows.comp` is told. Its constants are the kind, the invocations on a row, whether it adds, and whether it makes blocks.
+/// What `rows.comp` is told. Its constants are the kind, the invocations on a row, whether it adds, whether it makes blocks, and what
+/// [`RowsPush::held_fours`] says.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct RowsPush {
@@ -96,7 +97,30 @@ fn is_apart<const N: usize>(written: &Range<u64>, read: [Range<u64>; N]) -> bool
     read.iter().all(|read| written.end <= read.start || read.end <= written.start)
 }
 
+/// Rows at least as long are worth a workgroup, with this many invocations.
+const LONG_ROW: u32 = 512;
+const WORKGROUP: u32 = 256;
+
+/// Values of the longest row that a workgroup holds in registers.
+const MAX_HELD: u32 = 8192;
+
 impl RowsPush {
+    /// Invocations on a row.
+    pub(super) fn threads(&self) -> u32 {
+        if self.d < LONG_ROW { 16 } else { WORKGROUP }
+    }
+
+    /// How many times four values each invocation on a row holds of it; 0: it reads them one by one, whenever it needs them.
+    pub(super) fn held_fours(&self, kind: u32) -> u32 {
+        let read = [self.x, self.weights, self.biases, self.result, self.added];
+        let is_aligned = read.iter().all(|address| address.is_multiple_of(16));
+        let is_whole = self.d.is_multiple_of(16) && self.threads() == WORKGROUP;
+        if kind == RowsKind::Softmax as u32 || !is_aligned || !is_whole || self.d > MAX_HELD {
+            return 0;
+        }
+        self.d.div_ceil(4 * WORKGROUP)
+    }
+
     fn rows(&self, address: u64) -> Range<u64> {
         values(address, self.n * self.d)
     }
@@ -123,7 +147,7 @@ pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Joined> {
         return None;
     }
     let push = RowsPush { added: sum.y, factor: sum.constants[0], ..push };
-    let constants = [constants[0], constants[1], 1, 0];
+    let constants = [constants[0], constants[1], 1, 0, push.held_fours(constants[0])];
     Some(Joined::One(Work::new(&ROWS, &constants, &push, norm.groups)))
 }
 
@@ -140,7 +164,7 @@ pub(super) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
             return None;
         }
         let push = RowsPush { blocks: push.blocks, ..norm };
-        let constants = [constants[0], constants[1], constants[2], 1];
+        let constants = [constants[0], constants[1], constants[2], 1, constants[4]];
         return Some(Joined::One(Work::new(&ROWS, &constants, &push, last.groups)));
     }
     let (made, constants) = last.of::<elementwise::Push>(&elementwise::SHADER)?;
@@ -172,7 +196,7 @@ mod tests {
     fn norm(x: u64, result: u64) -> Work {
         let push =
             RowsPush { x, result, weights: 1 << 20, groups: 1, n: 1, d: 64, ..RowsPush::zeroed() };
-        Work::new(&ROWS, &[RowsKind::Rms as u32, 16, 0, 0], &push, [1; 3])
+        Work::new(&ROWS, &[RowsKind::Rms as u32, 16, 0, 0, 0], &push, [1; 3])
     }
 
     fn sum(x: u64, y: u64) -> Work {
@@ -206,6 +230,33 @@ mod tests {
         };
         assert!(is_one(blocks_of_result(&both, &quantize(out, 0x4000))));
         assert!(!is_one(blocks_of_result(&both, &quantize(out, y))), "what was added");
+    }
+
+    /// Four values at once need an address on four of them.
+    #[test]
+    fn rows_are_held_where_all_of_them_lie_on_whole_fours() {
+        let held = |d: u32, y: u64| {
+            let push = RowsPush {
+                d,
+                ..norm(0x10000, 0x20000).of::<RowsPush>(&ROWS).expect("it is one").0
+            };
+            let alone =
+                Work::new(&ROWS, &[0, push.threads(), 0, 0, push.held_fours(0)], &push, [1; 3]);
+            let sum = elementwise::Push {
+                n: d,
+                ..sum(0x10000, y).of(&elementwise::SHADER).expect("it is one").0
+            };
+            let sum =
+                Work::new(&elementwise::SHADER, &[Function::AddScaled as u32, EACH], &sum, [1; 3]);
+            let Some(Joined::One(both)) = norm_of_sum(&sum, &alone) else {
+                unreachable!("a sum and its norm")
+            };
+            [&alone, &both].map(|work| work.of::<RowsPush>(&ROWS).expect("it is one").1[4])
+        };
+        assert_eq!(held(4096, 0x30000), [4, 4]);
+        assert_eq!(held(4096, 0x30004), [4, 0]);
+        assert_eq!(held(8192, 0x30000), [8, 8]);
+        assert_eq!([held(496, 0x30000), held(4104, 0x30000), held(8208, 0x30000)], [[0; 2]; 3]);
     }
 
     #[test]

@@ -8,9 +8,6 @@ use crate::device::{Gpu, lines};
 use crate::span::{Span, SpanMut};
 use crate::work::Work;
 
-/// Rows at least as long are worth a workgroup.
-const LONG: usize = 512;
-
 /// Operands beside the rows.
 #[derive(Clone, Copy, Default)]
 struct Norm<'a> {
@@ -103,9 +100,10 @@ impl Gpu {
             eps: norm.eps,
             ..Push::zeroed()
         };
-        let threads = if d < LONG { 16 } else { 256 };
-        let groups = lines(n.div_ceil(256 / threads));
-        let work = Work::new(&joining::ROWS, &[kind as u32, threads as u32, 0, 0], &push, groups);
+        let threads = push.threads();
+        let groups = lines(n.div_ceil(256 / threads as usize));
+        let constants = [kind as u32, threads, 0, 0, push.held_fours(kind as u32)];
+        let work = Work::new(&joining::ROWS, &constants, &push, groups);
         // SAFETY: the kernel reads the `n` rows of `x` and the rows of weights and biases, which are whole groups of
         // `d` (checked); it writes the `n` rows of `out`. Joined to a sum it does that one's work too.
         unsafe { self.dispatch_joined(&work, |last| joining::norm_of_sum(last, &work)) };

@@ -5,9 +5,10 @@ use brigade_gpu::{Gpu, GpuBuffer, Purpose, RopeLayout, SpanMut};
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
 
-/// Rows and columns: whole blocks of 32, on both sides of where a row gets a workgroup, and longer than a piece.
-const SHAPES: [(usize, usize); 7] =
-    [(1, 32), (3, 64), (17, 480), (2, 512), (1, 4096), (3, 4128), (1, 8192)];
+/// Rows and columns: whole blocks of 32, on both sides of where a row gets a workgroup, longer than a piece, and longer than what a
+/// workgroup holds.
+const SHAPES: [(usize, usize); 8] =
+    [(1, 32), (3, 64), (17, 480), (2, 512), (1, 4096), (3, 4128), (1, 8192), (2, 8224)];
 
 /// Room for the 8-bit form of so many values.
 fn room(gpu: &Gpu, values: usize) -> GpuBuffer {

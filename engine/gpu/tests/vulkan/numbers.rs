@@ -13,6 +13,8 @@ const ROUND: u32 = 5;
 const ADD: u32 = 6;
 const MUL: u32 = 7;
 const MUL_ADD: u32 = 8;
+const LOW_OF_TWO: u32 = 9;
+const HIGH_OF_TWO: u32 = 10;
 
 /// Bits at and around every edge that a float has.
 fn edges() -> Vec<u32> {
@@ -134,6 +136,19 @@ fn every_f16_widens_exactly_and_f32_narrows_to_the_nearest() {
         return;
     };
     assert!(wrong.is_empty(), "{} differ: {:x?}", wrong.len(), &wrong[..wrong.len().min(8)]);
+}
+
+/// Attention has two at once, for which the sign of a zero is of no importance.
+#[test]
+fn every_f16_beside_any_other_widens_exactly_but_for_the_sign_of_zero() {
+    let halves: Vec<u32> = (0..0x1_0000).collect();
+    for turn in [0, 1, 0x3ff, 0x8001, 0xfc00] {
+        let others = halves.iter().map(|h| h.wrapping_mul(0x9e37) ^ turn).collect();
+        let widened = |h: u32, _| (half::f16::from_bits(h as u16).to_f32() + 0.0).to_bits();
+        let pairs = (halves.clone(), others);
+        assert_exact(LOW_OF_TWO, &pairs, widened);
+        assert_exact(HIGH_OF_TWO, &pairs, widened);
+    }
 }
 
 #[test]

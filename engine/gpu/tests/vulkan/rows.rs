@@ -1,12 +1,13 @@
 //! Norms and softmax beside the CPU's, bit for bit.
 
 use brigade_engine::kernels::Compute;
-use brigade_gpu::{Gpu, SpanMut};
+use brigade_gpu::{Gpu, GpuBuffer, SpanMut};
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
 
-/// Rows and columns: tiny, ragged, as heads, on both sides of where a row gets a workgroup, and longer than a piece.
-const SHAPES: [(usize, usize); 16] = [
+/// Rows and columns: tiny, ragged, as heads, on both sides of where a row gets a workgroup, longer than a piece, and on both sides of
+/// what a workgroup holds.
+const SHAPES: [(usize, usize); 19] = [
     (1, 1),
     (1, 7),
     (3, 15),
@@ -21,9 +22,17 @@ const SHAPES: [(usize, usize); 16] = [
     (1, 4096),
     (2, 4097),
     (2, 5120),
+    (1, 1040),
+    (2, 8192),
+    (1, 8208),
     (1, 9999),
     (0, 64),
 ];
+
+/// A buffer with these values behind one other, so that no four of them lie on four.
+fn on_odd(gpu: &Gpu, x: &[f32]) -> GpuBuffer {
+    on(gpu, &[&[9.0], x].concat())
+}
 
 fn both(
     (gpu, compute): (&Gpu, &Compute),
@@ -57,6 +66,31 @@ fn norms_of_rows() {
         gpu.rms_norm(from.span(), w, 1e-5, there.span_mut());
         compute.rms_norm(&x, &weight, 1e-5, &mut here);
         assert_same(&name("rms elsewhere"), &values_of(&there), &here);
+    }
+}
+
+#[test]
+fn norms_of_rows_that_begin_anywhere() {
+    let Some(gpu) = gpu() else { return };
+    let (compute, mut random) = (compute(), Random(4));
+    for d in [512, 2048] {
+        let (x, weight) = (random.values(2 * d, 3.0), random.values(d, 2.0));
+        let mut want = x.clone();
+        compute.rms_norm_inplace(&mut want, &weight, 1e-5);
+        for odd in 0..4 {
+            let place = |which: u32, values: &[f32]| match odd == which {
+                true => (on_odd(&gpu, values), 4),
+                false => (on(&gpu, values), 0),
+            };
+            let (from, from_at) = place(0, &x);
+            let (w, w_at) = place(1, &weight);
+            let (mut to, to_at) = place(2, &vec![f32::NAN; 2 * d]);
+            let (from_end, w_end, to_end) = (from.len(), w.len(), to.len());
+            let [from, w] = [from.span().part(from_at..from_end), w.span().part(w_at..w_end)];
+            gpu.rms_norm(from, w, 1e-5, to.span_mut().part(to_at..to_end));
+            let got = values_of(&to).split_off(to_at / 4);
+            assert_same(&format!("rows of {d}, operand {odd} off"), &got, &want);
+        }
     }
 }
 
