@@ -4,6 +4,7 @@
 //! cargo bench -p brigade-model-tests --bench gpu_ops                        all parts, on the first GPU
 //! cargo bench -p brigade-model-tests --bench gpu_ops -- --device 1
 //! cargo bench -p brigade-model-tests --bench gpu_ops -- products models     some of memory, products, attention, models
+//! cargo bench -p brigade-model-tests --bench gpu_ops -- products --only Q4_K      a type of weights, or a model
 //! cargo bench -p brigade-model-tests --bench gpu_ops -- --small             tiny sizes: does it run
 //! cargo bench -p brigade-model-tests --bench gpu_ops -- --fast-math         products of many rows in f16
 //! ```
@@ -23,12 +24,14 @@ struct Options {
     device: usize,
     small: bool,
     fast_math: bool,
+    only: Option<String>,
     parts: Vec<String>,
 }
 
 impl Options {
     fn read() -> Result<Self, String> {
-        let mut options = Self { device: 0, small: false, fast_math: false, parts: Vec::new() };
+        let mut options =
+            Self { device: 0, small: false, fast_math: false, only: None, parts: Vec::new() };
         let mut args = std::env::args().skip(1);
         while let Some(arg) = args.next() {
             match arg.as_str() {
@@ -36,6 +39,7 @@ impl Options {
                 "--bench" => {}
                 "--small" => options.small = true,
                 "--fast-math" => options.fast_math = true,
+                "--only" => options.only = Some(args.next().ok_or("--only needs a name")?),
                 "--device" => {
                     let index = args.next().and_then(|index| index.parse().ok());
                     options.device = index.ok_or("--device needs a number")?;
@@ -45,6 +49,11 @@ impl Options {
             }
         }
         Ok(options)
+    }
+
+    /// Whether a type or model of this name is wanted.
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only))
     }
 
     /// How the GPU is used.

@@ -33,6 +33,9 @@ const LONGEST: usize = 14;
 
 pub fn run(options: &Options, warm: &mut Warm) -> Result<(), String> {
     for (arch, size, quant, n_layer) in MODELS {
+        if !options.wants(&format!("{arch} {size} {quant}")) {
+            continue;
+        }
         let size = if options.small { "tiny-moe" } else { size };
         let path = std::env::temp_dir().join(format!("brigade-ops-{arch}-{size}-{quant}.gguf"));
         if !path.is_file() {

@@ -20,7 +20,7 @@ pub fn products(options: &Options, warm: &mut Warm) -> Result<(), String> {
     println!(
         "| type | weights | rows | us | GB/s of weights | TOPS | kernel |\n|---|---|---|---|---|---|---|"
     );
-    for ty in TYPES {
+    for ty in TYPES.into_iter().filter(|ty| options.wants(&format!("{ty:?}"))) {
         for shape in SHAPES {
             let shape = if options.small { (shape.0 / 64, shape.1 / 16) } else { shape };
             let all = if options.small { 1 } else { COPIED };
