@@ -26,34 +26,38 @@ const uint AHEAD = 16;
 
 shared float waiting[2 * SIDE * STEP];
 
-// Puts what blocks `first`, `first + SLICES` and so on add to each row's sum to side `side`. Blocks behind the last are it once more,
-// and nobody adds them.
-void put_parts(Uints panel, uint first, uint slice, uint lane, uint side) {
-    Planes planes[AT_ONCE];
-    Heads heads[AT_ONCE];
+// The blocks that this invocation takes at once, on their way.
+Planes planes[AT_ONCE];
+Heads heads[AT_ONCE];
+
+// Block `j` of those from `first` on that this invocation takes. Behind the last is the last once more, which nobody adds.
+uint block_at(uint first, uint j) {
+    return min(first + gl_LocalInvocationID.x / LANES + j * SLICES, push.width - 1);
+}
+
+// Reads the blocks from `first` on. Nothing is made of them, so that nobody waits for them here.
+void take(Uints panel, uint first, uint lane) {
     [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
-        uint block = min(first + slice + j * SLICES, push.width - 1);
-        planes[j] = read_planes(panel, block, lane);
-        heads[j] = read_heads(panel, block, lane);
+        planes[j] = read_planes(panel, block_at(first, j), lane);
+        heads[j] = read_heads(panel, block_at(first, j), lane);
     }
-    Codes codes[AT_ONCE];
-    Scales scales[AT_ONCE];
+}
+
+// Puts what these blocks add to each row's sum to side `side`.
+void put_parts(uint first, uint lane, uint side) {
     [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
-        uint block = min(first + slice + j * SLICES, push.width - 1);
-        codes[j] = codes_of(planes[j], lane);
-        scales[j] = scales_of(heads[j], block, lane);
-    }
-    [[unroll]] for (uint t = 0; t < ROWS; t++) {
-        uint row = x_row(min(t, work.n_rows - 1)) * push.width;
-        [[unroll]] for (uint j = 0; j < AT_ONCE; j++) {
-            uvec4 halves[2] = {
-                uvec4(codes[j].v[0], codes[j].v[1], codes[j].v[2], codes[j].v[3]),
-                uvec4(codes[j].v[4], codes[j].v[5], codes[j].v[6], codes[j].v[7])
-            };
-            ActBlock x = ActBlocks(work.x).v[row + min(first + slice + j * SLICES, push.width - 1)];
-            Row of = row_of(x.d, x.d_sum, x.d_sum_half, x.neg_sum, x.neg_sum_half);
-            Parts parts = block_parts(halves, scales[j], x.q, of);
-            uint to = (side + slice + j * SLICES) * STEP + lane;
+        uint block = block_at(first, j);
+        Codes codes = codes_of(planes[j], lane);
+        Scales scales = scales_of(heads[j], block, lane);
+        uvec4 halves[2] = {
+            uvec4(codes.v[0], codes.v[1], codes.v[2], codes.v[3]),
+            uvec4(codes.v[4], codes.v[5], codes.v[6], codes.v[7])
+        };
+        uint to = (side + gl_LocalInvocationID.x / LANES + j * SLICES) * STEP + lane;
+        [[unroll]] for (uint t = 0; t < ROWS; t++) {
+            ActBlock x = ActBlocks(work.x).v[x_row(min(t, work.n_rows - 1)) * push.width + block];
+            Row row = row_of(x.d, x.d_sum, x.d_sum_half, x.neg_sum, x.neg_sum_half);
+            Parts parts = block_parts(halves, scales, x.q, row);
             [[unroll]] for (uint i = 0; i < PARTS; i++) {
                 waiting[to + (i * ROWS + t) * LANES] = parts.v[i];
             }
@@ -90,8 +94,13 @@ void main() {
     Uints panel = Uints(work.panels + uint64_t(p) * push.panel_words * 4);
     float sum = 0.0;
     uint side = 0;
+    take(panel, 0, lane);
     for (uint first = 0; first < push.width; first += SIDE) {
-        put_parts(panel, first, slice, lane, side);
+        put_parts(first, lane, side);
+        // The next ones are on their way while these are added up.
+        if (first + SIDE < push.width) {
+            take(panel, first + SIDE, lane);
+        }
         barrier();
         // Those who have a sum here reach the next barrier, and so leave this side, before anyone fills it again.
         if (slice < work.n_rows) {

@@ -43,12 +43,10 @@ const uint CODES_LENGTH = COLUMNS * STRIDE;
 const uint VALUES_LENGTH = ROWS * STRIDE;
 shared uvec4 codes[2 * CODES_LENGTH];
 shared uvec4 values[2 * VALUES_LENGTH];
-// Scales and minima of weights, by part of a block; and of activations d, its sums, and negated sums.
+// Scales and minima of weights, by part of a block; and of activations d with its sums, and negated sums.
 const uint PIECES = HALVES ? 2 : 1;
-shared float scales[2 * PIECES * COLUMNS];
-shared float mins[MINS ? 2 * PIECES * COLUMNS : 1];
-shared float ds[2 * ROWS];
-shared float d_sums[MINS ? 2 * PIECES * ROWS : 1];
+shared vec2 scales[2 * PIECES * COLUMNS];
+shared vec2 ds[2 * PIECES * ROWS];
 shared int neg_sums[OFFSET != 0 ? 2 * PIECES * ROWS : 1];
 
 uint me = gl_LocalInvocationID.x;
@@ -114,21 +112,16 @@ void put(const uint from, uint block) {
         }
         put_codes(start + (SPREAD ? 2 : 1) * WORDS, uvec4(c.v[4], c.v[5], c.v[6], c.v[7]));
         [[unroll]] for (uint i = 0; i < PIECES; i++) {
-            scales[(from * PIECES + i) * COLUMNS + me] = s.scale[i];
-            if (MINS) {
-                mins[(from * PIECES + i) * COLUMNS + me] = s.min[i];
-            }
+            scales[(from * PIECES + i) * COLUMNS + me] = vec2(s.scale[i], s.min[i]);
         }
     } else if (me - COLUMNS < ROWS) {
         uint row = me - COLUMNS, start = from * VALUES_LENGTH + row * STRIDE;
         Planes q = planes[from];
         put_values(start, uvec4(q.v[0], q.v[1], q.v[2], q.v[3]));
         put_values(start + WORDS, uvec4(q.v[4], q.v[5], q.v[6], q.v[7]));
-        ds[from * ROWS + row] = uintBitsToFloat(heads[from].v[0]);
         [[unroll]] for (uint i = 0; i < PIECES; i++) {
-            if (MINS) {
-                d_sums[(from * PIECES + i) * ROWS + row] = uintBitsToFloat(heads[from].v[1 + i]);
-            }
+            uvec2 d = uvec2(heads[from].v[0], heads[from].v[1 + i]);
+            ds[(from * PIECES + i) * ROWS + row] = uintBitsToFloat(d);
             if (OFFSET != 0) {
                 neg_sums[(from * PIECES + i) * ROWS + row] = int(heads[from].v[3 + i]);
             }
@@ -187,20 +180,21 @@ void multiply(uint side, uint piece) {
 Scales scales_at(uint side, uint column) {
     Scales s = Scales(vec2(0.0), vec2(0.0));
     [[unroll]] for (uint i = 0; i < PIECES; i++) {
-        s.scale[i] = scales[(side * PIECES + i) * COLUMNS + column];
-        if (MINS) {
-            s.min[i] = mins[(side * PIECES + i) * COLUMNS + column];
-        }
+        vec2 both = scales[(side * PIECES + i) * COLUMNS + column];
+        s.scale[i] = both.x;
+        s.min[i] = both.y;
     }
     return s;
 }
 
 // What a row of activations has beside its values at `side`.
 Row row_at(uint side, uint row) {
-    Row x = Row(ds[side * ROWS + row], vec2(0.0), ivec2(0));
+    Row x = Row(0.0, vec2(0.0), ivec2(0));
     [[unroll]] for (uint i = 0; i < PIECES; i++) {
-        if (MINS) {
-            x.d_sum[i] = d_sums[(side * PIECES + i) * ROWS + row];
+        if (MINS || i == 0) {
+            vec2 both = ds[(side * PIECES + i) * ROWS + row];
+            x.d = both.x;
+            x.d_sum[i] = both.y;
         }
         if (OFFSET != 0) {
             x.neg_sum[i] = neg_sums[(side * PIECES + i) * ROWS + row];

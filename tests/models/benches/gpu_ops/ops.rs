@@ -11,7 +11,7 @@ use crate::{Options, random};
 const TYPES: [W; 5] = [W::Q4_K, W::Q6_K, W::Q8_0, W::MXFP4, W::F16];
 /// Rows and columns of the weights: of an 8B model.
 const SHAPES: [(usize, usize); 2] = [(4096, 4096), (14336, 4096)];
-const N_ROWS: [usize; 7] = [1, 2, 8, 16, 64, 256, 512];
+const N_ROWS: [usize; 5] = [1, 8, 32, 64, 512];
 /// Bytes of all copies of a matrix, so that no cache holds them.
 const COPIED: usize = 256 << 20;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use brigade_gpu::{Gpu, GpuBuffer, Purpose};
 
 /// How long it works before something is measured.
-const WORK: Duration = Duration::from_millis(120);
+const WORK: Duration = Duration::from_millis(300);
 
 /// What keeps the card busy.
 pub struct Warm {

@@ -40,7 +40,8 @@ impl Kernel {
             return Self::of_few(ty, n_rows.next_power_of_two(), panels);
         }
         let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
-        if let Some(units) = Units::of(facts, (ty, form)) {
+        let units = Units::of(facts, (ty, form));
+        if let Some(units) = units.filter(|units| units.pay(n_rows * panels)) {
             let rows = units.rows(n_rows, panels, enough);
             return Self::of_units(&units, rows, n_rows.div_ceil(rows), panels);
         }
@@ -60,11 +61,13 @@ impl Kernel {
     ) -> Self {
         let mut kernel = if piece_rows <= FEW_ROWS {
             Self::of_few(ty, piece_rows, panels * n_pieces)
-        } else if let Some(units) = Units::of(facts, (ty, form)) {
-            Self::of_units(&units, piece_rows, n_pieces, panels)
         } else {
+            let units = Units::of(facts, (ty, form));
             let tile = piece_rows / LANES;
-            Self::of_many(facts, (ty, form), tile, panels.div_ceil(tile) * n_pieces)
+            match units.filter(|units| units.pay(n_pieces * piece_rows * panels)) {
+                Some(units) => Self::of_units(&units, piece_rows, n_pieces, panels),
+                None => Self::of_many(facts, (ty, form), tile, panels.div_ceil(tile) * n_pieces),
+            }
         };
         // Numbers between that no constant of the shader has are without effect.
         let n = kernel.constants.len().max(KIND + 1);
@@ -116,6 +119,8 @@ struct Units {
     k: u32,
     /// Subgroups of a workgroup, at least.
     subgroups: u32,
+    /// Rows times panels from which on they are worth it.
+    least: usize,
 }
 
 impl Units {
@@ -132,7 +137,13 @@ impl Units {
         let shape = facts.matrices.iter().filter(fits).max_by_key(useful)?;
         let MatrixShape { m, n, k, .. } = *shape;
         let subgroups = (INVOCATIONS / facts.limits.subgroup).max(1);
-        Some(Self { format, m, n, k, subgroups })
+        let least = if facts.kind == GpuKind::Software { 1 } else { WORTH_UNITS };
+        Some(Self { format, m, n, k, subgroups, least })
+    }
+
+    /// Whether a product of so many rows times panels is done sooner by them.
+    fn pay(&self, rows_and_panels: usize) -> bool {
+        rows_and_panels >= self.least
     }
 
     /// Panels of a workgroup: shared memory has words for twice as many where these are full.
@@ -176,15 +187,22 @@ fn fast(ty: WeightType, units: &MatrixShape, subgroup: u32, tile: u32) -> Vec<u3
     [&format[..], &own].concat()
 }
 
-/// Constants of the kernel of up to `rows` rows: shared memory has two sides of 8 KiB, or more where a step needs it.
+/// Constants of the kernel of up to `rows` rows: how many blocks are taken at once depends on what shared memory holds of their
+/// parts, on each of its two sides.
 fn few(format: &Format, rows: u32) -> Vec<u32> {
     /// Blocks that an invocation reads at once, at most: they wait in its registers.
     const AT_ONCE: u32 = 4;
-    let slices = if rows <= 4 { 16 } else { 8 };
-    let fit = 8192 / (4 * LANES as u32 * rows * format.parts());
+    // One row has many workgroups at once, if each takes little memory.
+    let side_bytes = if rows == 1 { 8192 } else { 16384 };
+    let fit = side_bytes / (4 * LANES as u32 * rows * format.parts());
+    let slices = if fit >= 16 { 16 } else { 8 };
     let side = (fit / slices * slices).clamp(slices, AT_ONCE * slices);
     [&format.constants()[..], &[slices * LANES as u32, rows, side, 0, slices]].concat()
 }
+
+/// Rows times panels of a product from which on matrix units are faster: below, there are too few workgroups to hide that each
+/// waits for its blocks. Measured with the bench `gpu_ops` on an NVIDIA H200, from where one is as fast as the other.
+const WORTH_UNITS: usize = 8192;
 
 /// Workgroups that keep a device busy.
 const ENOUGH: usize = 128;
