@@ -363,7 +363,7 @@ void look_at_page(uint first, uint page) {
     seen_by_all[page] = sees(last, first + page) ? n_seen(0, first + page) : 0;
     // Windows may begin behind the page for the last of them.
     uint end = 0;
-    for (uint q = 0; q <= last; q++) {
+    [[unroll]] for (uint q = 0; q < TILE; q++) {
         end = max(end, n_seen(q, first + page));
     }
     seen_by_some[page] = end;
