@@ -1,4 +1,5 @@
-// Merges the spans of queries in order and divides by the sum of weights. An invocation makes four values of the output.
+// Merges the spans of queries in order and divides by the sum of weights. An invocation makes four values of the output. It reads what
+// several spans have before it uses the first of that.
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
@@ -21,6 +22,9 @@ layout(push_constant, scalar) uniform Push {
     // Pages that a list has room for.
     uint most;
 } push;
+
+// Spans whose states are read at once.
+const uint BATCH = 8;
 
 void main() {
     uint v_stride = whole_lanes(push.dv), fours = (push.dv + 3) / 4;
@@ -47,16 +51,32 @@ void main() {
     uint64_t first = ((uint64_t(tile.first_state) * push.n_kv_head + kv_head) * TILE + query) * state_len;
     uint64_t stride = push.n_kv_head * TILE * state_len;
     float top = SINKS ? push.sinks.v[head] : -INFINITE;
-    for (uint i = 0; i < n_spans; i++) {
-        top = max_(at(push.states, first + i * stride).v[0], top);
+    for (uint i = 0; i < n_spans; i += BATCH) {
+        float tops[BATCH];
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+            tops[j] = at(push.states, first + min(i + j, n_spans - 1) * stride).v[0];
+        }
+        // The last one counts more than once then, and is not greater than itself.
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+            top = max_(tops[j], top);
+        }
     }
     float total = 0.0;
     vec4 sum = vec4(0.0);
-    for (uint i = 0; i < n_spans; i++) {
-        Floats state = at(push.states, first + i * stride);
-        float weight = exp_(state.v[0] - top);
-        total = state.v[1] * weight + total;
-        sum = FourFloats(uint64_t(state)).v[STATE_HEAD / 4 + four] * weight + sum;
+    for (uint i = 0; i < n_spans; i += BATCH) {
+        vec4 heads[BATCH], values[BATCH];
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+            Floats state = at(push.states, first + min(i + j, n_spans - 1) * stride);
+            heads[j] = FourFloats(uint64_t(state)).v[0];
+            values[j] = FourFloats(uint64_t(state)).v[STATE_HEAD / 4 + four];
+        }
+        [[unroll]] for (uint j = 0; j < BATCH; j++) {
+            if (i + j < n_spans) {
+                float weight = exp_(heads[j].x - top);
+                total = heads[j].y * weight + total;
+                sum = values[j] * weight + sum;
+            }
+        }
     }
     if (SINKS) {
         total = total + exp_(push.sinks.v[head] - top);

@@ -10,8 +10,8 @@
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"
-#include "halves.glsl"
 #include "kv_page.glsl"
+#include "page_codes.glsl"
 #include "attend_tile.glsl"
 
 layout(local_size_x = 256) in;
@@ -57,10 +57,15 @@ const uint AT_ONCE = TILE > 4 ? 4 : TILE;
 // Codes that an invocation reads at once: fours, and single ones. Large tiles have other workgroups beside them to wait for.
 const uint BATCH = TYPE == F32 || TILE > 4 ? 8 : 16;
 const uint SINGLES = TILE > 4 ? 16 : 32;
-// Fours of a value, tiles' queries whose fours the workgroup sums side by side, and sums of an invocation.
-const uint VALUE_FOURS = V_STRIDE / 4;
-const uint BESIDE = GROUP / VALUE_FOURS;
+// Elements of a value that an invocation adds, for some queries: the fewer, the more queries to a value that is read and decoded.
+const uint WIDTH = V_STRIDE > 2 * GROUP ? 4 : 2;
+const uint VALUE_PARTS = V_STRIDE / WIDTH;
+// Queries that the workgroup sums side by side, and sums of an invocation: at least two, where there are so many.
+const uint MOST_BESIDE = TILE > 1 ? TILE / 2 : 1;
+const uint BESIDE = GROUP / VALUE_PARTS < MOST_BESIDE ? GROUP / VALUE_PARTS : MOST_BESIDE;
 const uint SUMS = (TILE + BESIDE - 1) / BESIDE;
+// Positions whose values an invocation reads at once.
+const uint AHEAD = (TYPE == F16 && TILE <= 4 ? 32 : 16) * 2 / WIDTH;
 const uint ROW_FOURS = K_STRIDE / 4;
 
 // Queries as rows, filled up with zeros.
@@ -91,7 +96,7 @@ bool walks = me >= GROUP - TILE;
 Tile tile;
 uint kv_head;
 HeadPlaces places;
-// The weighted values so far: four elements of each of some queries.
+// The weighted values so far: WIDTH elements each of some queries.
 vec4 sums[SUMS];
 
 // Query head of a query.
@@ -122,56 +127,6 @@ uint n_seen(uint query, uint place) {
 
 uint64_t head_address(uint place) {
     return push.pool + uint64_t(page_blocks[place]) * push.page_bytes + kv_head * places.bytes;
-}
-
-// Four values of a page as they are kept, or four codes where they have scales.
-uvec4 four_codes(uint64_t plane, uint i) {
-    if (TYPE == F32) {
-        return floatBitsToUint(FourFloats(plane).v[i]);
-    } else if (TYPE == F16) {
-        return uvec4(FourHalves(plane).v[i], 0, 0);
-    }
-    return uvec4(Uints(plane).v[i], 0, 0, 0);
-}
-
-vec4 decoded(uvec4 codes) {
-    if (TYPE == F32) {
-        return uintBitsToFloat(codes);
-    } else if (TYPE == F16) {
-        return vec4(halves_to_floats(codes.x), halves_to_floats(codes.y));
-    }
-    int w = int(codes.x);
-    return vec4(bitfieldExtract(w, 0, 8), bitfieldExtract(w, 8, 8), bitfieldExtract(w, 16, 8),
-                bitfieldExtract(w, 24, 8));
-}
-
-// One of them.
-uint one_code(uint64_t plane, uint i) {
-    if (TYPE == F32) {
-        return Uints(plane).v[i];
-    } else if (TYPE == F16) {
-        return uint(Halves(plane).v[i]);
-    }
-    return uint(int(SignedBytes(plane).v[i]));
-}
-
-float one_decoded(uint code) {
-    if (TYPE == F32) {
-        return uintBitsToFloat(code);
-    } else if (TYPE == F16) {
-        return halves_to_floats(code).x;
-    }
-    return float(int(code));
-}
-
-// The f16 bits of the scale of a block of elements at one position, and at four.
-uint scale_bits(uint64_t scales, uint block, uint pos) {
-    return uint(Halves(scales).v[block * KV_PAGE + pos]);
-}
-
-vec4 four_scales(uint64_t scales, uint block, uint four) {
-    uvec2 h = FourHalves(scales).v[block * PAGE_FOURS + four];
-    return vec4(halves_to_floats(h.x), halves_to_floats(h.y));
 }
 
 // Four elements of a query, zeros behind its end.
@@ -408,7 +363,7 @@ void look_at_page(uint first, uint page) {
     seen_by_all[page] = sees(last, first + page) ? n_seen(0, first + page) : 0;
     // Windows may begin behind the page for the last of them.
     uint end = 0;
-    for (uint q = 0; q <= last; q++) {
+    [[unroll]] for (uint q = 0; q < TILE; q++) {
         end = max(end, n_seen(q, first + page));
     }
     seen_by_some[page] = end;
@@ -480,15 +435,16 @@ void weigh(uint first, uint n, inout float top, inout float total) {
     }
 }
 
-// Four elements of the values at `BATCH` positions from `pos` on, as they are kept: codes, and behind them the bits of their scale.
-void read_values(uint place, uint pos, uint four, out uvec4 codes[BATCH]) {
+// Part `part` of the values at AHEAD positions from `pos` on, as they are kept: codes, and behind them the bits of their scale.
+void read_values(uint place, uint pos, uint part, out uvec4 codes[AHEAD]) {
     uint64_t head = head_address(place);
     uint64_t plane = IN_KEYS ? head : head + places.values;
     uint64_t scales = head + (IN_KEYS ? places.key_scales : places.value_scales);
-    [[unroll]] for (uint j = 0; j < BATCH; j++) {
-        codes[j] = four_codes(plane, (pos + j) * (IN_KEYS ? ROW_FOURS : VALUE_FOURS) + four);
+    [[unroll]] for (uint j = 0; j < AHEAD; j++) {
+        uint i = (pos + j) * ((IN_KEYS ? K_STRIDE : V_STRIDE) / WIDTH) + part;
+        codes[j] = WIDTH == 4 ? four_codes(plane, i) : two_codes(plane, i);
         if (TYPE == Q8_0) {
-            codes[j].y = scale_bits(scales, four / (SCALE_ELEMS / 4), pos + j);
+            codes[j].y = scale_bits(scales, part / (SCALE_ELEMS / WIDTH), pos + j);
         }
     }
 }
@@ -498,9 +454,9 @@ vec4 value_of(uvec4 codes) {
     return TYPE == Q8_0 ? value * halves_to_floats(codes.y).x : value;
 }
 
-// Adds the weighted values of `BATCH` positions that all queries see, whose weights are at `places` for each sum.
-void add_batch(uvec4 codes[BATCH], uint places[SUMS]) {
-    [[unroll]] for (uint g = 0; g < BATCH; g += 4) {
+// Adds the weighted values of AHEAD positions that all queries see, whose weights are at `places` for each sum.
+void add_all(uvec4 codes[AHEAD], uint places[SUMS]) {
+    [[unroll]] for (uint g = 0; g < AHEAD; g += 4) {
         vec4 values[4];
         [[unroll]] for (uint j = 0; j < 4; j++) {
             values[j] = value_of(codes[g + j]);
@@ -514,18 +470,16 @@ void add_batch(uvec4 codes[BATCH], uint places[SUMS]) {
     }
 }
 
-// The same of positions of which each sum's query sees the first `seen` alone.
-void add_seen(uvec4 codes[BATCH], uint places[SUMS], uint seen[SUMS]) {
-    [[unroll]] for (uint g = 0; g < BATCH; g += 4) {
-        vec4 values[4];
-        [[unroll]] for (uint j = 0; j < 4; j++) {
-            values[j] = value_of(codes[g + j]);
-        }
-        [[unroll]] for (uint s = 0; s < SUMS; s++) {
-            vec4 weight = weights[places[s] + g / 4];
+// The same of positions of which each sum's query sees the first `seen` alone, and none sees more than `most`.
+void add_seen(uvec4 codes[AHEAD], uint places[SUMS], uint seen[SUMS], uint most) {
+    [[unroll]] for (uint g = 0; g < AHEAD; g += 4) {
+        if (g < most) {
             [[unroll]] for (uint j = 0; j < 4; j++) {
-                vec4 sum = values[j] * weight[j] + sums[s];
-                sums[s] = g + j < seen[s] ? sum : sums[s];
+                vec4 value = value_of(codes[g + j]);
+                [[unroll]] for (uint s = 0; s < SUMS; s++) {
+                    vec4 sum = value * weights[places[s] + g / 4][j] + sums[s];
+                    sums[s] = g + j < seen[s] ? sum : sums[s];
+                }
             }
         }
     }
@@ -533,12 +487,12 @@ void add_seen(uvec4 codes[BATCH], uint places[SUMS], uint seen[SUMS]) {
 
 // Adds the weighted values of the `n` pages from place `first` on.
 void add_values(uint first, uint n) {
-    uint four = me % VALUE_FOURS, query = me / VALUE_FOURS;
-    if (query >= min(BESIDE, TILE)) {
+    uint part = me % VALUE_PARTS, query = me / VALUE_PARTS;
+    if (query >= BESIDE) {
         return;
     }
-    uvec4 next[BATCH];
-    read_values(first, 0, four, next);
+    uvec4 next[AHEAD];
+    read_values(first, 0, part, next);
     for (uint page = 0; page < n; page++) {
         uint by_all = seen_by_all[page], end = seen_by_some[page];
         uint places[SUMS], seen[SUMS];
@@ -549,24 +503,24 @@ void add_values(uint first, uint n) {
             sums[s] = sums[s] * correction[q * PAGES + page];
         }
         // A page of which nobody sees anything is gone over once too, for what comes behind it.
-        for (uint pos = 0; pos == 0 || pos < end; pos += BATCH) {
-            uvec4 codes[BATCH];
-            [[unroll]] for (uint j = 0; j < BATCH; j++) {
+        for (uint pos = 0; pos == 0 || pos < end; pos += AHEAD) {
+            uvec4 codes[AHEAD];
+            [[unroll]] for (uint j = 0; j < AHEAD; j++) {
                 codes[j] = next[j];
             }
-            if (pos + BATCH < end) {
-                read_values(first + page, pos + BATCH, four, next);
+            if (pos + AHEAD < end) {
+                read_values(first + page, pos + AHEAD, part, next);
             } else if (page + 1 < n) {
-                read_values(first + page + 1, 0, four, next);
+                read_values(first + page + 1, 0, part, next);
             }
-            if (pos + BATCH <= by_all) {
-                add_batch(codes, places);
+            if (pos + AHEAD <= by_all) {
+                add_all(codes, places);
             } else {
-                add_seen(codes, places, seen);
+                add_seen(codes, places, seen, end - min(pos, end));
             }
             [[unroll]] for (uint s = 0; s < SUMS; s++) {
-                places[s] += BATCH / 4;
-                seen[s] -= min(seen[s], BATCH);
+                places[s] += AHEAD / 4;
+                seen[s] -= min(seen[s], AHEAD);
             }
         }
     }
@@ -618,11 +572,13 @@ void main() {
         to.v[0] = top;
         to.v[1] = total;
     }
-    uint four = me % VALUE_FOURS, query = me / VALUE_FOURS;
+    uint part = me % VALUE_PARTS, query = me / VALUE_PARTS;
     [[unroll]] for (uint s = 0; s < SUMS; s++) {
         uint q = query + s * BESIDE;
         if (query < BESIDE && q < tile.n_queries) {
-            FourFloats(uint64_t(state(span, q))).v[STATE_HEAD / 4 + four] = sums[s];
+            [[unroll]] for (uint j = 0; j < WIDTH; j++) {
+                state(span, q).v[STATE_HEAD + part * WIDTH + j] = sums[s][j];
+            }
         }
     }
 }

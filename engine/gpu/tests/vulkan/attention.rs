@@ -236,6 +236,17 @@ fn values_in_keys_have_the_bits_of_the_cpu() {
     }
 }
 
+/// Values so wide that a workgroup has no two elements of them for each invocation.
+#[test]
+fn wide_values_have_the_bits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let types = if all_pairs(&gpu) { &TYPES[..] } else { &[KvType::Q8_0] };
+    for &ty in types {
+        let case = Case { dims: (24, 528), ty, ..Case::new((2, 1), 24, &[(0, 70), (130, 1)]) };
+        case.check(&gpu, &format!("{ty:?}, values of 528"));
+    }
+}
+
 #[test]
 fn every_variant_has_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
