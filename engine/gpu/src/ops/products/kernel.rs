@@ -202,7 +202,7 @@ fn few(format: &Format, rows: u32) -> Vec<u32> {
 
 /// Rows times panels of a product from which on matrix units are faster: below, there are too few workgroups to hide that each
 /// waits for its blocks. Measured with the bench `gpu_ops` on an NVIDIA H200, from where one is as fast as the other.
-const WORTH_UNITS: usize = 8192;
+const WORTH_UNITS: usize = 12288;
 
 /// Workgroups that keep a device busy.
 const ENOUGH: usize = 128;
