@@ -271,7 +271,7 @@ pub fn content_text(path: &str, content: Option<&Value>) -> Result<String, ApiEr
 }
 
 /// A text that an object must have.
-fn required<'v>(path: &str, object: &'v Value, name: &str) -> Result<&'v str, ApiError> {
+pub fn required<'v>(path: &str, object: &'v Value, name: &str) -> Result<&'v str, ApiError> {
     object.get(name).and_then(Value::as_str).ok_or_else(|| {
         let path = format!("{path}.{name}");
         ApiError::field(&path, format!("{path} must be a string"))

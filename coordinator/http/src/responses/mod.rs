@@ -27,6 +27,8 @@ use super::types::FinishWord;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Echo {
     fields: Map<String, Value>,
+    /// Names of the tools whose input is a text.
+    custom: Vec<String>,
     /// There is nothing to answer: some programs ask so whether anybody is there.
     is_empty: bool,
 }
@@ -64,7 +66,7 @@ pub(super) async fn create(
         return Ok(Json(response).into_response());
     };
     let whole = reply::collect(generation, reply).await?;
-    let items = blocks(whole.message).into_iter().map(|block| item(block, "completed"));
+    let items = blocks(whole.message).into_iter().map(|block| item(block, "completed", &echo));
     response["output"] = Value::Array(items.collect());
     finish(&mut response, whole.finish_reason, n_prompt, &whole.end);
     Ok(Json(response).into_response())
@@ -107,8 +109,22 @@ fn finish(response: &mut Value, finish: FinishWord, n_prompt: u32, end: &End) {
     });
 }
 
+impl Echo {
+    fn is_custom(&self, name: &str) -> bool {
+        self.custom.iter().any(|custom| custom == name)
+    }
+}
+
+/// The input of a custom tool's call, of the arguments of the function that it is in a chat. Where these are no such object, since
+/// the answer was cut off, they are it as they are.
+fn custom_input(arguments: &str) -> String {
+    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
+    let input = parsed.as_ref().and_then(|parsed| parsed.get("input")?.as_str());
+    input.unwrap_or(arguments).to_string()
+}
+
 /// A block as an item of the output.
-fn item(block: Block, status: &str) -> Value {
+fn item(block: Block, status: &str, echo: &Echo) -> Value {
     let id = |prefix: &str| format!("{prefix}{}", brigade_line::random::id());
     match block {
         Block::Reasoning(text) => json!({
@@ -119,6 +135,10 @@ fn item(block: Block, status: &str) -> Value {
             "type": "message", "id": id("msg_"), "role": "assistant", "status": status,
             "content": [text_part(&text)],
         }),
+        Block::Call { id: call, name, arguments } if echo.is_custom(&name) => json!({
+            "type": "custom_tool_call", "id": id("ctc_"), "call_id": call, "name": name,
+            "input": custom_input(&arguments), "status": status,
+        }),
         Block::Call { id: call, name, arguments } => json!({
             "type": "function_call", "id": id("fc_"), "call_id": call, "name": name,
             "arguments": arguments, "status": status,
@@ -128,4 +148,23 @@ fn item(block: Block, status: &str) -> Value {
 
 fn text_part(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_custom_tools_have_their_input_as_it_is() {
+        let echo = Echo { custom: vec!["apply_patch".into()], ..Echo::default() };
+        let call = |name: &str, arguments: &str| {
+            let (id, name, arguments) = ("c1".into(), name.into(), arguments.into());
+            item(Block::Call { id, name, arguments }, "completed", &echo)
+        };
+        let patch = call("apply_patch", r#"{"input":"*** Begin Patch\n\"a\""}"#);
+        assert_eq!((&patch["type"], &patch["call_id"]), (&json!("custom_tool_call"), &json!("c1")));
+        assert_eq!(patch["input"], "*** Begin Patch\n\"a\"");
+        assert_eq!(call("apply_patch", r#"{"input":"*** Be"#)["input"], r#"{"input":"*** Be"#);
+        assert_eq!(call("look", "{}")["type"], "function_call");
+    }
 }

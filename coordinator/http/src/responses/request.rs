@@ -1,12 +1,12 @@
-//! A request for a response as a chat. Tools of types that nobody here can run are left out, as a program that
-//! sends them expects.
+//! A request for a response as a chat. Custom tools, whose input is a text, are functions of one
+//! argument there. Tools of types that nobody here can run are left out, as a program that sends them expects.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
 use super::Echo;
-use super::items::add_items;
+use super::items::{add_items, required};
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, Unread, report, tree};
 use crate::unread;
@@ -87,8 +87,13 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
         Some(_) => return Err(ApiError::field("tools", "tools must be a list")),
     };
     let mut tools = Vec::new();
+    let mut custom = Vec::new();
     for (i, one) in all.iter().enumerate() {
-        tools.extend(tool(&format!("tools[{i}]"), one)?);
+        let path = format!("tools[{i}]");
+        if one["type"] == "custom" {
+            custom.push(required(&path, one, "name")?.to_string());
+        }
+        tools.extend(tool(&path, one)?);
     }
     let choice = given.get("tool_choice").map(choice).transpose()?;
     if !tools.is_empty() {
@@ -105,7 +110,7 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
     fields.end("/v1/responses", &[unread::COMMON, unread::RESPONSES]);
     given.retain(|name, _| ECHOED.contains(&name.as_str()));
     let text = Value::Object(chat).to_string();
-    Ok((Cow::Owned(text.into_bytes()), Echo { fields: given, is_empty }))
+    Ok((Cow::Owned(text.into_bytes()), Echo { fields: given, custom, is_empty }))
 }
 
 /// The field `inner` of the object `name`, where there is one; the others of it say nothing here.
@@ -149,8 +154,10 @@ fn tool(path: &str, tool: &Value) -> Result<Option<Value>, ApiError> {
         let path = format!("{path}.type");
         return Err(ApiError::field(&path, format!("{path} is required: a tool has a type")));
     };
-    if kind != "function" {
-        return Ok(None);
+    match kind {
+        "function" => {}
+        "custom" => return custom_tool(path, tool).map(Some),
+        _ => return Ok(None),
     }
     let mut function = Map::new();
     for field in ["name", "description", "parameters", "strict"] {
@@ -161,13 +168,40 @@ fn tool(path: &str, tool: &Value) -> Result<Option<Value>, ApiError> {
     Ok(Some(json!({ "type": "function", "function": function })))
 }
 
+/// A custom tool as a function of its input. What its input has to look like is told the model, in words of its own.
+fn custom_tool(path: &str, tool: &Value) -> Result<Value, ApiError> {
+    let mut description = match tool.get("description") {
+        None | Some(Value::Null) => String::new(),
+        Some(_) => required(path, tool, "description")?.to_string(),
+    };
+    if let Some(format) = tool.get("format").filter(|format| !format.is_null()) {
+        let path = format!("{path}.format");
+        if required(&path, format, "type")? == "grammar" && format.get("definition").is_some() {
+            let syntax = required(&path, format, "syntax")?;
+            let definition = required(&path, format, "definition")?;
+            description.push_str(&format!(
+                "\n\nThe input has to fit this grammar ({syntax}):\n{definition}"
+            ));
+        }
+    }
+    let input = json!({ "type": "string", "description": "The input, as it is: no JSON in it." });
+    Ok(json!({ "type": "function", "function": {
+        "name": required(path, tool, "name")?,
+        "description": description.trim_start(),
+        "parameters": {
+            "type": "object", "properties": { "input": input }, "required": ["input"],
+            "additionalProperties": false,
+        },
+    } }))
+}
+
 /// Which call is wanted, as chats say it.
 fn choice(choice: &Value) -> Result<Value, ApiError> {
     let function =
         |tool: &Value| json!({ "type": "function", "function": { "name": tool["name"] } });
     match choice["type"].as_str() {
         _ if choice.is_string() => Ok(choice.clone()),
-        Some("function") => Ok(function(choice)),
+        Some("function" | "custom") => Ok(function(choice)),
         Some("allowed_tools") => {
             let tools: Option<Vec<Value>> =
                 choice["tools"].as_array().map(|tools| tools.iter().map(function).collect());
@@ -179,7 +213,7 @@ fn choice(choice: &Value) -> Result<Value, ApiError> {
         kind => {
             let kind = kind.unwrap_or_default();
             let message = format!(
-                "tool_choice is of type {kind:?}: \"none\", \"auto\", \"required\", a function or allowed_tools is needed"
+                "tool_choice is of type {kind:?}: \"none\", \"auto\", \"required\", a function, a custom tool or allowed_tools is needed"
             );
             Err(ApiError::unsupported("tool_choice", message))
         }
@@ -225,11 +259,42 @@ mod tests {
                 { "role": "tool", "tool_call_id": "c1", "content": "seen" },
             ])
         );
-        assert_eq!(chat["tools"].as_array().unwrap().len(), 1);
+        let tools = chat["tools"].as_array().unwrap();
+        let names: Vec<_> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
+        assert_eq!(names, ["look", "apply_patch"]);
+        assert_eq!(echo.custom, ["apply_patch"]);
         assert_eq!((&chat["max_tokens"], &chat["reasoning_effort"]), (&json!(7), &json!("low")));
         assert_eq!(chat["response_format"]["type"], "json_schema");
         assert!(!echo.is_empty && echo.fields.contains_key("instructions"));
         assert!(!echo.fields.contains_key("input"));
+    }
+
+    #[test]
+    fn a_custom_tool_is_a_function_of_its_input() {
+        let tool = json!({ "type": "custom", "name": "apply_patch", "description": "Patches files.",
+            "format": { "type": "grammar", "syntax": "lark", "definition": "start: patch" } });
+        let choice = json!({ "type": "custom", "name": "apply_patch" });
+        let (chat, _) = translated(json!({ "input": "x", "tools": [tool], "tool_choice": choice }));
+        let function = &chat["tools"][0]["function"];
+        assert_eq!(function["parameters"]["required"], json!(["input"]));
+        let told = function["description"].as_str().unwrap();
+        assert!(
+            told.starts_with("Patches files.") && told.ends_with("(lark):\nstart: patch"),
+            "{told}"
+        );
+        assert_eq!(chat["tool_choice"]["function"]["name"], "apply_patch");
+        for (tool, at) in [
+            (json!({ "type": "custom" }), "tools[0].name"),
+            (json!({ "type": "custom", "name": "p", "description": 1 }), "tools[0].description"),
+            (
+                json!({ "type": "custom", "name": "p", "format": { "type": "grammar", "definition": "a" } }),
+                "tools[0].format.syntax",
+            ),
+        ] {
+            let body = json!({ "input": "x", "tools": [tool] });
+            let error = translate(body.to_string().as_bytes()).unwrap_err();
+            assert_eq!(error.body()["error"]["param"], at);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
-use super::{Echo, finish, item, response, text_part};
+use super::{Echo, custom_input, finish, item, response, text_part};
 use crate::blocks::{Bit, Block, BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
@@ -12,6 +12,7 @@ use crate::stamp::Stamp;
 
 struct Writer<'a> {
     out: &'a Sender,
+    echo: &'a Echo,
     number: u64,
     /// Done items.
     output: Vec<Value>,
@@ -27,7 +28,7 @@ pub async fn send(
     replies: Replies,
     out: &Sender,
 ) -> Result<(), Gone> {
-    let mut writer = Writer { out, number: 0, output: Vec::new(), open: None };
+    let mut writer = Writer { out, echo: &echo, number: 0, output: Vec::new(), open: None };
     let mut response = response(&stamp, &echo);
     for name in ["response.created", "response.in_progress"] {
         writer.event(name, json!({ "response": response })).await?;
@@ -68,7 +69,7 @@ impl Writer<'_> {
     /// Ends the open item and adds another.
     async fn begin(&mut self, block: Block) -> Result<(), Gone> {
         self.close().await?;
-        let mut added = item(block.clone(), "in_progress");
+        let mut added = item(block.clone(), "in_progress", self.echo);
         if !matches!(block, Block::Call { .. }) {
             added["content"] = json!([]);
         }
@@ -84,8 +85,12 @@ impl Writer<'_> {
                 text.push_str(more);
                 true
             }
-            Some((_, Block::Call { arguments, .. })) => {
+            Some((_, Block::Call { name, arguments, .. })) => {
                 arguments.push_str(more);
+                // What of it is the input is known when it is whole (`close`).
+                if self.echo.is_custom(name) {
+                    return Ok(());
+                }
                 false
             }
             None => return Ok(()),
@@ -150,13 +155,20 @@ impl BlockWriter for Writer<'_> {
                 let part = json!({ "part": text_part(text) });
                 self.placed("response.content_part.done", part, true).await?;
             }
+            Block::Call { name, arguments, .. } if self.echo.is_custom(name) => {
+                let input = custom_input(arguments);
+                let delta = json!({ "delta": input });
+                self.placed("response.custom_tool_call_input.delta", delta, false).await?;
+                let done = json!({ "input": input });
+                self.placed("response.custom_tool_call_input.done", done, false).await?;
+            }
             Block::Call { name, arguments, .. } => {
                 let done = json!({ "arguments": arguments, "name": name });
                 self.placed("response.function_call_arguments.done", done, false).await?;
             }
         }
         self.open = None;
-        let mut done = item(block, "completed");
+        let mut done = item(block, "completed", self.echo);
         done["id"] = added["id"].clone();
         let body = json!({ "output_index": self.output.len(), "item": done });
         self.event("response.output_item.done", body).await?;
