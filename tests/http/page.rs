@@ -135,6 +135,41 @@ fn texts_of_models_never_become_markup() {
     }
 }
 
+fn texts_of_any_shape_are_shown() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1"]);
+    let page = &mut Page::open(&chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    for text in [
+        "'>'.repeat(8000)",
+        "'> - '.repeat(8000) + 'x'",
+        "Array.from({ length: 8000 }, (_, i) => ' '.repeat(i) + '- a').join('\\n')",
+        "'**a __b *c [d](http://e '.repeat(8000)",
+        "'['.repeat(100000)",
+        "'`'.repeat(20001)",
+        "'a\\n'.repeat(150000)",
+        "'# a\\n'.repeat(150000)",
+        "'a|b\\n|-|-|\\n' + '1|2\\n'.repeat(100000)",
+        "'a|b\\n' + ' '.repeat(8000) + '|'.repeat(8000) + 'x'",
+    ] {
+        let depth = page.value(&format!(
+            "import('/markdown.js').then(({{ markdown }}) => {{
+                 let [level, depth] = [markdown({text}), 0];
+                 for (; level.length; depth += 1) level = level.flatMap((node) => [...(node.childNodes ?? [])]);
+                 return depth;
+             }})"
+        ));
+        let depth = depth.as_u64().unwrap();
+        assert!((1..64).contains(&depth), "{text}: {depth} deep");
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_chat_in_a_browser, texts_of_models_never_become_markup;
+    waits:
+        a_chat_in_a_browser,
+        texts_of_models_never_become_markup,
+        texts_of_any_shape_are_shown;
 ];

@@ -19,6 +19,7 @@ use super::audit::Audit;
 use super::body::Bodies;
 use super::cors::Origins;
 use super::error::ApiError;
+use super::hosts::Hosts;
 use super::streams::Streams;
 
 /// Everything a handler needs; clones share it.
@@ -50,6 +51,8 @@ pub struct App {
     pub roll: RollWatch,
     /// Sequences at once.
     pub max_seqs: u32,
+    /// By which names it is asked.
+    pub hosts: Hosts,
     /// Web pages that may read answers.
     pub cors: Origins,
     /// Who may ask.

@@ -120,6 +120,18 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
     }
 
+    /// 415 for a body that is written in another way than is taken.
+    pub fn unsupported_media(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
+    /// 421 for a request that is for another server, by its `Host`.
+    pub fn misdirected(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::MISDIRECTED_REQUEST, "permission_error", message);
+        error.0.code = Some("host_not_allowed");
+        error
+    }
+
     /// 413 with the limit in the message.
     pub fn too_large(limit_bytes: usize) -> Self {
         Self::new(

@@ -92,13 +92,14 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         bodies: Bodies::default(),
         roll: tokio::sync::watch::channel(roll).1,
         max_seqs: 4,
+        hosts: Hosts::of_this_process(),
         cors: Origins::default(),
         access: Access::Open,
         audit: None,
         streams: super::Streams::default(),
     };
     Server {
-        admin: admin_router(app.clone(), Admin::channel().0, None, false),
+        admin: admin_router(app.clone(), Admin::channel().0, None, false, Hosts::of_this_process()),
         router: router(app),
         cancelled,
         draining,

@@ -19,6 +19,7 @@ mod input;
 mod inspect;
 mod keeping;
 mod key;
+pub mod log_text;
 mod logits;
 mod npy;
 pub mod output;

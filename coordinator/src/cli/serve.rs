@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::{OwnName, Patience};
-use brigade_http::{Access, App, Bodies, Origins, Streams};
+use brigade_http::{Access, App, Bodies, Hosts, Origins, Streams};
 use brigade_line::admin;
 use brigade_line::clock;
 use brigade_line::handle::Status;
@@ -198,6 +198,7 @@ fn app(
     draining: CancellationToken,
 ) -> App {
     App {
+        hosts: front.hosts(),
         cors: Origins::new(&args.cors),
         access: front.access.clone(),
         audit: front.audit.clone(),
@@ -227,6 +228,7 @@ pub fn app_of(
         bodies: Bodies::default(),
         roll: session.roll.clone(),
         max_seqs,
+        hosts: Hosts::of_this_process(),
         cors: Origins::new(&[]),
         access: Access::Open,
         audit: None,

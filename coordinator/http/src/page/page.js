@@ -45,6 +45,16 @@ const headers = () => {
   return all;
 };
 
+// A text that cannot be shown as Markdown must not keep the others from being shown.
+function draw(node, text) {
+  node.replaceChildren();
+  try {
+    for (const part of markdown(text)) node.append(part);
+  } catch {
+    node.textContent = text;
+  }
+}
+
 // One message's element, and the function that shows it as it is now.
 function shown(message, index) {
   const thoughts = el('div');
@@ -56,7 +66,7 @@ function shown(message, index) {
     details.hidden = !message.reasoning_content;
     thoughts.textContent = message.reasoning_content ?? '';
     if (message.role === 'user') text.textContent = message.content;
-    else text.replaceChildren(...markdown(message.content));
+    else draw(text, message.content);
     tools.replaceChildren();
     if (message.error) tools.append(el('span', 'error', message.error));
     const busy = running?.message === message;
