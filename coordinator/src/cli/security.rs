@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use brigade_cluster::pki::{self, Folder, Node, Pki, Standing, Upkeep};
-use brigade_proto::address::{Address, are_loopback};
+use brigade_proto::address::Address;
 use brigade_proto::net::Network;
 use brigade_proto::tls::{External, unix_now};
 use brigade_worker::config::node_name;
@@ -82,8 +82,8 @@ impl Security {
         Self { network: Network::plain(insecure), ..Self::default() }
     }
 
-    /// A server's. It has a cluster where workers may join from elsewhere, and where its data folder or certificates
-    /// are named.
+    /// A server's. It has a cluster where workers may join, on this machine as elsewhere, unless the network is said to be
+    /// insecure; and where it dials workers and its data folder has an authority.
     ///
     /// # Errors
     /// The authority is lost, or files are no good.
@@ -97,10 +97,8 @@ impl Security {
         let is_wanted = external.is_some()
             || args.new_ca
             || match control {
-                Some(address) => {
-                    data_dir.data_dir.is_some() || (!insecure && is_elsewhere(address).await)
-                }
-                None => false,
+                Some(_) => data_dir.data_dir.is_some() || !insecure,
+                None => is_a_cluster(line),
             };
         if !is_wanted {
             return Ok(Self::plain(insecure));
@@ -133,17 +131,16 @@ impl Security {
         Ok(Self { network, pki: Some(pki), upkeep: Some(upkeep) })
     }
 
-    /// A command's that uses workers which run already: as a coordinator of the cluster in the data folder that is
-    /// named, if one is.
+    /// A command's that uses workers which run already: as a coordinator of the cluster in the data folder, if one is
+    /// there.
     ///
     /// # Errors
     /// The authority is lost, or files are no good.
     pub fn of_command(line: &LineArgs) -> Result<Self> {
-        let (insecure, folder) = (line.insecure_network, line.data_dir.data_dir.as_ref());
-        let Some(folder) = folder.filter(|_| !line.worker.is_empty()) else {
-            return Ok(Self::plain(insecure));
-        };
-        let pki = Arc::new(Pki::open(folder, COMMANDS_FOR)?);
+        if !is_a_cluster(line) {
+            return Ok(Self::plain(line.insecure_network));
+        }
+        let pki = Arc::new(Pki::open(&line.data_dir.path()?, COMMANDS_FOR)?);
         let credentials = pki::credentials(&pki, &node_name())?.credentials().clone();
         Ok(Self { network: Network::with_credentials(credentials, false), ..Self::default() })
     }
@@ -165,9 +162,14 @@ impl Security {
     }
 }
 
-async fn is_elsewhere(address: &Address) -> bool {
-    // What does not resolve is told when it is bound.
-    address.resolve_anywhere().await.is_ok_and(|resolved| !are_loopback(&resolved))
+/// Whether the workers that are named belong to a cluster: that of the data folder which is named, or else of the usual
+/// one, if it has an authority and the network is not said to be insecure.
+fn is_a_cluster(line: &LineArgs) -> bool {
+    let named = line.data_dir.data_dir.is_some();
+    let has_authority = |folder: &PathBuf| pki::has_authority(&Folder::within(folder));
+    let usual =
+        || !line.insecure_network && line.data_dir.find().as_ref().is_some_and(has_authority);
+    !line.worker.is_empty() && (named || usual())
 }
 
 /// As others dial it: where it listens on all addresses, by this machine's name.

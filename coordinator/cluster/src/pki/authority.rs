@@ -71,6 +71,11 @@ pub fn open(folder: &Folder) -> Result<Authority, PkiError> {
     }
 }
 
+/// Whether a folder has an authority, or a part of one.
+pub fn has_authority(folder: &Folder) -> bool {
+    [KEY_FILE, CERTIFICATE_FILE].iter().any(|name| folder.file(name).exists())
+}
+
 /// Puts what a folder has aside and makes a new authority there; the nodes that must be joined anew, and where the
 /// old files are now.
 ///

@@ -16,7 +16,7 @@ mod upkeep;
 #[cfg(test)]
 mod tests;
 
-pub use authority::{PkiError, new_authority};
+pub use authority::{PkiError, has_authority, new_authority};
 pub use enrol::{Issued, Pki, Refusal};
 pub use folder::Folder;
 pub use roster::{Node, Standing};
