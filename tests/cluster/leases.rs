@@ -84,6 +84,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
             kv_type: KvType::F16,
             wire_type: WireType::F32,
             ctx: Some(64),
+            least_ctx: None,
             max_seqs: 1,
             keep: Some(0),
             full_windows: false,

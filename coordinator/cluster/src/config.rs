@@ -41,6 +41,8 @@ pub struct StageOptions {
     pub wire_type: WireType,
     /// Positions a sequence may have; `None`: what the model was trained on, or what fits.
     pub ctx: Option<u32>,
+    /// Positions without which there is no line, where `ctx` names none; `None`: as few as are of use.
+    pub least_ctx: Option<u32>,
     /// Sequences at once.
     pub max_seqs: u32,
     /// Sequences kept beside those for later requests; `None`: as many as suit the model.

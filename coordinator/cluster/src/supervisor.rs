@@ -81,6 +81,8 @@ enum Line {
         layers: Vec<Range<usize>>,
         /// What each takes, by the plan.
         paces: Vec<Pace>,
+        /// Positions of its longest sequence.
+        n_ctx: u32,
         since: Instant,
     },
 }

@@ -269,9 +269,10 @@ impl From<TextError> for ApiError {
         let message = error.to_string();
         match error {
             TextError::BadStop(_) => Self::field("stop", message),
-            TextError::NoTemplate | TextError::BadTemplate(_) => {
-                Self::field("messages", format!("{message}: serve has --chat-template for that"))
-            }
+            TextError::NoTemplate | TextError::BadTemplate(_) => Self::field(
+                "messages",
+                format!("{message}: --chat-template gives another one, where the model is started"),
+            ),
             TextError::Template(_) => Self::field("messages", message),
             TextError::Encoder(_) => Self::field("model", message),
             TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {

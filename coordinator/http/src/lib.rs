@@ -128,6 +128,7 @@ fn page() -> Router<App> {
         .route("/", get(page::index))
         .route("/page.css", get(page::style))
         .route("/page.js", get(page::script))
+        .route("/chats.js", get(page::chats))
         .route("/markdown.js", get(page::markdown))
 }
 

@@ -26,7 +26,7 @@ impl Plan {
     /// `KV cache for 65536 positions: 16 sequences of up to 4096 at once, 64 kept beside them`.
     pub fn describe_room(&self) -> String {
         let Capacity { n_slots, n_kept, .. } = self.capacity;
-        let (ctx, positions) = (self.settings.ctx, self.positions());
+        let (ctx, positions) = (self.ctx(), self.positions());
         let full = positions / u64::from(ctx);
         let at_once = match full < u64::from(n_slots) {
             true => format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones"),

@@ -105,7 +105,7 @@ async fn embed(session: &Session, args: &EmbedArgs, text: &str) -> Result<()> {
         }
         let tokens = session.model.text.encode_prompt(line)?;
         let n_tokens = tokens.len();
-        let request = Request::hidden(tokens, pooling, &session.limits)
+        let request = Request::hidden(tokens, pooling, &session.limits.now())
             .with_context(|| format!("line {}", index + 1))?;
         let sequence = session.submit(request).await?;
         running.push_back(Running { n_tokens, vector: tokio::spawn(pool(sequence, pooling)) });

@@ -49,8 +49,9 @@ pub(super) struct Change {
     asked: Option<Asked>,
     what: String,
     begun: Instant,
-    /// Who was on the line before it.
+    /// Who was on the line before it, and how long its sequences may have become.
     before: Vec<MemberId>,
+    pub(super) n_ctx: u32,
     /// Stages of the line that it made, and bytes of weights that were read for that.
     n_stages: usize,
     read_bytes: u64,
@@ -147,6 +148,15 @@ impl Supervisor {
         Ok(Answer::Done(text))
     }
 
+    /// Whether a line over these members can hold all that the present one may have begun.
+    fn suffice(&mut self, ids: &[MemberId]) -> Result<(), String> {
+        let n_ctx = match &self.line {
+            Line::Up { n_ctx, .. } => Some(*n_ctx),
+            Line::Down { .. } | Line::Building { .. } => None,
+        };
+        self.enough.ask_for(&self.members, ids, n_ctx)
+    }
+
     /// The member that is meant, if it is on the line and the others suffice without it.
     fn may_drain(&mut self, worker: &str) -> Result<Option<MemberId>, Refused> {
         let id = self.member_called(worker)?;
@@ -155,9 +165,8 @@ impl Supervisor {
             self.set_drained(id);
             return Ok(None);
         }
-        let others = self.others(id);
-        let enough = self.enough.ask(&self.members, &others);
-        enough.map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
+        self.suffice(&self.others(id))
+            .map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
         Ok(Some(id))
     }
 
@@ -195,8 +204,7 @@ impl Supervisor {
     pub(super) fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
         // It computes until the next line is ready.
         self.listen_until_it_is_gone(id);
-        let others = self.others(id);
-        let enough = self.enough.ask(&self.members, &others);
+        let enough = self.suffice(&self.others(id));
         match enough {
             Ok(()) if self.ends.config.stage.cut.is_none() => {
                 self.drain(id, None, Some(LEAVER_WAITS));
@@ -237,13 +245,16 @@ impl Supervisor {
             self.settled(Some(moved.unwrap_or_default()));
         }
         let down = Line::Down { again_at: Instant::now() };
-        let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
+        let Line::Up { stages, n_ctx, .. } = std::mem::replace(&mut self.line, down) else {
+            return;
+        };
         let (what_for, before) = (what.clone(), stages.clone());
         self.change = Some(Change {
             asked,
             what: what_for,
             begun,
             before,
+            n_ctx,
             n_stages: 0,
             read_bytes: 0,
             ahead_bytes,
