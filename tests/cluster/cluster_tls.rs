@@ -55,7 +55,7 @@ fn a_line_over_tls_from_the_first_token_on() {
         assert_eq!(mode & 0o777, 0o600, "{private}");
     }
     let nodes = cluster.admin(&["nodes"]);
-    for word in ["lab", "attic", "good", workers[0].ready.trim()] {
+    for word in ["lab", "attic", "stage 0", workers[0].ready.trim()] {
         assert!(nodes.contains(word), "{nodes}");
     }
     // A token that was used lets nobody in, and says so.

@@ -75,6 +75,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
         expect: 1,
         network: Default::default(),
         pki: None,
+        how_to_join: None,
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
         rebalance: false,

@@ -58,6 +58,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         expect: 0,
         network: Default::default(),
         pki: None,
+        how_to_join: None,
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
         rebalance: false,

@@ -62,6 +62,25 @@ pub struct StageOptions {
     pub cut: Option<HandCut>,
 }
 
+/// How a machine is brought into the cluster, for whoever waits for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JoinHint {
+    /// This command makes a token.
+    Token(String),
+    /// This command is typed on the machine.
+    Join(String),
+}
+
+impl JoinHint {
+    /// The command for so many machines.
+    pub fn for_machines(&self, n: usize) -> String {
+        match self {
+            Self::Token(command) if n > 1 => format!("{command} --uses {n}"),
+            Self::Token(command) | Self::Join(command) => command.clone(),
+        }
+    }
+}
+
 /// What the supervisor is built from.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
@@ -75,6 +94,8 @@ pub struct ClusterConfig {
     pub network: Network,
     /// Who lets workers into the cluster, where it has one.
     pub pki: Option<Arc<Pki>>,
+    /// What is said to whoever waits for machines; `None`: none can join.
+    pub how_to_join: Option<JoinHint>,
     /// About workers that cannot be reached.
     pub patience: Patience,
     /// How long a worker that was lost is waited for before the others go on without it.

@@ -197,7 +197,11 @@ pub async fn placed(
     let held = held_layers(&conns, model).await;
     let plan = plan_holding(model, conns.iter().map(|(_, conn)| conn), &held, options)?;
     let settings = plan.settings;
-    tracing::info!("plan:\n{}", plan.explain());
+    tracing::info!("{}", plan.in_a_line());
+    for note in &plan.notes {
+        tracing::info!("about the plan: {note}");
+    }
+    tracing::debug!(plan = plan.explain(), "the plan with its reasons");
     let stages: Vec<PlacedStage> = plan
         .stages
         .iter()

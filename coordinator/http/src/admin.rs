@@ -55,10 +55,7 @@ async fn cluster_status(Extension(cluster): Extension<Admin>) -> Response {
 /// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.
 async fn order(Extension(cluster): Extension<Admin>, body: Bytes) -> Response {
     match serde_json::from_slice::<Question>(&body) {
-        Ok(question) => {
-            tracing::info!(?question, "an operator asks");
-            answer(cluster.ask(question).await)
-        }
+        Ok(question) => answer(cluster.ask(question).await),
         Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
     }
 }

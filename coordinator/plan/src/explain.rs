@@ -15,6 +15,17 @@ impl Plan {
         text
     }
 
+    /// The plan for a log: who holds what, and the room that there is.
+    pub fn in_a_line(&self) -> String {
+        let stage = |s: &StagePlan| {
+            let [memory, left] = [s.memory.total(), s.memory_left].map(format_bytes);
+            let (first, end) = (s.layers.start, s.layers.end);
+            format!("{} layers {first}..{end}, {memory} of memory, {left} free", s.name)
+        };
+        let stages: Vec<String> = self.stages.iter().map(stage).collect();
+        format!("plan of {}: {}; {}", self.model, stages.join("; "), self.describe_room())
+    }
+
     /// `1.88x of 2 in prefill, 1.99x in decode`: how many of its stages' worth the line is in either.
     pub fn describe_balance(&self) -> String {
         let n = self.stages.len();

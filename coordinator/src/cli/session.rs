@@ -385,6 +385,7 @@ fn cluster_config(
         Source::JoinOnly => 0,
     };
     let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    let control = options.control.as_ref().map(|(address, _)| address);
     let expect = match line.hand_cut() {
         Some(cut) => cut_workers(cut, n_layers, named.max(expected), options.control.is_some())?,
         None => expected,
@@ -395,6 +396,7 @@ fn cluster_config(
         expect,
         network: security.network.clone(),
         pki: security.pki.clone(),
+        how_to_join: control.map(|at| security.how_to_join(at, &line.data_dir)),
         patience: options.patience,
         replace_after: options.replace_after,
         rebalance: options.rebalance,

@@ -31,7 +31,7 @@ pub enum PkiError {
     },
     /// Nobody is called that.
     #[error(
-        "no node is called \"{which}\", and no key begins like that: `brigade nodes` lists them"
+        "no node is called \"{which}\", is at that address or has a key that begins like that: `brigade nodes` lists them"
     )]
     NoSuchNode {
         /// What was said.

@@ -20,4 +20,5 @@ pub use authority::{PkiError, has_authority, new_authority};
 pub use enrol::{Issued, Pki, Refusal};
 pub use folder::Folder;
 pub use roster::{Node, Standing};
+pub use tokens::MadeToken;
 pub use upkeep::{Upkeep, credentials, external};
