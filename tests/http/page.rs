@@ -151,8 +151,6 @@ fn texts_of_any_shape_are_shown() {
         "'['.repeat(100000)",
         "'`'.repeat(20001)",
         "'a\\n'.repeat(150000)",
-        "'# a\\n'.repeat(150000)",
-        "'a|b\\n|-|-|\\n' + '1|2\\n'.repeat(100000)",
         "'a|b\\n' + ' '.repeat(8000) + '|'.repeat(8000) + 'x'",
     ] {
         let depth = page.value(&format!(
@@ -176,7 +174,7 @@ fn an_answer_goes_on_after_a_reload() {
     let page = &mut Page::open(&chromium, &server.url("/"));
     page.wait("document.getElementById('state')?.textContent === 'ready'");
     let settings =
-        "for (const [id, value] of [['max_tokens', 3000], ['temperature', 0], ['seed', 7]]) {
+        "for (const [id, value] of [['max_tokens', 1200], ['temperature', 0], ['seed', 7]]) {
             document.getElementById(id).value = value;
             document.getElementById(id).dispatchEvent(new Event('change'));
         }";
@@ -195,7 +193,7 @@ fn an_answer_goes_on_after_a_reload() {
     assert_eq!(kept[1]["error"], serde_json::Value::Null, "{kept}");
     let body = serde_json::json!({
         "messages": [{ "role": "user", "content": "And it came to pass" }],
-        "max_tokens": 3000, "temperature": 0, "seed": 7, "top_p": 0.95,
+        "max_tokens": 1200, "temperature": 0, "seed": 7, "top_p": 0.95,
     });
     let whole: serde_json::Value =
         serde_json::from_str(&server.post("/v1/chat/completions", &body).body).unwrap();
@@ -216,9 +214,9 @@ fn several_chats_are_kept() {
         "localStorage.setItem('brigade-chat', JSON.stringify([
              { role: 'user', content: 'The first' }, { role: 'assistant', content: '>'.repeat(8000) }]))",
     );
-    page.value("location.reload()");
+    page.value("sessionStorage.clear(), location.reload()");
     page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
-    page.value("document.getElementById('max_tokens').value = 2000");
+    page.value("document.getElementById('max_tokens').value = 1000");
     page.value("document.getElementById('new').click()");
     assert_eq!(texts(page, "user"), Vec::<String>::new());
     ask(page, "The second");

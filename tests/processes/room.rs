@@ -106,21 +106,17 @@ fn the_context_is_the_models_own_and_an_answer_has_room() {
         serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
     let n_ctx = models["data"][0]["context_length"].as_u64().unwrap();
     assert_eq!(models["data"][0]["meta"]["n_ctx_train"], n_ctx, "{models}");
-    for n_prompt in [6_000u64, 28_000] {
-        assert!(n_prompt < n_ctx, "{n_ctx}");
-        let prompt: Vec<u64> = (0..n_prompt).map(|i| 5 + i % 200).collect();
-        let body = json!({ "prompt": prompt, "max_tokens": 1, "ignore_eos": true });
-        let reply = server.post("/v1/completions", &body);
-        assert_eq!(reply.status, 200, "{n_prompt}: {}", reply.body);
-    }
+    let n_prompt = 28_000u64;
+    assert!(n_prompt < n_ctx, "{n_ctx}");
+    let prompt: Vec<u64> = (0..n_prompt).map(|i| 5 + i % 200).collect();
+    let body = json!({ "prompt": prompt, "max_tokens": 1, "ignore_eos": true });
+    let reply = server.post("/v1/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    println!("a context of {n_ctx}, and a prompt of {n_prompt}");
     let chat = json!({
         "messages": [{ "role": "user", "content": "And then?" }], "ignore_eos": true, "seed": 1,
     });
-    let reply = server.post("/v1/chat/completions", &chat);
-    let answer: Value = serde_json::from_str(&reply.body).unwrap();
-    let drawn = answer["usage"]["completion_tokens"].as_u64().unwrap();
-    println!("a context of {n_ctx}, and an answer of {drawn} tokens without max_tokens");
-    assert!(drawn > 1024, "{answer}");
+    server.chat_hang_up(&chat, 1100);
     drop(server);
     fs::remove_file(path).unwrap();
 }
@@ -128,7 +124,7 @@ fn the_context_is_the_models_own_and_an_answer_has_room() {
 fn a_context_that_memory_does_not_allow_is_as_long_as_it_does() {
     let path = synth("qwen3", "tiny");
     let cluster = path.with_extension("toml");
-    let machine = "[[worker]]\nname = \"small\"\nmemory = \"190M\"\ngbps = 20.0\ngops = 500.0\n";
+    let machine = "[[worker]]\nname = \"small\"\nmemory = \"160M\"\ngbps = 20.0\ngops = 500.0\n";
     fs::write(&cluster, machine).unwrap();
     let [model, file] = [&path, &cluster].map(|p| p.to_str().unwrap());
     let plan = |more: &[&str]| run(&[&["plan", "-m", model, "--cluster", file], more].concat());
@@ -146,7 +142,7 @@ fn a_context_that_memory_does_not_allow_is_as_long_as_it_does() {
     let json: Value = serde_json::from_slice(&plan(&["--json"]).stdout).unwrap();
     assert_eq!(json["capacity"]["n_blocks"], n_ctx / 64, "{json}");
     // A server says the same to clients, with the numbers where a prompt is too long.
-    let server = Server::start(&["-m", model, "--workers", "1", "--memory", "190M"]);
+    let server = Server::start(&["-m", model, "--workers", "1", "--memory", "160M"]);
     let models: Value =
         serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
     let of_server = models["data"][0]["context_length"].as_u64().unwrap();

@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::keys::Force;
 
 /// Tokens generated when a client names no number: so many at least, if there is room for them.
-pub const LEAST_ANSWER: u32 = 1024;
+pub const LEAST_ANSWER: u32 = 4096;
 
 /// Most alternatives reported with log-probabilities, as in OpenAI's API.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
