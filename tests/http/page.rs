@@ -245,7 +245,7 @@ fn several_chats_are_kept() {
     open(page, "The second");
     page.wait(IDLE);
     let second = texts(page, "assistant");
-    assert!(second[0].trim().len() > 100, "{second:?}");
+    assert!(!second[0].trim().is_empty(), "{second:?}");
     // All of them are there when the page comes back, and one can be thrown away.
     page.value("location.reload()");
     page.wait("document.querySelectorAll('#messages li.assistant').length === 1");

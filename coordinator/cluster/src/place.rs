@@ -333,6 +333,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
     let windows = !options.full_windows && model.gains_by_windows(options.ctx, options.max_rows);
     PlanSettings {
         ctx: model.ctx(options.ctx),
+        share_ctx: model.least_ctx(options.ctx),
         least_ctx: options.ctx.or(options.least_ctx).unwrap_or_else(|| model.least_ctx(None)),
         max_seqs: options.max_seqs,
         keep: keep(model, options, windows),

@@ -142,7 +142,8 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
         notes.push(format!(
             "KV cache for {positions} positions instead of {} sequences of {}: memory is short; \
              sequences wait when it is full",
-            settings.max_seqs, settings.least_ctx
+            settings.max_seqs,
+            settings.share_ctx.min(settings.ctx)
         ));
     }
     if placement.capacity.n_kept < settings.keep {

@@ -95,7 +95,9 @@ pub struct PlanSettings {
     pub ctx: u32,
     /// At least this much KV cache there must be; less than `ctx` where nobody has asked for that.
     pub least_ctx: u32,
-    /// Sequences open at once; KV cache for all of them at the length that must be is wished for.
+    /// Positions that are wished for each sequence when all are open.
+    pub share_ctx: u32,
+    /// Sequences open at once.
     pub max_seqs: u32,
     /// Sequences to keep beside those for later requests that begin alike, if there is memory for their
     /// recurrent states.
@@ -121,6 +123,7 @@ impl Default for PlanSettings {
         Self {
             ctx: LEAST_CTX,
             least_ctx: LEAST_CTX,
+            share_ctx: LEAST_CTX,
             max_seqs: DEFAULT_MAX_SEQS,
             keep: 0,
             block_positions: KV_PAGE as u32,
@@ -165,7 +168,7 @@ pub struct Plan {
     pub capacity: Capacity,
     /// What all stages together remember of a sequence.
     pub sequence: SequenceBytes,
-    /// KV pages that were wished for: one sequence of full length, and [`PlanSettings::max_seqs`] of the length that must be.
+    /// KV pages that were wished for: one sequence of full length, and [`PlanSettings::share_ctx`] for each of all.
     pub wished_blocks: u32,
     /// As planned for.
     pub settings: PlanSettings,

@@ -9,15 +9,17 @@ pub(super) struct Wishes {
     pub least: u32,
     /// One sequence of full length: as many of these as memory allows, whatever they cost in speed.
     pub full: u32,
-    /// That, and all sequences at the length that must be: beyond `full` as far as it costs little.
+    /// That, and what is wished for all sequences: beyond `full` as far as it costs little.
     pub all: u32,
 }
 
 /// How many KV pages are asked for.
 pub(super) fn wishes(settings: &PlanSettings) -> Wishes {
     let pages = |positions: u32| positions.div_ceil(settings.block_positions);
-    let (full, least) = (pages(settings.ctx), pages(settings.least_ctx.min(settings.ctx)));
-    Wishes { least, full, all: least.saturating_mul(settings.max_seqs).max(full) }
+    let within = |positions: u32| pages(positions.min(settings.ctx));
+    let (full, least) = (pages(settings.ctx), within(settings.least_ctx));
+    let all = within(settings.share_ctx).saturating_mul(settings.max_seqs).max(full);
+    Wishes { least, full, all }
 }
 
 /// What `n_blocks` pages and `n_kept` kept sequences come to.

@@ -43,7 +43,7 @@ pub struct EmbedArgs {
     /// Leave vectors as long as they are, instead of making them 1 long
     #[arg(long)]
     no_normalize: bool,
-    /// Positions of the context, a text's tokens at most [default: what the model was trained on, at most 4096]
+    /// Positions of the context, a text's tokens at most [default: what the model was trained on, as far as memory allows; of an encoder at most 4096]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache

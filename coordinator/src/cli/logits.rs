@@ -43,7 +43,7 @@ pub struct LogitsArgs {
     /// Replace the file if it is there
     #[arg(long)]
     force: bool,
-    /// Positions of the context [default: as many as --tokens has, or the model's, at most 4096]
+    /// Positions of the context [default: as many as --tokens has, or the model's own, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache

@@ -17,7 +17,9 @@ const NOTHING: &str = "-";
 pub fn show(status: &ClusterStatus) -> Result<()> {
     match (status.up, &status.waiting) {
         (true, _) => output::line(format_args!("line {} is up", status.epoch))?,
-        (false, Some(waiting)) => output::line(format_args!("there is no line: {waiting}"))?,
+        (false, Some(waiting)) => {
+            output::line(format_args!("there is no line: {}", output::plain(waiting)))?;
+        }
         (false, None) => output::line(format_args!("there is no line"))?,
     }
     if let Some(changing) = &status.changing {
@@ -32,7 +34,7 @@ pub fn show(status: &ClusterStatus) -> Result<()> {
     }
     for node in &status.nodes {
         if let Some(why) = &node.why {
-            output::line(format_args!("{}: {why}", node.name))?;
+            output::line(format_args!("{}: {}", node.name, output::plain(why)))?;
         }
     }
     match &status.next {

@@ -90,6 +90,7 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
     let settings = PlanSettings {
         ctx: model.ctx(args.ctx),
         least_ctx: model.least_ctx(args.ctx),
+        share_ctx: model.least_ctx(args.ctx),
         max_seqs: args.max_seqs,
         keep: model.keep(args.keep, args.max_seqs, windows),
         windows,

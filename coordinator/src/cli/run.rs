@@ -119,7 +119,7 @@ pub struct RunArgs {
     /// Print one JSON object with text, ids and figures at the end
     #[arg(long)]
     json: bool,
-    /// Positions of the context [default: what the model was trained on, at most 4096]
+    /// Positions of the context [default: what the model was trained on, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Save the sequence's state when it ends: a later run continues from it without computing it
