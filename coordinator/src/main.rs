@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use brigade_coordinator::cli::{
-    Cli, args::LogFormat, hint, is_interrupt, is_unread, no_color, output,
+    Cli, args::LogFormat, hint, is_interrupt, is_unread, log_text::TextFields, no_color, output,
 };
 use brigade_proto::net::with_causes;
 use clap::Parser;
@@ -70,7 +70,7 @@ fn set_up_logs(cli: &Cli) {
         .with_writer(std::io::stderr)
         .log_internal_errors(false);
     match cli.log_format {
-        LogFormat::Text => logs.init(),
+        LogFormat::Text => logs.fmt_fields(TextFields).init(),
         LogFormat::Json => logs.json().init(),
     }
 }

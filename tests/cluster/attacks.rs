@@ -346,7 +346,7 @@ async fn without_a_certificate(scene: &Scene, table: &mut Table) {
         Err(error) => Err(error.to_string()),
     };
     table.enter("a plain gRPC client calls Hello", "", plain);
-    let question = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n";
+    let question = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
     table.enter("a browser asks for a page", "closed", sends(&worker, question));
     let random: Vec<u8> =
         (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();

@@ -212,7 +212,10 @@ impl Joined {
 
     /// The worker of the last stage: who stands in for it gets its layers, and the others keep theirs.
     fn take_last_stage(&mut self) -> Running {
-        let at = self.workers.iter().position(|worker| has_last_stage(&self.server, worker));
+        let at = self
+            .workers
+            .iter()
+            .position(|worker| has_last_stage(&self.server, worker.ready.trim()));
         self.workers.remove(at.expect("one of them has stage 2"))
     }
 
@@ -233,11 +236,11 @@ impl Joined {
 }
 
 /// Whether a worker that lives has stage 2. Metrics have those that are gone too.
-fn has_last_stage(server: &Running, worker: &Running) -> bool {
+fn has_last_stage(server: &Running, worker: &str) -> bool {
     let text = get(&format!("{}/metrics", server.admin())).unwrap().body;
     let label = "brigade_stage_busy_share{stage=\"2\",worker=\"";
     let mut names = text.lines().filter_map(|line| line.strip_prefix(label)?.split('"').next());
-    names.any(|name| name.contains(worker.ready.trim()))
+    names.any(|name| name.contains(worker))
 }
 
 fn a_spare_goes_on_from_the_copies_of_the_one_it_stands_in_for() {
@@ -324,8 +327,10 @@ fn over_tls_copies_go_to_the_buddy_alone() {
         names.iter().zip(&workers).map(|(n, w)| (*n, address(w).parse().unwrap())).collect();
     only_the_line_has_copies(&cluster, &addresses);
     let expected = expected(&server.ready);
-    let is_last = |worker: &Option<Running>| has_last_stage(&server, worker.as_ref().unwrap());
-    let last = workers.iter().position(is_last).expect("one of them has the last stage");
+    let last = names
+        .iter()
+        .position(|name| has_last_stage(&server, name))
+        .expect("one of them has the last stage");
     let again = cluster.worker_args(names[last], None, &[]);
     go_on(&server, &expected, || {
         workers[last] = None;

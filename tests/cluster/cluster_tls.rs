@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
@@ -12,9 +13,10 @@ use brigade_proto::tls::authority::Validity;
 use brigade_proto::tls::identity::to_pem;
 use brigade_proto::tls::{Authority, NodeKey, Role, unix_now};
 use brigade_tests::fakes::runtime;
-use brigade_tests::process::{Running, run};
+use brigade_tests::process::{Running, brigade, run};
 use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, READY, wait_until};
 use brigade_tests::up_share::{completes, wait_up};
+use serde_json::Value;
 
 /// Time that a process gets to notice something.
 const SOON: Duration = Duration::from_secs(30);
@@ -53,7 +55,7 @@ fn a_line_over_tls_from_the_first_token_on() {
         assert_eq!(mode & 0o777, 0o600, "{private}");
     }
     let nodes = cluster.admin(&["nodes"]);
-    for word in ["lab", "attic", "good", workers[0].ready.trim()] {
+    for word in ["lab", "attic", "stage 0", workers[0].ready.trim()] {
         assert!(nodes.contains(word), "{nodes}");
     }
     // A token that was used lets nobody in, and says so.
@@ -154,13 +156,78 @@ fn a_token_is_for_one_coordinator() {
     assert!(refused.contains("this is no token"), "{refused}");
 }
 
-fn two_workers_do_not_share_a_folder() {
+fn workers_of_one_folder_are_two_machines_to_the_cluster() {
     let cluster = Cluster::new();
-    let _server = cluster.serve(&[]);
+    let server = cluster.serve(&["--expect", "2"]);
     let token = cluster.token(&["--uses", "2"]);
-    let _lab = cluster.worker("lab", &token);
-    let refused = cluster.refused(&cluster.worker_args("lab", Some(&token), &[]));
-    assert!(refused.contains("a --data-dir of its own"), "{refused}");
+    let first = cluster.worker("lab", &token);
+    let second = cluster.worker("lab", &token);
+    wait_up(&server);
+    let names = |cluster: &Cluster| {
+        let nodes: Value = serde_json::from_str(&cluster.admin(&["nodes", "--json"])).unwrap();
+        let names =
+            nodes.as_array().unwrap().iter().map(|n| n["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names(&cluster), ["lab", "lab-2"]);
+    // Nobody has a third identity, and both come back as themselves without a token.
+    let refused = cluster.refused(&cluster.worker_args("lab", None, &[]));
+    assert!(refused.contains("use all identities in"), "{refused}");
+    drop((first, second));
+    let args = cluster.worker_args("lab", None, &[]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let _again = [(); 2].map(|()| Running::start(&args, READY));
+    wait_up(&server);
+    assert_eq!(names(&cluster), ["lab", "lab-2"]);
+}
+
+/// A command as on a machine of its own: it names no folder, and its home is `home`.
+fn at_home(home: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(brigade());
+    command.args(args).env_remove("BRIGADE_DATA_DIR");
+    // `Running` and `run` set XDG_DATA_HOME for all others.
+    let line = ["-c", "export XDG_DATA_HOME=$0; exec \"$@\"", home];
+    let mut shell = Command::new("sh");
+    shell.args(line).arg(command.get_program()).args(command.get_args());
+    shell
+}
+
+fn output_of(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// The walk of the README on one machine: no folder and no port is named, and workers come back without a token.
+fn the_walk_on_loopback_is_that_of_three_machines() {
+    let cluster = Cluster::new();
+    let home = cluster.data("home");
+    let serve =
+        ["serve", "--listen", "127.0.0.1:0", "--control", &cluster.control, "--expect", "2"];
+    let server = Running::spawn(at_home(&home, &serve), "brigade serve listening on ");
+    let line = output_of(&mut at_home(&home, &["token", "create", "--uses", "2"]));
+    assert!(
+        line.starts_with(&format!("brigade worker --join {} --token ", cluster.control)),
+        "{line}"
+    );
+    let words: Vec<&str> = line.split_whitespace().skip(1).chain(["--threads", "1"]).collect();
+    let start = |words: &[&str]| Running::spawn(at_home(&home, words), READY);
+    let workers = [start(&words), start(&words)];
+    let ports = workers.each_ref().map(|worker| worker.ready.trim().to_owned());
+    assert_ne!(ports[0], ports[1], "each has a port of its own");
+    wait_up(&server);
+    // Commands that need an identity find it.
+    let plan = ["plan", "--json", "--worker", &ports[0], "--worker", &ports[1]];
+    let plan: Value = serde_json::from_str(&output_of(&mut at_home(&home, &plan))).unwrap();
+    assert_eq!(plan["stages"].as_array().map(Vec::len), Some(2), "{plan}");
+    drop(workers);
+    let again = ["worker", "--join", &cluster.control, "--threads", "1"];
+    let workers = [start(&again), start(&again)];
+    wait_up(&server);
+    let nodes = output_of(&mut at_home(&home, &["nodes", "--json"]));
+    let nodes: Value = serde_json::from_str(&nodes).unwrap();
+    assert_eq!(nodes.as_array().map(Vec::len), Some(2), "they are the same two: {nodes}");
+    drop(workers);
 }
 
 fn a_lost_authority_is_begun_anew_only_when_that_is_said() {
@@ -338,7 +405,8 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         plain_workers_of_this_machine_join_as_ever,
         local_workers_stand_beside_those_that_join,
         a_token_is_for_one_coordinator,
-        two_workers_do_not_share_a_folder,
+        workers_of_one_folder_are_two_machines_to_the_cluster,
+        the_walk_on_loopback_is_that_of_three_machines,
         a_lost_authority_is_begun_anew_only_when_that_is_said,
         the_insecure_flag_opens_no_cluster,
         certificates_of_somebody_elses_authority,

@@ -14,6 +14,7 @@ mod loads;
 mod losses;
 mod lying_workers;
 mod mixed;
+mod operators;
 mod three_machines;
 mod tls_cost;
 mod up_share;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         losses,
         lying_workers,
         mixed,
+        operators,
         three_machines,
         tls_cost,
         up_share,

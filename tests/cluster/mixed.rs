@@ -36,11 +36,12 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
 async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits) {
     let path = Golden::repository().folder.join("llama.gguf");
     let model = Arc::new(Model::open(&path).unwrap());
-    let limits = Limits { n_ctx: CTX, n_vocab: model.n_vocab(), encoder: None };
+    let limits = Limits { n_ctx: CTX, n_vocab: model.n_vocab(), answer: 1024, encoder: None };
     let stage = StageOptions {
         kv_type: KvType::F32,
         wire_type: WireType::F32,
         ctx: Some(CTX),
+        least_ctx: None,
         max_seqs: STREAMS + 1,
         keep: Some(0),
         full_windows: false,
@@ -57,6 +58,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         expect: 0,
         network: Default::default(),
         pki: None,
+        how_to_join: None,
         patience: Patience::FailFast,
         replace_after: DEFAULT_REPLACE_AFTER,
         rebalance: false,

@@ -79,7 +79,7 @@ impl Net {
         let address = url.trim_start_matches("http://").replacen(':', "/", 1);
         let body = r#"{"prompt":"In the","max_tokens":1,"temperature":0}"#;
         let head = format!(
-            "POST /v1/completions HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\n\
+            "POST /v1/completions HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-type: application/json\\r\\n\
              content-length: {}\\r\\nconnection: close\\r\\n\\r\\n",
             body.len()
         );

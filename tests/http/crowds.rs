@@ -49,7 +49,7 @@ async fn idle(to: SocketAddr, i: usize) {
 }
 
 async fn trickle(to: SocketAddr, i: usize) {
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999\r\n\r\n";
     loop {
         if let Ok(mut stream) = connect(to, i).await {
             if i.is_multiple_of(2) {

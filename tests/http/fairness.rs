@@ -81,7 +81,7 @@ fn first_token(to: SocketAddr, secret: &str, body: &str) -> f64 {
     let began = Instant::now();
     let mut stream = TcpStream::connect(to).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {secret}\r\n\
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {secret}\r\n\
          content-length: {}\r\n\r\n",
         body.len()
     );

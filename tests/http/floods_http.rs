@@ -76,7 +76,7 @@ fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
 
 fn head(path: &str, length: usize) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
     )
 }
 

@@ -247,7 +247,7 @@ fn a_client_that_leaves_makes_room() {
     let mut client = TcpStream::connect(address).unwrap();
     write!(
         client,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
     .unwrap();

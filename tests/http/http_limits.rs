@@ -65,7 +65,7 @@ fn control_tokens_have_names_among_the_alternatives() {
 
 fn half_a_request_does_not_hold_up_the_end() {
     let server = Server::start(&["--workers", "1"]);
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n";
     let _open: Vec<TcpStream> =
         ["", "POST /v1/completions HTTP/1.1\r\n", head].map(|half| connect(&server, half)).into();
     std::thread::sleep(Duration::from_millis(200));
@@ -80,7 +80,7 @@ fn half_a_request_does_not_hold_up_the_end() {
 
 fn a_body_that_does_not_come_is_given_up() {
     let server = Server::start(&["--workers", "1"]);
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{";
     let mut answer = String::new();
     let mut stalled = connect(&server, head);
     // The server says so and closes; reading ends by itself.

@@ -10,6 +10,7 @@ mod encoders_http;
 mod fairness;
 mod floods_http;
 mod guidance;
+mod hosts;
 mod http;
 mod http_limits;
 mod https;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         fairness,
         floods_http,
         guidance,
+        hosts,
         http,
         http_limits,
         https,

@@ -135,6 +135,133 @@ fn texts_of_models_never_become_markup() {
     }
 }
 
+fn texts_of_any_shape_are_shown() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1"]);
+    let page = &mut Page::open(&chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    for text in [
+        "'>'.repeat(8000)",
+        "'> - '.repeat(8000) + 'x'",
+        "Array.from({ length: 8000 }, (_, i) => ' '.repeat(i) + '- a').join('\\n')",
+        "'**a __b *c [d](http://e '.repeat(8000)",
+        "'['.repeat(100000)",
+        "'`'.repeat(20001)",
+        "'a\\n'.repeat(150000)",
+        "'a|b\\n' + ' '.repeat(8000) + '|'.repeat(8000) + 'x'",
+    ] {
+        let depth = page.value(&format!(
+            "import('/markdown.js').then(({{ markdown }}) => {{
+                 let [level, depth] = [markdown({text}), 0];
+                 for (; level.length; depth += 1) level = level.flatMap((node) => [...(node.childNodes ?? [])]);
+                 return depth;
+             }})"
+        ));
+        let depth = depth.as_u64().unwrap();
+        assert!((1..64).contains(&depth), "{text}: {depth} deep");
+    }
+}
+
+fn an_answer_goes_on_after_a_reload() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "2", "--ctx", "4096"]);
+    let page = &mut Page::open(&chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let settings =
+        "for (const [id, value] of [['max_tokens', 1200], ['temperature', 0], ['seed', 7]]) {
+            document.getElementById(id).value = value;
+            document.getElementById(id).dispatchEvent(new Event('change'));
+        }";
+    page.value(settings);
+    ask(page, "And it came to pass");
+    let begun = "(JSON.parse(localStorage.getItem('brigade-chat-' + JSON.parse(sessionStorage.getItem('brigade-current')))
+            )?.at(-1)?.content?.length ?? 0) > 0";
+    page.wait(begun);
+    page.value("location.reload()");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    let at_reload = texts(page, "assistant")[0].len();
+    page.wait(IDLE);
+    let after = "JSON.parse(localStorage.getItem('brigade-chat-' + JSON.parse(sessionStorage.getItem('brigade-current'))))";
+    let kept = page.value(after);
+    let content = kept[1]["content"].as_str().unwrap().to_owned();
+    assert_eq!(kept[1]["error"], serde_json::Value::Null, "{kept}");
+    let body = serde_json::json!({
+        "messages": [{ "role": "user", "content": "And it came to pass" }],
+        "max_tokens": 1200, "temperature": 0, "seed": 7, "top_p": 0.95,
+    });
+    let whole: serde_json::Value =
+        serde_json::from_str(&server.post("/v1/chat/completions", &body).body).unwrap();
+    assert_eq!(whole["choices"][0]["message"]["content"], content, "nothing is lost or told twice");
+    println!("{at_reload} characters were there after the reload, {} in the end", content.len());
+}
+
+fn several_chats_are_kept() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1", "--ctx", "4096"]);
+    let page = &mut Page::open(&chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    // What a page had kept that knew one chat, with a text that is hard to show.
+    page.value(
+        "localStorage.setItem('brigade-chat', JSON.stringify([
+             { role: 'user', content: 'The first' }, { role: 'assistant', content: '>'.repeat(8000) }]))",
+    );
+    page.value("sessionStorage.clear(), location.reload()");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    page.value("document.getElementById('max_tokens').value = 1000");
+    page.value("document.getElementById('new').click()");
+    assert_eq!(texts(page, "user"), Vec::<String>::new());
+    ask(page, "The second");
+    page.wait("!document.getElementById('stop').hidden");
+    // It goes on while another chat is shown, and while that one is answered.
+    page.value("document.getElementById('new').click()");
+    page.value("document.getElementById('max_tokens').value = 8");
+    ask(page, "The third");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    page.wait(IDLE);
+    let titles = |page: &mut Page| -> Vec<String> {
+        let all =
+            "[...document.querySelectorAll('#kept button:first-child')].map(b => b.textContent)";
+        let mut titles: Vec<String> = serde_json::from_value(page.value(all)).unwrap();
+        titles.sort();
+        titles
+    };
+    assert_eq!(titles(page), ["The first", "The second", "The third"]);
+    let open = |page: &mut Page, title: &str| {
+        let find = format!(
+            "[...document.querySelectorAll('#kept button')].find(b => b.textContent === '{title}')"
+        );
+        page.value(&format!("{find}.click()"));
+        assert_eq!(texts(page, "user"), [title]);
+    };
+    open(page, "The second");
+    page.wait(IDLE);
+    let second = texts(page, "assistant");
+    assert!(!second[0].trim().is_empty(), "{second:?}");
+    // All of them are there when the page comes back, and one can be thrown away.
+    page.value("location.reload()");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    assert_eq!(texts(page, "assistant"), second);
+    open(page, "The first");
+    open(page, "The third");
+    page.value("document.querySelector('#kept [aria-label=\"Delete The first\"]').click()");
+    assert_eq!(titles(page), ["The second", "The third"]);
+    keep(page, "chats");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_chat_in_a_browser, texts_of_models_never_become_markup;
+    waits:
+        an_answer_goes_on_after_a_reload,
+        several_chats_are_kept,
+        a_chat_in_a_browser,
+        texts_of_models_never_become_markup,
+        texts_of_any_shape_are_shown;
 ];

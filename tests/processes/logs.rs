@@ -90,6 +90,32 @@ fn an_orderly_end_alarms_nobody() {
     assert!(logs.iter().map(|log| closed(calm(log))).sum::<usize>() >= 1);
 }
 
+fn what_comes_from_outside_is_quoted() {
+    let folder = folder("quoted");
+    let (log, data) = (folder.join("server.log"), folder.join("data"));
+    let data = data.to_str().unwrap();
+    let server = Server::start_logged(&["--workers", "1", "--data-dir", data], &log);
+    let body = json!({"prompt": "In the", "max_tokens": 1, "temperature": 0, "model": "m\nlevel=ERROR a=b"});
+    let id = "x level=ERROR key=root \"quoted\" {}: b";
+    for path in
+        ["/v1/completions", "/v1/completions?a=b%0Alevel=ERROR", "/none%0Alevel=ERROR key=root"]
+    {
+        let request = ureq::post(server.url(&path.replace(' ', "%20"))).header("x-request-id", id);
+        // Some are refused; what counts is how that is told.
+        let _ = request.send(body.to_string());
+    }
+    assert!(server.process.stop(PATIENCE).is_some());
+    let text = std::fs::read_to_string(&log).unwrap();
+    let quoted = format!("{id:?}");
+    assert!(text.contains(&quoted), "{text}");
+    assert!(!text.replace(&quoted, "").contains("level=ERROR key"), "{text}");
+    let begins_well = |line: &str| line.starts_with(|c: char| c.is_ascii_digit());
+    assert_eq!(text.lines().find(|line| !begins_well(line)), None, "each line is one of ours");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_requests_id_is_in_every_processs_log, an_orderly_end_alarms_nobody;
+    waits:
+        a_requests_id_is_in_every_processs_log,
+        an_orderly_end_alarms_nobody,
+        what_comes_from_outside_is_quoted;
 ];

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use brigade_tests::process::{Server, run, synth};
+use brigade_tests::process::{Server, get, run, synth};
 use serde_json::{Value, json};
 
 const SLOTS: usize = 2;
@@ -97,8 +97,69 @@ fn states_that_no_machine_holds_are_refused_before_anything_is_loaded() {
     assert!((16.0..400.0).contains(&n) && help.contains(&frees), "{frees}: {why}");
 }
 
+/// Prompts of programs, with default options: the first word of Codex takes 6,000 tokens, Claude Code's 28,000.
+fn the_context_is_the_models_own_and_an_answer_has_room() {
+    let path = synth("qwen3", "tiny");
+    let model = path.to_str().unwrap();
+    let server = Server::start(&["-m", model, "--workers", "2"]);
+    let models: Value =
+        serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
+    let n_ctx = models["data"][0]["context_length"].as_u64().unwrap();
+    assert_eq!(models["data"][0]["meta"]["n_ctx_train"], n_ctx, "{models}");
+    let n_prompt = 28_000u64;
+    assert!(n_prompt < n_ctx, "{n_ctx}");
+    let prompt: Vec<u64> = (0..n_prompt).map(|i| 5 + i % 200).collect();
+    let body = json!({ "prompt": prompt, "max_tokens": 1, "ignore_eos": true });
+    let reply = server.post("/v1/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    println!("a context of {n_ctx}, and a prompt of {n_prompt}");
+    let chat = json!({
+        "messages": [{ "role": "user", "content": "And then?" }], "ignore_eos": true, "seed": 1,
+    });
+    server.chat_hang_up(&chat, 1100);
+    drop(server);
+    fs::remove_file(path).unwrap();
+}
+
+fn a_context_that_memory_does_not_allow_is_as_long_as_it_does() {
+    let path = synth("qwen3", "tiny");
+    let cluster = path.with_extension("toml");
+    let machine = "[[worker]]\nname = \"small\"\nmemory = \"160M\"\ngbps = 20.0\ngops = 500.0\n";
+    fs::write(&cluster, machine).unwrap();
+    let [model, file] = [&path, &cluster].map(|p| p.to_str().unwrap());
+    let plan = |more: &[&str]| run(&[&["plan", "-m", model, "--cluster", file], more].concat());
+    let fits = plan(&[]);
+    let text = String::from_utf8_lossy(&fits.stdout).into_owned();
+    assert!(fits.status.success(), "{}", String::from_utf8_lossy(&fits.stderr));
+    let note = "note: a context of ";
+    let told = text.split(note).nth(1).unwrap_or_else(|| panic!("no {note:?}: {text}"));
+    let n_ctx: u32 = told.split(' ').next().unwrap().parse().unwrap();
+    assert!(told.contains("instead of the model's") && told.contains("--kv-type q8_0"), "{told}");
+    // It is what fits, and a page more does not.
+    assert!(n_ctx >= 4096, "{text}");
+    let asked = |n: u32| plan(&["--ctx", &n.to_string()]).status.success();
+    assert!(asked(n_ctx) && !asked(n_ctx + 64), "{n_ctx}: {text}");
+    let json: Value = serde_json::from_slice(&plan(&["--json"]).stdout).unwrap();
+    assert_eq!(json["capacity"]["n_blocks"], n_ctx / 64, "{json}");
+    // A server says the same to clients, with the numbers where a prompt is too long.
+    let server = Server::start(&["-m", model, "--workers", "1", "--memory", "160M"]);
+    let models: Value =
+        serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
+    let of_server = models["data"][0]["context_length"].as_u64().unwrap();
+    assert_eq!(of_server, u64::from(n_ctx), "{models}");
+    let long = json!({ "prompt": vec![5; n_ctx as usize + 1], "max_tokens": 1 });
+    let reply = server.post("/v1/completions", &long);
+    assert!(reply.status == 400 && reply.body.contains(&n_ctx.to_string()), "{}", reply.body);
+    drop(server);
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(&cluster).unwrap();
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes:
+        the_context_is_the_models_own_and_an_answer_has_room;
     waits:
+        a_context_that_memory_does_not_allow_is_as_long_as_it_does,
         who_finds_no_slot_waits_and_who_never_fits_is_told_the_numbers,
         states_that_no_machine_holds_are_refused_before_anything_is_loaded;
 ];

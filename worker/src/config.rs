@@ -68,6 +68,8 @@ pub struct RawConfig {
     pub name: Option<String>,
     /// `--data-dir`.
     pub data_dir: Option<PathBuf>,
+    /// The folder of those who name none, where a worker has joined a cluster from it.
+    pub joined_dir: Option<PathBuf>,
     /// `--cluster-cert`, `--cluster-key` and `--cluster-ca`.
     pub external: Option<External>,
     /// `--credentials-on-stdin`: the parent says who this worker is.
@@ -270,10 +272,12 @@ fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secu
             None => Ok(Secured::External(files.clone())),
         };
     }
-    let data_dir = match (&raw.data_dir, &raw.token) {
-        (None, None) => return Ok(Secured::No),
-        (Some(dir), _) => dir.clone(),
-        (None, Some(_)) => default_data_dir(env)?,
+    let data_dir = match (&raw.data_dir, &raw.token, &raw.joined_dir) {
+        (Some(dir), _, _) => dir.clone(),
+        (None, Some(_), _) => default_data_dir(env)?,
+        // As before it was started anew.
+        (None, None, Some(dir)) if raw.join.is_some() && !raw.insecure_network => dir.clone(),
+        (None, None, _) => return Ok(Secured::No),
     };
     if raw.join.is_none() {
         let problem = "needs --join: there the certificate comes from, and is renewed";

@@ -18,12 +18,16 @@ use brigade_proto::tls::{Credentials, Identity, KeyId, NodeKey, Role, TlsError, 
 use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use tokio::time::{sleep, timeout};
 
-/// A worker's folder within its data folder.
+/// A worker's folder within its data folder; further workers of the machine have `node-2`, `node-3` ...
 const FOLDER: &str = "node";
+/// Most workers that have one data folder.
+const MAX_PLACES: usize = 64;
 const KEY_FILE: &str = "key.pem";
 /// The certificate, then the authority's.
 const CERTIFICATE_FILE: &str = "certificate.pem";
 const LOCK_FILE: &str = "lock";
+/// Where it joined, so that a machine with several places finds the right one.
+const COORDINATOR_FILE: &str = "coordinator";
 /// Time for one attempt to enrol.
 const ENROL_WITHIN: Duration = Duration::from_secs(10);
 /// First and last wait between attempts that fail; it doubles in between.
@@ -38,8 +42,11 @@ pub enum MembershipError {
     /// Files, keys or certificates of its own.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Another worker has the same folder.
-    #[error("another worker uses {folder}: give each worker a --data-dir of its own")]
+    /// Other workers have all identities of the folder.
+    #[error(
+        "other workers use all identities in {folder}: join one more with --token (brigade token create), or name its \
+         folder with --data-dir"
+    )]
     InUse {
         /// Which.
         folder: PathBuf,
@@ -91,7 +98,7 @@ pub struct Wish {
 impl Membership {
     /// Whether a worker with this data folder has joined a cluster.
     pub fn is_in(data_dir: &Path) -> bool {
-        data_dir.join(FOLDER).join(CERTIFICATE_FILE).exists()
+        places(data_dir).any(|folder| folder.join(CERTIFICATE_FILE).exists())
     }
 
     /// Takes the place that the folder remembers, or joins with the token: as often as it takes until a coordinator
@@ -100,14 +107,7 @@ impl Membership {
     /// # Errors
     /// [`MembershipError`].
     pub async fn take(wish: Wish) -> Result<Self, MembershipError> {
-        let folder = wish.data_dir.join(FOLDER);
-        files::make_dir(&folder)?;
-        let lock = Lock::take(&folder.join(LOCK_FILE), Duration::ZERO)?;
-        let lock = lock.ok_or_else(|| MembershipError::InUse { folder: folder.clone() })?;
-        let key = load_key(&folder.join(KEY_FILE))?;
-        let remembered = remembered(&folder, &key)?.filter(|remembered| {
-            wish.token.as_ref().is_none_or(|token| token.authority == remembered.authority)
-        });
+        let Place { folder, lock, key, remembered } = free_place(&wish)?;
         let Remembered { authority, name, credentials, renew_in } = match remembered {
             Some(remembered) => remembered,
             None => {
@@ -116,7 +116,7 @@ impl Membership {
                 let pin = token.ok_or_else(no_token)?.authority;
                 let asked = Asked { key: &key, name: &wish.name, pin, token };
                 let given = enrol_until_answered(&wish.coordinator, &asked).await?;
-                keep(&folder, &given)?;
+                keep(&folder, &wish.coordinator, &given)?;
                 tracing::info!(name = given.name, coordinator = %wish.coordinator, "joined the cluster");
                 let credentials = given.credentials(&key)?;
                 Remembered {
@@ -176,9 +176,67 @@ impl Membership {
         let asked = Asked { key, name: &self.name, pin: self.authority, token };
         let given = enrol(&self.coordinator, &asked).await?;
         self.credentials.replace(given.chain.clone()).map_err(NotGiven::of_ours)?;
-        keep(&self.folder, &given).map_err(NotGiven::of_ours)?;
+        keep(&self.folder, &self.coordinator, &given).map_err(NotGiven::of_ours)?;
         Ok(given.renew_in)
     }
+}
+
+/// A folder that is one worker's for as long as it has the lock.
+struct Place {
+    folder: PathBuf,
+    lock: Lock,
+    key: NodeKey,
+    remembered: Option<Remembered>,
+}
+
+/// The folders that workers of a data folder may have, first one first.
+fn places(data_dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let names = (2..=MAX_PLACES).map(|n| format!("{FOLDER}-{n}"));
+    std::iter::once(FOLDER.to_owned()).chain(names).map(|name| data_dir.join(name))
+}
+
+/// The place of a worker: that of one which joined there before and does not run, or with a token a new one.
+fn free_place(wish: &Wish) -> Result<Place, MembershipError> {
+    let data_dir = &wish.data_dir;
+    let here = wish.coordinator.to_string();
+    let joined_here = |folder: &PathBuf| {
+        let kept = files::read(&folder.join(COORDINATOR_FILE)).ok().flatten();
+        kept.is_some_and(|address| address.trim() == here)
+    };
+    let (mut known, unknown): (Vec<_>, Vec<_>) =
+        places(data_dir).partition(|folder| folder.join(CERTIFICATE_FILE).exists());
+    known.sort_by_key(|folder| !joined_here(folder));
+    for folder in &known {
+        let fits = |found: &Remembered| {
+            wish.token.as_ref().is_none_or(|token| token.authority == found.authority)
+        };
+        if let Some(place) =
+            place(folder)?.filter(|place| place.remembered.as_ref().is_some_and(fits))
+        {
+            return Ok(place);
+        }
+    }
+    if wish.token.is_none() {
+        return Err(match known.is_empty() {
+            true => MembershipError::NoToken { folder: data_dir.join(FOLDER) },
+            false => MembershipError::InUse { folder: data_dir.clone() },
+        });
+    }
+    for folder in &unknown {
+        if let Some(place) = place(folder)? {
+            return Ok(place);
+        }
+    }
+    Err(MembershipError::InUse { folder: data_dir.clone() })
+}
+
+/// A folder, if no other worker has it.
+fn place(folder: &Path) -> Result<Option<Place>, TlsError> {
+    files::make_dir(folder)?;
+    let Some(lock) = Lock::take(&folder.join(LOCK_FILE), Duration::ZERO)? else { return Ok(None) };
+    let key = load_key(&folder.join(KEY_FILE))?;
+    let remembered = remembered(folder, &key)?;
+    Ok(Some(Place { folder: folder.to_owned(), lock, key, remembered }))
 }
 
 /// The certificate that a folder has.
@@ -215,7 +273,8 @@ fn remembered(folder: &Path, key: &NodeKey) -> Result<Option<Remembered>, TlsErr
     Ok(Some(Remembered { authority: id, name: party.name, credentials, renew_in: Duration::ZERO }))
 }
 
-fn keep(folder: &Path, given: &Given) -> Result<(), TlsError> {
+fn keep(folder: &Path, coordinator: &Address, given: &Given) -> Result<(), TlsError> {
+    files::write(&folder.join(COORDINATOR_FILE), &coordinator.to_string())?;
     files::write(&folder.join(CERTIFICATE_FILE), &to_pem(&given.chain))
 }
 

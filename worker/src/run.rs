@@ -11,7 +11,7 @@ use brigade_proto::address::Address;
 use brigade_proto::control::worker_server::WorkerServer;
 use brigade_proto::copies::copies_server::CopiesServer;
 use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES};
-use brigade_proto::net::{Listener, NetError, Plain, address_towards, server};
+use brigade_proto::net::{Listener, NetError, Network, Plain, address_towards, server};
 use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +36,9 @@ use crate::state::Worker;
 
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";
+
+/// Ports that are tried where `--listen` says none: as many workers of one machine find one.
+const MAX_PORTS: u16 = 64;
 
 /// Threads that receive and send. One: a hop's tasks then wake each other without crossing cores (21 us a hop
 /// instead of 28, `cargo bench -p brigade-worker`). Frames are copied in pieces, between which heartbeats are
@@ -116,7 +119,10 @@ impl Bound {
         };
         let secure = Secure::of(&config).await?;
         let listen = listen_address(&config).await?;
-        let listener = secure.network.bind(&listen, Plain::Refused).await?;
+        let listener = match config.listen {
+            Some(_) => secure.network.bind(&listen, Plain::Refused).await?,
+            None => bind_near(&secure.network, listen).await?,
+        };
         let stop = CancellationToken::new();
         let worker = Arc::new(Worker::new(loader, secure.network.clone(), stop.clone()));
         Ok(Self { listener, config, secure, worker, stop })
@@ -164,6 +170,31 @@ impl Bound {
         match tokio::time::timeout(LEAVE_WITHIN, serving).await {
             Ok(served) => Ok(served?),
             Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Binds `address`, or where other workers of this machine are there already, a port after it.
+async fn bind_near(network: &Network, address: Address) -> Result<Listener, NetError> {
+    let Address::Tcp { host, port: first } = address else {
+        return network.bind(&address, Plain::Refused).await;
+    };
+    let last = first.saturating_add(MAX_PORTS - 1);
+    let mut port = first;
+    loop {
+        let address = Address::Tcp { host: host.clone(), port };
+        match network.bind(&address, Plain::Refused).await {
+            Err(NetError::Bind { source, .. })
+                if source.kind() == io::ErrorKind::AddrInUse && port < last =>
+            {
+                port += 1;
+            }
+            bound => {
+                if port > first && bound.is_ok() {
+                    tracing::info!(%address, "the ports before it are taken, by other workers of this machine perhaps");
+                }
+                return bound;
+            }
         }
     }
 }

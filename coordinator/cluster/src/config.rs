@@ -41,6 +41,8 @@ pub struct StageOptions {
     pub wire_type: WireType,
     /// Positions a sequence may have; `None`: what the model was trained on, or what fits.
     pub ctx: Option<u32>,
+    /// Positions without which there is no line, where `ctx` names none; `None`: as few as are of use.
+    pub least_ctx: Option<u32>,
     /// Sequences at once.
     pub max_seqs: u32,
     /// Sequences kept beside those for later requests; `None`: as many as suit the model.
@@ -60,6 +62,25 @@ pub struct StageOptions {
     pub cut: Option<HandCut>,
 }
 
+/// How a machine is brought into the cluster, for whoever waits for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JoinHint {
+    /// This command makes a token.
+    Token(String),
+    /// This command is typed on the machine.
+    Join(String),
+}
+
+impl JoinHint {
+    /// The command for so many machines.
+    pub fn for_machines(&self, n: usize) -> String {
+        match self {
+            Self::Token(command) if n > 1 => format!("{command} --uses {n}"),
+            Self::Token(command) | Self::Join(command) => command.clone(),
+        }
+    }
+}
+
 /// What the supervisor is built from.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
@@ -73,6 +94,8 @@ pub struct ClusterConfig {
     pub network: Network,
     /// Who lets workers into the cluster, where it has one.
     pub pki: Option<Arc<Pki>>,
+    /// What is said to whoever waits for machines; `None`: none can join.
+    pub how_to_join: Option<JoinHint>,
     /// About workers that cannot be reached.
     pub patience: Patience,
     /// How long a worker that was lost is waited for before the others go on without it.

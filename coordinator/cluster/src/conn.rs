@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use brigade_proto::address::{Address, AddressError};
 use brigade_proto::capability::{
@@ -27,6 +27,7 @@ use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::Status;
 
+use crate::pulse::Pulse;
 use crate::reach::Reach;
 
 /// Interval of heartbeats, and how long each may take.
@@ -129,16 +130,17 @@ pub struct Conn {
     last_epoch: u64,
     /// Bits of an f64.
     slowdown: Arc<AtomicU64>,
+    pulse: Pulse,
 }
 
 impl Conn {
-    /// Dials a worker and shakes hands.
+    /// Dials a worker and shakes hands. It is called as its certificate says; `name` is for one without, and for a child.
     ///
     /// # Errors
     /// [`WorkerError::Lost`] where nothing answers; [`WorkerError::Refused`] for another wire
     /// version, where one of the two does not believe the other, or for an address that may not be dialled.
     pub async fn open(
-        name: &str,
+        (name, is_child): (&str, bool),
         address: &Address,
         coordinator_id: &str,
         network: &Network,
@@ -185,8 +187,10 @@ impl Conn {
             .capabilities
             .ok_or_else(|| refused("its handshake names no capabilities".to_string()))?;
         check_claims(&capabilities).map_err(|e| refused(e.to_string()))?;
+        // A child is known by its number: its certificate is of this process.
+        let name = reach.node().filter(|_| !is_child).unwrap_or(name).to_string();
         Ok(Self {
-            name: name.to_string(),
+            name,
             reach,
             coordinator_id: coordinator_id.to_string(),
             control,
@@ -196,6 +200,7 @@ impl Conn {
             wire,
             last_epoch: reply.last_epoch,
             slowdown: Arc::new(AtomicU64::new(1f64.to_bits())),
+            pulse: Pulse::default(),
         })
     }
 
@@ -227,6 +232,11 @@ impl Conn {
     /// It was seen to be so many times slower than it says.
     pub fn set_slowdown(&self, times: f64) {
         self.slowdown.store(times.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Its last heartbeat.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 
     /// What it can do.
@@ -339,7 +349,11 @@ impl Conn {
     pub async fn health(&self, epoch: u64) -> Result<HealthReply, String> {
         let request = self.health_request(epoch);
         match timeout(HEARTBEAT, self.heart.clone().health(request)).await {
-            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Ok(reply)) => {
+                let reply = reply.into_inner();
+                self.pulse.beat(Instant::now(), &reply);
+                Ok(reply)
+            }
             Ok(Err(status)) => Err(Failure::from_status(&status).reason),
             Err(_) => Err(format!("no answer within {} ms", HEARTBEAT.as_millis())),
         }

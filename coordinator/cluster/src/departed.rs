@@ -29,12 +29,28 @@ struct Refusal {
     told: Instant,
 }
 
+/// A worker that was there and left.
+#[derive(Clone, Debug)]
+pub struct Left {
+    /// What it was called.
+    pub name: String,
+    /// Where it was.
+    pub address: String,
+    /// Its key, in hexadecimal.
+    pub key: Option<String>,
+    /// When it was lost.
+    pub at: Instant,
+    /// Why.
+    pub why: String,
+}
+
 /// What is remembered.
 #[derive(Debug, Default)]
 pub struct Departed {
     /// Where workers broke lines and left, and when last.
     hosts: VecDeque<(String, Instant)>,
     refusals: VecDeque<Refusal>,
+    left: VecDeque<Left>,
 }
 
 impl Departed {
@@ -43,6 +59,17 @@ impl Departed {
         let host = host_of(address);
         self.hosts.retain(|(other, _)| *other != host);
         push(&mut self.hosts, (host, now));
+    }
+
+    /// A worker that was there is forgotten.
+    pub fn has_left(&mut self, left: Left) {
+        self.left.retain(|other| other.address != left.address || other.key != left.key);
+        push(&mut self.left, left);
+    }
+
+    /// Those that were there and left, oldest first.
+    pub fn left(&self) -> impl Iterator<Item = &Left> {
+        self.left.iter()
     }
 
     /// Whether a newcomer takes the place of one that broke lines lately.
@@ -124,11 +151,14 @@ mod tests {
         let (mut departed, now) = (Departed::default(), Instant::now());
         for port in 1..2000 {
             departed.refused(&address(&format!("10.0.0.4:{port}")), "no", now);
+            let at = format!("10.0.0.4:{port}");
+            let (name, key, why) = ("lab".into(), None, "no".into());
+            departed.has_left(Left { name, address: at, key, at: now, why });
             departed.left_doubted(&address(&format!("10.1.{}.{}:1", port / 200, port % 200)), now);
         }
         assert_eq!(
-            (departed.hosts.len(), departed.refusals.len()),
-            (MAX_REMEMBERED, MAX_REMEMBERED)
+            [departed.hosts.len(), departed.refusals.len(), departed.left.len()],
+            [MAX_REMEMBERED; 3]
         );
     }
 }

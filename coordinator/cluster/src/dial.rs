@@ -25,6 +25,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 pub struct Dial {
     /// Who.
     pub origin: Origin,
+    /// What it was called when it was last there.
+    pub called: Option<String>,
     /// How children are started.
     pub local: Option<LocalOptions>,
     /// This process.
@@ -70,9 +72,11 @@ pub async fn connect(dial: Dial) -> Result<Connected, WorkerError> {
             return Err(WorkerError::Start { reason });
         }
     };
-    let name = name_at(&dial.origin, &address);
+    let is_child = child.is_some();
+    let called = dial.called.clone().filter(|_| !is_child);
+    let name = called.unwrap_or_else(|| name_at(&dial.origin, &address));
     let handshake = async {
-        let opened = Conn::open(&name, &address, &dial.coordinator_id, &dial.network);
+        let opened = Conn::open((&name, is_child), &address, &dial.coordinator_id, &dial.network);
         let conn = opened.await?;
         if let Some(needs) = &dial.needs {
             conn.check(needs)?;

@@ -16,7 +16,7 @@ use brigade_line::model::Model;
 const MAX_ANSWERS: usize = 64;
 
 /// Members by their connections: a worker that came back may have other memory.
-type Question = Vec<(MemberId, u64)>;
+type Question = (Option<u32>, Vec<(MemberId, u64)>);
 
 /// Asks the planner.
 #[derive(Debug)]
@@ -50,13 +50,28 @@ impl Enough {
         members: &BTreeMap<MemberId, Member>,
         ids: &[MemberId],
     ) -> Result<(), String> {
+        self.ask_for(members, ids, None)
+    }
+
+    /// As [`Enough::ask`], of a line with a context of `least_ctx` positions at least.
+    ///
+    /// # Errors
+    /// As [`Enough::ask`].
+    pub fn ask_for(
+        &mut self,
+        members: &BTreeMap<MemberId, Member>,
+        ids: &[MemberId],
+        least_ctx: Option<u32>,
+    ) -> Result<(), String> {
         let connected = || ids.iter().filter_map(|id| Some((*id, members.get(id)?)));
-        let question: Question = connected().map(|(id, member)| (id, member.serial())).collect();
+        let of = connected().map(|(id, member)| (id, member.serial())).collect();
+        let question: Question = (least_ctx, of);
         if let Some(answer) = self.answers.get(&question) {
             return answer.clone();
         }
         let conns = connected().filter_map(|(_, member)| member.conn());
-        let planned = place::plan_over(&self.model, conns, &self.options);
+        let options = StageOptions { least_ctx, ..self.options.clone() };
+        let planned = place::plan_over(&self.model, conns, &options);
         let answer = planned.map(|_| ()).map_err(|error| error.to_string());
         if self.answers.len() == MAX_ANSWERS {
             self.answers.clear();

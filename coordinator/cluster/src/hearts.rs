@@ -8,6 +8,7 @@ use brigade_proto::control::HealthReply;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::conn::{Conn, WorkerError};
+use crate::pulse::busy_share;
 use crate::reconcile::MemberId;
 use brigade_line::metrics;
 
@@ -99,12 +100,4 @@ impl Hearts {
             }
         }
     }
-}
-
-/// Share of the time between two heartbeats that a stage computed.
-fn busy_share(before: Option<&HealthReply>, now: &HealthReply) -> f64 {
-    let before = before.filter(|b| b.epoch == now.epoch);
-    let wall = now.lane_us.saturating_sub(before.map_or(0, |b| b.lane_us));
-    let busy = now.busy_us.saturating_sub(before.map_or(0, |b| b.busy_us));
-    if wall == 0 { 0.0 } else { busy as f64 / wall as f64 }
 }

@@ -9,7 +9,7 @@
 //! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
 //! - `member` is one worker as the supervisor wants it. `departed` remembers those that left.
 //! - `dial`, `reach` and `conn` reach a worker. `hearts` says whether it is still there.
-//! - `enough` says whether the model fits on some workers.
+//! - `pulse` is what its last heartbeat said. `enough` says whether the model fits on some workers.
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
 //! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
 //!   `lease`, `load`, `progress` and `lane`.
@@ -41,6 +41,7 @@ pub mod pki;
 mod place;
 mod placed_stage;
 mod progress;
+mod pulse;
 mod push;
 mod reach;
 pub mod reconcile;
@@ -50,7 +51,7 @@ mod states;
 mod supervisor;
 mod watch;
 
-pub use config::{ClusterConfig, Patience, Source, StageOptions};
+pub use config::{ClusterConfig, JoinHint, Patience, Source, StageOptions};
 pub use conn::WorkerError;
 pub use facts::worker_facts;
 pub use local::LocalOptions;

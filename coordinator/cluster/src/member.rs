@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
+use brigade_proto::control::Capabilities;
 
 use crate::config::Source;
 use crate::conn::Conn;
@@ -67,6 +68,14 @@ impl Origin {
         }
     }
 
+    /// Where it is dialled; empty for a child that was not started yet.
+    pub fn address(&self) -> String {
+        match self {
+            Self::Local(_) => String::new(),
+            Self::Remote(address) | Self::Joined(address) => address.to_string(),
+        }
+    }
+
     /// What it is called in messages.
     pub fn name(&self) -> String {
         match self {
@@ -84,6 +93,41 @@ enum State {
     Connected { conn: Box<Conn>, since: Instant },
 }
 
+/// What is known of a worker that was there.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// What it is called.
+    pub name: String,
+    /// Where it is dialled.
+    pub address: String,
+    /// Its key, in hexadecimal.
+    pub key: Option<String>,
+    /// What it computes with.
+    pub device: String,
+    /// Bytes that it may use.
+    pub memory_limit: u64,
+    /// 10^9 bytes a second.
+    pub gb_per_second: f64,
+    /// 10^9 operations a second.
+    pub gop_per_second: f64,
+}
+
+impl Known {
+    fn of(conn: &Conn) -> Self {
+        let Capabilities { kernels, threads, memory_limit, gb_per_second, gop_per_second, .. } =
+            conn.capabilities();
+        Self {
+            name: conn.name().to_string(),
+            address: conn.address().to_string(),
+            key: conn.reach().key().map(|key| key.to_string()),
+            device: format!("{kernels}, {threads} threads"),
+            memory_limit: *memory_limit,
+            gb_per_second: *gb_per_second,
+            gop_per_second: *gop_per_second,
+        }
+    }
+}
+
 /// A wanted worker.
 #[derive(Debug)]
 pub struct Member {
@@ -95,8 +139,10 @@ pub struct Member {
     serial: u64,
     /// Since when it is of no use; `None` while it is.
     missing_since: Option<Instant>,
-    /// Whether it was ever connected.
-    proven: bool,
+    /// What it was when it was last connected; `None`: it never was.
+    known: Option<Known>,
+    /// When its connection was lost; `None` while it is connected.
+    lost_at: Option<Instant>,
     /// Lines it broke, with their weights, oldest first.
     breaks: Vec<(Instant, u32)>,
     busy: bool,
@@ -118,7 +164,8 @@ impl Member {
             state: State::Absent { retry_at: now },
             serial: 0,
             missing_since: Some(now),
-            proven: false,
+            known: None,
+            lost_at: None,
             breaks: Vec::new(),
             busy: false,
             refuses: false,
@@ -138,7 +185,17 @@ impl Member {
 
     /// What it is called in messages.
     pub fn name(&self) -> String {
-        self.conn().map_or_else(|| self.origin.name(), |conn| conn.name().to_string())
+        self.known.as_ref().map_or_else(|| self.origin.name(), |known| known.name.clone())
+    }
+
+    /// What is known of it; `None` before it was there.
+    pub fn known(&self) -> Option<&Known> {
+        self.known.as_ref()
+    }
+
+    /// When its connection was lost, if it is.
+    pub fn lost_at(&self) -> Option<Instant> {
+        self.lost_at
     }
 
     /// Why it is not there.
@@ -163,7 +220,7 @@ impl Member {
 
     /// Whether it was ever connected.
     pub fn is_proven(&self) -> bool {
-        self.proven
+        self.known.is_some()
     }
 
     /// Whether it refused for a reason that does not pass by itself.
@@ -179,6 +236,11 @@ impl Member {
     /// It gets no layers until it connects again.
     pub fn drain(&mut self) {
         self.drained = true;
+    }
+
+    /// It may get layers again.
+    pub fn undrain(&mut self) {
+        self.drained = false;
     }
 
     /// How long it has been connected, if it is.
@@ -208,7 +270,7 @@ impl Member {
             },
             missing_for: self.missing_since.map_or(Duration::ZERO, since),
             named: !self.has_joined(),
-            known: !self.has_joined() || self.proven,
+            known: !self.has_joined() || self.is_proven(),
             doubts: self.doubts(now),
             broke_badly: self.recent_breaks(now).any(|weight| weight >= BROKE_BADLY),
             gets_ready: self.gets_ready(),
@@ -219,7 +281,7 @@ impl Member {
 
     /// Whether it is a child of ours in its first attempt to get ready.
     fn gets_ready(&self) -> bool {
-        let is_first = !self.proven && self.failures == 0;
+        let is_first = !self.is_proven() && self.failures == 0;
         is_first
             && matches!(self.origin, Origin::Local(_))
             && matches!(self.state, State::Connecting { .. })
@@ -265,7 +327,8 @@ impl Member {
             "worker connected"
         );
         self.child = child;
-        self.proven = true;
+        self.known = Some(Known::of(&conn));
+        self.lost_at = None;
         self.why = None;
         self.refuses = false;
         self.drained = false;
@@ -288,6 +351,9 @@ impl Member {
         {
             self.failures = 0;
             self.missing_since = None;
+        }
+        if self.conn().is_some() {
+            self.lost_at = Some(now);
         }
         self.missing_since.get_or_insert(now);
         self.why = Some(why);

@@ -153,7 +153,12 @@ impl Placement {
                 gop_per_second: caps.gop_per_second,
             }
         };
-        LineInfo { stages: self.stages.iter().map(stage).collect() }
+        let LineSpec { n_blocks, block_positions, n_slots, max_positions, .. } = self.line;
+        LineInfo {
+            stages: self.stages.iter().map(stage).collect(),
+            n_ctx: max_positions,
+            share: n_blocks.saturating_mul(block_positions) / n_slots.max(1),
+        }
     }
 }
 
@@ -192,7 +197,11 @@ pub async fn placed(
     let held = held_layers(&conns, model).await;
     let plan = plan_holding(model, conns.iter().map(|(_, conn)| conn), &held, options)?;
     let settings = plan.settings;
-    tracing::info!("plan:\n{}", plan.explain());
+    tracing::info!("{}", plan.in_a_line());
+    for note in &plan.notes {
+        tracing::info!("about the plan: {note}");
+    }
+    tracing::debug!(plan = plan.explain(), "the plan with its reasons");
     let stages: Vec<PlacedStage> = plan
         .stages
         .iter()
@@ -324,6 +333,8 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
     let windows = !options.full_windows && model.gains_by_windows(options.ctx, options.max_rows);
     PlanSettings {
         ctx: model.ctx(options.ctx),
+        share_ctx: model.least_ctx(options.ctx),
+        least_ctx: options.ctx.or(options.least_ctx).unwrap_or_else(|| model.least_ctx(None)),
         max_seqs: options.max_seqs,
         keep: keep(model, options, windows),
         windows,
@@ -360,7 +371,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes, guides: b
         n_kept: plan.capacity.n_kept,
         prefixes,
         block_positions: settings.block_positions,
-        max_positions: settings.ctx,
+        max_positions: plan.ctx(),
         max_rows: settings.max_rows,
         guides,
     }
@@ -442,7 +453,8 @@ fn prepare_request(
         layer_end: stage.layers.end as u32,
         max_seqs: line.n_slots + line.n_kept,
         n_blocks: line.n_blocks,
-        max_ctx: line.max_positions,
+        // The same on every line: some models turn positions in another way in a longer context.
+        max_ctx: model.ctx(options.ctx),
         max_rows: line.max_rows,
         kv_type: options.kv_type.into(),
         threads: 0,

@@ -13,6 +13,8 @@ pub struct Reach {
     network: Network,
     /// Who it was at the handshake; `None` over a plain connection.
     peer: Option<Expected>,
+    /// What its certificate calls it.
+    node: Option<String>,
 }
 
 impl Reach {
@@ -26,9 +28,10 @@ impl Reach {
     ) -> Result<(Self, Connection), NetError> {
         let worker = Expected { role: Role::Worker, key: None };
         let connection = network.dial_either(address, worker).await?;
+        let node = connection.who().party().map(|party| party.name.clone());
         let key = connection.who().party().map(|party| party.key);
         let peer = key.map(|key| Expected { role: Role::Worker, key: Some(key) });
-        Ok((Self { address: address.clone(), network: network.clone(), peer }, connection))
+        Ok((Self { address: address.clone(), network: network.clone(), peer, node }, connection))
     }
 
     /// Another connection to the same worker.
@@ -42,6 +45,11 @@ impl Reach {
     /// Where it is.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// What the cluster calls it; `None` over plain connections.
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
     }
 
     /// Its key; `None` over plain connections.

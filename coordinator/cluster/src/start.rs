@@ -100,7 +100,8 @@ pub async fn ask(
     for origin in Origin::named(&source) {
         let coordinator_id = bound_id(network, OwnName::fresh().id());
         let (local, network) = (local.clone(), network.clone());
-        let dial = Dial { origin, local, coordinator_id, network, pki: None, needs: None };
+        let dial =
+            Dial { origin, called: None, local, coordinator_id, network, pki: None, needs: None };
         let connected = dial::connect(dial).await?;
         let conn = &connected.conn;
         asked.push((conn.name().to_string(), conn.capabilities().clone()));

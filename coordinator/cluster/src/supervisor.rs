@@ -11,6 +11,7 @@ mod layers;
 mod line;
 mod members;
 mod slow;
+mod status;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,6 +82,8 @@ enum Line {
         layers: Vec<Range<usize>>,
         /// What each takes, by the plan.
         paces: Vec<Pace>,
+        /// Positions of its longest sequence.
+        n_ctx: u32,
         since: Instant,
     },
 }
@@ -134,6 +137,8 @@ pub(super) struct Supervisor {
     window: Option<Window>,
     /// What was said last while there was no line.
     said: String,
+    /// What an operator may type about that.
+    next_step: Option<String>,
 }
 
 impl Supervisor {
@@ -174,6 +179,7 @@ impl Supervisor {
             ordered: None,
             window: None,
             said: String::new(),
+            next_step: None,
             ends,
         }
     }
@@ -303,9 +309,13 @@ impl Supervisor {
         let headline = roll::headline(lacking, &self.ends.roll.borrow(), self.goal.joins);
         let said = format!("{headline}; {}", roll::call(&self.members));
         self.progress(said.clone());
-        if said != self.said {
-            tracing::info!("no line yet: {said}");
-            self.said = said;
+        let next_step = self.step_towards(lacking);
+        if said != self.said || next_step != self.next_step {
+            match &next_step {
+                Some(command) => tracing::info!("no line yet: {said}; to add a machine: {command}"),
+                None => tracing::info!("no line yet: {said}"),
+            }
+            (self.said, self.next_step) = (said, next_step);
         }
     }
 

@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 
 use super::access::{self, Access};
 use super::app::App;
+use super::coding;
 use super::error::ApiError;
+use super::hosts::{self, Hosts};
 use super::status;
 
 /// What there is, for whoever asks for something else.
@@ -22,8 +24,14 @@ const ADDRESSES: &str =
     "here are GET /health, /metrics, /admin/keys and /admin/cluster, and POST /admin/cluster";
 
 /// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
-/// web page can send to a port of this machine; where `needs_key`, everything does.
-pub fn admin_router(app: App, cluster: Admin, keys: Option<KeyRing>, needs_key: bool) -> Router {
+/// web page can send to a port of this machine; where `needs_key`, everything does. It is asked by the names in `hosts`.
+pub fn admin_router(
+    app: App,
+    cluster: Admin,
+    keys: Option<KeyRing>,
+    needs_key: bool,
+    hosts: Hosts,
+) -> Router {
     let admins = || middleware::from_fn_with_state(keys.clone(), access::admins);
     let router = Router::new()
         .route("/admin/cluster", post(order).layer(admins()).get(cluster_status))
@@ -33,7 +41,10 @@ pub fn admin_router(app: App, cluster: Admin, keys: Option<KeyRing>, needs_key: 
         .fallback(async || ApiError::not_found(ADDRESSES))
         .layer(Extension(cluster))
         .with_state(app);
-    if needs_key { router.layer(admins()) } else { router }
+    let router = if needs_key { router.layer(admins()) } else { router };
+    router
+        .layer(middleware::from_fn(coding::layer))
+        .layer(middleware::from_fn_with_state(hosts, hosts::layer))
 }
 
 /// `GET /admin/cluster`: who has which layers.
@@ -44,10 +55,7 @@ async fn cluster_status(Extension(cluster): Extension<Admin>) -> Response {
 /// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.
 async fn order(Extension(cluster): Extension<Admin>, body: Bytes) -> Response {
     match serde_json::from_slice::<Question>(&body) {
-        Ok(question) => {
-            tracing::info!(?question, "an operator asks");
-            answer(cluster.ask(question).await)
-        }
+        Ok(question) => answer(cluster.ask(question).await),
         Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
     }
 }

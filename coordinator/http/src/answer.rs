@@ -142,7 +142,7 @@ pub async fn submit(
                 constraint: common.constraint.clone(),
                 guidance: common.guidance.clone(),
             };
-            let request = Request::generate(tokens.clone(), drawing, &app.limits)?;
+            let request = Request::generate(tokens.clone(), drawing, &app.limits.now())?;
             let (share, force) = (name.tally.share(), name.tally.force());
             let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);
             requests.push(request.named(&name.id).owned(share, force, common.within));

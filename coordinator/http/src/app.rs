@@ -7,6 +7,7 @@ use axum::extract::Request;
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::heads::Heads;
 use brigade_line::adapters::Adapters;
+use brigade_line::current::CurrentLimits;
 use brigade_line::handle::Engine;
 use brigade_line::health::RollWatch;
 use brigade_line::model::ModelMeta;
@@ -19,6 +20,7 @@ use super::audit::Audit;
 use super::body::Bodies;
 use super::cors::Origins;
 use super::error::ApiError;
+use super::hosts::Hosts;
 use super::streams::Streams;
 
 /// Everything a handler needs; clones share it.
@@ -31,7 +33,7 @@ pub struct App {
     /// What judges texts, where the model has it.
     pub heads: Arc<Heads>,
     /// What requests must fit in.
-    pub limits: Limits,
+    pub limits: CurrentLimits,
     /// The model's adapters.
     pub adapters: Arc<Adapters>,
     /// For `/v1/models`.
@@ -50,6 +52,8 @@ pub struct App {
     pub roll: RollWatch,
     /// Sequences at once.
     pub max_seqs: u32,
+    /// By which names it is asked.
+    pub hosts: Hosts,
     /// Web pages that may read answers.
     pub cors: Origins,
     /// Who may ask.
@@ -67,7 +71,7 @@ impl App {
         request: Request,
         work: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (limits, text) = (self.limits, self.text.clone());
+        let (limits, text) = (self.limits.now(), self.text.clone());
         let body = self.bodies.take(request).await?;
         Ok(self.bodies.read(body, text, move |bytes, text| work(bytes, &limits, text)).await?.0)
     }

@@ -98,7 +98,7 @@ async fn resumable(
 /// It cannot run here.
 pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
-    let limits = app.limits;
+    let limits = app.limits.now();
     let body = Taken::again(opened.body.clone().into_bytes());
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let mut request = ChatRequest::read(bytes, &limits, text)?;

@@ -8,7 +8,7 @@ use axum::extract::Request;
 use brigade_dialect::Tools;
 use brigade_dialect::constrain::answer::{Wishes, of_chat};
 use brigade_dialect::text_model::{Chat, Prompt, TextModel};
-use brigade_line::request::{DEFAULT_MAX_TOKENS, Limits};
+use brigade_line::request::Limits;
 
 use super::answer;
 use super::app::App;
@@ -25,7 +25,10 @@ use super::unread;
 
 /// Fields that would change a chat's prompt or answer, and have no effect here.
 const REFUSED: &[(&str, &str)] = &[
-    ("chat_template", "serve has --chat-template; chat_template_kwargs are for its variables"),
+    (
+        "chat_template",
+        "--chat-template sets it where the model is started; chat_template_kwargs are for its variables",
+    ),
     (
         "documents",
         "put them into the messages, or into chat_template_kwargs where the template reads them",
@@ -69,7 +72,7 @@ pub async fn begin<T: Send + 'static>(
     translate: impl FnOnce(&[u8]) -> Result<(Cow<'_, [u8]>, T), ApiError> + Send + 'static,
 ) -> Result<Begun<T>, ApiError> {
     let body = app.bodies.take(request).await?;
-    let limits = app.limits;
+    let limits = app.limits.now();
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (body, more) = translate(bytes)?;
         let mut request = ChatRequest::read(&body, &limits, text)?;
@@ -104,7 +107,7 @@ impl ChatRequest {
         for (name, why) in REFUSED {
             fields.refuse(name, why)?;
         }
-        let common = Common::read(&mut fields, limits, text, DEFAULT_MAX_TOKENS, &mut left)?;
+        let common = Common::read(&mut fields, limits, text, limits.answer, &mut left)?;
         fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
         let is_shown = false;
@@ -163,7 +166,7 @@ mod tests {
     use super::super::messages::MAX_MESSAGES;
     use super::*;
 
-    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, encoder: None };
+    const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
 
     fn error(json: &str) -> String {
         let error = ChatRequest::read(json.as_bytes(), &LIMITS, &TextModel::sample()).unwrap_err();

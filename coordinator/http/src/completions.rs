@@ -77,7 +77,7 @@ pub(super) async fn create(
         Posted::Anew(request) => request,
     };
     let body = app.bodies.take(request).await?;
-    let limits = app.limits;
+    let limits = app.limits.now();
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (request, prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
         let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
@@ -114,7 +114,7 @@ pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 /// It cannot run here.
 pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
-    let limits = app.limits;
+    let limits = app.limits.now();
     let body = Taken::again(opened.body.clone().into_bytes());
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
@@ -131,13 +131,17 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The one prompt of a request in other words, and how to draw.
+/// The one prompt of a request in other words, and how to draw: where it names no number of tokens, an answer as others.
 pub(super) fn plain(
     body: &[u8],
     limits: &Limits,
     text: &TextModel,
 ) -> Result<(Vec<u32>, Common), ApiError> {
-    let (request, mut prompts) = CompletionRequest::with_prompts(body, text, limits)?;
+    let names_tokens = Fields::parse(body)?.raw("max_tokens").is_some();
+    let (mut request, mut prompts) = CompletionRequest::with_prompts(body, text, limits)?;
+    if !names_tokens {
+        request.common.max_tokens = limits.answer;
+    }
     Ok((prompts.tokens.remove(0), request.common))
 }
 
@@ -497,7 +501,7 @@ mod tests {
     use brigade_line::generation::{End, EndReason};
 
     fn read(json: &str) -> Result<CompletionRequest, String> {
-        let limits = Limits { n_ctx: 64, n_vocab: 100, encoder: None };
+        let limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
         CompletionRequest::read(json.as_bytes(), &limits, &TextModel::sample())
             .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
     }

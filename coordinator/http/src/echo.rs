@@ -24,7 +24,7 @@ pub(super) async fn pieces(
         let message = format!("logprobs is {top}: at most {MAX_TOP_LOGPROBS}");
         return Err(ApiError::field("logprobs", message));
     }
-    let request = Request::logits(tokens.to_vec(), &app.limits)?.named(&name.id);
+    let request = Request::logits(tokens.to_vec(), &app.limits.now())?.named(&name.id);
     let request = request.adapted(app.adapters_of(lora)?);
     let request = request.owned(name.tally.share(), name.tally.force(), None);
     let mut sequence = app.engine.submit(app.next_id(), request).await?;

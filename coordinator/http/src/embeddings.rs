@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn inputs_come_in_four_forms() {
         let text = TextModel::sample();
-        let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab(), encoder: None };
+        let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab(), answer: 1024, encoder: None };
         for (json, n) in
             [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)]
         {

@@ -120,6 +120,18 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
     }
 
+    /// 415 for a body that is written in another way than is taken.
+    pub fn unsupported_media(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
+    /// 421 for a request that is for another server, by its `Host`.
+    pub fn misdirected(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::MISDIRECTED_REQUEST, "permission_error", message);
+        error.0.code = Some("host_not_allowed");
+        error
+    }
+
     /// 413 with the limit in the message.
     pub fn too_large(limit_bytes: usize) -> Self {
         Self::new(
@@ -257,9 +269,10 @@ impl From<TextError> for ApiError {
         let message = error.to_string();
         match error {
             TextError::BadStop(_) => Self::field("stop", message),
-            TextError::NoTemplate | TextError::BadTemplate(_) => {
-                Self::field("messages", format!("{message}: serve has --chat-template for that"))
-            }
+            TextError::NoTemplate | TextError::BadTemplate(_) => Self::field(
+                "messages",
+                format!("{message}: --chat-template gives another one, where the model is started"),
+            ),
             TextError::Template(_) => Self::field("messages", message),
             TextError::Encoder(_) => Self::field("model", message),
             TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {

@@ -171,7 +171,7 @@ fn values() -> [Value; 4] {
     [json!("x"), json!(1), json!(true), json!({ "type": "x" })]
 }
 
-const LIMITS: Limits = Limits { n_ctx: 4096, n_vocab: 300, encoder: None };
+const LIMITS: Limits = Limits { n_ctx: 4096, n_vocab: 300, answer: 1024, encoder: None };
 
 /// How a body with one more field is read: what is left unknown.
 fn unknown(api: &Api, body: &Value) -> Vec<String> {

@@ -61,11 +61,24 @@ pub enum TlsError {
     },
 }
 
+/// A pair that can be used.
+#[derive(Clone, Debug)]
+struct Loaded {
+    config: Arc<ServerConfig>,
+    names: Arc<[String]>,
+}
+
+/// The names that a server's certificate is for; none where it cannot be read as one, which its use tells.
+fn dns_names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let parsed = webpki::EndEntityCert::try_from(certificate);
+    parsed.map_or_else(|_| Vec::new(), |c| c.valid_dns_names().map(str::to_owned).collect())
+}
+
 /// What tells one state of the two files from another.
 type Stamp = [Option<(u64, u64, i64, i64)>; 2];
 
 impl TlsFiles {
-    fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    fn load(&self) -> Result<Loaded, TlsError> {
         let wrong = |file, path: &PathBuf, reason: String| TlsError::File {
             file,
             path: path.display().to_string(),
@@ -89,6 +102,7 @@ impl TlsFiles {
             key: self.key.display().to_string(),
             reason: e.to_string(),
         };
+        let names = dns_names(&chain[0]).into();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -97,7 +111,7 @@ impl TlsFiles {
             .with_single_cert(chain, key)
             .map_err(pair)?;
         config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(Arc::new(config))
+        Ok(Loaded { config: Arc::new(config), names })
     }
 
     fn stamp(&self) -> Stamp {
@@ -111,14 +125,14 @@ impl TlsFiles {
 
 /// The certificate in force; clones share it.
 #[derive(Clone, Debug)]
-pub struct Tls(watch::Receiver<Arc<ServerConfig>>);
+pub struct Tls(watch::Receiver<Loaded>);
 
 /// Keeps a [`Tls`] up to date.
 #[derive(Debug)]
 pub struct Renewer {
     files: TlsFiles,
     seen: Stamp,
-    current: watch::Sender<Arc<ServerConfig>>,
+    current: watch::Sender<Loaded>,
     /// The last thing that went wrong: each is told once.
     told: String,
 }
@@ -136,7 +150,12 @@ impl Tls {
 
     /// For one connection.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.0.borrow().clone())
+        TlsAcceptor::from(self.0.borrow().config.clone())
+    }
+
+    /// For which names the certificate is.
+    pub(super) fn names(&self) -> Arc<[String]> {
+        self.0.borrow().names.clone()
     }
 }
 
@@ -212,16 +231,20 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (a, b) = (pair(&folder, "a"), pair(&folder, "b"));
         let (tls, mut renewer) = Tls::open(a.clone()).unwrap();
-        let first = tls.0.borrow().clone();
+        let first = tls.0.borrow().config.clone();
+        assert_eq!(*tls.names(), ["localhost".to_string()]);
         renewer.look(false);
-        assert!(Arc::ptr_eq(&first, &tls.0.borrow()), "nothing has changed");
+        assert!(Arc::ptr_eq(&first, &tls.0.borrow().config), "nothing has changed");
         fs::copy(&b.cert, &a.cert).unwrap();
         renewer.look(false);
-        assert!(Arc::ptr_eq(&first, &tls.0.borrow()), "certificate and key do not match yet");
+        assert!(
+            Arc::ptr_eq(&first, &tls.0.borrow().config),
+            "certificate and key do not match yet"
+        );
         assert!(renewer.told.contains("cannot be used"), "{}", renewer.told);
         fs::copy(&b.key, &a.key).unwrap();
         renewer.look(false);
-        assert!(!Arc::ptr_eq(&first, &tls.0.borrow()), "now they do");
+        assert!(!Arc::ptr_eq(&first, &tls.0.borrow().config), "now they do");
         fs::write(&b.cert, "no certificate").unwrap();
         let error = Tls::open(b).unwrap_err().to_string();
         assert!(error.contains("--tls-cert") && error.contains("no certificate"), "{error}");

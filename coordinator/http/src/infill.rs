@@ -156,7 +156,7 @@ pub mod tests {
     }
 
     fn error(json: &str) -> String {
-        let limits = Limits { n_ctx: 64, n_vocab: 300, encoder: None };
+        let limits = Limits { n_ctx: 64, n_vocab: 300, answer: 1024, encoder: None };
         let error = read_any(json.as_bytes(), &limits, &TextModel::sample()).unwrap_err();
         error.body()["error"]["message"].as_str().unwrap().to_string()
     }
@@ -171,7 +171,7 @@ pub mod tests {
 
     #[test]
     fn a_form_holds_here_too() {
-        let limits = Limits { n_ctx: 64, n_vocab: 300, encoder: None };
+        let limits = Limits { n_ctx: 64, n_vocab: 300, answer: 1024, encoder: None };
         let body = br#"{"json_schema": {"type": "integer"}}"#;
         let read = read_with(body, &limits, &TextModel::sample(), |_, _| Ok(vec![1])).unwrap();
         assert!(read.1.constraint.is_some());

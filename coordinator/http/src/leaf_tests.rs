@@ -60,7 +60,7 @@ fn prompt(api: Api, body: &Value, model: &TextModel) -> Result<String, ApiError>
         Api::Ollama => asked(ollama::request::chat(&bytes)?),
         Api::Generate => asked(ollama::request::generate(&bytes)?),
     };
-    let limits = Limits { n_ctx: 4096, n_vocab: model.n_vocab(), encoder: None };
+    let limits = Limits { n_ctx: 4096, n_vocab: model.n_vocab(), answer: 1024, encoder: None };
     let prompt = ChatRequest::read(&chat, &limits, model)?.prompt(model)?;
     Ok(model.tokenizer().decode(&prompt.tokens, true).unwrap())
 }

@@ -9,8 +9,8 @@
 //! Reading order:
 //!
 //! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
-//! - `serve`, `open` and `https` take connections. `trace` wraps every request, `guard` asks `access` for its owner,
-//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value` and `params` what is in it; `unread` lists what is left.
+//! - `serve`, `open`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
+//!   what is not for this server, `guard` asks `access` for its owner, `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value` and `params` what is in it; `unread` lists what is left.
 //! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
 //!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
 //! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
@@ -30,6 +30,7 @@ mod blocks;
 mod body;
 mod chat;
 mod chat_request;
+mod coding;
 mod completions;
 mod cors;
 mod echo;
@@ -39,6 +40,7 @@ mod events;
 mod fields;
 mod form;
 mod guard;
+mod hosts;
 mod https;
 mod infill;
 mod logprobs;
@@ -62,6 +64,7 @@ mod stamp;
 mod status;
 mod stream;
 mod streams;
+mod strict;
 mod tally;
 mod tokens;
 mod tools;
@@ -85,6 +88,7 @@ pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
+pub use hosts::{Hosts, allowed_host};
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
@@ -111,6 +115,8 @@ pub fn router(app: App) -> Router {
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
         .merge(page())
+        .layer(middleware::from_fn(coding::layer))
+        .layer(middleware::from_fn_with_state(app.hosts.clone(), hosts::layer))
         .layer(middleware::from_fn_with_state(app.clone(), trace::request))
         .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
         .with_state(app)
@@ -122,6 +128,7 @@ fn page() -> Router<App> {
         .route("/", get(page::index))
         .route("/page.css", get(page::style))
         .route("/page.js", get(page::script))
+        .route("/chats.js", get(page::chats))
         .route("/markdown.js", get(page::markdown))
 }
 

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use brigade_dialect::text_model::TextModel;
+use brigade_line::model::ModelMeta;
 
 use super::app::App;
 use super::error::ApiError;
@@ -32,9 +33,9 @@ fn object(app: &App, name: &str) -> ModelObject {
         object: "model",
         created: app.created,
         owned_by: "brigade",
-        context_length: app.limits.n_ctx,
-        max_model_len: app.limits.n_ctx,
-        meta: (*app.meta).clone(),
+        context_length: app.limits.now().n_ctx,
+        max_model_len: app.limits.now().n_ctx,
+        meta: ModelMeta { n_ctx: app.limits.now().n_ctx, ..(*app.meta).clone() },
     }
 }
 

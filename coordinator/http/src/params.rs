@@ -438,7 +438,7 @@ mod tests {
 
     fn read(json: &str) -> Result<Common, String> {
         let mut fields = Fields::parse(json.as_bytes()).unwrap();
-        let limits = Limits { n_ctx: 4096, n_vocab: 100, encoder: None };
+        let limits = Limits { n_ctx: 4096, n_vocab: 100, answer: 1024, encoder: None };
         Common::read(&mut fields, &limits, &TextModel::sample(), 16, &mut 1000)
             .map_err(|e| e.body()["error"]["message"].to_string())
     }

@@ -40,7 +40,7 @@ pub(super) async fn vectors(
             take_one(&mut running, name, &mut vectors).await?;
         }
         let n_tokens = tokens.len();
-        let request = SeqRequest::hidden(tokens, pooling, &app.limits)?.named(&name.id);
+        let request = SeqRequest::hidden(tokens, pooling, &app.limits.now())?.named(&name.id);
         let request = request.adapted(adapters.clone());
         let request = request.owned(name.tally.share(), name.tally.force(), None);
         name.tally.submitted(n_tokens, 0);

@@ -27,7 +27,7 @@ pub(super) async fn props(State(app): State<App>) -> Json<Value> {
         thinks = dialect.channels || dialect.reasoning.is_some();
     }
     Json(json!({
-        "default_generation_settings": { "n_ctx": app.limits.n_ctx, "params": {} },
+        "default_generation_settings": { "n_ctx": app.limits.now().n_ctx, "params": {} },
         "total_slots": app.max_seqs, "model_alias": app.text.name(), "model_path": app.text.name(),
         "chat_template": template, "bos_token": token(bos), "eos_token": token(eos),
         "modalities": { "vision": false, "audio": false },
@@ -46,7 +46,7 @@ pub(super) async fn adapters(State(app): State<App>) -> Json<Value> {
 /// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.
 pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
     let busy = gauge(&app.metrics.render(), "brigade_requests_running");
-    let slot = |id: u32| json!({ "id": id, "n_ctx": app.limits.n_ctx, "is_processing": f64::from(id) < busy });
+    let slot = |id: u32| json!({ "id": id, "n_ctx": app.limits.now().n_ctx, "is_processing": f64::from(id) < busy });
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 
@@ -109,7 +109,7 @@ pub(super) async fn apply_template(
     State(app): State<App>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (body, limits) = (app.bodies.take(request).await?, app.limits);
+    let (body, limits) = (app.bodies.take(request).await?, app.limits.now());
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         ChatRequest::read(bytes, &limits, text)?.shown(text)
     });

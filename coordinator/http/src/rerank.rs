@@ -49,7 +49,7 @@ pub(super) async fn create(
     let pairs = std::mem::take(&mut wanted.pairs);
     let n_tokens: usize = pairs.iter().map(Vec::len).sum();
     // In a decoder the last token has seen both the query and the document.
-    let pooling = match app.limits.encoder {
+    let pooling = match app.limits.now().encoder {
         None => Pooling::Last,
         Some(_) if classifier.reads_mean() => Pooling::Mean,
         Some(_) => Pooling::First,

@@ -25,6 +25,7 @@ use tower::ServiceExt;
 use super::https::Tls;
 use super::open::{Host, Open, Peer};
 use super::stream::{Answer, Patient};
+use super::strict::Strict;
 use super::tally::Line;
 
 /// How long a client may take to send the head of a request, counted from the connection's start or
@@ -172,7 +173,7 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_within)
         .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Strict::new(stream)), service);
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = served.as_mut() => ended,

@@ -8,6 +8,7 @@ use axum::http::{Request, Response, StatusCode};
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::batch::SampledToken;
 use brigade_line::admin::Admin;
+use brigade_line::current::CurrentLimits;
 use brigade_line::handle::{
     Engine, Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError,
 };
@@ -78,10 +79,11 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         size: 2,
         quantization: "Q4_K_M".to_string(),
     };
+    let limits = Limits { n_ctx, n_vocab: text.n_vocab(), answer: 1024, encoder: None };
     let app = App {
+        limits: CurrentLimits::new(limits, engine.clone()),
         engine,
         heads: Arc::default(),
-        limits: Limits { n_ctx, n_vocab: text.n_vocab(), encoder: None },
         adapters: Arc::default(),
         text,
         meta: Arc::new(meta),
@@ -92,13 +94,14 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         bodies: Bodies::default(),
         roll: tokio::sync::watch::channel(roll).1,
         max_seqs: 4,
+        hosts: Hosts::of_this_process(),
         cors: Origins::default(),
         access: Access::Open,
         audit: None,
         streams: super::Streams::default(),
     };
     Server {
-        admin: admin_router(app.clone(), Admin::channel().0, None, false),
+        admin: admin_router(app.clone(), Admin::channel().0, None, false, Hosts::of_this_process()),
         router: router(app),
         cancelled,
         draining,

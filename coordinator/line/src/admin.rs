@@ -54,10 +54,15 @@ pub enum Question {
     },
     /// Cut the layers anew over all that are there, if that makes a faster line.
     Rebalance,
+    /// Let a worker that was drained have layers again.
+    Undrain {
+        /// Its name or address.
+        worker: String,
+    },
 }
 
 /// What it gets.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// To [`Question::Status`].
@@ -67,7 +72,7 @@ pub enum Answer {
 }
 
 /// A cluster as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClusterStatus {
     /// Number of the line.
     pub epoch: u64,
@@ -84,6 +89,76 @@ pub struct ClusterStatus {
     /// A change of the line for which the next one loads, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changing: Option<String>,
+    /// All machines, and where each stands.
+    #[serde(default)]
+    pub nodes: Vec<NodeStatus>,
+    /// Why there is no line yet, as the log says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+    /// What an operator may type next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Where a machine stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// It has layers of the line.
+    Serves,
+    /// It has layers, which are being moved to others.
+    Draining,
+    /// It is connected and has no layers.
+    Spare,
+    /// It was drained, and is connected.
+    Drained,
+    /// It is connected, and there is no line.
+    Waiting,
+    /// It is wanted, and was never there.
+    #[default]
+    Missing,
+    /// It was there and is gone.
+    Lost,
+    /// It cannot or will not serve.
+    Refused,
+}
+
+/// A machine's worker. What is not known is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// What every command calls it.
+    pub name: String,
+    /// Where it is dialled.
+    pub address: String,
+    /// The id of its key, in hexadecimal; none over plain connections.
+    pub key: Option<String>,
+    /// Where it stands.
+    pub state: NodeState,
+    /// Which stage it has, and of which layers.
+    pub stage: Option<usize>,
+    /// See `stage`.
+    pub layers: Option<Range<usize>>,
+    /// When it was last heard from.
+    pub heard_ms_ago: Option<u64>,
+    /// When it was lost.
+    pub lost_seconds_ago: Option<u64>,
+    /// Share of the last second that its stage computed.
+    pub busy_share: Option<f64>,
+    /// Bytes of its process.
+    pub memory_used: Option<u64>,
+    /// Bytes that it may use.
+    pub memory_limit: Option<u64>,
+    /// Memory read, 10^9 bytes a second.
+    pub gb_per_second: Option<f64>,
+    /// Int8 products, 10^9 operations a second.
+    pub gop_per_second: Option<f64>,
+    /// How many times slower it was seen to be.
+    pub slowdown: Option<f64>,
+    /// What it computes with.
+    pub device: Option<String>,
+    /// Why it is not there.
+    pub why: Option<String>,
 }
 
 /// A stage of it.
@@ -125,6 +200,10 @@ impl Admin {
     /// # Errors
     /// [`Refused`], and what to do.
     pub async fn ask(&self, question: Question) -> Result<Answer, Refused> {
+        // Who looks every second must not fill the log.
+        if question != Question::Status {
+            tracing::info!(?question, "an operator asks");
+        }
         let ended = || Refused("the cluster has ended".to_owned());
         let (reply, told) = oneshot::channel();
         self.0.send(Asked { question, reply }).await.map_err(|_| ended())?;
@@ -184,10 +263,7 @@ async fn serve(stream: UnixStream, admin: Admin) {
     let mut reading = BufReader::new(reading.take(MAX_QUESTION_BYTES));
     let Ok(Ok(_)) = timeout(ASKED_WITHIN, reading.read_line(&mut line)).await else { return };
     let answer = match serde_json::from_str::<Question>(&line) {
-        Ok(question) => {
-            tracing::info!(?question, "an operator asks");
-            admin.ask(question).await
-        }
+        Ok(question) => admin.ask(question).await,
         Err(error) => Err(Refused(format!("this is no question: {error}"))),
     };
     let line = match answer {

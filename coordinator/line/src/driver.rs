@@ -8,6 +8,7 @@
 mod checkpoints;
 mod client;
 mod news;
+mod reading;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -282,8 +283,8 @@ impl Driver {
         let Submission { id, request, events, verdict, counts, past } = submission;
         let n_prompt = request.tokens.len();
         tracing::debug!(request = %request.label, sequence = id.0, n_prompt, "submitted");
-        let mut client =
-            Client::new(self.now(), n_prompt, events, verdict, counts, request.force.clone());
+        let (label, force) = (request.label.clone(), request.force.clone());
+        let mut client = Client::new(self.now(), label, n_prompt, events, verdict, counts, force);
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
         let Request { tokens, work, label, share, within, adapters, copied, guide, .. } = request;
@@ -553,8 +554,17 @@ impl Driver {
         for (request, end) in ended {
             self.fail(request, Failure::KeyEnded(end));
         }
+        self.tell_of_prompts();
         self.settle();
         metrics::scheduler(&self.sched.stats());
+    }
+
+    /// Says of prompts that take long how far they are.
+    fn tell_of_prompts(&mut self) {
+        let now = self.meter.now();
+        for (request, client) in &mut self.live {
+            client.tell_of_prompt(now, self.sched.prompt_read(*request));
+        }
     }
 
     fn fail_all(&mut self, failure: &Failure) {

@@ -289,7 +289,7 @@ mod tests {
     async fn play(tokens: &[u32], stops: &[&str], reason: FinishReason) -> (String, Vec<u32>, End) {
         let (engine, mut ends) = Engine::channel();
         let model = Arc::new(TextModel::sample());
-        let limits = Limits { n_ctx: 64, n_vocab: model.n_vocab(), encoder: None };
+        let limits = Limits { n_ctx: 64, n_vocab: model.n_vocab(), answer: 1024, encoder: None };
         let request = Request::generate(vec![1], Drawing::default(), &limits).unwrap();
         let tokens = tokens.to_vec();
         tokio::spawn(async move {

@@ -52,6 +52,10 @@ pub enum Status {
 pub struct LineInfo {
     /// First stage first.
     pub stages: Vec<StageInfo>,
+    /// Positions of the longest sequence; 0 where nobody has said.
+    pub n_ctx: u32,
+    /// Positions there are KV pages for, by the sequences that may share them.
+    pub share: u32,
 }
 
 impl LineInfo {
@@ -481,7 +485,8 @@ mod tests {
     use crate::request::Limits;
 
     fn request() -> Request {
-        Request::logits(vec![1], &Limits { n_ctx: 4, n_vocab: 4, encoder: None }).unwrap()
+        Request::logits(vec![1], &Limits { n_ctx: 4, n_vocab: 4, answer: 1024, encoder: None })
+            .unwrap()
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@
 pub mod adapters;
 pub mod admin;
 pub mod clock;
+pub mod current;
 pub mod driver;
 pub mod generation;
 pub mod handle;

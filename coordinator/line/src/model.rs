@@ -12,8 +12,8 @@ use brigade_engine::kernels::KvType;
 use brigade_engine::stage::check_tensors;
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
-use brigade_plan::{ModelFacts, default_keep};
-use brigade_proto::limits::MAX_ROWS;
+use brigade_plan::{LEAST_CTX, ModelFacts, default_keep};
+use brigade_proto::limits::{MAX_CTX, MAX_ROWS};
 use brigade_spec::{ModelError, ModelSpec, is_of_other_senses};
 use brigade_text::TextError;
 use bytes::Bytes;
@@ -21,9 +21,6 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::adapters::{AdapterError, AdapterFile, Adapters, LayerSpan};
-
-/// Context where the operator names none, if the model was trained on more.
-pub const DEFAULT_CTX: u32 = 4096;
 
 /// Rows of the largest ubatch where nothing is said, of a model that takes texts in pieces.
 const DEFAULT_MAX_ROWS: u32 = 512;
@@ -276,9 +273,16 @@ impl Model {
         self.spec.n_vocab as u32
     }
 
-    /// The context to use when `wanted` was asked for.
+    /// The longest context when `wanted` was asked for: where nothing was, the model's own, of which a line has as much as
+    /// its memory allows. An encoder computes a text in one ubatch, whose work memory grows with it.
     pub fn ctx(&self, wanted: Option<u32>) -> u32 {
-        wanted.unwrap_or(DEFAULT_CTX.min(self.spec.n_ctx_train.max(1)))
+        let own = self.spec.n_ctx_train.clamp(1, MAX_CTX);
+        wanted.unwrap_or(if self.spec.is_encoder() { own.min(LEAST_CTX) } else { own })
+    }
+
+    /// The context without which there is no line.
+    pub fn least_ctx(&self, wanted: Option<u32>) -> u32 {
+        wanted.unwrap_or(LEAST_CTX.min(self.ctx(wanted)))
     }
 
     /// Rows of the largest ubatch where nothing is said. An encoder's holds a text as long as the context.

@@ -17,8 +17,8 @@ use thiserror::Error;
 
 use crate::keys::Force;
 
-/// Tokens generated when a client names no number.
-pub const DEFAULT_MAX_TOKENS: u32 = 1024;
+/// Tokens generated when a client names no number: so many at least, if there is room for them.
+pub const LEAST_ANSWER: u32 = 4096;
 
 /// Most alternatives reported with log-probabilities, as in OpenAI's API.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
@@ -40,6 +40,8 @@ pub struct Limits {
     pub n_ctx: u32,
     /// Token ids are below this.
     pub n_vocab: u32,
+    /// Tokens of an answer whose client names no number, if there is room behind its prompt.
+    pub answer: u32,
     /// Of an encoder: rows of the largest ubatch, which has to hold a whole text.
     pub encoder: Option<u32>,
 }
@@ -95,7 +97,7 @@ pub struct Guiding {
 /// How tokens are to be drawn, as the client put it.
 #[derive(Clone, Debug, Default)]
 pub struct Drawing {
-    /// At most this many; `None`: [`DEFAULT_MAX_TOKENS`].
+    /// At most this many; `None`: [`Limits::answer`].
     pub max_tokens: Option<u32>,
     /// Settings of the chain.
     pub params: SamplingParams,
@@ -203,7 +205,7 @@ impl Request {
             return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
         }
         check_params(&drawing.params, limits)?;
-        let max_tokens = drawing.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens = drawing.max_tokens.unwrap_or(limits.answer);
         if max_tokens == 0 {
             return Err(setting("max_tokens", 0, "at least 1 is needed"));
         }
@@ -426,7 +428,7 @@ fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestE
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { n_ctx: 8, n_vocab: 100, encoder: None };
+    const LIMITS: Limits = Limits { n_ctx: 8, n_vocab: 100, answer: 1024, encoder: None };
 
     fn generate(n_prompt: usize, drawing: Drawing) -> Result<Request, RequestError> {
         Request::generate(vec![1; n_prompt], drawing, &LIMITS)
@@ -499,7 +501,8 @@ mod tests {
 
     #[test]
     fn penalties_may_look_back_on_the_whole_context() {
-        let limits = Limits { n_ctx: MAX_PENALTY_LAST_N * 2, n_vocab: 100, encoder: None };
+        let limits =
+            Limits { n_ctx: MAX_PENALTY_LAST_N * 2, n_vocab: 100, answer: 1024, encoder: None };
         let with = |penalty_last_n| {
             let params = SamplingParams { penalty_last_n, ..SamplingParams::default() };
             Request::generate(vec![1], Drawing { params, ..Drawing::default() }, &limits)

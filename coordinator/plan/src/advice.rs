@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::cost::Costs;
 use super::cuts::{self, Join};
 use super::facts::{ModelFacts, WorkerFacts};
-use super::room::{capacity, largest, least_and_wished};
+use super::room::{capacity, largest, wishes};
 use super::units::{format_bytes, format_bytes_up};
 use super::{KV_TYPE_SMALLEST, PlanSettings};
 
@@ -53,7 +53,7 @@ impl Case<'_> {
     /// Whether it fits in the given order of workers, with KV cache for one sequence.
     fn fits(&self) -> bool {
         let costs = Costs::new(self.model, self.workers, &self.settings);
-        let (least, _) = least_and_wished(&self.settings);
+        let least = wishes(&self.settings).least;
         let capacity = capacity(&self.settings, least, 0);
         let cost = |worker: usize, range: &Range<usize>| {
             let needs = costs.memory(range, capacity).total();
@@ -65,7 +65,7 @@ impl Case<'_> {
     /// What the whole model takes as one stage.
     fn total(&self) -> u64 {
         let costs = Costs::new(self.model, self.workers, &self.settings);
-        let (least, _) = least_and_wished(&self.settings);
+        let least = wishes(&self.settings).least;
         costs.memory_over(1, capacity(&self.settings, least, 0))
     }
 
@@ -104,8 +104,10 @@ impl Case<'_> {
 
     fn shorter(&self) -> Option<(bool, String)> {
         let page = self.settings.block_positions;
-        let pages = (self.settings.ctx.div_ceil(page)).checked_sub(1).filter(|pages| *pages > 0)?;
-        let to = |pages: u32| self.with(|settings| settings.ctx = pages * page);
+        let pages = wishes(&self.settings).least.checked_sub(1).filter(|pages| *pages > 0)?;
+        let to = |pages: u32| {
+            self.with(|settings| (settings.ctx, settings.least_ctx) = (pages * page, pages * page))
+        };
         if self.total() == to(1).total() {
             return None;
         }
@@ -159,10 +161,10 @@ impl Case<'_> {
         settings.max_rows = settings.max_rows.min(LEAST_UBATCH);
         let page = settings.block_positions;
         let with = |pages: u32| {
-            let settings = PlanSettings { ctx: pages * page, ..settings };
+            let settings = PlanSettings { ctx: pages * page, least_ctx: pages * page, ..settings };
             Case { model, workers: self.workers, settings }
         };
-        let pages = self.settings.ctx.div_ceil(page);
+        let pages = wishes(&self.settings).least;
         let most = largest(0, pages, |pages| pages == 0 || with(pages).fits());
         let (case, rows) = (with(most.max(1)), settings.max_rows);
         let kv = small.as_ref().map_or(String::new(), |_| format!(" --kv-type {KV_TYPE_SMALLEST}"));

@@ -128,13 +128,22 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
         notes.push("workers were reordered: in the given order the model does not fit, or not on all of them"
                 .to_owned());
     }
-    if placement.capacity.n_blocks < placement.wished_blocks {
+    let full = settings.ctx.div_ceil(settings.block_positions);
+    if placement.capacity.n_blocks < full {
+        let ctx = placement.capacity.n_blocks.saturating_mul(settings.block_positions);
+        notes.push(format!(
+            "a context of {ctx} positions instead of the model's {}: memory is short; another worker, more --memory or \
+             --kv-type q8_0 makes room",
+            settings.ctx
+        ));
+    } else if placement.capacity.n_blocks < placement.wished_blocks {
         let positions =
             u64::from(placement.capacity.n_blocks) * u64::from(settings.block_positions);
         notes.push(format!(
             "KV cache for {positions} positions instead of {} sequences of {}: memory is short; \
              sequences wait when it is full",
-            settings.max_seqs, settings.ctx
+            settings.max_seqs,
+            settings.share_ctx.min(settings.ctx)
         ));
     }
     if placement.capacity.n_kept < settings.keep {

@@ -15,6 +15,17 @@ impl Plan {
         text
     }
 
+    /// The plan for a log: who holds what, and the room that there is.
+    pub fn in_a_line(&self) -> String {
+        let stage = |s: &StagePlan| {
+            let [memory, left] = [s.memory.total(), s.memory_left].map(format_bytes);
+            let (first, end) = (s.layers.start, s.layers.end);
+            format!("{} layers {first}..{end}, {memory} of memory, {left} free", s.name)
+        };
+        let stages: Vec<String> = self.stages.iter().map(stage).collect();
+        format!("plan of {}: {}; {}", self.model, stages.join("; "), self.describe_room())
+    }
+
     /// `1.88x of 2 in prefill, 1.99x in decode`: how many of its stages' worth the line is in either.
     pub fn describe_balance(&self) -> String {
         let n = self.stages.len();
@@ -26,7 +37,7 @@ impl Plan {
     /// `KV cache for 65536 positions: 16 sequences of up to 4096 at once, 64 kept beside them`.
     pub fn describe_room(&self) -> String {
         let Capacity { n_slots, n_kept, .. } = self.capacity;
-        let (ctx, positions) = (self.settings.ctx, self.positions());
+        let (ctx, positions) = (self.ctx(), self.positions());
         let full = positions / u64::from(ctx);
         let at_once = match full < u64::from(n_slots) {
             true => format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones"),

@@ -179,7 +179,7 @@ pub(super) fn place(costs: &Costs, cut: &HandCut) -> Result<Placement, PlanError
         let capacity = room::capacity(costs.settings, n_blocks, n_kept);
         short(costs, &ranges, capacity).next().is_none()
     };
-    let (least, wished) = room::least_and_wished(costs.settings);
+    let room::Wishes { least, all: wished, .. } = room::wishes(costs.settings);
     if !fits(least, 0) {
         return Err(does_not_fit(costs, cut, &ranges, room::capacity(costs.settings, least, 0)));
     }

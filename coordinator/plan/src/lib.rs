@@ -53,8 +53,9 @@ pub const MAX_WORKERS: usize = 256;
 /// The type of KV cache values that takes the least memory, as typed.
 const KV_TYPE_SMALLEST: &str = "q8_0";
 
-/// Context of a sequence where neither the operator nor the model asks for less.
-pub const DEFAULT_CTX: u32 = 4096;
+/// Context of a sequence that there must be room for where neither the operator nor the model asks for less. As much more as
+/// memory allows is taken, up to the model's own.
+pub const LEAST_CTX: u32 = 4096;
 
 /// Sequences open at once where the operator does not say.
 pub const DEFAULT_MAX_SEQS: u32 = 16;
@@ -90,9 +91,13 @@ pub enum Checkpoint {
 /// What the operator wants, and the workload that cuts are balanced for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlanSettings {
-    /// Longest sequence, in positions; at least this much KV cache there must be.
+    /// Longest sequence, in positions, if there is memory for it.
     pub ctx: u32,
-    /// Sequences open at once; KV cache for all of them at full length is wished for.
+    /// At least this much KV cache there must be; less than `ctx` where nobody has asked for that.
+    pub least_ctx: u32,
+    /// Positions that are wished for each sequence when all are open.
+    pub share_ctx: u32,
+    /// Sequences open at once.
     pub max_seqs: u32,
     /// Sequences to keep beside those for later requests that begin alike, if there is memory for their
     /// recurrent states.
@@ -116,7 +121,9 @@ pub struct PlanSettings {
 impl Default for PlanSettings {
     fn default() -> Self {
         Self {
-            ctx: DEFAULT_CTX,
+            ctx: LEAST_CTX,
+            least_ctx: LEAST_CTX,
+            share_ctx: LEAST_CTX,
             max_seqs: DEFAULT_MAX_SEQS,
             keep: 0,
             block_positions: KV_PAGE as u32,
@@ -161,7 +168,7 @@ pub struct Plan {
     pub capacity: Capacity,
     /// What all stages together remember of a sequence.
     pub sequence: SequenceBytes,
-    /// KV pages that were wished for ([`PlanSettings::max_seqs`] sequences of full length).
+    /// KV pages that were wished for: one sequence of full length, and [`PlanSettings::share_ctx`] for each of all.
     pub wished_blocks: u32,
     /// As planned for.
     pub settings: PlanSettings,
@@ -172,6 +179,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Positions of the longest sequence that there is room for.
+    pub fn ctx(&self) -> u32 {
+        let pages = self.capacity.n_blocks.saturating_mul(self.settings.block_positions);
+        self.settings.ctx.min(pages)
+    }
+
     /// What a unit of work takes on the slowest stage, in microseconds.
     pub fn slowest_us(&self) -> f64 {
         self.stages.iter().map(|stage| stage.time.unit_us(&self.settings)).fold(0.0, f64::max)
@@ -282,7 +295,7 @@ pub fn plan_line(
 /// too little.
 pub fn least_bytes(model: &ModelFacts, settings: &PlanSettings, n_workers: usize) -> u64 {
     let costs = cost::Costs::new(model, &[], settings);
-    let (least, _) = room::least_and_wished(settings);
+    let least = room::wishes(settings).least;
     costs.memory_over(n_workers, room::capacity(settings, least, 0))
 }
 
@@ -313,6 +326,7 @@ fn check(
     }
     for (what, value) in [
         ("the context", settings.ctx),
+        ("the least context", settings.least_ctx),
         ("the number of sequences", settings.max_seqs),
         ("the KV page", settings.block_positions),
         ("the number of rows in a ubatch", settings.max_rows),

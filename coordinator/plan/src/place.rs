@@ -1,7 +1,7 @@
 //! Chooses the order of the workers, the size of the KV cache and the cuts together.
 //!
-//! A large KV cache can force layers onto slower workers. So the planner takes the largest number of KV
-//! pages, up to the one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow
+//! One sequence of full length is worth any worker, as far as memory allows. A larger KV cache can force layers onto slower
+//! workers. So the planner takes the largest number of KV pages beyond that, up to the one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow
 //! as the smallest number would. The memory that is left then holds recurrent states of kept sequences. Where
 //! memory is short, fewer kept sequences is the first thing that gives way.
 
@@ -13,7 +13,7 @@ use super::cost::{Costs, StageMemory};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
 use super::held;
-use super::room::{capacity, largest, least_and_wished};
+use super::room::{Wishes, capacity, largest, wishes};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
 const SPEED_FOR_CAPACITY: f64 = 1.10;
@@ -108,13 +108,15 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
         };
         cuts::most_even(order.len(), costs.n_layers(), cost, squares)
     };
-    let (least, wished) = least_and_wished(costs.settings);
+    let Wishes { least, full, all: wished } = wishes(costs.settings);
+    cut(least, 0)?;
+    let least = largest(least, full, |n| cut(n, 0).is_some());
     let fastest = cut(least, 0)?.0;
     let good = |n_blocks: u32, n_kept: u32, slowest: f64| {
         cut(n_blocks, n_kept).is_some_and(|(us, _)| us <= slowest)
     };
     // More pages or states only ever exclude cuts, so the largest good numbers can be bisected.
-    let n_blocks = largest(least, wished, |n| good(n, 0, fastest * SPEED_FOR_CAPACITY));
+    let n_blocks = largest(least, wished.max(least), |n| good(n, 0, fastest * SPEED_FOR_CAPACITY));
     let slowest = cut(n_blocks, 0)?.0;
     let n_kept = match costs.has_states() {
         true => largest(0, keep, |n| good(n_blocks, n, slowest)),
@@ -130,7 +132,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
 
 /// The cuts that come closest to fitting, and what would make them fit.
 fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
-    let (least, _) = least_and_wished(costs.settings);
+    let least = wishes(costs.settings).least;
     let capacity = capacity(costs.settings, least, 0);
     let has = |place: usize| costs.workers[order[place]].memory;
     let needs = |range: &Range<usize>| costs.memory(range, capacity);

@@ -54,7 +54,7 @@ impl Plan {
         let fitting = [1, 8, 32].map(|n: u32| n.min(self.capacity.n_slots) as usize);
         let mut counts = fitting.to_vec();
         counts.dedup();
-        let prompt = PROMPT.min(self.settings.ctx.saturating_sub(1)).max(1);
+        let prompt = PROMPT.min(self.ctx().saturating_sub(1)).max(1);
         let mut predictions = Vec::new();
         for &n in &counts {
             let out = self.sim(&costs, None).run(&Workload::at_once(n, prompt, 1))?;
@@ -62,7 +62,7 @@ impl Plan {
             predictions.push(prediction("prefill", n, rate, &out, out.steady()));
         }
         for &n in &counts {
-            let generated = GENERATED.min(self.settings.ctx.saturating_sub(SHORT_PROMPT)).max(2);
+            let generated = GENERATED.min(self.ctx().saturating_sub(SHORT_PROMPT)).max(2);
             let group = (n as f64 / self.stages.len() as f64).max(1.0);
             let out = self.sim(&costs, Some(group)).run(&Workload::at_once(
                 n,
@@ -97,7 +97,7 @@ impl Plan {
                 n_kept: 0,
                 prefixes: Prefixes::All,
                 block_positions: self.settings.block_positions,
-                max_positions: self.settings.ctx,
+                max_positions: self.ctx(),
                 max_rows: self.settings.max_rows,
                 guides: true,
             },

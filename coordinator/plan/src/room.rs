@@ -2,10 +2,24 @@
 
 use super::{Capacity, PlanSettings};
 
-/// KV pages for one sequence of full length, and for all.
-pub(super) fn least_and_wished(settings: &PlanSettings) -> (u32, u32) {
-    let least = settings.ctx.div_ceil(settings.block_positions);
-    (least, least.saturating_mul(settings.max_seqs))
+/// How many KV pages there are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wishes {
+    /// Without so many there is no line.
+    pub least: u32,
+    /// One sequence of full length: as many of these as memory allows, whatever they cost in speed.
+    pub full: u32,
+    /// That, and what is wished for all sequences: beyond `full` as far as it costs little.
+    pub all: u32,
+}
+
+/// How many KV pages are asked for.
+pub(super) fn wishes(settings: &PlanSettings) -> Wishes {
+    let pages = |positions: u32| positions.div_ceil(settings.block_positions);
+    let within = |positions: u32| pages(positions.min(settings.ctx));
+    let (full, least) = (pages(settings.ctx), within(settings.least_ctx));
+    let all = within(settings.share_ctx).saturating_mul(settings.max_seqs).max(full);
+    Wishes { least, full, all }
 }
 
 /// What `n_blocks` pages and `n_kept` kept sequences come to.

@@ -477,6 +477,13 @@ impl Scheduler {
         stats
     }
 
+    /// How far the prompt of a request with a place has been read: positions computed, of so many; `None` of one that waits
+    /// for its place.
+    pub fn prompt_read(&self, request: RequestId) -> Option<(u32, u32)> {
+        let sequence = self.live.find(request).and_then(|no| self.live.of(no))?;
+        Some((sequence.furthest.min(sequence.n_known), sequence.n_known))
+    }
+
     /// Whether a sequence of a line before this one waits for its state, or for a place where it is put back.
     #[inline]
     pub fn is_restoring(&self) -> bool {

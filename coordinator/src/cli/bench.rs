@@ -214,7 +214,11 @@ impl Test {
 
     fn request(self, sequence: u32, session: &Session) -> Result<Request> {
         let (n_prompt, max_tokens) = self.lengths();
-        request(random_tokens(n_prompt, sequence, session.limits.n_vocab), max_tokens, session)
+        request(
+            random_tokens(n_prompt, sequence, session.limits.now().n_vocab),
+            max_tokens,
+            session,
+        )
     }
 }
 
@@ -227,7 +231,7 @@ fn request(prompt: Vec<u32>, max_tokens: u32, session: &Session) -> Result<Reque
         top_logprobs: None,
         ..Drawing::default()
     };
-    Ok(Request::generate(prompt, drawing, &session.limits)?)
+    Ok(Request::generate(prompt, drawing, &session.limits.now())?)
 }
 
 /// The same tokens in every run: a multiplicative walk over the vocabulary.

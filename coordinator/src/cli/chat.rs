@@ -114,7 +114,7 @@ pub struct ChatArgs {
     no_history: bool,
     #[command(flatten)]
     template: TemplateArgs,
-    /// Positions of the context [default: what the model was trained on, at most 4096]
+    /// Positions of the context [default: what the model was trained on, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache

@@ -1,22 +1,28 @@
 //! `brigade cluster`: questions and orders to a running coordinator of this machine.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use brigade_line::admin::{self, Answer, ClusterStatus, Question};
 use clap::{Args, Subcommand};
+use tokio::time::timeout;
 
 use super::data_dir::DataDirArgs;
-use super::output;
+use super::{machines, output};
+
+/// How long a coordinator may take to say who is there, where nodes are listed without it too.
+const ASKED_WITHIN: Duration = Duration::from_secs(3);
 
 /// See and change a running cluster.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   brigade cluster status
-  brigade cluster drain 10.0.0.2:7070     before its machine is shut down
-  brigade cluster move 4..8 10.0.0.3:7070
+  brigade cluster drain lab          before its machine is shut down; an address does as well: 10.0.0.2:7070
+  brigade cluster undrain lab        it may have layers again
+  brigade cluster move 4..8 attic
   brigade cluster add 10.0.0.4:7070
   brigade cluster rebalance
 
@@ -37,11 +43,16 @@ pub struct ClusterArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show which worker has which layers
+    /// Show the line and all machines: where each stands, when it was last heard from, what it computes and how fast
     Status,
     /// Move a worker's layers to the others; streams go on after a pause
     Drain {
-        /// Its name or address, as in status
+        /// Its name, its address, or the beginning of its key, as in status
+        worker: String,
+    },
+    /// Let a worker that was drained have layers again
+    Undrain {
+        /// Its name, its address, or the beginning of its key
         worker: String,
     },
     /// Move layers to a worker: those beside its own, or any to one that has none
@@ -66,6 +77,7 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
     let question = match args.what {
         What::Status => Question::Status,
         What::Drain { worker } => Question::Drain { worker },
+        What::Undrain { worker } => Question::Undrain { worker },
         What::Move { layers, worker } => Question::Move { worker, layers },
         What::Add { worker } => Question::Add { worker },
         What::Rebalance => Question::Rebalance,
@@ -77,9 +89,7 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
     }
     match answer {
         Answer::Done(text) => output::line(format_args!("{text}")),
-        Answer::Status(status) => {
-            lines(&status).into_iter().try_for_each(|line| output::line(format_args!("{line}")))
-        }
+        Answer::Status(status) => machines::show(&status),
     }
 }
 
@@ -91,21 +101,27 @@ fn layers(text: &str) -> Result<Range<usize>, String> {
     }
 }
 
-fn lines(status: &ClusterStatus) -> Vec<String> {
-    let mut lines = Vec::new();
-    match status.up {
-        true => lines.push(format!("line {} is up", status.epoch)),
-        false => lines.push("there is no line".to_owned()),
+/// What the coordinators that have the data folder say of their machines; nothing where none runs.
+pub async fn ask_all(data_dir: &DataDirArgs) -> Vec<ClusterStatus> {
+    let Ok(sockets) = data_dir.path().and_then(|folder| sockets(&folder)) else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    for socket in sockets {
+        let asked = timeout(ASKED_WITHIN, admin::ask_at(&socket, &Question::Status)).await;
+        // One that has ended has left its socket.
+        if let Ok(Ok(Answer::Status(status))) = asked {
+            all.push(status);
+        }
     }
-    for (i, stage) in status.stages.iter().enumerate() {
-        lines.push(format!("  stage {i}: {}, layers {:?}", stage.worker, stage.layers));
-    }
-    let others =
-        [("spare", &status.spare), ("drained", &status.drained), ("missing", &status.missing)];
-    for (what, names) in others {
-        lines.extend(names.iter().map(|name| format!("  {what}: {name}")));
-    }
-    lines
+    all
+}
+
+fn sockets(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.with_context(|| format!("no coordinator has {}", folder.display()))?;
+    let sockets = entries.flatten().map(|entry| entry.path().join(admin::SOCKET));
+    Ok(sockets.filter(|path| path.exists()).collect())
 }
 
 /// The socket of the one coordinator that has the data folder, or of that on `port`.
@@ -114,10 +130,7 @@ fn socket(data_dir: &DataDirArgs, port: Option<u16>) -> Result<PathBuf> {
     if let Some(port) = port {
         return Ok(folder.join(format!("serve-{port}")).join(admin::SOCKET));
     }
-    let entries = std::fs::read_dir(&folder);
-    let entries = entries.with_context(|| format!("no coordinator has {}", folder.display()))?;
-    let sockets = entries.flatten().map(|entry| entry.path().join(admin::SOCKET));
-    let sockets: Vec<PathBuf> = sockets.filter(|path| path.exists()).collect();
+    let sockets = sockets(&folder)?;
     match sockets.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(

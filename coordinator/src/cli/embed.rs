@@ -43,7 +43,7 @@ pub struct EmbedArgs {
     /// Leave vectors as long as they are, instead of making them 1 long
     #[arg(long)]
     no_normalize: bool,
-    /// Positions of the context, a text's tokens at most [default: what the model was trained on, at most 4096]
+    /// Positions of the context, a text's tokens at most [default: what the model was trained on, as far as memory allows; of an encoder at most 4096]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache
@@ -105,7 +105,7 @@ async fn embed(session: &Session, args: &EmbedArgs, text: &str) -> Result<()> {
         }
         let tokens = session.model.text.encode_prompt(line)?;
         let n_tokens = tokens.len();
-        let request = Request::hidden(tokens, pooling, &session.limits)
+        let request = Request::hidden(tokens, pooling, &session.limits.now())
             .with_context(|| format!("line {}", index + 1))?;
         let sequence = session.submit(request).await?;
         running.push_back(Running { n_tokens, vector: tokio::spawn(pool(sequence, pooling)) });

@@ -43,7 +43,7 @@ pub struct LogitsArgs {
     /// Replace the file if it is there
     #[arg(long)]
     force: bool,
-    /// Positions of the context [default: as many as --tokens has, or the model's, at most 4096]
+    /// Positions of the context [default: as many as --tokens has, or the model's own, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Type of the KV cache
@@ -72,8 +72,8 @@ async fn write(session: &Session, args: &LogitsArgs) -> Result<()> {
         (None, None) => bail!("no prompt: give -p TEXT or --tokens 1,2,3"),
     };
     let n_tokens = tokens.len();
-    let request = Request::logits(tokens, &session.limits)?;
-    let n_vocab = session.limits.n_vocab as usize;
+    let request = Request::logits(tokens, &session.limits.now())?;
+    let n_vocab = session.limits.now().n_vocab as usize;
     let mut file = RowFile::create(&args.out, n_tokens, n_vocab)?;
     let mut sequence = session.submit(request).await?;
     while let Some(event) = sequence.next().await {

@@ -19,7 +19,9 @@ mod input;
 mod inspect;
 mod keeping;
 mod key;
+pub mod log_text;
 mod logits;
+mod machines;
 mod npy;
 pub mod output;
 mod perplexity;
@@ -142,7 +144,7 @@ impl Command {
             Self::Perplexity(args) => perplexity::execute(args).await,
             Self::Synth(args) => synth::execute(args),
             Self::Token(args) => security::token(args),
-            Self::Nodes(args) => security::nodes(&args),
+            Self::Nodes(args) => security::nodes(&args).await,
             Self::Revoke(args) => security::revoke(&args),
             Self::Cluster(args) => cluster::execute(args).await,
             Self::Completions(args) => completions::execute(args),
@@ -263,6 +265,10 @@ mod tests {
             "brigade cluster status --json",
             "brigade cluster drain 10.0.0.2:7070 --port 8080",
             "brigade cluster add 10.0.0.4:7070",
+            "brigade cluster undrain lab",
+            "brigade token list --json --data-dir d",
+            "brigade worker --join 10.0.0.1:7000 --token-file -",
+            "brigade serve --allow-host chat.example --allow-host *.lab.example",
             "brigade cluster rebalance --data-dir /x",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));

@@ -106,7 +106,7 @@ impl Measured {
 
 async fn measure(session: &Session, args: &PerplexityArgs, text: &str) -> Result<()> {
     let scored = Scored {
-        n_vocab: session.limits.n_vocab,
+        n_vocab: session.limits.now().n_vocab,
         chunks: chunks(session, args, text)?,
         n_ctx: args.ctx,
     };
@@ -115,7 +115,7 @@ async fn measure(session: &Session, args: &PerplexityArgs, text: &str) -> Result
     for (group_index, group) in scored.chunks.chunks(CHUNKS_AT_ONCE as usize).enumerate() {
         let mut sequences = Vec::new();
         for chunk in group {
-            let request = Request::logits(chunk.clone(), &session.limits)?;
+            let request = Request::logits(chunk.clone(), &session.limits.now())?;
             sequences.push((chunk, session.submit(request).await?));
         }
         for (i, (chunk, mut sequence)) in sequences.into_iter().enumerate() {

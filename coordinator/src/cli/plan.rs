@@ -47,7 +47,7 @@ pub struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Positions of a sequence [default: what the model was trained on, at most 4096]
+    /// Positions of a sequence [default: what the model was trained on, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Sequences at once
@@ -89,6 +89,8 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
     let windows = !args.line.full_windows && model.gains_by_windows(args.ctx, max_rows);
     let settings = PlanSettings {
         ctx: model.ctx(args.ctx),
+        least_ctx: model.least_ctx(args.ctx),
+        share_ctx: model.least_ctx(args.ctx),
         max_seqs: args.max_seqs,
         keep: model.keep(args.keep, args.max_seqs, windows),
         windows,
@@ -176,6 +178,9 @@ fn print_plan(args: &PlanArgs, facts: &ModelFacts, plan: &Plan) -> Result<()> {
     output::line(format_args!("{LEGEND}"))?;
     output::line(format_args!("balanced for {}: {}", args.line.balance, plan.describe_balance()))?;
     output::line(format_args!("room: {}", plan.describe_room()))?;
+    for note in &plan.notes {
+        output::line(format_args!("note: {note}"))?;
+    }
     output::line(format_args!("a sequence: {}", plan.sequence))?;
     if let Some(passes) = facts.passes() {
         output::line(format_args!("{passes}"))?;

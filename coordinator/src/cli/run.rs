@@ -119,7 +119,7 @@ pub struct RunArgs {
     /// Print one JSON object with text, ids and figures at the end
     #[arg(long)]
     json: bool,
-    /// Positions of the context [default: what the model was trained on, at most 4096]
+    /// Positions of the context [default: what the model was trained on, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Save the sequence's state when it ends: a later run continues from it without computing it
@@ -260,14 +260,14 @@ impl RunArgs {
         let stop_tokens = if self.ids || self.ignore_eos { Arc::from([]) } else { text.eog() };
         let drawing = Drawing {
             max_tokens: Some(self.n_predict),
-            params: self.sampling.params(session.limits.n_ctx),
+            params: self.sampling.params(session.limits.now().n_ctx),
             seed: self.sampling.seed.unwrap_or_else(brigade_line::random::u64),
             top_logprobs: None,
             stop_tokens,
             guidance: self.guiding(text, chat.as_ref())?,
             ..Drawing::default()
         };
-        Ok(Request::generate(tokens, drawing, &session.limits)?)
+        Ok(Request::generate(tokens, drawing, &session.limits.now())?)
     }
 
     fn chat_of(&self, user: String) -> Chat {

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use brigade_cluster::pki::{self, Folder, Node, Pki, Standing, Upkeep};
-use brigade_proto::address::{Address, are_loopback};
+use brigade_cluster::JoinHint;
+use brigade_cluster::pki::{self, Folder, MadeToken, Node, Pki, Standing, Upkeep};
+use brigade_line::admin::NodeStatus;
+use brigade_proto::address::Address;
 use brigade_proto::net::Network;
 use brigade_proto::tls::{External, unix_now};
 use brigade_worker::config::node_name;
@@ -16,7 +18,7 @@ use serde_json::json;
 
 use super::args::LineArgs;
 use super::data_dir::DataDirArgs;
-use super::{output, units};
+use super::{cluster, machines, output, units};
 
 /// Time a worker's certificate is good for unless it is said: a day, so that what is lost is soon worth nothing.
 const CERTIFICATES_FOR: &str = "24h";
@@ -82,8 +84,8 @@ impl Security {
         Self { network: Network::plain(insecure), ..Self::default() }
     }
 
-    /// A server's. It has a cluster where workers may join from elsewhere, and where its data folder or certificates
-    /// are named.
+    /// A server's. It has a cluster where workers may join, on this machine as elsewhere, unless the network is said to be
+    /// insecure; and where it dials workers and its data folder has an authority.
     ///
     /// # Errors
     /// The authority is lost, or files are no good.
@@ -97,10 +99,8 @@ impl Security {
         let is_wanted = external.is_some()
             || args.new_ca
             || match control {
-                Some(address) => {
-                    data_dir.data_dir.is_some() || (!insecure && is_elsewhere(address).await)
-                }
-                None => false,
+                Some(_) => data_dir.data_dir.is_some() || !insecure,
+                None => is_a_cluster(line),
             };
         if !is_wanted {
             return Ok(Self::plain(insecure));
@@ -133,17 +133,16 @@ impl Security {
         Ok(Self { network, pki: Some(pki), upkeep: Some(upkeep) })
     }
 
-    /// A command's that uses workers which run already: as a coordinator of the cluster in the data folder that is
-    /// named, if one is.
+    /// A command's that uses workers which run already: as a coordinator of the cluster in the data folder, if one is
+    /// there.
     ///
     /// # Errors
     /// The authority is lost, or files are no good.
     pub fn of_command(line: &LineArgs) -> Result<Self> {
-        let (insecure, folder) = (line.insecure_network, line.data_dir.data_dir.as_ref());
-        let Some(folder) = folder.filter(|_| !line.worker.is_empty()) else {
-            return Ok(Self::plain(insecure));
-        };
-        let pki = Arc::new(Pki::open(folder, COMMANDS_FOR)?);
+        if !is_a_cluster(line) {
+            return Ok(Self::plain(line.insecure_network));
+        }
+        let pki = Arc::new(Pki::open(&line.data_dir.path()?, COMMANDS_FOR)?);
         let credentials = pki::credentials(&pki, &node_name())?.credentials().clone();
         Ok(Self { network: Network::with_credentials(credentials, false), ..Self::default() })
     }
@@ -157,6 +156,18 @@ impl Security {
         pki.folder().set_control(&reachable(control)).context("cannot remember the control address")
     }
 
+    /// What brings a machine to a coordinator with this control address.
+    pub fn how_to_join(&self, control: &Address, data_dir: &DataDirArgs) -> JoinHint {
+        let at = reachable(control);
+        match &self.pki {
+            Some(pki) if pki.authority().is_some() => {
+                JoinHint::Token(format!("brigade token create{}", data_dir.hint()))
+            }
+            Some(_) => JoinHint::Join(format!("brigade worker --join {at} --cluster-cert FILE")),
+            None => JoinHint::Join(format!("brigade worker --join {at} --insecure-network")),
+        }
+    }
+
     /// Keeps certificates good and revocations in force, for as long as this process runs.
     pub fn keep(&mut self) {
         if let Some(upkeep) = self.upkeep.take() {
@@ -165,9 +176,14 @@ impl Security {
     }
 }
 
-async fn is_elsewhere(address: &Address) -> bool {
-    // What does not resolve is told when it is bound.
-    address.resolve_anywhere().await.is_ok_and(|resolved| !are_loopback(&resolved))
+/// Whether the workers that are named belong to a cluster: that of the data folder which is named, or else of the usual
+/// one, if it has an authority and the network is not said to be insecure.
+fn is_a_cluster(line: &LineArgs) -> bool {
+    let named = line.data_dir.data_dir.is_some();
+    let has_authority = |folder: &PathBuf| pki::has_authority(&Folder::within(folder));
+    let usual =
+        || !line.insecure_network && line.data_dir.find().as_ref().is_some_and(has_authority);
+    !line.worker.is_empty() && (named || usual())
 }
 
 /// As others dial it: where it listens on all addresses, by this machine's name.
@@ -204,6 +220,17 @@ pub struct TokenArgs {
 enum TokenCommand {
     /// Print the one line that a new machine needs; its last word is the token
     Create(CreateArgs),
+    /// Show the tokens that can still be used, without their secrets
+    List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
 }
 
 #[derive(Debug, Args)]
@@ -226,7 +253,27 @@ struct CreateArgs {
 
 /// Runs `token`.
 pub fn token(args: TokenArgs) -> Result<()> {
-    let TokenCommand::Create(args) = args.command;
+    match args.command {
+        TokenCommand::Create(args) => create(&args),
+        TokenCommand::List(args) => list(&args),
+    }
+}
+
+fn list(args: &ListArgs) -> Result<()> {
+    let tokens = Pki::tokens(&Folder::within(&args.data_dir.path()?))?;
+    if args.json {
+        return output::json(&tokens);
+    }
+    let now = unix_now();
+    let row = |token: &MadeToken| {
+        let left = units::span(token.expires.saturating_sub(now));
+        vec![token.id.clone(), format!("in {left}"), token.uses_left.to_string()]
+    };
+    let rows: Vec<_> = tokens.iter().map(row).collect();
+    output::table(&["token", "ends", "machines left"], &rows)
+}
+
+fn create(args: &CreateArgs) -> Result<()> {
     if args.ttl > TOKEN_FOR_AT_MOST {
         bail!("--ttl is at most {} days", TOKEN_FOR_AT_MOST.as_secs() / 86_400);
     }
@@ -255,12 +302,20 @@ pub struct NodesArgs {
     data_dir: DataDirArgs,
 }
 
-/// Runs `nodes`.
-pub fn nodes(args: &NodesArgs) -> Result<()> {
+/// Runs `nodes`: those in the books, with what a running coordinator says of them.
+pub async fn nodes(args: &NodesArgs) -> Result<()> {
     let nodes = Pki::nodes(&Folder::within(&args.data_dir.path()?))?;
-    let now = unix_now();
+    let (now, running) = (unix_now(), cluster::ask_all(&args.data_dir).await);
+    let live = |node: &Node| {
+        let all = running.iter().flat_map(|status| &status.nodes);
+        let is_it = |seen: &&NodeStatus| seen.key.as_deref() == Some(node.key.as_str());
+        // What is heard from says more than what was lost.
+        all.filter(is_it).min_by_key(|seen| seen.heard_ms_ago.is_none())
+    };
+    let is_running = !running.is_empty();
     if args.json {
-        return output::json(&nodes.iter().map(|node| row(node, now)).collect::<Vec<_>>());
+        let rows = nodes.iter().map(|node| row(node, live(node), is_running, now));
+        return output::json(&rows.collect::<Vec<_>>());
     }
     let cells = |node: &Node| {
         let until = match node.expires.checked_sub(now) {
@@ -269,11 +324,17 @@ pub fn nodes(args: &NodesArgs) -> Result<()> {
         };
         let key = node.key.get(..8).unwrap_or(&node.key).to_owned();
         let joined = format!("{} ago", units::span(now.saturating_sub(node.joined)));
-        let (name, standing) = (node.name.clone(), standing(node, now).to_owned());
-        vec![name, key, standing, node.address.clone(), joined, until]
+        let (name, state) = (node.name.clone(), state(node, live(node), is_running, now));
+        vec![name, node.address.clone(), key, state, joined, until]
     };
     let rows: Vec<_> = nodes.iter().map(cells).collect();
-    output::table(&["node", "key", "standing", "address", "joined", "certificate ends"], &rows)
+    output::table(&["node", "address", "key", "state", "joined", "certificate ends"], &rows)?;
+    if !is_running && !nodes.is_empty() {
+        output::remark(format_args!(
+            "no server runs with this data folder: who is connected is not known"
+        ));
+    }
+    Ok(())
 }
 
 fn standing(node: &Node, now: u64) -> &'static str {
@@ -284,11 +345,27 @@ fn standing(node: &Node, now: u64) -> &'static str {
     }
 }
 
-fn row(node: &Node, now: u64) -> serde_json::Value {
+/// Where a node stands, as the running coordinator knows it, or else its certificate.
+fn state(node: &Node, live: Option<&NodeStatus>, is_running: bool, now: u64) -> String {
+    match (node.standing(now), live) {
+        (Standing::Revoked, _) => "revoked".to_owned(),
+        (_, Some(seen)) => machines::state(seen, now),
+        (Standing::Away, None) => "away: its certificate has ended".to_owned(),
+        (Standing::Good, None) if is_running => {
+            "not heard from since the server started".to_owned()
+        }
+        (Standing::Good, None) => "has joined".to_owned(),
+    }
+}
+
+fn row(node: &Node, live: Option<&NodeStatus>, is_running: bool, now: u64) -> serde_json::Value {
     json!({
         "name": node.name,
         "key": node.key,
         "standing": standing(node, now),
+        "state": state(node, live, is_running, now),
+        "heard_ms_ago": live.and_then(|seen| seen.heard_ms_ago),
+        "lost_seconds_ago": live.and_then(|seen| seen.lost_seconds_ago),
         "address": node.address,
         "joined": node.joined,
         "expires": node.expires,
@@ -301,7 +378,7 @@ fn row(node: &Node, now: u64) -> serde_json::Value {
 #[command(after_help = "\
 It is in force within 5 seconds on every machine of a running line. The token that the node joined with is taken back.")]
 pub struct RevokeArgs {
-    /// Its name, or the beginning of its key (8 digits or more), as `brigade nodes` lists them
+    /// Its name, its address, or the beginning of its key (8 digits or more), as `brigade nodes` lists them
     node: String,
     #[command(flatten)]
     data_dir: DataDirArgs,

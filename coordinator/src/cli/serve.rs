@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::{OwnName, Patience};
-use brigade_http::{Access, App, Bodies, Origins, Streams};
+use brigade_http::{Access, App, Bodies, Hosts, Origins, Streams};
 use brigade_line::admin;
 use brigade_line::clock;
 use brigade_line::handle::Status;
@@ -70,7 +70,7 @@ pub struct ServeArgs {
     /// that are there, as soon as they have the memory
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
     expect: usize,
-    /// Positions of a sequence [default: what the model was trained on, at most 4096]
+    /// Positions of a sequence [default: what the model was trained on, as far as memory allows]
     #[arg(long, value_name = "N", aliases = ["ctx-size", "context-size", "context-length", "max-model-len", "num-ctx"])]
     ctx: Option<u32>,
     /// Sequences at once; more wait
@@ -198,6 +198,7 @@ fn app(
     draining: CancellationToken,
 ) -> App {
     App {
+        hosts: front.hosts(),
         cors: Origins::new(&args.cors),
         access: front.access.clone(),
         audit: front.audit.clone(),
@@ -217,9 +218,9 @@ pub fn app_of(
         engine: session.engine.clone(),
         text: session.model.text.clone(),
         heads: session.model.heads.clone(),
-        limits: session.limits,
+        limits: session.limits.clone(),
         adapters: session.model.adapters.clone(),
-        meta: Arc::new(session.model.meta(session.limits.n_ctx)),
+        meta: Arc::new(session.model.meta(session.limits.now().n_ctx)),
         created: clock::unix_now(),
         metrics,
         draining,
@@ -227,6 +228,7 @@ pub fn app_of(
         bodies: Bodies::default(),
         roll: session.roll.clone(),
         max_seqs,
+        hosts: Hosts::of_this_process(),
         cors: Origins::new(&[]),
         access: Access::Open,
         audit: None,

@@ -17,13 +17,14 @@ use brigade_cluster::{
 };
 use brigade_dialect::text_model::TemplateSource;
 use brigade_line::admin::Admin;
+use brigade_line::current::CurrentLimits;
 use brigade_line::driver::{self, DriverConfig};
 use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use brigade_line::health::RollWatch;
 use brigade_line::meter::Meter;
 use brigade_line::model::Model;
 use brigade_line::open_line::OpenLine;
-use brigade_line::request::{Limits, Request};
+use brigade_line::request::{LEAST_ANSWER, Limits, Request};
 use brigade_plan::{Checkpoint, HandCut};
 use brigade_proto::address::Address;
 use brigade_proto::control::KvType;
@@ -137,7 +138,7 @@ pub struct Session {
     /// What the line did.
     pub meter: Arc<Meter>,
     /// What requests must fit in.
-    pub limits: Limits,
+    pub limits: CurrentLimits,
     /// Where workers may join.
     pub control: Option<Address>,
     /// Who is there.
@@ -232,6 +233,7 @@ impl Session {
         let limits = Limits {
             n_ctx: model.ctx(options.ctx),
             n_vocab: model.n_vocab(),
+            answer: LEAST_ANSWER,
             encoder: model.spec.is_encoder().then_some(max_rows),
         };
         let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
@@ -257,9 +259,9 @@ impl Session {
             tokio::spawn(driver::run(ends, cluster.link, driver_config, stop_driver.clone()));
         Ok(Self {
             model,
+            limits: CurrentLimits::new(limits, engine.clone()),
             engine,
             meter,
-            limits,
             control: cluster.control,
             roll,
             admin: cluster.admin,
@@ -366,6 +368,7 @@ fn cluster_config(
         kv_type,
         wire_type: line.wire_type.proto(),
         ctx: options.ctx,
+        least_ctx: None,
         max_seqs: options.max_seqs,
         keep: options.keep,
         full_windows: line.full_windows,
@@ -382,6 +385,7 @@ fn cluster_config(
         Source::JoinOnly => 0,
     };
     let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
+    let control = options.control.as_ref().map(|(address, _)| address);
     let expect = match line.hand_cut() {
         Some(cut) => cut_workers(cut, n_layers, named.max(expected), options.control.is_some())?,
         None => expected,
@@ -392,6 +396,7 @@ fn cluster_config(
         expect,
         network: security.network.clone(),
         pki: security.pki.clone(),
+        how_to_join: control.map(|at| security.how_to_join(at, &line.data_dir)),
         patience: options.patience,
         replace_after: options.replace_after,
         rebalance: options.rebalance,

@@ -1,16 +1,21 @@
 //! `brigade worker` runs one stage of a line, for whichever coordinator asks.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig, default_cache_dir};
+use brigade_worker::membership::Membership;
 use clap::Args;
 use tokio::sync::oneshot;
 
 use super::data_dir::DataDirArgs;
 use super::security::ClusterFiles;
 use super::session::Interrupt;
+
+/// Of the line that `brigade token create` prints, when it comes from standard input.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Run one stage of a line for a coordinator.
 #[derive(Debug, Args)]
@@ -40,8 +45,8 @@ pub struct WorkerArgs {
         hide_env_values = true
     )]
     token: Option<String>,
-    /// Read the token from this file, or the whole line that `brigade token create` printed; once the worker has
-    /// joined the file may be gone
+    /// Read the token from this file, or from standard input (-), or the whole line that `brigade token create` printed;
+    /// once the worker has joined the file may be gone
     #[arg(long, value_name = "FILE", requires = "join", conflicts_with = "token")]
     token_file: Option<PathBuf>,
     /// What to be called in the cluster [default: this machine's name]
@@ -114,9 +119,21 @@ pub struct WorkerArgs {
 fn token(args: &WorkerArgs) -> Result<Option<String>> {
     let text = match &args.token_file {
         None => args.token.clone(),
+        Some(path) if path.as_os_str() == "-" => {
+            let mut text = String::new();
+            let mut input = std::io::stdin().lock().take(MAX_TOKEN_BYTES);
+            input.read_to_string(&mut text).context("--token-file -")?;
+            Some(text)
+        }
         Some(path) => files::read(path).context("--token-file")?,
     };
     Ok(text.and_then(|text| Some(text.split_whitespace().last()?.to_owned())))
+}
+
+/// The folder of those who name none, where a worker has joined a cluster from it before.
+fn joined_dir(args: &WorkerArgs) -> Option<PathBuf> {
+    args.join.as_ref()?;
+    args.data_dir.find().filter(|folder| Membership::is_in(folder))
 }
 
 /// Confines the process to what a worker does to files, before it has threads.
@@ -131,7 +148,7 @@ pub fn confine(args: &WorkerArgs) {
     let joins = args.token.is_some() || args.token_file.is_some();
     let data = match joins {
         true => args.data_dir.find(),
-        false => args.data_dir.data_dir.clone(),
+        false => args.data_dir.data_dir.clone().or_else(|| joined_dir(args)),
     };
     let writable: Vec<PathBuf> = [cache, data, socket].into_iter().flatten().collect();
     #[cfg(target_os = "linux")]
@@ -147,12 +164,13 @@ pub fn confine(args: &WorkerArgs) {
 pub async fn execute(args: WorkerArgs) -> Result<()> {
     let mut interrupt = Interrupt::listen()?;
     let token = token(&args)?;
+    let joined_dir = joined_dir(&args);
     let raw = RawConfig {
         listen: args.listen.unwrap_or_default(),
         token,
         name: args.name,
-        // Only a folder that was named says that this worker belongs to a cluster.
         data_dir: args.data_dir.data_dir,
+        joined_dir,
         external: args.cluster.external(),
         credentials_on_stdin: args.credentials_on_stdin,
         join: args.join,

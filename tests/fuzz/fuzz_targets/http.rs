@@ -7,7 +7,7 @@ use brigade_line::request::Limits;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let limits = Limits { n_ctx: 512, n_vocab: 1000, encoder: None };
+    let limits = Limits { n_ctx: 512, n_vocab: 1000, answer: 1024, encoder: None };
     for endpoint in [Endpoint::Chat, Endpoint::Completion] {
         if let Err(error) = check_body(endpoint, bytes, &limits) {
             let body = error.body();

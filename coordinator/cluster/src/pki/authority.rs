@@ -31,7 +31,7 @@ pub enum PkiError {
     },
     /// Nobody is called that.
     #[error(
-        "no node is called \"{which}\", and no key begins like that: `brigade nodes` lists them"
+        "no node is called \"{which}\", is at that address or has a key that begins like that: `brigade nodes` lists them"
     )]
     NoSuchNode {
         /// What was said.
@@ -69,6 +69,11 @@ pub fn open(folder: &Folder) -> Result<Authority, PkiError> {
             Err(PkiError::Lost { folder, nodes: names(&roster) })
         }
     }
+}
+
+/// Whether a folder has an authority, or a part of one.
+pub fn has_authority(folder: &Folder) -> bool {
+    [KEY_FILE, CERTIFICATE_FILE].iter().any(|name| folder.file(name).exists())
 }
 
 /// Puts what a folder has aside and makes a new authority there; the nodes that must be joined anew, and where the

@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::authority::{self, PkiError};
 use super::folder::Folder;
 use super::roster::{Node, Roster};
-use super::tokens::{self, BadToken};
+use super::tokens::{self, BadToken, MadeToken};
 
 /// Certificates that somebody else's authority issued end when that authority says so: they are believed to be good
 /// for at most this long.
@@ -212,6 +212,14 @@ impl Pki {
     /// The files cannot be read.
     pub fn nodes(folder: &Folder) -> Result<Vec<Node>, TlsError> {
         Ok(Roster::read(folder, unix_now())?.nodes().to_vec())
+    }
+
+    /// The tokens that can still be used.
+    ///
+    /// # Errors
+    /// The files cannot be read.
+    pub fn tokens(folder: &Folder) -> Result<Vec<MadeToken>, TlsError> {
+        tokens::usable(folder, unix_now())
     }
 
     /// Revokes the node that is called `which`, or whose key begins like that; who it was.

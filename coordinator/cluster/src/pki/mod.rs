@@ -16,8 +16,9 @@ mod upkeep;
 #[cfg(test)]
 mod tests;
 
-pub use authority::{PkiError, new_authority};
+pub use authority::{PkiError, has_authority, new_authority};
 pub use enrol::{Issued, Pki, Refusal};
 pub use folder::Folder;
 pub use roster::{Node, Standing};
+pub use tokens::MadeToken;
 pub use upkeep::{Upkeep, credentials, external};

@@ -134,10 +134,13 @@ impl Roster {
         names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| wish.to_owned())
     }
 
-    /// Revokes the nodes of this name, or of a key that begins like this; those that were found.
+    /// Revokes the nodes of this name or address, or of a key that begins like this; those that were found.
     pub fn revoke(&mut self, which: &str, now: u64) -> Vec<Node> {
         let is_key = which.len() >= MIN_KEY_DIGITS;
-        let is_it = |node: &Node| node.name == which || (is_key && node.key.starts_with(which));
+        let is_it = |node: &Node| {
+            let at = !which.is_empty() && node.address == which;
+            node.name == which || at || (is_key && node.key.starts_with(which))
+        };
         let mut revoked = Vec::new();
         for node in self.nodes.iter_mut().filter(|node| is_it(node) && node.revoked.is_none()) {
             node.revoked = Some(now);

@@ -72,6 +72,28 @@ pub fn create(
     Ok(token)
 }
 
+/// A token, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MadeToken {
+    /// What tells it from others; nobody gets in by it.
+    pub id: String,
+    /// When it ends, in seconds since the Unix epoch.
+    pub expires: u64,
+    /// Machines that it still lets in.
+    pub uses_left: u32,
+}
+
+/// The tokens that were made and can still be used, in the order in which they were made.
+///
+/// # Errors
+/// The files cannot be read.
+pub fn usable(folder: &Folder, now: u64) -> Result<Vec<MadeToken>, TlsError> {
+    let all = read(folder, now)?.tokens.into_iter();
+    let usable = all.filter(|record| now <= record.expires && record.uses_left > 0);
+    let made = |r: Record| MadeToken { id: r.id, expires: r.expires, uses_left: r.uses_left };
+    Ok(usable.map(made).collect())
+}
+
 /// Whether a token lets somebody in; changes nothing. For before the lock is taken: a flood of bad tokens should
 /// keep nobody else from it.
 ///

@@ -23,7 +23,7 @@ use crate::place::{self, Placement};
 use crate::placed_stage::Pace;
 use crate::reconcile::MemberId;
 use crate::roll;
-use brigade_line::admin::{Answer, Asked, ClusterStatus, Question, Refused, StageStatus};
+use brigade_line::admin::{Answer, Asked, Question, Refused};
 use brigade_line::link::LineEvent;
 use brigade_line::open_line::Moved;
 
@@ -40,6 +40,9 @@ const STANDS: Duration = Duration::from_secs(30);
 /// Least time between two cuts that nobody asked for.
 const REBALANCE_EVERY: Duration = Duration::from_secs(300);
 
+/// Digits of a key that name a worker.
+const MIN_KEY_DIGITS: usize = 8;
+
 /// How long a line may take to run empty; then it is taken down with what is on it.
 const PART_WITHIN: Duration = Duration::from_secs(10);
 
@@ -49,8 +52,9 @@ pub(super) struct Change {
     asked: Option<Asked>,
     what: String,
     begun: Instant,
-    /// Who was on the line before it.
+    /// Who was on the line before it, and how long its sequences may have become.
     before: Vec<MemberId>,
+    pub(super) n_ctx: u32,
     /// Stages of the line that it made, and bytes of weights that were read for that.
     n_stages: usize,
     read_bytes: u64,
@@ -96,6 +100,7 @@ impl Supervisor {
                 }
                 Err(refused) => Err(refused),
             },
+            Question::Undrain { worker } => self.undrain(worker),
             Question::Rebalance => match self.gain() {
                 Some(gain) if gain >= PAYS_WHEN_ASKED => {
                     let what =
@@ -118,33 +123,21 @@ impl Supervisor {
         Refused(format!("another change is under way ({what}): ask again when it is done"))
     }
 
-    fn status(&self) -> ClusterStatus {
-        let name = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
-        let (ids, layers): (&[MemberId], &[_]) = match &self.line {
-            Line::Up { stages, layers, .. } => (stages.as_slice(), layers.as_slice()),
-            Line::Down { .. } | Line::Building { .. } => (&[], &[]),
-        };
-        let stages = ids.iter().zip(layers);
-        let stages = stages
-            .map(|(id, layers)| StageStatus { worker: name(id), layers: layers.clone() })
-            .collect();
-        let roll = roll::roll(&self.members, Some(ids));
-        let is_drained = |m: &&Member| m.is_drained() && m.conn().is_some();
-        let drained: Vec<String> =
-            self.members.values().filter(is_drained).map(Member::name).collect();
-        let spare = roll.spare.into_iter().filter(|name| !drained.contains(name)).collect();
-        let up = !ids.is_empty();
-        let changing = self.coming.as_ref().map(|coming| coming.what.clone());
-        let missing = roll.missing;
-        ClusterStatus { epoch: self.epoch, up, stages, spare, drained, missing, changing }
-    }
-
     fn add(&mut self, worker: &str) -> Result<Answer, Refused> {
         let address =
             worker.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
         self.joined(address);
         let text = format!("{worker} is dialled; `brigade cluster status` says when it is there");
         Ok(Answer::Done(text))
+    }
+
+    /// Whether a line over these members can hold all that the present one may have begun.
+    fn suffice(&mut self, ids: &[MemberId]) -> Result<(), String> {
+        let n_ctx = match &self.line {
+            Line::Up { n_ctx, .. } => Some(*n_ctx),
+            Line::Down { .. } | Line::Building { .. } => None,
+        };
+        self.enough.ask_for(&self.members, ids, n_ctx)
     }
 
     /// The member that is meant, if it is on the line and the others suffice without it.
@@ -155,23 +148,60 @@ impl Supervisor {
             self.set_drained(id);
             return Ok(None);
         }
-        let others = self.others(id);
-        let enough = self.enough.ask(&self.members, &others);
-        enough.map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
+        self.suffice(&self.others(id))
+            .map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
         Ok(Some(id))
     }
 
-    /// The member that an operator means.
+    /// A member that was drained may have layers again.
+    fn undrain(&mut self, worker: &str) -> Result<Answer, Refused> {
+        let id = self.member_called(worker)?;
+        let member = self.members.get_mut(&id);
+        let Some((name, was_drained)) = member.map(|member| {
+            let was = member.is_drained();
+            member.undrain();
+            (member.name(), was)
+        }) else {
+            return Err(Refused(format!("{worker} has just left")));
+        };
+        Ok(Answer::Done(match (was_drained, &self.line) {
+            (false, _) => format!("{name} was not drained"),
+            (true, Line::Up { .. }) => format!(
+                "{name} is spare: it gets layers when the line is next built, or now by brigade cluster rebalance"
+            ),
+            (true, _) => format!("{name} gets layers when the line is built"),
+        }))
+    }
+
+    /// The member that an operator means: by its name, its address, or the beginning of its key.
     pub(super) fn member_called(&self, worker: &str) -> Result<MemberId, Refused> {
         let is_it = |m: &Member| {
-            let at = m.conn().map(|conn| conn.address().to_string());
-            m.name() == worker || m.origin.name() == worker || at.as_deref() == Some(worker)
+            let known = m.known();
+            let by_key = worker.len() >= MIN_KEY_DIGITS
+                && known.is_some_and(|k| k.key.as_ref().is_some_and(|key| key.starts_with(worker)));
+            m.name() == worker
+                || m.origin.name() == worker
+                || known.is_some_and(|k| k.address == worker)
+                || m.origin.address() == worker
+                || by_key
         };
-        let found = self.members.iter().find(|(_, m)| is_it(m)).map(|(id, _)| *id);
-        found.ok_or_else(|| {
-            let names = roll::list(self.members.values().map(Member::name));
-            Refused(format!("no worker is called {worker}; there are {names}"))
-        })
+        let found: Vec<MemberId> =
+            self.members.iter().filter(|(_, m)| is_it(m)).map(|(id, _)| *id).collect();
+        match found.as_slice() {
+            [one] => Ok(*one),
+            [] => {
+                let names = roll::list(self.members.values().map(Member::name));
+                Err(Refused(format!("no worker is called {worker}; there are {names}")))
+            }
+            several => {
+                let known =
+                    |id: &MemberId| self.members.get(id)?.known().map(|k| k.address.clone());
+                let addresses = roll::list(several.iter().filter_map(known));
+                Err(Refused(format!(
+                    "several are called {worker}: name one by its address: {addresses}"
+                )))
+            }
+        }
     }
 
     pub(super) fn refuse_if_cut_by_hand(&self) -> Result<(), Refused> {
@@ -195,8 +225,7 @@ impl Supervisor {
     pub(super) fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
         // It computes until the next line is ready.
         self.listen_until_it_is_gone(id);
-        let others = self.others(id);
-        let enough = self.enough.ask(&self.members, &others);
+        let enough = self.suffice(&self.others(id));
         match enough {
             Ok(()) if self.ends.config.stage.cut.is_none() => {
                 self.drain(id, None, Some(LEAVER_WAITS));
@@ -237,13 +266,16 @@ impl Supervisor {
             self.settled(Some(moved.unwrap_or_default()));
         }
         let down = Line::Down { again_at: Instant::now() };
-        let Line::Up { stages, .. } = std::mem::replace(&mut self.line, down) else { return };
+        let Line::Up { stages, n_ctx, .. } = std::mem::replace(&mut self.line, down) else {
+            return;
+        };
         let (what_for, before) = (what.clone(), stages.clone());
         self.change = Some(Change {
             asked,
             what: what_for,
             begun,
             before,
+            n_ctx,
             n_stages: 0,
             read_bytes: 0,
             ahead_bytes,

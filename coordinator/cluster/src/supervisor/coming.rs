@@ -33,7 +33,7 @@ impl Supervisor {
     /// a time.
     pub(super) fn change(&mut self, what: String, asked: Option<Asked>, within: Option<Duration>) {
         self.give_up_coming(&what);
-        let Line::Up { stages, layers, .. } = &self.line else { return };
+        let Line::Up { stages, layers, n_ctx, .. } = &self.line else { return };
         tracing::info!(
             what,
             "a change of the line begins: what it needs is loaded while the line runs"
@@ -41,6 +41,7 @@ impl Supervisor {
         let running: Vec<(MemberId, Range<usize>)> =
             stages.iter().copied().zip(layers.iter().cloned()).collect();
         let mut options = self.ends.config.stage.clone();
+        options.least_ctx = Some(*n_ctx);
         let who = match &self.ordered {
             Some(ordered) => {
                 options.cut = Some(ordered.cut.clone());

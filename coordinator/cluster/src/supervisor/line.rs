@@ -33,6 +33,7 @@ const SUSPICIOUS: u32 = 2;
 impl Supervisor {
     pub(super) fn build(&mut self, who: Vec<MemberId>) {
         let mut options = self.ends.config.stage.clone();
+        options.least_ctx = self.change.as_ref().map(|change| change.n_ctx);
         let ordered = self.ordered.take();
         let who = match ordered.filter(|o| o.who.iter().all(|id| who.contains(id))) {
             Some(ordered) => {
@@ -91,9 +92,18 @@ impl Supervisor {
         let workers = roll::names(&self.members, &stages);
         let roll = roll::roll(&self.members, Some(&stages));
         let spare = (!roll.spare.is_empty()).then(|| roll::list(roll.spare.into_iter()));
-        tracing::info!(epoch = self.epoch, stages = stages.len(), workers, spare, "line is up");
+        let context = line.spec.max_positions;
+        tracing::info!(
+            epoch = self.epoch,
+            stages = stages.len(),
+            workers,
+            spare,
+            context,
+            "line is up"
+        );
         line.settled = Some(self.changed(stages.len(), read_bytes));
-        self.line = Line::Up { stages, layers, paces, since: Instant::now() };
+        let n_ctx = line.spec.max_positions;
+        self.line = Line::Up { stages, layers, paces, n_ctx, since: Instant::now() };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
     }

@@ -7,7 +7,7 @@ use brigade_proto::address::Address;
 use super::{GiveUp, Line, Supervisor};
 use crate::config::{Patience, Source};
 use crate::conn::WorkerError;
-use crate::departed;
+use crate::departed::{self, Left};
 use crate::dial::{self, Connected, Dial};
 use crate::member::{BROKE_BADLY, Member, Origin};
 use crate::reconcile::MemberId;
@@ -56,6 +56,7 @@ impl Supervisor {
         let config = &self.ends.config;
         let dial = Dial {
             origin: member.origin.clone(),
+            called: member.known().map(|known| known.name.clone()),
             local: match &config.source {
                 Source::Local(options) => Some(options.clone()),
                 Source::Remote(_) | Source::JoinOnly => None,
@@ -79,9 +80,10 @@ impl Supervisor {
         if let Origin::Joined(address) = member.origin.clone()
             && is_new
         {
-            tracing::info!(worker = %address, "worker joined");
+            let name = member.name();
+            tracing::info!(worker = name, %address, "worker joined");
             if matches!(self.line, Line::Up { .. }) {
-                tracing::info!(worker = %address, "it takes layers when the line is next built");
+                tracing::info!(worker = name, "it takes layers when the line is next built");
             }
             self.takes_a_place(id, &address, now);
         }
@@ -171,7 +173,12 @@ impl Supervisor {
                 self.departed.left_doubted(address, now);
             }
             let why = roll::without_name(&member, member.why().unwrap_or(""));
-            tracing::info!(worker = %address, why, "worker left");
+            tracing::info!(worker = member.name(), why, "worker left");
+            if let Some(known) = member.known().cloned() {
+                let (name, address, key) = (known.name, known.address, known.key);
+                let at = member.lost_at().unwrap_or(now);
+                self.departed.has_left(Left { name, address, key, at, why });
+            }
         }
     }
 }

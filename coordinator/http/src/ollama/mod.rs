@@ -69,7 +69,7 @@ pub(super) async fn running(State(app): State<App>) -> Json<Value> {
         let mut entry = entry(&app, name);
         entry["expires_at"] = json!("9999-12-31T23:59:59Z");
         entry["size_vram"] = json!(0);
-        entry["context_length"] = json!(app.limits.n_ctx);
+        entry["context_length"] = json!(app.limits.now().n_ctx);
         entry
     };
     let models: Vec<Value> = app.text.names().iter().map(loaded).collect();
@@ -94,7 +94,7 @@ fn details(app: &App) -> Value {
 
 /// What the model can do, in Ollama's words.
 fn capabilities(app: &App) -> Vec<&'static str> {
-    if app.limits.encoder.is_some() {
+    if app.limits.now().encoder.is_some() {
         return vec!["embedding"];
     }
     let mut all = vec!["completion"];
@@ -125,7 +125,7 @@ pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Jso
     let arch = &app.meta.architecture;
     let info = json!({
         "general.architecture": arch, "general.parameter_count": app.meta.n_params,
-        format!("{arch}.context_length"): app.limits.n_ctx,
+        format!("{arch}.context_length"): app.limits.now().n_ctx,
     });
     Ok(Json(json!({
         "modelfile": "", "parameters": "",

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use brigade_dialect::number::of_text;
-use brigade_line::request::DEFAULT_MAX_TOKENS;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
@@ -87,7 +86,7 @@ fn load(fields: &mut Fields<'_>, chat: &Map<String, Value>) -> Result<Load, ApiE
 /// Fields that would change an answer, and have no effect here.
 const REFUSED: &[(&str, &str)] = &[
     ("suffix", "use /infill"),
-    ("template", "start brigade with --chat-template"),
+    ("template", "--chat-template sets it where the model is started"),
     ("context", "send the conversation to /api/chat"),
     ("images", "this server takes text only"),
     ("logprobs", "use /v1/chat/completions or /v1/completions"),
@@ -130,7 +129,6 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
         for name in ["enable_thinking", "reasoning_effort"] {
             chat.shift_remove(name);
         }
-        chat.entry("max_tokens").or_insert_with(|| json!(DEFAULT_MAX_TOKENS));
         chat.insert("prompt".to_string(), Value::String(prompt));
         end(fields)?;
         return Ok(Asked::Completion(bytes(chat).into_owned()));

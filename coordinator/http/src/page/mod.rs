@@ -39,3 +39,8 @@ pub(super) async fn script() -> impl IntoResponse {
 pub(super) async fn markdown() -> impl IntoResponse {
     file("text/javascript; charset=utf-8", include_str!("markdown.js"))
 }
+
+/// `GET /chats.js`.
+pub(super) async fn chats() -> impl IntoResponse {
+    file("text/javascript; charset=utf-8", include_str!("chats.js"))
+}

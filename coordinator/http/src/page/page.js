@@ -1,31 +1,24 @@
-// The page: a chat over /v1/chat/completions, and the line as /health and /line tell it.
+// The page: chats over /v1/chat/completions, and the line as /health and /line tell it. Answers are resumable streams: they go
+// on while the page is reloaded, or shows another chat.
+import * as chats from '/chats.js';
+import { local, read, session, write } from '/chats.js';
 import { markdown } from '/markdown.js';
 
 const $ = (id) => document.getElementById(id);
 const FIELDS = ['system', 'temperature', 'top_p', 'max_tokens', 'seed'];
-const CHAT = 'brigade-chat';
+const CURRENT = 'brigade-current';
 const SETTINGS = 'brigade-settings';
 const KEY = 'brigade-key';
 const LINE_EVERY_MS = 1000;
+const KEEP_EVERY_MS = 500;
 const MAX_EVENTS = 30;
 
-let chat = [];
-let running = null;
-
-const read = (store, key, otherwise) => {
-  try {
-    return JSON.parse(store.getItem(key)) ?? otherwise;
-  } catch {
-    return otherwise;
-  }
-};
-const write = (store, key, value) => {
-  try {
-    store.setItem(key, JSON.stringify(value));
-  } catch {
-    // A browser that keeps nothing: the chat lives as long as the page.
-  }
-};
+// The chat that is shown, and all that were opened by this page, by their ids.
+let chat = chats.create();
+const opened = new Map();
+// The answers that are under way, by the ids of their chats.
+const running = new Map();
+const busy = () => running.get(chat.id);
 
 const el = (name, className, ...children) => {
   const node = document.createElement(name);
@@ -45,6 +38,16 @@ const headers = () => {
   return all;
 };
 
+// A text that cannot be shown as Markdown must not keep the others from being shown.
+function draw(node, text) {
+  node.replaceChildren();
+  try {
+    for (const part of markdown(text)) node.append(part);
+  } catch {
+    node.textContent = text;
+  }
+}
+
 // One message's element, and the function that shows it as it is now.
 function shown(message, index) {
   const thoughts = el('div');
@@ -56,15 +59,15 @@ function shown(message, index) {
     details.hidden = !message.reasoning_content;
     thoughts.textContent = message.reasoning_content ?? '';
     if (message.role === 'user') text.textContent = message.content;
-    else text.replaceChildren(...markdown(message.content));
+    else draw(text, message.content);
     tools.replaceChildren();
     if (message.error) tools.append(el('span', 'error', message.error));
-    const busy = running?.message === message;
-    if (message.role === 'assistant' && !busy) {
-      if (index === chat.length - 1) tools.append(button('Regenerate', regenerate));
+    const messages = chat.messages;
+    if (message.role === 'assistant' && busy()?.message !== message) {
+      if (index === messages.length - 1) tools.append(button('Regenerate', regenerate));
       if (message.speed) tools.append(el('span', '', message.speed));
     }
-    if (message.role === 'user' && !running && index === chat.length - 2) tools.append(button('Edit', () => edit(index)));
+    if (message.role === 'user' && !busy() && index === messages.length - 2) tools.append(button('Edit', () => edit(index)));
     tools.hidden = !tools.childNodes.length;
   };
   show();
@@ -74,106 +77,216 @@ function shown(message, index) {
 function showAll() {
   const list = $('messages');
   list.replaceChildren();
-  if (!chat.length) list.append(el('li', 'empty', 'Ask something. The model answers from the line of workers.'));
-  chat.forEach((message, i) => list.append(shown(message, i)[0]));
+  if (!chat.messages.length) list.append(el('li', 'empty', 'Ask something. The model answers from the line of workers.'));
+  chat.messages.forEach((message, i) => {
+    const [item, show] = shown(message, i);
+    if (busy()?.message === message) busy().show = show;
+    list.append(item);
+  });
   list.scrollTop = list.scrollHeight;
-  $('send').hidden = Boolean(running);
-  $('stop').hidden = !running;
+  $('send').hidden = Boolean(busy());
+  $('stop').hidden = !busy();
+  showChats();
 }
 
-const keep = () => write(localStorage, CHAT, chat);
+// The list of chats, with what can be done with each.
+function showChats() {
+  const items = chats.list().map(({ id, title, at }) => {
+    const open = button(title, () => show(id));
+    open.title = new Date(at).toLocaleString();
+    if (id === chat.id) open.setAttribute('aria-current', 'true');
+    const away = button('Delete', () => forget(id));
+    away.setAttribute('aria-label', `Delete ${title}`);
+    return el('li', running.has(id) ? 'busy' : '', open, away);
+  });
+  $('kept').replaceChildren(...items);
+}
+
+function show(id) {
+  chat = opened.get(id) ?? chats.load(id) ?? chats.create();
+  opened.set(chat.id, chat);
+  write(session, CURRENT, chat.id);
+  $('counts').textContent = '';
+  readOn(chat);
+  showAll();
+  $('input').focus();
+}
+
+function forget(id) {
+  stop(id);
+  opened.delete(id);
+  chats.remove(id);
+  if (id === chat.id) show(chats.list()[0]?.id);
+  else showChats();
+}
 
 function edit(index) {
-  $('input').value = chat[index].content;
-  chat.length = index;
-  keep();
+  $('input').value = chat.messages[index].content;
+  chat.messages.length = index;
+  chats.keep(chat);
   showAll();
   $('input').focus();
 }
 
 function regenerate() {
-  if (running) return;
-  if (chat.at(-1)?.role === 'assistant') chat.pop();
-  answer();
+  if (busy()) return;
+  if (chat.messages.at(-1)?.role === 'assistant') chat.messages.pop();
+  answer(chat);
 }
 
-function body() {
+function body(messagesOf) {
   const number = (id) => ($(id).value === '' ? undefined : Number($(id).value));
-  const past = chat.map(({ role, content, reasoning_content }) => ({ role, content, reasoning_content }));
+  const past = messagesOf.map(({ role, content, reasoning_content }) => ({ role, content, reasoning_content }));
   const system = $('system').value.trim();
   const messages = system ? [{ role: 'system', content: system }, ...past] : past;
   return {
-    messages, stream: true, stream_options: { include_usage: true }, temperature: number('temperature'),
+    messages, stream: true, resumable: true, stream_options: { include_usage: true }, temperature: number('temperature'),
     top_p: number('top_p'), max_tokens: number('max_tokens'), seed: number('seed'),
   };
 }
 
-// Events of a stream, as objects.
+// Events of a stream, as objects with the ids by which it is read on.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = '';
+  let [held, id] = ['', null];
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) return;
+    if (done) throw new Error('the connection was cut');
     held += value;
     for (let end; (end = held.indexOf('\n')) >= 0; held = held.slice(end + 1)) {
       const line = held.slice(0, end).trimEnd();
+      if (line.startsWith('id: ')) id = line.slice(4);
       if (line === 'data: [DONE]') return;
-      if (line.startsWith('data: ')) yield JSON.parse(line.slice(6));
+      if (line.startsWith('data: ')) yield [JSON.parse(line.slice(6)), id];
     }
   }
 }
 
-async function answer() {
+async function told(response) {
+  const body = await response.json().catch(() => null);
+  const error = new Error(body?.error?.message ?? `the server answered ${response.status}`);
+  return Object.assign(error, { status: response.status });
+}
+
+// Asks for an answer; where the server has no room for one that can be read on, for one that cannot.
+async function ask(of, signal) {
+  const request = body(of.messages.slice(0, -1));
+  const post = (sent) => fetch('/v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(sent), signal });
+  const response = await post(request);
+  if (response.status !== 503) return response;
+  const error = await told(response);
+  if (!error.message.includes('resumable')) throw error;
+  return post({ ...request, resumable: false });
+}
+
+function answer(of) {
   const message = { role: 'assistant', content: '', reasoning_content: '' };
-  const request = JSON.stringify(body());
-  running = { message, abort: new AbortController() };
-  chat.push(message);
+  of.messages.push(message);
+  follow(of, message, ask);
+}
+
+// Goes on with an answer that was under way when the page was left.
+function readOn(of) {
+  const message = of.messages.at(-1);
+  if (running.has(of.id) || message?.role !== 'assistant' || !message.under_way) return;
+  delete message.error;
+  delete message.refused;
+  if (!message.last) {
+    delete message.under_way;
+    message.error = 'the connection was lost before the answer began';
+    chats.keep(of);
+    return;
+  }
+  const from = (_, signal) => fetch(`/v1/streams/${message.last.split('/')[0]}`, {
+    headers: { ...headers(), 'last-event-id': message.last }, signal,
+  });
+  follow(of, message, from);
+}
+
+// Reads an answer to its end into a message of a chat; `from` gives the response.
+async function follow(of, message, from) {
+  const run = { message, abort: new AbortController(), show: () => {}, due: false, kept: 0 };
+  running.set(of.id, run);
+  message.under_way = true;
+  chats.keep(of);
   showAll();
-  const list = $('messages');
-  const [item, show] = shown(message, chat.length - 1);
-  list.lastChild.replaceWith(item);
-  let due = false;
-  const soon = () => {
-    if (due) return;
-    due = true;
-    requestAnimationFrame(() => {
-      due = false;
-      const follow = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
-      show();
-      if (follow) list.scrollTop = list.scrollHeight;
-    });
-  };
   try {
-    const response = await fetch('/v1/chat/completions', {
-      method: 'POST', headers: headers(), body: request, signal: running.abort.signal,
-    });
-    if (!response.ok) {
-      const told = await response.json().catch(() => null);
-      throw new Error(told?.error?.message ?? `the server answered ${response.status}`);
-    }
-    for await (const event of events(response)) {
-      if (event.error) throw new Error(event.error.message);
-      const delta = event.choices?.[0]?.delta ?? {};
-      message.content += delta.content ?? '';
-      message.reasoning_content += delta.reasoning_content ?? '';
-      if (event.timings) message.speed = `${event.timings.predicted_per_second.toFixed(1)} tokens/s`;
-      if (event.usage) {
-        const { prompt_tokens, completion_tokens, prompt_tokens_details } = event.usage;
-        $('counts').textContent =
-          `${prompt_tokens} tokens in (${prompt_tokens_details.cached_tokens} reused), ${completion_tokens} out`;
+    const response = await from(of, run.abort.signal);
+    if (!response.ok) throw await told(response);
+    for await (const [event, id] of events(response)) {
+      if (id) message.last = id;
+      if (run.stopped) {
+        cancel(message);
+        break;
       }
-      soon();
+      if (event.error) throw new Error(event.error.message);
+      take(of, message, event);
+      soon(of, run);
     }
+    delete message.under_way;
+    if (run.stopped) message.error = 'stopped';
   } catch (error) {
-    if (error.name === 'AbortError') message.error = 'stopped';
-    else message.error = error.message;
+    if (run.stopped) message.error = 'stopped';
+    else message.error = error.status === 401 ? `${error.message} (in the settings)` : error.message;
+    message.refused = error.status === 401;
+    // What a key opens is read on when it is there; a page that is left reads on when it comes back.
+    if (run.stopped || (error.status && error.status !== 401)) delete message.under_way;
   }
   if (!message.reasoning_content) delete message.reasoning_content;
-  running = null;
-  keep();
+  if (!message.under_way) delete message.last;
+  running.delete(of.id);
+  chats.keep(of);
+  if (message.under_way && !message.refused) setTimeout(() => readOn(of), LINE_EVERY_MS);
+  if (of !== chat) return showChats();
   showAll();
   $('input').focus();
+}
+
+function take(of, message, event) {
+  const delta = event.choices?.[0]?.delta ?? {};
+  message.content += delta.content ?? '';
+  message.reasoning_content = (message.reasoning_content ?? '') + (delta.reasoning_content ?? '');
+  if (event.timings) message.speed = `${event.timings.predicted_per_second.toFixed(1)} tokens/s`;
+  if (event.usage && of === chat) {
+    const { prompt_tokens, completion_tokens, prompt_tokens_details } = event.usage;
+    $('counts').textContent =
+      `${prompt_tokens} tokens in (${prompt_tokens_details.cached_tokens} reused), ${completion_tokens} out`;
+  }
+}
+
+// Shows what there is with the next frame, and keeps it now and then: text and place in the stream together.
+function soon(of, run) {
+  const now = performance.now();
+  if (now - run.kept > KEEP_EVERY_MS) {
+    run.kept = now;
+    chats.keep(of);
+  }
+  if (run.due || of !== chat) return;
+  run.due = true;
+  requestAnimationFrame(() => {
+    run.due = false;
+    if (of !== chat) return;
+    const list = $('messages');
+    const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
+    run.show();
+    if (follows) list.scrollTop = list.scrollHeight;
+  });
+}
+
+// Nobody wants the rest of an answer.
+function cancel(message) {
+  if (!message.last) return;
+  fetch(`/v1/streams/${message.last.split('/')[0]}`, { method: 'DELETE', headers: headers() }).catch(() => {});
+}
+
+function stop(id) {
+  const run = running.get(id);
+  if (!run || run.stopped) return;
+  run.stopped = true;
+  // What has no id yet is cancelled when it has one.
+  if (!run.message.last) return;
+  cancel(run.message);
+  run.abort.abort();
 }
 
 // ---- The line.
@@ -202,7 +315,7 @@ function showStages({ stages, layers }) {
     bar.max = 1;
     bar.value = busy_share;
     bar.setAttribute('aria-label', `stage ${stage} busy`);
-    const range = layers[stage] ? `, layers ${layers[stage][0]} to ${layers[stage][1] - 1}` : '';
+    const range = layers[stage] ? `, layers ${layers[stage][0]}..${layers[stage][1]}` : '';
     const told = `${Math.round(busy_share * 100)} %, ${(memory_bytes / 2 ** 30).toFixed(2)} GiB`;
     return el('li', '', el('div', 'row', el('span', '', `Stage ${stage}${range}`), el('span', '', told)), bar);
   });
@@ -254,10 +367,12 @@ async function nameModel() {
 
 // ---- What people do.
 
+const PANELS = ['chats', 'line', 'settings'];
+
 function toggle(id) {
   const panel = $(id);
   panel.hidden = !panel.hidden;
-  for (const other of ['line', 'settings']) {
+  for (const other of PANELS) {
     if (other !== id) $(other).hidden = true;
     $(`show-${other}`).setAttribute('aria-expanded', String(!$(other).hidden));
   }
@@ -266,10 +381,10 @@ function toggle(id) {
 $('ask').addEventListener('submit', (event) => {
   event.preventDefault();
   const text = $('input').value.trim();
-  if (!text || running) return;
+  if (!text || busy()) return;
   $('input').value = '';
-  chat.push({ role: 'user', content: text });
-  answer();
+  chat.messages.push({ role: 'user', content: text });
+  answer(chat);
 });
 $('input').addEventListener('keydown', (event) => {
   if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
@@ -278,31 +393,25 @@ $('input').addEventListener('keydown', (event) => {
   }
 });
 document.addEventListener('keydown', (event) => {
-  if (event.key === 'Escape') running?.abort.abort();
+  if (event.key === 'Escape') stop(chat.id);
 });
-$('stop').addEventListener('click', () => running?.abort.abort());
-$('new').addEventListener('click', () => {
-  running?.abort.abort();
-  chat = [];
-  keep();
-  showAll();
-  $('counts').textContent = '';
-  $('input').focus();
-});
-for (const id of ['line', 'settings']) $(`show-${id}`).addEventListener('click', () => toggle(id));
+$('stop').addEventListener('click', () => stop(chat.id));
+$('new').addEventListener('click', () => show(undefined));
+for (const id of PANELS) $(`show-${id}`).addEventListener('click', () => toggle(id));
 for (const id of FIELDS) {
   $(id).addEventListener('change', () => {
-    write(localStorage, SETTINGS, Object.fromEntries(FIELDS.map((field) => [field, $(field).value])));
+    write(local, SETTINGS, Object.fromEntries(FIELDS.map((field) => [field, $(field).value])));
   });
 }
 $('key').addEventListener('change', () => {
-  write(sessionStorage, KEY, $('key').value);
+  write(session, KEY, $('key').value);
   nameModel();
+  readOn(chat);
 });
 
-for (const [id, value] of Object.entries(read(localStorage, SETTINGS, {}))) if (FIELDS.includes(id)) $(id).value = value;
-$('key').value = read(sessionStorage, KEY, '');
-chat = read(localStorage, CHAT, []);
-showAll();
+for (const [id, value] of Object.entries(read(local, SETTINGS, {}))) if (FIELDS.includes(id)) $(id).value = value;
+$('key').value = read(session, KEY, '');
+chats.takeOver();
+show(read(session, CURRENT, undefined) ?? chats.list()[0]?.id);
 nameModel();
 look();

@@ -14,9 +14,14 @@ use crate::metrics;
 use crate::numerics::Numerics;
 use crate::request::RequestError;
 
+use super::reading::{Reading, Told};
+
 /// A request that has not ended.
 #[derive(Debug)]
 pub(super) struct Client {
+    /// What logs call it.
+    label: Arc<str>,
+    reading: Reading,
     events: mpsc::Sender<SeqEvent>,
     /// Present until the scheduler has taken or refused it.
     verdict: Option<oneshot::Sender<Result<(), SubmitError>>>,
@@ -35,6 +40,7 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn new(
         now: Micros,
+        label: Arc<str>,
         n_prompt: usize,
         events: mpsc::Sender<SeqEvent>,
         verdict: oneshot::Sender<Result<(), SubmitError>>,
@@ -42,6 +48,8 @@ impl Client {
         force: Force,
     ) -> Self {
         Self {
+            label,
+            reading: Reading::new(now),
             events,
             verdict: Some(verdict),
             n_prompt,
@@ -93,6 +101,23 @@ impl Client {
             self.counts.set_numerics_changed();
         }
         numerics.filter(|_| before != numerics)
+    }
+
+    /// Says how far its prompt is, where that takes long; `read` is what the scheduler knows.
+    pub(super) fn tell_of_prompt(&mut self, now: Micros, read: Option<(u32, u32)>) {
+        if self.first.is_some() {
+            return;
+        }
+        let id = &*self.label;
+        match self.reading.look(now, read) {
+            None => {}
+            Some(Told::Waits { seconds }) => {
+                tracing::info!(id, seconds, "a request waits for its place");
+            }
+            Some(Told::Reads { seconds, computed, prompt, seconds_left }) => {
+                tracing::info!(id, seconds, computed, prompt, seconds_left, "a prompt is read");
+            }
+        }
     }
 
     /// The scheduler has it.

@@ -51,7 +51,8 @@ fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
 }
 
 fn submit_counting(driver: &mut Driver, id: u64, counts: Arc<Counts>) -> mpsc::Receiver<SeqEvent> {
-    let limits = Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB, encoder: None };
+    let limits =
+        Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB, answer: 1024, encoder: None };
     let drawing = Drawing { max_tokens: Some(20), ..Drawing::default() };
     let request = Request::generate(vec![1, 2, 3], drawing, &limits).unwrap();
     let (events, receiver) = mpsc::channel(request.max_events());
@@ -120,7 +121,10 @@ fn line_with(epoch: u64, numbers: [u32; N_STAGES]) -> (OpenLine, mpsc::Receiver<
         numerics,
         ..StageInfo::default()
     };
-    line.info = Arc::new(LineInfo { stages: numbers.into_iter().enumerate().map(stage).collect() });
+    line.info = Arc::new(LineInfo {
+        stages: numbers.into_iter().enumerate().map(stage).collect(),
+        ..LineInfo::default()
+    });
     (line, sent)
 }
 

@@ -58,7 +58,7 @@ impl Bench<'_> {
     }
 
     fn context(&self, sequence: u32) -> Vec<u32> {
-        random_tokens(self.args.depth, sequence, self.session.limits.n_vocab)
+        random_tokens(self.args.depth, sequence, self.session.limits.now().n_vocab)
     }
 
     /// A request of the test; at a depth its own tokens are others each time, so that no more than the context is
@@ -71,7 +71,7 @@ impl Bench<'_> {
         self.n_requests.set(n + 1);
         let (n_prompt, max_tokens) = test.lengths();
         let mut tokens = self.context(sequence);
-        tokens.extend(random_tokens(n_prompt, AFTER + n, self.session.limits.n_vocab));
+        tokens.extend(random_tokens(n_prompt, AFTER + n, self.session.limits.now().n_vocab));
         request(tokens, max_tokens, self.session)
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_http::{
-    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Tls, TlsFiles,
-    admin_router, router, serve,
+    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Hosts, Tls, TlsFiles,
+    admin_router, allowed_host, router, serve,
 };
 use brigade_line::admin::Admin;
 use brigade_line::clock;
@@ -14,6 +14,7 @@ use brigade_line::keys::{KeyFile, KeyRing};
 use brigade_plan::parse_bytes;
 use brigade_proto::address::{Address, AddressError};
 use brigade_proto::net::listen_tcp;
+use brigade_worker::config::node_name;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -52,6 +53,10 @@ pub struct FrontArgs {
     /// is taken]
     #[arg(long, value_name = "ADDR")]
     admin_listen: Option<Address>,
+    /// A name by which clients may ask this server, beside its machine's, its certificate's, localhost and the addresses
+    /// on which it listens: a reverse proxy's, say; repeatable, *.example.com: all below it, *: any
+    #[arg(long, value_name = "NAME", value_parser = allowed_host)]
+    allow_host: Vec<String>,
     /// Append to this file who asked for what, one JSON object a line; never prompts or keys
     #[arg(long, value_name = "FILE")]
     audit_log: Option<PathBuf>,
@@ -91,6 +96,7 @@ pub struct Front {
     /// Where it is written down who asked.
     pub audit: Option<Audit>,
     of_address: Option<usize>,
+    allow_host: Vec<String>,
     /// What watches keys and certificates ends with this.
     stop: CancellationToken,
 }
@@ -98,6 +104,8 @@ pub struct Front {
 #[derive(Debug)]
 struct Listening {
     listener: TcpListener,
+    /// As the operator has written it, where that is a name.
+    host: Option<String>,
     address: SocketAddr,
     tls: Option<Tls>,
 }
@@ -109,6 +117,12 @@ impl Listening {
 
     fn is_local(&self) -> bool {
         is_local(&self.address)
+    }
+
+    /// By which names it may be asked.
+    fn hosts(&self, allowed: &[String]) -> Hosts {
+        let more: Vec<String> = self.host.iter().chain(allowed).cloned().collect();
+        Hosts::new(self.address, &node_name(), self.tls.clone(), &more)
     }
 }
 
@@ -137,12 +151,18 @@ impl Front {
         };
         let audit = args.audit_log.as_ref().map(|path| open_audit(path, args)).transpose()?;
         let of_address = args.max_connections_per_address;
-        Ok(Self { public, admin, keys, access, audit, of_address, stop })
+        let allow_host = args.allow_host.clone();
+        Ok(Self { public, admin, keys, access, audit, of_address, allow_host, stop })
     }
 
     /// Where clients connect.
     pub fn url(&self) -> String {
         self.public.url()
+    }
+
+    /// By which names clients may ask.
+    pub fn hosts(&self) -> Hosts {
+        self.public.hosts(&self.allow_host)
     }
 
     /// Where operators connect.
@@ -162,8 +182,9 @@ impl Front {
         let mut limits = ConnectionLimits::of_server(requests);
         limits.of_address = self.of_address.unwrap_or(limits.of_address).max(1);
         let needs_key = !self.admin.is_local();
+        let hosts = self.admin.hosts(&self.allow_host);
         let Listening { listener, tls, .. } = self.admin;
-        let admin = admin_router(app.clone(), cluster, self.keys, needs_key);
+        let admin = admin_router(app.clone(), cluster, self.keys, needs_key, hosts);
         let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
         tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
         let Listening { listener, tls, .. } = self.public;
@@ -264,7 +285,7 @@ async fn admin_listener(args: &FrontArgs, plain: bool, tls: Option<Tls>) -> Resu
         }
     };
     let address = listener.local_addr()?;
-    Ok(Listening { listener, address, tls: None })
+    Ok(Listening { listener, host: None, address, tls: None })
 }
 
 /// `plain`: it may be beyond this machine.
@@ -287,9 +308,10 @@ async fn listen(
         );
     }
     let listener = listen_tcp(&sockets).with_context(|| format!("cannot listen on {address}"))?;
+    let host = Some(host.clone());
     let address = listener.local_addr()?;
     if tls.is_none() && !is_local(&address) {
         tracing::warn!(%address, "plain HTTP: keys, prompts and answers can be read on the way");
     }
-    Ok(Listening { listener, address, tls })
+    Ok(Listening { listener, host, address, tls })
 }

@@ -1,0 +1,126 @@
+//! The supervisor's part about who is there, for operators: each machine under one name, with where it stands.
+
+use std::time::Instant;
+
+use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageStatus};
+
+use super::{Line, Supervisor};
+use crate::departed::Left;
+use crate::member::Member;
+use crate::reconcile::{Lacking, MemberId};
+use crate::roll;
+
+impl Supervisor {
+    pub(super) fn status(&self) -> ClusterStatus {
+        let name = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
+        let (ids, layers): (&[MemberId], &[_]) = match &self.line {
+            Line::Up { stages, layers, .. } => (stages.as_slice(), layers.as_slice()),
+            Line::Down { .. } | Line::Building { .. } => (&[], &[]),
+        };
+        let stages = ids.iter().zip(layers);
+        let stages = stages
+            .map(|(id, layers)| StageStatus { worker: name(id), layers: layers.clone() })
+            .collect();
+        let roll = roll::roll(&self.members, Some(ids));
+        let is_drained = |m: &&Member| m.is_drained() && m.conn().is_some();
+        let drained: Vec<String> =
+            self.members.values().filter(is_drained).map(Member::name).collect();
+        let spare = roll.spare.into_iter().filter(|name| !drained.contains(name)).collect();
+        let up = !ids.is_empty();
+        ClusterStatus {
+            epoch: self.epoch,
+            up,
+            stages,
+            spare,
+            drained,
+            missing: roll.missing,
+            changing: self.coming.as_ref().map(|coming| coming.what.clone()),
+            nodes: self.nodes(),
+            waiting: (!up).then(|| self.said.clone()).filter(|said| !said.is_empty()),
+            next: (!up).then(|| self.next_step.clone()).flatten(),
+        }
+    }
+
+    /// All machines: those of the line in its order, the others as they came, then those that left.
+    fn nodes(&self) -> Vec<NodeStatus> {
+        let now = Instant::now();
+        let mut there: Vec<_> = self.members.iter().map(|(id, m)| self.node(*id, m, now)).collect();
+        there.sort_by_key(|node| node.stage.unwrap_or(usize::MAX));
+        let is_back = |left: &Left| {
+            let same = |node: &NodeStatus| {
+                (node.key.is_some() && node.key == left.key) || node.address == left.address
+            };
+            there.iter().any(same)
+        };
+        let gone = self.departed.left().filter(|left| !is_back(left));
+        let gone: Vec<_> = gone.map(|left| of_left(left, now)).collect();
+        there.into_iter().chain(gone).collect()
+    }
+
+    fn node(&self, id: MemberId, member: &Member, now: Instant) -> NodeStatus {
+        let (stage, layers) = match &self.line {
+            Line::Up { stages, layers, .. } => {
+                let stage = stages.iter().position(|on| *on == id);
+                (stage, stage.and_then(|stage| layers.get(stage).cloned()))
+            }
+            Line::Down { .. } | Line::Building { .. } => (None, None),
+        };
+        let known = member.known();
+        let beat = member.conn().and_then(|conn| conn.pulse().last());
+        let seconds = |at: Instant| now.saturating_duration_since(at).as_secs();
+        NodeStatus {
+            name: member.name(),
+            address: known.map_or_else(|| member.origin.address(), |k| k.address.clone()),
+            key: known.and_then(|k| k.key.clone()),
+            state: self.state(member, stage.is_some()),
+            stage,
+            layers,
+            heard_ms_ago: beat.as_ref().map(|beat| beat.ago(now).as_millis() as u64),
+            lost_seconds_ago: member.lost_at().map(seconds),
+            busy_share: beat.as_ref().filter(|_| stage.is_some()).map(|beat| beat.busy),
+            memory_used: beat.as_ref().map(|beat| beat.reply().memory_used),
+            memory_limit: known.map(|k| k.memory_limit),
+            gb_per_second: known.map(|k| k.gb_per_second),
+            gop_per_second: known.map(|k| k.gop_per_second),
+            slowdown: member.conn().map(|conn| conn.slowdown()),
+            device: known.map(|k| k.device.clone()),
+            why: member.why().map(|why| roll::without_name(member, why)),
+        }
+    }
+
+    fn state(&self, member: &Member, on_line: bool) -> NodeState {
+        match member.conn() {
+            Some(_) if on_line && member.is_drained() => NodeState::Draining,
+            Some(_) if on_line => NodeState::Serves,
+            Some(_) if member.is_drained() => NodeState::Drained,
+            Some(_) if matches!(self.line, Line::Up { .. }) => NodeState::Spare,
+            Some(_) => NodeState::Waiting,
+            None if member.refuses() => NodeState::Refused,
+            None if member.lost_at().is_some() => NodeState::Lost,
+            None => NodeState::Missing,
+        }
+    }
+
+    /// What an operator may do about what is lacking, as a command.
+    pub(super) fn step_towards(&self, lacking: &Lacking) -> Option<String> {
+        let hint = self.ends.config.how_to_join.as_ref()?;
+        let machines = match lacking {
+            Lacking::Workers { there, wanted } => wanted.saturating_sub(*there),
+            Lacking::Memory { .. } => 1,
+            Lacking::Patience(_) => return None,
+        };
+        Some(hint.for_machines(machines.max(1)))
+    }
+}
+
+fn of_left(left: &Left, now: Instant) -> NodeStatus {
+    NodeStatus {
+        name: left.name.clone(),
+        address: left.address.clone(),
+        key: left.key.clone(),
+        state: NodeState::Lost,
+        lost_seconds_ago: Some(now.saturating_duration_since(left.at).as_secs()),
+        why: Some(left.why.clone()),
+        ..NodeStatus::default()
+    }
+}

@@ -1,0 +1,123 @@
+//! The first hours of an operator: what is waited for and what to type next, machines under one name everywhere, who is
+//! lost, and orders that are taken back.
+
+use std::process::Command;
+use std::time::Duration;
+
+use brigade_tests::process::{Running, brigade, signal};
+use brigade_tests::secure::{Cluster, READY, wait_until};
+use brigade_tests::up_share::wait_up;
+use serde_json::Value;
+
+/// Time that a process gets to notice something.
+const SOON: Duration = Duration::from_secs(60);
+
+fn status(cluster: &Cluster) -> Value {
+    let text = cluster.admin(&["cluster", "status", "--json"]);
+    serde_json::from_str::<Value>(&text).unwrap()["status"].clone()
+}
+
+/// Where a machine stands, as `cluster status` has it.
+fn state(cluster: &Cluster, name: &str) -> String {
+    let status = status(cluster);
+    let node = status["nodes"].as_array().unwrap().iter().find(|node| node["name"] == name);
+    node.map_or("nobody".to_owned(), |node| node["state"].as_str().unwrap().to_owned())
+}
+
+fn node(cluster: &Cluster, name: &str) -> Value {
+    let nodes: Value = serde_json::from_str(&cluster.admin(&["nodes", "--json"])).unwrap();
+    nodes.as_array().unwrap().iter().find(|node| node["name"] == name).unwrap().clone()
+}
+
+fn who_waits_is_told_what_for_and_what_to_type() {
+    let cluster = Cluster::new();
+    let (log, data) = (cluster.dir.join("log"), cluster.data("desk"));
+    let args =
+        ["serve", "--listen", "127.0.0.1:0", "--control", &cluster.control, "--data-dir", &data];
+    let all = [&args[..], &["--expect", "2"]].concat();
+    let server = Running::start_logged(&all, "brigade serve listening on ", &log);
+    let next = format!("brigade token create --data-dir {data} --uses 2");
+    let said = || cluster.admin(&["cluster", "status"]);
+    wait_until("it says what it waits for", SOON, || said().contains("0 of 2 workers joined"));
+    assert!(said().contains(&next), "{}", said());
+    let logged = || std::fs::read_to_string(&log).unwrap();
+    assert!(logged().contains(&format!("to add a machine: {next}")), "{}", logged());
+
+    // The token is listed without its secret, and may come over a pipe.
+    let line = cluster.join_line(&["--uses", "2"]);
+    let token = line.split_whitespace().last().unwrap();
+    let listed =
+        || -> Value { serde_json::from_str(&cluster.admin(&["token", "list", "--json"])).unwrap() };
+    assert_eq!(listed()[0]["uses_left"], 2, "{}", listed());
+    assert!(!cluster.admin(&["token", "list"]).contains(token));
+    let folder = cluster.data("lab");
+    let mut command = Command::new("sh");
+    let worker = "printf '%s\\n' \"$0\" | exec \"$@\"";
+    command.args(["-c", worker, &line]).arg(brigade());
+    command.args(["worker", "--join", &cluster.control, "--token-file", "-", "--name", "lab"]);
+    command.args(["--listen", "127.0.0.1:0", "--threads", "1", "--data-dir", &folder]);
+    let lab = Running::spawn(command, READY);
+    wait_until("one is there", SOON, || said().contains("1 of 2 workers joined"));
+    assert!(said().contains(next.trim_end_matches(" --uses 2")), "{}", said());
+    assert_eq!(state(&cluster, "lab"), "waiting");
+    assert_eq!(listed()[0]["uses_left"], 1, "{}", listed());
+    let _attic = cluster.worker("attic", token);
+    wait_up(&server);
+    assert!(said().contains("is up") && !said().contains("to add a machine"), "{}", said());
+    assert_eq!(listed(), Value::Array(Vec::new()), "it is used up");
+    // Looking is not an order, and is not logged as one.
+    assert!(!logged().contains("an operator asks"), "{}", logged());
+    drop(lab);
+}
+
+fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
+    let cluster = Cluster::new();
+    let server = cluster.serve(&["--expect", "2", "--replace-after", "1s"]);
+    let token = cluster.token(&["--uses", "2"]);
+    let lab = cluster.worker("lab", &token);
+    let attic = cluster.worker("attic", &token);
+    wait_up(&server);
+    let serving = || {
+        let states = ["lab", "attic"].map(|name| state(&cluster, name));
+        states.iter().all(|state| state == "serves" || state == "spare")
+    };
+    wait_until("both are known", SOON, serving);
+    let (status, nodes) = (cluster.admin(&["cluster", "status"]), cluster.admin(&["nodes"]));
+    for worker in [&lab, &attic] {
+        let address = worker.ready.trim();
+        assert!(status.contains(address) && nodes.contains(address), "{status}\n{nodes}");
+    }
+    for word in ["lab", "attic", "s ago", "GB/s", "GOP/s", "threads", "iB of "] {
+        assert!(status.contains(word), "{word}: {status}");
+    }
+    assert!(!status.contains("worker 127.0.0.1"), "one name, not two: {status}");
+
+    // Any of its three names means it; what was drained can be had back.
+    let key = node(&cluster, "lab")["key"].as_str().unwrap()[..12].to_owned();
+    for called in ["lab", lab.ready.trim(), &key] {
+        cluster.admin(&["cluster", "drain", called]);
+        wait_until("it is drained", SOON, || state(&cluster, "lab") == "drained");
+        cluster.admin(&["cluster", "undrain", called]);
+        assert_ne!(state(&cluster, "lab"), "drained", "{called}");
+    }
+
+    signal("KILL", attic.pid());
+    wait_until("it is lost", SOON, || state(&cluster, "attic") == "lost");
+    let told = node(&cluster, "attic");
+    assert!(told["state"].as_str().unwrap().starts_with("lost since "), "{told}");
+    // Also when it has been forgotten, and the line goes on without it.
+    wait_until("the line goes on", SOON, || state(&cluster, "lab") == "serves");
+    assert_eq!(state(&cluster, "attic"), "lost");
+    assert!(cluster.admin(&["cluster", "status"]).contains("attic"), "it is shown still");
+    // By its address it is put out.
+    let said = cluster.admin(&["revoke", attic.ready.trim()]);
+    assert!(said.contains("revoked attic"), "{said}");
+    drop(server);
+    assert_eq!(node(&cluster, "lab")["state"], "has joined", "without a server nobody knows more");
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    waits:
+        who_waits_is_told_what_for_and_what_to_type,
+        a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed;
+];

@@ -1,0 +1,111 @@
+//! Requests that are for another server, or written so that two programs could read them differently: a server without
+//! keys on this machine's own address answers none of them, on either of its listeners.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use brigade_tests::process::Server;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a listener at `url` answers to these bytes, in whole.
+fn exchange(url: &str, send: &str) -> String {
+    let mut stream = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(send.as_bytes()).unwrap();
+    let mut answer = String::new();
+    // What is refused may be reset behind its answer.
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+fn get(url: &str, path: &str, host: &str) -> String {
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    exchange(url, &head)
+}
+
+fn only_this_machines_names_are_answered() {
+    let server = Server::start(&["--workers", "1", "--allow-host", "Chat.example"]);
+    let (public, admin) = (server.url(""), server.admin(""));
+    let port = public.rsplit(':').next().unwrap().to_owned();
+    let paths = [(&public, "/"), (&public, "/health"), (&public, "/v1/models"), (&public, "/none")];
+    let of_admin =
+        [(&admin, "/health"), (&admin, "/metrics"), (&admin, "/admin/cluster"), (&admin, "/")];
+    for (url, path) in paths.into_iter().chain(of_admin) {
+        let answer = get(url, path, &format!("attacker.example:{port}"));
+        assert!(status(&answer) == 421 && answer.contains("--allow-host"), "{path}: {answer}");
+        for host in ["127.0.0.1", "localhost:1", "[::1]:8080", "chat.example"] {
+            let answer = get(url, path, host);
+            assert!([200, 404].contains(&status(&answer)), "{host} {path}: {answer}");
+        }
+    }
+    let body = r#"{"prompt": "In", "max_tokens": 1}"#;
+    let chat = |host: &str| {
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(&public, &head)
+    };
+    assert_eq!(status(&chat(&format!("attacker.example:{port}"))), 421);
+    assert_eq!(status(&chat(&format!("127.0.0.1:{port}"))), 200);
+    let answer = exchange(
+        &public,
+        "GET http://attacker.example/ HTTP/1.1\r\nhost: localhost\r\n\
+                                    connection: close\r\n\r\n",
+    );
+    assert_eq!(status(&answer), 421, "{answer}");
+}
+
+fn requests_that_can_be_read_in_two_ways_are_refused() {
+    let server = Server::start(&["--workers", "1"]);
+    for url in [server.url(""), server.admin("")] {
+        for head in [
+            "GET /health HTTP/1.1\r\nconnection: close\r\n\r\n",
+            "GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+            "GET /health HTTP/1.1\nhost: localhost\nconnection: close\n\n",
+            "GET /health HTTP/1.1\r\nhost: localhost\nconnection: close\r\n\r\n",
+            "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\n",
+        ] {
+            assert_eq!(status(&exchange(&url, head)), 400, "{head:?}");
+        }
+        assert_eq!(status(&exchange(&url, "GET /health HTTP/1.0\r\n\r\n")), 200);
+    }
+}
+
+fn a_compressed_body_is_refused_with_what_is_taken() {
+    let server = Server::start(&["--workers", "1"]);
+    let send = |url: &str, path: &str, coding: &str| {
+        let body = r#"{"prompt": "In", "max_tokens": 1}"#;
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-encoding: {coding}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(url, &head)
+    };
+    for coding in ["gzip", "deflate", "br", "zstd", "identity, gzip"] {
+        for path in ["/v1/completions", "/v1/chat/completions", "/tokenize", "/api/generate"] {
+            let answer = send(&server.url(""), path, coding);
+            assert_eq!(status(&answer), 415, "{coding}: {answer}");
+            assert!(
+                answer.contains("accept-encoding: identity") && answer.contains("uncompressed")
+            );
+        }
+        assert_eq!(status(&send(&server.admin(""), "/admin/cluster", coding)), 415);
+    }
+    assert_eq!(status(&send(&server.url(""), "/v1/completions", "identity")), 200);
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    waits:
+        only_this_machines_names_are_answered,
+        requests_that_can_be_read_in_two_ways_are_refused,
+        a_compressed_body_is_refused_with_what_is_taken;
+];

@@ -1,0 +1,81 @@
+//! The files for operators agree with each other and with the program: what lets a worker use GPUs, and where data lies.
+
+use std::path::Path;
+
+fn read(name: &str) -> String {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = here.ancestors().nth(2).expect("this package is `tests/tidy`");
+    std::fs::read_to_string(root.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// The lines of a file that are not comments.
+fn lines(name: &str) -> Vec<String> {
+    let text = read(name);
+    let said =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    said.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_drop_in_gives_a_worker_the_devices_that_it_opens() {
+    let unit = lines("deploy/systemd/brigade-worker.service");
+    let drop_in = lines("deploy/systemd/gpu.conf");
+    let has = |lines: &[String], line: &str| lines.iter().any(|l| l == line);
+    // What hides or forbids them in the unit is taken back.
+    for (setting, instead) in [
+        ("PrivateDevices=yes", "PrivateDevices=no"),
+        ("MemoryDenyWriteExecute=yes", "MemoryDenyWriteExecute=no"),
+    ] {
+        assert!(has(&unit, setting) && has(&drop_in, instead), "{setting}");
+    }
+    // What the worker's own sandbox lets drivers open.
+    let sandbox = read("worker/src/sandbox.rs");
+    for (opened, allowed) in
+        [("\"dri\"", "char-drm"), ("\"kfd\"", "char-kfd"), ("\"nvidia\"", "char-nvidia")]
+    {
+        assert!(sandbox.contains(opened), "the sandbox opens {opened} no longer");
+        assert!(has(&drop_in, &format!("DeviceAllow={allowed} rw")), "{allowed}");
+    }
+    let path = "brigade-worker.service.d/gpu.conf";
+    assert!(read("docs/operations.md").contains(path), "the manual says where it goes");
+}
+
+#[test]
+fn an_image_and_a_profile_have_vulkan_and_the_devices() {
+    let image = lines("deploy/Dockerfile");
+    let stage =
+        image.iter().position(|line| line == "FROM slim AS gpu").expect("a target for GPUs");
+    let of_gpu = image[stage..].join("\n");
+    assert!(of_gpu.contains("libvulkan1") && of_gpu.contains("mesa-vulkan-drivers"), "{of_gpu}");
+    assert!(of_gpu.contains("USER 10001"), "it does not run as root");
+    let last = image.iter().rfind(|line| line.starts_with("FROM "));
+    assert_eq!(
+        last.map(String::as_str),
+        Some("FROM slim"),
+        "what is built where no target is named"
+    );
+    let compose = read("deploy/compose.yaml");
+    let worker = compose.split("\n  worker-gpu:\n").nth(1).expect("a service for GPUs");
+    let worker = worker.split("\n\n").next().unwrap_or_default();
+    for line in ["profiles: [gpu]", "target: gpu", "devices: [\"/dev/dri:/dev/dri\"]", "group_add:"]
+    {
+        assert!(worker.contains(line), "{line}: {worker}");
+    }
+    assert!(read("deploy/compose.nvidia.yaml").contains("gpus: all"));
+}
+
+#[test]
+fn a_services_data_is_called_by_one_path() {
+    for name in [
+        "docs/operations.md",
+        "docs/cluster.md",
+        "deploy/README.md",
+        "deploy/systemd/coordinator.env",
+        "deploy/systemd/brigade-coordinator.service",
+    ] {
+        assert!(
+            !read(name).contains("/var/lib/private"),
+            "{name}: root reaches it by /var/lib too"
+        );
+    }
+}
