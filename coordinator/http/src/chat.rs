@@ -99,7 +99,7 @@ async fn resumable(
 pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
     let limits = app.limits;
-    let body = Taken::again(opened.body.clone().into_bytes());
+    let body = Taken::again(opened.body.clone().into_bytes(), &name);
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let mut request = ChatRequest::read(bytes, &limits, text)?;
         request.common.restore(&opened);

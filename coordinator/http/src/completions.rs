@@ -115,7 +115,7 @@ pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
     let limits = app.limits;
-    let body = Taken::again(opened.body.clone().into_bytes());
+    let body = Taken::again(opened.body.clone().into_bytes(), &name);
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
         request.common.restore(&opened);

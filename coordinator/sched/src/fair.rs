@@ -130,6 +130,12 @@ impl Owners {
         owner.served += u64::from(rows) * ROW / owner.weight;
     }
 
+    /// Something else was done for somebody that counts as so many rows.
+    pub fn charge(&mut self, share: Share, rows: u64) {
+        let owner = self.get_mut(share);
+        owner.served += rows.saturating_mul(ROW) / owner.weight;
+    }
+
     /// For a place: by what was served and is promised; of equals, who holds fewer places for its weight.
     pub fn rank_for_place(&self, share: Share) -> Rank {
         let (owner, weight) = (self.get(share), weight(share));

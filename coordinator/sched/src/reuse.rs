@@ -111,6 +111,7 @@ impl Line {
             opened: reused > 0,
             sent: reused,
             awaiting: false,
+            put_off: false,
             rows_returned,
             furthest,
             losses,

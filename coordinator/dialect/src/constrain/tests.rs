@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{Constraint, SlotId};
-use brigade_engine::constraint::{Mask, Masks, Vocabulary};
+use brigade_engine::constraint::{Drawn, Mask, Masks, Vocabulary};
 use serde_json::{Value, json};
 
 use super::answer::{Wishes, of_chat};
@@ -219,7 +219,7 @@ fn passes(text: &TextModel, held: &Arc<Constraint>, answer: &str) -> bool {
     let ids = tokens(text, answer);
     (0..ids.len()).all(|n| {
         let may = |mask: Option<&Mask>| mask.is_none_or(|mask| mask.allows(ids[n]));
-        masks.draw(SlotId(0), held, &ids[..n], may, |_| None).unwrap()
+        masks.draw(SlotId(0), held, &ids[..n], may, |_| None).unwrap() == Drawn::Now(true)
     })
 }
 
