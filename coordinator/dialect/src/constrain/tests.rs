@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{Constraint, SlotId};
-use brigade_engine::constraint::{Drawn, Mask, Masks, Vocabulary};
+use brigade_engine::constraint::{Drawn, Mask, Masks, Vocabulary, check_grammar};
 use serde_json::{Value, json};
 
 use super::answer::{Wishes, of_chat};
