@@ -162,6 +162,7 @@ fn guided_requests_keep_every_promise_beside_others() {
 
 fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {
     let (mut finished, mut replays, mut moved) = (0, 0, 0);
+    const SEEDS: u64 = 50;
     for seed in 0..SEEDS {
         let workload = Workload::random(seed, 1 + seed as usize % 60);
         let workload = if seed % 3 == 0 { workload.guided(seed, 3, 40) } else { workload };

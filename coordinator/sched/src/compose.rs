@@ -134,7 +134,7 @@ impl Draft {
             let (slot, pos, share) = (sequence.slot, sequence.sent - 1, sequence.share);
             self.draws.push(SeqOp::Draw { slot });
             let kind = WantedKind::Token;
-            self.wanted.push_front(Wanted { seq: no, slot, pos, kind, share });
+            self.wanted.push_front(Wanted { seq: no, slot, pos, kind, is_draw: true, share });
         }
         self.draws.reverse();
     }
@@ -225,7 +225,7 @@ impl Draft {
             Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
         };
         let (slot, share) = (part.slot, live.of(no).map(|s| s.share).unwrap_or_default());
-        self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind, share }));
+        self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind, is_draw: false, share }));
         self.rows_left -= rows;
         self.parts.push(part);
     }

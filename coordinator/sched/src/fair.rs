@@ -226,6 +226,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_charged_counts_as_rows_do() {
+        let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
+        let (a, b) = (share(1, 2), share(2, 2));
+        owners.arrive(a, &nobody);
+        owners.admitted(a, 0, needs(1));
+        owners.arrive(b, &nobody);
+        owners.admitted(b, 0, needs(1));
+        owners.charge(a, 100);
+        owners.sent(b, 99, 0);
+        assert!(owners.rank_for_rows(a) > owners.rank_for_rows(b));
+        owners.sent(b, 2, 0);
+        assert!(owners.rank_for_rows(a) < owners.rank_for_rows(b));
+    }
+
+    #[test]
     fn the_last_quarter_is_for_those_who_hold_little() {
         let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
         let (a, b) = (share(1, 4), share(2, 4));

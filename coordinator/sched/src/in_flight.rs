@@ -15,6 +15,8 @@ pub(super) struct Wanted {
     pub slot: SlotId,
     pub pos: u32,
     pub kind: WantedKind,
+    /// It was computed before, and only its draw was put off.
+    pub is_draw: bool,
     /// Who pays for it, also when nobody is waiting any more.
     pub share: Share,
 }

@@ -476,7 +476,8 @@ impl Scheduler {
         };
         if let Some(line) = &self.line {
             let sizing = Sizing { times: &line.times, spec: &line.spec, config: &self.config };
-            stats.groups = sizing.decode_groups(decoding, line.groups).count;
+            let n_in_groups = decoding - self.live.n_put_off();
+            stats.groups = sizing.decode_groups(n_in_groups, line.groups).count;
             stats.in_flight = line.in_flight.len();
             (stats.blocks_used, stats.blocks_total) =
                 (line.blocks.n_running(), line.blocks.total());

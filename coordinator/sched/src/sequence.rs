@@ -110,6 +110,11 @@ impl Admitted {
         }
     }
 
+    /// Some of its tokens as a prompt of its owner's.
+    pub fn as_prompt<'a>(&'a self, tokens: &'a [u32]) -> Prompt<'a> {
+        Prompt { tokens, adapters: &self.adapters, owner: self.share.owner }
+    }
+
     /// What opens it on the stages.
     pub fn open_ops(&self) -> impl Iterator<Item = SeqOp> + use<> {
         let (slot, blocks) = (self.slot, self.blocks.clone());
