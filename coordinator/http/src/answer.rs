@@ -140,7 +140,10 @@ pub async fn submit(
                 stop_tokens: stop_tokens.clone(),
                 ends: app.text.eog(),
                 min_tokens: common.min_tokens,
-                constraint: common.constraint.clone().map(|held| Constraint { owner: share.owner, ..held }),
+                constraint: common
+                    .constraint
+                    .clone()
+                    .map(|held| Constraint { owner: share.owner, ..held }),
                 guidance: common.guidance.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits)?;

@@ -266,7 +266,8 @@ mod tests {
     async fn a_body_that_stalls_or_trickles_is_given_up() {
         let silent = tokio_stream::pending::<Result<Vec<u8>, std::io::Error>>();
         let stalls = Bodies::new(BodyTimes { stall: SOON, within: BODY_WITHIN }, 0);
-        let error = stalls.receive(Body::from_stream(silent), MAX_BODY_BYTES, None).await.unwrap_err();
+        let error =
+            stalls.receive(Body::from_stream(silent), MAX_BODY_BYTES, None).await.unwrap_err();
         assert!(error.status() == 408 && message(&error).contains("did not go on for 0.3 s"));
         let byte = tokio_stream::iter((0..1000).map(|_| Ok::<_, std::io::Error>(vec![b' '])));
         let trickled = byte.throttle(SOON / 10);
@@ -287,7 +288,8 @@ mod tests {
         assert_eq!(small.bytes.len(), FREE_BODY_BYTES);
         drop(first);
         assert!(bodies.receive(large(1 << 20), MAX_BODY_BYTES, None).await.is_ok());
-        let error = bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES, None).await.unwrap_err();
+        let error =
+            bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES, None).await.unwrap_err();
         assert_eq!(error.status(), 413);
     }
 

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::again::Again;
+use super::again::{self, Again};
 use super::answer::{self, Choice, Ended, Running};
 use super::app::App;
 use super::body::{Taken, text_error};
@@ -118,6 +118,7 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let body = Taken::again(opened.body.clone().into_bytes(), &name);
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        again::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         prompts.tokens = opened.prompts;
         Ok((request, prompts))
@@ -327,7 +328,7 @@ impl Answer {
         let (prompts, n) = (self.prompts.tokens.clone(), common.n);
         let opened = self.stamp.opened(name, PATH, common);
         let opened = Opened { sequences: prompts.len() * n, prompts, body, ..opened };
-        let resumable = self.app.streams.begin(opened)?;
+        let resumable = self.app.streams.begin(opened, name.tenant())?;
         let kept = resumable.stream.clone();
         let answer = kept.clone().follow(None)?;
         match self.submit(name, Some(&resumable)).await {

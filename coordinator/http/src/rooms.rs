@@ -82,7 +82,8 @@ impl Part {
     pub fn grow(&mut self, more: usize) -> Result<(), Crowd> {
         let mut taken = self.room.taken();
         if let Some(tenant) = self.tenant
-            && taken.by_tenant.get(&tenant).copied().unwrap_or(0).saturating_add(more) > self.room.each
+            && taken.by_tenant.get(&tenant).copied().unwrap_or(0).saturating_add(more)
+                > self.room.each
         {
             return Err(Crowd::Own);
         }

@@ -255,7 +255,8 @@ mod tests {
                 mu: None,
             }],
         };
-        let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0, true).body else {
+        let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0, true).body
+        else {
             panic!("a ubatch frame holds a ubatch");
         };
         assert_eq!((frame.id, frame.epoch), (7, 3));

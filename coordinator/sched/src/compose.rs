@@ -225,7 +225,14 @@ impl Draft {
             Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
         };
         let (slot, share) = (part.slot, live.of(no).map(|s| s.share).unwrap_or_default());
-        self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind, is_draw: false, share }));
+        self.wanted.extend(positions.map(|pos| Wanted {
+            seq: no,
+            slot,
+            pos,
+            kind,
+            is_draw: false,
+            share,
+        }));
         self.rows_left -= rows;
         self.parts.push(part);
     }

@@ -212,7 +212,16 @@ mod tests {
             let tokens = tokens.to_vec();
             let (blocks, request, left_by, adapters) = (vec![], None, None, [].into());
             let (owner, filled) = (7, true);
-            pool.insert(NewKept { slot, blocks, tokens, adapters, owner, request, left_by, filled });
+            pool.insert(NewKept {
+                slot,
+                blocks,
+                tokens,
+                adapters,
+                owner,
+                request,
+                left_by,
+                filled,
+            });
         }
         pool
     }

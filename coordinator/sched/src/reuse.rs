@@ -324,16 +324,7 @@ impl Line {
         self.ops.extend(SeqOp::adapt(slot, &adapters));
         let (copy, request, left_by) = (tokens.clone(), None, None);
         let (owner, filled) = (Share::default().owner, false);
-        let new = NewKept {
-            slot,
-            blocks,
-            tokens: copy,
-            adapters,
-            owner,
-            request,
-            left_by,
-            filled,
-        };
+        let new = NewKept { slot, blocks, tokens: copy, adapters, owner, request, left_by, filled };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }

@@ -24,6 +24,7 @@ use brigade_engine::batch::{
 
 use super::events::{HiddenRows, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
+use super::kept::Prompt;
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;

@@ -49,7 +49,8 @@ impl Compiled {
             self.lock().compiled += 1;
         }
         // A deep copy: how much of its limits one answer has used up is nothing to another.
-        let copy = |m: &Mutex<Matcher>| m.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        let copy =
+            |m: &Mutex<Matcher>| m.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
         made.as_ref().map(copy).map_err(Clone::clone)
     }
 

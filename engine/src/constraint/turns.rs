@@ -201,7 +201,11 @@ mod tests {
             turns.push(2, move || tell.send((2, n)).unwrap_or(()));
         }
         let first: Vec<_> = (0..3).map(|_| told.recv().unwrap()).collect();
-        assert_eq!(first, [(2, 0), (2, 1), (2, 2)], "the polite one is served while the other waits");
+        assert_eq!(
+            first,
+            [(2, 0), (2, 1), (2, 2)],
+            "the polite one is served while the other waits"
+        );
         release.send(()).unwrap();
         let rest: Vec<_> = (0..20).map(|_| told.recv().unwrap()).collect();
         assert_eq!(rest, (0..20).map(|n| (1, n)).collect::<Vec<_>>());

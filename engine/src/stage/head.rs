@@ -107,7 +107,10 @@ impl Head {
     pub(super) fn follow(&mut self, ops: &[SeqOp]) {
         self.masks.follow(ops);
         for op in ops {
-            if let SeqOp::Open { slot, .. } | SeqOp::Copy { dst: slot, .. } | SeqOp::Close { slot } = op {
+            if let SeqOp::Open { slot, .. }
+            | SeqOp::Copy { dst: slot, .. }
+            | SeqOp::Close { slot } = op
+            {
                 self.put_off.remove(slot);
             }
         }
@@ -231,7 +234,8 @@ impl Head {
         let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
         let drawn = wanting.zip(few).map(|(part, few)| {
             let pos = last_pos(part);
-            let value = match self.sampler.sample_few(few, setup_of(sequences, part.slot), pos + 1) {
+            let value = match self.sampler.sample_few(few, setup_of(sequences, part.slot), pos + 1)
+            {
                 Ok(token) => RowValue::Sampled(token),
                 Err(error) => RowValue::Failed(error.to_string()),
             };

@@ -215,7 +215,8 @@ impl Search<'_> {
                 let named = named.map(|(at, (_, part))| (at.to_string(), (*part).clone()));
                 let properties: Map<String, Value> = named.collect();
                 let required: Vec<&String> = properties.keys().collect();
-                let together = json!({ "type": "object", "required": required, "properties": properties });
+                let together =
+                    json!({ "type": "object", "required": required, "properties": properties });
                 if self.wrong_with(together).is_some() {
                     return self.first_of(left);
                 }

@@ -101,7 +101,8 @@ impl Mirror {
             return Ok(RowOutput { slot, pos, value: RowValue::NotYet, mask_us: 300 });
         }
         open.put_off = None;
-        let value = RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+        let value =
+            RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
         Ok(RowOutput { slot, pos, value, mask_us: 0 })
     }
 
@@ -322,7 +323,8 @@ impl Mirror {
             ensure(its == slot.adapters, || format!("{name:?}'s guide has other adapters"))?;
             let both = [slot.tokens.as_slice(), &before].concat();
             let id = next_token(&both, &slot.adapters, self.stop_every);
-            let (pos, token) = (end as u32 - 1, SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+            let (pos, token) =
+                (end as u32 - 1, SampledToken { id, logprob: None, top: Vec::new(), mu: None });
             slot.put_off = is_late.then_some((id, pos));
             let value = if is_late { RowValue::NotYet } else { RowValue::Sampled(token) };
             out.push(RowOutput { slot: name, pos, value, mask_us: 0 });

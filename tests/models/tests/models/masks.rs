@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use brigade_engine::batch::{Constraint, Grammar, RowValue, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::batch::{
+    Constraint, Grammar, RowValue, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
+};
 use brigade_engine::constraint::Vocabulary;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig, into_token};
@@ -33,7 +35,8 @@ fn line() -> (Line, Sender<()>) {
 
 fn held(later: bool) -> SamplerSetup {
     let grammars = vec![Grammar { text: "start: /[a-m]+/".to_owned(), then_free: false }];
-    let rule = Constraint { answer_at: 1, grammars, first: Some(0), later, ..Constraint::default() };
+    let rule =
+        Constraint { answer_at: 1, grammars, first: Some(0), later, ..Constraint::default() };
     SamplerSetup { constraint: Some(Arc::new(rule)), ..Line::greedy() }
 }
 
@@ -61,7 +64,10 @@ fn a_stream_goes_on_while_the_mask_of_another_is_held_open() {
     for pos in 0..N_TOKENS {
         let (ops, mut parts) = match pos {
             0 => (
-                vec![Line::open_slot(0, Some(held(true))), Line::open_slot(1, Some(Line::greedy()))],
+                vec![
+                    Line::open_slot(0, Some(held(true))),
+                    Line::open_slot(1, Some(Line::greedy())),
+                ],
                 vec![part(0, 0, 7)],
             ),
             _ => (vec![SeqOp::Draw { slot: SlotId(0) }], Vec::new()),
