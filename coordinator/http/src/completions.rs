@@ -23,6 +23,7 @@ use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
+use super::pooled::MAX_REQUEST_TOKENS;
 use super::readers::{self, Posted};
 use super::sse::Gone;
 use super::stamp::Stamp;
@@ -261,7 +262,9 @@ impl Prompts {
         echo: bool,
         limits: &Limits,
     ) -> Result<Self, ApiError> {
-        let (mut tokens, mut echoed) = (Vec::new(), Vec::new());
+        let (mut tokens, mut echoed, mut n_tokens) = (Vec::new(), Vec::new(), 0_usize);
+        // One prompt alone is held to the context.
+        let is_one = given.len() == 1;
         for prompt in given {
             let (ids, shown) = match prompt {
                 Prompt::Text(prompt) => {
@@ -279,6 +282,14 @@ impl Prompts {
                     (ids, shown)
                 }
             };
+            n_tokens = n_tokens.saturating_add(ids.len());
+            if !is_one && n_tokens > MAX_REQUEST_TOKENS.max(limits.n_ctx as usize) {
+                let message = format!(
+                    "prompt has more than {MAX_REQUEST_TOKENS} tokens in all, the most of one request: send its prompts in \
+                     several requests"
+                );
+                return Err(ApiError::field("prompt", message));
+            }
             tokens.push(ids);
             echoed.push(if echo { shown } else { String::new() });
         }

@@ -493,25 +493,53 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// What came back of each request: its stream's name, and the ids that its sequences had drawn.
+    /// What comes back of each request: its stream's name, and the ids that its sequences had drawn.
     fn back(folder: &Path, lines: &[String]) -> BTreeMap<String, Vec<Vec<u32>>> {
-        std::fs::write(folder.join(FILE), lines.join("\n") + "\n").unwrap();
-        let (journal, found) = Journal::open(folder, "m", BOUNDS).unwrap();
-        let ids = |drawn: &Drawn| drawn.tokens.iter().map(|token| token.id).collect::<Vec<_>>();
-        let all = found.iter().map(|found| {
-            let drawn = found.drawn.iter().map(ids).collect();
-            (found.opened.id.clone(), drawn)
-        });
-        let all = all.collect();
-        // A new one takes no live one's number.
-        drop((journal.begin(opened("new"), false).unwrap(), found));
-        let live = journal.state().live.len();
+        let path = folder.join(FILE);
+        std::fs::write(&path, lines.join("\n") + "\n").unwrap();
+        let found = file::read(&path, "m", BOUNDS).unwrap().requests;
+        let ids = |drawn: &Drawn| drawn.tokens.iter().map(|token| token.id).collect();
+        let of = |old: records::Old| (old.opened.id, old.drawn.iter().map(ids).collect());
+        found.into_values().map(of).collect()
+    }
+
+    #[test]
+    fn a_new_request_takes_no_live_ones_number() {
+        let folder = folder("numbers");
+        let lines = three_requests(&folder).map_numbers(u64::MAX);
+        let all = back(&folder, &lines);
+        assert_eq!(all.len(), 3);
+        let (journal, found) = Journal::open(&folder, "m", BOUNDS).unwrap();
+        let new = ["d", "e", "f"].map(|id| journal.begin(opened(id), false).unwrap());
+        assert_eq!(journal.state().live.len(), 6);
+        drop((new, found));
         journal.close();
-        let (journal, found) = Journal::open(folder, "m", BOUNDS).unwrap();
-        assert_eq!(found.len(), live);
-        drop(found);
-        journal.close();
-        all
+        assert_eq!(file::read(&folder.join(FILE), "m", BOUNDS).unwrap().requests.len(), 6);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Lines of a file of the release before, with numbers that end at the greatest.
+    trait MapNumbers {
+        fn map_numbers(self, greatest: u64) -> Vec<String>;
+    }
+
+    impl MapNumbers for Vec<String> {
+        fn map_numbers(self, greatest: u64) -> Vec<String> {
+            let mapped = |line: String| {
+                let mut line: serde_json::Value = serde_json::from_str(&line).unwrap();
+                let fields = line.as_object_mut().unwrap();
+                fields.remove("sum");
+                if let Some(version) = fields.get_mut("brigade_journal") {
+                    *version = 1.into();
+                }
+                for record in fields.values_mut().filter_map(serde_json::Value::as_object_mut) {
+                    let no = record["no"].as_u64().unwrap();
+                    record["no"] = (greatest - 2 + no).into();
+                }
+                line.to_string()
+            };
+            self.into_iter().map(mapped).collect()
+        }
     }
 
     /// Each place of a record where a value is: keys and indexes that lead there.
@@ -619,8 +647,8 @@ mod tests {
             let mut bytes = text.clone().into_bytes();
             bytes[at] = 0xff;
             std::fs::write(folder.join(FILE), &bytes).unwrap();
-            let (journal, found) = Journal::open(&folder, "m", BOUNDS).unwrap();
-            let found_whole = found.iter().filter(|found| {
+            let found = file::read(&folder.join(FILE), "m", BOUNDS).unwrap().requests;
+            let found_whole = found.values().filter(|found| {
                 let ids = |drawn: &Drawn| drawn.tokens.iter().map(|t| t.id).collect::<Vec<_>>();
                 let drawn: Vec<_> = found.drawn.iter().map(ids).collect();
                 all.get(&found.opened.id) == Some(&drawn)
@@ -630,8 +658,6 @@ mod tests {
             n_whole += n;
             let kept = folder.join(FILE).with_extension("damaged");
             assert_eq!(std::fs::read(&kept).unwrap(), bytes, "the damaged file is kept");
-            drop(found);
-            journal.close();
         }
         println!("{n_whole} requests of 3 in each of {} files", (text.len() - first) / 97 + 1);
         std::fs::remove_dir_all(folder).unwrap();
