@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::CONTENT_LENGTH;
-use brigade_dialect::constrain::trials::Trials;
+use brigade_dialect::constrain::trials::{Place, Trials};
 use brigade_dialect::text_model::TextModel;
 use brigade_text::TextError;
 use tokio::sync::oneshot;
@@ -222,13 +222,17 @@ impl Bodies {
     ) -> Result<(T, Option<Part>), ApiError> {
         let desks = self.desks(&body).await?;
         let trials = self.trials.clone();
+        let runtime = tokio::runtime::Handle::current();
+        let place =
+            AtDesk { desks: Some(desks), bodies: self.clone(), tenant: body.tenant(), runtime };
         let (done, result) = oneshot::channel();
         // Of one type, whatever is read.
         let task: Box<dyn FnOnce() + Send> = Box::new(move || {
             let Taken { bytes, room, name } = body;
             let owner = name.as_ref().map_or(0, |name| name.tally.share().owner);
-            let (result, compiling) = trials.within(owner, || work(&bytes, &text));
-            drop((bytes, desks));
+            let read = || work(&bytes, &text);
+            let (result, compiling) = trials.within(owner, Box::new(place), read);
+            drop(bytes);
             name.iter().for_each(|name| name.tally.compiled(compiling));
             // Who asked may be gone.
             let _ = done.send(result.map(|value| (value, room)));
@@ -240,6 +244,27 @@ impl Bodies {
         };
         tokio::task::spawn_blocking(task).await.map_err(|error| failed(&error))?;
         result.await.map_err(|error| failed(&error))?
+    }
+}
+
+/// The places of a body that is being read. They are left while it waits for a grammar to be compiled: hostile grammars
+/// fill the threads that compile, and not those that read.
+struct AtDesk {
+    desks: Option<(Option<Desk>, Desk)>,
+    bodies: Bodies,
+    tenant: Tenant,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Place for AtDesk {
+    fn leave(&mut self) {
+        self.desks = None;
+    }
+
+    fn come_back(&mut self) {
+        let taken = self.runtime.block_on(self.bodies.encoders.take(self.tenant));
+        // They are never closed; if they were, nobody would wait for them.
+        self.desks = taken.ok().map(|desk| (None, desk));
     }
 }
 
@@ -291,6 +316,41 @@ mod tests {
         let error =
             bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES, None).await.unwrap_err();
         assert_eq!(error.status(), 413);
+    }
+
+    #[tokio::test]
+    async fn compiles_of_grammars_do_not_hold_the_places_where_bodies_are_read() {
+        use brigade_dialect::constrain::{Form, FormKind};
+        let (bodies, text) = (Bodies::default(), Arc::new(TextModel::sample()));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        // Nothing of the only owner is compiled before this is let go.
+        bodies.trials.turns().push(0, move || held.recv().unwrap_or(()));
+        let body = || Taken { bytes: Vec::new(), room: None, name: None };
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let compiling: Vec<_> = (0..2 * MAX_ENCODERS)
+            .map(|n| {
+                let (bodies, text, tell) = (bodies.clone(), text.clone(), tell.clone());
+                let kind = FormKind::Regex(format!("a{n}"));
+                let form = Form { path: "regex".to_owned(), kind };
+                let work = move |_: &[u8], _: &TextModel| {
+                    tell.send(()).unwrap();
+                    Ok(form.grammar().is_ok())
+                };
+                tokio::spawn(async move { bodies.read(body(), text, work).await.unwrap().0 })
+            })
+            .collect();
+        // All of them are being read, twice as many as there are places, ...
+        for _ in 0..2 * MAX_ENCODERS {
+            told.recv().await.unwrap();
+        }
+        // ... and another body is read beside them.
+        assert!(bodies.read(body(), text, |_, _| Ok(true)).await.unwrap().0);
+        assert_eq!(bodies.trials.n_tried(), 0);
+        release.send(()).unwrap();
+        for compiling in compiling {
+            assert!(compiling.await.unwrap());
+        }
+        assert_eq!(bodies.trials.n_tried(), 2 * MAX_ENCODERS as u64);
     }
 
     #[tokio::test(flavor = "current_thread")]

@@ -3,7 +3,7 @@
 //! Whoever reads a request does so in the scope of its owner ([`Trials::within`]). There a compile runs on a thread of
 //! the lowest priority, in turns with those of others ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`], counted in
 //! bytes because the same request must be taken or refused whatever else the machine does. What an owner has tried is
-//! remembered: equal grammars of its requests are compiled once. Others' are not looked at: the time would say that
+//! remembered: equal grammars of its requests are compiled once. Who reads leaves its place to others while it waits. Others' are not looked at: the time would say that
 //! somebody has sent this text.
 
 use std::cell::RefCell;
@@ -39,9 +39,18 @@ struct Known {
     tried: u64,
 }
 
+/// The place where a request is read. Whoever waits for a compile leaves it to others.
+pub trait Place: Send {
+    /// Leaves it.
+    fn leave(&mut self);
+    /// Takes one again.
+    fn come_back(&mut self);
+}
+
 /// A request that is being read.
 struct Scope {
     trials: Arc<Trials>,
+    place: Box<dyn Place>,
     owner: u64,
     left: usize,
     spent: Duration,
@@ -59,13 +68,23 @@ impl Default for Trials {
 
 impl Trials {
     /// Reads an owner's request by `work` on this thread. Beside its result: how long grammars were compiled for it.
-    pub fn within<T>(self: &Arc<Self>, owner: u64, work: impl FnOnce() -> T) -> (T, Duration) {
+    pub fn within<T>(
+        self: &Arc<Self>,
+        owner: u64,
+        place: Box<dyn Place>,
+        work: impl FnOnce() -> T,
+    ) -> (T, Duration) {
         let (trials, left, spent) = (self.clone(), MAX_TRIED_BYTES, Duration::ZERO);
-        SCOPE.set(Some(Scope { trials, owner, left, spent }));
+        SCOPE.set(Some(Scope { trials, place, owner, left, spent }));
         let _end = End;
         let result = work();
         let spent = SCOPE.take().map_or(Duration::ZERO, |scope| scope.spent);
         (result, spent)
+    }
+
+    /// The threads that compile.
+    pub fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// How many grammars were compiled so far.
@@ -78,6 +97,14 @@ impl Trials {
         if let Some(verdict) = self.known().recall(name) {
             return (verdict, Duration::ZERO);
         }
+        at_the_place(|place| place.leave());
+        let tried = self.try_now(owner, grammar);
+        at_the_place(|place| place.come_back());
+        self.known().remember(name, tried.0.clone());
+        tried
+    }
+
+    fn try_now(&self, owner: u64, grammar: &str) -> (Verdict, Duration) {
         let (tell, told) = mpsc::channel();
         let text = grammar.to_owned();
         self.turns.push(owner, move || {
@@ -87,15 +114,21 @@ impl Trials {
             let _ = tell.send((verdict, began.elapsed()));
         });
         let failed = || ConstraintError::Grammar("trying it failed; the log says more".to_owned());
-        let (verdict, took) = told.recv().unwrap_or_else(|_| (Err(failed()), Duration::ZERO));
-        self.known().remember(name, verdict.clone());
-        (verdict, took)
+        told.recv().unwrap_or_else(|_| (Err(failed()), Duration::ZERO))
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         // Nothing panics while it is held; if it did, the map would still be whole.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn at_the_place(act: impl FnOnce(&mut dyn Place)) {
+    SCOPE.with_borrow_mut(|scope| {
+        if let Some(scope) = scope {
+            act(&mut *scope.place);
+        }
+    });
 }
 
 /// Ends the scope, also where `work` panics.
@@ -171,10 +204,27 @@ pub(super) fn tried(grammar: &str) -> Verdict {
 mod tests {
     use super::*;
 
+    /// How often it was left, and come back to.
+    #[derive(Clone, Default)]
+    struct Counted(Arc<Mutex<[u32; 2]>>);
+
+    impl Place for Counted {
+        fn leave(&mut self) {
+            self.0.lock().unwrap()[0] += 1;
+        }
+
+        fn come_back(&mut self) {
+            self.0.lock().unwrap()[1] += 1;
+        }
+    }
+
     #[test]
     fn equal_grammars_of_an_owner_are_tried_once() {
         let trials = Arc::new(Trials::default());
-        let read = |owner, grammar: &str| trials.within(owner, || tried(grammar)).0;
+        let place = Counted::default();
+        let read = |owner, grammar: &str| {
+            trials.within(owner, Box::new(place.clone()), || tried(grammar)).0
+        };
         for _ in 0..13 {
             assert_eq!(read(1, "start: \"a\""), Ok(()));
             assert!(read(1, "start: b").is_err());
@@ -182,6 +232,7 @@ mod tests {
         assert_eq!(trials.n_tried(), 2);
         assert_eq!(read(2, "start: \"a\""), Ok(()), "and anew for another one");
         assert_eq!(trials.n_tried(), 3);
+        assert_eq!(*place.0.lock().unwrap(), [3, 3], "a place is left while a grammar is compiled");
     }
 
     #[test]
@@ -190,7 +241,7 @@ mod tests {
         let large = format!("start: \"a\" // {}\n", "x".repeat(MAX_GRAMMAR_BYTES - 100));
         let read = || {
             let all = || (0..10).map(|n| tried(&format!("{large} // {n}\n"))).collect::<Vec<_>>();
-            trials.within(1, all).0
+            trials.within(1, Box::new(Counted::default()), all).0
         };
         let verdicts = read();
         let n = verdicts.iter().filter(|verdict| verdict.is_ok()).count();
