@@ -98,6 +98,12 @@ pub enum SeqOp {
         /// An open sequence.
         slot: SlotId,
     },
+    /// Draws the token of a sequence whose last row said [`RowValue::NotYet`], if its mask is there now. Its result
+    /// comes before those of the ubatch's parts.
+    Draw {
+        /// The sequence; nothing has happened to it since.
+        slot: SlotId,
+    },
     /// Names the adapters that all rows of a sequence pass through. It follows the sequence's `Open`: a copy has its
     /// source's adapters.
     Adapt {
@@ -135,6 +141,7 @@ impl SeqOp {
             Self::Open { slot, .. }
             | Self::Truncate { slot, .. }
             | Self::Close { slot }
+            | Self::Draw { slot }
             | Self::Adapt { slot, .. }
             | Self::Name { slot, .. }
             | Self::Checkpoint { slot, .. } => (slot, None),
@@ -239,6 +246,10 @@ pub struct Constraint {
     pub unless: Vec<u32>,
     /// Where in free text grammars begin.
     pub markers: Vec<Marker>,
+    /// Draws may be put off ([`RowValue::NotYet`]). Without, a ubatch waits for its masks.
+    pub later: bool,
+    /// Whose it is, for turns among those that are made: no mask depends on it.
+    pub owner: u64,
 }
 
 /// What a part of an answer has to fit.
@@ -381,6 +392,8 @@ pub struct RowOutput {
     pub pos: u32,
     /// Token or logits.
     pub value: RowValue,
+    /// Microseconds that masks of the sequence took since its last result.
+    pub mask_us: u32,
 }
 
 /// The result of one wanted row.
@@ -395,6 +408,8 @@ pub enum RowValue {
     /// Why no token can be drawn, such as logits that are not numbers: the end of this sequence,
     /// and of no other.
     Failed(String),
+    /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so.
+    NotYet,
 }
 
 /// A drawn token with what was asked about it.

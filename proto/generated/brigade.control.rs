@@ -556,6 +556,8 @@ pub enum Feature {
     Windows = 4,
     /// StageSpec.control_vectors.
     ControlVectors = 5,
+    /// DrawOp, Constraint.later, RowResult.not_yet.
+    LaterDraws = 6,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -570,6 +572,7 @@ impl Feature {
             Self::Guide => "FEATURE_GUIDE",
             Self::Windows => "FEATURE_WINDOWS",
             Self::ControlVectors => "FEATURE_CONTROL_VECTORS",
+            Self::LaterDraws => "FEATURE_LATER_DRAWS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -581,6 +584,7 @@ impl Feature {
             "FEATURE_GUIDE" => Some(Self::Guide),
             "FEATURE_WINDOWS" => Some(Self::Windows),
             "FEATURE_CONTROL_VECTORS" => Some(Self::ControlVectors),
+            "FEATURE_LATER_DRAWS" => Some(Self::LaterDraws),
             _ => None,
         }
     }

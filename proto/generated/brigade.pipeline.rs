@@ -68,7 +68,7 @@ pub struct Ubatch {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SeqOp {
-    #[prost(oneof = "seq_op::Op", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "seq_op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub op: ::core::option::Option<seq_op::Op>,
 }
 /// Nested message and enum types in `SeqOp`.
@@ -90,6 +90,9 @@ pub mod seq_op {
         /// Only where the worker's capabilities name FEATURE_ADAPTERS.
         #[prost(message, tag = "7")]
         Adapt(super::AdaptOp),
+        /// Only where those of all stages name FEATURE_LATER_DRAWS.
+        #[prost(message, tag = "8")]
+        Draw(super::DrawOp),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -160,6 +163,13 @@ pub struct AdaptOp {
     pub slot: u32,
     #[prost(message, repeated, tag = "2")]
     pub adapters: ::prost::alloc::vec::Vec<AdapterUse>,
+}
+/// The last stage has said of the sequence's last row that its mask was not there yet (RowResult.not_yet): it draws now,
+/// or says so again. The result comes before those of the ubatch's parts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrawOp {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct AdapterUse {
@@ -288,6 +298,12 @@ pub struct Constraint {
     pub unless: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "5")]
     pub markers: ::prost::alloc::vec::Vec<Marker>,
+    /// The coordinator knows RowResult.not_yet; without, the ubatch waits for its masks.
+    #[prost(bool, tag = "6")]
+    pub later: bool,
+    /// Whose it is, for turns among masks: they do not depend on it.
+    #[prost(uint64, tag = "7")]
+    pub owner: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Grammar {
@@ -383,7 +399,10 @@ pub struct RowResult {
     pub slot: u32,
     #[prost(uint32, tag = "2")]
     pub pos: u32,
-    #[prost(oneof = "row_result::Value", tags = "3, 4, 5, 6")]
+    /// Microseconds that masks of the sequence took since its last result.
+    #[prost(uint32, tag = "8")]
+    pub mask_us: u32,
+    #[prost(oneof = "row_result::Value", tags = "3, 4, 5, 6, 7")]
     pub value: ::core::option::Option<row_result::Value>,
 }
 /// Nested message and enum types in `RowResult`.
@@ -401,6 +420,9 @@ pub mod row_result {
         /// f32 \[n_embd\], little-endian: what the head's norm made of the row.
         #[prost(bytes, tag = "6")]
         Hidden(::prost::bytes::Bytes),
+        /// The mask of the draw is still being made. The stage has the row: DrawOp asks for the token.
+        #[prost(bool, tag = "7")]
+        NotYet(bool),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]

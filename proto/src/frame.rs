@@ -136,6 +136,7 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
             at_most("truncate.len", cut.len.into(), limits.max_ctx.into())
         }
         seq_op::Op::Close(close) => below("close.slot", close.slot, slot_limit),
+        seq_op::Op::Draw(draw) => below("draw.slot", draw.slot, slot_limit),
         seq_op::Op::Name(name) => {
             below("name.slot", name.slot, slot_limit)?;
             match name.name.len() {

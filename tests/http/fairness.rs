@@ -76,6 +76,34 @@ fn two_hundred_requests_of_one_key_do_not_make_another_wait() {
     assert!(answered >= 100 && answered + refused == 204);
 }
 
+/// What a prompt took: tokens that were there already, and rows that the line computed.
+fn asked(server: &Server, secret: &str, prompt: &str) -> (u64, u64) {
+    let rows = || server.metric("brigade_ubatch_rows_total") as u64;
+    let body = json!({ "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": true });
+    let before = rows();
+    let reply = post_with(&server.url("/v1/completions"), &body.to_string(), ("api-key", secret));
+    let answer: serde_json::Value = serde_json::from_str(&reply.unwrap().body).unwrap();
+    let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+    (cached.as_u64().unwrap(), rows() - before)
+}
+
+fn what_a_key_has_asked_is_no_hit_for_another() {
+    let (server, [mine, others]) =
+        start("kept", ["mine", "others"], &["--ctx", "512", "--keep", "4"]);
+    let prompt = "In the beginning the letters of a secret were sent by one key alone. ".repeat(4);
+    let cold = asked(&server, &mine, &prompt);
+    let again = asked(&server, &mine, &prompt);
+    let guessed = asked(&server, &others, &prompt);
+    let own = asked(&server, &others, &prompt);
+    println!(
+        "(kept tokens, rows): {cold:?}, again {again:?}; another key {guessed:?}, again {own:?}"
+    );
+    assert!(cold.0 == 0 && again.0 > 0 && again.1 < cold.1, "what is kept is of use to its owner");
+    // The time that a guesser could measure follows from the rows.
+    assert_eq!(guessed, cold, "and for another key it is as if it were not there");
+    assert_eq!(own, again, "each has its own");
+}
+
 /// Milliseconds to the first token of a streamed completion.
 fn first_token(to: SocketAddr, secret: &str, body: &str) -> f64 {
     let began = Instant::now();
@@ -142,5 +170,6 @@ fn first_tokens_beside_ten_times_the_load() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     alone:
         two_hundred_requests_of_one_key_do_not_make_another_wait,
+        what_a_key_has_asked_is_no_hit_for_another,
         first_tokens_beside_ten_times_the_load ignored("a measurement of a minute on a quiet machine: cargo test --release --workspace --test http -- --ignored fairness::");
 ];

@@ -175,6 +175,77 @@ fn kill_coordinators(name: &str, body: &Value) {
     std::fs::remove_dir_all(&cluster.folder).unwrap();
 }
 
+/// Makes a journal one of the release before, whose lines have no sums, and damages it: a number of sequences of its first
+/// request, a token of its second.
+fn damage(journal: &Path) {
+    let text = std::fs::read_to_string(journal).unwrap();
+    let mut tokens_of_second = 0;
+    let line = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        line.as_object_mut().unwrap().remove("sum");
+        if line.get("brigade_journal").is_some() {
+            line["brigade_journal"] = json!(1);
+        }
+        if line["open"]["no"] == 0 {
+            line["open"]["opened"]["sequences"] = json!(u64::MAX);
+        }
+        if line["token"]["no"] == 1 {
+            tokens_of_second += 1;
+            if tokens_of_second == 10 {
+                line["token"]["token"]["id"] = json!(u32::MAX);
+            }
+        }
+        line.to_string() + "\n"
+    };
+    let damaged: String = text.lines().map(line).collect();
+    assert!(tokens_of_second >= 10, "{tokens_of_second} tokens were noted");
+    std::fs::write(journal, damaged + "no line at all \u{1}\n").unwrap();
+}
+
+fn a_damaged_journal_costs_its_own_request_alone() {
+    let cluster = Cluster::new("damaged");
+    let log = |n: usize| cluster.folder.join(format!("serve-{n}.log"));
+    let body = |seed: u64| {
+        let mut body = request(200);
+        body["seed"] = json!(seed);
+        body
+    };
+    let server = cluster.serve(&log(0));
+    let seeds = [1, 2, 3];
+    let undisturbed = seeds.map(|seed| {
+        choices(&ask(
+            &server,
+            &{
+                let mut body = body(seed);
+                body["resumable"] = json!(false);
+                body
+            },
+            usize::MAX,
+        ))
+    });
+    let got = seeds.map(|seed| ask(&server, &body(seed), 90));
+    signal("KILL", server.process.pid());
+    drop(server);
+    let journal = cluster.folder.join(format!("serve-{}/requests.journal", cluster.port));
+    damage(&journal);
+    let damaged = std::fs::read(&journal).unwrap();
+    let server = cluster.serve(&log(1));
+    for at in [1, 2] {
+        let mut got = got[at].clone();
+        let last = got.last().unwrap().0.clone();
+        got.extend(read_on(&server, &last, usize::MAX));
+        assert_eq!(choices(&got), undisturbed[at], "stream {at}");
+    }
+    let (gone, _) = got[0].last().unwrap().0.rsplit_once('/').unwrap();
+    let get = agent().get(server.url(&format!("/v1/streams/{gone}"))).call().unwrap();
+    assert_eq!(get.status(), 404, "the request whose line was damaged is gone");
+    let text = std::fs::read_to_string(log(1)).unwrap();
+    assert!(text.contains("the damaged journal is kept here"), "{text}");
+    assert_eq!(std::fs::read(journal.with_extension("damaged")).unwrap(), damaged);
+    drop(server);
+    std::fs::remove_dir_all(&cluster.folder).unwrap();
+}
+
 fn a_client_that_was_cut_off_reads_on() {
     let server = Server::start(&["--workers", "2", "--keep", "0"]);
     let undisturbed = ask(&server, &request(120), usize::MAX);
@@ -271,6 +342,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         a_killed_coordinator_goes_on_with_streams_and_workers,
         a_killed_coordinator_goes_on_with_guided_streams,
+        a_damaged_journal_costs_its_own_request_alone,
         a_client_that_was_cut_off_reads_on,
         a_stream_belongs_to_the_key_that_asked_for_it,
         who_does_not_ask_for_it_is_cancelled_by_leaving;

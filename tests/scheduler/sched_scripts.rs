@@ -17,7 +17,7 @@
 //! | `find ID`, `pin ID` | the kept sequence of a request that ended; hold on to it |
 //! | `clear` | nothing is kept any more |
 //! | `cancel ID` | |
-//! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row, `NaN` for none |
+//! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row, `NaN` for none, `late` or `late:US` for a draw that is put off after masks of so many microseconds |
 //! | `stale UBATCH` | results of the epoch before |
 //! | `tick SECONDS` | time passes |
 
@@ -35,6 +35,9 @@ use brigade_sched::{
 };
 use brigade_spec::Prefixes;
 
+/// A draw that is put off; with `:US`, how long its masks took.
+const LATE: &str = "late";
+
 /// A wanted row that gives no token.
 const NO_TOKEN: &str = "NaN";
 
@@ -51,6 +54,8 @@ struct Script {
     n_stages: usize,
     /// Slot and position of each row that a ubatch in flight will return.
     wanted: BTreeMap<u64, VecDeque<(SlotId, u32)>>,
+    /// Positions of the rows whose draws were put off.
+    put_off: BTreeMap<SlotId, u32>,
 }
 
 impl Script {
@@ -61,7 +66,8 @@ impl Script {
             ..SchedConfig::default()
         };
         let scheduler = Scheduler::new(config);
-        Self { scheduler, now: 0, epoch: 0, n_stages: 0, wanted: BTreeMap::new() }
+        let (wanted, put_off) = Default::default();
+        Self { scheduler, now: 0, epoch: 0, n_stages: 0, wanted, put_off }
     }
 
     fn run(&mut self, line: &str) -> String {
@@ -159,16 +165,21 @@ impl Script {
     fn results(&mut self, epoch: u64, ubatch: u64, values: &[&str]) -> Event {
         let wanted = self.wanted.remove(&ubatch).unwrap_or_default();
         let row = |(value, (slot, pos)): (&&str, (SlotId, u32))| {
+            let took = value.strip_prefix(LATE).and_then(|rest| rest.strip_prefix(':'));
+            let mask_us = took.map_or(0, |us| us.parse().unwrap());
             let value = match value.parse() {
                 Err(_) if *value == NO_TOKEN => RowValue::Failed("logits are NaN".into()),
+                Err(_) if value.starts_with(LATE) => RowValue::NotYet,
                 Ok(id) => {
                     RowValue::Sampled(SampledToken { id, logprob: None, top: vec![], mu: None })
                 }
                 Err(_) => RowValue::Logits(vec![0.0]),
             };
-            RowOutput { slot, pos, value }
+            RowOutput { slot, pos, value, mask_us }
         };
-        let rows = values.iter().zip(wanted).map(row).collect();
+        let rows: Vec<RowOutput> = values.iter().zip(wanted).map(row).collect();
+        let late = rows.iter().filter(|row| row.value == RowValue::NotYet);
+        self.put_off.extend(late.map(|row| (row.slot, row.pos)));
         let time = StageTime { compute_us: 500, queued_us: 0 };
         Event::Results(Results { epoch, ubatch, rows, done: Some(vec![time; self.n_stages]) })
     }
@@ -176,6 +187,11 @@ impl Script {
     fn show(&mut self, action: Action) -> String {
         match action {
             Action::Send(ubatch) => {
+                let draws = ubatch.ops.iter().filter_map(|op| match op {
+                    SeqOp::Draw { slot } => self.put_off.get(slot).map(|pos| (*slot, *pos)),
+                    _ => None,
+                });
+                let draws: Vec<_> = draws.collect();
                 let wanted = ubatch.parts.iter().flat_map(|part| {
                     let end = part.pos + part.tokens.len() as u32;
                     let positions = match part.want {
@@ -187,7 +203,8 @@ impl Script {
                     };
                     positions.map(|pos| (part.slot, pos))
                 });
-                self.wanted.insert(ubatch.id, wanted.collect());
+                let wanted = draws.into_iter().chain(wanted).collect();
+                self.wanted.insert(ubatch.id, wanted);
                 show_ubatch(&ubatch)
             }
             Action::Reused { request, tokens } => {
@@ -273,6 +290,7 @@ fn show_ubatch(ubatch: &UBatch) -> String {
             format!("copy {len} of {} to {} [{}]", src.0, dst.0, pages.join(" "))
         }
         SeqOp::Close { slot } => format!("close {}", slot.0),
+        SeqOp::Draw { slot } => format!("draw {}", slot.0),
         SeqOp::Adapt { slot, adapters } => {
             let all: Vec<_> = adapters.iter().map(|used| used.adapter.to_string()).collect();
             format!("{} uses {}", slot.0, all.join(" "))

@@ -160,6 +160,31 @@ fn guided_requests_keep_every_promise_beside_others() {
     assert!(finished > 20 * SEEDS as usize && replays > 10 * SEEDS as u32 && reused > 100 * SEEDS);
 }
 
+fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {
+    let (mut finished, mut replays, mut moved) = (0, 0, 0);
+    const SEEDS: u64 = 50;
+    for seed in 0..SEEDS {
+        let workload = Workload::random(seed, 1 + seed as usize % 60);
+        let workload = if seed % 3 == 0 { workload.guided(seed, 3, 40) } else { workload };
+        let random = Sim { late_every: 2 + seed % 5, ..random_sim(seed) };
+        for sim in [
+            with_many_outages(random.clone(), seed),
+            with_many_changes(random.clone(), seed),
+            random,
+        ] {
+            // The simulator checks that every token is the undisturbed run's, and that nobody waits without need.
+            let outcome = sim
+                .run(&workload)
+                .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
+            finished += outcome.endings.get("finished").copied().unwrap_or(0);
+            replays += outcome.clients.iter().map(|client| client.replays).sum::<u32>();
+            moved += outcome.n_moved;
+        }
+    }
+    println!("{finished} requests finished, {replays} replays, {moved} states moved");
+    assert!(finished > 20 * SEEDS as usize && replays > 10 * SEEDS as u32 && moved > SEEDS);
+}
+
 /// Changes again and again, and nothing else goes wrong.
 fn with_many_changes(mut sim: Sim, seed: u64) -> Sim {
     let mut rng = Rng::new(seed ^ 0xc4a6);
@@ -396,6 +421,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         random_lines_and_workloads_keep_every_promise,
         lines_that_are_lost_again_and_again_lose_no_request,
         guided_requests_keep_every_promise_beside_others,
+        draws_that_are_put_off_change_no_token_and_hold_up_nobody,
         sequences_move_with_their_states_when_a_line_changes_as_planned,
         the_same_seed_gives_the_same_bytes,
         prompts_do_not_stall_streams,

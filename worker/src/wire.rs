@@ -179,6 +179,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
         },
         pb::seq_op::Op::Truncate(cut) => SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len },
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
+        pb::seq_op::Op::Draw(draw) => SeqOp::Draw { slot: SlotId(draw.slot) },
         pb::seq_op::Op::Adapt(adapt) => {
             let used = adapt.adapters.iter().map(|used| {
                 let pb::AdapterUse { adapter, scale } = *used;
@@ -277,6 +278,8 @@ fn constraint_from_wire(constraint: &pb::Constraint) -> Constraint {
             .iter()
             .map(|m| Marker { text: m.text.clone(), grammar: m.grammar })
             .collect(),
+        later: constraint.later,
+        owner: constraint.owner,
     }
 }
 
@@ -302,8 +305,9 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
             pb::row_result::Value::Hidden(Bytes::from_owner(owner))
         }
         RowValue::Failed(why) => pb::row_result::Value::Failed(cut_reason(why)),
+        RowValue::NotYet => pb::row_result::Value::NotYet(true),
     };
-    pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value) }
+    pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value), mask_us: row.mask_us }
 }
 
 /// What a stage's refusal means to the coordinator.

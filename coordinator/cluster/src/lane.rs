@@ -37,6 +37,8 @@ pub struct LineEnds {
     pub last: Reach,
     /// Number of stages.
     pub n_stages: u32,
+    /// Whether all of them know draws that are put off.
+    pub later: bool,
 }
 
 /// Connects to both ends and opens the lane through all stages.
@@ -54,8 +56,8 @@ pub async fn open(
     let opened = timeout(OPEN_WITHIN, async {
         let results = open_results(ends, epoch, coordinator_id).await?;
         let (ubatches, lane) = open_lane(ends, epoch, coordinator_id).await?;
-        let settled = None;
-        Ok(OpenLine { epoch, spec, info, states, ubatches, results, lane, settled })
+        let (later, settled) = (ends.later, None);
+        Ok(OpenLine { epoch, spec, later, info, states, ubatches, results, lane, settled })
     });
     opened.await.unwrap_or_else(|_| {
         let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());

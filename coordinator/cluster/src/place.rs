@@ -98,6 +98,7 @@ impl Placement {
             first: reach(self.stages.first()),
             last: reach(self.stages.last()),
             n_stages: self.stages.len() as u32,
+            later: self.stages.iter().all(|stage| knows(&stage.conn, Feature::LaterDraws)),
         }
     }
 

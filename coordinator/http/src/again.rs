@@ -6,6 +6,7 @@ use brigade_line::clock;
 use brigade_line::journal::Opened;
 
 use super::app::App;
+use super::error::ApiError;
 use super::name::Name;
 use super::params::Common;
 use super::stamp::Stamp;
@@ -18,6 +19,16 @@ pub(super) struct Again {
     pub stamp: Stamp,
     pub opened: Opened,
     pub resumable: Resumable,
+}
+
+/// Refuses a request of the journal whose number of sequences is not that of its body.
+pub(super) fn check_sequences(opened: &Opened, n: usize) -> Result<(), ApiError> {
+    match opened.sequences == opened.prompts.len() * n {
+        true => Ok(()),
+        false => Err(ApiError::server(
+            "the journal of the server before this one was damaged: ask again",
+        )),
+    }
 }
 
 impl Common {

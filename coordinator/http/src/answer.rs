@@ -4,7 +4,7 @@
 use brigade_proto::task;
 use std::sync::Arc;
 
-use brigade_engine::batch::AdapterUse;
+use brigade_engine::batch::{AdapterUse, Constraint};
 use brigade_line::adapters::AdapterWish;
 use brigade_line::generation::{End, EndReason, Generation, Part, TokenPiece};
 use brigade_line::handle::{Failure, FinishReason, RequestId, Sequence};
@@ -128,6 +128,7 @@ pub async fn submit(
 ) -> Result<Vec<Running>, ApiError> {
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
     let adapters = app.adapters_of(common.lora.as_deref())?;
+    let (share, force) = (name.tally.share(), name.tally.force());
     let mut requests = Vec::new();
     for tokens in prompts {
         for i in 0..common.n {
@@ -139,13 +140,15 @@ pub async fn submit(
                 stop_tokens: stop_tokens.clone(),
                 ends: app.text.eog(),
                 min_tokens: common.min_tokens,
-                constraint: common.constraint.clone(),
+                constraint: common
+                    .constraint
+                    .clone()
+                    .map(|held| Constraint { owner: share.owner, ..held }),
                 guidance: common.guidance.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits.now())?;
-            let (share, force) = (name.tally.share(), name.tally.force());
             let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);
-            requests.push(request.named(&name.id).owned(share, force, common.within));
+            requests.push(request.named(&name.id).owned(share, force.clone(), common.within));
         }
     }
     let mut generations = Vec::new();

@@ -3,7 +3,7 @@
 //! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may
 //! have [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones
 //! cannot keep small ones out. Its content is parsed on other threads than the driver's, large bodies one at
-//! a time.
+//! a time. Of all this one API key has a part only ([`rooms`](super::rooms)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +11,17 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::CONTENT_LENGTH;
+use brigade_dialect::constrain::trials::{Place, Trials};
 use brigade_dialect::text_model::TextModel;
 use brigade_text::TextError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
 
 use super::error::ApiError;
 use super::name::Name;
 use super::open::Peer;
+use super::rooms::{Crowd, Desk, Desks, Part, Room, Tenant};
 
 /// Largest request body: a prompt of a million tokens and room to spare.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
@@ -30,6 +32,9 @@ const SMALLER_BODIES: [(&str, usize); 2] = [("/tokenize", 8 << 20), ("/detokeniz
 
 /// Bytes of all bodies together that are held at once, beyond [`FREE_BODY_BYTES`] of each.
 pub const MAX_BODIES_BYTES: usize = 64 << 20;
+
+/// Of these, what one key's bodies may have: one of the largest, and a little beside it.
+pub const MAX_BODIES_BYTES_OF_A_KEY: usize = MAX_BODIES_BYTES / 4;
 
 /// Bytes that each body may have whatever others have.
 pub const FREE_BODY_BYTES: usize = 64 << 10;
@@ -43,11 +48,11 @@ pub const BODY_STALL: Duration = Duration::from_secs(10);
 /// Texts that are read, templated or tokenised at once.
 pub const MAX_ENCODERS: usize = 8;
 
+/// Of these, those of one key.
+pub const MAX_ENCODERS_OF_A_KEY: usize = MAX_ENCODERS / 2;
+
 /// Of bodies that are larger, one is read at a time.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
-
-/// Room is counted in these.
-const UNIT_BYTES: usize = 1 << 10;
 
 /// How long a body may take.
 #[derive(Clone, Copy, Debug)]
@@ -67,10 +72,13 @@ impl Default for BodyTimes {
 /// What all requests share to get their bodies read; clones share it.
 #[derive(Clone, Debug)]
 pub struct Bodies {
-    /// [`UNIT_BYTES`] each.
-    room: Arc<Semaphore>,
-    encoders: Arc<Semaphore>,
-    large: Arc<Semaphore>,
+    /// Bytes.
+    room: Arc<Room>,
+    encoders: Arc<Desks>,
+    /// One, and of each key one waits for it: keys take turns.
+    large: Arc<Desks>,
+    /// Where grammars are compiled.
+    pub(super) trials: Arc<Trials>,
     times: BodyTimes,
 }
 
@@ -84,7 +92,9 @@ impl Default for Bodies {
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) bytes: Vec<u8>,
-    room: Option<OwnedSemaphorePermit>,
+    room: Option<Part>,
+    /// Whose it is.
+    name: Option<Name>,
 }
 
 /// Largest body of an address.
@@ -95,8 +105,12 @@ fn max_bytes(path: &str) -> usize {
 
 impl Taken {
     /// One that was taken before, and is here.
-    pub(super) fn again(bytes: Vec<u8>) -> Self {
-        Self { bytes, room: None }
+    pub(super) fn again(bytes: Vec<u8>, name: &Name) -> Self {
+        Self { bytes, room: None, name: Some(name.clone()) }
+    }
+
+    fn tenant(&self) -> Tenant {
+        self.name.as_ref().and_then(Name::tenant)
     }
 }
 
@@ -104,9 +118,10 @@ impl Bodies {
     /// Room for `max_bytes` in all beyond the free part of each.
     pub fn new(times: BodyTimes, max_bytes: usize) -> Self {
         Self {
-            room: Arc::new(Semaphore::new(max_bytes / UNIT_BYTES)),
-            encoders: Arc::new(Semaphore::new(MAX_ENCODERS)),
-            large: Arc::new(Semaphore::new(1)),
+            room: Room::new(max_bytes, MAX_BODIES_BYTES_OF_A_KEY.min(max_bytes)),
+            encoders: Desks::new(MAX_ENCODERS, MAX_ENCODERS_OF_A_KEY),
+            large: Desks::new(1, 1),
+            trials: Arc::default(),
             times,
         }
     }
@@ -121,7 +136,7 @@ impl Bodies {
         }
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let name = request.extensions().get::<Name>().cloned();
-        let taken = self.receive(request.into_body(), limit).await?;
+        let taken = self.receive(request.into_body(), limit, name.as_ref()).await?;
         if let Some(peer) = peer {
             peer.has_asked();
         }
@@ -131,8 +146,13 @@ impl Bodies {
         Ok(taken)
     }
 
-    async fn receive(&self, body: Body, limit: usize) -> Result<Taken, ApiError> {
-        let mut taken = Taken { bytes: Vec::new(), room: None };
+    async fn receive(
+        &self,
+        body: Body,
+        limit: usize,
+        name: Option<&Name>,
+    ) -> Result<Taken, ApiError> {
+        let mut taken = Taken { bytes: Vec::new(), room: None, name: name.cloned() };
         let mut chunks = body.into_data_stream();
         let end = Instant::now() + self.times.within;
         loop {
@@ -167,18 +187,28 @@ impl Bodies {
             return Ok(());
         }
         let reserved = wanted.next_power_of_two();
-        let units = reserved.saturating_sub(FREE_BODY_BYTES).div_ceil(UNIT_BYTES);
-        let held = taken.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        if units > held {
-            let permit = self.room.clone().try_acquire_many_owned((units - held) as u32);
-            let permit = permit.map_err(|_| ApiError::crowded())?;
-            match &mut taken.room {
-                Some(room) => room.merge(permit),
-                None => taken.room = Some(permit),
-            }
+        let counted = reserved.saturating_sub(FREE_BODY_BYTES);
+        let tenant = taken.tenant();
+        let room = taken.room.get_or_insert_with(|| self.room.part(tenant));
+        if let Some(more) = counted.checked_sub(room.n()) {
+            room.grow(more).map_err(|crowd| match crowd {
+                Crowd::All => ApiError::crowded(),
+                Crowd::Own => ApiError::crowded_by_key(MAX_BODIES_BYTES_OF_A_KEY),
+            })?;
         }
         taken.bytes.reserve_exact(reserved - taken.bytes.len());
         Ok(())
+    }
+
+    /// The places where a body is read.
+    async fn desks(&self, body: &Taken) -> Result<(Option<Desk>, Desk), ApiError> {
+        let closed = |_| ApiError::server("the server is ending");
+        let tenant = body.tenant();
+        let large = match body.bytes.len() > LARGE_BODY_BYTES {
+            true => Some(self.large.take(tenant).await.map_err(closed)?),
+            false => None,
+        };
+        Ok((large, self.encoders.take(tenant).await.map_err(closed)?))
     }
 
     /// Reads a body, and templates or tokenises what is in it, beside the event loop. A long text or a costly
@@ -189,19 +219,21 @@ impl Bodies {
         body: Taken,
         text: Arc<TextModel>,
         work: impl FnOnce(&[u8], &TextModel) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Option<OwnedSemaphorePermit>), ApiError> {
-        let closed = |_| ApiError::server("the server is ending");
-        let large = match body.bytes.len() > LARGE_BODY_BYTES {
-            true => Some(self.large.clone().acquire_owned().await.map_err(closed)?),
-            false => None,
-        };
-        let permit = self.encoders.clone().acquire_owned().await.map_err(closed)?;
+    ) -> Result<(T, Option<Part>), ApiError> {
+        let desks = self.desks(&body).await?;
+        let trials = self.trials.clone();
+        let runtime = tokio::runtime::Handle::current();
+        let place =
+            AtDesk { desks: Some(desks), bodies: self.clone(), tenant: body.tenant(), runtime };
         let (done, result) = oneshot::channel();
         // Of one type, whatever is read.
         let task: Box<dyn FnOnce() + Send> = Box::new(move || {
-            let Taken { bytes, room } = body;
-            let result = work(&bytes, &text);
-            drop((bytes, permit, large));
+            let Taken { bytes, room, name } = body;
+            let owner = name.as_ref().map_or(0, |name| name.tally.share().owner);
+            let read = || work(&bytes, &text);
+            let (result, compiling) = trials.within(owner, Box::new(place), read);
+            drop(bytes);
+            name.iter().for_each(|name| name.tally.compiled(compiling));
             // Who asked may be gone.
             let _ = done.send(result.map(|value| (value, room)));
         });
@@ -212,6 +244,27 @@ impl Bodies {
         };
         tokio::task::spawn_blocking(task).await.map_err(|error| failed(&error))?;
         result.await.map_err(|error| failed(&error))?
+    }
+}
+
+/// The places of a body that is being read. They are left while it waits for a grammar to be compiled: hostile grammars
+/// fill the threads that compile, and not those that read.
+struct AtDesk {
+    desks: Option<(Option<Desk>, Desk)>,
+    bodies: Bodies,
+    tenant: Tenant,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Place for AtDesk {
+    fn leave(&mut self) {
+        self.desks = None;
+    }
+
+    fn come_back(&mut self) {
+        let taken = self.runtime.block_on(self.bodies.encoders.take(self.tenant));
+        // They are never closed; if they were, nobody would wait for them.
+        self.desks = taken.ok().map(|desk| (None, desk));
     }
 }
 
@@ -238,13 +291,14 @@ mod tests {
     async fn a_body_that_stalls_or_trickles_is_given_up() {
         let silent = tokio_stream::pending::<Result<Vec<u8>, std::io::Error>>();
         let stalls = Bodies::new(BodyTimes { stall: SOON, within: BODY_WITHIN }, 0);
-        let error = stalls.receive(Body::from_stream(silent), MAX_BODY_BYTES).await.unwrap_err();
+        let error =
+            stalls.receive(Body::from_stream(silent), MAX_BODY_BYTES, None).await.unwrap_err();
         assert!(error.status() == 408 && message(&error).contains("did not go on for 0.3 s"));
         let byte = tokio_stream::iter((0..1000).map(|_| Ok::<_, std::io::Error>(vec![b' '])));
         let trickled = byte.throttle(SOON / 10);
         let trickles = Bodies::new(BodyTimes { stall: BODY_STALL, within: SOON }, 0);
         let error =
-            trickles.receive(Body::from_stream(trickled), MAX_BODY_BYTES).await.unwrap_err();
+            trickles.receive(Body::from_stream(trickled), MAX_BODY_BYTES, None).await.unwrap_err();
         assert!(error.status() == 408 && message(&error).contains("not here after 0.3 s"));
     }
 
@@ -252,15 +306,51 @@ mod tests {
     async fn large_bodies_share_their_room_and_small_ones_always_fit() {
         let bodies = bodies(2 << 20);
         let large = |n: usize| Body::from(vec![b' '; n]);
-        let first = bodies.receive(large(2 << 20), MAX_BODY_BYTES).await.unwrap();
-        let error = bodies.receive(large(1 << 20), MAX_BODY_BYTES).await.unwrap_err();
+        let first = bodies.receive(large(2 << 20), MAX_BODY_BYTES, None).await.unwrap();
+        let error = bodies.receive(large(1 << 20), MAX_BODY_BYTES, None).await.unwrap_err();
         assert_eq!(error.status(), 503, "{}", message(&error));
-        let small = bodies.receive(large(FREE_BODY_BYTES), MAX_BODY_BYTES).await.unwrap();
+        let small = bodies.receive(large(FREE_BODY_BYTES), MAX_BODY_BYTES, None).await.unwrap();
         assert_eq!(small.bytes.len(), FREE_BODY_BYTES);
         drop(first);
-        assert!(bodies.receive(large(1 << 20), MAX_BODY_BYTES).await.is_ok());
-        let error = bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES).await.unwrap_err();
+        assert!(bodies.receive(large(1 << 20), MAX_BODY_BYTES, None).await.is_ok());
+        let error =
+            bodies.receive(large(MAX_BODY_BYTES + 1), MAX_BODY_BYTES, None).await.unwrap_err();
         assert_eq!(error.status(), 413);
+    }
+
+    #[tokio::test]
+    async fn compiles_of_grammars_do_not_hold_the_places_where_bodies_are_read() {
+        use brigade_dialect::constrain::{Form, FormKind};
+        let (bodies, text) = (Bodies::default(), Arc::new(TextModel::sample()));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        // Nothing of the only owner is compiled before this is let go.
+        bodies.trials.turns().push(0, move || held.recv().unwrap_or(()));
+        let body = || Taken { bytes: Vec::new(), room: None, name: None };
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let compiling: Vec<_> = (0..2 * MAX_ENCODERS)
+            .map(|n| {
+                let (bodies, text, tell) = (bodies.clone(), text.clone(), tell.clone());
+                let kind = FormKind::Regex(format!("a{n}"));
+                let form = Form { path: "regex".to_owned(), kind };
+                let work = move |_: &[u8], _: &TextModel| {
+                    tell.send(()).unwrap();
+                    Ok(form.grammar().is_ok())
+                };
+                tokio::spawn(async move { bodies.read(body(), text, work).await.unwrap().0 })
+            })
+            .collect();
+        // All of them are being read, twice as many as there are places, ...
+        for _ in 0..2 * MAX_ENCODERS {
+            told.recv().await.unwrap();
+        }
+        // ... and another body is read beside them.
+        assert!(bodies.read(body(), text, |_, _| Ok(true)).await.unwrap().0);
+        assert_eq!(bodies.trials.n_tried(), 0);
+        release.send(()).unwrap();
+        for compiling in compiling {
+            assert!(compiling.await.unwrap());
+        }
+        assert_eq!(bodies.trials.n_tried(), 2 * MAX_ENCODERS as u64);
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -271,7 +361,7 @@ mod tests {
         let running = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let read = |n: usize| {
             let (bodies, text, running) = (bodies.clone(), text.clone(), running.clone());
-            let body = Taken { bytes: vec![b' '; n], room: None };
+            let body = Taken { bytes: vec![b' '; n], room: None, name: None };
             let work = move |_: &[u8], _: &TextModel| {
                 let beside = running.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                 std::thread::sleep(Duration::from_millis(20));

@@ -12,7 +12,7 @@ use brigade_proto::task;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::again::Again;
+use super::again::{self, Again};
 use super::answer::{self, Ended};
 use super::app::App;
 use super::body::Taken;
@@ -77,7 +77,7 @@ async fn resumable(
     let prompts = vec![prompt.tokens.clone()];
     let opened = stamp.opened(name, PATH, &request.common);
     let opened = Opened { prompts, sequences: request.common.n, body, ..opened };
-    let resumable = app.streams.begin(opened)?;
+    let resumable = app.streams.begin(opened, name.tenant())?;
     let kept = resumable.stream.clone();
     let answer = kept.clone().follow(None)?;
     match begin(app.clone(), request, stamp, &prompt, name, &resumable).await {
@@ -99,9 +99,10 @@ async fn resumable(
 pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
     let limits = app.limits.now();
-    let body = Taken::again(opened.body.clone().into_bytes());
+    let body = Taken::again(opened.body.clone().into_bytes(), &name);
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let mut request = ChatRequest::read(bytes, &limits, text)?;
+        again::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         let mut prompt = request.prompt(text)?;
         // A template may say what day it is: the prompt stays what it was.

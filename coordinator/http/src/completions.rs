@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::again::Again;
+use super::again::{self, Again};
 use super::answer::{self, Choice, Ended, Running};
 use super::app::App;
 use super::body::{Taken, text_error};
@@ -23,6 +23,7 @@ use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
+use super::pooled::MAX_REQUEST_TOKENS;
 use super::readers::{self, Posted};
 use super::sse::Gone;
 use super::stamp::Stamp;
@@ -115,9 +116,10 @@ pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
     let limits = app.limits.now();
-    let body = Taken::again(opened.body.clone().into_bytes());
+    let body = Taken::again(opened.body.clone().into_bytes(), &name);
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        again::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         prompts.tokens = opened.prompts;
         Ok((request, prompts))
@@ -264,7 +266,9 @@ impl Prompts {
         echo: bool,
         limits: &Limits,
     ) -> Result<Self, ApiError> {
-        let (mut tokens, mut echoed) = (Vec::new(), Vec::new());
+        let (mut tokens, mut echoed, mut n_tokens) = (Vec::new(), Vec::new(), 0_usize);
+        // One prompt alone is held to the context.
+        let is_one = given.len() == 1;
         for prompt in given {
             let (ids, shown) = match prompt {
                 Prompt::Text(prompt) => {
@@ -282,6 +286,14 @@ impl Prompts {
                     (ids, shown)
                 }
             };
+            n_tokens = n_tokens.saturating_add(ids.len());
+            if !is_one && n_tokens > MAX_REQUEST_TOKENS.max(limits.n_ctx as usize) {
+                let message = format!(
+                    "prompt has more than {MAX_REQUEST_TOKENS} tokens in all, the most of one request: send its prompts in \
+                     several requests"
+                );
+                return Err(ApiError::field("prompt", message));
+            }
             tokens.push(ids);
             echoed.push(if echo { shown } else { String::new() });
         }
@@ -331,7 +343,7 @@ impl Answer {
         let (prompts, n) = (self.prompts.tokens.clone(), common.n);
         let opened = self.stamp.opened(name, PATH, common);
         let opened = Opened { sequences: prompts.len() * n, prompts, body, ..opened };
-        let resumable = self.app.streams.begin(opened)?;
+        let resumable = self.app.streams.begin(opened, name.tenant())?;
         let kept = resumable.stream.clone();
         let answer = kept.clone().follow(None)?;
         match self.submit(name, Some(&resumable)).await {

@@ -218,10 +218,14 @@ fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u
         limits.check_text(words.len())?;
         text.tokenizer().encode(words, true, true).map_err(text_error)
     };
-    let one = |raw: &RawValue| match kind(raw) {
-        "a string" => encode(&read::<String>("input", raw)?),
-        "an array" => read("input", raw),
-        other => Err(ApiError::field("input", format!("input must be texts, not {other}"))),
+    let mut tokens = pooled::Tokens::default();
+    let mut one = |raw: &RawValue| {
+        let ids = match kind(raw) {
+            "a string" => encode(&read::<String>("input", raw)?),
+            "an array" => read("input", raw),
+            other => Err(ApiError::field("input", format!("input must be texts, not {other}"))),
+        };
+        tokens.add("input", ids?)
     };
     if kind(raw) != "an array" {
         return Ok(vec![one(raw)?]);

@@ -155,6 +155,16 @@ impl ApiError {
         )
     }
 
+    /// 429 where the other requests of the key hold all the room that one key's bodies may have.
+    pub fn crowded_by_key(bytes: usize) -> Self {
+        let message = format!(
+            "the bodies of this API key's requests hold {} MiB, as much as those of one key may: send the next one when \
+             one of them is answered",
+            bytes >> 20
+        );
+        Self::rate_limited(message, 1)
+    }
+
     /// 503 while there is no line of workers to run the request.
     pub fn unavailable(message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);

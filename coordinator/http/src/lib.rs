@@ -58,6 +58,7 @@ mod recover;
 mod reply;
 mod rerank;
 mod responses;
+mod rooms;
 mod serve;
 mod sse;
 mod stamp;

@@ -18,6 +18,41 @@ use super::name::Name;
 /// tokens are many.
 const AT_ONCE: usize = 8;
 
+/// Tokens of these texts, unless one alone has more: what comes meanwhile finds no more than so many rows before it.
+const TOKENS_AT_ONCE: usize = 8192;
+
+/// Most tokens of all texts of a request.
+pub const MAX_REQUEST_TOKENS: usize = 300_000;
+
+/// Counts the tokens of a request's texts while they are read.
+#[derive(Debug, Default)]
+pub(super) struct Tokens(usize);
+
+impl Tokens {
+    /// Takes in a text of the field `field`.
+    ///
+    /// # Errors
+    /// They are more than a request may have.
+    pub fn add(&mut self, field: &str, text: Vec<u32>) -> Result<Vec<u32>, ApiError> {
+        self.0 = self.0.saturating_add(text.len());
+        if self.0 > MAX_REQUEST_TOKENS {
+            let message = format!(
+                "{field} has more than {MAX_REQUEST_TOKENS} tokens in all, the most of one request: send its texts in several \
+                 requests"
+            );
+            return Err(ApiError::field(field, message));
+        }
+        Ok(text)
+    }
+}
+
+/// How many of some texts, whose lengths these are, go into the line beside those that are there: as many as keep all
+/// together small, and one at least.
+fn may_join(running: &[usize], next: usize, at_once: usize) -> bool {
+    running.is_empty()
+        || (running.len() < at_once && running.iter().sum::<usize>() + next <= TOKENS_AT_ONCE)
+}
+
 type Pooled = (usize, Result<Vec<f32>, Failure>);
 
 /// A vector for each of `texts`, `[n_texts][n_embd]`.
@@ -35,11 +70,16 @@ pub(super) async fn vectors(
     let at_once = AT_ONCE.min(app.max_seqs as usize).max(1);
     let mut vectors = vec![Vec::new(); texts.len()];
     let mut running: JoinSet<Pooled> = JoinSet::new();
+    // By number, tokens of those that are in the line.
+    let mut lengths: Vec<(usize, usize)> = Vec::new();
     for (index, tokens) in texts.into_iter().enumerate() {
-        if running.len() == at_once {
-            take_one(&mut running, name, &mut vectors).await?;
-        }
         let n_tokens = tokens.len();
+        let all = |lengths: &[(usize, usize)]| lengths.iter().map(|(_, n)| *n).collect::<Vec<_>>();
+        while !may_join(&all(&lengths), n_tokens, at_once) {
+            let done = take_one(&mut running, name, &mut vectors).await?;
+            lengths.retain(|(index, _)| Some(*index) != done);
+        }
+        lengths.push((index, n_tokens));
         let request = SeqRequest::hidden(tokens, pooling, &app.limits.now())?.named(&name.id);
         let request = request.adapted(adapters.clone());
         let request = request.owned(name.tally.share(), name.tally.force(), None);
@@ -57,13 +97,38 @@ async fn take_one(
     running: &mut JoinSet<Pooled>,
     name: &Name,
     vectors: &mut [Vec<f32>],
-) -> Result<(), ApiError> {
-    let Some(ended) = running.join_next().await else { return Ok(()) };
+) -> Result<Option<usize>, ApiError> {
+    let Some(ended) = running.join_next().await else { return Ok(None) };
     let (index, pooled) = ended.map_err(|error| {
         let reason = format!("a text's rows were not read: {error}");
         ApiError::from(Failure::Internal { reason })
     })?;
     vectors[index] = pooled.inspect_err(|failure| name.tally.failed(failure))?;
     name.tally.computed();
-    Ok(())
+    Ok(Some(index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_holds_so_many_tokens_and_has_few_in_the_line() {
+        let mut tokens = Tokens::default();
+        for _ in 0..MAX_REQUEST_TOKENS / 1000 {
+            assert!(tokens.add("input", vec![1; 1000]).is_ok());
+        }
+        let error = tokens.add("input", vec![1]).unwrap_err();
+        let message = error.body().to_string();
+        assert!(error.status() == 400 && message.contains("several requests"), "{message}");
+        for (running, next, may) in [
+            (&[][..], TOKENS_AT_ONCE * 4, true),
+            (&[100; 7], 100, true),
+            (&[100; 8], 100, false),
+            (&[TOKENS_AT_ONCE - 10], 10, true),
+            (&[TOKENS_AT_ONCE - 10], 11, false),
+        ] {
+            assert_eq!(may_join(running, next, AT_ONCE), may, "{running:?} and {next}");
+        }
+    }
 }

@@ -24,7 +24,9 @@ pub fn go_on(app: &App, recovered: Vec<Recovered>) {
         let label = request.opened.label.clone();
         match app.access.owner_again(request.opened.owner) {
             Ok(owner) => {
-                let (opened, resumable) = app.streams.begin_again(request);
+                let share = owner.as_ref().map(|owner| owner.share);
+                let tenant = share.filter(|share| share.leaves_room).map(|share| share.owner);
+                let (opened, resumable) = app.streams.begin_again(request, tenant);
                 drop(task::spawn(one(app.clone(), opened, resumable, owner)));
             }
             Err(error) => {

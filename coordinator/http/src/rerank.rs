@@ -91,9 +91,11 @@ impl Wanted {
             fields.refuse(name, "a text that is too long is refused, and never cut")?;
         }
         fields.end("/v1/rerank", &[unread::COMMON, unread::RERANK]);
+        let field = if is_plain { "texts" } else { "documents" };
+        let mut tokens = pooled::Tokens::default();
         let pair = |document: &String| {
             limits.check_text(query.len().saturating_add(document.len()))?;
-            text.encode_pair(&query, document).map_err(text_error)
+            tokens.add(field, text.encode_pair(&query, document).map_err(text_error)?)
         };
         let pairs = documents.iter().map(pair).collect::<Result<_, _>>()?;
         Ok(Self {

@@ -23,16 +23,19 @@ use tokio_util::sync::CancellationToken;
 use super::error::ApiError;
 use super::events::{Of, Position};
 use super::name::Name;
+use super::rooms::{Crowd, Part, Room, Tenant};
 use super::sse::{self, DONE, Gone};
 
 /// How long a stream is kept that nobody reads.
 pub const KEPT_FOR: Duration = Duration::from_secs(300);
 
-/// Resumable streams at once.
+/// Resumable streams at once, and of these those of one key where there are several.
 const MAX_STREAMS: usize = 1024;
+const MAX_STREAMS_OF_A_KEY: usize = MAX_STREAMS / 4;
 
-/// Bytes of all their events beyond which none is begun.
+/// Bytes of all their events, and of one key's. Who has no room for more ends its stream.
 const MAX_EVENT_BYTES: usize = 512 << 20;
+const MAX_EVENT_BYTES_OF_A_KEY: usize = MAX_EVENT_BYTES / 4;
 
 /// Bytes of one stream's events beyond which it ends.
 const MAX_STREAM_BYTES: usize = 64 << 20;
@@ -44,13 +47,22 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const LAST_EVENT_ID: &str = "last-event-id";
 
 /// All resumable streams; clones share them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Streams(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     streams: Mutex<HashMap<String, Arc<Stream>>>,
     journal: Option<Journal>,
+    places: Arc<Room>,
+    /// Bytes of events.
+    bytes: Arc<Room>,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self::new(None)
+    }
 }
 
 /// One of them.
@@ -62,6 +74,8 @@ pub(super) struct Stream {
     n_choices: usize,
     entry: Option<Entry>,
     state: Mutex<Kept>,
+    /// Among all streams, and those of its key.
+    _place: Part,
     /// Number of events, and whether they are all.
     news: watch::Sender<(usize, bool)>,
     gone: CancellationToken,
@@ -70,7 +84,7 @@ pub(super) struct Stream {
 #[derive(Debug)]
 struct Kept {
     events: Vec<(Of, Arc<str>)>,
-    bytes: usize,
+    bytes: Part,
     readers: usize,
     /// Since when nobody reads.
     left: Instant,
@@ -108,37 +122,46 @@ impl Resumable {
 impl Streams {
     /// Streams that are noted in `journal`, if there is one.
     pub fn new(journal: Option<Journal>) -> Self {
-        Self(Arc::new(Shared { streams: Mutex::default(), journal }))
+        Self(Arc::new(Shared {
+            streams: Mutex::default(),
+            journal,
+            places: Room::new(MAX_STREAMS, MAX_STREAMS_OF_A_KEY),
+            bytes: Room::new(MAX_EVENT_BYTES, MAX_EVENT_BYTES_OF_A_KEY),
+        }))
     }
 
     /// Begins a stream.
     ///
     /// # Errors
-    /// 503 where as many are kept as may be.
-    pub(super) fn begin(&self, opened: Opened) -> Result<Resumable, ApiError> {
-        let full = |what: String| {
-            ApiError::unavailable(format!("{what}: try again later, or without \"resumable\""))
-        };
-        {
-            let streams = self.streams();
-            let bytes: usize = streams.values().map(|stream| stream.kept().bytes).sum();
-            if streams.len() >= MAX_STREAMS || bytes >= MAX_EVENT_BYTES {
-                let n = streams.len();
-                return Err(full(format!("{n} resumable streams of {bytes} bytes are kept")));
+    /// 503 where as many are kept as may be; 429 where the key has as many as one may.
+    pub(super) fn begin(&self, opened: Opened, tenant: Tenant) -> Result<Resumable, ApiError> {
+        let (mut place, mut bytes) = (self.0.places.part(tenant), self.0.bytes.part(tenant));
+        place
+            .grow(1)
+            .map_err(|crowd| full(crowd, "as many resumable streams are kept as may be"))?;
+        bytes
+            .grow(1)
+            .map_err(|crowd| full(crowd, "the resumable streams are as large as may be"))?;
+        let entry = match &self.0.journal {
+            None => None,
+            Some(journal) => {
+                let entry = journal.begin(opened.clone(), tenant.is_some());
+                Some(entry.map_err(|error| {
+                    let crowd = if error.is_own { Crowd::Own } else { Crowd::All };
+                    full(crowd, &error.to_string())
+                })?)
             }
-        }
-        let stream = |entry| Stream::new(&opened, entry);
-        let Some(journal) = &self.0.journal else {
-            return Ok(Resumable { stream: self.insert(stream(None)), drawn: None });
         };
-        let entry = journal.begin(opened.clone()).map_err(|error| full(error.to_string()))?;
-        Ok(Resumable { stream: self.insert(stream(Some(entry))), drawn: None })
+        let stream = Stream::new(&opened, entry, (place, bytes));
+        Ok(Resumable { stream: self.insert(stream), drawn: None })
     }
 
-    /// Begins a stream anew that another coordinator had begun.
-    pub(super) fn begin_again(&self, recovered: Recovered) -> (Opened, Resumable) {
+    /// Begins a stream anew that another coordinator had begun: it was taken, so it has a place whatever others have.
+    pub(super) fn begin_again(&self, recovered: Recovered, tenant: Tenant) -> (Opened, Resumable) {
         let Recovered { opened, drawn, entry } = recovered;
-        let stream = self.insert(Stream::new(&opened, Some(entry)));
+        let (mut place, bytes) = (self.0.places.part(tenant), self.0.bytes.part(tenant));
+        place.grow_anyway(1);
+        let stream = self.insert(Stream::new(&opened, Some(entry), (place, bytes)));
         (opened, Resumable { stream, drawn: Some(drawn) })
     }
 
@@ -190,14 +213,15 @@ impl Streams {
 }
 
 impl Stream {
-    fn new(opened: &Opened, entry: Option<Entry>) -> Self {
-        let kept = Kept { events: Vec::new(), bytes: 0, readers: 0, left: Instant::now() };
+    fn new(opened: &Opened, entry: Option<Entry>, (place, bytes): (Part, Part)) -> Self {
+        let kept = Kept { events: Vec::new(), bytes, readers: 0, left: Instant::now() };
         Self {
             id: opened.id.clone(),
             owner: opened.owner,
             n_choices: opened.sequences,
             entry,
             state: Mutex::new(kept),
+            _place: place,
             news: watch::Sender::new((0, false)),
             gone: CancellationToken::new(),
         }
@@ -209,17 +233,18 @@ impl Stream {
             return Err(Gone);
         }
         let mut kept = self.kept();
-        if kept.bytes + text.len() > MAX_STREAM_BYTES {
-            let why = format!(
-                "the stream is larger than {} MiB: ask for less, or without \"resumable\"",
-                MAX_STREAM_BYTES >> 20
-            );
+        let is_large = kept.bytes.n() + text.len() > MAX_STREAM_BYTES;
+        if is_large || kept.bytes.grow(text.len()).is_err() {
+            let why = match is_large {
+                true => format!("the stream is larger than {} MiB", MAX_STREAM_BYTES >> 20),
+                false => "the resumable streams are as large as may be together".to_owned(),
+            };
+            let why = format!("{why}: ask for less, or without \"resumable\"");
             kept.events.push((Of::End, ApiError::server(why).body().to_string().into()));
             kept.end(&self.news);
             self.give_up();
             return Err(Gone);
         }
-        kept.bytes += text.len();
         if of == Of::End && text == DONE {
             kept.end(&self.news);
         } else {
@@ -281,6 +306,22 @@ impl Kept {
     }
 }
 
+/// There is no room for another stream.
+fn full(crowd: Crowd, what: &str) -> ApiError {
+    match crowd {
+        Crowd::All => {
+            ApiError::unavailable(format!("{what}: try again later, or without \"resumable\""))
+        }
+        Crowd::Own => {
+            let message = format!(
+                "{what} for one API key: cancel streams that nobody reads (DELETE /v1/streams/ID), or ask without \
+                 \"resumable\""
+            );
+            ApiError::rate_limited(message, KEPT_FOR.as_secs())
+        }
+    }
+}
+
 /// A client that reads a stream.
 struct Reader(Arc<Stream>);
 
@@ -339,4 +380,54 @@ pub(super) fn position(headers: &HeaderMap) -> Result<Option<Position>, ApiError
     let position = value.to_str().ok().and_then(Position::parse);
     let message = "Last-Event-ID is not the id of an event of this server";
     position.map(Some).ok_or_else(|| ApiError::bad_request(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(id: usize, owner: u64) -> Opened {
+        Opened {
+            id: id.to_string(),
+            path: "/v1/completions".to_owned(),
+            owner: Some(owner),
+            label: "r".to_owned(),
+            created: 0,
+            seed: 0,
+            prompts: vec![vec![1]],
+            guide: None,
+            sequences: 1,
+            body: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_key_that_begins_streams_without_end_leaves_places_to_others() {
+        let streams = Streams::default();
+        let begun = (0..).take_while(|id| streams.begin(opened(*id, 1), Some(1)).is_ok()).count();
+        let refused = streams.begin(opened(usize::MAX, 1), Some(1)).unwrap_err();
+        println!("the greedy key: {begun} streams, then {}", refused.body());
+        assert_eq!((begun, refused.status().as_u16()), (MAX_STREAMS_OF_A_KEY, 429));
+        for id in 0..MAX_STREAMS_OF_A_KEY {
+            assert!(streams.begin(opened(10_000 + id, 2), Some(2)).is_ok(), "the polite key: {id}");
+        }
+        // Each gives its place back.
+        let first = streams.streams().get("0").cloned().unwrap();
+        streams.remove(&first);
+        drop(first);
+        assert!(streams.begin(opened(usize::MAX, 1), Some(1)).is_ok());
+    }
+
+    #[test]
+    fn a_key_whose_streams_grow_without_end_leaves_bytes_to_others() {
+        let streams = Streams::default();
+        let greedy: Vec<_> =
+            (0..8).map(|id| streams.begin(opened(id, 1), Some(1)).unwrap()).collect();
+        let text = "x".repeat(1 << 20);
+        let push = |resumable: &Resumable| resumable.stream.push(Of::End, text.clone()).is_ok();
+        let mib: usize = greedy.iter().map(|one| (0..64).take_while(|_| push(one)).count()).sum();
+        println!("the greedy key's streams: {mib} MiB");
+        assert_eq!(mib, (MAX_EVENT_BYTES_OF_A_KEY >> 20) - 1, "a byte of each stands for itself");
+        assert!(streams.begin(opened(9, 2), Some(2)).is_ok_and(|polite| push(&polite)));
+    }
 }

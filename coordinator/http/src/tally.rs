@@ -21,6 +21,9 @@ pub(super) struct Owner {
     pub(super) share: Share,
 }
 
+/// Compiling a grammar for so long counts as a token.
+const COMPILE_PER_TOKEN: Duration = Duration::from_millis(1);
+
 /// What the sequences of a request took, so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
@@ -99,6 +102,13 @@ impl Tally {
     fn charge(&self, tokens: u64) {
         if let Some(owner) = self.owner.get() {
             owner.account.charge(tokens, Instant::now());
+        }
+    }
+
+    /// Grammars were compiled for the request: that counts as tokens do.
+    pub(super) fn compiled(&self, took: Duration) {
+        if !took.is_zero() {
+            self.charge((took.as_micros() / COMPILE_PER_TOKEN.as_micros()).max(1) as u64);
         }
     }
 

@@ -9,13 +9,13 @@ use axum::http::{HeaderValue, Response};
 use brigade_dialect::text_model::TextModel;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, json_text};
 use super::models::check_name;
+use super::rooms::Part;
 use super::stream::Answer;
 use super::unread;
 
@@ -158,7 +158,7 @@ pub(super) async fn detokenize(
 }
 
 /// An answer as large as its request keeps the room of that until it is sent.
-fn answer((json, room): (String, Option<OwnedSemaphorePermit>)) -> Response<Body> {
+fn answer((json, room): (String, Option<Part>)) -> Response<Body> {
     let mut response = Response::new(Body::new(Answer::new(Body::from(json), room)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -315,7 +315,7 @@ impl Driver {
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
         self.states.sent(&ubatch);
         self.checkpoints.sent(&ubatch);
-        let frame = wire::ubatch_frame(ubatch, line.epoch, LANE);
+        let frame = wire::ubatch_frame(ubatch, line.epoch, LANE, line.later);
         let at = self.now();
         let sent = line.ubatches.try_send(frame);
         let decode_rows = self.sched.decode_rows(id);

@@ -32,6 +32,8 @@ pub struct OpenLine {
     pub epoch: u64,
     /// What it holds, for the scheduler.
     pub spec: LineSpec,
+    /// Whether every stage knows draws that are put off.
+    pub later: bool,
     /// Who is in it, for people.
     pub info: Arc<LineInfo>,
     /// Who has its sequences' states.
@@ -156,8 +158,8 @@ mod silence {
             let states = Arc::new(Nobody);
             let (results, lane) = (nothing(), nothing());
             let info = Arc::default();
-            let settled = None;
-            (Self { epoch, spec, info, states, ubatches, results, lane, settled }, sent)
+            let (later, settled) = (true, None);
+            (Self { epoch, spec, later, info, states, ubatches, results, lane, settled }, sent)
         }
     }
 }

@@ -51,12 +51,12 @@ pub enum ResultError {
 }
 
 /// The frame that carries a ubatch to stage 0.
-pub fn ubatch_frame(ubatch: UBatch, epoch: u64, lane: u32) -> pb::LaneFrame {
+pub fn ubatch_frame(ubatch: UBatch, epoch: u64, lane: u32, later: bool) -> pb::LaneFrame {
     let message = pb::Ubatch {
         id: ubatch.id,
         epoch,
         lane,
-        ops: ubatch.ops.into_iter().map(op).collect(),
+        ops: ubatch.ops.into_iter().map(|change| op(change, later)).collect(),
         parts: ubatch.parts.into_iter().map(part).collect(),
         timings: Vec::new(),
         boundary: None,
@@ -64,13 +64,13 @@ pub fn ubatch_frame(ubatch: UBatch, epoch: u64, lane: u32) -> pb::LaneFrame {
     pb::LaneFrame { body: Some(pb::lane_frame::Body::Ubatch(message)) }
 }
 
-fn op(op: SeqOp) -> pb::SeqOp {
+fn op(op: SeqOp, later: bool) -> pb::SeqOp {
     use pb::seq_op::Op;
     let op = match op {
         SeqOp::Open { slot, blocks, sampler: setup, request } => Op::Open(pb::OpenOp {
             slot: slot.0,
             blocks: blocks.into_iter().map(|b| b.0).collect(),
-            sampler: setup.as_deref().map(sampler),
+            sampler: setup.as_deref().map(|setup| sampler(setup, later)),
             request: request.to_string(),
         }),
         SeqOp::Copy { src, dst, len, blocks, sampler: setup, request } => Op::Copy(pb::CopyOp {
@@ -78,11 +78,12 @@ fn op(op: SeqOp) -> pb::SeqOp {
             dst: dst.0,
             len,
             blocks: blocks.into_iter().map(|b| b.0).collect(),
-            sampler: setup.as_deref().map(sampler),
+            sampler: setup.as_deref().map(|setup| sampler(setup, later)),
             request: request.to_string(),
         }),
         SeqOp::Truncate { slot, len } => Op::Truncate(pb::TruncateOp { slot: slot.0, len }),
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
+        SeqOp::Draw { slot } => Op::Draw(pb::DrawOp { slot: slot.0 }),
         SeqOp::Adapt { slot, adapters } => {
             let used = |used: &AdapterUse| {
                 let AdapterUse { adapter, scale } = *used;
@@ -116,7 +117,7 @@ fn part(part: SeqPart) -> pb::SeqPart {
     pb::SeqPart { slot: slot.0, pos, tokens, want: want.into(), mu }
 }
 
-fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
+fn sampler(setup: &SamplerSetup, later: bool) -> pb::SamplerSetup {
     let p = &setup.params;
     pb::SamplerSetup {
         temperature: p.temperature,
@@ -152,12 +153,12 @@ fn sampler(setup: &SamplerSetup) -> pb::SamplerSetup {
             pos: setup.not_before.pos,
             tokens: setup.not_before.tokens.to_vec(),
         }),
-        constraint: setup.constraint.as_deref().map(constraint),
+        constraint: setup.constraint.as_deref().map(|held| constraint(held, later)),
         guidance: setup.guidance.map(|g| pb::Guidance { scale: g.scale }),
     }
 }
 
-fn constraint(constraint: &Constraint) -> pb::Constraint {
+fn constraint(constraint: &Constraint, later: bool) -> pb::Constraint {
     pb::Constraint {
         answer_at: constraint.answer_at,
         grammars: constraint
@@ -172,6 +173,8 @@ fn constraint(constraint: &Constraint) -> pb::Constraint {
             .iter()
             .map(|m| pb::Marker { text: m.text.clone(), grammar: m.grammar })
             .collect(),
+        later,
+        owner: constraint.owner,
     }
 }
 
@@ -204,8 +207,9 @@ fn row_output(row: pb::RowResult, n_vocab: u32) -> Result<RowOutput, ResultError
             RowValue::Hidden(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
         }
         Value::Failed(why) => RowValue::Failed(cut_reason(why)),
+        Value::NotYet(_) => RowValue::NotYet,
     };
-    Ok(RowOutput { slot: SlotId(slot), pos, value })
+    Ok(RowOutput { slot: SlotId(slot), pos, value, mask_us: row.mask_us })
 }
 
 fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, ResultError> {
@@ -251,7 +255,8 @@ mod tests {
                 mu: None,
             }],
         };
-        let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0).body else {
+        let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0, true).body
+        else {
             panic!("a ubatch frame holds a ubatch");
         };
         assert_eq!((frame.id, frame.epoch), (7, 3));
@@ -265,7 +270,7 @@ mod tests {
     }
 
     fn result(value: pb::row_result::Value) -> Vec<pb::RowResult> {
-        vec![pb::RowResult { slot: 1, pos: 2, value: Some(value) }]
+        vec![pb::RowResult { slot: 1, pos: 2, value: Some(value), mask_us: 0 }]
     }
 
     #[test]
@@ -283,7 +288,7 @@ mod tests {
         assert_eq!(rows(row, 10).unwrap_err(), ResultError::Mu { mu: f32::INFINITY });
         let failed = result(pb::row_result::Value::Failed("NaN".into()));
         assert_eq!(rows(failed, 10).unwrap()[0].value, RowValue::Failed("NaN".into()));
-        let empty = vec![pb::RowResult { slot: 1, pos: 2, value: None }];
+        let empty = vec![pb::RowResult { slot: 1, pos: 2, value: None, mask_us: 0 }];
         assert_eq!(rows(empty, 10).unwrap_err(), ResultError::NoValue { slot: 1, pos: 2 });
     }
 }

@@ -107,6 +107,7 @@ impl Plan {
             seed: 0,
             outages: Vec::new(),
             changes: Vec::new(),
+            late_every: 0,
             log: false,
             audit: true,
         }

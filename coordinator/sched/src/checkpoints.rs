@@ -244,7 +244,7 @@ mod tests {
                 let rows = ubatch.parts.iter().map(|part| {
                     let pos = part.pos + part.tokens.len() as u32 - 1;
                     let token = SampledToken { id: 7, logprob: None, top: Vec::new(), mu: None };
-                    RowOutput { slot: part.slot, pos, value: RowValue::Sampled(token) }
+                    RowOutput { slot: part.slot, pos, value: RowValue::Sampled(token), mask_us: 0 }
                 });
                 let (rows, done) = (rows.collect(), Some(vec![StageTime::default()]));
                 if drawn == n + 1 && epoch == 1 {

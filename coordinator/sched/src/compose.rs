@@ -65,9 +65,11 @@ pub(super) fn compose(
     }
     // Ops alone are worth a trip only when no other ubatch will come to carry them.
     let only_ops = draft.parts.is_empty();
-    if only_ops && (line.ops.is_empty() || !line.in_flight.is_empty()) {
+    let has_ops = !line.ops.is_empty() || !live.draws.is_empty();
+    if only_ops && (!has_ops || !line.in_flight.is_empty()) {
         return None;
     }
+    draft.take_draws(live);
     if !only_ops {
         line.prefill_owed = draft.prompt_rows == 0 && !live.prefilling.is_empty();
     }
@@ -88,6 +90,8 @@ struct Draft {
     spec: LineSpec,
     checkpoint_every: Option<u32>,
     opens: Vec<SeqOp>,
+    /// Of sequences whose masks were not there.
+    draws: Vec<SeqOp>,
     /// Of sequences that have rows in it.
     checkpoints: Vec<SeqOp>,
     /// Sequences whose first row after the prompt is in it.
@@ -109,6 +113,7 @@ impl Draft {
             spec,
             checkpoint_every: config.checkpoint_every,
             opens: Vec::new(),
+            draws: Vec::new(),
             checkpoints: Vec::new(),
             first_decodes: Vec::new(),
             parts: Vec::new(),
@@ -120,6 +125,18 @@ impl Draft {
             prompt_rows: 0,
             gap_bound: None,
         }
+    }
+
+    /// All draws that were put off: what is asked first comes first.
+    fn take_draws(&mut self, live: &mut Live) {
+        for no in std::mem::take(&mut live.draws).into_iter().rev() {
+            let Some(sequence) = live.of(no) else { continue };
+            let (slot, pos, share) = (sequence.slot, sequence.sent - 1, sequence.share);
+            self.draws.push(SeqOp::Draw { slot });
+            let kind = WantedKind::Token;
+            self.wanted.push_front(Wanted { seq: no, slot, pos, kind, is_draw: true, share });
+        }
+        self.draws.reverse();
     }
 
     /// One row each of the `limit` sequences that have waited longest, and of their guides.
@@ -207,8 +224,15 @@ impl Draft {
             Want::HiddenLast => (WantedKind::Logits, last..last + 1),
             Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
         };
-        let slot = part.slot;
-        self.wanted.extend(positions.map(|pos| Wanted { seq: no, slot, pos, kind }));
+        let (slot, share) = (part.slot, live.of(no).map(|s| s.share).unwrap_or_default());
+        self.wanted.extend(positions.map(|pos| Wanted {
+            seq: no,
+            slot,
+            pos,
+            kind,
+            is_draw: false,
+            share,
+        }));
         self.rows_left -= rows;
         self.parts.push(part);
     }
@@ -217,7 +241,7 @@ impl Draft {
     fn send(self, now: Micros, line: &mut Line) -> UBatch {
         let id = line.next_ubatch;
         line.next_ubatch += 1;
-        let ops = line.ops.drain(..).chain(self.opens).collect();
+        let ops = self.draws.into_iter().chain(line.ops.drain(..)).chain(self.opens).collect();
         let ubatch = UBatch { id, ops, parts: self.parts };
         if line.in_flight.is_empty() {
             line.last_progress = now;

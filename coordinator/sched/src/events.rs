@@ -98,6 +98,7 @@ impl Request {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.label.len() as u64).to_le_bytes());
         hasher.update(self.label.as_bytes());
+        hasher.update(&self.share.owner.to_le_bytes());
         hasher.update(&sampler.seed.to_le_bytes());
         hasher.update(&max_tokens.to_le_bytes());
         for token in &self.prompt {

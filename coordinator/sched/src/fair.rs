@@ -130,6 +130,12 @@ impl Owners {
         owner.served += u64::from(rows) * ROW / owner.weight;
     }
 
+    /// Something else was done for somebody that counts as so many rows.
+    pub fn charge(&mut self, share: Share, rows: u64) {
+        let owner = self.get_mut(share);
+        owner.served += rows.saturating_mul(ROW) / owner.weight;
+    }
+
     /// For a place: by what was served and is promised; of equals, who holds fewer places for its weight.
     pub fn rank_for_place(&self, share: Share) -> Rank {
         let (owner, weight) = (self.get(share), weight(share));
@@ -217,6 +223,21 @@ mod tests {
         owners.left(b, 0, needs(1));
         owners.arrive(a, &nobody);
         assert_eq!(owners.rank_for_place(a), (0, 0), "everybody was idle");
+    }
+
+    #[test]
+    fn what_is_charged_counts_as_rows_do() {
+        let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
+        let (a, b) = (share(1, 2), share(2, 2));
+        owners.arrive(a, &nobody);
+        owners.admitted(a, 0, needs(1));
+        owners.arrive(b, &nobody);
+        owners.admitted(b, 0, needs(1));
+        owners.charge(a, 100);
+        owners.sent(b, 99, 0);
+        assert!(owners.rank_for_rows(a) > owners.rank_for_rows(b));
+        owners.sent(b, 2, 0);
+        assert!(owners.rank_for_rows(a) < owners.rank_for_rows(b));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use brigade_engine::batch::{RowOutput, RowValue, SlotId};
 
-use super::events::Micros;
+use super::events::{Micros, Share};
 use super::sequence::SeqNo;
 
 /// A wanted row that has not come back.
@@ -15,6 +15,10 @@ pub(super) struct Wanted {
     pub slot: SlotId,
     pub pos: u32,
     pub kind: WantedKind,
+    /// It was computed before, and only its draw was put off.
+    pub is_draw: bool,
+    /// Who pays for it, also when nobody is waiting any more.
+    pub share: Share,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,18 +39,18 @@ pub(super) struct InFlight {
     pub gap_bound: Option<Micros>,
     /// Whose rows are in it, and how many positions were sent of each by then.
     pub computed: Vec<(SeqNo, u32)>,
-    /// In the order of the ubatch's parts, as the last stage returns them.
+    /// First the draws that were put off, then in the order of the ubatch's parts, as the last stage returns them.
     pub wanted: VecDeque<Wanted>,
 }
 
 impl InFlight {
     /// Takes the next wanted row if `row` is it; else says what is wrong.
-    pub fn claim(&mut self, row: &RowOutput) -> Result<SeqNo, String> {
+    pub fn claim(&mut self, row: &RowOutput) -> Result<Wanted, String> {
         let Some(next) = self.wanted.front().copied() else {
             return Err(format!("a row of slot {} but none was wanted any more", row.slot.0));
         };
         let kind = match row.value {
-            RowValue::Sampled(_) | RowValue::Failed(_) => WantedKind::Token,
+            RowValue::Sampled(_) | RowValue::Failed(_) | RowValue::NotYet => WantedKind::Token,
             RowValue::Logits(_) | RowValue::Hidden(_) => WantedKind::Logits,
         };
         if (row.slot, row.pos, kind) != (next.slot, next.pos, next.kind) {
@@ -56,6 +60,6 @@ impl InFlight {
             ));
         }
         self.wanted.pop_front();
-        Ok(next.seq)
+        Ok(next)
     }
 }

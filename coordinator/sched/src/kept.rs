@@ -7,7 +7,8 @@
 //! That is exact. A row's result depends on the tokens before it, and not on where a prompt was cut.
 //! Recurrent layers have a state at the end of a sequence only. Where a model has some, only a whole kept
 //! sequence can begin another one. Otherwise any prefix of it can. What one set of adapters computed begins nothing of
-//! another's.
+//! another's, and what one owner computed nothing of another owner's: the time of a first token, and the number of
+//! tokens that were there already, would tell a guesser what others have asked.
 
 use std::sync::Arc;
 
@@ -17,8 +18,14 @@ use brigade_spec::Prefixes;
 use super::events::{KeptId, RequestId};
 use super::sequence::SeqNo;
 
-/// Tokens, and the adapters that they are computed with.
-pub(super) type Prompt<'a> = (&'a [u32], &'a [AdapterUse]);
+/// Tokens, and what has to be the same besides for one prompt to begin with another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prompt<'a> {
+    pub tokens: &'a [u32],
+    /// Those that they are computed with.
+    pub adapters: &'a [AdapterUse],
+    pub owner: u64,
+}
 
 /// A kept sequence as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +48,8 @@ pub(super) struct Kept {
     pub tokens: Vec<u32>,
     /// What computed them besides the model: nobody else's prompt begins with it.
     pub adapters: Arc<[AdapterUse]>,
+    /// Whose it is: nobody else's prompt begins with it either.
+    pub owner: u64,
     /// Whose end it is; `None` for a prompt's end or a guide's, or if it came from elsewhere.
     pub request: Option<RequestId>,
     /// The running sequence that it was, or whose guide; `None` for a prompt's end, or if it came from elsewhere.
@@ -57,14 +66,18 @@ impl Kept {
         KeptInfo { id: self.id, slot: self.slot, tokens: self.tokens.clone() }
     }
 
+    /// Whether a prompt is computed as it was, for the same owner.
+    fn is_like(&self, prompt: Prompt<'_>) -> bool {
+        prompt.owner == self.owner && prompt.adapters == &self.adapters[..]
+    }
+
     /// How many of a prompt's first tokens it can stand for. At least one row is left to compute, the
     /// one that the first token is drawn from.
     fn covers(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> u32 {
-        let (prompt, adapters) = prompt;
-        if adapters != &self.adapters[..] {
+        if !self.is_like(prompt) {
             return 0;
         }
-        let rest = &prompt[..prompt.len().saturating_sub(1)];
+        let rest = &prompt.tokens[..prompt.tokens.len().saturating_sub(1)];
         let common = self.tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
         match prefixes {
             Prefixes::All => common as u32,
@@ -81,6 +94,7 @@ pub(super) struct NewKept {
     pub blocks: Vec<BlockId>,
     pub tokens: Vec<u32>,
     pub adapters: Arc<[AdapterUse]>,
+    pub owner: u64,
     pub request: Option<RequestId>,
     pub left_by: Option<SeqNo>,
     pub filled: bool,
@@ -110,7 +124,7 @@ impl KeptPool {
     pub fn insert(&mut self, new: NewKept) -> KeptId {
         let id = KeptId(self.next);
         self.next += 1;
-        let NewKept { slot, blocks, tokens, adapters, request, left_by, filled } = new;
+        let NewKept { slot, blocks, tokens, adapters, owner, request, left_by, filled } = new;
         // Whoever fills it holds on to it meanwhile.
         let pinned = !filled;
         let last_use = 0;
@@ -120,6 +134,7 @@ impl KeptPool {
             blocks,
             tokens,
             adapters,
+            owner,
             request,
             left_by,
             filled,
@@ -166,17 +181,17 @@ impl KeptPool {
     }
 
     /// One with exactly these tokens.
-    pub fn same(&self, (tokens, adapters): Prompt<'_>) -> Option<KeptId> {
-        let is_same = |kept: &&Kept| kept.tokens == tokens && &kept.adapters[..] == adapters;
+    pub fn same(&self, prompt: Prompt<'_>) -> Option<KeptId> {
+        let is_same = |kept: &&Kept| kept.tokens == prompt.tokens && kept.is_like(prompt);
         self.all.iter().find(is_same).map(|kept| kept.id)
     }
 
     /// Those that are of no use beside one with these tokens, and may go.
-    pub fn covered_by(&self, (tokens, adapters): Prompt<'_>, prefixes: Prefixes) -> Vec<KeptId> {
+    pub fn covered_by(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> Vec<KeptId> {
         let covered = |kept: &&Kept| match prefixes {
-            _ if &kept.adapters[..] != adapters => false,
-            Prefixes::All => tokens.starts_with(&kept.tokens),
-            Prefixes::Whole | Prefixes::None => tokens == kept.tokens,
+            _ if !kept.is_like(prompt) => false,
+            Prefixes::All => prompt.tokens.starts_with(&kept.tokens),
+            Prefixes::Whole | Prefixes::None => prompt.tokens == kept.tokens,
         };
         let may_go = self.all.iter().filter(|kept| !kept.pinned);
         may_go.filter(covered).map(|kept| kept.id).collect()
@@ -187,12 +202,26 @@ impl KeptPool {
 mod tests {
     use super::*;
 
+    fn prompt<'a>(tokens: &'a [u32], adapters: &'a [AdapterUse]) -> Prompt<'a> {
+        Prompt { tokens, adapters, owner: 7 }
+    }
+
     fn pool(all: &[&[u32]]) -> KeptPool {
         let mut pool = KeptPool::default();
         for (slot, tokens) in (0..).map(SlotId).zip(all) {
             let tokens = tokens.to_vec();
             let (blocks, request, left_by, adapters) = (vec![], None, None, [].into());
-            pool.insert(NewKept { slot, blocks, tokens, adapters, request, left_by, filled: true });
+            let (owner, filled) = (7, true);
+            pool.insert(NewKept {
+                slot,
+                blocks,
+                tokens,
+                adapters,
+                owner,
+                request,
+                left_by,
+                filled,
+            });
         }
         pool
     }
@@ -200,8 +229,8 @@ mod tests {
     #[test]
     fn the_longest_usable_one_begins_a_prompt() {
         let mut pool = pool(&[&[1, 2], &[1, 2, 3, 9], &[1, 2, 3, 4], &[7]]);
-        let best = |pool: &KeptPool, prompt: &[u32], prefixes| {
-            pool.best((prompt, &[]), prefixes).map(|(id, len)| (id.0, len))
+        let best = |pool: &KeptPool, tokens: &[u32], prefixes| {
+            pool.best(prompt(tokens, &[]), prefixes).map(|(id, len)| (id.0, len))
         };
         assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::All), Some((2, 4)));
         assert_eq!(best(&pool, &[1, 2, 3, 4, 5], Prefixes::Whole), Some((2, 4)));
@@ -235,26 +264,40 @@ mod tests {
         let scaled = |scale| AdapterUse { adapter: 0, scale };
         let (blocks, request, left_by) = (vec![], None, None);
         let (slot, tokens, adapters) = (SlotId(9), vec![1, 2], [scaled(0.5)].into());
-        pool.insert(NewKept { slot, blocks, tokens, adapters, request, left_by, filled: true });
+        let (owner, filled) = (7, true);
+        pool.insert(NewKept { slot, blocks, tokens, adapters, owner, request, left_by, filled });
         let best = |adapters: &[AdapterUse]| {
-            pool.best((&[1, 2, 3, 4], adapters), Prefixes::All).map(|(id, len)| (id.0, len))
+            pool.best(prompt(&[1, 2, 3, 4], adapters), Prefixes::All).map(|(id, len)| (id.0, len))
         };
         assert_eq!(best(&[]), Some((0, 3)));
         assert_eq!(best(&[scaled(0.5)]), Some((1, 2)));
         assert_eq!(best(&[scaled(0.25)]), None);
         assert_eq!(best(&[scaled(0.5), scaled(0.5)]), None);
         let covered =
-            |adapters: &[AdapterUse]| pool.covered_by((&[1, 2, 3], adapters), Prefixes::All);
+            |adapters: &[AdapterUse]| pool.covered_by(prompt(&[1, 2, 3], adapters), Prefixes::All);
         assert_eq!(covered(&[]), [KeptId(0)]);
         assert_eq!(covered(&[scaled(0.5)]), [KeptId(1)]);
-        assert_eq!(pool.same((&[1, 2], &[])), None);
-        assert_eq!(pool.same((&[1, 2], &[scaled(0.5)])), Some(KeptId(1)));
+        assert_eq!(pool.same(prompt(&[1, 2], &[])), None);
+        assert_eq!(pool.same(prompt(&[1, 2], &[scaled(0.5)])), Some(KeptId(1)));
+    }
+
+    #[test]
+    fn what_another_owner_has_computed_begins_nothing_and_covers_nothing() {
+        let pool = pool(&[&[1, 2, 3]]);
+        let of = |owner| Prompt { tokens: &[1, 2, 3, 4], adapters: &[], owner };
+        assert!(pool.best(of(7), Prefixes::All).is_some());
+        let whole = |owner| Prompt { tokens: &[1, 2, 3], adapters: &[], owner };
+        for prefixes in [Prefixes::All, Prefixes::Whole] {
+            assert_eq!(pool.best(of(8), prefixes), None);
+            assert_eq!(pool.covered_by(whole(8), prefixes), []);
+        }
+        assert_eq!((pool.same(whole(7)), pool.same(whole(8))), (Some(KeptId(0)), None));
     }
 
     #[test]
     fn what_a_longer_one_stands_for_as_well_is_of_no_use() {
         let pool = pool(&[&[1, 2], &[1, 2, 3], &[1, 3]]);
-        let ids = |prefixes| pool.covered_by((&[1, 2, 3], &[]), prefixes);
+        let ids = |prefixes| pool.covered_by(prompt(&[1, 2, 3], &[]), prefixes);
         assert_eq!(ids(Prefixes::All), [KeptId(0), KeptId(1)]);
         assert_eq!(ids(Prefixes::Whole), [KeptId(1)]);
     }

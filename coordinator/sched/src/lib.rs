@@ -38,7 +38,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, RowValue, SampledToken};
 
 use admit::Waiting;
-use in_flight::InFlight;
+use in_flight::{InFlight, Wanted};
 use line::Line;
 use replay::Pending;
 use sequence::{Live, SeqNo};
@@ -310,8 +310,11 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) -> Result<(), String> {
         for row in results.rows {
-            let no = self.oldest_in_flight(results.ubatch)?.claim(&row)?;
+            let Wanted { seq: no, share, .. } =
+                self.oldest_in_flight(results.ubatch)?.claim(&row)?;
+            self.charge_masks(share, row.mask_us.into());
             match row.value {
+                RowValue::NotYet => self.live.put_off(no),
                 RowValue::Sampled(token) => self.token(now, no, token, out),
                 RowValue::Failed(reason) => self.no_token(now, no, reason, out),
                 RowValue::Logits(values) | RowValue::Hidden(values) => {
@@ -345,6 +348,15 @@ impl Scheduler {
         Ok(())
     }
 
+    /// The time of somebody's masks counts as the rows that the line could have computed meanwhile.
+    fn charge_masks(&mut self, share: Share, us: Micros) {
+        if us > 0
+            && let Some(line) = &self.line
+        {
+            self.live.owners.charge(share, line.times.rows_in(us));
+        }
+    }
+
     fn oldest_in_flight(&mut self, ubatch: u64) -> Result<&mut InFlight, String> {
         let oldest = self.line.as_mut().and_then(|line| line.in_flight.front_mut());
         match oldest {
@@ -359,7 +371,7 @@ impl Scheduler {
         let Some(sequence) = self.live.get_mut(no) else { return };
         let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
         let (max_tokens, is_stop) = (*max_tokens, stop_tokens.contains(&token.id));
-        (sequence.awaiting, sequence.mu) = (false, token.mu);
+        (sequence.awaiting, sequence.put_off, sequence.mu) = (false, false, token.mu);
         let (request, index) = (sequence.request, sequence.generated());
         let reason = if is_stop {
             FinishReason::Stop(token)
@@ -453,7 +465,7 @@ impl Scheduler {
 
     /// A snapshot for metrics.
     pub fn stats(&self) -> Stats {
-        let decoding = self.live.n_decoding();
+        let decoding = self.live.n_decoding() + self.live.n_put_off();
         let mut stats = Stats {
             waiting: self.waiting.len(),
             suspect_alone: self.live.has_suspect()
@@ -464,7 +476,8 @@ impl Scheduler {
         };
         if let Some(line) = &self.line {
             let sizing = Sizing { times: &line.times, spec: &line.spec, config: &self.config };
-            stats.groups = sizing.decode_groups(decoding, line.groups).count;
+            let n_in_groups = decoding - self.live.n_put_off();
+            stats.groups = sizing.decode_groups(n_in_groups, line.groups).count;
             stats.in_flight = line.in_flight.len();
             (stats.blocks_used, stats.blocks_total) =
                 (line.blocks.n_running(), line.blocks.total());

@@ -95,8 +95,9 @@ impl Line {
 
     /// Decode groups on their way; one whose sequences were all cancelled leaves its place to others.
     pub fn decodes_in_flight(&self, live: &Live) -> usize {
-        let counts =
-            |u: &&InFlight| u.decode_rows > 0 && u.wanted.iter().any(|w| live.contains(w.seq));
+        let counts = |u: &&InFlight| {
+            u.decode_rows > 0 && u.wanted.iter().any(|w| !w.is_draw && live.contains(w.seq))
+        };
         self.in_flight.iter().filter(counts).count()
     }
 

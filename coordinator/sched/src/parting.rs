@@ -43,9 +43,10 @@ impl Scheduler {
     }
 }
 
-/// Whether a sequence has a state that can move.
+/// Whether a sequence has a state that can move. One whose draw was put off has none that its next token could be drawn
+/// from: it is computed again.
 fn leaves(sequence: &Admitted) -> bool {
-    sequence.opened && sequence.sent > 0 && sequence.name.is_some()
+    sequence.opened && sequence.sent > 0 && sequence.name.is_some() && !sequence.put_off
 }
 
 /// Says at which position a sequence leaves.

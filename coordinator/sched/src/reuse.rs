@@ -11,7 +11,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SlotId};
 use brigade_spec::Prefixes;
 
-use super::events::{KeptId, Request, RequestId, Work};
+use super::events::{KeptId, Request, RequestId, Share, Work};
 use super::fair::{Needs, Places};
 use super::kept::{KeptInfo, NewKept, Prompt};
 use super::line::Line;
@@ -80,7 +80,11 @@ impl Line {
         let n_pages = self.pages_of(request.positions());
         // Where every row's logits are wanted, every row must be computed.
         let source = generates
-            .then(|| self.kept.best((&tokens, &request.adapters), self.spec.prefixes))
+            .then(|| {
+                let (adapters, owner) = (&request.adapters[..], request.share.owner);
+                let prompt = Prompt { tokens: &tokens, adapters, owner };
+                self.kept.best(prompt, self.spec.prefixes)
+            })
             .flatten();
         let (blocks, reused) = match source {
             Some((source, len)) => {
@@ -111,6 +115,7 @@ impl Line {
             opened: reused > 0,
             sent: reused,
             awaiting: false,
+            put_off: false,
             rows_returned,
             furthest,
             losses,
@@ -177,16 +182,17 @@ impl Line {
     /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
     pub fn discard(&mut self, sequence: &Admitted) {
         for half in sequence.halves() {
-            self.evict_covered((&half.tokens, &half.adapters));
+            self.evict_covered(half.as_prompt(&half.tokens));
         }
         self.release(sequence);
     }
 
     /// The same for one that had ended and was kept when its numbers came.
     pub fn discard_kept(&mut self, no: SeqNo) {
-        let left = self.kept.left_by(no).map(|kept| (kept.tokens.clone(), kept.adapters.clone()));
-        for (tokens, adapters) in left.collect::<Vec<_>>() {
-            self.evict_covered((&tokens, &adapters));
+        let left = self.kept.left_by(no);
+        let left = left.map(|kept| (kept.tokens.clone(), kept.adapters.clone(), kept.owner));
+        for (tokens, adapters, owner) in left.collect::<Vec<_>>() {
+            self.evict_covered(Prompt { tokens: &tokens, adapters: &adapters, owner });
         }
     }
 
@@ -209,8 +215,9 @@ impl Line {
         }
         let mut tokens = sequence.tokens;
         tokens.truncate(sequence.sent as usize);
-        let adapters = sequence.adapters;
-        for id in self.kept.covered_by((&tokens, &adapters), self.spec.prefixes) {
+        let (adapters, owner) = (sequence.adapters, sequence.share.owner);
+        let prompt = Prompt { tokens: &tokens, adapters: &adapters, owner };
+        for id in self.kept.covered_by(prompt, self.spec.prefixes) {
             self.evict(id);
         }
         let mut blocks = sequence.blocks;
@@ -234,6 +241,7 @@ impl Line {
             blocks,
             tokens,
             adapters,
+            owner,
             request,
             left_by: Some(no),
             filled: true,
@@ -246,7 +254,7 @@ impl Line {
         // prefix of the next prompt unless the template repeats the answer as it was.
         let prompt = &sequence.tokens[..sequence.n_prompt as usize];
         let prompt_is_kept =
-            self.spec.n_kept == 1 && self.kept.same((prompt, &sequence.adapters)).is_some();
+            self.spec.n_kept == 1 && self.kept.same(sequence.as_prompt(prompt)).is_some();
         let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
         generated && sequence.opened && sequence.sent > 0 && has_place && !prompt_is_kept
     }
@@ -260,7 +268,7 @@ impl Line {
         if self.spec.prefixes == Prefixes::All || self.n_kept_places() == 0 {
             return;
         }
-        if let Some(same) = self.kept.same((prompt, &sequence.adapters)) {
+        if let Some(same) = self.kept.same(sequence.as_prompt(prompt)) {
             return self.kept.touch(same);
         }
         self.limit_kept(self.spec.n_kept - 1);
@@ -281,12 +289,21 @@ impl Line {
         let (src, request) = (sequence.slot, sequence.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
         let (request, adapters) = (None, sequence.adapters.clone());
-        let (left_by, filled) = (None, true);
-        self.kept.insert(NewKept { slot, blocks, tokens, adapters, request, left_by, filled });
+        let (left_by, filled, owner) = (None, true, sequence.share.owner);
+        self.kept.insert(NewKept {
+            slot,
+            blocks,
+            tokens,
+            adapters,
+            owner,
+            request,
+            left_by,
+            filled,
+        });
     }
 
     /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
-    /// to nobody, until it is filled. `None` if kept sequences that are pinned, and running ones, leave
+    /// to nobody, until it is filled. It is of those who show no key. `None` if kept sequences that are pinned, and running ones, leave
     /// no room. Stages refuse the state of one that had other adapters.
     pub fn open_kept(&mut self, tokens: Vec<u32>, adapters: Arc<[AdapterUse]>) -> Option<KeptInfo> {
         let n_pages = self.pages_of(tokens.len() as u64);
@@ -306,7 +323,8 @@ impl Line {
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         self.ops.extend(SeqOp::adapt(slot, &adapters));
         let (copy, request, left_by) = (tokens.clone(), None, None);
-        let new = NewKept { slot, blocks, tokens: copy, adapters, request, left_by, filled: false };
+        let (owner, filled) = (Share::default().owner, false);
+        let new = NewKept { slot, blocks, tokens: copy, adapters, owner, request, left_by, filled };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }

@@ -24,6 +24,7 @@ use brigade_engine::batch::{
 
 use super::events::{HiddenRows, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
+use super::kept::Prompt;
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;
@@ -63,6 +64,8 @@ pub(super) struct Admitted {
     pub sent: u32,
     /// A sampled token of it is on its way.
     pub awaiting: bool,
+    /// Its mask was not there when that token was to be drawn. It has no rows meanwhile, and nothing waits for it.
+    pub put_off: bool,
     /// Logits rows reported.
     pub rows_returned: u32,
     /// Positions that have come back computed, on the line on which most of them did.
@@ -106,6 +109,11 @@ impl Admitted {
             Work::Generate { sampler, .. } if !self.is_guide => Some(sampler.clone()),
             Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
         }
+    }
+
+    /// Some of its tokens as a prompt of its owner's.
+    pub fn as_prompt<'a>(&'a self, tokens: &'a [u32]) -> Prompt<'a> {
+        Prompt { tokens, adapters: &self.adapters, owner: self.share.owner }
     }
 
     /// What opens it on the stages.
@@ -169,9 +177,9 @@ impl Admitted {
         self.n_tokens() - self.n_prompt
     }
 
-    /// Whether all that was known is on its way or through, and tokens are wanted after it.
+    /// Whether all that was known is on its way or through, tokens are wanted after it, and its rows can go on.
     pub fn is_decoding(&self) -> bool {
-        self.sent >= self.n_known && matches!(self.work, Work::Generate { .. })
+        self.sent >= self.n_known && !self.put_off && matches!(self.work, Work::Generate { .. })
     }
 
     /// Whether it is decoding and a token will come after those asked for: a gap would be felt.
@@ -179,7 +187,7 @@ impl Admitted {
         match self.work {
             Work::Generate { max_tokens, .. } => {
                 let asked = self.generated() + u32::from(self.awaiting);
-                self.sent >= self.n_known && asked < max_tokens
+                self.sent >= self.n_known && !self.put_off && asked < max_tokens
             }
             Work::Logits | Work::Hidden(_) => false,
         }
@@ -274,6 +282,8 @@ pub(super) struct Live {
     pub prefilling: VecDeque<SeqNo>,
     /// Sequences with a token to send, longest waiting first.
     pub ready: VecDeque<SeqNo>,
+    /// Sequences whose draws were put off and are to be asked for again.
+    pub draws: VecDeque<SeqNo>,
     /// What each owner has got and holds.
     pub owners: Owners,
     next: u64,
@@ -310,6 +320,19 @@ impl Live {
         self.seqs.values().any(|sequence| sequence.restoring)
     }
 
+    /// A draw found no mask: the sequence sits out until it is there.
+    pub fn put_off(&mut self, no: SeqNo) {
+        if let Some(sequence) = self.seqs.get_mut(&no) {
+            sequence.put_off = true;
+            self.draws.push_back(no);
+        }
+    }
+
+    /// Sequences that sit out.
+    pub fn n_put_off(&self) -> usize {
+        self.seqs.values().filter(|s| s.put_off).count()
+    }
+
     pub fn get_mut(&mut self, no: SeqNo) -> Option<&mut Admitted> {
         self.seqs.get_mut(&no)
     }
@@ -331,6 +354,7 @@ impl Live {
         self.by_request.remove(&sequence.request);
         self.prefilling.retain(|&other| other != no);
         self.ready.retain(|&other| other != no);
+        self.draws.retain(|&other| other != no);
         self.owners.left(sequence.share, sequence.prompt_left(), sequence.taken());
         Some(sequence)
     }
@@ -340,6 +364,7 @@ impl Live {
         self.by_request.clear();
         self.prefilling.clear();
         self.ready.clear();
+        self.draws.clear();
         self.owners.all_left();
         std::mem::take(&mut self.seqs).into_values().collect()
     }

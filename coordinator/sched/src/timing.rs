@@ -30,6 +30,9 @@ const N_BUCKETS: usize = 21;
 /// Ubatches of this many rows and more are large.
 const LARGE_ROWS: u32 = 17;
 
+/// Rows of a ubatch of prompts as they are made beside streams: by it time is counted as rows.
+const USUAL_ROWS: u32 = 128;
+
 /// Ubatches of more rows than this are not on the line through those of fewer: one row or two wait for
 /// memory.
 const FEW_ROWS: u32 = 2;
@@ -258,6 +261,12 @@ impl LineTimes {
                 old + weight * (outside - old)
             }
         });
+    }
+
+    /// Rows that the slowest stage computes in so many microseconds, in ubatches of usual size.
+    pub fn rows_in(&self, us: Micros) -> u64 {
+        let rows = us as f64 / self.slowest(USUAL_ROWS) * f64::from(USUAL_ROWS);
+        rows.ceil() as u64
     }
 
     /// Whether anything was measured yet.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use brigade_cluster::OwnName;
-use brigade_line::journal::{Journal, Recovered};
+use brigade_line::journal::{Bounds, Journal, Recovered};
 use brigade_line::model::Model;
 use brigade_proto::address::Address;
 use clap::{Args, ValueEnum};
@@ -96,7 +96,8 @@ pub fn journal(
     kv_type: KvArg,
     line: &LineArgs,
 ) -> Result<(Journal, Vec<Recovered>)> {
+    let bounds = Bounds { n_vocab: model.spec.n_vocab as u32 };
     // All that a token depends on beside its request.
     let (model, kv, wire) = (model.identity(), kv_type, line.wire_type);
-    Ok(Journal::open(folder, &format!("{model} {kv:?} {wire:?}"))?)
+    Ok(Journal::open(folder, &format!("{model} {kv:?} {wire:?}"), bounds)?)
 }

@@ -1,22 +1,26 @@
 //! Constrained answers: which tokens may follow, by a grammar that the answer has to fit.
 //!
 //! A [`Constraint`](crate::batch::Constraint) says which grammar holds from where. [`Vocabulary`] is a model's
-//! tokens as a trie of bytes. [`Running`] follows one answer and makes its masks. [`Masks`] keeps the masks of all
-//! slots of a last stage. It makes the next one beside the compute threads, while the drawn token is on its way
-//! through the line.
+//! tokens as a trie of bytes, with the grammars that were compiled for it. [`Running`] follows one answer and makes its
+//! masks. [`Masks`] keeps the masks of all slots of a last stage. It makes the next one beside the compute threads
+//! ([`turns`]), while the drawn token is on its way through the line. No ubatch waits for one: a draw without its mask is
+//! put off.
 //!
 //! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on
 //! after a lost line, or on another cut, has the same ones. What a grammar may cost is capped by counts, not
 //! by time. Grammars are in llguidance's dialect of Lark, or a list of named ones as JSON. This module knows
 //! nothing of requests.
 
+mod compiled;
 mod masks;
 mod running;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 mod vocabulary;
 
-pub use masks::{Masks, VocabularySource};
+pub use compiled::MAX_COMPILED;
+pub use masks::{Drawn, Masks, VocabularySource};
 pub use running::Running;
 pub use vocabulary::{Mask, Vocabulary, check_grammar, regex_for_lark};
 

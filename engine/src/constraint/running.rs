@@ -79,10 +79,32 @@ impl Running {
             self.note(vocabulary, at, *token);
         }
         self.prepare(vocabulary);
+        self.mask()
+    }
+
+    /// Whether what may follow `answer` is there to be asked for, or why nothing may.
+    pub fn is_made_after(&self, answer: &[u32]) -> bool {
+        match self.failed {
+            Some(_) => answer.starts_with(&self.seen),
+            None => self.mask.is_some() && self.seen == answer,
+        }
+    }
+
+    /// What may follow now; `None`: anything, or it is not made yet.
+    ///
+    /// # Errors
+    /// As [`Running::mask_after`].
+    pub fn mask(&self) -> Result<Option<&Mask>, ConstraintError> {
         match &self.failed {
             Some(error) => Err(error.clone()),
             None => Ok(self.mask.as_ref().and_then(Option::as_ref)),
         }
+    }
+
+    /// It has no masks, whatever its tokens are.
+    pub fn fail(&mut self, error: ConstraintError) {
+        self.seen.clear();
+        self.failed = Some(error);
     }
 
     fn begun(&mut self, vocabulary: &Vocabulary) -> Result<(), ConstraintError> {
@@ -99,7 +121,7 @@ impl Running {
         let grammar = self.rule.grammars.get(grammar as usize).ok_or_else(|| {
             ConstraintError::Grammar(format!("there is no grammar number {grammar}"))
         })?;
-        let matcher = Box::new(vocabulary.matcher(&grammar.text)?);
+        let matcher = Box::new(vocabulary.matcher(self.rule.owner, &grammar.text)?);
         Ok(Phase::Held { matcher, then_free: grammar.then_free })
     }
 

@@ -230,7 +230,7 @@ fn many_slots_draw_as_one_alone() {
             let pick = |mask: Option<&Mask>| draw(mask, n_vocab, slot as u64, at);
             let rule = &rules[slot];
             let drawn = masks.draw(SlotId(slot as u32), rule, history, pick, |t| Some(*t));
-            let token = drawn.unwrap();
+            let Drawn::Now(token) = drawn.unwrap() else { panic!("these draws wait") };
             history.push(token);
             token != EOS && history.len() < 300
         });
@@ -240,4 +240,46 @@ fn many_slots_draw_as_one_alone() {
         let drawn = history[3..].strip_suffix(&[EOS]).unwrap_or(&history[3..]);
         assert_eq!(drawn, alone, "slot {slot}");
     }
+}
+
+#[test]
+fn a_grammar_is_compiled_once_for_all_choices_of_its_owner() {
+    let mut masks = Masks::new(Box::new(|| vocabulary_of(&tokenizer())));
+    let rule = |owner| Arc::new(Constraint { later: true, owner, ..(*whole(SCHEMA)).clone() });
+    let mut compiled = Vec::new();
+    for (owner, n_choices) in [(1, 13), (1, 13), (2, 3)] {
+        let rules: Vec<_> = (0..n_choices).map(|_| rule(owner)).collect();
+        for (slot, rule) in (0..).map(SlotId).zip(&rules) {
+            let mut draw = || masks.draw(slot, rule, &[], |_| (), |()| None).unwrap();
+            while draw() == Drawn::NotYet {
+                std::thread::yield_now();
+            }
+        }
+        compiled.push(masks.n_compiled());
+    }
+    assert_eq!(compiled, [1, 1, 2]);
+}
+
+#[test]
+fn masks_that_come_late_are_those_that_are_waited_for() {
+    let rule = Arc::new(Constraint { later: true, ..(*whole(SCHEMA)).clone() });
+    let n_vocab = tokenizer().n_vocab() as u32;
+    let mut masks = Masks::new(Box::new(|| vocabulary_of(&tokenizer())));
+    let mut history: Vec<u32> = Vec::new();
+    let (mut put_off, mut spent) = (0, 0);
+    while history.len() < 300 && history.last() != Some(&EOS) {
+        let at = history.len();
+        let pick = |mask: Option<&Mask>| draw(mask, n_vocab, 5, at);
+        match masks.draw(SlotId(0), &rule, &history, pick, |token| Some(*token)).unwrap() {
+            Drawn::Now(token) => history.push(token),
+            Drawn::NotYet => {
+                put_off += 1;
+                masks.wait_for_any(&[SlotId(0)], std::time::Duration::from_secs(1));
+            }
+        }
+        spent += masks.take_spent_us(SlotId(0));
+    }
+    assert_eq!(history.strip_suffix(&[EOS]).unwrap(), answer(&vocabulary(), &rule, 5, 300));
+    println!("{put_off} draws of {} were put off; {spent} us", history.len());
+    assert!(put_off > 0 && spent > 0, "nothing was made before it was asked for");
 }

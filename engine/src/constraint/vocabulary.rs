@@ -11,6 +11,7 @@ use llguidance::toktrie::{
 use llguidance::{Matcher, ParserFactory};
 
 use super::ConstraintError;
+use super::compiled::Compiled;
 
 /// States of a grammar's lexer; each takes one or two kB.
 const MAX_LEXER_STATES: usize = 25_000;
@@ -20,6 +21,16 @@ const MAX_ROW_ITEMS: usize = 4_000;
 
 /// Symbols in all productions of a grammar.
 const MAX_GRAMMAR_SYMBOLS: usize = 200_000;
+
+/// Steps of compiling a grammar's lexer, each about a ten-millionth of a second. This bounds the time that a compile
+/// takes by a count: whether a grammar can be used must not depend on how busy a machine is.
+const MAX_COMPILE_STEPS: u64 = 1_000_000;
+
+/// The same for the lexer's part of one mask.
+const MAX_MASK_STEPS: u64 = 200_000;
+
+/// Places in a grammar that are looked at for one mask.
+const MAX_MASK_ITEMS: usize = 50_000;
 
 /// Tokens that may follow, a bit for each.
 #[derive(Debug)]
@@ -71,6 +82,7 @@ pub struct Vocabulary {
     /// Of each token, control tokens by their names: what markers are looked for in.
     texts: Vec<Vec<u8>>,
     end: SimpleVob,
+    compiled: Compiled,
 }
 
 impl Vocabulary {
@@ -97,11 +109,17 @@ impl Vocabulary {
         let end = trie.eos_token_set();
         let env: TokEnv = Arc::new(Env(trie));
         let factory = factory(&env, &SlicedBiasComputer::json_slices())?;
-        Ok(Self { factory, texts, end })
+        Ok(Self { factory, texts, end, compiled: Compiled::default() })
     }
 
-    pub(super) fn matcher(&self, grammar: &str) -> Result<Matcher, ConstraintError> {
-        matcher(&self.factory, grammar)
+    /// At the beginning of one of an owner's grammars.
+    pub(super) fn matcher(&self, owner: u64, grammar: &str) -> Result<Matcher, ConstraintError> {
+        self.compiled.matcher(owner, grammar, || matcher(&self.factory, grammar))
+    }
+
+    /// How many grammars were compiled so far.
+    pub fn n_compiled(&self) -> u64 {
+        self.compiled.n_compiled()
     }
 
     /// Text of a token, the names of control tokens too.
@@ -163,6 +181,9 @@ fn factory(env: &TokEnv, slices: &[String]) -> Result<ParserFactory, ConstraintE
         max_items_in_row: MAX_ROW_ITEMS,
         max_lexer_states: MAX_LEXER_STATES,
         max_grammar_size: MAX_GRAMMAR_SYMBOLS,
+        initial_lexer_fuel: MAX_COMPILE_STEPS,
+        step_lexer_fuel: MAX_MASK_STEPS,
+        step_max_items: MAX_MASK_ITEMS,
         verbose_errors: false,
         ..ParserLimits::default()
     };

@@ -7,7 +7,7 @@ use super::boundary_rows::{BoundaryRows, FetchedRows};
 use super::head::HeadRows;
 use super::wanted::wanted_rows;
 use super::{Stage, StageOutput};
-use crate::batch::{Boundary, SlotId, UBatch, Want};
+use crate::batch::{Boundary, SeqOp, SlotId, UBatch, Want};
 use crate::block::RowAdapters;
 use crate::device::Milestone;
 use crate::error::BatchError;
@@ -32,6 +32,14 @@ impl Begun {
     /// Waits for so long at most; whether all is computed but the draws. A GPU that failed is done: [`Stage::finish`] tells.
     pub fn is_done_within(&mut self, within: Duration) -> bool {
         self.point.as_mut().is_none_or(|point| point.is_reached_within(within))
+    }
+}
+
+/// The sequence of a draw that was put off.
+fn draw_of(op: &SeqOp) -> Option<SlotId> {
+    match op {
+        SeqOp::Draw { slot } => Some(*slot),
+        _ => None,
     }
 }
 
@@ -72,7 +80,7 @@ impl Stage {
         let applied = self.sequences.apply(ub)?;
         self.run_actions(&applied);
         if let Some(head) = &mut self.head {
-            head.masks.follow(&ub.ops);
+            head.follow(&ub.ops);
         }
         let n_rows = ub.n_rows();
         let tokens = ub.tokens();
@@ -104,14 +112,12 @@ impl Stage {
         let of_rows = (&[][..], &tokens[..], &adapters);
         self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
         let Some(head) = &self.head else { unreachable!("checked above") };
-        let drawn: Vec<SlotId> = ub
-            .parts
-            .iter()
-            .filter(|part| part.want == Want::Sample)
-            .map(|part| part.slot)
-            .collect();
+        let draws: Vec<SlotId> = ub.ops.iter().filter_map(draw_of).collect();
+        let of_parts = ub.parts.iter().filter(|part| part.want == Want::Sample);
+        let drawn = draws.iter().copied().chain(of_parts.map(|part| part.slot)).collect::<Vec<_>>();
         let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
-        let rows = head.rows(tools, &self.sequences, applied.parts, wanted);
+        let mut rows = head.rows(tools, &self.sequences, applied.parts, wanted);
+        rows.draws = draws;
         let results = Results::Rows(rows);
         self.drawing.extend(&drawn);
         Ok(Begun { results, point: self.device.milestone(), drawn })

@@ -1,13 +1,15 @@
 //! The end of the model: wanted rows become logits, and logits become tokens.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;
 use super::wanted::wanted_rows;
-use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, Want};
+use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SlotId, Want};
 use crate::block::{Linear, RowAdapters, project_all};
-use crate::constraint::{Mask, Masks};
+use crate::constraint::{Drawn, Mask, Masks};
 use crate::device::{Device, Fetched, FewGreatest, FewValues, Rows, Scratch};
 use crate::kernels::Vector;
 use crate::sample::{Next, Sampler, looks_at};
@@ -16,6 +18,10 @@ use crate::state::{PartRows, Sequences};
 
 /// Most logits of a row that a GPU finds for a draw: where more are looked at, all of them leave it.
 const MOST_OF_FEW: usize = 1024;
+
+/// How long a ubatch that has nothing but draws that were put off waits for the mask of one of them. Whoever asks has
+/// nothing else to do: without, an idle line would carry empty ubatches as fast as it can.
+const MASK_WITHIN: Duration = Duration::from_millis(5);
 
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
 pub(super) struct Head {
@@ -30,12 +36,24 @@ pub(super) struct Head {
     pub(super) sampler: Sampler,
     /// Of answers that are held to a grammar.
     pub(super) masks: Masks,
+    /// Rows whose mask was not there.
+    pub(super) put_off: BTreeMap<SlotId, PutOff>,
+}
+
+/// A row whose token is still to be drawn.
+pub(super) struct PutOff {
+    pos: u32,
+    mu: Option<f32>,
+    /// `[n_vocab]`, a guide's beside it taken in.
+    logits: Vec<f32>,
 }
 
 /// What parts want, on its way to the host.
 pub(super) struct HeadRows {
     parts: Vec<PartRows>,
     values: Values,
+    /// Sequences whose draws were put off, and are asked for again.
+    pub(super) draws: Vec<SlotId>,
 }
 
 enum Values {
@@ -57,7 +75,7 @@ impl Head {
         let n = wanted.hidden.n_rows();
         if n == 0 {
             let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
-            return HeadRows { parts: Vec::new(), values };
+            return HeadRows { parts: Vec::new(), values, draws: Vec::new() };
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
@@ -74,16 +92,79 @@ impl Head {
             Some(few) => Values::Few { few, logits: Box::new(logits) },
             None => Values::All { normed: normed.fetched(), logits: logits.fetched() },
         };
-        HeadRows { parts, values }
+        HeadRows { parts, values, draws: Vec::new() }
     }
 
     /// What the parts want, in their order; tokens are drawn now.
     pub(super) fn outputs(&mut self, sequences: &Sequences, rows: HeadRows) -> Vec<RowOutput> {
-        let HeadRows { parts, values } = rows;
+        let HeadRows { parts, values, draws } = rows;
+        let mut outputs = self.drawn_later(sequences, &draws, parts.is_empty());
+        outputs.extend(self.part_outputs(sequences, &parts, values));
+        outputs
+    }
+
+    /// Follows what happens to sequences.
+    pub(super) fn follow(&mut self, ops: &[SeqOp]) {
+        self.masks.follow(ops);
+        for op in ops {
+            if let SeqOp::Open { slot, .. }
+            | SeqOp::Copy { dst: slot, .. }
+            | SeqOp::Close { slot } = op
+            {
+                self.put_off.remove(slot);
+            }
+        }
+    }
+
+    /// Forgets all sequences.
+    pub(super) fn clear(&mut self) {
+        self.masks.clear();
+        self.put_off.clear();
+    }
+
+    /// The tokens of rows that were put off, as far as their masks are there now.
+    fn drawn_later(
+        &mut self,
+        sequences: &Sequences,
+        draws: &[SlotId],
+        nothing_else: bool,
+    ) -> Vec<RowOutput> {
+        if nothing_else && !draws.is_empty() {
+            self.masks.wait_for_any(draws, MASK_WITHIN);
+        }
+        let mut outputs = Vec::with_capacity(draws.len());
+        for &slot in draws {
+            let Some(row) = self.put_off.remove(&slot) else {
+                let value = RowValue::Failed("no draw of it was put off".to_owned());
+                outputs.push(RowOutput { slot, pos: 0, value, mask_us: 0 });
+                continue;
+            };
+            let value = self.draw(sequences, slot, (row.pos, row.mu), &row.logits);
+            let pos = row.pos;
+            if value == RowValue::NotYet {
+                self.put_off.insert(slot, row);
+            }
+            outputs.push(self.output(slot, pos, value));
+        }
+        outputs
+    }
+
+    /// A row's result, with what its masks took.
+    fn output(&self, slot: SlotId, pos: u32, value: RowValue) -> RowOutput {
+        let mask_us = u32::try_from(self.masks.take_spent_us(slot)).unwrap_or(u32::MAX);
+        RowOutput { slot, pos, value, mask_us }
+    }
+
+    fn part_outputs(
+        &mut self,
+        sequences: &Sequences,
+        parts: &[PartRows],
+        values: Values,
+    ) -> Vec<RowOutput> {
         let (normed, logits) = match values {
             Values::All { normed, logits } => (normed, logits),
             Values::Few { few, logits } => match few.values() {
-                Some(few) => return self.drawn_of_few(sequences, &parts, &few),
+                Some(few) => return self.drawn_of_few(sequences, parts, &few),
                 None => (Fetched::default(), logits.fetched()),
             },
         };
@@ -91,7 +172,7 @@ impl Head {
         let mut outputs = Vec::with_capacity(parts.len());
         let mut index = 0;
         let mut guide = None;
-        for part in &parts {
+        for part in parts {
             for row in wanted_rows(part) {
                 let pos = part.pos + (row - part.rows.start) as u32;
                 let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
@@ -111,7 +192,7 @@ impl Head {
                     }
                     Want::Logits | Want::Nothing => RowValue::Logits(logits().to_vec()),
                 };
-                outputs.push(RowOutput { slot: part.slot, pos, value });
+                outputs.push(self.output(part.slot, pos, value));
                 index += 1;
             }
         }
@@ -153,11 +234,12 @@ impl Head {
         let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
         let drawn = wanting.zip(few).map(|(part, few)| {
             let pos = last_pos(part);
-            let value = match self.sampler.sample_few(few, setup_of(sequences, part), pos + 1) {
+            let value = match self.sampler.sample_few(few, setup_of(sequences, part.slot), pos + 1)
+            {
                 Ok(token) => RowValue::Sampled(token),
                 Err(error) => RowValue::Failed(error.to_string()),
             };
-            RowOutput { slot: part.slot, pos, value }
+            RowOutput { slot: part.slot, pos, value, mask_us: 0 }
         });
         drawn.collect()
     }
@@ -170,7 +252,7 @@ impl Head {
         logits: &[f32],
         guide: Option<&[f32]>,
     ) -> RowValue {
-        let setup = setup_of(sequences, part);
+        let setup = setup_of(sequences, part.slot);
         let logits = match (setup.guidance, guide) {
             (Some(guidance), Some(guide)) => match guidance.combine(logits, guide) {
                 Ok(combined) => Cow::Owned(combined),
@@ -179,18 +261,36 @@ impl Head {
             // That a guided draw has its guide was checked with the ubatch.
             _ => Cow::Borrowed(logits),
         };
-        let history = sequences.history(part.slot);
+        let value = self.draw(sequences, part.slot, (pos, part.mu), &logits);
+        if value == RowValue::NotYet {
+            let (mu, logits) = (part.mu, logits.into_owned());
+            self.put_off.insert(part.slot, PutOff { pos, mu, logits });
+        }
+        value
+    }
+
+    /// Draws the token behind position `pos` of a sequence.
+    fn draw(
+        &mut self,
+        sequences: &Sequences,
+        slot: SlotId,
+        (pos, mu): (u32, Option<f32>),
+        logits: &[f32],
+    ) -> RowValue {
+        let setup = setup_of(sequences, slot);
+        let history = sequences.history(slot);
         let sampler = &mut self.sampler;
-        let next = Next { pos: pos + 1, mask: None, mu: part.mu };
+        let next = Next { pos: pos + 1, mask: None, mu };
         let drawn = match &setup.constraint {
-            None => sampler.sample(&logits, setup, history, next),
+            None => sampler.sample(logits, setup, history, next),
             Some(rule) => {
                 let draw = |mask: Option<&Mask>| {
-                    sampler.sample(&logits, setup, history, Next { mask, ..next })
+                    sampler.sample(logits, setup, history, Next { mask, ..next })
                 };
                 let token = |drawn: &Result<SampledToken, _>| drawn.as_ref().ok().map(|t| t.id);
-                match self.masks.draw(part.slot, rule, history, draw, token) {
-                    Ok(drawn) => drawn,
+                match self.masks.draw(slot, rule, history, draw, token) {
+                    Ok(Drawn::Now(drawn)) => drawn,
+                    Ok(Drawn::NotYet) => return RowValue::NotYet,
                     Err(error) => return RowValue::Failed(error.to_string()),
                 }
             }
@@ -206,15 +306,15 @@ impl Head {
 fn few_looked_at(sequences: &Sequences, parts: &[PartRows]) -> Option<usize> {
     let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
     let looked_at = wanting.map(|part| match part.want {
-        Want::Sample => looks_at(setup_of(sequences, part), last_pos(part) + 1),
+        Want::Sample => looks_at(setup_of(sequences, part.slot), last_pos(part) + 1),
         _ => None,
     });
     looked_at.collect::<Option<Vec<usize>>>()?.into_iter().max()
 }
 
 /// How the token of a part is drawn. Nothing changes the sequence between its ubatch and the draw.
-fn setup_of<'a>(sequences: &'a Sequences, part: &PartRows) -> &'a SamplerSetup {
-    let setup = sequences.get(part.slot).and_then(|sequence| sequence.sampler.as_ref());
+fn setup_of(sequences: &Sequences, slot: SlotId) -> &SamplerSetup {
+    let setup = sequences.get(slot).and_then(|sequence| sequence.sampler.as_ref());
     setup.expect("a part that wants a sample was checked to have a sampler")
 }
 
@@ -227,7 +327,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::batch::{BlockId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch};
+    use crate::batch::{BlockId, SamplingParams, SeqPart, UBatch};
     use crate::kernels::{self, PackedMatrix};
     use crate::quant::GgmlType;
     use crate::spec::Prefixes;
@@ -251,6 +351,7 @@ mod tests {
             bias: None,
             sampler: Sampler::new(),
             masks: Masks::new(Box::new(|| unreachable!("nothing is held to a grammar here"))),
+            put_off: BTreeMap::new(),
         }
     }
 

@@ -141,7 +141,7 @@ impl Stage {
         let embedding_names = std::mem::take(&mut names.embedding);
         kept.embedding = self.embedding.map(|part| Kept { tensors: embedding_names, part });
         kept.head = self.head.map(|mut part| {
-            part.masks.clear();
+            part.clear();
             Kept { tensors: names.head, part }
         });
         kept

@@ -560,5 +560,6 @@ pub(super) fn load_head(
         bias: loader.opt_vector("output.bias", spec.n_vocab)?,
         sampler: Sampler::default(),
         masks: Masks::new(Box::new(|| Err(no_vocabulary()))),
+        put_off: BTreeMap::new(),
     })
 }

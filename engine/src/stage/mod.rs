@@ -205,7 +205,7 @@ impl Stage {
         self.drawing.clear();
         self.blocks.iter_mut().for_each(|block| block.state.clear());
         if let Some(head) = &mut self.head {
-            head.masks.clear();
+            head.clear();
         }
     }
 

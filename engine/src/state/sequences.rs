@@ -201,7 +201,8 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
         match op {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
             SeqOp::Truncate { slot, len } => histories[slot.0 as usize].truncate(*len as usize),
-            SeqOp::Adapt { .. } | SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+            SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
+            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
                 let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
                 histories[dst.0 as usize] = kept;
@@ -292,7 +293,7 @@ impl Draft<'_> {
                 }
                 sequence.adapters = adapters.clone();
             }
-            SeqOp::Name { slot, .. } => drop(self.sequence(*slot)?),
+            SeqOp::Name { slot, .. } | SeqOp::Draw { slot } => drop(self.sequence(*slot)?),
             SeqOp::Checkpoint { slot, len, .. } => {
                 let have = self.base.get(*slot).ok_or(BatchError::NotOpen(*slot))?.len;
                 self.check_prefix(*slot, *len, have)?;

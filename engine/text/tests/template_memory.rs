@@ -37,6 +37,12 @@ fn a_hostile_template_holds_no_more_than_its_limit_allows() {
         "{% set y %}{% for i in range(100000) %}{% for j in range(1000) %}0123456789{% endfor %}{% endfor %}{% endset %}",
         "{% for i in range(22) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x.split('a') }}",
         "{% for i in range(22) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|list|length }}{{ ns.x|list|length }}",
+        "{% set l = [1] * 100000 %}{% for i in range(1000) %}{% set ns.l = ns.l + [l + [i]] %}{% endfor %}",
+        "{% set ns.l = [1] %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}\
+         {% set ns.t = [ns.t, ns.l, ns.l * 1, ns.l[0:]] %}{% endfor %}",
+        "{% set y = 'abcdefghijklmnop' * 65536 %}{% set ns.l = ([y] * 2000)|map('upper')|list %}",
+        "{% set ns.l = ([1] * 5000000)|batch(1)|list %}",
+        "{% set ns.l = ('abcdefghijklmnopqrstuvwxyz,' * 4000000).split(',') %}",
         "{{ 'ab' * 8000000 }}{% set y = messages[0] * 45000000 %}",
     ] {
         let source = format!("{setup}{body}");

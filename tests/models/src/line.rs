@@ -297,6 +297,7 @@ pub fn into_token(row: RowOutput) -> SampledToken {
     match row.value {
         RowValue::Sampled(token) => token,
         RowValue::Logits(_) | RowValue::Hidden(_) => panic!("wanted a token, got logits"),
+        RowValue::NotYet => panic!("wanted a token, and its mask is not there"),
         RowValue::Failed(why) => panic!("wanted a token: {why}"),
     }
 }

@@ -38,12 +38,13 @@ fn fresh<T: Copy>(
 }
 
 /// What this release can do besides its wire version.
-const FEATURES: [Feature; 5] = [
+const FEATURES: [Feature; 6] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Guide,
     Feature::Windows,
     Feature::ControlVectors,
+    Feature::LaterDraws,
 ];
 
 impl Worker {

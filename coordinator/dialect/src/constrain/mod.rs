@@ -4,7 +4,8 @@
 //! refuses by its path what a schema uses and cannot be held, and [`normal`] brings it into the library's form; [`gbnf`] translates llama.cpp's grammars;
 //! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
 //! arguments in tags or as Python; [`answer`] puts them
-//! together with the model's way of thinking and calling ([`crate`]). Knows nothing of HTTP.
+//! together with the model's way of thinking and calling ([`crate`]). [`trials`] compiles them, so that a client learns at
+//! once what is wrong. Knows nothing of HTTP.
 
 pub mod answer;
 pub mod calls;
@@ -13,9 +14,10 @@ pub mod grammar;
 pub mod normal;
 pub mod parameters;
 pub mod schema;
+pub mod trials;
 pub mod words;
 
-use brigade_engine::constraint::{check_grammar, regex_for_lark};
+use brigade_engine::constraint::regex_for_lark;
 use serde_json::{Value, json};
 
 use grammar::{Grammar, quote};
@@ -135,7 +137,7 @@ fn check(path: &str, grammar: &Grammar) -> Result<(), Refused> {
         let message = format!("{path} makes a grammar of {n} bytes: at most {MAX_GRAMMAR_BYTES}");
         return Err(Refused::new(path, message));
     }
-    check_grammar(&text).map_err(|error| Refused::new(path, format!("{path}: {error}")))
+    trials::tried(&text).map_err(|error| Refused::new(path, format!("{path}: {error}")))
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 //! A keyword that is not supported would be a promise that is not kept, so it is refused with its path. Words
 //! that schemas may have and that say nothing about values (annotations, unknown words) pass.
 
-use brigade_engine::constraint::check_grammar;
 use serde_json::{Map, Value, json};
 
 use super::grammar::Grammar;
 use super::normal::normal;
+use super::trials::tried;
 use super::words::{MAPS, parts};
 use super::{MAX_GRAMMAR_BYTES, Refused};
 
@@ -57,8 +57,8 @@ const REFUSED_FORMATS: &[&str] = &[
 /// White space between the values of an answer: at most a space, or a line break and its indentation.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
-/// Parts of a schema that are tried by themselves to find out which one is wrong.
-const MAX_TRIALS: usize = 64;
+/// Trials of parts of a schema to find out which one is wrong. Eight levels of sixteen parts each take so many.
+const MAX_TRIALS: usize = 32;
 
 /// The grammar of a schema, known to be usable.
 ///
@@ -81,11 +81,12 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
         let message = format!("{path} has {size} bytes: at most {MAX_GRAMMAR_BYTES}");
         return Err(Refused::new(path, message));
     }
-    match check_grammar(&whole.text()) {
+    match tried(&whole.text()) {
         Ok(()) => Ok(whole),
         Err(error) => {
-            let mut trials = MAX_TRIALS;
-            let (path, why) = culprit(path, &cleaned, &cleaned, strictness, &mut trials)
+            let mut search = Search { root: &cleaned, strictness, trials: MAX_TRIALS };
+            let (path, why) = search
+                .innermost(path, &cleaned)
                 .unwrap_or_else(|| (path.to_string(), error.to_string()));
             Err(Refused::new(&path, format!("{path} cannot be held: {why}")))
         }
@@ -183,24 +184,57 @@ fn annotations_left_out(schema: &Value) -> Value {
     }
 }
 
-/// The innermost part of a schema that cannot be compiled by itself, and why.
-fn culprit(
-    path: &str,
-    schema: &Value,
-    root: &Value,
+/// Looks for the part of a schema that is to blame.
+struct Search<'a> {
+    root: &'a Value,
     strictness: Strictness,
-    trials: &mut usize,
-) -> Option<(String, String)> {
-    *trials = trials.checked_sub(1)?;
-    let mut alone = schema.clone();
-    for word in ["$defs", "definitions"] {
-        if let (Some(alone), Some(defs)) = (alone.as_object_mut(), root.get(word)) {
-            alone.entry(word).or_insert_with(|| defs.clone());
+    trials: usize,
+}
+
+/// A part and its path.
+type Part<'a> = (String, &'a Value);
+
+impl Search<'_> {
+    /// The innermost part of a schema that cannot be compiled by itself, and why: of `schema` it is known.
+    fn innermost(&mut self, path: &str, schema: &Value) -> Option<(String, String)> {
+        let all: Vec<Part<'_>> = parts(path, schema).collect();
+        let (at, why) = self.first_of(&all)?;
+        let (path, part) = &all[at];
+        Some(self.innermost(path, part).unwrap_or((path.clone(), why)))
+    }
+
+    /// Which of some parts cannot be compiled by itself, and why. It is found by halves: all trials together compile
+    /// about as much as the whole has.
+    fn first_of(&mut self, all: &[Part<'_>]) -> Option<(usize, String)> {
+        match all {
+            [] => None,
+            [(_, part)] => Some((0, self.wrong_with((*part).clone())?)),
+            _ => {
+                let (left, right) = all.split_at(all.len() / 2);
+                let named = left.iter().enumerate();
+                let named = named.map(|(at, (_, part))| (at.to_string(), (*part).clone()));
+                let properties: Map<String, Value> = named.collect();
+                let required: Vec<&String> = properties.keys().collect();
+                let together =
+                    json!({ "type": "object", "required": required, "properties": properties });
+                if self.wrong_with(together).is_some() {
+                    return self.first_of(left);
+                }
+                let (at, why) = self.first_of(right)?;
+                Some((left.len() + at, why))
+            }
         }
     }
-    let text = Grammar::json(with_options(&alone, strictness)).text();
-    let why = check_grammar(&text).err()?.to_string();
-    let inner =
-        parts(path, schema).find_map(|(path, part)| culprit(&path, part, root, strictness, trials));
-    Some(inner.unwrap_or((path.to_string(), why)))
+
+    /// What is wrong with a schema by itself; `None` too where enough was tried.
+    fn wrong_with(&mut self, mut alone: Value) -> Option<String> {
+        self.trials = self.trials.checked_sub(1)?;
+        for word in ["$defs", "definitions"] {
+            if let (Some(alone), Some(defs)) = (alone.as_object_mut(), self.root.get(word)) {
+                alone.entry(word).or_insert_with(|| defs.clone());
+            }
+        }
+        let text = Grammar::json(with_options(&alone, self.strictness)).text();
+        tried(&text).err().map(|why| why.to_string())
+    }
 }

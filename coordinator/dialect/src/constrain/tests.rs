@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_engine::batch::{Constraint, SlotId};
-use brigade_engine::constraint::{Mask, Masks, Vocabulary};
+use brigade_engine::constraint::{Drawn, Mask, Masks, Vocabulary, check_grammar};
 use serde_json::{Value, json};
 
 use super::answer::{Wishes, of_chat};
@@ -219,8 +219,39 @@ fn passes(text: &TextModel, held: &Arc<Constraint>, answer: &str) -> bool {
     let ids = tokens(text, answer);
     (0..ids.len()).all(|n| {
         let may = |mask: Option<&Mask>| mask.is_none_or(|mask| mask.allows(ids[n]));
-        masks.draw(SlotId(0), held, &ids[..n], may, |_| None).unwrap()
+        masks.draw(SlotId(0), held, &ids[..n], may, |_| None).unwrap() == Drawn::Now(true)
     })
+}
+
+/// Nobody waits for the place of a test.
+struct Nowhere;
+
+impl super::trials::Place for Nowhere {
+    fn leave(&mut self) {}
+    fn come_back(&mut self) {}
+}
+
+#[test]
+fn the_part_to_blame_is_found_in_few_trials() {
+    use super::schema::{Strictness, grammar};
+    const N: usize = 1000;
+    for culprit in [0, 1, N / 2, N - 1] {
+        let property = |at: usize| match at == culprit {
+            true => json!({ "type": "array", "items": { "type": "string", "pattern": "a(?=b)" } }),
+            false => json!({ "type": "string", "pattern": "^.*17.*$" }),
+        };
+        let properties = (0..N).map(|at| (format!("p{at:04}"), property(at)));
+        let properties: serde_json::Map<String, Value> = properties.collect();
+        let required: Vec<&String> = properties.keys().collect();
+        let schema = json!({ "type": "object", "required": required, "properties": properties });
+        let trials = Arc::new(super::trials::Trials::default());
+        let read = || grammar("schema", &schema, Strictness::Strict);
+        let (refused, took) = trials.within(1, Box::new(Nowhere), read);
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.path, format!("schema.properties.p{culprit:04}.items"));
+        println!("{refused}: {} trials, {took:?}", trials.n_tried());
+        assert!(trials.n_tried() <= 20, "{} trials of {N} parts", trials.n_tried());
+    }
 }
 
 /// What a free answer of a model has to fit where one tool is strict.

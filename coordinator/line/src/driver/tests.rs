@@ -75,6 +75,7 @@ fn sent(frames: &mut mpsc::Receiver<LaneFrame>) -> Vec<pb::Ubatch> {
 /// A token for each part of a ubatch.
 fn result(ubatch: &pb::Ubatch) -> LineNews {
     let row = |part: &pb::SeqPart| pb::RowResult {
+        mask_us: 0,
         slot: part.slot,
         pos: part.pos + part.tokens.len() as u32 - 1,
         value: Some(row_result::Value::Sampled(pb::Sampled { token: 7, ..Default::default() })),

@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::records::{Old, Record};
+use super::records::{self, Bounds, Old, Record};
 
 /// Format of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// The one before, which is read too: its lines have no sums.
+const WITHOUT_SUMS: u32 = 1;
 
 /// How often the log is told that the disk refuses.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
@@ -23,45 +26,145 @@ struct Header {
     model: String,
 }
 
-/// Requests of `model` that were not over, by number. A line that cannot be read ends the file: a process or a
-/// machine ended while it was written.
-pub(super) fn read(path: &Path, model: &str) -> io::Result<BTreeMap<u64, Old>> {
-    let mut found = BTreeMap::new();
+/// What was read of a file.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Requests that were not over, by number.
+    pub requests: BTreeMap<u64, Old>,
+    /// Where the file is kept that had lines that were damaged.
+    pub damaged: Option<PathBuf>,
+}
+
+/// Longest line: the largest body, with all its characters escaped, and its prompt.
+const MAX_LINE_BYTES: u64 = 256 << 20;
+
+/// Damaged lines that the log is told of one by one.
+const MAX_TOLD: usize = 16;
+
+/// Requests of `model` that were not over. A line that cannot be read costs what it says of its own request. Where it is not
+/// the last one, which a process or a machine may have ended in, the file is kept beside its successor.
+pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found> {
+    let mut found = Found::default();
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         file => file?,
     };
-    let mut lines = BufReader::new(file).lines();
-    let header =
-        lines.next().transpose()?.and_then(|line| serde_json::from_str::<Header>(&line).ok());
-    let wanted = Header { brigade_journal: VERSION, model: model.to_owned() };
-    match header {
-        Some(header) if header == wanted => {}
-        Some(_) => {
+    let mut lines = Lines(BufReader::new(file));
+    let Some(header) = lines.next()? else { return Ok(found) };
+    let has_sums = match serde_json::from_slice::<Header>(&header.bytes) {
+        Ok(Header { brigade_journal: VERSION, model: its }) if its == model => true,
+        Ok(Header { brigade_journal: WITHOUT_SUMS, model: its }) if its == model => false,
+        Ok(_) => {
             tracing::warn!(
                 path = %path.display(),
                 "the journal is of another model, or of another version: its requests are dropped"
             );
             return Ok(found);
         }
-        None => return Ok(found),
-    }
-    for line in lines {
-        let Some(record) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else {
-            tracing::info!(path = %path.display(), "the journal ends in the middle of a line");
-            break;
+        // Torn as it was begun: nothing was in it.
+        Err(_) if !header.is_whole => return Ok(found),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "the journal's first line is damaged: its requests are dropped");
+            keep_beside(path, &mut found)?;
+            return Ok(found);
+        }
+    };
+    let mut n_damaged = 0;
+    while let Some(line) = lines.next()? {
+        let record = records::read(&line.bytes, has_sums);
+        let problem = match &record {
+            None if !line.is_whole => {
+                tracing::info!(path = %path.display(), "the journal ends in the middle of a line");
+                break;
+            }
+            None => Some("it is damaged"),
+            Some(record) => bounds.problem(record).or_else(|| repeats(record, &found.requests)),
+        };
+        let (Some(record), None) = (record, problem) else {
+            n_damaged += 1;
+            let about = records::seems_about(&line.bytes);
+            // Otherwise the next token's place tells that one is missing.
+            if !has_sums {
+                lose(&mut found.requests, about);
+            }
+            if n_damaged <= MAX_TOLD {
+                let (number, request) = (lines_read(&lines), about.map(|(no, _)| no));
+                let why = problem.unwrap_or("it is damaged");
+                tracing::warn!(path = %path.display(), line_ends_at = number, request, why, "a line of the journal is left out");
+            }
+            continue;
         };
         match record {
-            Record::Open { no, opened } => drop(found.insert(no, Old::new(opened))),
-            Record::Over { no } => drop(found.remove(&no)),
+            Record::Open { no, opened } => drop(found.requests.insert(no, Old::new(opened))),
+            Record::Over { no } => drop(found.requests.remove(&no)),
             Record::Token { no, .. } | Record::Finish { no, .. } => {
-                if let Some(old) = found.get_mut(&no) {
+                if let Some(old) = found.requests.get_mut(&no) {
                     old.take(record);
                 }
             }
         }
     }
+    if n_damaged > 0 {
+        tracing::warn!(path = %path.display(), lines = n_damaged, "lines of the journal were damaged");
+        keep_beside(path, &mut found)?;
+    }
     Ok(found)
+}
+
+/// A second request of a number would take the place of the one that has it.
+fn repeats(record: &Record, live: &BTreeMap<u64, Old>) -> Option<&'static str> {
+    let Record::Open { no, opened } = record else { return None };
+    let has_name = || live.values().any(|old| old.opened.id == opened.id);
+    (live.contains_key(no) || has_name()).then_some("another request has its number or its name")
+}
+
+/// A damaged line is about this request, as it seems: what it says is drawn again. Another one loses nothing by that but
+/// time.
+fn lose(live: &mut BTreeMap<u64, Old>, about: Option<(u64, Option<u32>)>) {
+    if let Some((no, sequence)) = about
+        && let Some(old) = live.get_mut(&no)
+    {
+        old.lose(sequence);
+    }
+}
+
+/// Copies a damaged file to where people find it, in the place of one that was there before.
+fn keep_beside(path: &Path, found: &mut Found) -> io::Result<()> {
+    let beside = path.with_extension("damaged");
+    let (mut from, mut to) = (File::open(path)?, create_private(&beside)?);
+    io::copy(&mut from, &mut to)?;
+    tracing::warn!(path = %beside.display(), "the damaged journal is kept here: look into it, then remove it");
+    found.damaged = Some(beside);
+    Ok(())
+}
+
+/// The lines of a file, of any bytes.
+struct Lines(BufReader<File>);
+
+struct Line {
+    bytes: Vec<u8>,
+    /// Its line end is there.
+    is_whole: bool,
+}
+
+impl Lines {
+    /// The next line; what is too long for one is cut into several, which are none.
+    fn next(&mut self) -> io::Result<Option<Line>> {
+        let mut bytes = Vec::new();
+        (&mut self.0).take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let is_whole = bytes.pop_if(|last| *last == b'\n').is_some();
+        Ok(Some(Line { bytes, is_whole }))
+    }
+}
+
+/// Bytes of the file that were read: where the last line ends.
+fn lines_read(lines: &Lines) -> u64 {
+    let mut file = lines.0.get_ref();
+    let read = file.stream_position().unwrap_or(0);
+    read - lines.0.buffer().len() as u64
 }
 
 /// Writes the file.

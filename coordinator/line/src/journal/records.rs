@@ -1,5 +1,5 @@
 //! The journal's lines: one JSON object each. Log-probabilities are written as the bits of their floats: what comes
-//! back is what was.
+//! back is what was. Each line has a sum of itself, so that one that was damaged is known for that.
 
 use brigade_engine::batch::SampledToken;
 use brigade_sched::FinishReason;
@@ -44,6 +44,9 @@ pub(super) enum Record {
     Token {
         no: u64,
         sequence: u32,
+        /// Its place in the answer; absent in files of older releases.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        at: Option<u32>,
         token: Token,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         numerics: Option<Numerics>,
@@ -90,8 +93,13 @@ impl From<Token> for SampledToken {
 }
 
 impl Record {
-    pub fn token(no: u64, sequence: u32, token: &SampledToken, numerics: Option<Numerics>) -> Self {
-        Self::Token { no, sequence, token: token.into(), numerics }
+    pub fn token(
+        no: u64,
+        (sequence, at): (u32, u32),
+        token: &SampledToken,
+        numerics: Option<Numerics>,
+    ) -> Self {
+        Self::Token { no, sequence, at: Some(at), token: token.into(), numerics }
     }
 
     pub fn finish(no: u64, sequence: u32, reason: &FinishReason) -> Self {
@@ -108,25 +116,44 @@ impl Record {
 pub(super) struct Old {
     pub opened: Opened,
     pub drawn: Vec<Drawn>,
+    /// Of each sequence, whether a line is missing: what follows it is drawn again.
+    has_hole: Vec<bool>,
 }
 
 impl Old {
     pub fn new(opened: Opened) -> Self {
         let drawn = vec![Drawn::default(); opened.sequences];
-        Self { opened, drawn }
+        let has_hole = vec![false; opened.sequences];
+        Self { opened, drawn, has_hole }
+    }
+
+    /// A line about a sequence cannot be read; `None`: nobody knows about which one.
+    pub fn lose(&mut self, sequence: Option<u32>) {
+        match sequence.and_then(|sequence| self.has_hole.get_mut(sequence as usize)) {
+            Some(has_hole) => *has_hole = true,
+            None => self.has_hole.fill(true),
+        }
     }
 
     /// Takes in a record of one of its sequences.
     pub fn take(&mut self, record: Record) {
         match record {
-            Record::Token { sequence, token, numerics, .. } => {
-                if let Some(drawn) = self.drawn.get_mut(sequence as usize) {
+            Record::Token { sequence, at, token, numerics, .. } => {
+                let of = sequence as usize;
+                if let (Some(drawn), Some(has_hole)) =
+                    (self.drawn.get_mut(of), self.has_hole.get_mut(of))
+                {
+                    *has_hole |= at.is_some_and(|at| at as usize != drawn.tokens.len());
+                    if *has_hole {
+                        return;
+                    }
                     drawn.numerics = numerics.or(drawn.numerics);
                     drawn.tokens.push(token.into());
                 }
             }
             Record::Finish { sequence, stop, .. } => {
-                if let Some(drawn) = self.drawn.get_mut(sequence as usize) {
+                let of = sequence as usize;
+                if let Some(drawn) = self.drawn.get_mut(of).filter(|_| !self.has_hole[of]) {
                     let length = FinishReason::Length;
                     drawn.finish = Some(stop.map_or(length, |t| FinishReason::Stop(t.into())));
                 }
@@ -136,21 +163,121 @@ impl Old {
     }
 }
 
-/// A record as a line.
+/// A record as a line, with its sum as the last field.
 pub(super) fn line(record: &Record) -> Vec<u8> {
     // Plain values in plain structs: there is nothing that JSON cannot say.
     let mut line = serde_json::to_vec(record).unwrap_or_default();
-    line.push(b'\n');
+    let sum = sum(&line);
+    line.pop();
+    line.extend_from_slice(SUM.as_bytes());
+    line.extend_from_slice(sum.as_bytes());
+    line.extend_from_slice(b"\"}\n");
     line
+}
+
+/// What stands between a record and its sum.
+const SUM: &str = ",\"sum\":\"";
+
+/// Hexadecimal digits of a line's sum.
+const SUM_DIGITS: usize = 16;
+
+fn sum(record: &[u8]) -> String {
+    blake3::hash(record).to_hex()[..SUM_DIGITS].to_owned()
+}
+
+/// The record of a line, without its line end; `None`: it was damaged. Lines of older releases have no sum.
+pub(super) fn read(line: &[u8], has_sums: bool) -> Option<Record> {
+    if !has_sums {
+        return serde_json::from_slice(line).ok();
+    }
+    let at = line.len().checked_sub(SUM.len() + SUM_DIGITS + 2)?;
+    let (record, rest) = line.split_at(at);
+    let given = rest.strip_prefix(SUM.as_bytes())?.strip_suffix(b"\"}")?;
+    let record = [record, b"}"].concat();
+    (sum(&record).as_bytes() == given).then(|| serde_json::from_slice(&record).ok())?
+}
+
+/// Which request and which of its sequences a damaged line seems to be about.
+pub(super) fn seems_about(line: &[u8]) -> Option<(u64, Option<u32>)> {
+    let line: serde_json::Value = serde_json::from_slice(line).ok()?;
+    let fields = line.as_object()?.values().find_map(|value| value.as_object())?;
+    let sequence = fields.get("sequence").and_then(serde_json::Value::as_u64);
+    Some((fields.get("no")?.as_u64()?, sequence.and_then(|n| u32::try_from(n).ok())))
+}
+
+/// Most sequences of a request.
+const MAX_SEQUENCES: usize = 64;
+
+/// Longest name of a stream, an address or a request.
+const MAX_NAME_BYTES: usize = 256;
+
+/// What the model of a journal's requests can have; a file may say anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Size of its vocabulary.
+    pub n_vocab: u32,
+}
+
+impl Bounds {
+    /// What of a record cannot be.
+    pub(super) fn problem(&self, record: &Record) -> Option<&'static str> {
+        match record {
+            Record::Open { opened, .. } => self.of_opened(opened),
+            Record::Token { token, .. } => self.of_token(token),
+            Record::Finish { stop, .. } => stop.as_ref().and_then(|token| self.of_token(token)),
+            Record::Over { .. } => None,
+        }
+    }
+
+    fn of_opened(&self, opened: &Opened) -> Option<&'static str> {
+        let Opened { id, path, label, prompts, guide, sequences, .. } = opened;
+        let is_name = |name: &&String| {
+            name.len() <= MAX_NAME_BYTES && name.chars().all(|c| c.is_ascii_graphic())
+        };
+        let is_prompt = |ids: &&Vec<u32>| {
+            let known = ids.iter().all(|id| *id < self.n_vocab);
+            !ids.is_empty() && known
+        };
+        let n = prompts.len();
+        match () {
+            () if ![id, path].iter().all(is_name) => Some("a name that is none"),
+            () if label.len() > MAX_NAME_BYTES || label.chars().any(char::is_control) => {
+                Some("a label that is none")
+            }
+            () if !prompts.iter().chain(guide).all(|ids| is_prompt(&ids)) => {
+                Some("tokens of a prompt that the model does not have")
+            }
+            () if n == 0 || !(n..=MAX_SEQUENCES).contains(sequences) || sequences % n > 0 => {
+                Some("a number of sequences that cannot be")
+            }
+            () => None,
+        }
+    }
+
+    fn of_token(&self, token: &Token) -> Option<&'static str> {
+        let ids = token.top.iter().map(|(id, _)| *id).chain([token.id]);
+        let is_number = |bits: &u32| !f32::from_bits(*bits).is_nan();
+        let logprobs = token.top.iter().map(|(_, bits)| bits).chain(&token.logprob);
+        match () {
+            () if ids.into_iter().any(|id| id >= self.n_vocab) => {
+                Some("a token that the model does not have")
+            }
+            () if !logprobs.into_iter().all(is_number) => Some("a log-probability that is none"),
+            () if token.mu.is_some_and(|bits| !f32::from_bits(bits).is_finite()) => {
+                Some("a surprise that is none")
+            }
+            () => None,
+        }
+    }
 }
 
 /// All lines of a request.
 pub(super) fn lines(no: u64, old: &Old) -> Vec<u8> {
     let mut out = line(&Record::Open { no, opened: old.opened.clone() });
     for (drawn, sequence) in old.drawn.iter().zip(0..) {
-        for token in &drawn.tokens {
+        for (token, at) in drawn.tokens.iter().zip(0..) {
             // That some were drawn by others than the last is told already.
-            out.extend(line(&Record::token(no, sequence, token, drawn.numerics)));
+            out.extend(line(&Record::token(no, (sequence, at), token, drawn.numerics)));
         }
         if let Some(reason) = &drawn.finish {
             out.extend(line(&Record::finish(no, sequence, reason)));

@@ -58,6 +58,8 @@ struct OpenSlot {
     tokens: Vec<u32>,
     /// The ubatch that a token was asked of and that is not back.
     awaiting: Option<u64>,
+    /// A draw that found no mask: its token and position.
+    put_off: Option<(u32, u32)>,
     /// What its rows pass through besides the model.
     adapters: Arc<[AdapterUse]>,
 }
@@ -71,12 +73,37 @@ pub(super) struct Mirror {
     pages: BTreeMap<u32, Vec<u32>>,
     next_id: u64,
     stop_every: u64,
+    /// Of so many draws one finds no mask; 0: none.
+    late_every: u64,
+    draws: u64,
 }
 
 impl Mirror {
-    pub fn new(spec: LineSpec, stop_every: u64) -> Self {
+    pub fn new(spec: LineSpec, stop_every: u64, late_every: u64) -> Self {
         let (open, pages) = (BTreeMap::new(), BTreeMap::new());
-        Self { spec, open, pages, next_id: 0, stop_every }
+        Self { spec, open, pages, next_id: 0, stop_every, late_every, draws: 0 }
+    }
+
+    /// Whether the next draw finds no mask.
+    fn is_late(&mut self) -> bool {
+        self.draws += 1;
+        self.late_every > 0 && mix(self.draws).is_multiple_of(self.late_every)
+    }
+
+    /// Draws what was put off, or puts it off once more.
+    fn draw(&mut self, ubatch: u64, slot: SlotId) -> Result<RowOutput, String> {
+        let is_late = self.is_late();
+        let open = self.open.get_mut(&slot).filter(|open| open.awaiting.is_none());
+        let open = open.ok_or_else(|| format!("a draw of {slot:?}, which is not open or drawn"))?;
+        let (id, pos) = open.put_off.ok_or_else(|| format!("no draw of {slot:?} was put off"))?;
+        open.awaiting = Some(ubatch);
+        if is_late {
+            return Ok(RowOutput { slot, pos, value: RowValue::NotYet, mask_us: 300 });
+        }
+        open.put_off = None;
+        let value =
+            RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+        Ok(RowOutput { slot, pos, value, mask_us: 0 })
     }
 
     pub fn n_open(&self) -> usize {
@@ -92,11 +119,14 @@ impl Mirror {
         let rows = ubatch.n_rows();
         ensure(rows <= self.spec.max_rows as usize, || format!("{rows} rows in a ubatch"))?;
         let mut sources = BTreeSet::new();
+        let (mut out, mut guide) = (Vec::new(), None);
         for op in &ubatch.ops {
-            self.apply_op(op, &mut sources)?;
+            match op {
+                SeqOp::Draw { slot } => out.push(self.draw(ubatch.id, *slot)?),
+                op => self.apply_op(op, &mut sources)?,
+            }
         }
         let mut seen = BTreeSet::new();
-        let (mut out, mut guide) = (Vec::new(), None);
         for part in &ubatch.parts {
             ensure(seen.insert(part.slot), || format!("{:?} twice in a ubatch", part.slot))?;
             ensure(!part.tokens.is_empty(), || format!("empty part of {:?}", part.slot))?;
@@ -179,7 +209,7 @@ impl Mirror {
                     format!("a checkpoint of {slot:?} at {len}, it has {}", tokens.len())
                 })
             }
-            SeqOp::Truncate { .. } => Err(format!("unexpected {op:?}")),
+            SeqOp::Truncate { .. } | SeqOp::Draw { .. } => Err(format!("unexpected {op:?}")),
         }
     }
 
@@ -201,7 +231,8 @@ impl Mirror {
         let seed = sampler.map(|sampler| sampler.seed);
         let is_guided = sampler.is_some_and(|sampler| sampler.guidance.is_some());
         let adapters = Arc::from([]);
-        let fresh = OpenSlot { seed, is_guided, blocks, tokens, awaiting: None, adapters };
+        let (awaiting, put_off) = (None, None);
+        let fresh = OpenSlot { seed, is_guided, blocks, tokens, awaiting, put_off, adapters };
         ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
     }
 
@@ -251,12 +282,14 @@ impl Mirror {
     ) -> Result<(), String> {
         let name = part.slot;
         let per_page = self.spec.block_positions as usize;
+        let is_late = part.want == Want::Sample && self.is_late();
         let Some(slot) = self.open.get_mut(&name) else {
             return Err(format!("rows of {name:?}, which is not open"));
         };
         ensure(slot.awaiting.is_none(), || {
             format!("{name:?} is in two ubatches while it decodes")
         })?;
+        ensure(slot.put_off.is_none(), || format!("rows of {name:?}, whose draw was put off"))?;
         ensure(part.pos as usize == slot.tokens.len(), || {
             format!("{name:?} continues at {}, it has {} positions", part.pos, slot.tokens.len())
         })?;
@@ -269,7 +302,7 @@ impl Mirror {
             slot.tokens.push(token);
             if part.want == Want::Logits {
                 let value = RowValue::Logits(vec![f32::from(token as u16)]);
-                out.push(RowOutput { slot: name, pos: pos as u32, value });
+                out.push(RowOutput { slot: name, pos: pos as u32, value, mask_us: 0 });
             }
         }
         let before = guide.take();
@@ -290,9 +323,11 @@ impl Mirror {
             ensure(its == slot.adapters, || format!("{name:?}'s guide has other adapters"))?;
             let both = [slot.tokens.as_slice(), &before].concat();
             let id = next_token(&both, &slot.adapters, self.stop_every);
-            let value =
-                RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
-            out.push(RowOutput { slot: name, pos: end as u32 - 1, value });
+            let (pos, token) =
+                (end as u32 - 1, SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+            slot.put_off = is_late.then_some((id, pos));
+            let value = if is_late { RowValue::NotYet } else { RowValue::Sampled(token) };
+            out.push(RowOutput { slot: name, pos, value, mask_us: 0 });
             self.read_back(name)?;
         }
         Ok(())

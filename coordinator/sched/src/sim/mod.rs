@@ -54,6 +54,8 @@ pub struct Sim {
     pub outages: Vec<(Micros, Micros)>,
     /// Times at which the line is to be taken down as planned, ascending. Another one is there soon after it was.
     pub changes: Vec<Micros>,
+    /// Of so many draws one finds no mask, and is put off; 0: none.
+    pub late_every: u64,
     /// Keep a text of everything that went in and out.
     pub log: bool,
     /// Check after every step that no stage idles and nobody waits without need: a scan of all sequences,
@@ -83,6 +85,7 @@ impl Sim {
             seed: 0,
             outages: Vec::new(),
             changes: Vec::new(),
+            late_every: 0,
             log: false,
             audit: true,
         }
@@ -228,7 +231,7 @@ impl<'a> Run<'a> {
             sim,
             scheduler: Scheduler::new(sim.sched),
             line: SimLine::new(&sim.stages, &sim.links, sim.nature, sim.seed),
-            mirror: Mirror::new(sim.spec, workload.stop_every),
+            mirror: Mirror::new(sim.spec, workload.stop_every, sim.late_every),
             copies: Copies::new(sim.seed),
             clients: Clients::new(workload),
             world: numbered.map(|(n, (at, event))| ((at, n), event)).collect(),
@@ -273,7 +276,7 @@ impl<'a> Run<'a> {
             World::Up if self.up => Ok(()),
             World::Up => {
                 self.epoch += 1;
-                self.mirror = Mirror::new(self.sim.spec, self.stop_every);
+                self.mirror = Mirror::new(self.sim.spec, self.stop_every, self.sim.late_every);
                 let found = self.copies.found(&self.scheduler.interrupted());
                 self.step(Event::Restorable(found))?;
                 self.up = true;

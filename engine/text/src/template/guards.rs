@@ -17,6 +17,21 @@ pub const MAX_TEMPLATE_COUNT: u64 = 4096;
 /// Filters whose results nest deeper than what they are given.
 const DEEPEN: [&str; 5] = ["batch", "slice", "groupby", "items", "dictsort"];
 
+/// Filters and methods whose results have items that are new as well: lists of lists, and texts.
+const MAKE_ITEMS: [&str; 11] = [
+    "batch",
+    "slice",
+    "groupby",
+    "items",
+    "dictsort",
+    "map",
+    "split",
+    "lines",
+    "rsplit",
+    "splitlines",
+    "partition",
+];
+
 /// Looks at the arguments of a filter, its value first.
 type Look = fn(&Meter, &[Value]) -> Result<(), Error>;
 
@@ -35,7 +50,12 @@ pub fn install(env: &mut Environment<'_>) {
                 if matches!(name, "default" | "d") { &[] } else { args.get(1..).unwrap_or(&[]) };
             rest.iter().try_for_each(no_variables)?;
             look(Meter::of(state), &args)?;
-            let made = plain.call(state, &args)?;
+            let mut made = plain.call(state, &args)?;
+            // Attributes of values are there already.
+            let is_picked = name == "map" && !named(&args, "attribute").is_undefined();
+            if MAKE_ITEMS.contains(&name) && !is_picked {
+                made = Meter::of(state).with_new_items(made)?;
+            }
             if DEEPEN.contains(&name) {
                 Meter::of(state).walk_parts(&made)?;
             }
@@ -164,7 +184,11 @@ pub fn method(
             _ => {}
         }
     }
-    python::method(state, value, name, args)
+    let made = python::method(state, value, name, args)?;
+    match MAKE_ITEMS.contains(&name) {
+        true => Meter::of(state).with_new_items(made),
+        false => Ok(made),
+    }
 }
 
 /// Refuses namespaces and loops, also among named arguments.

@@ -29,10 +29,14 @@ pub const MAX_TEMPLATE_DEPTH: usize = 256;
 /// Parts of nested values that one rendering may walk through.
 const MAX_WALKED: u64 = 1 << 24;
 
-/// Counted for a value besides its text.
-const VALUE_BYTES: u64 = 32;
-/// Counted for an item of a list: its neighbours are freed with the list they were copied from.
-const ITEM_BYTES: u64 = 8;
+/// Counted for a value besides its text, or its items.
+const VALUE_BYTES: u64 = 96;
+/// Counted for an item of a list: what it takes there.
+const ITEM_BYTES: u64 = size_of::<Value>() as u64;
+/// Counted for a key of a mapping with its value.
+const PAIR_BYTES: u64 = 96;
+/// Shorter texts lie in their values themselves.
+const SHORT_TEXT: u64 = 22;
 /// Counted for a macro or another object that keeps variables.
 const OBJECT_BYTES: u64 = 1024;
 
@@ -140,22 +144,66 @@ impl Meter {
                 let bytes = value.as_str().map(str::len).or(value.as_bytes().map(<[u8]>::len));
                 self.count(VALUE_BYTES + bytes.unwrap_or(0) as u64)?;
             }
-            ValueKind::Seq | ValueKind::Map => {
+            ValueKind::Seq => {
                 self.count(VALUE_BYTES + ITEM_BYTES * value.len().unwrap_or(1) as u64)?;
             }
-            ValueKind::Iterable => {
-                self.count(VALUE_BYTES)?;
-                let mut items = Vec::new();
-                for item in value.try_iter()? {
-                    self.count(ITEM_BYTES)?;
-                    items.push(item);
-                }
-                return Ok(Value::from(items));
+            ValueKind::Map => {
+                self.count(VALUE_BYTES + PAIR_BYTES * value.len().unwrap_or(1) as u64)?;
             }
+            ValueKind::Iterable => return self.collected(&value, false),
             ValueKind::Plain => self.count(OBJECT_BYTES)?,
             _ => {}
         }
         Ok(value)
+    }
+
+    /// A list of what a value computes when asked. `are_new`: its items are made for it, and nobody else has them.
+    fn collected(&mut self, value: &Value, are_new: bool) -> Result<Value, Error> {
+        self.count(VALUE_BYTES)?;
+        let mut items = Vec::new();
+        for item in value.try_iter()? {
+            self.count(ITEM_BYTES)?;
+            if are_new {
+                self.new_item(&item)?;
+            }
+            if items.len() == items.capacity() {
+                // It grows to twice its size, and has both until all is copied.
+                self.allow(2 * ITEM_BYTES * items.capacity() as u64)?;
+            }
+            items.push(item);
+        }
+        items.shrink_to_fit();
+        Ok(Value::from(items))
+    }
+
+    /// Counts an item that was made with the list that it is in.
+    fn new_item(&mut self, item: &Value) -> Result<(), Error> {
+        let bytes = match item.kind() {
+            ValueKind::String => {
+                let len = item.as_str().map_or(0, str::len) as u64;
+                if len > SHORT_TEXT { VALUE_BYTES + len } else { 0 }
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                VALUE_BYTES + ITEM_BYTES * item.len().unwrap_or(1) as u64
+            }
+            ValueKind::Map => VALUE_BYTES + PAIR_BYTES * item.len().unwrap_or(1) as u64,
+            _ => 0,
+        };
+        self.count(bytes)
+    }
+
+    /// Counts a list whose items were made with it: texts, or lists of what was there.
+    pub fn with_new_items(&mut self, value: Value) -> Result<Value, Error> {
+        match value.kind() {
+            ValueKind::Iterable => self.collected(&value, true),
+            ValueKind::Seq => {
+                for item in value.try_iter()? {
+                    self.new_item(&item)?;
+                }
+                Ok(value)
+            }
+            _ => Ok(value),
+        }
     }
 
     /// Takes a text off the count again that was made last and that nobody holds but the caller.

@@ -111,6 +111,29 @@ fn single_steps_that_make_much_are_refused() {
     }
 }
 
+/// What is made hides in lists: each of these would take gigabytes at a few bytes for an item.
+#[test]
+fn items_that_are_made_with_their_lists_are_counted() {
+    for source in [
+        // A thousand copies of a text of a megabyte.
+        "{% set x = 'abcdefghijklmnop' * 65536 %}{% set l = ([x] * 1000)|map('upper')|list %}{{ l|length }}",
+        "{% set x = 'abcdefghijklmnop' * 65536 %}{% set l = ([x] * 1000)|map('replace', 'a', 'b')|list %}{{ l|length }}",
+        // Millions of lists of one item, and of pairs.
+        "{% set l = ([1] * 2000000)|batch(1)|list %}{{ l|length }}",
+        "{% set l = ('abcdefghijklmnopqrstuvwxyz,' * 1200000).split(',') %}{{ l|length }}",
+        "{% set l = ('abcdefghijklmnopqrstuvwxyz\n' * 1200000).splitlines() %}{{ l|length }}",
+        "{% set l = ('abcdefghijklmnopqrstuvwxyz,' * 1200000)|split(',') %}{{ l|length }}",
+        // Many lists of many items, all of them there at once.
+        "{% set ns = namespace(l=[1] * 1000000, all=[0]) %}{% for i in range(1000) %}\
+         {% set ns.all = ns.all + [ns.l + [i]] %}{% endfor %}{{ ns.all|length }}",
+        "{% set ns = namespace(l=[1], all=[0]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}\
+         {% set ns.all = ns.all + [ns.l, ns.l * 1, ns.l[0:]] %}{% endfor %}{{ ns.all|length }}",
+    ] {
+        let why = refusal(source);
+        assert!(why.contains("limit"), "{source}: {why}");
+    }
+}
+
 /// What would exhaust the stack of whoever drops or writes it.
 #[test]
 fn values_that_contain_themselves_or_nest_without_end_are_refused() {

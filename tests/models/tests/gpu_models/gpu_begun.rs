@@ -76,7 +76,7 @@ impl Turns {
             let StageOutput::Rows(rows) = self.stage().finish(first).unwrap() else {
                 panic!("a stage with all layers has the head")
             };
-            for RowOutput { slot, pos, value } in rows {
+            for RowOutput { slot, pos, value, .. } in rows {
                 let bits = match value {
                     RowValue::Logits(logits) => logits.into_iter().map(f32::to_bits).collect(),
                     RowValue::Sampled(token) => vec![token.id],

@@ -14,6 +14,7 @@ mod golden_types;
 mod invariance;
 mod kept;
 mod lora;
+mod masks;
 mod positions;
 mod shapes;
 mod tables;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         invariance,
         kept,
         lora,
+        masks,
         positions,
         shapes,
         tables,

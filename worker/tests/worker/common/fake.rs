@@ -215,7 +215,8 @@ impl FakeStage {
                     }
                 }
                 SeqOp::Close { slot } => drop(self.lengths.remove(&slot.0)),
-                SeqOp::Adapt { .. } | SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+                SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
+                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
                 SeqOp::Copy { .. } | SeqOp::Truncate { .. } => return Err("not here".into()),
             }
         }
@@ -283,7 +284,7 @@ impl FakeStage {
                     Want::Logits => RowValue::Logits(row.to_vec()),
                     _ => continue,
                 };
-                rows.push(RowOutput { slot, pos, value });
+                rows.push(RowOutput { slot, pos, value, mask_us: 0 });
             }
         }
         Ok(StageOutput::Rows(rows))
