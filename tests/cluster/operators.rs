@@ -92,6 +92,13 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
     }
     assert!(!status.contains("worker 127.0.0.1"), "one name, not two: {status}");
 
+    let plan = ["plan", "--json", "--worker", "lab", "--worker", "attic"];
+    let plan: Value = serde_json::from_str(&cluster.admin(&plan)).unwrap();
+    let mut planned: Vec<&str> =
+        plan["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    planned.sort_unstable();
+    assert_eq!(planned, ["attic", "lab"]);
+
     // Any of its three names means it; what was drained can be had back.
     let key = node(&cluster, "lab")["key"].as_str().unwrap()[..12].to_owned();
     for called in ["lab", lab.ready.trim(), &key] {

@@ -63,7 +63,7 @@ fn a_chat_in_a_browser() {
     assert_eq!(texts(page, "assistant").len(), 2);
 
     // The chat is still there when the page comes back.
-    page.value("location.reload()");
+    page.reload();
     page.wait("document.querySelectorAll('#messages li.assistant').length === 2");
     page.wait("document.getElementById('state')?.textContent === 'ready'");
     let said =
@@ -183,7 +183,7 @@ fn an_answer_goes_on_after_a_reload() {
     let begun = "(JSON.parse(localStorage.getItem('brigade-chat-' + JSON.parse(sessionStorage.getItem('brigade-current')))
             )?.at(-1)?.content?.length ?? 0) > 0";
     page.wait(begun);
-    page.value("location.reload()");
+    page.reload();
     page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
     let at_reload = texts(page, "assistant")[0].len();
     page.wait(IDLE);
@@ -214,7 +214,8 @@ fn several_chats_are_kept() {
         "localStorage.setItem('brigade-chat', JSON.stringify([
              { role: 'user', content: 'The first' }, { role: 'assistant', content: '>'.repeat(8000) }]))",
     );
-    page.value("sessionStorage.clear(), location.reload()");
+    page.value("sessionStorage.clear()");
+    page.reload();
     page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
     page.value("document.getElementById('max_tokens').value = 1000");
     page.value("document.getElementById('new').click()");
@@ -247,7 +248,7 @@ fn several_chats_are_kept() {
     let second = texts(page, "assistant");
     assert!(!second[0].trim().is_empty(), "{second:?}");
     // All of them are there when the page comes back, and one can be thrown away.
-    page.value("location.reload()");
+    page.reload();
     page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
     assert_eq!(texts(page, "assistant"), second);
     open(page, "The first");

@@ -78,6 +78,17 @@ impl Page {
     /// # Panics
     /// If it fails.
     pub fn call(&mut self, method: &str, params: Value) -> Value {
+        self.try_call(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// Calls a method of the protocol; its answer, or the error that it is.
+    ///
+    /// # Errors
+    /// What the browser says.
+    ///
+    /// # Panics
+    /// If the browser has gone.
+    pub fn try_call(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         self.next += 1;
         let mut message = json!({ "id": self.next, "method": method, "params": params });
         if let Some(session) = &self.session {
@@ -91,8 +102,10 @@ impl Page {
             bytes.pop();
             let answer: Value = serde_json::from_slice(&bytes).unwrap();
             if answer["id"] == self.next {
-                assert!(answer.get("error").is_none(), "{method}: {answer}");
-                return answer["result"].clone();
+                return match answer.get("error") {
+                    Some(error) => Err(error.clone()),
+                    None => Ok(answer["result"].clone()),
+                };
             }
         }
     }
@@ -117,6 +130,26 @@ impl Page {
         let deadline = Instant::now() + PATIENCE;
         while self.value(&format!("Boolean({expression})")) != true {
             assert!(Instant::now() < deadline, "{expression} did not come true");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Loads it again, and waits until it is there.
+    ///
+    /// # Panics
+    /// If it does not come.
+    pub fn reload(&mut self) {
+        self.value("window.before = true");
+        self.call("Page.reload", json!({}));
+        let deadline = Instant::now() + PATIENCE;
+        let is_new =
+            json!({ "expression": "!window.before && document.readyState === 'complete'" });
+        // Between the two pages there is none that could be asked.
+        while !self
+            .try_call("Runtime.evaluate", is_new.clone())
+            .is_ok_and(|answer| answer["result"]["value"] == true)
+        {
+            assert!(Instant::now() < deadline, "the page did not come again");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -161,7 +161,7 @@ pub struct LineArgs {
     /// Start N workers on this machine [default: 2, or as many as --tensor-split or --cuts names]
     #[arg(long, value_name = "N", value_parser = worker_count, conflicts_with = "worker")]
     pub workers: Option<usize>,
-    /// Use the worker that listens there; repeat it for each stage, first stage first
+    /// Use the worker that listens there, or that `brigade nodes` calls so; repeat it for each stage, first stage first
     #[arg(long, value_name = "HOST:PORT")]
     pub worker: Vec<String>,
     /// Pin local worker i to the i-th CPU list, e.g. 0/1 or 0-3/4-7

@@ -65,7 +65,7 @@ enum What {
     },
     /// Dial a worker that listens
     Add {
-        /// HOST:PORT or unix:PATH
+        /// HOST:PORT, unix:PATH, or its name, as in nodes
         worker: String,
     },
     /// Cut the layers anew over all workers that are there, if that is faster

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use brigade_cluster::pki::{Folder, Pki};
 use brigade_cluster::{
     ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OwnName, Patience,
     Source, StageOptions,
@@ -417,13 +418,31 @@ fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> 
     Ok(cut.n_workers())
 }
 
+/// Where a worker is that is named by its address, or by what `brigade nodes` calls it.
+fn worker_address(worker: &str, line: &LineArgs) -> Result<Address> {
+    let known = || {
+        let folder = Folder::within(&line.data_dir.find()?);
+        // Where there are no books, nobody is in them.
+        Pki::address_of(&folder, worker).ok().flatten()
+    };
+    match (worker.parse::<Address>(), known) {
+        (Ok(address), _) => Ok(address),
+        (Err(error), known) => match known() {
+            Some(address) => Ok(address.parse()?),
+            None => Err(error).with_context(|| {
+                format!("--worker {worker}: no node of `brigade nodes` is called that")
+            }),
+        },
+    }
+}
+
 /// Where workers come from; `joining`: they may also come by themselves.
 ///
 /// # Errors
 /// An address or a CPU list is no good.
 pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result<Source> {
     if !line.worker.is_empty() {
-        let addresses = line.worker.iter().map(|a| a.parse().map_err(anyhow::Error::from));
+        let addresses = line.worker.iter().map(|worker| worker_address(worker, line));
         return Ok(Source::Remote(addresses.collect::<Result<_>>()?));
     }
     if joining && line.workers.is_none() {

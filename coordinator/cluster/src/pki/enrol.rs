@@ -214,6 +214,14 @@ impl Pki {
         Ok(Roster::read(folder, unix_now())?.nodes().to_vec())
     }
 
+    /// Where the node that is called `which`, or whose key begins like that, said that it can be dialled.
+    ///
+    /// # Errors
+    /// The files cannot be read.
+    pub fn address_of(folder: &Folder, which: &str) -> Result<Option<String>, TlsError> {
+        Ok(Roster::read(folder, unix_now())?.address_of(which).map(str::to_owned))
+    }
+
     /// The tokens that can still be used.
     ///
     /// # Errors

@@ -134,6 +134,16 @@ impl Roster {
         names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| wish.to_owned())
     }
 
+    /// Where the node of this name, or of a key that begins like this, said that it can be dialled; the newest of several.
+    pub fn address_of(&self, which: &str) -> Option<&str> {
+        let is_key = which.len() >= MIN_KEY_DIGITS;
+        let is_it = |node: &&Node| {
+            let called = node.name == which || (is_key && node.key.starts_with(which));
+            called && node.revoked.is_none() && !node.address.is_empty()
+        };
+        self.nodes.iter().rfind(is_it).map(|node| node.address.as_str())
+    }
+
     /// Revokes the nodes of this name or address, or of a key that begins like this; those that were found.
     pub fn revoke(&mut self, which: &str, now: u64) -> Vec<Node> {
         let is_key = which.len() >= MIN_KEY_DIGITS;

@@ -19,6 +19,7 @@ use super::coming::LEAVER_WAITS;
 use super::{Line, Supervisor, finished};
 use crate::conn::{Conn, WorkerError};
 use crate::member::Member;
+use crate::pki::Pki;
 use crate::place::{self, Placement};
 use crate::placed_stage::Pace;
 use crate::reconcile::MemberId;
@@ -124,8 +125,11 @@ impl Supervisor {
     }
 
     fn add(&mut self, worker: &str) -> Result<Answer, Refused> {
+        let pki = self.ends.config.pki.as_ref();
+        let named = pki.and_then(|pki| Pki::address_of(pki.folder(), worker).ok().flatten());
+        let at = named.as_deref().unwrap_or(worker);
         let address =
-            worker.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
+            at.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
         self.joined(address);
         let text = format!("{worker} is dialled; `brigade cluster status` says when it is there");
         Ok(Answer::Done(text))
