@@ -23,14 +23,13 @@ use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
 use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
-use super::pooled::MAX_REQUEST_TOKENS;
 use super::readers::{self, Posted};
 use super::sse::Gone;
 use super::stamp::Stamp;
 use super::streams::Resumable;
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::writer::{self, Writer};
-use super::{echo, logprobs, unread};
+use super::{echo, logprobs, pooled, unread};
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -267,7 +266,6 @@ impl Prompts {
         limits: &Limits,
     ) -> Result<Self, ApiError> {
         let (mut tokens, mut echoed, mut n_tokens) = (Vec::new(), Vec::new(), 0_usize);
-        // One prompt alone is held to the context.
         let is_one = given.len() == 1;
         for prompt in given {
             let (ids, shown) = match prompt {
@@ -287,12 +285,9 @@ impl Prompts {
                 }
             };
             n_tokens = n_tokens.saturating_add(ids.len());
-            if !is_one && n_tokens > MAX_REQUEST_TOKENS.max(limits.n_ctx as usize) {
-                let message = format!(
-                    "prompt has more than {MAX_REQUEST_TOKENS} tokens in all, the most of one request: send its prompts in \
-                     several requests"
-                );
-                return Err(ApiError::field("prompt", message));
+            // One prompt alone is held to the context.
+            if !is_one {
+                pooled::check_prompts(n_tokens, limits)?;
             }
             tokens.push(ids);
             echoed.push(if echo { shown } else { String::new() });

@@ -6,7 +6,7 @@
 use brigade_dialect::pooling::Pooling;
 use brigade_line::adapters::AdapterWish;
 use brigade_line::handle::Failure;
-use brigade_line::request::Request as SeqRequest;
+use brigade_line::request::{Limits, Request as SeqRequest};
 use brigade_line::vector::pool;
 use tokio::task::JoinSet;
 
@@ -44,6 +44,21 @@ impl Tokens {
         }
         Ok(text)
     }
+}
+
+/// Refuses several prompts that have more tokens in all than one request may.
+///
+/// # Errors
+/// 400, with what to do.
+pub(super) fn check_prompts(n_tokens: usize, limits: &Limits) -> Result<(), ApiError> {
+    let most = MAX_REQUEST_TOKENS.max(limits.n_ctx as usize);
+    if n_tokens <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "prompt has more than {most} tokens in all, the most of one request: send its prompts in several requests"
+    );
+    Err(ApiError::field("prompt", message))
 }
 
 /// How many of some texts, whose lengths these are, go into the line beside those that are there: as many as keep all

@@ -19,6 +19,13 @@ use super::pages::Holder;
 use super::replay::Pending;
 use super::sequence::{Admitted, Half, SeqNo};
 
+impl Admitted {
+    /// Some of its tokens as a prompt of its owner's.
+    fn as_prompt<'a>(&'a self, tokens: &'a [u32]) -> Prompt<'a> {
+        Prompt { tokens, adapters: &self.adapters, owner: self.share.owner }
+    }
+}
+
 impl Line {
     /// Slots and pages that `request` may ever need.
     pub fn needs(&self, request: &Request) -> Needs {

@@ -24,7 +24,6 @@ use brigade_engine::batch::{
 
 use super::events::{HiddenRows, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
-use super::kept::Prompt;
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;
@@ -109,11 +108,6 @@ impl Admitted {
             Work::Generate { sampler, .. } if !self.is_guide => Some(sampler.clone()),
             Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
         }
-    }
-
-    /// Some of its tokens as a prompt of its owner's.
-    pub fn as_prompt<'a>(&'a self, tokens: &'a [u32]) -> Prompt<'a> {
-        Prompt { tokens, adapters: &self.adapters, owner: self.share.owner }
     }
 
     /// What opens it on the stages.
