@@ -249,8 +249,13 @@ fn a_lost_authority_is_begun_anew_only_when_that_is_said() {
     let said = std::fs::read_to_string(&log).unwrap();
     assert!(said.contains("Join these anew") && said.contains("lab"), "{said}");
     // What the old authority gave is worth nothing; a new token is all that it takes.
-    let _lab = cluster.worker("lab", &cluster.token(&[]));
+    let lab = cluster.worker("lab", &cluster.token(&[]));
     wait_up(&server);
+    // And it is taken for the new one's from then on.
+    drop(lab);
+    let again = cluster.worker_args("lab", None, &[]);
+    let _lab = Running::start(&args(&again), READY);
+    wait_until("it serves again", SOON, || completes(&server.ready));
 }
 
 /// With a cluster, the flag is about HTTP: it opens the control address to nobody.

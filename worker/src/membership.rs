@@ -206,20 +206,28 @@ fn free_place(wish: &Wish) -> Result<Place, MembershipError> {
     let (mut known, unknown): (Vec<_>, Vec<_>) =
         places(data_dir).partition(|folder| folder.join(CERTIFICATE_FILE).exists());
     known.sort_by_key(|folder| !joined_here(folder));
+    let fits = |found: &Remembered| {
+        wish.token.as_ref().is_none_or(|token| token.authority == found.authority)
+    };
+    let mut is_in_use = false;
     for folder in &known {
-        let fits = |found: &Remembered| {
-            wish.token.as_ref().is_none_or(|token| token.authority == found.authority)
-        };
-        if let Some(place) =
-            place(folder)?.filter(|place| place.remembered.as_ref().is_some_and(fits))
-        {
-            return Ok(place);
+        match place(folder)? {
+            Some(place) if place.remembered.as_ref().is_some_and(fits) => return Ok(place),
+            Some(_) => {}
+            None => is_in_use = true,
+        }
+    }
+    // A coordinator that began a new authority: what the old one gave is worth nothing.
+    let stale = known.iter().filter(|folder| wish.token.is_some() && joined_here(folder));
+    for folder in stale {
+        if let Some(place) = place(folder)? {
+            return Ok(Place { remembered: None, ..place });
         }
     }
     if wish.token.is_none() {
-        return Err(match known.is_empty() {
-            true => MembershipError::NoToken { folder: data_dir.join(FOLDER) },
-            false => MembershipError::InUse { folder: data_dir.clone() },
+        return Err(match is_in_use {
+            true => MembershipError::InUse { folder: data_dir.clone() },
+            false => MembershipError::NoToken { folder: data_dir.join(FOLDER) },
         });
     }
     for folder in &unknown {
