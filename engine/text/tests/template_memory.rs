@@ -41,8 +41,10 @@ fn a_hostile_template_holds_no_more_than_its_limit_allows() {
         "{% set ns.l = [1] %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}\
          {% set ns.t = [ns.t, ns.l, ns.l * 1, ns.l[0:]] %}{% endfor %}",
         "{% set y = 'abcdefghijklmnop' * 65536 %}{% set ns.l = ([y] * 2000)|map('upper')|list %}",
-        "{% set ns.l = ([1] * 5000000)|batch(1)|list %}",
-        "{% set ns.l = ('abcdefghijklmnopqrstuvwxyz,' * 4000000).split(',') %}",
+        "{% set ns.l = (messages * 2000000)|batch(1)|list %}",
+        "{% set y = (messages[0] * 20000000) %}{% set ns.l = y.split('a') %}",
+        "{% set y = (messages[0] * 20000000) %}{% set ns.l = y|list %}",
+        "{% set y = 'abcdefghijklmnopqrstuvwxyz,' * 600000 %}{% for i in range(99) %}{% set ns.l = ns.l + [y.split(',')] %}{% endfor %}",
         "{{ 'ab' * 8000000 }}{% set y = messages[0] * 45000000 %}",
     ] {
         let source = format!("{setup}{body}");

@@ -50,12 +50,17 @@ pub fn install(env: &mut Environment<'_>) {
                 if matches!(name, "default" | "d") { &[] } else { args.get(1..).unwrap_or(&[]) };
             rest.iter().try_for_each(no_variables)?;
             look(Meter::of(state), &args)?;
-            let mut made = plain.call(state, &args)?;
             // Attributes of values are there already.
-            let is_picked = name == "map" && !named(&args, "attribute").is_undefined();
-            if MAKE_ITEMS.contains(&name) && !is_picked {
-                made = Meter::of(state).with_new_items(made)?;
-            }
+            let is_picked = !named(&args, "attribute").is_undefined();
+            let made = match name {
+                "map" if !is_picked => mapped(state, &plain, &args)?,
+                "map" => plain.call(state, &args)?,
+                name if MAKE_ITEMS.contains(&name) => {
+                    let made = plain.call(state, &args)?;
+                    Meter::of(state).with_new_items(made)?
+                }
+                _ => plain.call(state, &args)?,
+            };
             if DEEPEN.contains(&name) {
                 Meter::of(state).walk_parts(&made)?;
             }
@@ -69,9 +74,12 @@ pub fn install(env: &mut Environment<'_>) {
     }
     filters! {
         // They take lists and mappings as such: nothing is written out.
-        nothing => length dictsort items reverse default first last min max sort list bool select reject
-            selectattr rejectattr map groupby unique attr abs round;
-        text_of_all => safe escape lower upper title capitalize trim split lines int float string;
+        nothing => length reverse default first last min max sort bool select reject
+            selectattr rejectattr map unique attr abs round;
+        items_look => dictsort items groupby list;
+        split_look => split;
+        lines_look => lines;
+        text_of_all => safe escape lower upper title capitalize trim int float string;
         replace_look => replace;
         join_look => join;
         join_look => sum;
@@ -181,6 +189,8 @@ pub fn method(
             "format" => format_look(meter, &all)?,
             "center" | "ljust" | "rjust" | "zfill" => width_look(meter, &all)?,
             "expandtabs" => tabs_look(meter, &all)?,
+            "split" | "rsplit" => split_look(meter, &all)?,
+            "splitlines" => lines_look(meter, &all)?,
             _ => {}
         }
     }
@@ -202,6 +212,23 @@ fn no_variables(value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
+/// What `map` makes by a filter, item by item: each of them is counted before the next one is made.
+fn mapped(state: &mut State<'_, '_>, plain: &Value, args: &[Value]) -> Result<Value, Error> {
+    let Some(values) = args.first().filter(|values| values.try_iter().is_ok()) else {
+        return plain.call(state, args);
+    };
+    let mut items = Vec::new();
+    for item in values.try_iter()? {
+        let mut one = args.to_vec();
+        one[0] = Value::from(vec![item]);
+        let made = plain.call(state, &one)?;
+        let made = Meter::of(state).with_new_items(made)?;
+        items.extend(made.try_iter()?);
+    }
+    // How an empty list is mapped says whether the filter is there.
+    if items.is_empty() { plain.call(state, args) } else { Ok(Value::from(items)) }
+}
+
 fn nothing(_: &Meter, _: &[Value]) -> Result<(), Error> {
     Ok(())
 }
@@ -213,6 +240,32 @@ fn text_of_all(meter: &Meter, args: &[Value]) -> Result<(), Error> {
 /// Bytes of all arguments written out.
 fn texts(meter: &Meter, args: &[Value]) -> Result<u64, Error> {
     args.iter().try_fold(0, |sum: u64, arg| Ok(sum + meter.text_len(arg)?))
+}
+
+/// A list of pairs, or of the characters of a text.
+fn items_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    let n = args.first().map_or(0, |value| match value.as_str() {
+        Some(text) => text.chars().count(),
+        None => value.len().unwrap_or(0),
+    });
+    meter.allow_items(n)
+}
+
+fn split_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    texts(meter, args)?;
+    let Some(text) = args.first().and_then(Value::as_str) else { return Ok(()) };
+    let n = match args.get(1).and_then(Value::as_str).filter(|between| !between.is_empty()) {
+        Some(between) => text.matches(between).count() + 1,
+        None => text.split_whitespace().count(),
+    };
+    meter.allow_items(n)
+}
+
+fn lines_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
+    texts(meter, args)?;
+    let n =
+        args.first().and_then(Value::as_str).map_or(0, |text| text.matches(['\n', '\r']).count());
+    meter.allow_items(n + 1)
 }
 
 fn replace_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
@@ -267,9 +320,10 @@ fn tabs_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
     meter.allow(len.saturating_add((tabs as u64).saturating_mul(columns)))
 }
 
-fn count_look(_: &Meter, args: &[Value]) -> Result<(), Error> {
+fn count_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
     let count = args.get(1).cloned().map_or(0, |count| u64::try_from(count).unwrap_or(0));
-    at_most(count, "lists or items of a list")
+    at_most(count, "lists or items of a list")?;
+    meter.allow_items(args.first().and_then(Value::len).unwrap_or(0))
 }
 
 /// At most each place in the format takes all arguments, at the largest width that is written there or given

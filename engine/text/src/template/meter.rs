@@ -94,6 +94,14 @@ impl Meter {
         )))
     }
 
+    /// Whether so many items may still be made, each a value by itself.
+    ///
+    /// # Errors
+    /// As [`Self::allow`].
+    pub fn allow_items(&self, n: usize) -> Result<(), Error> {
+        self.allow((n as u64).saturating_mul(ITEM_BYTES))
+    }
+
     /// Counts bytes that are made.
     ///
     /// # Errors

@@ -76,7 +76,10 @@ fn chatml_is_there_for_those_who_ask() {
 
 fn hostile_templates_end_with_an_error() {
     let cases = [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "fuel"),
+        (
+            "{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+            "fuel",
+        ),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         (
             "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
