@@ -535,12 +535,14 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         workers_are_drained_added_and_used_while_streams_run,
         layers_are_moved_by_order_while_streams_run,
         layers_move_with_their_adapters_while_streams_run,
-        a_worker_that_is_slower_than_it_says_loses_layers,
         workers_are_restarted_one_by_one_while_streams_run,
         workers_are_upgraded_one_by_one_while_streams_run,
         checkpoints_go_on_after_a_planned_change,
         states_move_again_and_again,
         over_tls_states_move_from_a_worker_that_leaves,
         orders_that_cannot_be_are_refused_with_the_reason;
-    alone: pauses_of_planned_changes ignored("takes minutes: prints the table of pauses");
+    alone:
+        // It compares how fast two workers are.
+        a_worker_that_is_slower_than_it_says_loses_layers,
+        pauses_of_planned_changes ignored("takes minutes: prints the table of pauses");
 ];

@@ -84,7 +84,7 @@ impl Lines {
         self.last = text.last().copied().unwrap_or(self.last);
         let Some(end) = end else { return bytes.len() };
         if self.last != b'\r' {
-            bytes[end] = FORBIDDEN;
+            bytes[end..=end].fill(FORBIDDEN);
             self.part = Part::Broken;
             return end + 1;
         }

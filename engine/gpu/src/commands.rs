@@ -26,7 +26,7 @@ pub(crate) enum Order {
 /// Dispatches that are handed to the device together after a wait, so that it begins while the host goes on; and later ones
 /// at most: each batch has twice as many as the one before.
 const FIRST_BATCH: usize = 16;
-pub(crate) const LAST_BATCH: usize = 256;
+const LAST_BATCH: usize = 256;
 
 /// What a device was handed so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Recorder {
             .stage_flags(vk::ShaderStageFlags::COMPUTE)
             .size(MAX_PUSH as u32)];
         let layout = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&ranges);
-        let timer = options.timed.then(|| Timer::new(device)).transpose()?;
+        let timer = options.timed.then(|| Timer::new(device, LAST_BATCH)).transpose()?;
         let failed = GpuError::of("a queue's parts");
         // SAFETY: the device is open and the infos are complete. What was created before one that fails goes with the
         // device, which is given up then.

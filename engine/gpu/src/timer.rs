@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use ash::vk;
 
-use crate::commands::LAST_BATCH;
 use crate::error::GpuError;
 use crate::logical::Device;
 use crate::pipelines::Wanted;
@@ -42,9 +41,11 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
+    /// Times batches of up to `most` runs.
+    ///
     /// # Errors
     /// The device's queue has no clock.
-    pub(crate) fn new(device: &Device) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Device, most: usize) -> Result<Self, GpuError> {
         let (instance, physical) = (&device.instance.raw, device.physical);
         // SAFETY: the device is one of this instance.
         let (properties, families) = unsafe {
@@ -61,7 +62,7 @@ impl Timer {
         }
         let info = vk::QueryPoolCreateInfo::default()
             .query_type(vk::QueryType::TIMESTAMP)
-            .query_count(LAST_BATCH as u32 + 1);
+            .query_count(most as u32 + 1);
         // SAFETY: the device is open and the info is complete.
         let stamps = unsafe { device.raw.create_query_pool(&info, None) }
             .map_err(GpuError::of("time stamps"))?;

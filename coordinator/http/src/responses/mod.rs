@@ -17,6 +17,7 @@ use super::app::App;
 use super::blocks::{Block, blocks};
 use super::chat_request::{self, Begun};
 use super::error::ApiError;
+use super::fields::Fields;
 use super::name::Name;
 use super::reply;
 use super::sse;
@@ -118,9 +119,8 @@ impl Echo {
 /// The input of a custom tool's call, of the arguments of the function that it is in a chat. Where these are no such object, since
 /// the answer was cut off, they are it as they are.
 fn custom_input(arguments: &str) -> String {
-    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    let input = parsed.as_ref().and_then(|parsed| parsed.get("input")?.as_str());
-    input.unwrap_or(arguments).to_string()
+    let read = || Fields::parse(arguments.as_bytes()).ok()?.take::<String>("input").ok()?;
+    read().unwrap_or_else(|| arguments.to_string())
 }
 
 /// A block as an item of the output.
