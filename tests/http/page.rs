@@ -3,7 +3,7 @@
 //!
 //! With `BRIGADE_PICTURES=FOLDER`, pictures are left there as base64 (`base64 -d desk-light.b64 > desk-light.png`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use brigade_tests::browser::{self, Page};
 use brigade_tests::process::Server;
@@ -32,14 +32,20 @@ fn keep(page: &mut Page, name: &str) {
     }
 }
 
+/// The server's page, as soon as it takes a question.
+fn ready(chromium: &Path, server: &Server) -> Page {
+    let mut page = Page::open(chromium, &server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    page
+}
+
 fn a_chat_in_a_browser() {
     let Some(chromium) = browser::find() else {
         println!("skipped: this machine has no Chromium");
         return;
     };
     let server = Server::start(&["--workers", "2"]);
-    let page = &mut Page::open(&chromium, &server.url("/"));
-    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let page = &mut ready(&chromium, &server);
     page.look(1200, 800, "light");
 
     ask(page, "In the beginning");
@@ -102,8 +108,7 @@ fn texts_of_models_never_become_markup() {
         return;
     };
     let server = Server::start(&["--workers", "1"]);
-    let page = &mut Page::open(&chromium, &server.url("/"));
-    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let page = &mut ready(&chromium, &server);
     let html = |page: &mut Page, text: &str| {
         let text = serde_json::Value::from(text);
         let expression = format!(
@@ -141,8 +146,7 @@ fn texts_of_any_shape_are_shown() {
         return;
     };
     let server = Server::start(&["--workers", "1"]);
-    let page = &mut Page::open(&chromium, &server.url("/"));
-    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let page = &mut ready(&chromium, &server);
     for text in [
         "'>'.repeat(8000)",
         "'> - '.repeat(8000) + 'x'",
@@ -171,8 +175,7 @@ fn an_answer_goes_on_after_a_reload() {
         return;
     };
     let server = Server::start(&["--workers", "2", "--ctx", "4096"]);
-    let page = &mut Page::open(&chromium, &server.url("/"));
-    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let page = &mut ready(&chromium, &server);
     let settings =
         "for (const [id, value] of [['max_tokens', 1200], ['temperature', 0], ['seed', 7]]) {
             document.getElementById(id).value = value;
@@ -207,8 +210,7 @@ fn several_chats_are_kept() {
         return;
     };
     let server = Server::start(&["--workers", "1", "--ctx", "4096"]);
-    let page = &mut Page::open(&chromium, &server.url("/"));
-    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    let page = &mut ready(&chromium, &server);
     // What a page had kept that knew one chat, with a text that is hard to show.
     page.value(
         "localStorage.setItem('brigade-chat', JSON.stringify([

@@ -1,12 +1,13 @@
 //! What a GPU's ops take, each by itself and in whole models, beside what the card moves and adds in the same run.
 //!
 //! ```text
-//! cargo bench -p brigade-model-tests --bench gpu_ops                        all parts, on the first GPU
-//! cargo bench -p brigade-model-tests --bench gpu_ops -- --device 1
-//! cargo bench -p brigade-model-tests --bench gpu_ops -- products models     some of memory, products, attention, models
-//! cargo bench -p brigade-model-tests --bench gpu_ops -- products --only Q4_K      a type of weights, or a model
-//! cargo bench -p brigade-model-tests --bench gpu_ops -- --small             tiny sizes: does it run
-//! cargo bench -p brigade-model-tests --bench gpu_ops -- --fast-math         products of many rows in f16
+//! cargo bench -p brigade-model-tests --bench gpu_ops [-- OPTIONS PARTS]
+//!
+//! memory, products, attention, models   parts: all of them, unless some are named
+//! --device 1                            another GPU than the first
+//! --only Q4_K                           of products a type of weights, of models some by name
+//! --small                               tiny sizes: does it run
+//! --fast-math                           products of many rows in f16
 //! ```
 //!
 //! It prints Markdown. Times are the device's own ([`GpuOptions::timed`]), unless a column says that the host's clock was read.
