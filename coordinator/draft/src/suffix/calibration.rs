@@ -25,7 +25,7 @@ const WEIGHT_AT_FIRST: f32 = 8.0;
 /// Tokens seen that an average reaches back to.
 const MEMORY: f32 = 128.0;
 /// Nothing is sure, and nothing impossible.
-const ODDS: (f32, f32) = (0.01, 0.99);
+const ODDS: (f32, f32) = (0.01, 0.999);
 
 /// Averages for one source and group.
 #[derive(Clone, Copy, Debug)]

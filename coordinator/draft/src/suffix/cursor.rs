@@ -77,9 +77,10 @@ impl Cursor {
         Self { matched, n: 1, places }
     }
 
-    /// The places with the longest match. `parts` go from the newest to the oldest.
+    /// The places with the longest match of at least `least` tokens. `parts` go from the newest to the oldest.
     pub fn search<'a>(
         context: &Context,
+        least: usize,
         parts: impl Iterator<Item = Part<'a>> + Clone,
     ) -> Option<Self> {
         let keys = Keys::new(context.tokens());
@@ -100,7 +101,7 @@ impl Cursor {
                 }
             }
             // Strangers with the same hash match less.
-            (best.matched >= LEVELS[level]).then_some(best)
+            (best.matched >= LEVELS[level].max(least)).then_some(best)
         })
     }
 

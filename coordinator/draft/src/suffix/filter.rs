@@ -1,9 +1,11 @@
 //! Which of an owner's answers may have a place: looking into each of them would take longer than all the rest.
 
-use super::index::Keys;
+use super::index::key;
 
 /// Answers that can be told apart.
 pub const MAX_ANSWERS: usize = u64::BITS as usize;
+/// Last tokens of a context that are looked at: with fewer, nearly all answers would be named.
+pub const WIDTH: usize = 2;
 /// The smallest table, as a logarithm to base 2.
 const MIN_BITS: u32 = 5;
 
@@ -50,8 +52,8 @@ impl Filter {
     }
 
     fn slot(&self, context: &[u32]) -> Option<usize> {
-        let (_, key) = Keys::new(context).levels().next()?;
-        (!self.masks.is_empty()).then(|| (key >> (u32::BITS - self.bits)) as usize)
+        let end = context.last_chunk::<WIDTH>()?;
+        (!self.masks.is_empty()).then(|| (key(end) >> (u32::BITS - self.bits)) as usize)
     }
 }
 
@@ -74,7 +76,7 @@ mod tests {
         }
         let has = |filter: &Filter, i: usize| filter.answers(&contexts[i]) & 1 << (i % 64) != 0;
         assert!((0..100).all(|i| has(&filter, i)));
-        // Only the last two tokens count, and one alone is no context.
+        // Only the last tokens count, and one alone is no context.
         assert_eq!(filter.answers(&[9, 5, 6]), filter.answers(&contexts[5]));
         assert_eq!(filter.answers(&[6]), 0);
         for (i, context) in contexts.iter().enumerate() {

@@ -6,9 +6,9 @@
 //! prompt, whose newest part is wanted first. A chain may hold contexts that only share a hash; whoever walks it compares.
 
 /// Tokens of context that places have in common, for each kind of chain. Matches shorter than the first are not found.
-pub const LEVELS: [usize; N_LEVELS] = [2, 5, 16];
+pub const LEVELS: [usize; N_LEVELS] = [1, 4];
 /// Kinds of chains.
-pub const N_LEVELS: usize = 3;
+pub const N_LEVELS: usize = 2;
 /// The longest context that a hash covers.
 const WIDEST: usize = LEVELS[N_LEVELS - 1];
 /// Fewest places that there is room for in an index that grows.
@@ -28,6 +28,19 @@ const fn factors() -> [u64; WIDEST] {
     factors
 }
 
+/// The hash of a few tokens, at most [`WIDEST`].
+pub fn key(tokens: &[u32]) -> u32 {
+    (sum(tokens, &FACTORS) >> 32) as u32
+}
+
+/// Tokens from the last to the first, by factors.
+fn sum(tokens: &[u32], factors: &[u64]) -> u64 {
+    let products = tokens.iter().rev().zip(factors);
+    products.fold(0, |sum, (token, factor)| {
+        sum.wrapping_add((u64::from(*token) + 1).wrapping_mul(*factor))
+    })
+}
+
 /// Hashes of the end of a context, for each level that it is long enough for.
 #[derive(Clone, Copy, Debug)]
 pub struct Keys {
@@ -38,17 +51,10 @@ pub struct Keys {
 impl Keys {
     /// The hashes of the end of `context`.
     pub fn new(context: &[u32]) -> Self {
-        let (mut keys, mut sum, mut n, mut from) = ([0; N_LEVELS], 0u64, 0, 0);
-        for (key, width) in keys.iter_mut().zip(LEVELS) {
-            if context.len() < width {
-                break;
-            }
-            let tokens = context[context.len() - width..context.len() - from].iter().rev();
-            for (token, factor) in tokens.zip(&FACTORS[from..width]) {
-                sum = sum.wrapping_add((u64::from(*token) + 1).wrapping_mul(*factor));
-            }
-            *key = (sum >> 32) as u32;
-            (n, from) = (n + 1, width);
+        let mut keys = [0; N_LEVELS];
+        let n = LEVELS.iter().take_while(|width| context.len() >= **width).count();
+        for (hash, width) in keys.iter_mut().zip(LEVELS).take(n) {
+            *hash = key(&context[context.len() - width..]);
         }
         Self { keys, n }
     }

@@ -3,6 +3,7 @@
 use super::calibration::Calibration;
 use super::cursor::{Context, Cursor, Part, Place};
 use super::expected::Expected;
+use super::filter::WIDTH;
 use super::index::Index;
 use super::owner::{Answer, Owner};
 use crate::{Draft, OwnerId, Source};
@@ -279,8 +280,8 @@ impl Stream {
     fn search(&self, source: Source, ahead: &[u32], owner: &Owner) -> Option<Cursor> {
         let context = Context::new(&self.tokens, ahead);
         match source {
-            Source::Own => Cursor::search(&context, self.parts()),
-            Source::Recent => Cursor::search(&context, owner.parts(&context)),
+            Source::Own => Cursor::search(&context, 1, self.parts()),
+            Source::Recent => Cursor::search(&context, WIDTH, owner.parts(&context)),
             Source::Expected => self.expected.found(&context),
             Source::Forced => None,
         }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::cursor::MAX_PLACES;
-use super::super::index::LEVELS;
+use super::super::filter::WIDTH;
 use super::{OWNER, STREAM};
 use crate::{Drafter, Source, StreamId, Suffix};
 
@@ -24,7 +24,7 @@ impl Texts<'_> {
 
     /// The longest match of the end of `said`, and its places, the newest first.
     fn longest(&self, said: &[u32]) -> (usize, Vec<(usize, usize)>) {
-        let mut best = (LEVELS[0], Vec::new());
+        let mut best = (if self.is_own { 1 } else { WIDTH }, Vec::new());
         for (number, (text, from)) in self.texts.iter().enumerate() {
             for next in (*from..text.len()).rev() {
                 let pairs = text[..next].iter().rev().zip(said.iter().rev());
@@ -113,7 +113,7 @@ proptest! {
     /// After each token, with and without tokens in flight that may be anything.
     #[test]
     fn drafts_are_what_the_definition_says(
-        answers in prop::collection::vec(text(4..20), 0..4),
+        answers in prop::collection::vec(text(4..16), 0..4),
         prompt in text(0..30),
         said in text(0..30),
         strange in text(0..4),
@@ -134,7 +134,7 @@ proptest! {
     /// Tokens in flight that were drafted, all or a part of them, before and after some of them are sure.
     #[test]
     fn a_draft_is_the_same_in_every_cut(
-        answers in prop::collection::vec(text(4..20), 0..4),
+        answers in prop::collection::vec(text(4..16), 0..4),
         prompt in text(0..30),
         said in text(0..20),
         strange in text(0..3),
