@@ -8,17 +8,42 @@ const N_SOURCES: usize = 3;
 const GROUPS: [usize; N_GROUPS - 1] = [1, 2, 3, 5, 8, 16, 32];
 /// Groups of numbers of matched tokens.
 const N_GROUPS: usize = 8;
-/// What is expected of a group before anything was seen: the share of right tokens, and the mean share of places that the
-/// likeliest token follows.
-const AT_FIRST: [(f32, f32); N_GROUPS] = [
-    (0.60, 1.00),
-    (0.30, 0.60),
-    (0.40, 0.75),
-    (0.55, 0.85),
-    (0.70, 0.95),
-    (0.80, 1.00),
-    (0.90, 1.00),
-    (0.95, 1.00),
+/// What is expected of a source and group before anything was seen: the share of right tokens, and the mean share of
+/// places that the likeliest token follows. Taken from edits and free texts of a repository of code and prose.
+const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
+    // Own.
+    [
+        (0.20, 0.40),
+        (0.35, 0.60),
+        (0.47, 0.75),
+        (0.58, 0.85),
+        (0.72, 0.95),
+        (0.85, 1.00),
+        (0.95, 1.00),
+        (0.99, 1.00),
+    ],
+    // Recent.
+    [
+        (0.15, 0.40),
+        (0.22, 0.60),
+        (0.32, 0.75),
+        (0.42, 0.85),
+        (0.64, 0.95),
+        (0.72, 1.00),
+        (0.85, 1.00),
+        (0.95, 1.00),
+    ],
+    // Expected: one place always.
+    [
+        (0.90, 1.00),
+        (0.80, 1.00),
+        (0.67, 1.00),
+        (0.83, 1.00),
+        (0.92, 1.00),
+        (0.95, 1.00),
+        (0.98, 1.00),
+        (0.99, 1.00),
+    ],
 ];
 /// Tokens seen that an expectation counts for.
 const WEIGHT_AT_FIRST: f32 = 8.0;
@@ -42,11 +67,12 @@ pub struct Calibration([[Cell; N_GROUPS]; N_SOURCES]);
 
 impl Default for Calibration {
     fn default() -> Self {
-        let cells = AT_FIRST.map(|(right, share)| Cell {
-            right: (right, WEIGHT_AT_FIRST),
-            share: (share, WEIGHT_AT_FIRST),
-        });
-        Self([cells; N_SOURCES])
+        Self(AT_FIRST.map(|cells| {
+            cells.map(|(right, share)| Cell {
+                right: (right, WEIGHT_AT_FIRST),
+                share: (share, WEIGHT_AT_FIRST),
+            })
+        }))
     }
 }
 

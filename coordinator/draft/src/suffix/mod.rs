@@ -15,10 +15,12 @@ mod expected;
 mod filter;
 mod index;
 mod owner;
+mod path;
 mod stream;
 mod table;
 #[cfg(test)]
 mod tests;
+mod texts;
 
 use filter::MAX_ANSWERS;
 use owner::Owner;
@@ -27,7 +29,7 @@ use table::Table;
 
 use crate::{Draft, Drafter, OwnerId, Source, StreamId};
 
-pub use stream::MAX_AHEAD;
+pub use path::MAX_AHEAD;
 
 /// Bytes that all texts and their indices may take where nothing else is said.
 pub const DEFAULT_MEMORY: u64 = 64 << 20;
