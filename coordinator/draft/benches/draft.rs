@@ -111,7 +111,9 @@ fn main() {
         return;
     }
     println!("{PROMPT} tokens of prompt, drafts of {DRAFT}; microseconds, medians");
-    println!("text     answers  begin  index/token   push  draft  (99 %)  behind  right  bytes/token");
+    println!(
+        "text     answers  begin  index/token   push  draft  (99 %)  behind  right  bytes/token"
+    );
     for kind in ["repeats", "words", "even"] {
         for n_answers in [0, RECENT.0] {
             let rounds: Vec<_> = (0..REPEATS).map(|_| round(kind, n_answers)).collect();

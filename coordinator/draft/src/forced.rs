@@ -138,13 +138,13 @@ mod tests {
         let answer = answer(60);
         let mut forced = begun(vec![answer.clone()], 0.5);
         let whole = forced.draft(StreamId(1), &[], 60).tokens;
-        for sure in 0..60 {
+        for (sure, token) in answer.iter().enumerate() {
             for ahead in 0..60 - sure {
                 let draft = forced.draft(StreamId(1), &vec![0; ahead], 4).tokens;
                 let from = sure + ahead;
                 assert_eq!(draft, whole[from..(from + 4).min(60)], "{sure} sure, {ahead} ahead");
             }
-            forced.push(StreamId(1), answer[sure]);
+            forced.push(StreamId(1), *token);
         }
         assert!(forced.draft(StreamId(1), &[], 4).tokens.is_empty());
     }
@@ -164,7 +164,10 @@ mod tests {
 
     #[test]
     fn odd_numbers_are_no_fault() {
-        assert_eq!(begun(vec![vec![3; 4]], f64::INFINITY).draft(StreamId(1), &[], 2).tokens, [3; 2]);
+        assert_eq!(
+            begun(vec![vec![3; 4]], f64::INFINITY).draft(StreamId(1), &[], 2).tokens,
+            [3; 2]
+        );
         assert!(begun(Vec::new(), 0.5).draft(StreamId(1), &[1], 2).tokens.is_empty());
         let mut one = Forced::new(vec![vec![0; 4]], 0.0, 1, 1);
         one.begin(StreamId(1), OwnerId(1), &[], 3, &[]);

@@ -135,7 +135,8 @@ mod tests {
             seen.drawn(Source::Own, 4, if i % 2 == 0 { 1.0 } else { 0.5 });
         }
         // A quarter is right at a mean share of 0.75.
-        let near = |odds: f32, wanted: f32| assert!((odds - wanted).abs() < 0.01, "{odds} {wanted}");
+        let near =
+            |odds: f32, wanted: f32| assert!((odds - wanted).abs() < 0.01, "{odds} {wanted}");
         near(seen.odds(Source::Own, 5, 0.75), 0.25);
         near(seen.odds(Source::Own, 4, 0.375), 0.125);
         // Other lengths and other sources learn nothing from it.

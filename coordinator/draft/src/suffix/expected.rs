@@ -3,6 +3,8 @@
 //! A stream begins at its beginning. Where it says something else the place is lost; an edited text goes on some way
 //! further. So the place is found again at the next stretch, behind where it was last certain, that ends like the stream.
 
+use std::ops::Range;
+
 use super::cursor::{Context, Cursor, Place};
 
 /// Last tokens that must agree where a lost place is found again.
@@ -57,18 +59,32 @@ impl Expected {
         self.at = found;
     }
 
+    /// Those of `places` that may be right behind `token`: whole chunks of them, which are compared at once.
+    fn behind(&self, token: u32, places: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
+        const CHUNK: usize = 64;
+        let Range { start, end } = places;
+        let before = self.tokens.get(start - 1..end.max(start) - 1).unwrap_or_default();
+        let chunks = before.chunks(CHUNK).enumerate();
+        let has = move |chunk: &[u32]| chunk.iter().fold(false, |has, one| has | (*one == token));
+        chunks.filter(move |(_, chunk)| has(chunk)).flat_map(move |(i, chunk)| {
+            let from = start + i * CHUNK;
+            from..from + chunk.len()
+        })
+    }
+
     /// Where a stream that ends with `context` goes on, if its place is lost.
     pub fn found(&self, context: &Context) -> Option<Cursor> {
         let end = context.tokens().last_chunk::<ANCHOR>()?;
-        // A place has a token behind it.
-        let places = ANCHOR..self.tokens.len();
         let is_one = |next: &usize| self.tokens[..*next].ends_with(end);
         let matched = |next: usize| context.matched(&self.tokens[..next]);
-        let mut ahead = (places.start.max(self.home + 1)..places.end).take(SCAN);
-        let mut behind = (places.start..places.end.min(self.home + 1)).rev().take(SCAN);
-        let next = ahead
-            .find(is_one)
-            .or_else(|| behind.find(|next| is_one(next) && matched(*next) >= CERTAIN))?;
+        // A place has a token behind it.
+        let (first, border) = (ANCHOR, self.tokens.len().min(self.home + 1).max(ANCHOR));
+        let ahead = border..self.tokens.len().min(border.saturating_add(SCAN));
+        let behind = first.max(border.saturating_sub(SCAN))..border.min(self.tokens.len());
+        let next = self.behind(end[ANCHOR - 1], ahead).find(is_one).or_else(|| {
+            let mut places = self.behind(end[ANCHOR - 1], behind).rev();
+            places.find(|next| is_one(next) && matched(*next) >= CERTAIN)
+        })?;
         Some(Cursor::at(Place { text: 0, next: next as u32 }, matched(next)))
     }
 }
@@ -117,9 +133,34 @@ mod tests {
     }
 
     #[test]
+    fn places_far_away_and_at_the_ends_are_found() {
+        let text: Vec<u32> = (0..3 * SCAN as u32).collect();
+        let found = |tokens: &[u32], home: usize, end: &[u32]| {
+            let expected = Expected { tokens: tokens.to_vec(), at: None, home };
+            expected.found(&Context::new(end, &[])).map(|at| at.newest().next as usize)
+        };
+        for home in [0, 1, 63, 64, 65, 200, SCAN - 1, SCAN, 2 * SCAN, text.len() - 1, text.len()] {
+            for next in [3, 4, 66, 67, 129, 1000, SCAN, SCAN + 1, 2 * SCAN, text.len() - 1] {
+                let end = &text[next.saturating_sub(CERTAIN)..next];
+                let border = text.len().min(home + 1).max(ANCHOR);
+                let ahead = next >= border && next - border < SCAN;
+                let behind = next < border && border - next <= SCAN && next >= CERTAIN;
+                let wanted = (ahead || behind).then_some(next);
+                assert_eq!(found(&text, home, end), wanted, "{next} from {home}");
+            }
+            // What ends there has nothing behind it.
+            assert_eq!(found(&text, home, &text[text.len() - CERTAIN..]), None);
+        }
+        for n in 0..ANCHOR + 1 {
+            assert_eq!(found(&text[..n], 0, &text[..n]), None);
+        }
+    }
+
+    #[test]
     fn going_back_needs_more_that_agrees() {
         let text: Vec<u32> = (100..160).collect();
-        let after = |n: usize| next(&mut Expected::new(&text), &[&text[..40], &text[3..3 + n]].concat());
+        let after =
+            |n: usize| next(&mut Expected::new(&text), &[&text[..40], &text[3..3 + n]].concat());
         assert_eq!(after(CERTAIN - 1), None);
         assert_eq!(after(CERTAIN), Some(text[3 + CERTAIN]));
     }

@@ -212,12 +212,24 @@ mod tests {
     use super::*;
 
     /// Places of all chains for the context's end, by definition.
-    fn same(text: &[u32], n_places: usize, base: usize, context: &[u32], level: usize) -> Vec<usize> {
+    fn same(
+        text: &[u32],
+        n_places: usize,
+        base: usize,
+        context: &[u32],
+        level: usize,
+    ) -> Vec<usize> {
         let end = &context[context.len() - LEVELS[level]..];
         (0..n_places).rev().filter(|at| text[..base + at].ends_with(end)).collect()
     }
 
-    fn found(index: &Index, text: &[u32], base: usize, context: &[u32], level: usize) -> Vec<usize> {
+    fn found(
+        index: &Index,
+        text: &[u32],
+        base: usize,
+        context: &[u32],
+        level: usize,
+    ) -> Vec<usize> {
         let (_, key) = Keys::new(context).levels().nth(level).expect("a long context");
         let end = &context[context.len() - LEVELS[level]..];
         index.chain(level, key).filter(|at| text[..base + at].ends_with(end)).collect()

@@ -87,8 +87,7 @@ impl Suffix {
             return false;
         }
         while self.used + need > self.memory {
-            let with_answers =
-                self.owners.iter().filter(|(_, owner)| !owner.answers().is_empty());
+            let with_answers = self.owners.iter().filter(|(_, owner)| !owner.answers().is_empty());
             let bytes = |owner: &Owner| owner.answer_bytes() + owner.stream_bytes;
             let most = with_answers.max_by_key(|(id, owner)| (bytes(owner), *id));
             let Some((id, _)) = most else { return false };

@@ -105,9 +105,8 @@ impl Path {
             self.guesses.resize(ahead.len(), unknown);
         }
         // Where nothing is in flight, all texts are asked anew.
-        let stretch = self.stretch.take().filter(|stretch| {
-            stretch.from <= ahead.len() && !ahead.is_empty()
-        });
+        let stretch =
+            self.stretch.take().filter(|stretch| stretch.from <= ahead.len() && !ahead.is_empty());
         let found = stretch.and_then(|stretch| {
             if self.tokens.len() == ahead.len() {
                 return Some((stretch, stretch.tip?));

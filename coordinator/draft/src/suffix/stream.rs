@@ -192,9 +192,8 @@ impl Stream {
             return sure;
         }
         let texts = Texts::new(&self.tokens, &self.expected, owner);
-        let along = sure.and_then(|mut cursor| {
-            texts.follow(source, ahead, &mut cursor).then_some(cursor)
-        });
+        let along =
+            sure.and_then(|mut cursor| texts.follow(source, ahead, &mut cursor).then_some(cursor));
         along.or_else(|| self.search(source, ahead, owner))
     }
 

@@ -56,7 +56,12 @@ impl World {
         Self::own(self.owners[stream as usize], tokens)
     }
 
-    fn draft(&mut self, stream: u64, ahead: &[u32], most: usize) -> Result<Vec<u32>, TestCaseError> {
+    fn draft(
+        &mut self,
+        stream: u64,
+        ahead: &[u32],
+        most: usize,
+    ) -> Result<Vec<u32>, TestCaseError> {
         let draft = self.suffix.draft(StreamId(stream), ahead, most);
         let owner = self.owners[stream as usize] as u32;
         prop_assert!(draft.tokens.iter().all(|token| token / 10 == owner), "{:?}", draft);

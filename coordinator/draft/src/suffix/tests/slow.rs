@@ -89,10 +89,18 @@ fn begun(answers: &[Vec<u32>], prompt: &[u32], said: &[u32]) -> Suffix {
 }
 
 /// Compares one draft with the definition for the text that it says it comes from.
-fn check(suffix: &mut Suffix, answers: &[Vec<u32>], sure: &[u32], ahead: &[u32], most: usize) -> Result<Vec<u32>, TestCaseError> {
-    let kept: Vec<Vec<u32>> = answers.iter().map(|answer| [&[70, 71], &answer[..]].concat()).collect();
+fn check(
+    suffix: &mut Suffix,
+    answers: &[Vec<u32>],
+    sure: &[u32],
+    ahead: &[u32],
+    most: usize,
+) -> Result<Vec<u32>, TestCaseError> {
+    let kept: Vec<Vec<u32>> =
+        answers.iter().map(|answer| [&[70, 71], &answer[..]].concat()).collect();
     let own = Texts { texts: vec![(sure, 1)], is_own: true };
-    let recent = Texts { texts: kept.iter().rev().map(|text| (&text[..], 2)).collect(), is_own: false };
+    let recent =
+        Texts { texts: kept.iter().rev().map(|text| (&text[..], 2)).collect(), is_own: false };
     let draft = suffix.draft(STREAM, ahead, most);
     let wanted = [&own, &recent].map(|texts| texts.draft(sure, ahead, most));
     if draft.tokens.is_empty() {
