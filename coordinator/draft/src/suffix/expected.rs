@@ -129,7 +129,9 @@ mod tests {
         assert_eq!(after(&text[45..48]), Some(text[48]));
         assert_eq!(after(&[&[7, 7][..], &text[20..23]].concat()), Some(text[23]));
         // A wrong find does not move the certain place: what comes then is found where it is.
-        assert_eq!(after(&[&[1, 2, 3, 9][..], &text[21..24]].concat()), Some(text[24]));
+        let wrong = [1, 2, 3, text[33], 9];
+        assert_eq!(after(&wrong[..4]), Some(text[34]));
+        assert_eq!(after(&[&wrong[..], &text[21..24]].concat()), Some(text[24]));
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub const WIDTH: usize = 2;
 const MIN_BITS: u32 = 5;
 
 /// For each hash of a place's context: a bit for each answer that has such a place. It may name answers that have none.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Filter {
     masks: Vec<u64>,
     bits: u32,
@@ -49,6 +49,12 @@ impl Filter {
         if let Some(slot) = self.slot(context) {
             self.masks[slot] &= !(1 << bit);
         }
+    }
+
+    /// One of the same size that names nothing.
+    #[cfg(test)]
+    pub fn emptied(&self) -> Self {
+        Self { masks: vec![0; self.masks.len()], bits: self.bits }
     }
 
     fn slot(&self, context: &[u32]) -> Option<usize> {

@@ -59,6 +59,11 @@ impl Suffix {
     /// Bytes used, counted anew.
     #[cfg(test)]
     fn count(&self) -> u64 {
+        for (id, owner) in self.owners.iter() {
+            let own = self.streams.iter().filter(|(_, stream)| stream.owner == id);
+            let bytes: Vec<usize> = own.map(|(_, stream)| stream.nbytes()).collect();
+            assert_eq!((owner.n_streams, owner.stream_bytes), (bytes.len(), bytes.iter().sum()));
+        }
         let streams = self.streams.iter().map(|(_, stream)| stream.nbytes()).sum::<usize>();
         let owners = self.owners.iter().map(|(_, owner)| owner.count()).sum::<usize>();
         (streams + owners + self.streams.nbytes() + self.owners.nbytes()) as u64

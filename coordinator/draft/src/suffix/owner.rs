@@ -189,10 +189,15 @@ impl Owner {
         }
     }
 
-    /// Bytes of its answers, counted anew.
+    /// Bytes of its answers, counted anew; the filter must be as if it were made anew too.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         assert_eq!(self.answers.len(), self.answers.capacity());
+        let mut filter = self.filter.emptied();
+        for answer in &self.answers {
+            answer.contexts().for_each(|context| filter.add(context, answer.bit));
+        }
+        assert_eq!(filter, self.filter);
         self.answers.iter().map(Answer::nbytes).sum::<usize>() + self.filter.nbytes()
     }
 }

@@ -100,8 +100,8 @@ impl Stream {
         for at in (end..self.n_left).rev() {
             self.early.add_oldest(at, &self.tokens[..at]);
         }
-        self.n_left = self.n_left.min(end);
-        self.n_left.saturating_sub(1)
+        self.n_left = end;
+        end - 1
     }
 
     /// A token is sure.

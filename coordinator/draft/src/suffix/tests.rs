@@ -120,6 +120,42 @@ fn recent_answers_are_drafted_from_and_what_was_right_counts() {
 }
 
 #[test]
+fn what_was_right_counts_for_the_owners_next_stream() {
+    let mut suffix = begun(&[1, 2, 3, 1, 2], &[]);
+    let odds = |suffix: &mut Suffix, id: u64, owner| {
+        suffix.begin(StreamId(id), OwnerId(owner), &[1, 2, 3, 1, 2], 5, &[]);
+        suffix.draft(StreamId(id), &[], 1).odds[0]
+    };
+    let before = odds(&mut suffix, 2, OWNER.0);
+    (0..100).for_each(|_| suffix.judged(STREAM, Source::Own, 2, true));
+    assert!(odds(&mut suffix, 3, OWNER.0) > before + 0.2);
+    assert_eq!(odds(&mut suffix, 4, 77), before);
+}
+
+#[test]
+fn answers_that_come_and_go_move_no_place() {
+    let mut suffix = Suffix::default();
+    let other = |i: u32| [[8, 9, 1000 + i, 2000 + i, 3000 + i], [i; 5]].concat();
+    answered(&mut suffix, OWNER, &other(0));
+    let known: Vec<u32> = (100..120).collect();
+    answered(&mut suffix, OWNER, &known);
+    suffix.begin(STREAM, OWNER, &known[..2], 2, &[]);
+    let draft = suffix.draft(STREAM, &[], 4);
+    assert_eq!((&draft.tokens[..], draft.source), (&known[2..6], Source::Recent));
+    // So many more that the first goes, and that the known one has another number.
+    let n = MAX_ANSWERS as u32;
+    (1..n).for_each(|i| answered(&mut suffix, OWNER, &other(i)));
+    assert_eq!(suffix.draft(STREAM, &draft.tokens, 4).tokens, known[6..10]);
+    assert_eq!(suffix.draft(STREAM, &[], 4).tokens, known[2..6]);
+    suffix.push(STREAM, known[2]);
+    assert_eq!(suffix.draft(STREAM, &known[3..6], 4).tokens, known[6..10]);
+    // The newest of the others is the newest, wherever it is kept.
+    suffix.begin(STREAM, OWNER, &[8, 9], 2, &[]);
+    assert_eq!(suffix.draft(STREAM, &[], 3).tokens, other(n - 1)[2..5]);
+    assert_eq!(suffix.nbytes(), suffix.count());
+}
+
+#[test]
 fn a_long_prompt_is_indexed_from_its_end_while_it_is_asked() {
     let prompt: Vec<u32> = (0..50_000).collect();
     let mut suffix = Suffix::default();

@@ -110,7 +110,7 @@ proptest! {
 
     #[test]
     fn nothing_passes_between_owners_and_the_memory_has_a_limit(
-        memory in 0u64..120_000,
+        memory in 0u64..400_000,
         calls in prop::collection::vec(call(), 1..60),
     ) {
         let mut world = World { suffix: Suffix::new(memory), owners: [0; N_STREAMS as usize] };
@@ -169,7 +169,7 @@ fn answer(i: u32) -> Vec<u32> {
 
 #[test]
 fn who_holds_most_loses_the_answer_that_was_used_longest_ago() {
-    let rich = OwnerId(2);
+    let rich = OwnerId(0);
     let mut suffix = Suffix::default();
     (0..8).for_each(|i| answered(&mut suffix, rich, &answer(i)));
     answered(&mut suffix, OWNER, &answer(0));
@@ -185,6 +185,18 @@ fn who_holds_most_loses_the_answer_that_was_used_longest_ago() {
     assert_eq!(known(&mut suffix, OwnerId(3), 1), [0]);
     assert_eq!(known(&mut suffix, rich, 8), [0, 2, 3, 4, 5, 6, 7]);
     assert!(suffix.nbytes() <= memory);
+    assert_eq!(suffix.nbytes(), suffix.count());
+}
+
+#[test]
+fn an_owner_alone_gives_its_answers_for_its_streams() {
+    let mut suffix = Suffix::default();
+    answered(&mut suffix, OWNER, &answer(0));
+    suffix.limit(suffix.nbytes());
+    suffix.begin(STREAM, OWNER, &answer(1)[..200], 200, &[]);
+    say(&mut suffix, &answer(1)[7..9]);
+    assert_eq!(suffix.draft(STREAM, &[], 2).tokens, answer(1)[9..11]);
+    assert_eq!(suffix.nbytes(), suffix.count());
 }
 
 #[test]
