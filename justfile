@@ -39,4 +39,5 @@ nightly *PARTS:
 bench:
     cargo bench -p brigade-engine --bench kernels
     cargo bench -p brigade-worker --bench hop
+    cargo bench -p brigade-draft
     cargo run --release -- bench --parallel 1,8

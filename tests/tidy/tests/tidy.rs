@@ -44,7 +44,7 @@ const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__p
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name. What changes in texts, models and random
 /// models so compiles nothing that computes, and what changes in an HTTP handler compiles no scheduler.
-const MAY_NEED: [(&str, &[&str]); 28] = [
+const MAY_NEED: [(&str, &[&str]); 29] = [
     ("proto", &[]),
     ("engine/shapes", &[]),
     ("engine/quant", &[]),
@@ -64,6 +64,7 @@ const MAY_NEED: [(&str, &[&str]); 28] = [
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
     ("worker", &["engine", "gguf", "models", "proto", "quant", "spec", "text"]),
+    ("coordinator/draft", &[]),
     ("coordinator/sched", &["engine", "spec"]),
     ("coordinator/plan", &["engine", "gguf", "models", "sched", "spec", "worker"]),
     ("coordinator/dialect", &["engine", "gguf", "models", "proto", "text"]),
@@ -87,7 +88,8 @@ const MAY_NEED: [(&str, &[&str]); 28] = [
     ("tests/models", &["engine", "gguf", "harness", "models", "quant", "spec", "synth", "text"]),
 ];
 /// Crates without input and output, beside those of the engine.
-const WITHOUT_IO: [&str; 3] = ["coordinator/sched", "coordinator/plan", "coordinator/dialect"];
+const WITHOUT_IO: [&str; 4] =
+    ["coordinator/draft", "coordinator/sched", "coordinator/plan", "coordinator/dialect"];
 /// What does input and output.
 const IO: [&str; 6] = ["tokio", "tokio-stream", "tonic", "axum", "prost", "hyper"];
 
@@ -352,6 +354,7 @@ fn modules_point_in_one_direction() {
         "engine/synth",
         "engine",
         "worker",
+        "coordinator/draft",
         "coordinator/sched",
         "coordinator/plan",
         "coordinator/dialect",

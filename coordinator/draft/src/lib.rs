@@ -1,0 +1,99 @@
+//! Drafters: which tokens a stream may say next, found without a model.
+//!
+//! A line of workers serves a lone stream faster when it computes the stream's likely future beside its present. What is
+//! likely comes from here. Drafts never change what is said: a draft that is not the token that is drawn is thrown away.
+//!
+//! Nothing here does I/O, reads a clock or draws random numbers. The same calls give the same drafts, so a scheduler that
+//! asks stays deterministic.
+//!
+//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects.
+//! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benches.
+
+mod forced;
+mod suffix;
+
+use std::fmt::Debug;
+
+pub use forced::Forced;
+pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
+
+/// The request that tokens are drafted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u64);
+
+/// Whose stream it is. Drafts never come from another owner's texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerId(pub u64);
+
+/// The kind of text that a draft comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// The request's own prompt and answer.
+    #[default]
+    Own,
+    /// Recent answers to the same owner.
+    Recent,
+    /// What the client said that it expects.
+    Expected,
+    /// A recorded answer, see [`Forced`].
+    Forced,
+}
+
+/// Tokens that may come next.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Draft {
+    /// The tokens, in order. Empty: the drafter has no idea.
+    pub tokens: Vec<u32>,
+    /// For each token, the estimated probability (0 to 1) that it is right where all before it are: those of `ahead`, and
+    /// those of this draft.
+    pub odds: Vec<f32>,
+    /// Where all of them come from.
+    pub source: Source,
+    /// How many of the last tokens before the draft (`ahead` among them) stand before these tokens in the text that
+    /// they come from. For token `i` of the draft it is `matched + i`.
+    pub matched: usize,
+}
+
+/// Guesses the next tokens of streams.
+///
+/// A stream that it does not know (never begun, ended, forgotten, or too large for its memory) has empty drafts, and calls
+/// for it do nothing.
+pub trait Drafter: Send + Debug {
+    /// A stream begins, or goes on after a lost line. `tokens` are its prompt of `n_prompt` tokens and what was generated.
+    /// `expected` is what its client says the answer will be like; it may be empty. A stream of this name is begun anew.
+    fn begin(
+        &mut self,
+        stream: StreamId,
+        owner: OwnerId,
+        tokens: &[u32],
+        n_prompt: usize,
+        expected: &[u32],
+    );
+
+    /// A token was drawn: it is sure.
+    fn push(&mut self, stream: StreamId, token: u32);
+
+    /// At most `most` tokens that may follow the stream's sure tokens and `ahead`, which were drafted before and are in
+    /// flight. There may be fewer where a text ends; what follows then comes with the next call.
+    fn draft(&mut self, stream: StreamId, ahead: &[u32], most: usize) -> Draft;
+
+    /// What became of a token that was drafted. Only tokens count before which all were right. `matched` is the draft's
+    /// number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
+    fn judged(&mut self, stream: StreamId, source: Source, matched: usize, right: bool);
+
+    /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are made
+    /// ready to be found. Returns how many are still to do. Drafts are made without it as well, from what is ready.
+    fn prepare(&mut self, stream: StreamId, most: usize) -> usize {
+        let _ = (stream, most);
+        0
+    }
+
+    /// The stream is over. Its answer, what is behind its prompt, is kept among its owner's.
+    fn end(&mut self, stream: StreamId);
+
+    /// The owner is gone, as when its key was revoked: all that is kept of it is dropped, its streams among it.
+    fn forget(&mut self, owner: OwnerId);
+
+    /// Bytes used.
+    fn nbytes(&self) -> u64;
+}

@@ -1,0 +1,174 @@
+//! How often drafts are right, by where they come from and by how much matched.
+
+use crate::Source;
+
+/// Kinds of text that a suffix is looked up in.
+const N_SOURCES: usize = 3;
+/// The largest number of matched tokens of each group but the last.
+const GROUPS: [usize; N_GROUPS - 1] = [1, 2, 3, 5, 8, 16, 32];
+/// Groups of numbers of matched tokens.
+const N_GROUPS: usize = 8;
+/// What is expected of a source and group before anything was seen: the share of right tokens, and the mean share of
+/// places that the likeliest token follows. Taken from edits and free texts of a repository of code and prose.
+const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
+    // Own.
+    [
+        (0.20, 0.40),
+        (0.35, 0.60),
+        (0.47, 0.75),
+        (0.58, 0.85),
+        (0.72, 0.95),
+        (0.85, 1.00),
+        (0.95, 1.00),
+        (0.99, 1.00),
+    ],
+    // Recent.
+    [
+        (0.15, 0.40),
+        (0.22, 0.60),
+        (0.32, 0.75),
+        (0.42, 0.85),
+        (0.64, 0.95),
+        (0.72, 1.00),
+        (0.85, 1.00),
+        (0.95, 1.00),
+    ],
+    // Expected: one place always.
+    [
+        (0.90, 1.00),
+        (0.80, 1.00),
+        (0.67, 1.00),
+        (0.83, 1.00),
+        (0.92, 1.00),
+        (0.95, 1.00),
+        (0.98, 1.00),
+        (0.99, 1.00),
+    ],
+];
+/// Tokens seen that an expectation counts for.
+const WEIGHT_AT_FIRST: f32 = 8.0;
+/// Tokens seen that an average reaches back to.
+const MEMORY: f32 = 128.0;
+/// Nothing is sure, and nothing impossible.
+const ODDS: (f32, f32) = (0.01, 0.999);
+
+/// Averages for one source and group.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    /// Share of right tokens, and how many are in it.
+    right: (f32, f32),
+    /// Mean share of the places that the drafted token followed, and how many are in it.
+    share: (f32, f32),
+}
+
+/// Averages for all sources and groups.
+#[derive(Clone, Copy, Debug)]
+pub struct Calibration([[Cell; N_GROUPS]; N_SOURCES]);
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Self(AT_FIRST.map(|cells| {
+            cells.map(|(right, share)| Cell {
+                right: (right, WEIGHT_AT_FIRST),
+                share: (share, WEIGHT_AT_FIRST),
+            })
+        }))
+    }
+}
+
+impl Calibration {
+    /// What a new stream expects of an owner that has these averages: as much as was seen, but it learns quickly.
+    pub fn for_a_stream(&self) -> Self {
+        Self(self.0.map(|cells| {
+            cells.map(|cell| Cell {
+                right: (cell.right.0, WEIGHT_AT_FIRST),
+                share: (cell.share.0, WEIGHT_AT_FIRST),
+            })
+        }))
+    }
+
+    /// The probability that the likeliest token is right, which follows `share` of the places.
+    pub fn odds(&self, source: Source, matched: usize, share: f32) -> f32 {
+        let cell = self.0[row(source)][group(matched)];
+        (cell.right.0 * share / cell.share.0).clamp(ODDS.0, ODDS.1)
+    }
+
+    /// A drafted token was right, or not.
+    pub fn judged(&mut self, source: Source, matched: usize, right: bool) {
+        let cell = &mut self.0[row(source)][group(matched)];
+        learn(&mut cell.right, if right { 1.0 } else { 0.0 });
+    }
+
+    /// The next token is known where one was drafted that followed `share` of the places.
+    pub fn drawn(&mut self, source: Source, matched: usize, share: f32) {
+        learn(&mut self.0[row(source)][group(matched)].share, share);
+    }
+}
+
+fn learn((mean, n): &mut (f32, f32), seen: f32) {
+    *n = (*n + 1.0).min(MEMORY);
+    *mean += (seen - *mean) / *n;
+}
+
+/// Forced drafts have odds of their own: they are counted with nobody's.
+fn row(source: Source) -> usize {
+    match source {
+        Source::Own | Source::Forced => 0,
+        Source::Recent => 1,
+        Source::Expected => 2,
+    }
+}
+
+fn group(matched: usize) -> usize {
+    GROUPS.iter().position(|most| matched <= *most).unwrap_or(N_GROUPS - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odds_become_what_is_seen() {
+        let mut seen = Calibration::default();
+        for i in 0..400 {
+            seen.judged(Source::Own, 4, i % 4 == 0);
+            seen.drawn(Source::Own, 4, if i % 2 == 0 { 1.0 } else { 0.5 });
+        }
+        // A quarter is right at a mean share of 0.75.
+        let near =
+            |odds: f32, wanted: f32| assert!((odds - wanted).abs() < 0.01, "{odds} {wanted}");
+        near(seen.odds(Source::Own, 5, 0.75), 0.25);
+        near(seen.odds(Source::Own, 4, 0.375), 0.125);
+        // Other lengths and other sources learn nothing from it.
+        let fresh = Calibration::default();
+        assert_eq!(seen.odds(Source::Own, 6, 1.0), fresh.odds(Source::Own, 6, 1.0));
+        assert_eq!(seen.odds(Source::Recent, 4, 1.0), fresh.odds(Source::Recent, 4, 1.0));
+    }
+
+    #[test]
+    fn a_stream_learns_faster_than_its_owner() {
+        let mut owner = Calibration::default();
+        for _ in 0..300 {
+            owner.judged(Source::Recent, 9, false);
+        }
+        let mut stream = owner.for_a_stream();
+        assert_eq!(stream.odds(Source::Recent, 9, 1.0), owner.odds(Source::Recent, 9, 1.0));
+        for seen in [&mut owner, &mut stream] {
+            (0..8).for_each(|_| seen.judged(Source::Recent, 9, true));
+        }
+        assert!(stream.odds(Source::Recent, 9, 1.0) > 0.45);
+        assert!(owner.odds(Source::Recent, 9, 1.0) < 0.1);
+    }
+
+    #[test]
+    fn odds_are_probabilities() {
+        let mut seen = Calibration::default();
+        for _ in 0..500 {
+            seen.judged(Source::Expected, 40, true);
+            seen.drawn(Source::Expected, 40, 0.1);
+            seen.judged(Source::Expected, 0, false);
+        }
+        assert_eq!(seen.odds(Source::Expected, 40, 1.0), ODDS.1);
+        assert_eq!(seen.odds(Source::Expected, 0, 1.0), ODDS.0);
+    }
+}
