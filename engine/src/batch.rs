@@ -85,13 +85,18 @@ pub enum SeqOp {
         /// As in [`SeqOp::Open`].
         request: Arc<str>,
     },
-    /// Forgets positions `len..`. With recurrent layers in the model, refused unless nothing is
-    /// forgotten.
+    /// Forgets positions `len..`. Where only the whole of a sequence has a state ([`Prefixes::Whole`]), refused unless
+    /// nothing is forgotten, or `from` has the state of so many positions and `len` is no less than what is sure.
+    ///
+    /// [`Prefixes::Whole`]: crate::spec::Prefixes::Whole
     Truncate {
         /// An open sequence.
         slot: SlotId,
         /// Positions kept.
         len: u32,
+        /// The slot whose place has the recurrent state of the first `len` positions ([`Planes::to`] of the part that
+        /// ended there); it comes back to the sequence's own.
+        from: Option<SlotId>,
     },
     /// Ends a sequence; its slot and pages are free from the next op on.
     Close {
@@ -177,6 +182,29 @@ pub struct SeqPart {
     pub want: Want,
     /// For a draw with [`Mirostat`]: what came back with the sequence's last token; `None`: it begins.
     pub mu: Option<f32>,
+    /// Of a sequence that runs ahead of what was drawn; `None`: all tokens up to the part's last are sure.
+    pub ahead: Option<Ahead>,
+}
+
+/// Where a part stands whose sequence runs ahead of what was drawn: its tokens may be drafts, which a
+/// [`SeqOp::Truncate`] takes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// Positions before this one are never taken back; no more than the part's own.
+    pub sure: u32,
+    /// So many of the part's first rows were read before: nothing is drawn from them.
+    pub known: u32,
+    /// Where recurrent states are read and written; `None` where each prefix of a sequence has a state.
+    pub planes: Option<Planes>,
+}
+
+/// Planes are places of recurrent states: each slot has one, and a slot that no sequence lives in lends its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planes {
+    /// Has the state before the part's first row, and keeps it unless it is `to` as well.
+    pub from: SlotId,
+    /// Gets the state behind the part's last row.
+    pub to: SlotId,
 }
 
 /// Which rows of a part pass through the head, and what becomes of them.
@@ -186,6 +214,10 @@ pub enum Want {
     Nothing,
     /// The last row: one token is sampled from it.
     Sample,
+    /// Every row, in order: a token is drawn from each, up to the first that is not the part's next token. A part is
+    /// [`RowValue::Refuted`] whole where its first token is not the one that was drawn before it, and so is every later
+    /// one up to the sequence's next [`SeqOp::Truncate`].
+    Verify,
     /// The last row: the next part's token is drawn with its logits beside that part's own ([`Guidance`]).
     /// Nothing is returned.
     Guide,
@@ -214,6 +246,13 @@ pub struct SamplerSetup {
     pub constraint: Option<Arc<Constraint>>,
     /// Each draw is guided by a second sequence; `None`: off.
     pub guidance: Option<Guidance>,
+}
+
+impl SamplerSetup {
+    /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it.
+    pub fn can_verify(&self) -> bool {
+        self.constraint.is_none() && self.guidance.is_none() && self.params.mirostat.is_none()
+    }
 }
 
 /// Classifier-free guidance: tokens are drawn from what a sequence says beyond a second one, its guide, which has
@@ -410,6 +449,8 @@ pub enum RowValue {
     Failed(String),
     /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so.
     NotYet,
+    /// A part's first row: what was drafted for it is wrong, and nothing was drawn from the part.
+    Refuted,
 }
 
 /// A drawn token with what was asked about it.

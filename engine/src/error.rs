@@ -53,6 +53,19 @@ pub enum BatchError {
         /// The position asked for.
         found: u32,
     },
+    /// A recurrent state is read where there is another.
+    #[error(
+        "slot {}: the place of slot {} has not its state after {len} positions",
+        .slot.0, .plane.0
+    )]
+    OtherState {
+        /// The slot whose place was named.
+        plane: SlotId,
+        /// The sequence.
+        slot: SlotId,
+        /// Positions whose state was asked for.
+        len: u32,
+    },
     /// A part runs past the pages of its sequence.
     #[error("slot {}: position {end} is beyond its {n_blocks} blocks", .slot.0)]
     BeyondBlocks {
@@ -107,6 +120,7 @@ impl BatchError {
             Self::NoSuchSlot { slot, .. }
             | Self::WrongPosition { slot, .. }
             | Self::WholeOnly { slot, .. }
+            | Self::OtherState { slot, .. }
             | Self::NoSuchPosition { slot, .. }
             | Self::BeyondBlocks { slot, .. } => Some(*slot),
             Self::NoSuchBlock { .. }

@@ -129,6 +129,10 @@ pub struct TruncateOp {
     pub slot: u32,
     #[prost(uint32, tag = "2")]
     pub len: u32,
+    /// The slot whose place has the recurrent state of the first `len` positions. Only where all stages name
+    /// FEATURE_AHEAD.
+    #[prost(uint32, optional, tag = "3")]
+    pub from: ::core::option::Option<u32>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CloseOp {
@@ -192,6 +196,30 @@ pub struct SeqPart {
     /// With mirostat: what came back with the sequence's last token; absent: it begins.
     #[prost(float, optional, tag = "5")]
     pub mu: ::core::option::Option<f32>,
+    /// Absent: all tokens are sure. Only where all stages name FEATURE_AHEAD.
+    #[prost(message, optional, tag = "6")]
+    pub ahead: ::core::option::Option<Ahead>,
+}
+/// Of a part whose sequence runs ahead of what was drawn: its tokens may be drafts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Ahead {
+    /// Positions before this one are never taken back.
+    #[prost(uint32, tag = "1")]
+    pub sure: u32,
+    /// Absent where each prefix of a sequence has a state.
+    #[prost(message, optional, tag = "2")]
+    pub planes: ::core::option::Option<Planes>,
+    /// So many of the part's first rows were read before: nothing is drawn from them. Less than it has.
+    #[prost(uint32, tag = "3")]
+    pub known: u32,
+}
+/// The places of slots where recurrent states are read and written: a slot that no sequence lives in lends its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Planes {
+    #[prost(uint32, tag = "1")]
+    pub from: u32,
+    #[prost(uint32, tag = "2")]
+    pub to: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplerSetup {
@@ -402,7 +430,7 @@ pub struct RowResult {
     /// Microseconds that masks of the sequence took since its last result.
     #[prost(uint32, tag = "8")]
     pub mask_us: u32,
-    #[prost(oneof = "row_result::Value", tags = "3, 4, 5, 6, 7")]
+    #[prost(oneof = "row_result::Value", tags = "3, 4, 5, 6, 7, 9")]
     pub value: ::core::option::Option<row_result::Value>,
 }
 /// Nested message and enum types in `RowResult`.
@@ -423,6 +451,10 @@ pub mod row_result {
         /// The mask of the draw is still being made. The stage has the row: DrawOp asks for the token.
         #[prost(bool, tag = "7")]
         NotYet(bool),
+        /// Of a part with WANT_VERIFY, at its first row: its first token is not the one that was drawn, and nothing was
+        /// drawn from the part.
+        #[prost(bool, tag = "9")]
+        Refuted(bool),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -535,6 +567,8 @@ pub enum Want {
     HiddenLast = 5,
     /// The last row: the next part's token is drawn with its logits too. Only of stages with FEATURE_GUIDE.
     Guide = 6,
+    /// Every row in order, up to the first whose token is not the part's next one. Only of stages with FEATURE_AHEAD.
+    Verify = 7,
 }
 impl Want {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -550,6 +584,7 @@ impl Want {
             Self::HiddenFirst => "WANT_HIDDEN_FIRST",
             Self::HiddenLast => "WANT_HIDDEN_LAST",
             Self::Guide => "WANT_GUIDE",
+            Self::Verify => "WANT_VERIFY",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -562,6 +597,7 @@ impl Want {
             "WANT_HIDDEN_FIRST" => Some(Self::HiddenFirst),
             "WANT_HIDDEN_LAST" => Some(Self::HiddenLast),
             "WANT_GUIDE" => Some(Self::Guide),
+            "WANT_VERIFY" => Some(Self::Verify),
             _ => None,
         }
     }

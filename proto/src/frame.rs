@@ -133,7 +133,8 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
         }
         seq_op::Op::Truncate(cut) => {
             below("truncate.slot", cut.slot, slot_limit)?;
-            at_most("truncate.len", cut.len.into(), limits.max_ctx.into())
+            at_most("truncate.len", cut.len.into(), limits.max_ctx.into())?;
+            cut.from.map_or(Ok(()), |from| below("truncate.from", from, slot_limit))
         }
         seq_op::Op::Close(close) => below("close.slot", close.slot, slot_limit),
         seq_op::Op::Draw(draw) => below("draw.slot", draw.slot, slot_limit),
@@ -255,6 +256,13 @@ fn check_part(part: &SeqPart, limits: &FrameLimits) -> Result<(), FrameError> {
     }
     let end = u64::from(part.pos) + part.tokens.len() as u64;
     at_most("part.pos + tokens", end, limits.max_ctx.into())?;
+    if let Some(ahead) = &part.ahead {
+        at_most("part.ahead.sure", ahead.sure.into(), part.pos.into())?;
+        below("part.ahead.known", ahead.known, part.tokens.len() as u32)?;
+        for plane in ahead.planes.iter().flat_map(|planes| [planes.from, planes.to]) {
+            below("part.ahead.planes", plane, limits.max_seqs)?;
+        }
+    }
     if part.mu.is_some_and(|mu| !mu.is_finite()) {
         return Err(FrameError::Invalid { field: "part.mu", why: "it is not finite" });
     }

@@ -46,12 +46,26 @@ fn full() -> Ubatch {
         ops: vec![
             op(seq_op::Op::Open(OpenOp { slot: 0, blocks, sampler: Some(sampler()), request })),
             op(seq_op::Op::Copy(copy)),
-            op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3 })),
+            op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3, from: None })),
             op(seq_op::Op::Close(CloseOp { slot: 3 })),
         ],
         parts: vec![
-            SeqPart { slot: 0, pos: 99, tokens: vec![49], want: Want::Logits.into(), mu: None },
-            SeqPart { slot: 1, pos: 0, tokens: vec![0], want: Want::Nothing.into(), mu: None },
+            SeqPart {
+                slot: 0,
+                pos: 99,
+                tokens: vec![49],
+                want: Want::Logits.into(),
+                mu: None,
+                ahead: None,
+            },
+            SeqPart {
+                slot: 1,
+                pos: 0,
+                tokens: vec![0],
+                want: Want::Nothing.into(),
+                mu: None,
+                ahead: None,
+            },
         ],
         boundary: Some(Boundary {
             dtype: WireType::F32.into(),
@@ -112,7 +126,7 @@ fn ops_and_samplers_out_of_range_are_named() {
             u.ops[1].op = Some(seq_op::Op::Copy(CopyOp { dst: 4, ..CopyOp::default() }));
         }),
         ("truncate.len is 101", |u| {
-            u.ops[2].op = Some(seq_op::Op::Truncate(TruncateOp { slot: 0, len: 101 }));
+            u.ops[2].op = Some(seq_op::Op::Truncate(TruncateOp { slot: 0, len: 101, from: None }));
         }),
         ("close.slot is 9", |u| u.ops[3].op = Some(seq_op::Op::Close(CloseOp { slot: 9 }))),
         ("blocks count is 17", |u| {

@@ -96,6 +96,14 @@ fn metric(server: &Running, name: &str) -> f64 {
 /// Runs all requests, has `lose` take a worker away in the midst of them, and compares answers. Fewer positions are
 /// computed again than the prompts alone have: without checkpoints it is always more.
 fn go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) {
+    let [put_back, again, prompts] = answers_go_on(server, expected, lose);
+    assert!(put_back >= 4, "{put_back} of {STREAMS} sequences were put back");
+    assert!(2 * again < prompts, "{again} of {prompts}: as much as without checkpoints");
+}
+
+/// As [`go_on`], whatever is computed again. Returns how many sequences were put back, how many positions were computed
+/// again, and how many their prompts have.
+fn answers_go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) -> [u64; 3] {
     let url = &server.ready;
     let drawn = || metric(server, "brigade_generated_tokens_total");
     let put_back = || metric(server, "brigade_sequences_put_back_total{outcome=\"done\"}");
@@ -128,8 +136,7 @@ fn go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) {
          positions computed again, their prompts have {prompts}",
         lost.len()
     );
-    assert!(put_back >= 4.0, "{put_back} of {STREAMS} sequences were put back");
-    assert!(2 * again < prompts, "{again} of {prompts}: as much as without checkpoints");
+    [put_back as u64, again, prompts]
 }
 
 fn expected(url: &str) -> Vec<Value> {
@@ -157,6 +164,28 @@ fn every_worker_comes_back(model: Option<&Path>) {
         go_on(&server.process, &expected, || signal("KILL", server.process.children()[0]));
     }
     assert_eq!(metric(&server.process, "brigade_requests_total{outcome=\"error\"}"), 0.0);
+}
+
+/// Streams that run ahead when a worker is lost say the same, with copies and without.
+fn drafts_change_no_answer_when_workers_are_lost() {
+    for (arch, mode) in [("llama", "buddy"), ("granitehybrid", "buddy"), ("rwkv7", "off")] {
+        let model = synth(arch, "tiny");
+        let path = model.to_str().unwrap();
+        let more = ["--workers", "3", "--max-seqs", "14", "--checkpoint", mode, "-m", path];
+        let base =
+            ["--speculate", "auto", "--keep", "0", "--ctx", "1024", "--checkpoint-every", EVERY];
+        let server = Server::start(&[&base[..], &more, &CUT].concat());
+        let expected = expected(&server.process.ready);
+        println!("{arch}:");
+        for _ in 0..2 {
+            answers_go_on(&server.process, &expected, || {
+                signal("KILL", server.process.children()[0]);
+            });
+        }
+        assert_eq!(metric(&server.process, "brigade_requests_total{outcome=\"error\"}"), 0.0);
+        assert!(metric(&server.process, "brigade_drafts_total{outcome=\"right\"}") > 0.0, "{arch}");
+        std::fs::remove_file(model).unwrap();
+    }
 }
 
 fn streams_of_the_demo_model_go_on_from_their_neighbours_copies() {
@@ -514,6 +543,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         streams_of_the_demo_model_go_on_from_their_neighbours_copies,
         streams_of_every_kind_of_state_go_on_from_copies,
+        drafts_change_no_answer_when_workers_are_lost,
         a_spare_goes_on_from_the_copies_of_the_one_it_stands_in_for,
         copies_on_a_disk_are_there_when_the_worker_is_again,
         over_tls_copies_go_to_the_buddy_alone;

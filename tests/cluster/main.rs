@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_tests::process::without_drafts();
     brigade_harness::main(brigade_harness::modules![
         attacks,
         changes,

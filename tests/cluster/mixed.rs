@@ -69,6 +69,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         brigade_cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();
     let (engine, ends) = Engine::channel();
     let config = DriverConfig {
+        drafter: None,
         sched: SchedConfig::default(),
         n_vocab: limits.n_vocab,
         adapters: [].into(),

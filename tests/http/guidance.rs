@@ -43,7 +43,7 @@ fn path(model: &str) -> PathBuf {
 }
 
 fn part(slot: SlotId, pos: usize, tokens: &[u32], want: Want) -> SeqPart {
-    SeqPart { slot, pos: pos as u32, tokens: tokens.to_vec(), want, mu: None }
+    SeqPart { slot, pos: pos as u32, tokens: tokens.to_vec(), want, mu: None, ahead: None }
 }
 
 /// `N` greedy tokens of a guided sequence. All of the guide's prompt but the last ubatch is computed first.

@@ -15,6 +15,9 @@ const ANSWER: u64 = 24;
 /// For waits that end by themselves on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// No drafts: rows are counted.
+const UNGUESSED: &[&str] = &["--speculate", "off"];
+
 /// One answer, and what it took.
 struct Turn {
     text: String,
@@ -91,8 +94,8 @@ fn chat(model: &str, with: &Server, without: &Server) -> Vec<Value> {
 }
 
 fn compare(model: &str, args: &[&str], keep: &str) {
-    let with = Server::start(&[args, &["--keep", keep]].concat());
-    let without = Server::start(&[args, &["--keep", "0"]].concat());
+    let with = Server::start(&[args, &["--keep", keep], UNGUESSED].concat());
+    let without = Server::start(&[args, &["--keep", "0"], UNGUESSED].concat());
     let said = chat(model, &with, &without);
 
     // Two ways to go on after the first turn: both begin with what is kept of it.
@@ -144,8 +147,10 @@ fn a_chat_on_kimi_k3_computes_only_what_is_new_and_says_the_same() {
 
 fn what_is_kept_gives_way_and_nobody_waits_for_it() {
     // Pages for one sequence: each request takes those of what was kept.
-    let server =
-        Server::start(&["--workers", "2", "--max-seqs", "1", "--ctx", "128", "--keep", "3"]);
+    let server = Server::start(
+        &[UNGUESSED, &["--workers", "2", "--max-seqs", "1", "--ctx", "128", "--keep", "3"]]
+            .concat(),
+    );
     for i in 0..6 {
         let said = [message("user", &format!("Number {i}"))];
         ask(&server, &said);
@@ -176,8 +181,8 @@ fn all_continue(golden: &Golden, models: &[Named<'_>]) {
     each(models, |(name, entry)| {
         let path = golden.model(entry);
         let args = ["-m", path.to_str().unwrap(), "--workers", "2", "--kv-type", "f32"];
-        let with = Server::start(&args);
-        let without = Server::start(&[&args[..], &["--keep", "0"]].concat());
+        let with = Server::start(&[&args[..], UNGUESSED].concat());
+        let without = Server::start(&[&args[..], &["--keep", "0"], UNGUESSED].concat());
         let both = |prompt: &[u32]| {
             let (a, b) = (complete(&with, prompt, DRAWN), complete(&without, prompt, DRAWN));
             assert_eq!(a.choice, b.choice, "{name}: after {} of {}", a.cached, a.prompt);

@@ -74,8 +74,14 @@ fn rows_become_what_their_format_makes_of_them_whatever_is_beside_them() {
 fn two_stages(model: &Path, cut: usize, format: GgmlType) -> Vec<f32> {
     let config = LineConfig { cuts: vec![cut], ..LineConfig::default() };
     let mut line = Line::open(model, &config);
-    let part =
-        SeqPart { slot: SlotId(0), pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits, mu: None };
+    let part = SeqPart {
+        slot: SlotId(0),
+        pos: 0,
+        tokens: TOKENS.to_vec(),
+        want: Want::Logits,
+        mu: None,
+        ahead: None,
+    };
     let ubatch = UBatch { id: 0, ops: vec![Line::open_slot(0, None)], parts: vec![part] };
     let [first, last] = line.stages() else { panic!("two stages") };
     let StageOutput::Boundary(sent) = first.forward(&ubatch, None).unwrap() else {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod ahead_stages;
 mod fault_sim;
 mod lines;
 mod plan;
@@ -9,6 +10,7 @@ mod plan_depth;
 mod plan_held;
 mod plan_passes;
 mod plan_random;
+mod sched_ahead;
 mod sched_fair;
 mod sched_reuse;
 mod sched_scripts;
@@ -20,6 +22,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
     brigade_harness::main(brigade_harness::modules![
+        ahead_stages,
         fault_sim,
         lines,
         plan,
@@ -27,6 +30,7 @@ fn main() -> ExitCode {
         plan_held,
         plan_passes,
         plan_random,
+        sched_ahead,
         sched_fair,
         sched_reuse,
         sched_scripts,

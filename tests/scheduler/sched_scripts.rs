@@ -147,6 +147,7 @@ impl Script {
                 deadline: find("within").map(|seconds| self.now + u64::from(seconds) * 1_000_000),
                 copied: true,
                 guide: find("guide").map(|n| (101..).take(n as usize).collect()),
+                drafts: None,
             }),
             "ready" => Event::KeptReady(KeptId(number(words[0]))),
             "drop" => Event::DropKept(KeptId(number(words[0]))),
@@ -199,7 +200,7 @@ impl Script {
                         Want::Sample => end - 1..end,
                         Want::HiddenFirst => part.pos..part.pos + 1,
                         Want::HiddenLast => end - 1..end,
-                        Want::Logits | Want::Hidden => part.pos..end,
+                        Want::Logits | Want::Hidden | Want::Verify => part.pos..end,
                     };
                     positions.map(|pos| (part.slot, pos))
                 });
@@ -209,6 +210,9 @@ impl Script {
             }
             Action::Reused { request, tokens } => {
                 format!("request {} begins with {tokens} kept tokens", request.0)
+            }
+            Action::Expected { request, right, wrong } => {
+                format!("request {} expected {right} right, {wrong} wrong", request.0)
             }
             Action::Replayed { request, tokens } => {
                 format!("request {} goes on: {tokens} tokens again", request.0)
@@ -257,6 +261,7 @@ fn line_spec(
         max_positions: n_blocks * block_positions,
         max_rows: field("rows"),
         guides: true,
+        ahead: false,
     }
 }
 

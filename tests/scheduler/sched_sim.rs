@@ -31,7 +31,7 @@ fn run(sim: &Sim, workload: &Workload) -> Outcome {
 }
 
 /// A line of random shape: stages of unequal speed, jitter, links, few or many places.
-fn random_sim(seed: u64) -> Sim {
+pub(super) fn random_sim(seed: u64) -> Sim {
     let mut rng = Rng::new(seed ^ 0xdead);
     let n = rng.between(1, 9) as usize;
     let mut sim = equal(n);
@@ -97,7 +97,7 @@ fn random_lines_and_workloads_keep_every_promise() {
 }
 
 /// A line that is lost again and again, for longer and shorter times.
-fn with_many_outages(mut sim: Sim, seed: u64) -> Sim {
+pub(super) fn with_many_outages(mut sim: Sim, seed: u64) -> Sim {
     let mut rng = Rng::new(seed ^ 0x10e5);
     let (mut at, every) = (0, [1_000_000, 3_000_000, 9_000_000][rng.between(0, 2) as usize]);
     sim.outages.clear();

@@ -6,7 +6,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,15 @@ const ADMIN: &str = "brigade admin on ";
 
 /// The binary that was built with this program.
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Servers make no drafts where they are not told otherwise.
+static WITHOUT_DRAFTS: AtomicBool = AtomicBool::new(false);
+
+/// Says, when a test program starts, that its servers make no drafts unless `--speculate` says otherwise: streams are to be
+/// under way when something happens, and drafts would end some of them before.
+pub fn without_drafts() {
+    WITHOUT_DRAFTS.store(true, Ordering::Relaxed);
+}
 
 /// Says once, when a test program starts, which binary was built with it: `env!("CARGO_BIN_EXE_brigade")`.
 pub fn use_binary(path: &str) {
@@ -116,6 +125,11 @@ impl Running {
     /// As [`Running::start`], of any command.
     pub fn spawn(mut command: Command, prefix: &'static str) -> Self {
         command.env(SPEED.0, SPEED.1);
+        let has = |wanted: &str| command.get_args().any(|arg| arg == wanted);
+        let is_ours = command.get_program() == brigade().as_os_str() && has("serve");
+        if WITHOUT_DRAFTS.load(Ordering::Relaxed) && is_ours && !has("--speculate") {
+            command.args(["--speculate", "off"]);
+        }
         command.env("XDG_DATA_HOME", no_data());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();

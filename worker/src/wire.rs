@@ -8,9 +8,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    AdapterUse, BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Guidance, Marker,
-    Mirostat, NotBefore, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId,
-    TokenMark, UBatch, Want,
+    AdapterUse, Ahead, BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Guidance,
+    Marker, Mirostat, NotBefore, Planes, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp,
+    SeqPart, SlotId, TokenMark, UBatch, Want,
 };
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_proto::control::WireType;
@@ -177,7 +177,10 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             sampler: copy.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
             request: copy.request.as_str().into(),
         },
-        pb::seq_op::Op::Truncate(cut) => SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len },
+        pb::seq_op::Op::Truncate(cut) => {
+            let from = cut.from.map(SlotId);
+            SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len, from }
+        }
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
         pb::seq_op::Op::Draw(draw) => SeqOp::Draw { slot: SlotId(draw.slot) },
         pb::seq_op::Op::Adapt(adapt) => {
@@ -210,6 +213,7 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
         Ok(pb::Want::Nothing) => Want::Nothing,
         Ok(pb::Want::Sample) => Want::Sample,
         Ok(pb::Want::Guide) => Want::Guide,
+        Ok(pb::Want::Verify) => Want::Verify,
         Ok(pb::Want::Logits) => Want::Logits,
         Ok(pb::Want::Hidden) => Want::Hidden,
         Ok(pb::Want::HiddenFirst) => Want::HiddenFirst,
@@ -218,7 +222,10 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
     };
     let pb::SeqPart { slot, pos, mu, .. } = part;
     let (slot, tokens) = (SlotId(*slot), part.tokens.clone());
-    Ok(SeqPart { slot, pos: *pos, tokens, want, mu: *mu })
+    let planes = |p: pb::Planes| Planes { from: SlotId(p.from), to: SlotId(p.to) };
+    let ahead =
+        part.ahead.map(|a| Ahead { sure: a.sure, known: a.known, planes: a.planes.map(planes) });
+    Ok(SeqPart { slot, pos: *pos, tokens, want, mu: *mu, ahead })
 }
 
 fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
@@ -306,6 +313,7 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
         }
         RowValue::Failed(why) => pb::row_result::Value::Failed(cut_reason(why)),
         RowValue::NotYet => pb::row_result::Value::NotYet(true),
+        RowValue::Refuted => pb::row_result::Value::Refuted(true),
     };
     pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value), mask_us: row.mask_us }
 }

@@ -221,8 +221,9 @@ pub async fn placed(
             PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
-    let guides = stages.iter().all(|stage| knows(&stage.conn, Feature::Guide));
-    let line = line_spec(&plan, &settings, model.spec.prefixes(settings.windows), guides);
+    let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
+    let known = [Feature::Guide, Feature::Ahead].map(all_know);
+    let line = line_spec(&plan, &settings, model.spec.prefixes(settings.windows), known);
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
@@ -364,7 +365,13 @@ pub fn engine_kv(kv: KvType) -> kernels::KvType {
     }
 }
 
-fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes, guides: bool) -> LineSpec {
+/// What the line holds; whether all its stages know guides, and sequences that run ahead.
+fn line_spec(
+    plan: &Plan,
+    settings: &PlanSettings,
+    prefixes: Prefixes,
+    [guides, ahead]: [bool; 2],
+) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),
         n_blocks: plan.capacity.n_blocks,
@@ -375,6 +382,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes, guides: b
         max_positions: plan.ctx(),
         max_rows: settings.max_rows,
         guides,
+        ahead,
     }
 }
 

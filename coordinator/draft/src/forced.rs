@@ -4,43 +4,38 @@ use std::collections::BTreeMap;
 
 use crate::{Draft, Drafter, OwnerId, Source, StreamId};
 
-/// Drafts recorded answers, each token spoiled with probability `1 - acceptance`.
+/// Drafts what a stream is expected to say, each token spoiled with probability `1 - acceptance`.
 ///
-/// Whether a token is spoiled follows from the seed, the answer and the token's position in it. So it does not depend on
-/// how or how often drafts are asked for. What follows a spoiled token is the rest of the recorded answer.
-///
-/// The first stream that begins gets the first answer, and so on; behind the last answer comes the first again. A stream
-/// that begins anew under its name keeps its answer.
+/// Whether a token is spoiled follows from the seed and the token's position in the answer. So it does not depend on how or
+/// how often drafts are asked for. What follows a spoiled token is the rest of the answer.
 #[derive(Clone, Debug)]
 pub struct Forced {
-    answers: Vec<Vec<u32>>,
     acceptance: f64,
     seed: u64,
     n_vocab: u32,
-    n_begun: usize,
     streams: BTreeMap<StreamId, Stream>,
 }
 
 /// A stream that runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Stream {
-    /// Index of its answer.
-    answer: usize,
+    /// What it is expected to say.
+    answer: Vec<u32>,
     /// Tokens of it that are sure.
     n_sure: usize,
 }
 
 impl Forced {
-    /// A drafter of `answers`. `acceptance` is a probability; what lies outside of 0 to 1 is taken as the nearer of
-    /// them. Wrong tokens are ids below `n_vocab`; with fewer than two ids no token can be wrong, and none is.
-    pub fn new(answers: Vec<Vec<u32>>, acceptance: f64, seed: u64, n_vocab: u32) -> Self {
+    /// `acceptance` is a probability; what lies outside of 0 to 1 is taken as the nearer of them. Wrong tokens are ids below
+    /// `n_vocab`; with fewer than two ids no token can be wrong, and none is.
+    pub fn new(acceptance: f64, seed: u64, n_vocab: u32) -> Self {
         let acceptance = acceptance.clamp(0.0, 1.0);
-        Self { answers, acceptance, seed, n_vocab, n_begun: 0, streams: BTreeMap::new() }
+        Self { acceptance, seed, n_vocab, streams: BTreeMap::new() }
     }
 
     /// The draft of an answer's token at `pos`.
-    fn drafted(&self, answer: usize, pos: usize, token: u32) -> u32 {
-        let bits = mix(self.seed ^ mix(((answer as u64) << 40) ^ pos as u64));
+    fn drafted(&self, pos: usize, token: u32) -> u32 {
+        let bits = mix(self.seed ^ mix(pos as u64));
         let unit = (bits >> 11) as f64 / (1u64 << 53) as f64;
         if unit < self.acceptance || self.n_vocab < 2 {
             return token;
@@ -51,15 +46,16 @@ impl Forced {
 }
 
 impl Drafter for Forced {
-    fn begin(&mut self, id: StreamId, _: OwnerId, tokens: &[u32], n_prompt: usize, _: &[u32]) {
+    fn begin(
+        &mut self,
+        id: StreamId,
+        _: OwnerId,
+        tokens: &[u32],
+        n_prompt: usize,
+        expected: &[u32],
+    ) {
         let n_sure = tokens.len().saturating_sub(n_prompt);
-        let n_answers = self.answers.len().max(1);
-        let n_begun = &mut self.n_begun;
-        let stream = self.streams.entry(id).or_insert_with(|| {
-            *n_begun += 1;
-            Stream { answer: (*n_begun - 1) % n_answers, n_sure }
-        });
-        stream.n_sure = n_sure;
+        self.streams.insert(id, Stream { answer: expected.to_vec(), n_sure });
     }
 
     fn push(&mut self, id: StreamId, _: u32) {
@@ -69,14 +65,12 @@ impl Drafter for Forced {
     }
 
     fn draft(&mut self, id: StreamId, ahead: &[u32], most: usize) -> Draft {
-        let Some(&Stream { answer, n_sure }) = self.streams.get(&id) else {
+        let Some(Stream { answer, n_sure }) = self.streams.get(&id) else {
             return Draft { source: Source::Forced, ..Draft::default() };
         };
-        let recorded = self.answers.get(answer).map_or(&[][..], |answer| answer);
-        let from = (n_sure + ahead.len()).min(recorded.len());
-        let rest = recorded[from..].iter().take(most).enumerate();
-        let tokens: Vec<u32> =
-            rest.map(|(i, token)| self.drafted(answer, from + i, *token)).collect();
+        let from = (n_sure + ahead.len()).min(answer.len());
+        let rest = answer[from..].iter().take(most).enumerate();
+        let tokens: Vec<u32> = rest.map(|(i, token)| self.drafted(from + i, *token)).collect();
         let odds = vec![self.acceptance as f32; tokens.len()];
         Draft { tokens, odds, source: Source::Forced, matched: from }
     }
@@ -90,9 +84,8 @@ impl Drafter for Forced {
     fn forget(&mut self, _: OwnerId) {}
 
     fn nbytes(&self) -> u64 {
-        let answers: usize = self.answers.iter().map(|answer| answer.capacity() * 4).sum();
-        let streams = self.streams.len() * size_of::<(StreamId, Stream)>();
-        (answers + self.answers.capacity() * size_of::<Vec<u32>>() + streams) as u64
+        let of = |stream: &Stream| stream.answer.capacity() * 4 + size_of::<(StreamId, Stream)>();
+        self.streams.values().map(of).sum::<usize>() as u64
     }
 }
 
@@ -110,9 +103,9 @@ mod tests {
 
     const N_VOCAB: u32 = 50;
 
-    fn begun(answers: Vec<Vec<u32>>, acceptance: f64) -> Forced {
-        let mut forced = Forced::new(answers, acceptance, 7, N_VOCAB);
-        forced.begin(StreamId(1), OwnerId(1), &[1, 2, 3], 3, &[]);
+    fn begun(answer: &[u32], acceptance: f64) -> Forced {
+        let mut forced = Forced::new(acceptance, 7, N_VOCAB);
+        forced.begin(StreamId(1), OwnerId(1), &[1, 2, 3], 3, answer);
         forced
     }
 
@@ -124,7 +117,7 @@ mod tests {
     fn the_share_of_right_tokens_is_the_acceptance() {
         let answer = answer(20_000);
         for acceptance in [0.0, 0.6, 0.9, 1.0] {
-            let draft = begun(vec![answer.clone()], acceptance).draft(StreamId(1), &[], 20_000);
+            let draft = begun(&answer, acceptance).draft(StreamId(1), &[], 20_000);
             let right = draft.tokens.iter().zip(&answer).filter(|(a, b)| a == b).count();
             let share = right as f64 / answer.len() as f64;
             assert!((share - acceptance).abs() < 0.01, "{share} for {acceptance}");
@@ -136,7 +129,7 @@ mod tests {
     #[test]
     fn what_is_spoiled_does_not_depend_on_how_it_is_asked() {
         let answer = answer(60);
-        let mut forced = begun(vec![answer.clone()], 0.5);
+        let mut forced = begun(&answer, 0.5);
         let whole = forced.draft(StreamId(1), &[], 60).tokens;
         for (sure, token) in answer.iter().enumerate() {
             for ahead in 0..60 - sure {
@@ -150,27 +143,21 @@ mod tests {
     }
 
     #[test]
-    fn each_stream_has_its_answer_and_keeps_it_when_it_goes_on() {
-        let mut forced = begun(vec![vec![1; 8], vec![2; 8]], 1.0);
-        forced.begin(StreamId(9), OwnerId(1), &[5], 1, &[]);
-        forced.begin(StreamId(4), OwnerId(1), &[5], 1, &[]);
-        let first = |forced: &mut Forced, id| forced.draft(StreamId(id), &[], 1).tokens;
-        assert_eq!([1, 9, 4].map(|id| first(&mut forced, id)), [[1], [2], [1]]);
-        forced.begin(StreamId(9), OwnerId(1), &[5, 2, 2, 2], 1, &[]);
+    fn each_stream_has_its_answer_and_goes_on_behind_what_is_sure() {
+        let mut forced = begun(&[1; 8], 1.0);
+        forced.begin(StreamId(9), OwnerId(1), &[5, 2, 2, 2], 1, &[2; 8]);
+        assert_eq!(forced.draft(StreamId(1), &[], 1).tokens, [1]);
         assert_eq!(forced.draft(StreamId(9), &[], 9).tokens, [2; 5]);
         forced.end(StreamId(9));
-        assert!(first(&mut forced, 9).is_empty());
+        assert!(forced.draft(StreamId(9), &[], 9).tokens.is_empty());
     }
 
     #[test]
     fn odd_numbers_are_no_fault() {
-        assert_eq!(
-            begun(vec![vec![3; 4]], f64::INFINITY).draft(StreamId(1), &[], 2).tokens,
-            [3; 2]
-        );
-        assert!(begun(Vec::new(), 0.5).draft(StreamId(1), &[1], 2).tokens.is_empty());
-        let mut one = Forced::new(vec![vec![0; 4]], 0.0, 1, 1);
-        one.begin(StreamId(1), OwnerId(1), &[], 3, &[]);
+        assert_eq!(begun(&[3; 4], f64::INFINITY).draft(StreamId(1), &[], 2).tokens, [3; 2]);
+        assert!(begun(&[], 0.5).draft(StreamId(1), &[1], 2).tokens.is_empty());
+        let mut one = Forced::new(0.0, 1, 1);
+        one.begin(StreamId(1), OwnerId(1), &[], 3, &[0; 4]);
         assert_eq!(one.draft(StreamId(1), &[], 9).tokens, [0; 4]);
     }
 }

@@ -7,7 +7,7 @@
 //! asks stays deterministic.
 //!
 //! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects.
-//! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benches.
+//! - [`Forced`] drafts an answer that is known with a chosen share of wrong tokens, for benches.
 
 mod forced;
 mod suffix;
@@ -35,7 +35,7 @@ pub enum Source {
     Recent,
     /// What the client said that it expects.
     Expected,
-    /// A recorded answer, see [`Forced`].
+    /// An answer that is known, see [`Forced`].
     Forced,
 }
 

@@ -19,7 +19,7 @@ use super::name::Name;
 use super::params::Common;
 use super::streams::Resumable;
 use super::tally::Tally;
-use super::types::{FinishWord, PromptDetails, Timings, Usage};
+use super::types::{CompletionDetails, FinishWord, PromptDetails, Timings, Usage};
 
 /// Pieces of a streamed answer that wait for a slow client; behind them the sequence's own channel
 /// has room for the rest.
@@ -43,6 +43,8 @@ pub struct Ended {
     /// spared.
     reused: Vec<Option<u32>>,
     recomputed: u32,
+    /// Of all choices, as in [`End::expected`].
+    expected: [u32; 2],
     numerics_changed: bool,
 }
 
@@ -55,6 +57,9 @@ impl Ended {
         let least = &mut self.reused[prompt];
         *least = Some(least.map_or(end.n_reused, |n| n.min(end.n_reused)));
         self.recomputed = self.recomputed.saturating_add(end.n_recomputed);
+        for (sum, n) in self.expected.iter_mut().zip(end.expected) {
+            *sum = sum.saturating_add(n);
+        }
         self.numerics_changed |= end.numerics_changed;
     }
 
@@ -66,6 +71,7 @@ impl Ended {
             completion_tokens,
             total_tokens: prompt_tokens.saturating_add(completion_tokens),
             prompt_tokens_details: PromptDetails { cached_tokens },
+            completion_tokens_details: CompletionDetails::of(self.expected),
             recomputed_tokens: self.recomputed,
             numerics_changed: self.numerics_changed,
         }
@@ -145,6 +151,7 @@ pub async fn submit(
                     .clone()
                     .map(|held| Constraint { owner: share.owner, ..held }),
                 guidance: common.guidance.clone(),
+                drafts: common.drafts.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits.now())?;
             let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);

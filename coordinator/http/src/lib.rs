@@ -52,6 +52,7 @@ mod open;
 mod page;
 mod params;
 mod pooled;
+mod prediction;
 mod props;
 mod readers;
 mod recover;

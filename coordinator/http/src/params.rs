@@ -1,6 +1,7 @@
 //! Fields that chat and text completions have in common: sampling, stops, streaming, and those that this
 //! server must refuse.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_dialect::constrain::Form;
@@ -18,7 +19,7 @@ use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::form::form;
 use super::models::check_name;
-use super::{bias, unread};
+use super::{bias, prediction, unread};
 
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
@@ -59,6 +60,9 @@ pub struct Common {
     pub resumable: bool,
     /// Whether its states are copied while it runs, where the server copies any.
     pub checkpoint: bool,
+    /// Whether next tokens may be drafted, which changes no answer: what the answer is expected to be like, as far as the
+    /// client says; `None`: no.
+    pub drafts: Option<Arc<[u32]>>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
     /// Classifier-free guidance; its guide's tokens are known when the endpoint has its prompt.
@@ -154,6 +158,7 @@ impl Common {
             stream,
             resumable,
             checkpoint: fields.take("checkpoint")?.unwrap_or(true),
+            drafts: prediction::drafts(fields, limits, text)?,
             lora: lora(fields)?,
             include_usage,
             within: timeout(fields)?,

@@ -274,6 +274,7 @@ mod tests {
             stop: None,
             n_generated: 5,
             n_reused: 8,
+            expected: [0, 0],
             n_recomputed: 2,
             numerics_changed: false,
             to_first: Duration::from_millis(10),

@@ -18,6 +18,9 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Of the prompt.
     pub prompt_tokens_details: PromptDetails,
+    /// Of the answer; left out where nothing was expected of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionDetails>,
     /// Positions that were computed a second time because a worker was lost; left out where there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub recomputed_tokens: u32,
@@ -39,6 +42,25 @@ fn is_false(is: &bool) -> bool {
 pub struct PromptDetails {
     /// Tokens that an earlier request's state stood for: they were not computed again.
     pub cached_tokens: u32,
+}
+
+/// More about an answer's tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionDetails {
+    /// Tokens of `prediction` that were drafted and drawn.
+    pub accepted_prediction_tokens: u32,
+    /// Tokens of `prediction` that were drafted, and others were drawn.
+    pub rejected_prediction_tokens: u32,
+}
+
+impl CompletionDetails {
+    /// Of so many drafts that were right and wrong; `None` where there were none.
+    pub fn of([right, wrong]: [u32; 2]) -> Option<Self> {
+        (right + wrong > 0).then_some(Self {
+            accepted_prediction_tokens: right,
+            rejected_prediction_tokens: wrong,
+        })
+    }
 }
 
 /// Times of one answer, an extension that llama.cpp's server also has.

@@ -20,7 +20,6 @@ pub const GENERATING: Unread = &[
     ("store", "nothing is stored"),
     ("prompt_cache_key", "prompts that begin alike are found without"),
     ("prompt_cache_retention", "what is kept depends on the room there is"),
-    ("prediction", "it can make an answer faster, and never another one"),
     ("cache_prompt", "what is reused never changes an answer"),
     ("n_cache_reuse", "what is reused never changes an answer"),
     ("id_slot", "the scheduler chooses the slot"),

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use brigade_draft::Drafter;
 use brigade_engine::batch::AdapterUse;
 use brigade_proto::pipeline::{ResultFrame, StageTiming};
 use brigade_sched::{
@@ -67,6 +68,8 @@ pub struct DriverConfig {
     pub adapters: Arc<[AdapterUse]>,
     /// Where every ubatch is recorded.
     pub meter: Arc<Meter>,
+    /// Who drafts the next tokens of sequences; `None`: nobody.
+    pub drafter: Option<Box<dyn Drafter>>,
 }
 
 /// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the
@@ -167,9 +170,9 @@ impl Driver {
         status: tokio::sync::watch::Sender<Status>,
         faults: mpsc::Sender<Fault>,
     ) -> Self {
-        let DriverConfig { sched, n_vocab, adapters, meter } = config;
+        let DriverConfig { sched, n_vocab, adapters, meter, drafter } = config;
         Self {
-            sched: Scheduler::new(sched),
+            sched: Scheduler::new(sched).with_drafter(drafter),
             live: HashMap::new(),
             gone: Vec::new(),
             line: None,
@@ -236,6 +239,11 @@ impl Driver {
                     live.replayed(tokens, before);
                 }
             }
+            Action::Expected { request, right, wrong } => {
+                if let Some(live) = self.live.get(&request) {
+                    live.expected(right, wrong);
+                }
+            }
             Action::Token { request, token, .. } => {
                 let numerics = self.numerics;
                 self.with_live(request, |live| live.token(now, token, numerics));
@@ -287,12 +295,21 @@ impl Driver {
         let mut client = Client::new(self.now(), label, n_prompt, events, verdict, counts, force);
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
-        let Request { tokens, work, label, share, within, adapters, copied, guide, .. } = request;
-        let adapters = adapters.unwrap_or_else(|| self.adapters.clone());
+        let Request { tokens: prompt, work, label, share, within, copied, guide, .. } = request;
+        let adapters = request.adapters.unwrap_or_else(|| self.adapters.clone());
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
-        let prompt = tokens;
-        let request =
-            SchedRequest { id, label, prompt, work, adapters, share, deadline, copied, guide };
+        let request = SchedRequest {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts: request.drafts,
+        };
         self.step(match generated {
             None => Event::Submit(request),
             Some((generated, mu)) => Event::GoOn { request, generated, mu },
@@ -568,8 +585,7 @@ impl Driver {
     }
 
     fn fail_all(&mut self, failure: &Failure) {
-        let all: Vec<RequestId> = self.live.keys().copied().collect();
-        for request in all {
+        while let Some(request) = self.live.keys().next().copied() {
             self.fail(request, failure.clone());
         }
     }

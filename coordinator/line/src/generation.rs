@@ -57,6 +57,8 @@ pub struct End {
     pub n_generated: u32,
     /// Tokens of the prompt that were not computed again.
     pub n_reused: u32,
+    /// Tokens that its client had said to expect: drafted and drawn, and drafted in vain.
+    pub expected: [u32; 2],
     /// Positions that were computed again because a line was lost.
     pub n_recomputed: u32,
     /// Whether it went on where other bits are computed than before.
@@ -234,6 +236,7 @@ impl Generation {
             stop: None,
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
+            expected: self.sequence.expected(),
             n_recomputed: self.sequence.recomputed(),
             numerics_changed: self.sequence.numerics_changed(),
             to_first: first - self.submitted,
@@ -248,6 +251,7 @@ impl Generation {
             stop: None,
             n_generated: self.n_generated,
             n_reused: self.sequence.reused(),
+            expected: self.sequence.expected(),
             n_recomputed: self.sequence.recomputed(),
             numerics_changed: self.sequence.numerics_changed(),
             to_first,

@@ -242,6 +242,8 @@ pub struct Past {
 pub struct Counts {
     reused: AtomicU32,
     recomputed: AtomicU32,
+    /// Tokens that its client had said to expect: drafted and drawn, and drafted in vain.
+    expected: [AtomicU32; 2],
     numerics_changed: AtomicBool,
 }
 
@@ -249,6 +251,13 @@ impl Counts {
     /// An earlier sequence's state stands for the first `tokens` of the prompt.
     pub fn set_reused(&self, tokens: u32) {
         self.reused.store(tokens, Ordering::Release);
+    }
+
+    /// Of the tokens that its client had said to expect, so many were drafted and drawn, and so many drafted in vain.
+    pub fn set_expected(&self, right: u32, wrong: u32) {
+        for (count, n) in self.expected.iter().zip([right, wrong]) {
+            count.store(n, Ordering::Release);
+        }
     }
 
     /// The line was lost, and `tokens` more are computed a second time.
@@ -449,6 +458,12 @@ impl Sequence {
     /// Tokens of the prompt that an earlier sequence's state stood for; settled with the first event.
     pub fn reused(&self) -> u32 {
         self.counts.reused.load(Ordering::Acquire)
+    }
+
+    /// Tokens that its client had said to expect: those that were drafted and drawn, and those drafted in vain; settled with
+    /// its end.
+    pub fn expected(&self) -> [u32; 2] {
+        [0, 1].map(|i: usize| self.counts.expected[i].load(Ordering::Acquire))
     }
 
     /// Positions that were computed again because a line was lost.

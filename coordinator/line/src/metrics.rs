@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_proto::control::HealthReply;
-use brigade_sched::{Micros, Stats};
+use brigade_sched::{DraftCounts, Micros, Stats};
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
@@ -47,6 +47,7 @@ const KV_TOTAL: &str = "brigade_kv_blocks";
 const KEPT: &str = "brigade_kept_sequences";
 const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
 const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
+const DRAFTS: &str = "brigade_drafts_total";
 const IN_FLIGHT: &str = "brigade_ubatches_in_flight";
 const GROUPS: &str = "brigade_decode_groups";
 const UBATCHES: &str = "brigade_ubatches_total";
@@ -165,6 +166,7 @@ fn describe() {
     describe_gauge!(KEPT, "Sequences kept for later requests that begin alike");
     describe_gauge!(KEPT_PLACES, "Sequences that may be kept");
     describe_gauge!(KEPT_BLOCKS, "KV pages held for kept sequences until others need them");
+    describe_counter!(DRAFTS, "Drafted tokens: right, wrong, or stale parts behind a wrong one");
     describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
     describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
     describe_counter!(UBATCHES, "Ubatches that came back");
@@ -252,6 +254,10 @@ pub fn scheduler(stats: &Stats) {
     gauge!(KEPT_BLOCKS).set(stats.blocks_kept);
     gauge!(IN_FLIGHT).set(stats.in_flight as f64);
     gauge!(GROUPS).set(stats.groups as f64);
+    let DraftCounts { right, wrong, stale } = stats.drafts;
+    for (outcome, n) in [("right", right), ("wrong", wrong), ("stale", stale)] {
+        counter!(DRAFTS, "outcome" => outcome).absolute(n);
+    }
 }
 
 /// A heartbeat of a stage; `busy_share` is of the time since the one before.

@@ -80,6 +80,8 @@ pub struct Request {
     /// The prompt of the sequence that guides its draws, if one does: not empty, every id below `n_vocab`, and what is
     /// generated fits behind it too.
     pub guide: Option<Arc<[u32]>>,
+    /// Whether its next tokens may be drafted: what its answer is expected to be like, as far as anybody says; `None`: no.
+    pub drafts: Option<Arc<[u32]>>,
 }
 
 /// Largest scale of guidance.
@@ -115,6 +117,8 @@ pub struct Drawing {
     pub constraint: Option<Constraint>,
     /// `None`: off.
     pub guidance: Option<Guiding>,
+    /// As in [`Request::drafts`].
+    pub drafts: Option<Arc<[u32]>>,
 }
 
 /// Why a request cannot run, and on which field that lies.
@@ -232,13 +236,13 @@ impl Request {
         });
         let max_tokens = max_tokens.min(room);
         let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
-        Ok(Self { guide, ..Self::of(tokens, work) })
+        Ok(Self { guide, drafts: drawing.drafts, ..Self::of(tokens, work) })
     }
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
-        let (within, adapters, copied, guide) = (None, None, true, None);
-        Self { tokens, work, label, share, force, within, adapters, copied, guide }
+        let (within, adapters, copied, guide, drafts) = (None, None, true, None, None);
+        Self { tokens, work, label, share, force, within, adapters, copied, guide, drafts }
     }
 
     /// A prompt of which the last norm's rows are wanted that `pooling` is made of.

@@ -2,8 +2,8 @@
 //! this crate converts them.
 
 use brigade_engine::batch::{
-    AdapterUse, Constraint, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart,
-    SlotId, UBatch, Want,
+    AdapterUse, Constraint, Planes, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp,
+    SeqPart, SlotId, UBatch, Want,
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
@@ -81,7 +81,9 @@ fn op(op: SeqOp, later: bool) -> pb::SeqOp {
             sampler: setup.as_deref().map(|setup| sampler(setup, later)),
             request: request.to_string(),
         }),
-        SeqOp::Truncate { slot, len } => Op::Truncate(pb::TruncateOp { slot: slot.0, len }),
+        SeqOp::Truncate { slot, len, from } => {
+            Op::Truncate(pb::TruncateOp { slot: slot.0, len, from: from.map(|from| from.0) })
+        }
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
         SeqOp::Draw { slot } => Op::Draw(pb::DrawOp { slot: slot.0 }),
         SeqOp::Adapt { slot, adapters } => {
@@ -108,13 +110,17 @@ fn part(part: SeqPart) -> pb::SeqPart {
         Want::Nothing => pb::Want::Nothing,
         Want::Sample => pb::Want::Sample,
         Want::Guide => pb::Want::Guide,
+        Want::Verify => pb::Want::Verify,
         Want::Logits => pb::Want::Logits,
         Want::Hidden => pb::Want::Hidden,
         Want::HiddenFirst => pb::Want::HiddenFirst,
         Want::HiddenLast => pb::Want::HiddenLast,
     };
-    let SeqPart { slot, pos, tokens, mu, .. } = part;
-    pb::SeqPart { slot: slot.0, pos, tokens, want: want.into(), mu }
+    let SeqPart { slot, pos, tokens, mu, ahead, .. } = part;
+    let planes = |p: Planes| pb::Planes { from: p.from.0, to: p.to.0 };
+    let ahead =
+        ahead.map(|a| pb::Ahead { sure: a.sure, planes: a.planes.map(planes), known: a.known });
+    pb::SeqPart { slot: slot.0, pos, tokens, want: want.into(), mu, ahead }
 }
 
 fn sampler(setup: &SamplerSetup, later: bool) -> pb::SamplerSetup {
@@ -208,6 +214,7 @@ fn row_output(row: pb::RowResult, n_vocab: u32) -> Result<RowOutput, ResultError
         }
         Value::Failed(why) => RowValue::Failed(cut_reason(why)),
         Value::NotYet(_) => RowValue::NotYet,
+        Value::Refuted(_) => RowValue::Refuted,
     };
     Ok(RowOutput { slot: SlotId(slot), pos, value, mask_us: row.mask_us })
 }
@@ -253,6 +260,7 @@ mod tests {
                 tokens: vec![8, 9],
                 want: Want::Sample,
                 mu: None,
+                ahead: None,
             }],
         };
         let Some(pb::lane_frame::Body::Ubatch(frame)) = ubatch_frame(ubatch, 3, 0, true).body

@@ -100,6 +100,7 @@ impl Plan {
                 max_positions: self.ctx(),
                 max_rows: self.settings.max_rows,
                 guides: true,
+                ahead: false,
             },
             stages,
             links,
@@ -108,6 +109,7 @@ impl Plan {
             outages: Vec::new(),
             changes: Vec::new(),
             late_every: 0,
+            drafts: None,
             log: false,
             audit: true,
         }

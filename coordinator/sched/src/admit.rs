@@ -318,7 +318,8 @@ mod tests {
         let (share, deadline) = (Share::default(), None);
         let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
         let (label, adapters, copied, guide) = ("r".into(), [].into(), true, None);
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide }
+        let drafts = None;
+        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
     }
 
     #[test]
@@ -363,6 +364,7 @@ mod tests {
             max_positions: 4096,
             max_rows: 512,
             guides: true,
+            ahead: false,
         };
         assert_eq!(check_fits(&request(1, 128), &line), Ok(()));
         let why = check_fits(&request(1, 129), &line).unwrap_err();
@@ -382,6 +384,7 @@ mod tests {
             max_positions: 192,
             max_rows: 2,
             guides: true,
+            ahead: false,
         };
         let guided = |prompt, guide: usize| {
             let sampler =

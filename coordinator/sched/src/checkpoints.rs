@@ -18,7 +18,7 @@ use super::config::PROMPT_TOKENS_AS_ONE;
 use super::events::{Action, LineSpec, Micros, RequestId};
 use super::line::Line;
 use super::replay::Pending;
-use super::sequence::{Admitted, Live};
+use super::sequence::{Admitted, Live, SeqNo};
 use super::{SchedConfig, Scheduler};
 
 /// A request whose line was lost, as far as its copies matter.
@@ -36,7 +36,13 @@ pub struct Interrupted {
 /// copied as soon as it is there: who lost a worker may lose another one soon.
 pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
     let (every, _) = (every.filter(|_| sequence.copied)?, sequence.name?);
-    let Admitted { sent, checkpointed, n_known, n_prompt, slot, .. } = *sequence;
+    let Admitted { checkpointed, n_known, n_prompt, slot, .. } = *sequence;
+    // A state that is about to be taken back is none that the stages could copy.
+    let has_state = sequence.n_windows() == 0 && !sequence.is_taken_back();
+    if spec.prefixes == Prefixes::Whole && !has_state {
+        return None;
+    }
+    let sent = sequence.sure_sent();
     let (len, is_due) = match spec.prefixes {
         Prefixes::All => {
             let full = sent / spec.block_positions * spec.block_positions;
@@ -115,6 +121,7 @@ impl Scheduler {
             return;
         }
         let Some(sequence) = self.live.remove(no) else { return };
+        self.end_drafts(request);
         self.with_line(|line| line.release(&sequence));
         self.waiting.note_end(now);
         self.waiting.go_back(Pending::without_copies(sequence));
@@ -128,7 +135,7 @@ pub(super) fn begin_restore(
     mut sequence: Admitted,
     (name, len): (CopyName, u32),
     out: &mut Vec<Action>,
-) {
+) -> SeqNo {
     line.open_for_state(&mut sequence, name, len);
     out.push(Action::Restore {
         request: sequence.request,
@@ -136,7 +143,7 @@ pub(super) fn begin_restore(
         name,
         tokens: sequence.tokens[..len as usize].to_vec(),
     });
-    live.insert_restoring(sequence);
+    live.insert_restoring(sequence)
 }
 
 #[cfg(test)]
@@ -156,7 +163,8 @@ mod tests {
         };
         let (id, label, prompt) = (RequestId(id), id.to_string().into(), vec![id as u32; 20]);
         let (adapters, share) = ([].into(), Share::default());
-        Request { id, label, prompt, work, adapters, share, deadline: None, copied, guide: None }
+        let (deadline, guide, drafts) = (None, None, None);
+        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
     }
 
     /// Slots that are named and those of which copies are taken, while the prompts of both requests are computed.
@@ -176,6 +184,7 @@ mod tests {
             max_positions: 64,
             max_rows: 8,
             guides: true,
+            ahead: false,
         };
         scheduler.step(0, Event::LineUp { epoch: 1, line });
         let submit = |(i, copied)| Event::Submit(request(i as u64, copied));
@@ -227,6 +236,7 @@ mod tests {
             max_positions: 1024,
             max_rows: 256,
             guides: true,
+            ahead: false,
         };
         let mut copied = Vec::new();
         let mut events: VecDeque<Event> =

@@ -12,9 +12,10 @@ use std::collections::VecDeque;
 
 use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
 
-use super::events::{LineSpec, Micros, Work};
+use super::drafting::{Drafting, Window};
+use super::events::{KeptId, LineSpec, Micros, Share, Work};
 use super::groups::Chosen;
-use super::in_flight::{InFlight, Wanted, WantedKind};
+use super::in_flight::{InFlight, InWindow, Wanted, WantedKind};
 use super::line::Line;
 use super::sequence::{Admitted, Half, Live, SeqNo};
 use super::sizing::{Beside, Sizing};
@@ -24,25 +25,31 @@ use super::{SchedConfig, checkpoints};
 pub(super) fn compose(
     now: Micros,
     config: &SchedConfig,
-    line: &mut Line,
-    live: &mut Live,
+    (line, live): (&mut Line, &mut Live),
+    mut drafting: Drafting<'_>,
 ) -> Option<UBatch> {
-    let sizing = Sizing { times: &line.times, spec: &line.spec, config };
+    let times = line.times.clone();
+    let spec = line.spec;
+    let sizing = Sizing { times: &times, spec: &spec, config };
     let n_decoding = live.n_decoding();
     let groups = sizing.decode_groups(n_decoding, line.groups);
     line.groups = Some(Chosen { n_decoding, groups });
     let mut draft = Draft::new(line.spec, config);
+    for (kept, part) in std::mem::take(&mut line.settling) {
+        draft.settle(line, kept, part);
+    }
     if !live.has_streams() {
         let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());
         let rows = if live.leaves_room() { rows.min(sizing.short_chunk()) } else { rows };
         if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
-            return None;
+            return draft.settled(now, line);
         }
         draft.take_prompts(live, rows);
     } else {
         let limit = sizing.decode_in_flight(groups.count);
-        if line.in_flight.len() >= limit {
-            return None;
+        if line.n_in_flight() >= limit {
+            draft.take_windows(sizing, (line, live), &mut drafting);
+            return draft.settled(now, line);
         }
         let decode_rows = if line.decodes_in_flight(live) < groups.count { groups.rows } else { 0 };
         let beside = Beside {
@@ -53,14 +60,16 @@ pub(super) fn compose(
         };
         if line.prefill_owed {
             draft.take_prompts(live, sizing.mixed_rows(0, beside));
-            draft.take_ready(live, decode_rows);
+            draft.take_ready(sizing, (line, live), decode_rows, &mut drafting);
         } else {
-            draft.take_ready(live, decode_rows);
+            draft.take_ready(sizing, (line, live), decode_rows, &mut drafting);
             draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, beside));
         }
         if draft.prompt_rows > 0 {
             let rows = draft.decode_rows + draft.prompt_rows;
             draft.gap_bound = sizing.gap_bound(rows, beside);
+        } else {
+            draft.take_windows(sizing, (line, live), &mut drafting);
         }
     }
     // Ops alone are worth a trip only when no other ubatch will come to carry them.
@@ -102,6 +111,8 @@ struct Draft {
     rows_left: u32,
     logits_rows_left: u32,
     decode_rows: u32,
+    /// Of windows behind others of their sequences.
+    window_rows: u32,
     prompt_rows: u32,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
     gap_bound: Option<Micros>,
@@ -122,6 +133,7 @@ impl Draft {
             rows_left: spec.max_rows,
             logits_rows_left: config.max_logits_rows.max(1),
             decode_rows: 0,
+            window_rows: 0,
             prompt_rows: 0,
             gap_bound: None,
         }
@@ -134,16 +146,28 @@ impl Draft {
             let (slot, pos, share) = (sequence.slot, sequence.sent - 1, sequence.share);
             self.draws.push(SeqOp::Draw { slot });
             let kind = WantedKind::Token;
-            self.wanted.push_front(Wanted { seq: no, slot, pos, kind, is_draw: true, share });
+            let (is_draw, ahead) = (true, None);
+            self.wanted.push_front(Wanted { seq: no, slot, pos, kind, is_draw, share, ahead });
         }
         self.draws.reverse();
     }
 
-    /// One row each of the `limit` sequences that have waited longest, and of their guides.
-    fn take_ready(&mut self, live: &mut Live, limit: u32) {
-        for _ in 0..limit {
+    /// One row each of the `limit` sequences that have waited longest, and of their guides; or a window, where one runs
+    /// ahead.
+    fn take_ready(
+        &mut self,
+        sizing: Sizing<'_>,
+        (line, live): (&mut Line, &mut Live),
+        limit: u32,
+        drafting: &mut Drafting<'_>,
+    ) {
+        let mut n_left = limit.min(live.ready.len() as u32);
+        while n_left > 0 {
+            n_left -= 1;
             let Some(sequence) = live.ready.front().and_then(|no| live.of(*no)) else { break };
-            let (rows, is_first) = (sequence.n_slots(), sequence.sent == sequence.n_prompt);
+            let is_first = sequence.sent == sequence.n_prompt && !sequence.is_taken_back();
+            // What was right before it was taken back is read again.
+            let rows = (sequence.n_tokens() - sequence.sent).max(sequence.n_slots());
             if rows > self.rows_left {
                 break;
             }
@@ -151,9 +175,97 @@ impl Draft {
             if is_first {
                 self.first_decodes.push(no);
             }
-            self.add_halves(live, no, (1, rows - 1));
-            self.decode_rows += rows;
+            let room = self.rows_left - rows - n_left.min(self.rows_left - rows);
+            let window = drafting.first(sizing, (line, live), no, room);
+            let n_sent = match window {
+                Some(window) => self.add_window(live, no, &window),
+                None if rows > live.of(no).map_or(0, Admitted::n_slots) => {
+                    self.add_window(live, no, &Window::of_nothing(self.spec))
+                }
+                None => {
+                    if !drafting.lends
+                        && let Some(sequence) = live.get_mut(no)
+                    {
+                        line.take_spare(sequence);
+                    }
+                    // Behind its checkpoint, if one is due: there is none of a state that is taken back.
+                    self.add_halves(live, no, (1, rows - 1));
+                    self.take_back(live, no);
+                    rows
+                }
+            };
+            self.decode_rows += n_sent;
         }
+    }
+
+    /// Windows behind those that sequences have in flight.
+    fn take_windows(
+        &mut self,
+        sizing: Sizing<'_>,
+        (line, live): (&mut Line, &mut Live),
+        drafting: &mut Drafting<'_>,
+    ) {
+        for no in live.running_ahead() {
+            let slot = live.of(no).map(|s| s.slot);
+            if self.parts.iter().any(|part| Some(part.slot) == slot) {
+                continue;
+            }
+            if let Some(window) = drafting.further(sizing, (line, live), no, self.rows_left) {
+                self.window_rows += self.add_window(live, no, &window);
+            }
+        }
+    }
+
+    /// Says what is to be said before a sequence's next part.
+    fn take_back(&mut self, live: &mut Live, no: SeqNo) {
+        let ahead = live.get_mut(no).and_then(|s| s.ahead.as_mut());
+        self.opens.extend(ahead.and_then(|ahead| ahead.take_back()));
+    }
+
+    /// Adds a window; how many rows it has.
+    fn add_window(&mut self, live: &mut Live, no: SeqNo, window: &Window) -> u32 {
+        let Some(sequence) = live.get_mut(no) else { return 0 };
+        self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
+        self.take_back(live, no);
+        let part = live.next_window(no, &window.drafts, window.in_planes);
+        let (run, share) = live.of(no).map_or((0, Share::default()), |s| (s.run(), s.share));
+        let (slot, n_rows) = (part.slot, part.tokens.len() as u32);
+        let known = part.ahead.map_or(0, |ahead| ahead.known);
+        self.wanted.extend((known..n_rows).map(|i| Wanted {
+            seq: no,
+            slot,
+            pos: part.pos + i,
+            kind: WantedKind::Token,
+            is_draw: false,
+            share,
+            ahead: Some(InWindow {
+                run,
+                next: part.tokens.get(i as usize + 1).copied(),
+                left: n_rows - 1 - i,
+            }),
+        }));
+        let sent = live.of(no).map_or(0, Admitted::all_sent);
+        self.computed.push((no, sent));
+        self.rows_left -= n_rows;
+        self.parts.push(part);
+        n_rows
+    }
+
+    /// Adds the rows that a kept sequence lacks: it is of use to those behind this ubatch.
+    fn settle(&mut self, line: &mut Line, kept: KeptId, part: SeqPart) {
+        if part.tokens.len() as u32 > self.rows_left {
+            return line.settling.push((kept, part));
+        }
+        self.rows_left -= part.tokens.len() as u32;
+        self.parts.push(part);
+        if let Some(kept) = line.kept.get_mut(kept) {
+            kept.filled = true;
+        }
+    }
+
+    /// Sends what there is beside rows that have to wait, if anything.
+    fn settled(self, now: Micros, line: &mut Line) -> Option<UBatch> {
+        (!self.parts.is_empty()).then(|| self.send(now, line))
     }
 
     /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
@@ -219,7 +331,7 @@ impl Draft {
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {
             Want::Nothing | Want::Guide => (WantedKind::Token, 0..0),
-            Want::Sample => (WantedKind::Token, last..last + 1),
+            Want::Sample | Want::Verify => (WantedKind::Token, last..last + 1),
             Want::HiddenFirst => (WantedKind::Logits, part.pos..part.pos + 1),
             Want::HiddenLast => (WantedKind::Logits, last..last + 1),
             Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
@@ -232,6 +344,7 @@ impl Draft {
             kind,
             is_draw: false,
             share,
+            ahead: None,
         }));
         self.rows_left -= rows;
         self.parts.push(part);
@@ -250,7 +363,8 @@ impl Draft {
             id,
             sent_at: now,
             n_rows: ubatch.n_rows() as u32,
-            decode_rows: self.decode_rows,
+            decode_rows: self.decode_rows + self.window_rows,
+            only_windows: self.window_rows > 0 && self.decode_rows + self.prompt_rows == 0,
             gap_bound: self.gap_bound,
             computed: self.computed,
             wanted: self.wanted,

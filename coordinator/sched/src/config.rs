@@ -55,6 +55,24 @@ impl Default for SchedConfig {
     }
 }
 
+/// What became of tokens that were drafted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// They were drawn.
+    pub right: u64,
+    /// Others were drawn.
+    pub wrong: u64,
+    /// Parts behind a wrong one, from which nothing was drawn.
+    pub stale: u64,
+}
+
+impl DraftCounts {
+    /// A draft was compared with what was drawn.
+    pub(super) fn note(&mut self, right: bool) {
+        *if right { &mut self.right } else { &mut self.wrong } += 1;
+    }
+}
+
 /// What `/metrics` and `/health` want to know.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
@@ -74,12 +92,16 @@ pub struct Stats {
     pub blocks_total: u32,
     /// Slots in use by admitted sequences.
     pub slots_used: u32,
+    /// Free slots whose places are lent to sequences that run ahead.
+    pub slots_lent: u32,
     /// Slots for admitted sequences.
     pub slots_total: u32,
     /// Kept sequences.
     pub kept: u32,
     /// Slots for kept sequences.
     pub kept_total: u32,
+    /// What became of tokens that were drafted, since the beginning.
+    pub drafts: DraftCounts,
     /// Ubatches sent and not back.
     pub in_flight: usize,
     /// Decode groups now aimed at.

@@ -46,6 +46,8 @@ pub struct Request {
     /// The prompt of the sequence that guides its draws, at least one token; there is one if and only if its sampler has
     /// [`Guidance`](brigade_engine::batch::Guidance).
     pub guide: Option<Arc<[u32]>>,
+    /// Whether its next tokens may be drafted: what its answer is expected to be like, as far as anybody says; `None`: no.
+    pub drafts: Option<Arc<[u32]>>,
 }
 
 /// Whose a request is, and how much of the line that owner gets beside others.
@@ -256,6 +258,8 @@ pub struct LineSpec {
     pub max_rows: u32,
     /// Whether every stage knows what a guide is.
     pub guides: bool,
+    /// Whether every stage knows sequences that run ahead of what was drawn.
+    pub ahead: bool,
 }
 
 /// What the scheduler wants done, in this order.
@@ -290,6 +294,16 @@ pub enum Action {
         request: RequestId,
         /// Positions that are computed again.
         tokens: u32,
+    },
+    /// What became of the tokens that a client had said to expect. Comes before the request's end, and not at all where it
+    /// expected nothing or nothing of that was drafted.
+    Expected {
+        /// Whose.
+        request: RequestId,
+        /// Tokens that were drafted and drawn.
+        right: u32,
+        /// Tokens that were drafted, and others were drawn.
+        wrong: u32,
     },
     /// A request's next generated token.
     Token {

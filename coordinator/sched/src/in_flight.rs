@@ -19,6 +19,29 @@ pub(super) struct Wanted {
     pub is_draw: bool,
     /// Who pays for it, also when nobody is waiting any more.
     pub share: Share,
+    /// Of a window's row.
+    pub ahead: Option<InWindow>,
+}
+
+/// Where a row stands in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InWindow {
+    /// How often its sequence had been taken back when it was sent.
+    pub run: u32,
+    /// The window's next token; the rows behind it come only if that is drawn.
+    pub next: Option<u32>,
+    /// Rows of the window behind it.
+    pub left: u32,
+}
+
+impl InWindow {
+    /// Whether nothing more comes of the window.
+    fn ends_with(self, value: &RowValue) -> bool {
+        match value {
+            RowValue::Sampled(token) => self.next.is_some_and(|next| next != token.id),
+            _ => true,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +58,8 @@ pub(super) struct InFlight {
     pub n_rows: u32,
     /// Rows of sequences past their prompt.
     pub decode_rows: u32,
+    /// It has nothing but windows of sequences that run ahead.
+    pub only_windows: bool,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,
     /// Whose rows are in it, and how many positions were sent of each by then.
@@ -50,7 +75,8 @@ impl InFlight {
             return Err(format!("a row of slot {} but none was wanted any more", row.slot.0));
         };
         let kind = match row.value {
-            RowValue::Sampled(_) | RowValue::Failed(_) | RowValue::NotYet => WantedKind::Token,
+            RowValue::Sampled(_) | RowValue::Failed(_) => WantedKind::Token,
+            RowValue::NotYet | RowValue::Refuted => WantedKind::Token,
             RowValue::Logits(_) | RowValue::Hidden(_) => WantedKind::Logits,
         };
         if (row.slot, row.pos, kind) != (next.slot, next.pos, next.kind) {
@@ -60,6 +86,9 @@ impl InFlight {
             ));
         }
         self.wanted.pop_front();
+        if let Some(window) = next.ahead.filter(|window| window.ends_with(&row.value)) {
+            self.wanted.drain(..window.left as usize);
+        }
         Ok(next)
     }
 }

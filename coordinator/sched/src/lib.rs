@@ -10,13 +10,18 @@
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
 //! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
-//!   `in_flight` know what is on its way. `replay`, `checkpoints` and `parting` are for lost and changed lines.
+//!   `in_flight` know what is on its way, `results` what becomes of it.
+//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far.
+//! - `replay`, `checkpoints` and `parting` are for lost and changed lines.
 //! - [`sim`] runs the scheduler against a simulated line.
 
 mod admit;
+mod ahead;
+mod ahead_of_draws;
 mod checkpoints;
 mod compose;
 mod config;
+mod drafting;
 mod events;
 mod fair;
 mod groups;
@@ -27,18 +32,23 @@ mod pages;
 mod parting;
 mod pool;
 mod replay;
+mod results;
 mod reuse;
 mod sequence;
 pub mod sim;
 mod sizing;
 mod timing;
+mod windows;
 
 use std::sync::Arc;
 
-use brigade_engine::batch::{AdapterUse, RowValue, SampledToken};
+use brigade_engine::batch::AdapterUse;
 
 use admit::Waiting;
-use in_flight::{InFlight, Wanted};
+
+use brigade_draft::{Drafter, OwnerId};
+use drafting::Drafting;
+
 use line::Line;
 use replay::Pending;
 use sequence::{Live, SeqNo};
@@ -47,13 +57,17 @@ use sizing::Sizing;
 pub use checkpoints::Interrupted;
 pub use config::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING,
-    DEFAULT_REPAIR_WITHIN_US, SchedConfig, Stats,
+    DEFAULT_REPAIR_WITHIN_US, DraftCounts, SchedConfig, Stats,
 };
 pub use events::{
     Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
     Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
 pub use kept::KeptInfo;
+
+/// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
+/// millisecond.
+const PREPARED_AT_ONCE: usize = 8192;
 
 /// Places that are taken though nobody lives in them: a bug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,13 +83,24 @@ pub struct Scheduler {
     line: Option<Line>,
     /// Why the last line was lost.
     lost: String,
+    /// Who drafts the next tokens of sequences; `None`: nobody.
+    drafter: Option<Box<dyn Drafter>>,
+    /// What became of drafts.
+    drafts: DraftCounts,
 }
 
 impl Scheduler {
     /// A scheduler without a line: it queues until [`Event::LineUp`].
     pub fn new(config: SchedConfig) -> Self {
         let waiting = Waiting::new(config.max_waiting);
-        Self { config, waiting, live: Live::default(), line: None, lost: String::new() }
+        let (live, lost) = (Live::default(), String::new());
+        let drafts = DraftCounts::default();
+        Self { config, waiting, live, line: None, lost, drafter: None, drafts }
+    }
+
+    /// The same with somebody who drafts the next tokens of sequences, so that these can run ahead; `None`: nobody.
+    pub fn with_drafter(self, drafter: Option<Box<dyn Drafter>>) -> Self {
+        Self { drafter, ..self }
     }
 
     /// Handles one event that happened at `now` and returns what to do about it, in order.
@@ -145,7 +170,8 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            admit(&self.config, line, &mut self.live, Pending::new(request), out);
+            let no = admit(&self.config, line, &mut self.live, Pending::new(request), out);
+            begin_drafts(&mut self.drafter, &self.live, no);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(request)? {
@@ -180,6 +206,7 @@ impl Scheduler {
     /// A live sequence is kept, or its places are freed.
     fn end(&mut self, now: Micros, no: SeqNo) {
         if let Some(sequence) = self.live.remove(no) {
+            self.end_drafts(sequence.request);
             self.with_line(|line| match sequence.restoring {
                 // It has not the state that it would be kept for.
                 true => line.release(&sequence),
@@ -242,6 +269,7 @@ impl Scheduler {
         self.line = None;
         let mut interrupted = Vec::new();
         for sequence in self.live.drain() {
+            self.end_drafts(sequence.request);
             match Pending::interrupted(sequence, &reason, planned) {
                 Ok(pending) => interrupted.push(pending),
                 Err((request, error)) => out.push(Action::Failed { request, error }),
@@ -288,134 +316,17 @@ impl Scheduler {
         }
     }
 
-    fn results(&mut self, now: Micros, results: Results, out: &mut Vec<Action>) {
-        let Some(line) = &mut self.line else { return };
-        if line.epoch != results.epoch || line.faulted {
-            return;
-        }
-        let ubatch = results.ubatch;
-        if let Err(what) = self.accept(now, results, out) {
-            if let Some(line) = &mut self.line {
-                line.faulted = true;
-            }
-            out.push(Action::LineFault(LineFault::Unexpected { ubatch, what }));
+    /// Nothing more is drafted for a request.
+    fn end_drafts(&mut self, request: RequestId) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.end(drafting::stream(request));
         }
     }
 
-    /// Hands rows to their sequences; an error says what the line did wrong.
-    fn accept(
-        &mut self,
-        now: Micros,
-        results: Results,
-        out: &mut Vec<Action>,
-    ) -> Result<(), String> {
-        for row in results.rows {
-            let Wanted { seq: no, share, .. } =
-                self.oldest_in_flight(results.ubatch)?.claim(&row)?;
-            self.charge_masks(share, row.mask_us.into());
-            match row.value {
-                RowValue::NotYet => self.live.put_off(no),
-                RowValue::Sampled(token) => self.token(now, no, token, out),
-                RowValue::Failed(reason) => self.no_token(now, no, reason, out),
-                RowValue::Logits(values) | RowValue::Hidden(values) => {
-                    self.logits(now, no, row.pos, values, out);
-                }
-            }
-        }
-        let oldest = self.oldest_in_flight(results.ubatch)?;
-        let outstanding = oldest.wanted.len();
-        let Some(line) = &mut self.line else { return Ok(()) };
-        line.last_progress = now;
-        let Some(times) = results.done else { return Ok(()) };
-        if outstanding > 0 {
-            return Err(format!("it ended with {outstanding} wanted rows missing"));
-        }
-        if times.len() != line.spec.n_stages {
-            return Err(format!(
-                "times of {} stages, the line has {}",
-                times.len(),
-                line.spec.n_stages
-            ));
-        }
-        if let Some(done) = line.in_flight.pop_front() {
-            line.times.observe(done.n_rows, now.saturating_sub(done.sent_at), &times);
-            for (no, end) in done.computed {
-                if let Some(sequence) = self.live.get_mut(no) {
-                    sequence.note_computed(end);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The time of somebody's masks counts as the rows that the line could have computed meanwhile.
-    fn charge_masks(&mut self, share: Share, us: Micros) {
-        if us > 0
-            && let Some(line) = &self.line
-        {
-            self.live.owners.charge(share, line.times.rows_in(us));
-        }
-    }
-
-    fn oldest_in_flight(&mut self, ubatch: u64) -> Result<&mut InFlight, String> {
-        let oldest = self.line.as_mut().and_then(|line| line.in_flight.front_mut());
-        match oldest {
-            Some(oldest) if oldest.id == ubatch => Ok(oldest),
-            Some(oldest) => Err(format!("ubatch {} has to end first", oldest.id)),
-            None => Err("nothing is in flight".to_owned()),
-        }
-    }
-
-    /// A sampled token of a sequence that may have ended meanwhile.
-    fn token(&mut self, now: Micros, no: SeqNo, token: SampledToken, out: &mut Vec<Action>) {
-        let Some(sequence) = self.live.get_mut(no) else { return };
-        let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
-        let (max_tokens, is_stop) = (*max_tokens, stop_tokens.contains(&token.id));
-        (sequence.awaiting, sequence.put_off, sequence.mu) = (false, false, token.mu);
-        let (request, index) = (sequence.request, sequence.generated());
-        let reason = if is_stop {
-            FinishReason::Stop(token)
-        } else {
-            sequence.push(token.id);
-            out.push(Action::Token { request, index, token });
-            if index + 1 < max_tokens {
-                self.live.ready.push_back(no);
-                return;
-            }
-            FinishReason::Length
-        };
-        let generated = sequence.generated();
-        self.end(now, no);
-        out.push(Action::Finished { request, reason, generated });
-    }
-
-    /// A row that gives no token ends its sequence, if that has not ended by itself, and no other. Nothing
-    /// that it left behind begins another.
-    fn no_token(&mut self, now: Micros, no: SeqNo, reason: String, out: &mut Vec<Action>) {
-        let Some(sequence) = self.live.remove(no) else {
-            // It ended meanwhile, and what it left behind may be kept.
-            return self.with_line(|line| line.discard_kept(no));
-        };
-        self.with_line(|line| line.discard(&sequence));
-        self.waiting.note_end(now);
-        let error = RequestError::NoToken { reason, generated: sequence.generated() };
-        out.push(Action::Failed { request: sequence.request, error });
-    }
-
-    fn logits(&mut self, now: Micros, no: SeqNo, pos: u32, row: Vec<f32>, out: &mut Vec<Action>) {
-        let Some(sequence) = self.live.get_mut(no) else { return };
-        let request = sequence.request;
-        let rows_before = if sequence.rows_wanted() == 1 { 0 } else { pos };
-        if rows_before < sequence.rows_returned {
-            // It was reported before its line was lost, and came again with the whole text.
-            return;
-        }
-        sequence.rows_returned += 1;
-        let all = sequence.rows_returned == sequence.rows_wanted();
-        out.push(Action::Logits { request, pos, row });
-        if all {
-            self.end(now, no);
-            out.push(Action::Finished { request, reason: FinishReason::LogitsDone, generated: 0 });
+    /// An owner is gone: what his requests left behind is of no use any more.
+    pub fn forget_owner(&mut self, owner: u64) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget(OwnerId(owner));
         }
     }
 
@@ -424,6 +335,23 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(Line::is_parting) {
             return self.go_on_parting(now, out);
         }
+        loop {
+            self.admit_waiting(out);
+            let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
+            let n_lent = line.n_lent;
+            let lends = self.waiting.len() == 0;
+            let drafting = Drafting { drafter: self.drafter.as_deref_mut(), lends };
+            match compose::compose(now, &self.config, (line, &mut self.live), drafting) {
+                Some(ubatch) => out.push(Action::Send(ubatch)),
+                // What was lent may be what somebody waits for.
+                None if lends || line.n_lent == n_lent => return,
+                None => {}
+            }
+        }
+    }
+
+    /// Gives places to those who wait, as far as there are any.
+    fn admit_waiting(&mut self, out: &mut Vec<Action>) {
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
         while let Some(at) = self.waiting.turn(&self.live.owners, line)
             && let Some(next) = self.waiting.get(at)
@@ -432,10 +360,8 @@ impl Scheduler {
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
             && let Some(next) = self.waiting.take(at)
         {
-            admit(&self.config, line, &mut self.live, next, out);
-        }
-        while let Some(ubatch) = compose::compose(now, &self.config, line, &mut self.live) {
-            out.push(Action::Send(ubatch));
+            let no = admit(&self.config, line, &mut self.live, next, out);
+            begin_drafts(&mut self.drafter, &self.live, no);
         }
     }
 
@@ -472,6 +398,7 @@ impl Scheduler {
                 || self.waiting.front().is_some_and(|next| sequence::is_suspect(next.losses)),
             prefilling: self.live.len() - decoding,
             decoding,
+            drafts: self.drafts,
             ..Stats::default()
         };
         if let Some(line) = &self.line {
@@ -483,6 +410,7 @@ impl Scheduler {
                 (line.blocks.n_running(), line.blocks.total());
             stats.blocks_kept = line.blocks.n_kept_only();
             (stats.slots_used, stats.slots_total) = (line.n_running(), line.spec.n_slots);
+            stats.slots_lent = line.n_lent;
             (stats.kept, stats.kept_total) = (line.kept.len() as u32, line.spec.n_kept);
             let costs = line.times.costs().unwrap_or_default();
             stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
@@ -512,7 +440,7 @@ impl Scheduler {
     /// When nothing is live, every page and slot must be free, or held for a kept sequence, and every queue
     /// empty. After [`Event::ClearKept`] there is no kept sequence either: [`Stats::kept`] says so.
     pub fn check_idle(&self) -> Result<(), Leak> {
-        let Stats { waiting, blocks_used, slots_used, in_flight, .. } = self.stats();
+        let Stats { waiting, blocks_used, slots_used, slots_lent, in_flight, .. } = self.stats();
         let (live, prefilling, ready) =
             (self.live.len(), self.live.prefilling.len(), self.live.ready.len());
         let ops = self.line.as_ref().map_or(0, |line| line.ops.len());
@@ -524,6 +452,7 @@ impl Scheduler {
             ("slots are taken", slots_used as usize),
             ("sequences queue for prefill", prefilling),
             ("sequences queue for decode", ready),
+            ("planes are lent", slots_lent as usize),
             ("copies and closes are unsent", ops),
         ];
         let left: Vec<String> =
@@ -539,7 +468,7 @@ fn admit(
     live: &mut Live,
     pending: Pending,
     out: &mut Vec<Action>,
-) {
+) -> SeqNo {
     if live.prefilling.is_empty() {
         line.burst_rows = 0;
     }
@@ -556,5 +485,15 @@ fn admit(
     } else if sequence.reused > 0 {
         out.push(Action::Reused { request, tokens: sequence.reused });
     }
-    live.insert(sequence);
+    live.insert(sequence)
+}
+
+/// Tells the drafter of a sequence that may run ahead.
+fn begin_drafts(drafter: &mut Option<Box<dyn Drafter>>, live: &Live, no: SeqNo) {
+    let sequence = live.of(no).filter(|sequence| drafting::may_run_ahead(sequence));
+    if let (Some(drafter), Some(sequence)) = (drafter, sequence) {
+        let (stream, owner) = (drafting::stream(sequence.request), OwnerId(sequence.share.owner));
+        let expected = sequence.drafts.as_deref().unwrap_or(&[]);
+        drafter.begin(stream, owner, &sequence.tokens, sequence.n_prompt as usize, expected);
+    }
 }

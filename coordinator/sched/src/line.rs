@@ -2,10 +2,11 @@
 //! in flight on it, and how long its stages take.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use brigade_engine::batch::{BlockId, SeqOp};
+use brigade_engine::batch::{BlockId, SeqOp, SeqPart};
 
-use super::events::{LineFault, LineSpec, Micros};
+use super::events::{KeptId, LineFault, LineSpec, Micros};
 use super::groups::Chosen;
 use super::in_flight::InFlight;
 use super::kept::KeptPool;
@@ -46,12 +47,17 @@ pub(super) struct Line {
     pub blocks: Pages,
     pub slots: Pool,
     pub kept: KeptPool,
+    /// Slots whose places are lent to sequences that run ahead.
+    pub n_lent: u32,
+    /// Rows that kept sequences lack, which ended between two states.
+    pub settling: Vec<(KeptId, SeqPart)>,
     /// Copies and closes in the order they were decided; they ride on the next ubatch, ahead of its
     /// opens.
     pub ops: Vec<SeqOp>,
     pub in_flight: VecDeque<InFlight>,
     pub next_ubatch: u64,
-    pub times: LineTimes,
+    /// Shared with whoever composes, who changes the line meanwhile.
+    pub times: Arc<LineTimes>,
     /// How the last ubatch was to be composed of decoding sequences.
     pub groups: Option<Chosen>,
     /// Something came back, or was sent to an empty line.
@@ -75,10 +81,12 @@ impl Line {
             blocks: Pages::new(spec.n_blocks, last),
             slots: Pool::new(spec.n_slots + spec.n_kept),
             kept: KeptPool::default(),
+            n_lent: 0,
+            settling: Vec::new(),
             ops: Vec::new(),
             in_flight: VecDeque::new(),
             next_ubatch: 0,
-            times: LineTimes::new(spec.n_stages),
+            times: Arc::new(LineTimes::new(spec.n_stages)),
             groups: None,
             last_progress: now,
             prefill_owed: false,
@@ -96,9 +104,15 @@ impl Line {
     /// Decode groups on their way; one whose sequences were all cancelled leaves its place to others.
     pub fn decodes_in_flight(&self, live: &Live) -> usize {
         let counts = |u: &&InFlight| {
-            u.decode_rows > 0 && u.wanted.iter().any(|w| !w.is_draw && live.contains(w.seq))
+            let is_group = u.decode_rows > 0 && !u.only_windows;
+            is_group && u.wanted.iter().any(|w| !w.is_draw && live.contains(w.seq))
         };
         self.in_flight.iter().filter(counts).count()
+    }
+
+    /// Ubatches in flight but those that have nothing but windows: their number is chosen by itself.
+    pub fn n_in_flight(&self) -> usize {
+        self.in_flight.iter().filter(|u| !u.only_windows).count()
     }
 
     /// Whether the oldest ubatch should have been back long ago.

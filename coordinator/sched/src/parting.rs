@@ -27,6 +27,8 @@ impl Scheduler {
             // A sequence must be open and have a name before its position can be said.
             line.ops
                 .extend(self.live.all_mut().filter(|s| leaves(s)).filter_map(Admitted::tell_name));
+            // So must its drafts be gone.
+            line.ops.extend(self.live.all_mut().filter_map(|s| s.ahead.as_mut()?.take_back()));
             if line.ops.is_empty() {
                 line.ops = self.live.all_mut().filter_map(|s| position(s)).collect();
                 line.parting = Parting::Sent;

@@ -90,13 +90,24 @@ impl Pending {
     }
 
     fn of(sequence: Admitted) -> Self {
-        let Admitted { request: id, label, work, adapters, share, deadline, copied, guide, .. } =
-            sequence;
+        let Admitted { request: id, label, work, adapters, share, deadline, copied, .. } = sequence;
+        let (guide, drafts) = (sequence.guide, sequence.drafts);
         let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         Self {
-            request: Request { id, label, prompt, work, adapters, share, deadline, copied, guide },
+            request: Request {
+                id,
+                label,
+                prompt,
+                work,
+                adapters,
+                share,
+                deadline,
+                copied,
+                guide,
+                drafts,
+            },
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,

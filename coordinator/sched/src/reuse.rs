@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SlotId};
+use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SeqPart, SlotId, Want};
 use brigade_spec::Prefixes;
 
 use super::events::{KeptId, Request, RequestId, Share, Work};
@@ -38,7 +38,7 @@ impl Line {
     /// Whether all that `request` may ever need is free, or held for kept sequences alone.
     pub fn has_room(&self, request: &Request) -> bool {
         let Needs { slots, pages } = self.needs(request);
-        self.n_running() + slots <= self.spec.n_slots
+        self.n_running() + self.n_lent + slots <= self.spec.n_slots
             && self.blocks.total() - self.blocks.n_running() >= pages
     }
 
@@ -52,7 +52,38 @@ impl Line {
 
     /// Slots of running sequences.
     pub fn n_running(&self) -> u32 {
-        self.slots.n_taken() - self.kept.len() as u32
+        self.slots.n_taken() - self.kept.len() as u32 - self.n_lent
+    }
+
+    /// Lends a sequence that runs ahead the places of free slots, until so many are lent to it; as many as there are.
+    pub fn lend(&mut self, sequence: &mut Admitted, n: u32) {
+        let own = sequence.slot;
+        let ahead = sequence.ahead.get_or_insert_default();
+        for _ in ahead.lent(own).len()..n as usize {
+            if self.n_running() + self.n_lent >= self.spec.n_slots {
+                return;
+            }
+            let Some(plane) = self.slots.take(1) else { return };
+            self.n_lent += 1;
+            ahead.lend(SlotId(plane[0]));
+        }
+    }
+
+    /// Takes back what a sequence that runs ahead does not need, whose next part is not sent yet: somebody waits for a place.
+    pub fn take_spare(&mut self, sequence: &mut Admitted) {
+        for plane in sequence.go_home() {
+            self.slots.give_back(plane.0);
+            self.n_lent -= 1;
+        }
+    }
+
+    /// Takes back what was lent to a sequence that ends.
+    fn take_lent(&mut self, sequence: &Admitted) {
+        let lent = sequence.ahead.as_ref().map(|ahead| ahead.lent(sequence.slot));
+        for plane in lent.into_iter().flatten() {
+            self.slots.give_back(plane.0);
+            self.n_lent -= 1;
+        }
     }
 
     /// Reserves places for a request, on every stage at once, and begins it with what is kept of it.
@@ -134,6 +165,8 @@ impl Line {
             mu,
             guide: None,
             is_guide: half == Half::Guide,
+            drafts: request.drafts,
+            ahead: None,
         }
     }
 
@@ -175,6 +208,7 @@ impl Line {
 
     /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
     pub fn release(&mut self, sequence: &Admitted) {
+        self.take_lent(sequence);
         for half in sequence.halves() {
             for &block in &half.blocks {
                 self.blocks.give_back(block, Holder::Running);
@@ -220,15 +254,19 @@ impl Line {
         if !self.worth_keeping(&sequence) {
             return self.release(&sequence);
         }
+        let n_kept = sequence.sure_sent();
+        let (has, op) = sequence.settle(n_kept);
+        self.ops.extend(op);
+        self.take_lent(&sequence);
         let mut tokens = sequence.tokens;
-        tokens.truncate(sequence.sent as usize);
+        tokens.truncate(n_kept as usize);
         let (adapters, owner) = (sequence.adapters, sequence.share.owner);
         let prompt = Prompt { tokens: &tokens, adapters: &adapters, owner };
         for id in self.kept.covered_by(prompt, self.spec.prefixes) {
             self.evict(id);
         }
         let mut blocks = sequence.blocks;
-        let n_used = self.pages_of(sequence.sent.into()) as usize;
+        let n_used = self.pages_of(n_kept.into()) as usize;
         for &block in &blocks[..n_used] {
             self.blocks.share(block, Holder::Kept);
         }
@@ -243,7 +281,9 @@ impl Line {
         // Before it is one of them, so that it is not the one to go.
         self.limit_kept(self.spec.n_kept.saturating_sub(1));
         let slot = sequence.slot;
-        self.kept.insert(NewKept {
+        let rest = tokens[has as usize..].to_vec();
+        let filled = rest.is_empty();
+        let id = self.kept.insert(NewKept {
             slot,
             blocks,
             tokens,
@@ -253,6 +293,14 @@ impl Line {
             left_by: Some(no),
             filled: true,
         });
+        if let Some(kept) = self.kept.get_mut(id) {
+            kept.filled = filled;
+        }
+        if !filled {
+            let (want, mu, ahead) = (Want::Nothing, None, None);
+            let part = SeqPart { slot, pos: has, tokens: rest, want, mu, ahead };
+            self.settling.push((id, part));
+        }
     }
 
     fn worth_keeping(&self, sequence: &Admitted) -> bool {
@@ -263,7 +311,7 @@ impl Line {
         let prompt_is_kept =
             self.spec.n_kept == 1 && self.kept.same(sequence.as_prompt(prompt)).is_some();
         let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
-        generated && sequence.opened && sequence.sent > 0 && has_place && !prompt_is_kept
+        generated && sequence.opened && sequence.sure_sent() > 0 && has_place && !prompt_is_kept
     }
 
     /// The prompt of `sequence` is on its way and nothing after it: where only whole sequences can begin
@@ -406,6 +454,7 @@ impl Line {
     /// Frees a kept sequence's places; its slot is still to be closed.
     fn give_up(&mut self, id: KeptId) -> Option<SlotId> {
         let kept = self.kept.remove(id)?;
+        self.settling.retain(|(of, _)| *of != id);
         let holder = if kept.pinned { Holder::Running } else { Holder::Kept };
         for &block in &kept.blocks {
             self.blocks.give_back(block, holder);

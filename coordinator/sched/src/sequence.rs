@@ -18,10 +18,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use brigade_draft::Draft;
 use brigade_engine::batch::{
     AdapterUse, BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
 };
 
+use super::ahead::RunAhead;
 use super::events::{HiddenRows, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
 
@@ -59,7 +61,7 @@ pub(super) struct Admitted {
     pub reused: u32,
     /// Whether its open was sent or its copy decided (only then does it need a close).
     pub opened: bool,
-    /// Positions sent to the line.
+    /// Positions sent to the line, those of drafts among them ([`Admitted::sure_sent`]).
     pub sent: u32,
     /// A sampled token of it is on its way.
     pub awaiting: bool,
@@ -91,6 +93,10 @@ pub(super) struct Admitted {
     pub guide: Option<Box<Admitted>>,
     /// It is such a guide: nothing is drawn from it.
     pub is_guide: bool,
+    /// Whether its next tokens may be drafted, and what its answer is expected to be like.
+    pub drafts: Option<Arc<[u32]>>,
+    /// What it has on the line beyond what was drawn; `None`: nothing yet.
+    pub ahead: Option<Box<RunAhead>>,
 }
 
 /// One of the two that a guided request is.
@@ -214,9 +220,9 @@ impl Admitted {
         ((max_rows - of_guide).min(own - 1), of_guide)
     }
 
-    /// Positions sent to the line, its guide's among them.
+    /// Positions of sure tokens that are on the line, its guide's among them.
     pub fn all_sent(&self) -> u32 {
-        self.halves().map(|half| half.sent).sum()
+        self.halves().map(Admitted::sure_sent).sum()
     }
 
     /// All rows before position `end` have come back computed.
@@ -263,7 +269,7 @@ impl Admitted {
         self.sent = end;
         self.awaiting = want == Want::Sample;
         let tokens = self.tokens[pos as usize..end as usize].to_vec();
-        SeqPart { slot: self.slot, pos, tokens, want, mu: self.mu }
+        SeqPart { slot: self.slot, pos, tokens, want, mu: self.mu, ahead: None }
     }
 }
 
@@ -284,9 +290,10 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub fn insert(&mut self, sequence: Admitted) {
+    pub fn insert(&mut self, sequence: Admitted) -> SeqNo {
         let no = self.insert_restoring(sequence);
         self.prefilling.push_back(no);
+        no
     }
 
     /// As [`Self::insert`], in no queue: its state is still to come.
@@ -406,6 +413,23 @@ impl Live {
         let of_prompt = before - sequence.prompt_left();
         self.owners.sent(sequence.share, part.tokens.len() as u32, of_prompt);
         part
+    }
+
+    /// The next window of a sequence ([`Admitted::next_window`]), on its owner's account.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn next_window(&mut self, no: SeqNo, drafts: &Draft, in_planes: bool) -> SeqPart {
+        let sequence = self.seqs.get_mut(&no).expect("queues name live sequences only");
+        let part = sequence.next_window(drafts, in_planes);
+        self.owners.sent(sequence.share, part.tokens.len() as u32, 0);
+        part
+    }
+
+    /// Sequences with windows in flight, oldest first.
+    pub fn running_ahead(&self) -> Vec<SeqNo> {
+        let ahead = self.seqs.iter().filter(|(_, s)| s.n_windows() > 0);
+        ahead.map(|(no, _)| *no).collect()
     }
 
     /// Those whose deadline has passed.

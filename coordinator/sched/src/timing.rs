@@ -37,6 +37,15 @@ const USUAL_ROWS: u32 = 128;
 /// memory.
 const FEW_ROWS: u32 = 2;
 
+/// Sizes up to this one are measured one by one for windows of drafts: a row more may cost nothing, or a tile.
+const FEW_SIZES: usize = 16;
+
+/// Measurements of exactly a size that count as much as the line.
+const EXACT_AS_THE_LINE: f64 = 1.0;
+
+/// Share by which a size that was never measured may be quicker than the line says, so that it is tried.
+const HOPE_OF_FEW: f64 = 0.1;
+
 /// Measurements of about a size that count as much as the line.
 const AS_THE_LINE: f64 = 4.0;
 
@@ -118,14 +127,16 @@ struct StageFit {
     many: Option<Cost>,
     /// Through those of large ubatches, once there are any.
     large: Option<Cost>,
+    /// Of exactly 1, 2, .. rows.
+    few: [Bucket; FEW_SIZES],
     /// Ubatches measured.
     n_seen: u64,
 }
 
 impl StageFit {
     fn new() -> Self {
-        let buckets = [Bucket::default(); N_BUCKETS];
-        Self { buckets, all: DEFAULT_COST, many: None, large: None, n_seen: 0 }
+        let (buckets, few) = ([Bucket::default(); N_BUCKETS], [Bucket::default(); FEW_SIZES]);
+        Self { buckets, all: DEFAULT_COST, many: None, large: None, few, n_seen: 0 }
     }
 
     fn add(&mut self, rows: u32, us: f64) {
@@ -134,6 +145,10 @@ impl StageFit {
         let bucket = &mut self.buckets[bucket_of(rows)];
         bucket.add(f64::from(rows), us.max(1.0), per_row);
         bucket.last = self.n_seen;
+        if let Some(exact) = self.few.get_mut(rows.saturating_sub(1) as usize) {
+            exact.add(f64::from(rows), us.max(1.0), 0.0);
+            exact.last = self.n_seen;
+        }
         self.all = fit(&self.buckets).unwrap_or(self.all);
         // Through one bucket alone the line would be the prior's.
         let many = &self.buckets[bucket_of(FEW_ROWS) + 1..];
@@ -167,6 +182,19 @@ impl StageFit {
         let near = bucket.us + line.per_row * (f64::from(rows) - bucket.rows);
         let far = (1.0 - hope) * line.of(rows);
         (near.max(0.0) * n + far * AS_THE_LINE) / (n + AS_THE_LINE)
+    }
+
+    /// What exactly so many rows take: as measured lately, or else a little less than the line says. No fewer rows take
+    /// longer.
+    fn of_few(&self, rows: u32) -> f64 {
+        let of = |rows: u32| {
+            let line = (1.0 - HOPE_OF_FEW) * self.at(rows).of(rows);
+            let Some(exact) = self.few.get(rows as usize - 1) else { return line };
+            let age = (self.n_seen - exact.last) as f64;
+            let n = exact.n.min(1.0 / RECENT) * (-age / (4.0 * HALF_LIFE)).exp2();
+            (exact.us * n + line * EXACT_AS_THE_LINE) / (n + EXACT_AS_THE_LINE)
+        };
+        of(rows.max(1))
     }
 
     /// Most rows that take no longer than `us`.
@@ -329,6 +357,12 @@ impl LineTimes {
     pub fn hoped(&self, rows: u32, variation: f64) -> [f64; 2] {
         let hope = (HOPE_OF_VARIATION * (variation - STEADY)).clamp(0.0, MOST_HOPE);
         let each = self.stages.iter().map(|s| s.hoped(rows, hope));
+        each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
+    }
+
+    /// What the slowest stage, and what all together, take for exactly so many rows, few as they are.
+    pub fn of_few(&self, rows: u32) -> [f64; 2] {
+        let each = self.stages.iter().map(|s| s.of_few(rows));
         each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
     }
 

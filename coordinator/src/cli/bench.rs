@@ -12,6 +12,7 @@ mod context;
 mod limits;
 mod memory;
 mod mixed;
+mod speculation;
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -73,6 +74,10 @@ pub struct BenchArgs {
     /// Instead of both tests: time between the tokens of decoding sequences while prompts arrive
     #[arg(long)]
     mixed: bool,
+    /// Instead of both tests: decode with drafts of which so many are right, each a probability, beside decode without.
+    /// Answers are drawn first, and drafted with as many wrong tokens; all the rest is as in earnest
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["mixed", "depth", "trace"])]
+    speculate: Vec<f64>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
@@ -144,6 +149,9 @@ pub async fn execute(args: BenchArgs) -> Result<()> {
         options.keep = Some(context::kept(streams)?);
     }
     options.trace.clone_from(&args.trace);
+    if !args.speculate.is_empty() {
+        return speculation::execute(&args).await;
+    }
     with_session(options, async |session| bench(session, &args).await).await
 }
 

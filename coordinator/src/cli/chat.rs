@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::session::{CtrlC, SessionOptions, with_session_until};
+use super::speculate::SpeculateArgs;
 use super::{input, output, serve};
 use door::{Door, Server};
 use reader::Reader;
@@ -121,6 +122,8 @@ pub struct ChatArgs {
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
     #[command(flatten)]
+    speculation: SpeculateArgs,
+    #[command(flatten)]
     line: LineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -147,6 +150,7 @@ pub async fn execute(args: ChatArgs) -> Result<()> {
             settings.extend(args.set.iter().cloned());
             let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
             options.ctx = args.ctx;
+            options.speculate = args.speculation.speculate();
             options.chat_template = args.template.source()?;
             let talk = Talk::new(args.system.clone(), settings);
             near(options, talk, history(&args.line, args.no_history)?).await

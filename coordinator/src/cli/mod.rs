@@ -31,6 +31,7 @@ mod run;
 mod security;
 mod serve;
 mod session;
+mod speculate;
 mod state_file;
 mod synth;
 mod tokenize;

@@ -24,6 +24,7 @@ use super::input;
 use super::output;
 use super::progress::Bar;
 use super::session::{Session, SessionOptions, with_session};
+use super::speculate::SpeculateArgs;
 use super::state_file;
 use super::units::{TokenIds, token_ids};
 
@@ -136,6 +137,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    speculation: SpeculateArgs,
+    #[command(flatten)]
     line: LineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -146,6 +149,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     options.ctx = args.ctx;
     options.trace.clone_from(&args.trace);
+    options.speculate = args.speculation.speculate();
     options.chat_template = args.template.source()?;
     if args.state_in.is_some() || args.state_out.is_some() {
         options.keep = Some(state_file::KEEP);
@@ -265,6 +269,7 @@ impl RunArgs {
             top_logprobs: None,
             stop_tokens,
             guidance: self.guiding(text, chat.as_ref())?,
+            drafts: Some([].into()),
             ..Drawing::default()
         };
         Ok(Request::generate(tokens, drawing, &session.limits.now())?)

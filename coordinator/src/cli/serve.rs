@@ -25,6 +25,7 @@ use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::keeping::{KeepArgs, Keeping, journal};
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
+use super::speculate::SpeculateArgs;
 use super::{output, units};
 use front::{Front, FrontArgs};
 
@@ -88,6 +89,8 @@ pub struct ServeArgs {
     /// end at once. Such as 90s, 5m
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
     repair_within: Duration,
+    #[command(flatten)]
+    speculation: SpeculateArgs,
     /// Where workers copy the states of running streams, so that less is computed again when one is lost: off, buddy
     /// (the memory of the next worker of the line) or disk (each worker's own, under --cache-dir)
     #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
@@ -250,6 +253,8 @@ async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<
         patience: Patience::Forever,
         max_waiting: args.max_queue,
         repair_within: args.repair_within,
+        alone: false,
+        speculate: args.speculation.speculate(),
         checkpoint: (args.checkpoint, args.checkpoint_every),
         replace_after: args.replace_after,
         rebalance: args.rebalance == Rebalance::Auto,

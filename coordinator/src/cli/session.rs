@@ -17,6 +17,7 @@ use brigade_cluster::{
     Source, StageOptions,
 };
 use brigade_dialect::text_model::TemplateSource;
+use brigade_engine::spec::Prefixes;
 use brigade_line::admin::Admin;
 use brigade_line::current::CurrentLimits;
 use brigade_line::driver::{self, DriverConfig};
@@ -39,10 +40,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
 use super::security::Security;
+use super::speculate::Speculate;
 use super::{gpu_shares, input, progress};
 
 /// Characters that tell one command's requests from another's.
 const RUN_ID_CHARS: usize = 8;
+
+/// Slots that a command has at least where drafts are made for a model that has a state at a sequence's end only: a stream that
+/// runs ahead keeps a state for each of its windows in the places of free slots.
+const PLANES: u32 = 5;
 
 /// How long the parts of the process may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);
@@ -72,6 +78,10 @@ pub struct SessionOptions {
     pub max_waiting: usize,
     /// How long requests wait for another line when theirs is lost.
     pub repair_within: Duration,
+    /// No other process sends requests: slots beyond those that are asked for are nobody's.
+    pub alone: bool,
+    /// Who drafts tokens that are then verified.
+    pub speculate: Speculate,
     /// Where copies of states go, and after how many tokens recurrent ones are taken again.
     pub checkpoint: (Checkpoint, u32),
     /// How long a worker that was lost is waited for before the others go on without it.
@@ -106,6 +116,8 @@ impl SessionOptions {
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
+            alone: true,
+            speculate: Speculate::Off,
             checkpoint: (Checkpoint::Off, DEFAULT_CHECKPOINT_EVERY),
             replace_after: DEFAULT_REPLACE_AFTER,
             rebalance: false,
@@ -222,6 +234,10 @@ impl Session {
             Some(security) => security,
             None => Security::of_command(&options.line)?,
         };
+        let has_planes = model.spec.prefixes(true) == Prefixes::Whole;
+        if options.alone && options.speculate != Speculate::Off && has_planes {
+            options.max_seqs = options.max_seqs.max(PLANES);
+        }
         let max_rows = options.line.ubatch.unwrap_or(model.default_rows(options.ctx));
         let max_rows = max_rows.max(options.max_seqs);
         let config = cluster_config(&options, &security, model.spec.n_layer(), max_rows)?;
@@ -255,7 +271,8 @@ impl Session {
             ..SchedConfig::default()
         };
         let (n_vocab, adapters) = (model.n_vocab(), model.adapters.by_default());
-        let driver_config = DriverConfig { sched, n_vocab, adapters, meter: meter.clone() };
+        let (meter_of, drafter) = (meter.clone(), options.speculate.drafter());
+        let driver_config = DriverConfig { sched, n_vocab, adapters, meter: meter_of, drafter };
         let driver =
             tokio::spawn(driver::run(ends, cluster.link, driver_config, stop_driver.clone()));
         Ok(Self {

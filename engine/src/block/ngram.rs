@@ -157,9 +157,9 @@ impl Ngram {
         last[self.place_of(part)].iter().map(token).collect()
     }
 
-    /// Where the last tokens of a part's slot are.
+    /// Where the last tokens of a part's sequence are.
     fn place_of(&self, part: &PartRows) -> std::ops::Range<usize> {
-        let (n, slot) = (self.spec.longest - 1, part.slot.0 as usize);
+        let (n, slot) = (self.spec.longest - 1, part.plane.0 as usize);
         slot * n..(slot + 1) * n
     }
 }

@@ -7,7 +7,7 @@ use super::boundary_rows::{BoundaryRows, FetchedRows};
 use super::head::HeadRows;
 use super::wanted::wanted_rows;
 use super::{Stage, StageOutput};
-use crate::batch::{Boundary, SeqOp, SlotId, UBatch, Want};
+use crate::batch::{Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::RowAdapters;
 use crate::device::Milestone;
 use crate::error::BatchError;
@@ -60,10 +60,12 @@ impl Stage {
         self.finish(begun)
     }
 
-    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn.
+    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts whose
+    /// tokens are verified. Those are known whatever is drawn.
     pub fn may_begin(&self, ub: &UBatch) -> bool {
         let of_ops = ub.ops.iter().flat_map(|op| op.slots());
-        let mut named = of_ops.chain(ub.parts.iter().map(|part| part.slot));
+        let drawn_on = ub.parts.iter().filter(|part| part.want != Want::Verify);
+        let mut named = of_ops.chain(drawn_on.map(|part| part.slot));
         !named.any(|slot| self.drawing.contains(&slot))
     }
 
@@ -113,7 +115,8 @@ impl Stage {
         self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
         let Some(head) = &self.head else { unreachable!("checked above") };
         let draws: Vec<SlotId> = ub.ops.iter().filter_map(draw_of).collect();
-        let of_parts = ub.parts.iter().filter(|part| part.want == Want::Sample);
+        let draws_of = |part: &&SeqPart| matches!(part.want, Want::Sample | Want::Verify);
+        let of_parts = ub.parts.iter().filter(draws_of);
         let drawn = draws.iter().copied().chain(of_parts.map(|part| part.slot)).collect::<Vec<_>>();
         let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
         let mut rows = head.rows(tools, &self.sequences, applied.parts, wanted);

@@ -39,7 +39,7 @@ mod tests {
 
     fn said_of(sizes: PoolSizes, pools: &[f32]) -> Result<(), BatchError> {
         let (slot, want) = (SlotId(0), Want::Nothing);
-        let part = SeqPart { slot, pos: 40, tokens: vec![1], want, mu: None };
+        let part = SeqPart { slot, pos: 40, tokens: vec![1], want, mu: None, ahead: None };
         let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
         let data = [&[0.5; 3], pools].concat();
         check(sizes, &ub, &Boundary { n_rows: 1, data })

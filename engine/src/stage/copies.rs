@@ -74,7 +74,7 @@ impl Stage {
             paged,
             pages: state.copy_pages(sequence, first_page, n_pages, to),
             rest: match complete {
-                true => state.copy_rest(slot, sequence, len, to),
+                true => state.copy_rest(sequence, len, to),
                 false => Vec::new(),
             },
         });

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::block_input::BlockInput;
 use super::boundary_rows::BoundaryRows;
+use super::verify::Drafts;
 use super::wanted::wanted_rows;
 use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SlotId, Want};
 use crate::block::{Linear, RowAdapters, project_all};
@@ -38,6 +39,8 @@ pub(super) struct Head {
     pub(super) masks: Masks,
     /// Rows whose mask was not there.
     pub(super) put_off: BTreeMap<SlotId, PutOff>,
+    /// Of sequences that run ahead of what was drawn.
+    pub(super) drafts: Drafts,
 }
 
 /// A row whose token is still to be drawn.
@@ -80,7 +83,8 @@ impl Head {
         let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
-        let any_logits = parts.iter().any(|part| matches!(part.want, Want::Sample | Want::Logits));
+        let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
+        let any_logits = parts.iter().any(|part| of_logits(part.want));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
             Some(output) => self.logits((device, scratch), output, &normed, adapters),
             None => Rows::default(),
@@ -113,6 +117,7 @@ impl Head {
             {
                 self.put_off.remove(slot);
             }
+            self.drafts.follow(op);
         }
     }
 
@@ -120,6 +125,7 @@ impl Head {
     pub(super) fn clear(&mut self) {
         self.masks.clear();
         self.put_off.clear();
+        self.drafts.clear();
     }
 
     /// The tokens of rows that were put off, as far as their masks are there now.
@@ -173,9 +179,18 @@ impl Head {
         let mut index = 0;
         let mut guide = None;
         for part in parts {
+            let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
+            if part.want == Want::Verify {
+                let first = index;
+                let draw = |head: &mut Self, i: usize, pos: u32| {
+                    head.draw(sequences, part.slot, (pos, None), row_logits(first + i))
+                };
+                outputs.extend(self.verified(sequences, part, draw));
+                index += wanted_rows(part).len();
+                continue;
+            }
             for row in wanted_rows(part) {
                 let pos = part.pos + (row - part.rows.start) as u32;
-                let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
                 let logits = || row_logits(index);
                 let value = match part.want {
                     Want::Guide => {
@@ -190,7 +205,9 @@ impl Head {
                     Want::Hidden | Want::HiddenFirst | Want::HiddenLast => {
                         RowValue::Hidden(normed[index * n_embd..(index + 1) * n_embd].to_vec())
                     }
-                    Want::Logits | Want::Nothing => RowValue::Logits(logits().to_vec()),
+                    Want::Logits | Want::Nothing | Want::Verify => {
+                        RowValue::Logits(logits().to_vec())
+                    }
                 };
                 outputs.push(self.output(part.slot, pos, value));
                 index += 1;
@@ -231,17 +248,65 @@ impl Head {
         parts: &[PartRows],
         few: &[FewValues],
     ) -> Vec<RowOutput> {
-        let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
-        let drawn = wanting.zip(few).map(|(part, few)| {
-            let pos = last_pos(part);
-            let value = match self.sampler.sample_few(few, setup_of(sequences, part.slot), pos + 1)
-            {
+        let mut outputs = Vec::with_capacity(parts.len());
+        let mut left = few;
+        for part in parts {
+            let (few, others) = left.split_at(wanted_rows(part).len());
+            left = others;
+            let setup = (part.want != Want::Nothing).then(|| setup_of(sequences, part.slot));
+            let Some(setup) = setup else { continue };
+            let draw = |head: &mut Self, i: usize, pos: u32| match head.sampler.sample_few(
+                &few[i],
+                setup,
+                pos + 1,
+            ) {
                 Ok(token) => RowValue::Sampled(token),
                 Err(error) => RowValue::Failed(error.to_string()),
             };
-            RowOutput { slot: part.slot, pos, value, mask_us: 0 }
-        });
-        drawn.collect()
+            if part.want == Want::Verify {
+                outputs.extend(self.verified(sequences, part, draw));
+            } else {
+                let pos = last_pos(part);
+                let value = draw(self, 0, pos);
+                outputs.push(RowOutput { slot: part.slot, pos, value, mask_us: 0 });
+            }
+        }
+        outputs
+    }
+
+    /// What the rows of a part give whose tokens may be drafts: `draw` draws from its wanted row `i`, at a position.
+    fn verified(
+        &mut self,
+        sequences: &Sequences,
+        part: &PartRows,
+        mut draw: impl FnMut(&mut Self, usize, u32) -> RowValue,
+    ) -> Vec<RowOutput> {
+        let (slot, n) = (part.slot, wanted_rows(part).len());
+        let first = part.pos + part.known as u32;
+        // The history may be further by now, where a later ubatch was begun.
+        let tokens = &sequences.history(slot)[first as usize..first as usize + n];
+        let output = |pos, value| RowOutput { slot, pos, value, mask_us: 0 };
+        if !self.drafts.goes_on(slot, first, tokens[0]) {
+            return vec![output(first, RowValue::Refuted)];
+        }
+        let mut outputs = Vec::with_capacity(n);
+        for (i, pos) in (first..).take(n).enumerate() {
+            let value = draw(self, i, pos);
+            let drawn = match &value {
+                RowValue::Sampled(token) => Some(token.id),
+                _ => None,
+            };
+            outputs.push(output(pos, value));
+            match (drawn, tokens.get(i + 1)) {
+                (Some(drawn), Some(next)) if drawn == *next => {}
+                (Some(drawn), None) => self.drafts.drawn(slot, pos + 1, drawn),
+                (Some(_) | None, _) => {
+                    self.drafts.refute(slot);
+                    break;
+                }
+            }
+        }
+        outputs
     }
 
     fn sample(
@@ -278,7 +343,9 @@ impl Head {
         logits: &[f32],
     ) -> RowValue {
         let setup = setup_of(sequences, slot);
+        // It may be further by now, where a later ubatch was begun.
         let history = sequences.history(slot);
+        let history = &history[..history.len().min(pos as usize + 1)];
         let sampler = &mut self.sampler;
         let next = Next { pos: pos + 1, mask: None, mu };
         let drawn = match &setup.constraint {
@@ -307,6 +374,8 @@ fn few_looked_at(sequences: &Sequences, parts: &[PartRows]) -> Option<usize> {
     let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
     let looked_at = wanting.map(|part| match part.want {
         Want::Sample => looks_at(setup_of(sequences, part.slot), last_pos(part) + 1),
+        // Of the rows of a part its first one looks at most.
+        Want::Verify => looks_at(setup_of(sequences, part.slot), part.pos + 1),
         _ => None,
     });
     looked_at.collect::<Option<Vec<usize>>>()?.into_iter().max()
@@ -352,6 +421,7 @@ mod tests {
             sampler: Sampler::new(),
             masks: Masks::new(Box::new(|| unreachable!("nothing is held to a grammar here"))),
             put_off: BTreeMap::new(),
+            drafts: Drafts::default(),
         }
     }
 
@@ -376,6 +446,7 @@ mod tests {
             tokens: vec![0],
             want: Want::Sample,
             mu: None,
+            ahead: None,
         };
         let ops = vec![open(0), open(1)];
         sequences.apply(&UBatch { id: 0, ops, parts: vec![part(0), part(1)] }).unwrap().parts

@@ -561,5 +561,6 @@ pub(super) fn load_head(
         sampler: Sampler::default(),
         masks: Masks::new(Box::new(|| Err(no_vocabulary()))),
         put_off: BTreeMap::new(),
+        drafts: Default::default(),
     })
 }

@@ -24,6 +24,7 @@ mod rope;
 mod snapshot;
 mod streams;
 mod switched;
+mod verify;
 mod wanted;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -332,6 +333,7 @@ impl Stage {
                 match action {
                     StateAction::Zero(slot) => block.state.zero(*slot),
                     StateAction::Copy(copy) => block.state.copy(copy),
+                    StateAction::CopySlot { from, to } => block.state.copy_slot(*from, *to),
                 }
             }
         }
@@ -489,7 +491,8 @@ fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
             slot.0
         )));
     }
-    let has_logits = |want| matches!(want, Want::Sample | Want::Guide | Want::Logits);
+    let has_logits =
+        |want| matches!(want, Want::Sample | Want::Verify | Want::Guide | Want::Logits);
     match ub.parts.iter().find(|part| has_logits(part.want)) {
         Some(part) => Err(BatchError::Malformed(format!(
             "slot {}: an encoder has no tokens and no logits, its rows can be asked for",

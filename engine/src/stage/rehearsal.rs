@@ -71,7 +71,8 @@ impl Stage {
             request: "rehearsal".into(),
         };
         let want = if self.spec.is_encoder() { Want::Hidden } else { Want::Sample };
-        let part = |slot| SeqPart { slot, pos: 0, tokens: vec![0; n_rows], want, mu: None };
+        let part =
+            |slot| SeqPart { slot, pos: 0, tokens: vec![0; n_rows], want, mu: None, ahead: None };
         let ub =
             UBatch { id: 0, ops: slots().map(open).collect(), parts: slots().map(part).collect() };
         let input = (self.layers.start > 0).then(|| {

@@ -39,7 +39,7 @@ impl Stage {
         let identity = self.identity_of(sequence);
         let mut writer = SnapshotWriter::new(&identity, sequence.len, history, &self.prints);
         for block in &self.blocks {
-            if let Some(state) = block.state.read(slot, sequence) {
+            if let Some(state) = block.state.read(sequence) {
                 writer.section(block.layer, block.index, &state);
             }
         }

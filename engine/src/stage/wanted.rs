@@ -10,6 +10,7 @@ pub(super) fn wanted_rows(part: &PartRows) -> std::ops::Range<usize> {
         Want::Sample | Want::Guide => part.rows.end - 1..part.rows.end,
         Want::HiddenFirst => part.rows.start..part.rows.start + 1,
         Want::HiddenLast => part.rows.end - 1..part.rows.end,
+        Want::Verify => part.rows.start + part.known..part.rows.end,
         Want::Logits | Want::Hidden => part.rows.clone(),
     }
 }

@@ -123,6 +123,15 @@ impl BlockState {
         }
     }
 
+    /// Gives a slot's place the recurrent state of another's.
+    pub fn copy_slot(&mut self, from: SlotId, to: SlotId) {
+        match self {
+            Self::None | Self::Kv(_) | Self::Entries(_) => {}
+            Self::Slots(slots) => slots.copy(from, to),
+            Self::Both(both) => both.iter_mut().for_each(|state| state.copy_slot(from, to)),
+        }
+    }
+
     /// Starts a sequence as a copy of another.
     pub fn copy(&mut self, copy: &StateCopy) {
         match self {
@@ -155,7 +164,7 @@ impl BlockState {
 
     /// A sequence's state as bytes, which depend on nothing else: what its last page holds beyond it
     /// is zeros here. `None` for a block without state.
-    pub fn read(&self, slot: SlotId, sequence: &Sequence) -> Option<Vec<u8>> {
+    pub fn read(&self, sequence: &Sequence) -> Option<Vec<u8>> {
         match self {
             Self::None => None,
             Self::Kv(kv) => {
@@ -163,7 +172,7 @@ impl BlockState {
                 kv.read_into(kv.kept(sequence, sequence.len), sequence.len, &mut bytes);
                 Some(bytes)
             }
-            Self::Slots(slots) => Some(slots.read(slot)),
+            Self::Slots(slots) => Some(slots.read(sequence.plane)),
             Self::Entries(entries) => {
                 let mut bytes = Vec::with_capacity(self.n_bytes_of(sequence));
                 let pages = (0, entries.n_kept(sequence.len));
@@ -171,7 +180,7 @@ impl BlockState {
                 Some(bytes)
             }
             Self::Both(both) => {
-                Some(both.iter().filter_map(|state| state.read(slot, sequence)).flatten().collect())
+                Some(both.iter().filter_map(|state| state.read(sequence)).flatten().collect())
             }
         }
     }

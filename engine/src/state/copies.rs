@@ -138,13 +138,7 @@ impl BlockState {
     }
 
     /// The rest at position `len`. Of a page, nothing beyond that.
-    pub(crate) fn copy_rest(
-        &self,
-        slot: SlotId,
-        sequence: &Sequence,
-        len: u32,
-        room: CopyRoom<'_>,
-    ) -> Vec<u8> {
+    pub(crate) fn copy_rest(&self, sequence: &Sequence, len: u32, room: CopyRoom<'_>) -> Vec<u8> {
         match self {
             Self::None | Self::Both(_) => Vec::new(),
             Self::Kv(_) | Self::Entries(_) if self.rest_bytes(len) == 0 => Vec::new(),
@@ -162,7 +156,7 @@ impl BlockState {
             }
             Self::Slots(slots) => {
                 let mut state = (room.buffer)(slots.slot_bytes());
-                slots.read_into(slot, &mut state);
+                slots.read_into(sequence.plane, &mut state);
                 state
             }
         }

@@ -89,7 +89,8 @@ mod tests {
 
     fn sequence(len: u32, blocks: &[u32]) -> Sequence {
         let blocks = blocks.iter().map(|&b| BlockId(b)).collect();
-        Sequence { len, blocks, sampler: None, adapters: [].into() }
+        let plane = crate::batch::SlotId(0);
+        Sequence { len, sure: len, plane, blocks, sampler: None, adapters: [].into() }
     }
 
     /// What a sequence's bytes are does not depend on who had its pages before.

@@ -281,7 +281,7 @@ pub fn attend_parts<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
+    use crate::batch::{Ahead, SeqOp, SeqPart, SlotId, UBatch, Want};
     use crate::kernels::{KvType, ValuePlace, select};
     use crate::spec::Prefixes;
 
@@ -326,7 +326,14 @@ mod tests {
                     left -= n;
                     if n > 0 && below(3) > 0 {
                         let tokens = vec![0; n];
-                        parts.push(SeqPart { slot, pos, tokens, want: Want::Nothing, mu: None });
+                        parts.push(SeqPart {
+                            slot,
+                            pos,
+                            tokens,
+                            want: Want::Nothing,
+                            mu: None,
+                            ahead: None,
+                        });
                     }
                 }
                 let applied = sequences.apply(&UBatch { id: 0, ops, parts }).unwrap();
@@ -341,6 +348,53 @@ mod tests {
             assert!(touched <= kv.n_pages, "{touched} of {} pages, window {width}", kv.n_pages);
             assert!(kv.n_pages < n_blocks / 2, "{} pages", kv.n_pages);
             assert_eq!(kv.nbytes(), kv.n_pages as usize * LAYOUT.page_bytes());
+        }
+    }
+
+    /// A sequence that runs ahead by less than a page, and is taken back now and then: page borders lie everywhere in that.
+    #[test]
+    fn whoever_is_taken_back_finds_the_pages_that_its_next_row_sees() {
+        let (n_blocks, max_rows) = (40, 64);
+        let room =
+            StateRoom { kv_type: KvType::F32, n_slots: 2, n_blocks, max_rows, windows: true };
+        let slot = SlotId(0);
+        for width in [1, 63, 64, 65, 200] {
+            // It is taken back by length alone, as pages are.
+            let mut sequences = Sequences::new(2, n_blocks, Prefixes::All, false);
+            let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
+            let window = Some(Window::Sliding(width));
+            let mut kv = KvCache::new(&device, (LAYOUT, false), &room, window).unwrap();
+            let blocks = (0..n_blocks).map(BlockId).collect();
+            let open = SeqOp::Open { slot, blocks, sampler: None, request: "r".into() };
+            let (mut ops, mut pos, mut sure, mut state) = (vec![open], 0, 0, width);
+            while pos < 2_000 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let random = state >> 16;
+                let n_rows = 1 + random % 5;
+                // What is sure follows now and then, and must where it would be left behind too far.
+                if random.is_multiple_of(7) || pos + n_rows - sure >= KV_PAGE as u32 {
+                    sure = pos;
+                }
+                if random.is_multiple_of(3) && pos > sure {
+                    pos = sure + random % (pos - sure);
+                    ops.push(SeqOp::Truncate { slot, len: pos, from: None });
+                    let pages = visible(window.unwrap(), pos, pos);
+                    let places = kv.places.as_ref().unwrap();
+                    let has = |page: usize| places.get(BlockId(page as u32)).is_some();
+                    assert!(pages.clone().all(has), "{width}: {pages:?} at {pos}, {sure} sure");
+                }
+                let ahead = Some(Ahead { sure, known: 0, planes: None });
+                let (tokens, want) = (vec![0; n_rows as usize], Want::Nothing);
+                let parts = vec![SeqPart { slot, pos, tokens, want, mu: None, ahead }];
+                let ub = UBatch { id: 0, ops: std::mem::take(&mut ops), parts };
+                let applied = sequences.apply(&ub).unwrap();
+                let rows = Rows::new(vec![0.0; n_rows as usize * 16], 16);
+                let rows = KvRows { k: &rows, v: Some(&rows), index: None };
+                kv.append(&device, &applied.parts, &sequences, &rows);
+                pos += n_rows;
+            }
+            let touched = kv.places.as_ref().unwrap().n_touched();
+            assert!(touched <= kv.n_pages, "{touched} of {} pages, window {width}", kv.n_pages);
         }
     }
 }

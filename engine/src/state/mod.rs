@@ -8,6 +8,7 @@ mod block;
 mod copies;
 mod entries;
 mod kv;
+mod marks;
 mod parts;
 mod places;
 mod sequences;

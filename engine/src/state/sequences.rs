@@ -3,11 +3,17 @@
 //! [`Sequences::apply`] checks a whole ubatch before it changes anything. So a refused ubatch leaves every
 //! sequence as it was. This file knows pages and lengths, not what lies in them.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::batch::{AdapterUse, BlockId, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want};
+use super::marks::Marks;
+use crate::batch::{
+    AdapterUse, Ahead, BlockId, Planes, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
+};
 use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
 use crate::spec::Prefixes;
@@ -17,6 +23,10 @@ use crate::spec::Prefixes;
 pub struct Sequence {
     /// Positions computed so far (the applied ubatch included).
     pub len: u32,
+    /// Those of them that are never taken back: rows to come see what the first row behind them sees.
+    pub sure: u32,
+    /// The slot whose place has its recurrent states: its own, unless it runs ahead.
+    pub plane: SlotId,
     /// Page `i` holds positions `i * KV_PAGE ..`.
     pub blocks: Arc<[BlockId]>,
     /// How to draw its tokens.
@@ -53,6 +63,10 @@ pub struct PartRows {
     pub want: Want,
     /// As in [`SeqPart::mu`](crate::batch::SeqPart::mu).
     pub mu: Option<f32>,
+    /// As in [`Ahead::known`].
+    pub known: usize,
+    /// The slot in whose place the sequence's recurrent states are read and written.
+    pub plane: SlotId,
 }
 
 /// Where one sequence's state is copied from and to.
@@ -74,12 +88,19 @@ pub enum StateAction {
     Zero(SlotId),
     /// A sequence starts as a copy of another.
     Copy(StateCopy),
+    /// A slot's place gets the fixed-size state of another's.
+    CopySlot {
+        /// Read.
+        from: SlotId,
+        /// Written.
+        to: SlotId,
+    },
 }
 
 /// What [`Sequences::apply`] leaves to do.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Applied {
-    /// To be done in this order, before any row is computed.
+    /// To be done in this order, before any row is computed. Those of a part whose states are read elsewhere come last.
     pub actions: Vec<StateAction>,
     /// The parts with their rows.
     pub parts: Vec<PartRows>,
@@ -89,6 +110,7 @@ pub struct Applied {
 #[derive(Debug)]
 pub struct Sequences {
     slots: Vec<Option<Sequence>>,
+    marks: Marks,
     /// Every token of each slot's sequence, for penalties; `None` where nothing is sampled.
     histories: Option<Vec<Vec<u32>>>,
     n_blocks: u32,
@@ -100,7 +122,8 @@ impl Sequences {
     /// `prefixes` is the model's, not the stage's: all stages must refuse the same.
     pub fn new(n_slots: usize, n_blocks: u32, prefixes: Prefixes, keep_history: bool) -> Self {
         let histories = keep_history.then(|| vec![Vec::new(); n_slots]);
-        Self { slots: vec![None; n_slots], histories, n_blocks, prefixes }
+        let (slots, marks) = (vec![None; n_slots], Marks::new(n_slots));
+        Self { slots, marks, histories, n_blocks, prefixes }
     }
 
     /// Number of slots, open or not.
@@ -118,7 +141,7 @@ impl Sequences {
         self.slots.iter().flatten().count()
     }
 
-    /// Every open sequence, with the position of its first row to come: of a ubatch's parts, or behind all.
+    /// Every open sequence, with the position of its first row to come: of a ubatch's parts, or behind all that is sure.
     pub(super) fn next_rows<'a>(
         &'a self,
         parts: &'a [PartRows],
@@ -126,7 +149,8 @@ impl Sequences {
         (0..).map(SlotId).zip(&self.slots).filter_map(|(slot, sequence)| {
             let sequence = sequence.as_ref()?;
             let part = parts.iter().find(|part| part.slot == slot);
-            Some((part.map_or(sequence.len, |part| part.pos), sequence))
+            let next = part.map_or(sequence.len, |part| part.pos);
+            Some((next.min(sequence.sure), sequence))
         })
     }
 
@@ -150,7 +174,7 @@ impl Sequences {
     /// # Errors
     /// What is wrong with the ubatch; then nothing has changed.
     pub fn apply(&mut self, ub: &UBatch) -> Result<Applied, BatchError> {
-        let mut draft = Draft { base: self, changed: BTreeMap::new() };
+        let mut draft = Draft { base: self, changed: BTreeMap::new(), marks: self.marks.clone() };
         let mut applied = Applied::default();
         for op in &ub.ops {
             draft.apply_op(op, &mut applied)?;
@@ -163,15 +187,20 @@ impl Sequences {
                 let slot = part.slot.0;
                 return Err(BatchError::Malformed(format!("two parts for slot {slot}")));
             }
-            draft.extend(part.slot, part.pos, &part.tokens, part.want)?;
+            let Planes { from, to } = draft.extend(part)?;
+            if from != to {
+                applied.actions.push(StateAction::CopySlot { from, to });
+            }
             let SeqPart { slot, pos, want, mu, .. } = *part;
-            applied.parts.push(PartRows { slot, pos, rows, want, mu });
+            let known = part.ahead.map_or(0, |ahead| ahead.known as usize);
+            applied.parts.push(PartRows { slot, pos, rows, want, mu, known, plane: to });
         }
         draft.check_guides(&ub.parts)?;
-        let changed = draft.changed;
+        let Draft { changed, marks, .. } = draft;
         for (slot, sequence) in changed {
             self.slots[slot.0 as usize] = sequence;
         }
+        self.marks = marks;
         if let Some(histories) = &mut self.histories {
             record(histories, ub);
         }
@@ -181,13 +210,15 @@ impl Sequences {
     /// Closes every sequence.
     pub(crate) fn clear(&mut self) {
         self.slots.fill(None);
+        self.marks.clear();
         self.histories.iter_mut().flatten().for_each(Vec::clear);
     }
 
-    /// Replaces what is known of an open sequence by a restored length and history.
+    /// Replaces what is known of an open sequence by a restored length and history. Its states are in its own place.
     pub(crate) fn set_restored(&mut self, slot: SlotId, len: u32, history: Vec<u32>) {
         if let Some(sequence) = self.slots[slot.0 as usize].as_mut() {
-            sequence.len = len;
+            (sequence.len, sequence.sure, sequence.plane) = (len, len, slot);
+            self.marks.set(slot, slot, len);
         }
         if let Some(histories) = &mut self.histories {
             histories[slot.0 as usize] = history;
@@ -200,7 +231,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
     for op in &ub.ops {
         match op {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
-            SeqOp::Truncate { slot, len } => histories[slot.0 as usize].truncate(*len as usize),
+            SeqOp::Truncate { slot, len, .. } => histories[slot.0 as usize].truncate(*len as usize),
             SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
             SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
@@ -218,6 +249,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
 struct Draft<'a> {
     base: &'a Sequences,
     changed: BTreeMap<SlotId, Option<Sequence>>,
+    marks: Marks,
 }
 
 impl Draft<'_> {
@@ -243,8 +275,26 @@ impl Draft<'_> {
         if place.is_some() {
             return Err(BatchError::AlreadyOpen(slot));
         }
+        if self.is_of_another(slot, slot) {
+            let why = format!("slot {}: its place has another sequence's states", slot.0);
+            return Err(BatchError::Malformed(why));
+        }
+        let place = self.slot(slot)?;
+        let len = sequence.len;
         *place = Some(sequence);
+        self.marks.forget(slot);
+        self.marks.set(slot, slot, len);
         Ok(())
+    }
+
+    /// Whether a slot's place has the recurrent states of another open sequence than that of `slot`.
+    fn is_of_another(&mut self, plane: SlotId, slot: SlotId) -> bool {
+        let (base, changed) = (&self.base.slots, &self.changed);
+        let mut all = (0..).map(SlotId).zip(base).filter(|(other, _)| *other != slot);
+        all.any(|(other, base)| {
+            let now = changed.get(&other).unwrap_or(base);
+            now.as_ref().is_some_and(|sequence| sequence.plane == plane || other == plane)
+        })
     }
 
     fn check_prefix(&self, slot: SlotId, len: u32, have: u32) -> Result<(), BatchError> {
@@ -255,8 +305,8 @@ impl Draft<'_> {
         match op {
             SeqOp::Open { slot, blocks, sampler, .. } => {
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
-                let adapters = Arc::from([]);
-                self.open(*slot, Sequence { len: 0, blocks, sampler, adapters })?;
+                let (adapters, plane) = (Arc::from([]), *slot);
+                self.open(*slot, Sequence { len: 0, sure: 0, plane, blocks, sampler, adapters })?;
                 applied.actions.push(StateAction::Zero(*slot));
             }
             SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
@@ -265,24 +315,26 @@ impl Draft<'_> {
                 check_room(*dst, *len, blocks.len())?;
                 let pages = source.blocks.iter().zip(blocks).take(pages_of(*len));
                 let (src_blocks, dst_blocks) = pages.filter(|(src, dst)| src != dst).unzip();
-                let slots = (*src, *dst);
+                let slots = (source.plane, *dst);
                 applied.actions.push(StateAction::Copy(StateCopy {
                     src_blocks,
                     dst_blocks,
                     slots,
                 }));
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
-                let adapters = source.adapters;
-                self.open(*dst, Sequence { len: *len, blocks, sampler, adapters })?;
+                let (adapters, plane, sure) = (source.adapters, *dst, *len);
+                let copy = Sequence { len: *len, sure, plane, blocks, sampler, adapters };
+                self.open(*dst, copy)?;
             }
-            SeqOp::Truncate { slot, len } => {
-                let have = self.sequence(*slot)?.len;
-                self.check_prefix(*slot, *len, have)?;
-                self.sequence(*slot)?.len = *len;
+            SeqOp::Truncate { slot, len, from } => {
+                if let Some(action) = self.truncate(*slot, *len, *from)? {
+                    applied.actions.push(action);
+                }
             }
             SeqOp::Close { slot } => {
                 self.sequence(*slot)?;
                 *self.slot(*slot)? = None;
+                self.marks.forget(*slot);
             }
             SeqOp::Adapt { slot, adapters } => {
                 let sequence = self.sequence(*slot)?;
@@ -302,13 +354,36 @@ impl Draft<'_> {
         Ok(())
     }
 
-    fn extend(
+    /// Takes a sequence back to its first `len` positions, whose recurrent state is in the place of `from`.
+    fn truncate(
         &mut self,
         slot: SlotId,
-        pos: u32,
-        tokens: &[u32],
-        want: Want,
-    ) -> Result<(), BatchError> {
+        len: u32,
+        from: Option<SlotId>,
+    ) -> Result<Option<StateAction>, BatchError> {
+        let Sequence { len: have, sure, plane, .. } = *self.sequence(slot)?;
+        let Some(from) = from else {
+            self.check_prefix(slot, len, have)?;
+            let sequence = self.sequence(slot)?;
+            (sequence.len, sequence.sure) = (len, sure.min(len));
+            self.marks.set(plane, slot, len);
+            return Ok(None);
+        };
+        self.marks.check(from, slot, len)?;
+        if len < sure {
+            let why = format!("slot {}: {len} positions, {sure} are sure", slot.0);
+            return Err(BatchError::Malformed(why));
+        }
+        let sequence = self.sequence(slot)?;
+        (sequence.len, sequence.plane) = (len, slot);
+        self.marks.set(slot, slot, len);
+        Ok((from != slot).then_some(StateAction::CopySlot { from, to: slot }))
+    }
+
+    /// Adds a part's rows to its sequence; says where their states are read and written.
+    fn extend(&mut self, part: &SeqPart) -> Result<Planes, BatchError> {
+        let SeqPart { slot, pos, tokens, want, ahead, .. } = part;
+        let (slot, pos, want) = (*slot, *pos, *want);
         if tokens.is_empty() {
             return Err(BatchError::Malformed(format!("slot {}: a part without tokens", slot.0)));
         }
@@ -319,10 +394,49 @@ impl Draft<'_> {
         let end = u32::try_from(pos as usize + tokens.len())
             .map_err(|_| BatchError::Malformed(format!("slot {}: position overflows", slot.0)))?;
         check_room(slot, end, sequence.blocks.len())?;
-        if want == Want::Sample && sequence.sampler.is_none() {
+        let sampler = sequence.sampler.as_deref();
+        if matches!(want, Want::Sample | Want::Verify) && sampler.is_none() {
             return Err(BatchError::NoSampler(slot));
         }
-        sequence.len = end;
+        if ahead.is_some_and(|ahead| ahead.known as usize >= tokens.len()) {
+            let why = format!("slot {}: a part of rows that were all read before", slot.0);
+            return Err(BatchError::Malformed(why));
+        }
+        if want == Want::Verify && !sampler.is_some_and(SamplerSetup::can_verify) {
+            let why = "drafts of a sequence that has a grammar, a guide or mirostat";
+            return Err(BatchError::Malformed(format!("slot {}: {why}", slot.0)));
+        }
+        let own = Planes { from: sequence.plane, to: sequence.plane };
+        let (sure, planes) = match ahead {
+            Some(Ahead { sure, planes, .. }) => (*sure, planes.unwrap_or(own)),
+            None => (end, own),
+        };
+        if sure < sequence.sure || (ahead.is_some() && sure > pos) {
+            let why = format!(
+                "slot {}: a part at position {pos} with {sure} sure ones behind {}",
+                slot.0, sequence.sure
+            );
+            return Err(BatchError::Malformed(why));
+        }
+        (sequence.len, sequence.sure, sequence.plane) = (end, sure, planes.to);
+        if planes != own {
+            self.check_planes(slot, pos, planes)?;
+        }
+        self.marks.set(planes.to, slot, end);
+        Ok(planes)
+    }
+
+    /// Refuses to read another state than that before position `pos`, and to write over that of another sequence.
+    fn check_planes(&mut self, slot: SlotId, pos: u32, planes: Planes) -> Result<(), BatchError> {
+        self.marks.check(planes.from, slot, pos)?;
+        self.marks.check_slot(planes.to)?;
+        if planes.to != slot && self.is_of_another(planes.to, slot) {
+            let why = format!(
+                "slot {}: its states would be written over those of slot {}",
+                slot.0, planes.to.0
+            );
+            return Err(BatchError::Malformed(why));
+        }
         Ok(())
     }
 
@@ -367,221 +481,4 @@ fn check_room(slot: SlotId, end: u32, n_blocks: usize) -> Result<(), BatchError>
         return Err(BatchError::BeyondBlocks { slot, end, n_blocks });
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::batch::{Guidance, SamplerSetup};
-    use proptest::prelude::*;
-
-    const N_SLOTS: u32 = 3;
-    const N_BLOCKS: u32 = 8;
-
-    fn blocks(ids: &[u32]) -> Vec<BlockId> {
-        ids.iter().map(|&b| BlockId(b)).collect()
-    }
-
-    fn sequences(prefixes: Prefixes, keep_history: bool) -> Sequences {
-        Sequences::new(N_SLOTS as usize, N_BLOCKS, prefixes, keep_history)
-    }
-
-    fn copy(src: u32, dst: u32, len: u32, ids: &[u32]) -> SeqOp {
-        let (src, dst) = (SlotId(src), SlotId(dst));
-        let (blocks, request) = (blocks(ids), "r".into());
-        SeqOp::Copy { src, dst, len, blocks, sampler: None, request }
-    }
-
-    fn open(slot: u32, ids: &[u32]) -> SeqOp {
-        let (blocks, request) = (blocks(ids), "r".into());
-        SeqOp::Open { slot: SlotId(slot), blocks, sampler: None, request }
-    }
-
-    fn part(slot: u32, pos: u32, n: usize) -> SeqPart {
-        SeqPart { slot: SlotId(slot), pos, tokens: vec![7; n], want: Want::Nothing, mu: None }
-    }
-
-    fn apply(
-        sequences: &mut Sequences,
-        ops: Vec<SeqOp>,
-        parts: Vec<SeqPart>,
-    ) -> Result<Applied, BatchError> {
-        sequences.apply(&UBatch { id: 0, ops, parts })
-    }
-
-    #[test]
-    fn a_slot_can_be_reused_within_one_ubatch_and_copies_keep_the_order_of_ops() {
-        let mut s = sequences(Prefixes::All, true);
-        apply(&mut s, vec![open(0, &[4, 5])], vec![part(0, 0, 70)]).unwrap();
-        let ops = vec![copy(0, 1, 65, &[1, 2, 3]), SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
-        let applied = apply(&mut s, ops, vec![part(1, 65, 1), part(0, 0, 3)]).unwrap();
-        let copy = StateCopy {
-            src_blocks: blocks(&[4, 5]),
-            dst_blocks: blocks(&[1, 2]),
-            slots: (SlotId(0), SlotId(1)),
-        };
-        let actions = [StateAction::Copy(copy), StateAction::Zero(SlotId(0))];
-        assert_eq!(applied.actions, actions);
-        assert_eq!(applied.parts[1].rows, 1..4);
-        assert_eq!(s.history(SlotId(1)).len(), 66);
-        assert_eq!(s.history(SlotId(0)).len(), 3);
-    }
-
-    #[test]
-    fn each_wrong_ubatch_is_refused_with_its_reason() {
-        let mut s = sequences(Prefixes::All, false);
-        apply(&mut s, vec![open(0, &[0])], vec![part(0, 0, 60)]).unwrap();
-        let slot = SlotId(0);
-        let cases = [
-            (vec![], vec![part(1, 0, 1)], BatchError::NotOpen(SlotId(1))),
-            (vec![open(0, &[])], vec![], BatchError::AlreadyOpen(slot)),
-            (vec![open(1, &[8])], vec![], BatchError::NoSuchBlock { block: 8, n_blocks: 8 }),
-            (vec![], vec![part(9, 0, 1)], BatchError::NoSuchSlot { slot: SlotId(9), n_slots: 3 }),
-            (
-                vec![],
-                vec![part(0, 59, 1)],
-                BatchError::WrongPosition { slot, expected: 60, found: 59 },
-            ),
-            (vec![], vec![part(0, 60, 5)], BatchError::BeyondBlocks { slot, end: 65, n_blocks: 1 }),
-        ];
-        for (ops, parts, reason) in cases {
-            assert_eq!(apply(&mut s, ops, parts), Err(reason));
-        }
-        let twice = apply(&mut s, vec![], vec![part(0, 60, 1), part(0, 61, 1)]);
-        assert!(matches!(twice, Err(BatchError::Malformed(_))));
-        let empty = apply(&mut s, vec![], vec![part(0, 60, 0)]);
-        assert!(matches!(empty, Err(BatchError::Malformed(_))));
-        let sample = SeqPart { want: Want::Sample, ..part(0, 60, 1) };
-        assert_eq!(apply(&mut s, vec![], vec![sample]), Err(BatchError::NoSampler(slot)));
-        assert_eq!(s.get(slot).map(|s| s.len), Some(60));
-    }
-
-    #[test]
-    fn a_guide_stands_right_before_its_draw() {
-        let mut s = sequences(Prefixes::All, false);
-        let setup = |guidance| Arc::new(SamplerSetup { guidance, ..SamplerSetup::default() });
-        let with = |slot, guidance| match open(slot, &[slot]) {
-            SeqOp::Open { slot, blocks, request, .. } => {
-                SeqOp::Open { slot, blocks, sampler: Some(setup(guidance)), request }
-            }
-            other => other,
-        };
-        let ops = vec![with(0, Some(Guidance { scale: 2.0 })), with(1, None), open(2, &[2])];
-        apply(&mut s, ops, vec![]).unwrap();
-        let wanting = |slot, want| SeqPart { want, ..part(slot, 0, 1) };
-        let (guided, plain) = (wanting(0, Want::Sample), wanting(1, Want::Sample));
-        let guide = wanting(2, Want::Guide);
-        for (parts, says) in [
-            (vec![guided.clone()], "slot 0: a guided draw without"),
-            (vec![guide.clone()], "slot 2: a guide before no"),
-            (vec![guide.clone(), plain.clone()], "slot 2: a guide before no"),
-            (vec![guided.clone(), guide.clone()], "slot 0: a guided draw without"),
-            (vec![guide.clone(), plain.clone(), guided.clone()], "slot 2: a guide before no"),
-        ] {
-            let error = apply(&mut s, vec![], parts).unwrap_err().to_string();
-            assert!(error.contains(says), "{error}");
-        }
-        apply(&mut s, vec![], vec![plain, guide, guided]).unwrap();
-    }
-
-    #[test]
-    fn where_only_the_whole_has_a_state_nothing_else_is_copied_or_kept() {
-        for (prefixes, whole_only) in [(Prefixes::All, false), (Prefixes::Whole, true)] {
-            let mut s = sequences(prefixes, true);
-            apply(&mut s, vec![open(0, &[0, 1])], vec![part(0, 0, 70)]).unwrap();
-            let slot = SlotId(0);
-            let refused = || Err(BatchError::WholeOnly { slot, len: 70, found: 69 });
-            for op in [copy(0, 1, 69, &[2, 3]), SeqOp::Truncate { slot, len: 69 }] {
-                // What came before the refused op in its ubatch is not done either.
-                let ops = vec![open(2, &[4]), op, SeqOp::Close { slot: SlotId(2) }];
-                let result = apply(&mut s, ops, vec![]).map(|_| ());
-                assert_eq!(result, if whole_only { refused() } else { Ok(()) });
-                assert_eq!(s.get(SlotId(2)), None);
-            }
-            if whole_only {
-                assert_eq!((s.n_open(), s.get(slot).map(|s| s.len)), (1, Some(70)));
-                assert_eq!(s.history(slot).len(), 70);
-                apply(&mut s, vec![copy(0, 1, 70, &[2, 3])], vec![part(1, 70, 1)]).unwrap();
-                assert_eq!(s.history(SlotId(1)).len(), 71);
-            }
-        }
-    }
-
-    #[test]
-    fn adapters_are_named_before_the_first_row_and_copies_have_their_sources() {
-        let mut s = sequences(Prefixes::All, false);
-        let uses: Arc<[_]> = [AdapterUse { adapter: 1, scale: 0.5 }].into();
-        let adapt = |slot| SeqOp::Adapt { slot: SlotId(slot), adapters: uses.clone() };
-        apply(&mut s, vec![open(0, &[0]), adapt(0)], vec![part(0, 0, 3)]).unwrap();
-        apply(&mut s, vec![copy(0, 1, 2, &[1]), open(2, &[2])], vec![]).unwrap();
-        let of = |s: &Sequences, slot| s.get(SlotId(slot)).unwrap().adapters.clone();
-        assert_eq!((of(&s, 1), of(&s, 2).len()), (uses.clone(), 0));
-        let late = apply(&mut s, vec![adapt(0)], vec![]);
-        assert!(matches!(late, Err(BatchError::Malformed(why)) if why.contains("3 rows")));
-        let closed = apply(&mut s, vec![SeqOp::Close { slot: SlotId(2) }, adapt(2)], vec![]);
-        assert_eq!(closed, Err(BatchError::NotOpen(SlotId(2))));
-        // Whoever has the slot next has none.
-        let ops = vec![SeqOp::Close { slot: SlotId(0) }, open(0, &[0])];
-        apply(&mut s, ops, vec![]).unwrap();
-        assert_eq!(of(&s, 0).len(), 0);
-    }
-
-    #[test]
-    fn shared_pages_are_not_copied() {
-        let mut s = sequences(Prefixes::All, false);
-        apply(&mut s, vec![open(0, &[0, 1, 2])], vec![part(0, 0, 150)]).unwrap();
-        let applied = apply(&mut s, vec![copy(0, 1, 150, &[0, 1, 3, 4])], vec![]).unwrap();
-        let slots = (SlotId(0), SlotId(1));
-        let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]), slots };
-        assert_eq!(applied.actions, [StateAction::Copy(copy)]);
-    }
-
-    fn any_op() -> impl Strategy<Value = SeqOp> {
-        let slot = 0..N_SLOTS + 1;
-        let ids = prop::collection::vec(0..N_BLOCKS + 1, 0..4);
-        prop_oneof![
-            (slot.clone(), ids.clone()).prop_map(|(slot, ids)| open(slot, &ids)),
-            (slot.clone(), slot.clone(), 0..200u32, ids)
-                .prop_map(|(src, dst, len, ids)| { copy(src, dst, len, &ids) }),
-            (slot.clone(), 0..200u32)
-                .prop_map(|(slot, len)| SeqOp::Truncate { slot: SlotId(slot), len }),
-            slot.prop_map(|slot| SeqOp::Close { slot: SlotId(slot) }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn a_refused_ubatch_changes_nothing_and_lengths_match_histories(
-            whole in any::<bool>(),
-            steps in prop::collection::vec(
-                (
-                    prop::collection::vec(any_op(), 0..4),
-                    prop::collection::vec((0..N_SLOTS + 1, 0..80usize), 0..3),
-                ),
-                1..12,
-            )
-        ) {
-            let prefixes = if whole { Prefixes::Whole } else { Prefixes::All };
-            let mut s = sequences(prefixes, true);
-            for (ops, wanted) in steps {
-                let len = |slot: u32| s.get(SlotId(slot)).map_or(0, |s| s.len);
-                let parts = wanted.iter().map(|&(slot, n)| part(slot, len(slot), n)).collect();
-                let before: Vec<_> = (0..N_SLOTS)
-                    .map(|i| (s.get(SlotId(i)).cloned(), s.history(SlotId(i)).to_vec()))
-                    .collect();
-                let refused = apply(&mut s, ops, parts).is_err();
-                for i in 0..N_SLOTS {
-                    let slot = SlotId(i);
-                    if refused {
-                        prop_assert_eq!(s.get(slot).cloned(), before[i as usize].0.clone());
-                        prop_assert_eq!(s.history(slot), before[i as usize].1.as_slice());
-                    }
-                    if let Some(sequence) = s.get(slot) {
-                        prop_assert_eq!(sequence.len as usize, s.history(slot).len());
-                        prop_assert!(sequence.used_blocks().len() <= sequence.blocks.len());
-                    }
-                }
-            }
-        }
-    }
 }

@@ -100,7 +100,7 @@ impl SlotStates {
     /// The parts of a ubatch as the scan ops take them.
     pub fn parts(parts: &[PartRows]) -> Vec<ScanPart> {
         let scan_part = |part: &PartRows| ScanPart {
-            slot: part.slot.0 as usize,
+            slot: part.plane.0 as usize,
             first_pos: part.pos as usize,
             first_row: part.rows.start,
             n_rows: part.rows.len(),

@@ -154,14 +154,14 @@ fn ubatch() -> pb::Ubatch {
     let ops = [
         Op::Open(pb::OpenOp { slot: 0, blocks, sampler: Some(sampler), request: "req-1".into() }),
         Op::Copy(copy),
-        Op::Truncate(pb::TruncateOp { slot: 1, len: 4 }),
+        Op::Truncate(pb::TruncateOp { slot: 1, len: 4, from: None }),
         Op::Close(pb::CloseOp { slot: 2 }),
     ];
     pb::Ubatch {
         ops: ops.into_iter().map(|op| pb::SeqOp { op: Some(op) }).collect(),
         parts: vec![
-            pb::SeqPart { slot: 0, pos: 0, tokens: vec![5, 6], want: 1, mu: None },
-            pb::SeqPart { slot: 1, pos: 4, tokens: vec![9], want: 2, mu: None },
+            pb::SeqPart { slot: 0, pos: 0, tokens: vec![5, 6], want: 1, mu: None, ahead: None },
+            pb::SeqPart { slot: 1, pos: 4, tokens: vec![9], want: 2, mu: None, ahead: None },
         ],
         timings: vec![pb::StageTiming {
             queue_us: 1,

@@ -172,6 +172,12 @@ impl Line {
         (1..n).map(|i| i * n_layer / n).collect()
     }
 
+    /// Forgets all sequences: the next ubatch is the first one.
+    pub fn reset(&mut self) {
+        self.stages.iter_mut().for_each(Stage::reset);
+        self.next_id = 0;
+    }
+
     /// The stages.
     pub fn stages(&mut self) -> &mut [Stage] {
         &mut self.stages
@@ -231,7 +237,14 @@ impl Line {
         for (i, chunk) in tokens.chunks(n_ubatch).enumerate() {
             let ops = if i == 0 { self.open_first(None) } else { Vec::new() };
             let pos = (i * n_ubatch) as u32;
-            let part = SeqPart { slot, pos, tokens: chunk.to_vec(), want: Want::Logits, mu: None };
+            let part = SeqPart {
+                slot,
+                pos,
+                tokens: chunk.to_vec(),
+                want: Want::Logits,
+                mu: None,
+                ahead: None,
+            };
             rows.extend(self.run(ops, vec![part]).into_iter().map(into_logits));
         }
         self.run(vec![SeqOp::Close { slot }], Vec::new());
@@ -243,7 +256,7 @@ impl Line {
         let slots = || (0..texts.len() as u32).map(SlotId);
         let part = |(slot, text): (SlotId, &&[u32])| {
             let (tokens, want) = (text.to_vec(), Want::Hidden);
-            SeqPart { slot, pos: 0, tokens, want, mu: None }
+            SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None }
         };
         let ops = slots().map(|slot| Self::open_slot(slot.0, None)).collect();
         let mut rows = self.run(ops, slots().zip(texts).map(part).collect()).into_iter();
@@ -261,14 +274,16 @@ impl Line {
             let ops = if i == 0 { self.open_first(Some(Self::greedy())) } else { Vec::new() };
             let want = if i + 1 == n_chunks { Want::Sample } else { Want::Nothing };
             let pos = (i * n_ubatch) as u32;
-            let rows =
-                self.run(ops, vec![SeqPart { slot, pos, tokens: chunk.to_vec(), want, mu: None }]);
+            let rows = self.run(
+                ops,
+                vec![SeqPart { slot, pos, tokens: chunk.to_vec(), want, mu: None, ahead: None }],
+            );
             sampled.extend(rows.into_iter().map(|r| into_token(r).id));
         }
         while sampled.len() < n {
             let pos = (prompt.len() + sampled.len() - 1) as u32;
             let tokens = vec![sampled[sampled.len() - 1]];
-            let part = SeqPart { slot, pos, tokens, want: Want::Sample, mu: None };
+            let part = SeqPart { slot, pos, tokens, want: Want::Sample, mu: None, ahead: None };
             sampled.extend(self.run(Vec::new(), vec![part]).into_iter().map(|r| into_token(r).id));
         }
         self.run(vec![SeqOp::Close { slot }], Vec::new());
@@ -298,6 +313,7 @@ pub fn into_token(row: RowOutput) -> SampledToken {
         RowValue::Sampled(token) => token,
         RowValue::Logits(_) | RowValue::Hidden(_) => panic!("wanted a token, got logits"),
         RowValue::NotYet => panic!("wanted a token, and its mask is not there"),
+        RowValue::Refuted => panic!("wanted a token, and its draft is wrong"),
         RowValue::Failed(why) => panic!("wanted a token: {why}"),
     }
 }

@@ -65,12 +65,12 @@ const MAY_NEED: [(&str, &[&str]); 29] = [
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
     ("worker", &["engine", "gguf", "models", "proto", "quant", "spec", "text"]),
     ("coordinator/draft", &[]),
-    ("coordinator/sched", &["engine", "spec"]),
+    ("coordinator/sched", &["draft", "engine", "spec"]),
     ("coordinator/plan", &["engine", "gguf", "models", "sched", "spec", "worker"]),
     ("coordinator/dialect", &["engine", "gguf", "models", "proto", "text"]),
     (
         "coordinator/line",
-        &["dialect", "engine", "gguf", "models", "plan", "proto", "sched", "spec", "text"],
+        &["dialect", "draft", "engine", "gguf", "models", "plan", "proto", "sched", "spec", "text"],
     ),
     (
         "coordinator/cluster",
@@ -80,8 +80,8 @@ const MAY_NEED: [(&str, &[&str]); 29] = [
     (
         "coordinator",
         &[
-            "cluster", "dialect", "engine", "gguf", "http", "line", "plan", "proto", "sched",
-            "synth", "text", "worker",
+            "cluster", "dialect", "draft", "engine", "gguf", "http", "line", "plan", "proto",
+            "sched", "synth", "text", "worker",
         ],
     ),
     ("tests/harness", &[]),

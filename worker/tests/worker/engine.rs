@@ -43,7 +43,14 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
     .unwrap();
     let blocks = vec![BlockId(0)];
     let slot = SlotId(0);
-    let part = SeqPart { slot, pos: 0, tokens: TOKENS.to_vec(), want: Want::Logits, mu: None };
+    let part = SeqPart {
+        slot,
+        pos: 0,
+        tokens: TOKENS.to_vec(),
+        want: Want::Logits,
+        mu: None,
+        ahead: None,
+    };
     let ops = vec![SeqOp::Open { slot, blocks, sampler: None, request: "r".into() }];
     let ubatch = UBatch { id: 0, ops, parts: vec![part] };
     let StageOutput::Rows(rows) = stage.forward(&ubatch, None).unwrap() else { panic!("rows") };

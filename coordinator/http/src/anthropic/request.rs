@@ -25,6 +25,7 @@ const SAME: &[&str] = &[
     "seed",
     "lora",
     "checkpoint",
+    "speculate",
 ];
 
 /// Fields that would change an answer, and have no effect here.

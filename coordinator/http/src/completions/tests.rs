@@ -56,6 +56,7 @@ fn the_most_probable_answers_by_token_are_the_best() {
             stop: None,
             n_generated: logprobs.len() as u32,
             n_reused: 0,
+            expected: [0, 0],
             n_recomputed: 0,
             numerics_changed: false,
             to_first: Duration::ZERO,

@@ -152,7 +152,7 @@ fn common(fields: &mut Fields<'_>, left: &mut usize) -> Result<Map<String, Value
     if let Some(model) = fields.take::<String>("model")? {
         chat.insert("model".to_string(), json!(model));
     }
-    for name in ["lora", "checkpoint"] {
+    for name in ["lora", "checkpoint", "speculate"] {
         if let Some(value) = fields.raw(name) {
             chat.insert(name.to_string(), tree(name, value, left)?);
         }

@@ -25,6 +25,7 @@ const SAME: &[(&str, &str)] = &[
     ("chat_template_kwargs", "chat_template_kwargs"),
     ("lora", "lora"),
     ("checkpoint", "checkpoint"),
+    ("speculate", "speculate"),
 ];
 
 /// Fields that an answer repeats.

@@ -86,6 +86,11 @@ impl Client {
         self.counts.set_reused(tokens);
     }
 
+    /// What became of the tokens that its client had said to expect.
+    pub(super) fn expected(&self, right: u32, wrong: u32) {
+        self.counts.set_expected(right, wrong);
+    }
+
     /// It has a place again after its line was lost; so many positions are computed a second time, where before it was
     /// on a line with these numerics.
     pub(super) fn replayed(&mut self, tokens: u32, before: Option<Numerics>) {

@@ -25,11 +25,13 @@ const SPEC: LineSpec = LineSpec {
     max_positions: 64,
     max_rows: 16,
     guides: true,
+    ahead: true,
 };
 
 /// A driver with a line, and what it sends into that.
 fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let config = DriverConfig {
+        drafter: None,
         sched: SchedConfig::default(),
         adapters: [].into(),
         n_vocab: N_VOCAB,

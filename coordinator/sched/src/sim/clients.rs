@@ -240,7 +240,9 @@ impl Clients {
         let adapters = client.request.adapters();
         let guide = client.request.guide.map(|n| guide_tokens(n).into());
         let copied = !client.request.without_copies;
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide }
+        // A drafter drafts for all, where there is one.
+        let drafts = Some([].into());
+        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
     }
 
     /// The client goes away; whether it was still waiting for something.
@@ -260,6 +262,7 @@ impl Clients {
             Action::Reused { request, .. }
             | Action::Replayed { request, .. }
             | Action::Restore { request, .. }
+            | Action::Expected { request, .. }
             | Action::Token { request, .. }
             | Action::Logits { request, .. }
             | Action::Finished { request, .. }
@@ -380,6 +383,7 @@ impl Client {
                 self.n_known = self.tokens.len() as u32;
                 check(*tokens <= self.n_known, || format!("{tokens} replayed"))?;
             }
+            Action::Expected { .. } => {}
             Action::Restore { tokens, .. } => {
                 let known = self.tokens.starts_with(tokens) && tokens.len() < self.tokens.len();
                 check(known, || format!("goes back to {} tokens", tokens.len()))?;

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    AdapterUse, BlockId, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId,
-    TokenMark, UBatch, Want,
+    AdapterUse, BlockId, Planes, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart,
+    SlotId, TokenMark, UBatch, Want,
 };
 use brigade_spec::Prefixes;
 
@@ -62,6 +62,12 @@ struct OpenSlot {
     put_off: Option<(u32, u32)>,
     /// What its rows pass through besides the model.
     adapters: Arc<[AdapterUse]>,
+    /// Where its recurrent state is.
+    plane: SlotId,
+    /// The token that was drawn last at a window's row, and its position.
+    drawn: Option<(usize, u32)>,
+    /// Its drafts were wrong, and it has not been taken back yet.
+    refuted: bool,
 }
 
 /// The stages' bookkeeping, checked.
@@ -71,6 +77,8 @@ pub(super) struct Mirror {
     open: BTreeMap<SlotId, OpenSlot>,
     /// Tokens that lie in each page that was ever written.
     pages: BTreeMap<u32, Vec<u32>>,
+    /// What the recurrent state in each plane stands for.
+    planes: BTreeMap<SlotId, Vec<u32>>,
     next_id: u64,
     stop_every: u64,
     /// Of so many draws one finds no mask; 0: none.
@@ -80,8 +88,8 @@ pub(super) struct Mirror {
 
 impl Mirror {
     pub fn new(spec: LineSpec, stop_every: u64, late_every: u64) -> Self {
-        let (open, pages) = (BTreeMap::new(), BTreeMap::new());
-        Self { spec, open, pages, next_id: 0, stop_every, late_every, draws: 0 }
+        let (open, pages, planes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { spec, open, pages, planes, next_id: 0, stop_every, late_every, draws: 0 }
     }
 
     /// Whether the next draw finds no mask.
@@ -154,6 +162,7 @@ impl Mirror {
             page.resize(per_page, u32::MAX);
             self.pages.insert(*block, page);
         }
+        self.planes.insert(slot, tokens.clone());
         open.tokens = tokens;
         self.read_back(slot)
     }
@@ -209,7 +218,8 @@ impl Mirror {
                     format!("a checkpoint of {slot:?} at {len}, it has {}", tokens.len())
                 })
             }
-            SeqOp::Truncate { .. } | SeqOp::Draw { .. } => Err(format!("unexpected {op:?}")),
+            SeqOp::Truncate { slot, len, from } => self.truncate(*slot, *len as usize, *from),
+            SeqOp::Draw { .. } => Err(format!("unexpected {op:?}")),
         }
     }
 
@@ -232,8 +242,86 @@ impl Mirror {
         let is_guided = sampler.is_some_and(|sampler| sampler.guidance.is_some());
         let adapters = Arc::from([]);
         let (awaiting, put_off) = (None, None);
-        let fresh = OpenSlot { seed, is_guided, blocks, tokens, awaiting, put_off, adapters };
+        let (plane, drawn, refuted) = (slot, None, false);
+        self.planes.insert(slot, tokens.clone());
+        let fresh = OpenSlot {
+            seed,
+            is_guided,
+            blocks,
+            tokens,
+            awaiting,
+            put_off,
+            adapters,
+            plane,
+            drawn,
+            refuted,
+        };
         ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
+    }
+
+    /// A sequence is taken back to its first `len` positions, whose recurrent state is in the plane `from`.
+    fn truncate(&mut self, name: SlotId, len: usize, from: Option<SlotId>) -> Result<(), String> {
+        let Some(slot) = self.open.get_mut(&name) else {
+            return Err(format!("{name:?} is taken back and not open"));
+        };
+        let have = slot.tokens.len();
+        ensure(len <= have, || format!("{name:?} is taken back to {len} of {have} positions"))?;
+        slot.tokens.truncate(len);
+        // What is in flight of it is of no use.
+        (slot.drawn, slot.refuted, slot.awaiting) = (None, false, None);
+        ensure(from.is_some() == (self.spec.prefixes == Prefixes::Whole), || {
+            format!("{name:?} is taken back to the state of {from:?}")
+        })?;
+        if let Some(from) = from {
+            ensure(self.planes.get(&from) == Some(&slot.tokens), || {
+                format!("{from:?} has not the state of {name:?} at {len}")
+            })?;
+            slot.plane = name;
+            self.planes.insert(name, slot.tokens.clone());
+        }
+        self.read_back(name)
+    }
+
+    /// A part's state is read in one plane and written in another: whether the one has it and the other is nobody's.
+    fn check_planes(&self, part: &SeqPart, planes: Planes) -> Result<(), String> {
+        let name = part.slot;
+        let tokens = &self.open[&name].tokens;
+        ensure(self.planes.get(&planes.from) == Some(tokens), || {
+            format!("{:?} has not the state of {name:?} at {}", planes.from, part.pos)
+        })?;
+        let others = self.open.iter().filter(|(other, _)| **other != name);
+        let mut taken = others.flat_map(|(other, open)| [*other, open.plane]);
+        let n_slots = self.spec.n_slots + self.spec.n_kept;
+        ensure(planes.to.0 < n_slots && !taken.any(|plane| plane == planes.to), || {
+            format!("{name:?} writes its state to {:?}", planes.to)
+        })
+    }
+
+    /// What the rows of a window give, from the tokens of their sequence: up to the first that is not the next.
+    fn verify(&mut self, part: &SeqPart, known: usize, out: &mut Vec<RowOutput>) {
+        let (name, first) = (part.slot, part.pos as usize + known);
+        let Some(slot) = self.open.get_mut(&name) else { return };
+        let mut put = |pos: usize, value| {
+            out.push(RowOutput { slot: name, pos: pos as u32, value, mask_us: 0 });
+        };
+        let is_wrong = |(pos, drawn)| pos == first && drawn != slot.tokens[first];
+        if slot.refuted || slot.drawn.take().is_some_and(is_wrong) {
+            slot.refuted = true;
+            return put(first, RowValue::Refuted);
+        }
+        for pos in first..slot.tokens.len() {
+            let id = next_token(&slot.tokens[..=pos], &slot.adapters, self.stop_every);
+            let token = SampledToken { id, logprob: None, top: Vec::new(), mu: None };
+            put(pos, RowValue::Sampled(token));
+            match slot.tokens.get(pos + 1) {
+                None => slot.drawn = Some((pos + 1, id)),
+                Some(next) if *next == id => {}
+                Some(_) => {
+                    slot.refuted = true;
+                    break;
+                }
+            }
+        }
     }
 
     /// Copies the first `len` positions of `src` to pages `to`, page by page, and returns what a
@@ -262,6 +350,11 @@ impl Mirror {
         let Some(slot) = self.open.get(&name) else {
             return Err(format!("{name:?} is not open"));
         };
+        if self.spec.prefixes == Prefixes::Whole {
+            ensure(self.planes.get(&slot.plane) == Some(&slot.tokens), || {
+                format!("{:?} has not the state of {name:?}", slot.plane)
+            })?;
+        }
         let per_page = self.spec.block_positions as usize;
         for (i, (tokens, block)) in slot.tokens.chunks(per_page).zip(&slot.blocks).enumerate() {
             let held = self.pages.get(block).map_or(&[][..], |page| &page[..tokens.len()]);
@@ -282,11 +375,16 @@ impl Mirror {
     ) -> Result<(), String> {
         let name = part.slot;
         let per_page = self.spec.block_positions as usize;
+        let planes = part.ahead.and_then(|ahead| ahead.planes);
+        if let Some(planes) = planes {
+            ensure(self.open.contains_key(&name), || format!("rows of {name:?}, not open"))?;
+            self.check_planes(part, planes)?;
+        }
         let is_late = part.want == Want::Sample && self.is_late();
         let Some(slot) = self.open.get_mut(&name) else {
             return Err(format!("rows of {name:?}, which is not open"));
         };
-        ensure(slot.awaiting.is_none(), || {
+        ensure(slot.awaiting.is_none() || part.want == Want::Verify, || {
             format!("{name:?} is in two ubatches while it decodes")
         })?;
         ensure(slot.put_off.is_none(), || format!("rows of {name:?}, whose draw was put off"))?;
@@ -305,6 +403,8 @@ impl Mirror {
                 out.push(RowOutput { slot: name, pos: pos as u32, value, mask_us: 0 });
             }
         }
+        slot.plane = planes.map_or(slot.plane, |planes| planes.to);
+        self.planes.insert(slot.plane, slot.tokens.clone());
         let before = guide.take();
         let is_guided = part.want == Want::Sample && slot.is_guided;
         ensure(before.is_some() == is_guided, || {
@@ -313,7 +413,11 @@ impl Mirror {
                 before.is_some()
             )
         })?;
-        if part.want == Want::Guide {
+        if part.want == Want::Verify {
+            slot.awaiting = Some(ubatch);
+            let known = part.ahead.map_or(0, |ahead| ahead.known);
+            self.verify(part, known as usize, out);
+        } else if part.want == Want::Guide {
             slot.awaiting = Some(ubatch);
             *guide = Some((slot.tokens.clone(), slot.adapters.clone()));
             self.read_back(name)?;

@@ -7,6 +7,7 @@
 
 mod clients;
 mod copies;
+mod drafts;
 mod line;
 mod mirror;
 mod rng;
@@ -17,12 +18,14 @@ pub use clients::{Client, Ending, SimRequest, Workload};
 pub use line::{LinkModel, Nature, Spells, StageModel};
 pub use rng::Rng;
 
+use brigade_draft::Drafter;
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
 use brigade_spec::Prefixes;
 
 use crate::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler, Stats};
 use clients::Clients;
 use copies::{Arrived, Copies};
+use drafts::Oracle;
 use line::{Returned, SimLine};
 use mirror::Mirror;
 
@@ -56,6 +59,8 @@ pub struct Sim {
     pub changes: Vec<Micros>,
     /// Of so many draws one finds no mask, and is put off; 0: none.
     pub late_every: u64,
+    /// Tokens are drafted, and are right with this probability; `None`: they are not.
+    pub drafts: Option<f64>,
     /// Keep a text of everything that went in and out.
     pub log: bool,
     /// Check after every step that no stage idles and nobody waits without need: a scan of all sequences,
@@ -78,6 +83,7 @@ impl Sim {
                 max_positions: 32_768,
                 max_rows: 512,
                 guides: true,
+                ahead: true,
             },
             stages: vec![stage; n],
             links: vec![LinkModel::default(); n + 1],
@@ -86,6 +92,7 @@ impl Sim {
             outages: Vec::new(),
             changes: Vec::new(),
             late_every: 0,
+            drafts: None,
             log: false,
             audit: true,
         }
@@ -229,7 +236,9 @@ impl<'a> Run<'a> {
         let numbered = events.into_iter().enumerate();
         Self {
             sim,
-            scheduler: Scheduler::new(sim.sched),
+            scheduler: Scheduler::new(sim.sched).with_drafter(sim.drafts.map(|odds| {
+                Box::new(Oracle::new(odds, sim.seed, workload.stop_every)) as Box<dyn Drafter>
+            })),
             line: SimLine::new(&sim.stages, &sim.links, sim.nature, sim.seed),
             mirror: Mirror::new(sim.spec, workload.stop_every, sim.late_every),
             copies: Copies::new(sim.seed),
@@ -390,7 +399,9 @@ impl<'a> Run<'a> {
             self.clients.is_past_prompt(self.mirror.sequence(part.slot), part.pos)
         };
         let rows = ubatch.parts.iter().filter(decodes).count();
-        if rows <= decoding.div_ceil(stages) {
+        // Windows go beside each other wherever there is room.
+        if ubatch.parts.iter().any(|part| part.ahead.is_some()) || rows <= decoding.div_ceil(stages)
+        {
             return Ok(());
         }
         Err(format!("ubatch {} has {rows} of {decoding} decoding sequences", ubatch.id))
@@ -431,7 +442,8 @@ impl<'a> Run<'a> {
         if stats.kept > n_kept {
             return Err(format!("{} sequences are kept", stats.kept));
         }
-        if stats.suspect_alone {
+        // Planes that are lent come back within a trip.
+        if stats.suspect_alone || stats.slots_lent > 0 {
             return Ok(());
         }
         let demand = self.clients.demand(stats.waiting, block_positions);

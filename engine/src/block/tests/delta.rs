@@ -11,7 +11,15 @@ const N_EMBD: usize = 48;
 const TAPS: usize = 3;
 
 fn part(pos: u32, n_rows: usize) -> PartRows {
-    PartRows { slot: SlotId(1), pos, rows: 0..n_rows, want: crate::batch::Want::Nothing, mu: None }
+    PartRows {
+        slot: SlotId(1),
+        pos,
+        rows: 0..n_rows,
+        want: crate::batch::Want::Nothing,
+        mu: None,
+        known: 0,
+        plane: SlotId(1),
+    }
 }
 
 /// Outputs of `n` rows in one piece and in two; both must be the same bits.

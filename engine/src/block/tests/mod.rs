@@ -145,7 +145,14 @@ impl Bench {
                 });
             }
             let (tokens, want) = (vec![0; n], Want::Nothing);
-            seq_parts.push(SeqPart { slot: SlotId(slot), pos: pos as u32, tokens, want, mu: None });
+            seq_parts.push(SeqPart {
+                slot: SlotId(slot),
+                pos: pos as u32,
+                tokens,
+                want,
+                mu: None,
+                ahead: None,
+            });
             positions.extend(pos as u32..(pos + n) as u32);
         }
         let ub = UBatch { id: 0, ops, parts: seq_parts };

@@ -140,6 +140,7 @@ fn pass(stage: &mut Stage, (n_parts, n_rows): (usize, usize)) -> Result<f64, Str
             tokens: (0..n_rows as u32).map(|i| (i * 7 + slot.0) % 300).collect(),
             want: Want::Sample,
             mu: None,
+            ahead: None,
         };
         let ops = if is_first { slots().map(open).collect() } else { Vec::new() };
         let took = run(ops, slots().map(part).collect())?;

@@ -159,6 +159,7 @@ fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
             tokens: tokens.to_vec(),
             want: Want::Logits,
             mu: None,
+            ahead: None,
         };
         let logits = |table, is_adapted: bool| -> Vec<u32> {
             let adapters = adapters.clone();
@@ -205,6 +206,7 @@ fn tokens_drawn_of_few_logits_are_those_of_unfused() {
                     tokens: next[slot as usize].clone(),
                     want: Want::Sample,
                     mu: None,
+                    ahead: None,
                 };
                 let rows = line.run(std::mem::take(&mut ops), [0, 1].map(part).into());
                 pos += next[0].len() as u32;

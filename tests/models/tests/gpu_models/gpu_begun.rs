@@ -96,7 +96,7 @@ impl Turns {
                 let ops = if first == 0 { vec![opened()] } else { Vec::new() };
                 let tokens = rows.map(|row| tokens[row + slot as usize]).collect();
                 let (slot, pos, want) = (SlotId(slot), first as u32, Want::Logits);
-                self.begin(ops, SeqPart { slot, pos, tokens, want, mu: None });
+                self.begin(ops, SeqPart { slot, pos, tokens, want, mu: None, ahead: None });
             }
         }
         self.finish_to(0);
@@ -111,7 +111,7 @@ impl Turns {
                 let pos = (PROMPT + step) as u32;
                 let tokens = vec![tokens[(7 * step + slot as usize) % tokens.len()]];
                 let (slot, want) = (SlotId(slot), Want::Sample);
-                self.begin(Vec::new(), SeqPart { slot, pos, tokens, want, mu: None });
+                self.begin(Vec::new(), SeqPart { slot, pos, tokens, want, mu: None, ahead: None });
                 let recorded = self.stage().handed().recorded - before;
                 most = if step < WARM { 0 } else { recorded.max(most) };
             }
@@ -156,14 +156,15 @@ fn a_ubatch_that_says_something_of_a_sequence_waits_for_its_draw() {
     let stage = &mut line.stages()[0];
     let part = |slot, pos| {
         let (slot, tokens, want) = (SlotId(slot), vec![1], Want::Sample);
-        SeqPart { slot, pos, tokens, want, mu: None }
+        SeqPart { slot, pos, tokens, want, mu: None, ahead: None }
     };
     let open = |slot| Line::open_slot(slot, Some(Line::greedy()));
     let ub = |id, ops, parts| UBatch { id, ops, parts };
     let first = stage.begin(&ub(0, vec![open(0)], vec![part(0, 0)]), None).unwrap();
     let another = ub(1, vec![open(1)], vec![part(1, 0)]);
     assert!(stage.may_begin(&another));
-    let ops = [SeqOp::Close { slot: SlotId(0) }, SeqOp::Truncate { slot: SlotId(0), len: 0 }];
+    let ops =
+        [SeqOp::Close { slot: SlotId(0) }, SeqOp::Truncate { slot: SlotId(0), len: 0, from: None }];
     let of_first = ops.into_iter().map(|op| ub(1, vec![op], Vec::new()));
     let of_first: Vec<_> = of_first.chain([ub(1, Vec::new(), vec![part(0, 1)])]).collect();
     assert!(of_first.iter().all(|ub| !stage.may_begin(ub)));

@@ -65,7 +65,7 @@ fn waits(line: &mut Line, tokens: &[u32], is_adapted: bool) -> [u64; 2] {
         let (slot, tokens) = (SlotId(0), tokens[..n].to_vec());
         // Stages in one process share the device.
         let before = line.stages()[0].n_waits();
-        line.run(ops, vec![SeqPart { slot, pos, tokens, want, mu: None }]);
+        line.run(ops, vec![SeqPart { slot, pos, tokens, want, mu: None, ahead: None }]);
         pos += n as u32;
         line.stages()[0].n_waits() - before
     };
@@ -168,7 +168,8 @@ fn decode_is_recorded_once(golden: &Golden) {
         for pos in 0..WARM + STEPS {
             let before = line.stages()[0].handed();
             let tokens = vec![golden.manifest.tokens[pos as usize]];
-            let part = SeqPart { slot: SlotId(0), pos, tokens, want: Want::Sample, mu: None };
+            let part =
+                SeqPart { slot: SlotId(0), pos, tokens, want: Want::Sample, mu: None, ahead: None };
             line.run(std::mem::take(&mut ops), vec![part]);
             let after = line.stages()[0].handed();
             if pos >= WARM {

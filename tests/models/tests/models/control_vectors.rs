@@ -77,7 +77,8 @@ fn boundary(model: &Path, before: usize, control_vectors: Vec<(PathBuf, f32)>) -
     let config = LineConfig { cuts: vec![before], control_vectors, ..LineConfig::default() };
     let mut line = Line::open(model, &config);
     let tokens = Golden::repository().manifest.tokens[..9].to_vec();
-    let part = SeqPart { slot: SlotId(0), pos: 0, tokens, want: Want::Nothing, mu: None };
+    let part =
+        SeqPart { slot: SlotId(0), pos: 0, tokens, want: Want::Nothing, mu: None, ahead: None };
     let ub = UBatch { id: 0, ops: vec![Line::open_slot(0, None)], parts: vec![part] };
     match line.stages()[0].forward(&ub, None).unwrap() {
         StageOutput::Boundary(rows) => rows.data,
@@ -135,7 +136,14 @@ fn states_and_copies_are_of_the_vectors_that_made_them() {
         let mut line = Line::open(&model, &LineConfig { control_vectors, ..LineConfig::default() });
         let part = |tokens: &[u32]| {
             let tokens = tokens.to_vec();
-            vec![SeqPart { slot: SlotId(0), pos: 0, tokens, want: Want::Logits, mu: None }]
+            vec![SeqPart {
+                slot: SlotId(0),
+                pos: 0,
+                tokens,
+                want: Want::Logits,
+                mu: None,
+                ahead: None,
+            }]
         };
         let rows = line.run(vec![Line::open_slot(0, None)], part(tokens));
         let rows: Vec<Vec<f32>> = rows.into_iter().map(into_logits).collect();

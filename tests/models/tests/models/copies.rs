@@ -35,7 +35,7 @@ fn copy(len: usize) -> SeqOp {
 
 fn part(slot: u32, pos: usize, tokens: &[u32]) -> SeqPart {
     let (slot, pos) = (SlotId(slot), pos as u32);
-    SeqPart { slot, pos, tokens: tokens.to_vec(), want: Want::Logits, mu: None }
+    SeqPart { slot, pos, tokens: tokens.to_vec(), want: Want::Logits, mu: None, ahead: None }
 }
 
 fn close(slot: u32) -> SeqOp {
@@ -75,7 +75,7 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
             (vec![Line::open_slot(1, None), copy(LEN)], vec![]),
         ];
         if prefixes == Prefixes::Whole {
-            let cut = SeqOp::Truncate { slot: SlotId(0), len: LEN as u32 - 1 };
+            let cut = SeqOp::Truncate { slot: SlotId(0), len: LEN as u32 - 1, from: None };
             wrong.push((vec![copy(LEN - 1)], vec![]));
             wrong.push((vec![Line::open_slot(2, None), cut], vec![]));
         }

@@ -133,7 +133,7 @@ fn one() -> (PathBuf, Vec<u32>) {
 }
 
 fn part(pos: u32, tokens: &[u32], want: Want) -> SeqPart {
-    SeqPart { slot: SlotId(0), pos, tokens: tokens.to_vec(), want, mu: None }
+    SeqPart { slot: SlotId(0), pos, tokens: tokens.to_vec(), want, mu: None, ahead: None }
 }
 
 fn one_row_is_that_row_of_all() {

@@ -232,7 +232,14 @@ fn neighbours_in_the_batch_do_not_change_a_bit() {
                 if chunk > 0 {
                     let tokens = prompt[done[i]..done[i] + chunk].to_vec();
                     let (slot, pos) = (SlotId(i as u32), done[i] as u32);
-                    parts.push(SeqPart { slot, pos, tokens, want: Want::Logits, mu: None });
+                    parts.push(SeqPart {
+                        slot,
+                        pos,
+                        tokens,
+                        want: Want::Logits,
+                        mu: None,
+                        ahead: None,
+                    });
                     done[i] += chunk;
                 }
             }
@@ -261,6 +268,7 @@ fn generate_together(line: &mut Line, prompts: &[Vec<u32>], n: usize) -> Vec<Vec
         tokens: tokens.to_vec(),
         want: Want::Sample,
         mu: None,
+        ahead: None,
     };
     let parts = prompts.iter().enumerate().map(|(i, p)| part(i, 0, p)).collect();
     let mut rows = line.run(open_all(prompts.len(), true), parts);
@@ -306,6 +314,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
             tokens: tokens.to_vec(),
             want: Want::Logits,
             mu: None,
+            ahead: None,
         };
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
         // A copy, made shorter than what it was copied from.
@@ -325,7 +334,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: snapshot, KV {kv_type:?}");
         // A cut tail, computed again.
-        let cut = SeqOp::Truncate { slot: SlotId(0), len: 65 };
+        let cut = SeqOp::Truncate { slot: SlotId(0), len: 65, from: None };
         let rows = line.run(vec![cut], vec![part(0, 65, &prompt[65..])]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[65..]), "{model}: truncate, KV {kv_type:?}");
@@ -355,6 +364,7 @@ fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
             tokens: tokens.to_vec(),
             want: Want::Logits,
             mu: None,
+            ahead: None,
         };
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0, head)]);
         let bytes: Vec<_> = line.stages().iter().map(|s| s.snapshot(SlotId(0)).unwrap()).collect();
@@ -395,6 +405,7 @@ fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
             tokens: prompt[range].to_vec(),
             want: Want::Logits,
             mu: None,
+            ahead: None,
         };
         let copy = |stage: &Stage, len: usize, pages: u32| {
             stage.copy_new(SlotId(0), len as u32, pages, CopyRoom::fresh(1 << 30)).unwrap()

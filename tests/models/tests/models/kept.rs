@@ -97,7 +97,7 @@ fn output(stage: &mut Stage) -> StageOutput {
     let width = stage.spec().boundary(stage.layers().start).width();
     let data = (0..tokens.len() * width).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
     let input = (stage.layers().start > 0).then_some(Boundary { n_rows: tokens.len(), data });
-    let part = SeqPart { slot, pos: 0, tokens, want, mu: None };
+    let part = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
     stage.forward(&UBatch { id: 0, ops: vec![open], parts: vec![part] }, input).unwrap()
 }
 

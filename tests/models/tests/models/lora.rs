@@ -212,7 +212,14 @@ fn together(
             if n > 0 {
                 let (pos, part) = (at[i] as u32, tokens[at[i]..at[i] + n].to_vec());
                 let slot = SlotId(i as u32);
-                parts.push(SeqPart { slot, pos, tokens: part, want: Want::Logits, mu: None });
+                parts.push(SeqPart {
+                    slot,
+                    pos,
+                    tokens: part,
+                    want: Want::Logits,
+                    mu: None,
+                    ahead: None,
+                });
                 at[i] += n;
             }
         }
@@ -283,6 +290,7 @@ fn a_copy_and_a_snapshot_are_of_the_adapters_that_made_them() {
         tokens: tokens.to_vec(),
         want: Want::Logits,
         mu: None,
+        ahead: None,
     };
     let ops = vec![Line::open_slot(0, None), Line::adapt(0, &[(0, 1.0)])];
     line.run(ops, vec![part(0, 0, tokens)]);

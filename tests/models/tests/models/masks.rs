@@ -42,7 +42,7 @@ fn held(later: bool) -> SamplerSetup {
 
 fn part(slot: u32, pos: usize, token: u32) -> SeqPart {
     let (slot, pos, tokens) = (SlotId(slot), pos as u32, vec![token]);
-    SeqPart { slot, pos, tokens, want: Want::Sample, mu: None }
+    SeqPart { slot, pos, tokens, want: Want::Sample, mu: None, ahead: None }
 }
 
 /// `N_TOKENS` tokens of a sequence alone, as a ubatch that waits draws them.

@@ -52,7 +52,8 @@ fn a_part_beyond_the_table_is_refused() {
     let mut line = Line::open(&gpt2(), &LineConfig::default());
     let mut at = |pos: u32, n: u32| {
         let tokens = (1..=n).collect();
-        let part = SeqPart { slot: SlotId(0), pos, tokens, want: Want::Logits, mu: None };
+        let part =
+            SeqPart { slot: SlotId(0), pos, tokens, want: Want::Logits, mu: None, ahead: None };
         let ub = UBatch { id: 0, ops: Vec::new(), parts: vec![part] };
         line.stages()[0].forward(&ub, None).unwrap_err()
     };

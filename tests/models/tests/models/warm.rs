@@ -26,8 +26,14 @@ fn no_buffer_is_asked_for_after_the_first_ubatches() {
         let (slot, mut pos) = (SlotId(0), 0);
         // A prompt's ubatch and a decode step, the same once more, and so on.
         let mut run = |line: &mut Line, ops: Vec<SeqOp>, n: usize| {
-            let part =
-                SeqPart { slot, pos, tokens: tokens[..n].to_vec(), want: Want::Sample, mu: None };
+            let part = SeqPart {
+                slot,
+                pos,
+                tokens: tokens[..n].to_vec(),
+                want: Want::Sample,
+                mu: None,
+                ahead: None,
+            };
             line.run(ops, vec![part]);
             pos += n as u32;
             line.stages()

@@ -139,7 +139,14 @@ impl Crowd {
                 let (pos, tokens) = (had.len() as u32, tokens(n, seed));
                 had.extend(&tokens);
                 let slot = SlotId(slot as u32);
-                parts.push(SeqPart { slot, pos, tokens, want: Want::Logits, mu: None });
+                parts.push(SeqPart {
+                    slot,
+                    pos,
+                    tokens,
+                    want: Want::Logits,
+                    mu: None,
+                    ahead: None,
+                });
             }
         }
         (ops, parts)
@@ -182,7 +189,14 @@ fn saved_states_go_on_at_other_cuts_and_are_refused_by_lines_that_keep_all() {
         let mut from = open(&path, Line::even_cuts(n_layer, 2), true);
         let part = |pos: usize, tokens: &[u32]| {
             let (pos, tokens) = (pos as u32, tokens.to_vec());
-            vec![SeqPart { slot: SlotId(1), pos, tokens, want: Want::Logits, mu: None }]
+            vec![SeqPart {
+                slot: SlotId(1),
+                pos,
+                tokens,
+                want: Want::Logits,
+                mu: None,
+                ahead: None,
+            }]
         };
         from.run(vec![Line::open_slot(1, None)], part(0, prompt));
         let parts: Vec<Vec<u8>> =

@@ -338,7 +338,7 @@ pub fn close(slot: u32) -> pb::SeqOp {
 }
 
 pub fn part(slot: u32, pos: u32, tokens: &[u32], want: pb::Want) -> pb::SeqPart {
-    pb::SeqPart { slot, pos, tokens: tokens.to_vec(), want: want.into(), mu: None }
+    pb::SeqPart { slot, pos, tokens: tokens.to_vec(), want: want.into(), mu: None, ahead: None }
 }
 
 pub fn ubatch(id: u64, ops: Vec<pb::SeqOp>, parts: Vec<pb::SeqPart>) -> pb::Ubatch {

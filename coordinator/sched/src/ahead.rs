@@ -1,0 +1,142 @@
+//! Sequences that run ahead of what was drawn: parts with drafts, several behind each other on the line.
+//!
+//! Such a part is a *window*. The last stage draws at each of its rows and stops where the drawn token is not the
+//! window's next one. What was drafted behind a wrong token is taken back: the stages forget its positions, and the
+//! next part goes on from there. A draw depends on its row, the tokens before it and its position alone. So the answer
+//! is the same whatever was drafted.
+//!
+//! Two lengths must not be mixed up. *Sure* are the tokens that were drawn (`Admitted::n_tokens`); *sent* are the
+//! positions on the line, those of drafts among them (`Admitted::sent`). Whatever outlives a ubatch knows the sure
+//! ones only (`Admitted::sure_sent`).
+//!
+//! Where a sequence has a state at its end only ([`Prefixes::Whole`]), a window reads it in one plane and leaves it in
+//! another, so that it can be taken back to the window's beginning. Planes are the places of free slots. The rows of the
+//! window that were right are then read again, and nothing is drawn from them.
+//!
+//! [`Prefixes::Whole`]: brigade_spec::Prefixes::Whole
+
+use std::collections::VecDeque;
+
+use brigade_draft::Source;
+use brigade_engine::batch::{Planes, SeqOp, SlotId};
+
+/// A window in flight.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Position of its first row.
+    pub pos: u32,
+    pub tokens: Vec<u32>,
+    /// Where its state was before it and is behind it; `None` where each prefix has a state.
+    pub planes: Option<Planes>,
+    /// Which text its drafts are from, and how much of that stood before the first of them.
+    pub from: (Source, usize),
+    /// Tokens of it that were sure when it was sent.
+    pub n_sure: usize,
+}
+
+impl Window {
+    /// Its token `at` was compared with what was drawn.
+    pub fn judged(&self, at: usize, right: bool) -> Judged {
+        let (source, matched) = self.from;
+        Judged { source, matched: matched + at.saturating_sub(self.n_sure), right }
+    }
+}
+
+/// What a sequence has on the line beyond what was drawn.
+#[derive(Debug, Default)]
+pub(super) struct RunAhead {
+    /// In flight, oldest first.
+    pub windows: VecDeque<Window>,
+    /// How often drafts were taken back. What comes of windows before the last time says nothing.
+    pub run: u32,
+    /// What is to be said before its next part.
+    pub take_back: Option<SeqOp>,
+    /// Planes that are lent to it and that nothing is read from.
+    pub spare: Vec<SlotId>,
+    /// The plane of the state behind what was sent, if it is not its slot's own.
+    pub plane: Option<SlotId>,
+    /// Tokens that its client had said to expect: drafted and drawn, and drafted in vain.
+    pub expected: [u32; 2],
+}
+
+/// A draft that was compared with what was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Judged {
+    pub source: Source,
+    pub matched: usize,
+    pub right: bool,
+}
+
+/// What becomes of a sequence with a token that was drawn at a window's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// More of what it has in flight will tell.
+    Goes(Option<Judged>),
+    /// Nothing of it is in flight any more that is of use: its next part can be sent.
+    Ready(Option<Judged>),
+}
+
+impl Outcome {
+    /// The draft that was compared with the token, if there was one.
+    pub fn judged(self) -> Option<Judged> {
+        match self {
+            Self::Goes(judged) | Self::Ready(judged) => judged,
+        }
+    }
+}
+
+impl RunAhead {
+    /// Windows in flight.
+    pub fn n_windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Counts a draft that was compared with what was drawn.
+    pub fn count(&mut self, judged: Option<Judged>) {
+        if let Some(judged) = judged.filter(|judged| judged.source == Source::Expected) {
+            self.expected[usize::from(!judged.right)] += 1;
+        }
+    }
+
+    /// How often drafts were taken back.
+    pub fn run(&self) -> u32 {
+        self.run
+    }
+
+    /// Planes that are lent to it.
+    pub fn lent(&self, own: SlotId) -> Vec<SlotId> {
+        let in_windows = self.windows.iter().filter_map(|w| w.planes).flat_map(|p| [p.from, p.to]);
+        let all = self.spare.iter().copied().chain(self.plane).chain(in_windows);
+        let mut lent: Vec<SlotId> = all.filter(|plane| *plane != own).collect();
+        lent.sort_unstable();
+        lent.dedup();
+        lent
+    }
+
+    /// Gives it another plane.
+    pub fn lend(&mut self, plane: SlotId) {
+        self.spare.push(plane);
+    }
+
+    /// Whether the next window has a plane to write to.
+    pub fn has_spare(&self) -> bool {
+        !self.spare.is_empty()
+    }
+
+    /// What is to be said before its next part, once.
+    pub fn take_back(&mut self) -> Option<SeqOp> {
+        self.take_back.take()
+    }
+
+    /// Whether its next part begins elsewhere than what was sent ends.
+    pub fn is_taken_back(&self) -> bool {
+        self.take_back.is_some()
+    }
+
+    /// A plane is read by nothing any more.
+    pub fn free(&mut self, plane: SlotId) {
+        if self.plane != Some(plane) && !self.spare.contains(&plane) {
+            self.spare.push(plane);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! A sequence that runs ahead of what was drawn ([`super::ahead`]): what it sends, and what becomes of it with each token.
+
+use brigade_draft::Draft;
+use brigade_engine::batch::{Ahead, Planes, SeqOp, SeqPart, SlotId, Want};
+
+use super::ahead::{Outcome, Window};
+use super::sequence::Admitted;
+
+impl Admitted {
+    /// Positions on the line whose tokens are sure.
+    pub fn sure_sent(&self) -> u32 {
+        self.sent.min(self.n_tokens())
+    }
+
+    /// How often its drafts were taken back.
+    pub fn run(&self) -> u32 {
+        self.ahead.as_ref().map_or(0, |ahead| ahead.run())
+    }
+
+    /// Windows in flight.
+    pub fn n_windows(&self) -> usize {
+        self.ahead.as_ref().map_or(0, |ahead| ahead.n_windows())
+    }
+
+    /// Whether its next part begins elsewhere than what was sent ends.
+    pub fn is_taken_back(&self) -> bool {
+        self.ahead.as_ref().is_some_and(|ahead| ahead.is_taken_back())
+    }
+
+    /// Drafts in flight, behind its sure tokens.
+    pub fn drafts_in_flight(&self) -> Vec<u32> {
+        let Some(ahead) = &self.ahead else { return Vec::new() };
+        let n_sure = self.n_tokens();
+        let of = |w: &Window| {
+            let known = n_sure.saturating_sub(w.pos).min(w.tokens.len() as u32);
+            w.tokens[known as usize..].to_vec()
+        };
+        ahead.windows.iter().flat_map(of).collect()
+    }
+
+    /// Brings its state to its own plane, where nothing of it is in flight; the planes that it has no use for then.
+    pub fn go_home(&mut self) -> Vec<SlotId> {
+        let (slot, len) = (self.slot, self.sent);
+        let Some(ahead) = &mut self.ahead else { return Vec::new() };
+        if ahead.windows.is_empty()
+            && let Some(plane) = ahead.plane.take()
+        {
+            ahead.take_back = Some(SeqOp::Truncate { slot, len, from: Some(plane) });
+            ahead.spare.push(plane);
+        }
+        let (own, lent) = ahead.spare.drain(..).partition(|plane| *plane == slot);
+        // Its own is free only while its state is elsewhere.
+        ahead.spare = if ahead.plane.is_some() { own } else { Vec::new() };
+        lent
+    }
+
+    /// Drafts that may still be sent: nothing lies behind the last token that was asked for.
+    pub fn room_ahead(&self, max_tokens: u32) -> u32 {
+        let end = self.n_prompt.saturating_add(max_tokens).saturating_sub(1);
+        end.saturating_sub(self.sent.max(self.n_tokens()))
+    }
+
+    /// The next window: sure tokens that were not sent, and `drafts`, marked as sent. It leaves its state in another
+    /// plane where `in_planes`.
+    ///
+    /// # Panics
+    /// If it has nothing to send, or no plane for a state.
+    pub fn next_window(&mut self, drafts: &Draft, in_planes: bool) -> SeqPart {
+        let (slot, pos) = (self.slot, self.sent);
+        let sure = self.tokens.get(pos as usize..).unwrap_or(&[]);
+        let tokens: Vec<u32> = sure.iter().chain(&drafts.tokens).copied().collect();
+        assert!(!tokens.is_empty(), "{:?} has nothing to send", self.request);
+        let known = self.n_tokens().saturating_sub(1).saturating_sub(pos);
+        let ahead = self.ahead.get_or_insert_default();
+        let planes = in_planes.then(|| {
+            let from = ahead.plane.unwrap_or(slot);
+            // What is sure is never taken back.
+            if drafts.tokens.is_empty() {
+                return Planes { from, to: from };
+            }
+            let to = ahead.spare.pop().expect("a window that keeps its state has a plane");
+            ahead.plane = (to != slot).then_some(to);
+            Planes { from, to }
+        });
+        let sure = ahead.windows.front().map_or(pos, |oldest| oldest.pos);
+        let (from, n_sure) = ((drafts.source, drafts.matched), tokens.len() - drafts.tokens.len());
+        ahead.windows.push_back(Window { pos, tokens: tokens.clone(), planes, from, n_sure });
+        self.sent = pos + tokens.len() as u32;
+        self.awaiting = true;
+        let ahead = Some(Ahead { sure, known, planes });
+        SeqPart { slot, pos, tokens, want: Want::Verify, mu: None, ahead }
+    }
+
+    /// Where a sequence that ends, or leaves, has a state to go on from: the most positions up to `most` that one of its
+    /// planes has, and what brings it back there.
+    pub fn settle(&mut self, most: u32) -> (u32, Option<SeqOp>) {
+        let (slot, sent) = (self.slot, self.sent);
+        let Some(ahead) = &mut self.ahead else { return (most.min(sent), None) };
+        if let Some(SeqOp::Truncate { len, .. }) = &ahead.take_back {
+            let len = *len;
+            return (len.min(most), ahead.take_back.take());
+        }
+        let in_planes = ahead.windows.iter().any(|w| w.planes.is_some()) || ahead.plane.is_some();
+        if !in_planes {
+            let len = most.min(sent);
+            let op = (len < sent).then_some(SeqOp::Truncate { slot, len, from: None });
+            return (len, op);
+        }
+        let ends = ahead.windows.iter().filter_map(|w| {
+            let planes = w.planes?;
+            Some([(w.pos, planes.from), (w.pos + w.tokens.len() as u32, planes.to)])
+        });
+        let now = (sent, ahead.plane.unwrap_or(slot));
+        let marks = ends.flatten().chain([now]).filter(|(len, _)| *len <= most);
+        let (len, from) = marks.max_by_key(|(len, _)| *len).unwrap_or((0, slot));
+        (len, Some(SeqOp::Truncate { slot, len, from: Some(from) }))
+    }
+
+    /// Tokens that its client had said to expect: those that were drafted and drawn, and those drafted in vain; `None`: none
+    /// were drafted.
+    pub fn expected(&self) -> Option<[u32; 2]> {
+        let counts = self.ahead.as_ref()?.expected;
+        (counts != [0, 0]).then_some(counts)
+    }
+
+    /// A token was drawn at a window's row, and is now the last sure one.
+    pub fn drawn_ahead(&mut self, pos: u32, token: u32) -> Outcome {
+        let outcome = self.outcome(pos, token);
+        if let Some(ahead) = &mut self.ahead {
+            ahead.count(outcome.judged());
+        }
+        outcome
+    }
+
+    fn outcome(&mut self, pos: u32, token: u32) -> Outcome {
+        let (slot, n_tokens) = (self.slot, self.n_tokens());
+        let Some(ahead) = &mut self.ahead else { return Outcome::Ready(None) };
+        let Some(window) = ahead.windows.front() else { return Outcome::Ready(None) };
+        let (start, planes) = (window.pos, window.planes);
+        let end = start + window.tokens.len() as u32;
+        if pos + 1 < end {
+            let at = (pos + 1 - start) as usize;
+            let right = window.tokens[at] == token;
+            let judged = Some(window.judged(at, right));
+            if right {
+                return Outcome::Goes(judged);
+            }
+            // Where there is a state at the end only, the window's rows are read again from its beginning.
+            let (len, from) = match planes {
+                Some(planes) => (start, Some(planes.from)),
+                None => (pos + 1, None),
+            };
+            self.back(SeqOp::Truncate { slot, len, from });
+            return Outcome::Ready(judged);
+        }
+        let done = ahead.windows.pop_front();
+        if let Some(Planes { from, to }) = done.and_then(|w| w.planes)
+            && from != to
+        {
+            ahead.free(from);
+        }
+        let Some(next) = ahead.windows.front() else { return Outcome::Ready(None) };
+        let right = next.tokens[0] == token;
+        let judged = Some(next.judged(0, right));
+        if right {
+            return Outcome::Goes(judged);
+        }
+        let from = planes.map(|planes| planes.to);
+        self.back(SeqOp::Truncate { slot, len: n_tokens - 1, from });
+        Outcome::Ready(judged)
+    }
+
+    /// All windows in flight are of no use.
+    fn back(&mut self, op: SeqOp) {
+        let slot = self.slot;
+        let SeqOp::Truncate { len, .. } = &op else { return };
+        self.sent = *len;
+        let Some(ahead) = &mut self.ahead else { return };
+        let lent = ahead.lent(slot);
+        ahead.windows.clear();
+        ahead.run += 1;
+        // The state comes back to the sequence's own plane, and all others are free.
+        ahead.plane = None;
+        ahead.spare = lent;
+        ahead.take_back = Some(op);
+    }
+}

@@ -1,0 +1,165 @@
+//! How far a sequence runs ahead: rows of a window, and windows behind each other.
+//!
+//! Let a drafted token be right with probability `a` where those before it are. Let `L(w)` be the trip of a window of
+//! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They take the
+//! first window's whole trip, and a step of the line for each further window that is right: of `w` rows at once that is
+//! `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight. What is in flight
+//! behind a wrong draft stands before its correction for `D * t(w) - L(w)`. A simulation of lines of two to eight stages
+//! agrees within 5 %. Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
+//! more step.
+
+use brigade_spec::Prefixes;
+
+use super::sizing::Sizing;
+
+/// Most rows of a window.
+pub(super) const MAX_WINDOW_ROWS: u32 = 16;
+
+/// Most windows of a sequence in flight.
+pub(super) const MAX_WINDOWS: u32 = 64;
+
+/// Most rows of a sequence in flight: what layers with windows keep grows by a page.
+const MAX_ROWS_AHEAD: u32 = 64;
+
+/// Drafts as sure as this are all the same: the formula has no value at 1.
+const SUREST: f64 = 0.98;
+
+/// Running ahead must make tokens come so much faster to be worth it.
+const LEAST_GAIN: f64 = 1.02;
+
+/// Drafts that are less likely are not sent.
+pub(super) const LEAST_ODDS: f32 = 0.35;
+
+/// A choice of windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Windows {
+    /// Rows of each.
+    pub rows: u32,
+    /// In flight at once.
+    pub count: u32,
+}
+
+impl Windows {
+    /// No drafts.
+    pub const NONE: Self = Self { rows: 1, count: 1 };
+
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self != Self::NONE
+    }
+}
+
+impl Sizing<'_> {
+    /// The windows with which a sequence gets its tokens soonest, where drafts are right with probability `odds` and
+    /// `n_streams` share the line; at most `most` in flight.
+    pub fn windows(&self, odds: f64, n_streams: usize, most: u32) -> Windows {
+        let odds = odds.clamp(0.0, SUREST);
+        if !self.times.measured() || odds <= 0.0 {
+            return Windows::NONE;
+        }
+        let n_streams = n_streams.max(1) as u32;
+        let (mut best, mut best_rate) =
+            (Windows::NONE, LEAST_GAIN * self.rate(Windows::NONE, 0.0, 1));
+        for rows in 1..=MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams) {
+            for count in 1..=most.min(MAX_WINDOWS).min(MAX_ROWS_AHEAD / rows) {
+                let windows = Windows { rows, count };
+                let rate = self.rate(windows, odds, n_streams);
+                if windows.any() && rate > best_rate {
+                    (best, best_rate) = (windows, rate);
+                }
+            }
+        }
+        best
+    }
+
+    /// Tokens of one of so many sequences in a microsecond. Those beside it have a window each wherever it has one.
+    fn rate(&self, Windows { rows, count }: Windows, odds: f64, n_streams: u32) -> f64 {
+        let (w, d, n) = (f64::from(rows), f64::from(count), f64::from(n_streams));
+        let [step, through] = self.times.of_few(rows);
+        let trip = (through + self.times.overhead()).max(n * step);
+        let step = n * step;
+        let right = odds.powf(w);
+        let stale = (d * step - trip).max(0.0);
+        let further = step.max(trip / d) * right / (1.0 - right);
+        // Rows that are read again come in a part of their own, where a window is wrong behind its first row.
+        let again = match self.spec.prefixes {
+            Prefixes::Whole if right < 1.0 => step * (1.0 - (1.0 - odds) / (1.0 - right)),
+            Prefixes::All | Prefixes::Whole | Prefixes::None => 0.0,
+        };
+        1.0 / ((1.0 - odds) * (trip + stale + further + again))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timing::LineTimes;
+    use crate::{LineSpec, SchedConfig, StageTime};
+    use brigade_spec::Prefixes;
+
+    /// The choice on a line whose stages take `us` for so many rows, with so much time outside them.
+    fn choose(stages: &[fn(f64) -> f64], outside: f64, odds: f64, n_streams: usize) -> Windows {
+        let mut times = LineTimes::new(stages.len());
+        for rows in (1..=16).cycle().take(400) {
+            let of = |us: &fn(f64) -> f64| StageTime {
+                compute_us: us(f64::from(rows)) as u64,
+                queued_us: 0,
+            };
+            let each: Vec<StageTime> = stages.iter().map(of).collect();
+            let through: u64 = each.iter().map(|time| time.compute_us).sum();
+            times.observe(rows, through + outside as u64, &each);
+        }
+        let spec = LineSpec {
+            n_stages: stages.len(),
+            n_blocks: 4096,
+            n_slots: 64,
+            n_kept: 0,
+            prefixes: Prefixes::All,
+            block_positions: 64,
+            max_positions: 32_768,
+            max_rows: 512,
+            guides: true,
+            ahead: true,
+        };
+        let config = SchedConfig::default();
+        let sizing = Sizing { times: &times, spec: &spec, config: &config };
+        sizing.windows(odds, n_streams, MAX_WINDOWS)
+    }
+
+    /// Two rows wait for memory, more cost arithmetic by tiles of four.
+    fn tiles(rows: f64) -> f64 {
+        if rows <= 2.0 { 11_000.0 } else { 5_000.0 * (rows / 4.0).ceil() * 4.0 }
+    }
+
+    /// Further rows cost little.
+    fn cheap(rows: f64) -> f64 {
+        10_100.0 + 1_410.0 * rows
+    }
+
+    #[test]
+    fn windows_fill_the_line_and_rows_are_those_that_cost_nothing() {
+        assert_eq!(choose(&[tiles, tiles], 500.0, 0.9, 1).rows, 2);
+        let two = choose(&[cheap, cheap], 500.0, 0.9, 1);
+        assert!((4..=8).contains(&two.rows) && (2..=3).contains(&two.count), "{two:?}");
+        // Long ways are filled as well.
+        let far = choose(&[tiles, tiles], 300_000.0, 0.9, 1);
+        assert!(far.count * far.rows >= 20, "{far:?}");
+        // One stage has nothing to fill but the time outside it.
+        let one = choose(&[cheap], 100.0, 0.9, 1);
+        assert!(one.rows > 4 && one.count <= 2, "{one:?}");
+    }
+
+    #[test]
+    fn what_is_hardly_ever_right_is_not_sent() {
+        fn dear(rows: f64) -> f64 {
+            10_000.0 * rows
+        }
+        assert_eq!(choose(&[dear], 0.0, 0.3, 1), Windows::NONE);
+        assert_eq!(choose(&[tiles, tiles], 500.0, 0.0, 1), Windows::NONE);
+    }
+
+    #[test]
+    fn streams_that_fill_the_line_get_no_second_window() {
+        assert_eq!(choose(&[tiles, tiles], 100.0, 0.9, 8).count, 1);
+    }
+}

@@ -1,0 +1,73 @@
+//! Speculation: whether next tokens are drafted, and by whom.
+
+use brigade_draft::{Drafter, Forced, Suffix};
+use clap::{Args, ValueEnum};
+
+/// `--speculate` as it is typed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SpeculateArg {
+    /// Where drafts are likely to be right, so that tokens come sooner
+    #[default]
+    Auto,
+    /// Never
+    Off,
+}
+
+/// Options of commands that answer.
+#[derive(Clone, Debug, Args)]
+pub struct SpeculateArgs {
+    /// Whether likely next tokens of a stream are computed beside the one that is drawn, where the line has time for that;
+    /// answers are the same
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    speculate: SpeculateArg,
+    /// Memory for the texts that next tokens are drafted from: prompts and answers of running requests, and recent answers
+    /// to each key
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = brigade_plan::parse_bytes)]
+    speculate_memory: u64,
+}
+
+impl SpeculateArgs {
+    /// As a session has it.
+    pub fn speculate(&self) -> Speculate {
+        match self.speculate {
+            SpeculateArg::Auto => Speculate::Auto { memory: self.speculate_memory },
+            SpeculateArg::Off => Speculate::Off,
+        }
+    }
+}
+
+/// Who drafts next tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Speculate {
+    /// Nobody.
+    #[default]
+    Off,
+    /// What was said before, in so many bytes.
+    Auto {
+        /// Of all texts together.
+        memory: u64,
+    },
+    /// Whoever knows the answer, and is wrong as often as is said: for measurements.
+    Forced {
+        /// Probability that a draft is right.
+        acceptance: f64,
+        /// Tokens that a wrong one may be.
+        n_vocab: u32,
+    },
+}
+
+/// Of forced drafts: which of them are wrong.
+const FORCED_SEED: u64 = 0x5eed;
+
+impl Speculate {
+    /// Who drafts, as the scheduler takes it.
+    pub fn drafter(self) -> Option<Box<dyn Drafter>> {
+        match self {
+            Self::Off => None,
+            Self::Auto { memory } => Some(Box::new(Suffix::new(memory))),
+            Self::Forced { acceptance, n_vocab } => {
+                Some(Box::new(Forced::new(acceptance, FORCED_SEED, n_vocab)))
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Whose recurrent state is where: what each plane has. A plane is the place of a slot's recurrent states.
+
+use crate::batch::SlotId;
+use crate::error::BatchError;
+
+/// For each plane the sequence whose state it has, and after how many positions.
+#[derive(Clone, Debug)]
+pub(super) struct Marks(Vec<Option<(SlotId, u32)>>);
+
+impl Marks {
+    /// `n_slots` planes that have nothing.
+    pub(super) fn new(n_slots: usize) -> Self {
+        Self(vec![None; n_slots])
+    }
+
+    /// Nothing has a state any more.
+    pub(super) fn clear(&mut self) {
+        self.0.fill(None);
+    }
+
+    /// A plane now has the state of the sequence in `slot` after `len` positions.
+    pub(super) fn set(&mut self, plane: SlotId, slot: SlotId, len: u32) {
+        if let Some(mark) = self.0.get_mut(plane.0 as usize) {
+            *mark = Some((slot, len));
+        }
+    }
+
+    /// What planes have of the sequence in `slot` is of no use any more.
+    pub(super) fn forget(&mut self, slot: SlotId) {
+        for mark in &mut self.0 {
+            mark.take_if(|(of, _)| *of == slot);
+        }
+    }
+
+    /// Refuses a plane that there is not.
+    ///
+    /// # Errors
+    /// [`BatchError::NoSuchSlot`].
+    pub(super) fn check_slot(&self, plane: SlotId) -> Result<(), BatchError> {
+        match self.0.get(plane.0 as usize) {
+            Some(_) => Ok(()),
+            None => Err(BatchError::NoSuchSlot { slot: plane, n_slots: self.0.len() }),
+        }
+    }
+
+    /// Refuses a plane that has not the state of the sequence in `slot` after `len` positions.
+    ///
+    /// # Errors
+    /// [`BatchError::NoSuchSlot`], [`BatchError::OtherState`].
+    pub(super) fn check(&self, plane: SlotId, slot: SlotId, len: u32) -> Result<(), BatchError> {
+        self.check_slot(plane)?;
+        match self.0[plane.0 as usize] == Some((slot, len)) {
+            true => Ok(()),
+            false => Err(BatchError::OtherState { plane, slot, len }),
+        }
+    }
+}

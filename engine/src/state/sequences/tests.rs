@@ -1,0 +1,309 @@
+//! What ubatches may say of sequences, and what is refused.
+
+use super::*;
+use crate::batch::{Guidance, SamplerSetup};
+use proptest::prelude::*;
+
+const N_SLOTS: u32 = 3;
+const N_BLOCKS: u32 = 8;
+
+fn blocks(ids: &[u32]) -> Vec<BlockId> {
+    ids.iter().map(|&b| BlockId(b)).collect()
+}
+
+fn sequences(prefixes: Prefixes, keep_history: bool) -> Sequences {
+    Sequences::new(N_SLOTS as usize, N_BLOCKS, prefixes, keep_history)
+}
+
+fn copy(src: u32, dst: u32, len: u32, ids: &[u32]) -> SeqOp {
+    let (src, dst) = (SlotId(src), SlotId(dst));
+    let (blocks, request) = (blocks(ids), "r".into());
+    SeqOp::Copy { src, dst, len, blocks, sampler: None, request }
+}
+
+fn open(slot: u32, ids: &[u32]) -> SeqOp {
+    let (blocks, request) = (blocks(ids), "r".into());
+    SeqOp::Open { slot: SlotId(slot), blocks, sampler: None, request }
+}
+
+fn part(slot: u32, pos: u32, n: usize) -> SeqPart {
+    SeqPart {
+        slot: SlotId(slot),
+        pos,
+        tokens: vec![7; n],
+        want: Want::Nothing,
+        mu: None,
+        ahead: None,
+    }
+}
+
+fn apply(
+    sequences: &mut Sequences,
+    ops: Vec<SeqOp>,
+    parts: Vec<SeqPart>,
+) -> Result<Applied, BatchError> {
+    sequences.apply(&UBatch { id: 0, ops, parts })
+}
+
+#[test]
+fn a_slot_can_be_reused_within_one_ubatch_and_copies_keep_the_order_of_ops() {
+    let mut s = sequences(Prefixes::All, true);
+    apply(&mut s, vec![open(0, &[4, 5])], vec![part(0, 0, 70)]).unwrap();
+    let ops = vec![copy(0, 1, 65, &[1, 2, 3]), SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
+    let applied = apply(&mut s, ops, vec![part(1, 65, 1), part(0, 0, 3)]).unwrap();
+    let copy = StateCopy {
+        src_blocks: blocks(&[4, 5]),
+        dst_blocks: blocks(&[1, 2]),
+        slots: (SlotId(0), SlotId(1)),
+    };
+    let actions = [StateAction::Copy(copy), StateAction::Zero(SlotId(0))];
+    assert_eq!(applied.actions, actions);
+    assert_eq!(applied.parts[1].rows, 1..4);
+    assert_eq!(s.history(SlotId(1)).len(), 66);
+    assert_eq!(s.history(SlotId(0)).len(), 3);
+}
+
+#[test]
+fn each_wrong_ubatch_is_refused_with_its_reason() {
+    let mut s = sequences(Prefixes::All, false);
+    apply(&mut s, vec![open(0, &[0])], vec![part(0, 0, 60)]).unwrap();
+    let slot = SlotId(0);
+    let cases = [
+        (vec![], vec![part(1, 0, 1)], BatchError::NotOpen(SlotId(1))),
+        (vec![open(0, &[])], vec![], BatchError::AlreadyOpen(slot)),
+        (vec![open(1, &[8])], vec![], BatchError::NoSuchBlock { block: 8, n_blocks: 8 }),
+        (vec![], vec![part(9, 0, 1)], BatchError::NoSuchSlot { slot: SlotId(9), n_slots: 3 }),
+        (vec![], vec![part(0, 59, 1)], BatchError::WrongPosition { slot, expected: 60, found: 59 }),
+        (vec![], vec![part(0, 60, 5)], BatchError::BeyondBlocks { slot, end: 65, n_blocks: 1 }),
+    ];
+    for (ops, parts, reason) in cases {
+        assert_eq!(apply(&mut s, ops, parts), Err(reason));
+    }
+    let twice = apply(&mut s, vec![], vec![part(0, 60, 1), part(0, 61, 1)]);
+    assert!(matches!(twice, Err(BatchError::Malformed(_))));
+    let empty = apply(&mut s, vec![], vec![part(0, 60, 0)]);
+    assert!(matches!(empty, Err(BatchError::Malformed(_))));
+    let sample = SeqPart { want: Want::Sample, ..part(0, 60, 1) };
+    assert_eq!(apply(&mut s, vec![], vec![sample]), Err(BatchError::NoSampler(slot)));
+    assert_eq!(s.get(slot).map(|s| s.len), Some(60));
+}
+
+#[test]
+fn a_guide_stands_right_before_its_draw() {
+    let mut s = sequences(Prefixes::All, false);
+    let setup = |guidance| Arc::new(SamplerSetup { guidance, ..SamplerSetup::default() });
+    let with = |slot, guidance| match open(slot, &[slot]) {
+        SeqOp::Open { slot, blocks, request, .. } => {
+            SeqOp::Open { slot, blocks, sampler: Some(setup(guidance)), request }
+        }
+        other => other,
+    };
+    let ops = vec![with(0, Some(Guidance { scale: 2.0 })), with(1, None), open(2, &[2])];
+    apply(&mut s, ops, vec![]).unwrap();
+    let wanting = |slot, want| SeqPart { want, ..part(slot, 0, 1) };
+    let (guided, plain) = (wanting(0, Want::Sample), wanting(1, Want::Sample));
+    let guide = wanting(2, Want::Guide);
+    for (parts, says) in [
+        (vec![guided.clone()], "slot 0: a guided draw without"),
+        (vec![guide.clone()], "slot 2: a guide before no"),
+        (vec![guide.clone(), plain.clone()], "slot 2: a guide before no"),
+        (vec![guided.clone(), guide.clone()], "slot 0: a guided draw without"),
+        (vec![guide.clone(), plain.clone(), guided.clone()], "slot 2: a guide before no"),
+    ] {
+        let error = apply(&mut s, vec![], parts).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    apply(&mut s, vec![], vec![plain, guide, guided]).unwrap();
+}
+
+#[test]
+fn where_only_the_whole_has_a_state_nothing_else_is_copied_or_kept() {
+    for (prefixes, whole_only) in [(Prefixes::All, false), (Prefixes::Whole, true)] {
+        let mut s = sequences(prefixes, true);
+        apply(&mut s, vec![open(0, &[0, 1])], vec![part(0, 0, 70)]).unwrap();
+        let slot = SlotId(0);
+        let refused = || Err(BatchError::WholeOnly { slot, len: 70, found: 69 });
+        for op in [copy(0, 1, 69, &[2, 3]), SeqOp::Truncate { slot, len: 69, from: None }] {
+            // What came before the refused op in its ubatch is not done either.
+            let ops = vec![open(2, &[4]), op, SeqOp::Close { slot: SlotId(2) }];
+            let result = apply(&mut s, ops, vec![]).map(|_| ());
+            assert_eq!(result, if whole_only { refused() } else { Ok(()) });
+            assert_eq!(s.get(SlotId(2)), None);
+        }
+        if whole_only {
+            assert_eq!((s.n_open(), s.get(slot).map(|s| s.len)), (1, Some(70)));
+            assert_eq!(s.history(slot).len(), 70);
+            apply(&mut s, vec![copy(0, 1, 70, &[2, 3])], vec![part(1, 70, 1)]).unwrap();
+            assert_eq!(s.history(SlotId(1)).len(), 71);
+        }
+    }
+}
+
+#[test]
+fn adapters_are_named_before_the_first_row_and_copies_have_their_sources() {
+    let mut s = sequences(Prefixes::All, false);
+    let uses: Arc<[_]> = [AdapterUse { adapter: 1, scale: 0.5 }].into();
+    let adapt = |slot| SeqOp::Adapt { slot: SlotId(slot), adapters: uses.clone() };
+    apply(&mut s, vec![open(0, &[0]), adapt(0)], vec![part(0, 0, 3)]).unwrap();
+    apply(&mut s, vec![copy(0, 1, 2, &[1]), open(2, &[2])], vec![]).unwrap();
+    let of = |s: &Sequences, slot| s.get(SlotId(slot)).unwrap().adapters.clone();
+    assert_eq!((of(&s, 1), of(&s, 2).len()), (uses.clone(), 0));
+    let late = apply(&mut s, vec![adapt(0)], vec![]);
+    assert!(matches!(late, Err(BatchError::Malformed(why)) if why.contains("3 rows")));
+    let closed = apply(&mut s, vec![SeqOp::Close { slot: SlotId(2) }, adapt(2)], vec![]);
+    assert_eq!(closed, Err(BatchError::NotOpen(SlotId(2))));
+    // Whoever has the slot next has none.
+    let ops = vec![SeqOp::Close { slot: SlotId(0) }, open(0, &[0])];
+    apply(&mut s, ops, vec![]).unwrap();
+    assert_eq!(of(&s, 0).len(), 0);
+}
+
+#[test]
+fn shared_pages_are_not_copied() {
+    let mut s = sequences(Prefixes::All, false);
+    apply(&mut s, vec![open(0, &[0, 1, 2])], vec![part(0, 0, 150)]).unwrap();
+    let applied = apply(&mut s, vec![copy(0, 1, 150, &[0, 1, 3, 4])], vec![]).unwrap();
+    let slots = (SlotId(0), SlotId(1));
+    let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]), slots };
+    assert_eq!(applied.actions, [StateAction::Copy(copy)]);
+}
+
+/// A window of `n` rows behind `pos` positions, with its planes.
+fn window(slot: u32, pos: u32, n: usize, sure: u32, planes: Option<(u32, u32)>) -> SeqPart {
+    let planes = planes.map(|(from, to)| Planes { from: SlotId(from), to: SlotId(to) });
+    let ahead = Some(Ahead { sure, known: 0, planes });
+    SeqPart { want: Want::Verify, ahead, ..part(slot, pos, n) }
+}
+
+fn drawing(slot: u32, ids: &[u32], setup: SamplerSetup) -> SeqOp {
+    let (blocks, request) = (blocks(ids), "r".into());
+    SeqOp::Open { slot: SlotId(slot), blocks, sampler: Some(Arc::new(setup)), request }
+}
+
+#[test]
+fn a_window_leaves_its_state_in_another_plane_and_is_taken_back_from_there() {
+    let mut s = sequences(Prefixes::Whole, true);
+    let slot = SlotId(0);
+    let prompt = vec![drawing(0, &[0, 1], SamplerSetup::default())];
+    apply(&mut s, prompt, vec![part(0, 0, 60)]).unwrap();
+    let applied = apply(&mut s, vec![], vec![window(0, 60, 3, 60, Some((0, 1)))]).unwrap();
+    assert_eq!(applied.actions, [StateAction::CopySlot { from: slot, to: SlotId(1) }]);
+    assert_eq!(applied.parts[0].plane, SlotId(1));
+    // Behind it another, in the third plane; the first has the state before both.
+    apply(&mut s, vec![], vec![window(0, 63, 3, 60, Some((1, 2)))]).unwrap();
+    let sequence = s.get(slot).unwrap();
+    assert_eq!((sequence.len, sequence.sure, sequence.plane), (66, 60, SlotId(2)));
+    // A row to come may be the one behind all that is sure.
+    assert_eq!(s.next_rows(&[]).next().map(|(pos, _)| pos), Some(60));
+    let back = |len, from| SeqOp::Truncate { slot, len, from };
+    for (op, why) in [
+        (back(63, Some(SlotId(2))), "has not its state after 63"),
+        (back(61, Some(SlotId(1))), "has not its state after 61"),
+        (back(63, None), "a state at its end only"),
+        (back(63, Some(SlotId(9))), "out of range"),
+    ] {
+        let refused = apply(&mut s, vec![op], vec![]).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+    let applied = apply(&mut s, vec![back(63, Some(SlotId(1)))], vec![part(0, 63, 1)]).unwrap();
+    assert_eq!(applied.actions, [StateAction::CopySlot { from: SlotId(1), to: slot }]);
+    let sequence = s.get(slot).unwrap();
+    assert_eq!((sequence.len, sequence.sure, sequence.plane), (64, 64, slot));
+    assert_eq!(s.history(slot).len(), 64);
+    // What is sure is not taken back.
+    let refused = apply(&mut s, vec![back(60, Some(slot))], vec![]).unwrap_err().to_string();
+    assert!(refused.contains("has not its state after 60"), "{refused}");
+}
+
+#[test]
+fn nobody_writes_over_the_state_of_another_sequence() {
+    let mut s = sequences(Prefixes::Whole, false);
+    let open = |slot, page| drawing(slot, &[page], SamplerSetup::default());
+    apply(&mut s, vec![open(0, 0), open(1, 1)], vec![part(0, 0, 5), part(1, 0, 5)]).unwrap();
+    let why = |s: &mut Sequences, ops, part| apply(s, ops, vec![part]).unwrap_err().to_string();
+    let refused = why(&mut s, vec![], window(0, 5, 2, 5, Some((0, 1))));
+    assert!(refused.contains("written over those of slot 1"), "{refused}");
+    let refused = why(&mut s, vec![], window(0, 5, 2, 5, Some((1, 2))));
+    assert!(refused.contains("slot 1 has not its state after 5"), "{refused}");
+    apply(&mut s, vec![], vec![window(0, 5, 2, 5, Some((0, 2)))]).unwrap();
+    let refused = why(&mut s, vec![open(2, 2)], part(2, 0, 1));
+    assert!(refused.contains("another sequence's states"), "{refused}");
+    // A copy is of the state as it is, wherever that lies.
+    apply(&mut s, vec![SeqOp::Close { slot: SlotId(1) }], vec![]).unwrap();
+    let applied = apply(&mut s, vec![copy(0, 1, 7, &[1])], vec![]).unwrap();
+    let [StateAction::Copy(copied)] = &applied.actions[..] else { panic!("{applied:?}") };
+    assert_eq!(copied.slots, (SlotId(2), SlotId(1)));
+    // Once it is closed, its planes are anybody's, and none of its states is left for who comes.
+    apply(&mut s, vec![SeqOp::Close { slot: SlotId(0) }, open(0, 0)], vec![]).unwrap();
+    let refused = why(&mut s, vec![], window(0, 0, 2, 0, Some((2, 0))));
+    assert!(refused.contains("slot 2 has not its state after 0"), "{refused}");
+}
+
+#[test]
+fn only_what_can_be_verified_is() {
+    let mut s = sequences(Prefixes::All, true);
+    let held = SamplerSetup { constraint: Some(Arc::default()), ..SamplerSetup::default() };
+    let ops = vec![drawing(0, &[0], held), drawing(1, &[1], SamplerSetup::default())];
+    apply(&mut s, ops, vec![]).unwrap();
+    let why = |s: &mut Sequences, part| apply(s, vec![], vec![part]).unwrap_err().to_string();
+    assert!(why(&mut s, window(0, 0, 2, 0, None)).contains("a grammar"));
+    let known = |known| Some(Ahead { sure: 0, known, planes: None });
+    let all_known = SeqPart { ahead: known(2), ..window(1, 0, 2, 0, None) };
+    assert!(why(&mut s, all_known).contains("read before"));
+    assert!(why(&mut s, window(1, 0, 2, 1, None)).contains("sure ones"));
+    apply(&mut s, vec![], vec![window(1, 0, 4, 0, None)]).unwrap();
+    apply(&mut s, vec![], vec![window(1, 4, 2, 3, None)]).unwrap();
+    assert!(why(&mut s, window(1, 6, 2, 2, None)).contains("sure ones"), "what is sure stays so");
+}
+
+fn any_op() -> impl Strategy<Value = SeqOp> {
+    let slot = 0..N_SLOTS + 1;
+    let ids = prop::collection::vec(0..N_BLOCKS + 1, 0..4);
+    prop_oneof![
+        (slot.clone(), ids.clone()).prop_map(|(slot, ids)| open(slot, &ids)),
+        (slot.clone(), slot.clone(), 0..200u32, ids)
+            .prop_map(|(src, dst, len, ids)| { copy(src, dst, len, &ids) }),
+        (slot.clone(), 0..200u32).prop_map(|(slot, len)| SeqOp::Truncate {
+            slot: SlotId(slot),
+            len,
+            from: None
+        }),
+        slot.prop_map(|slot| SeqOp::Close { slot: SlotId(slot) }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_refused_ubatch_changes_nothing_and_lengths_match_histories(
+        whole in any::<bool>(),
+        steps in prop::collection::vec(
+            (
+                prop::collection::vec(any_op(), 0..4),
+                prop::collection::vec((0..N_SLOTS + 1, 0..80usize), 0..3),
+            ),
+            1..12,
+        )
+    ) {
+        let prefixes = if whole { Prefixes::Whole } else { Prefixes::All };
+        let mut s = sequences(prefixes, true);
+        for (ops, wanted) in steps {
+            let len = |slot: u32| s.get(SlotId(slot)).map_or(0, |s| s.len);
+            let parts = wanted.iter().map(|&(slot, n)| part(slot, len(slot), n)).collect();
+            let before: Vec<_> = (0..N_SLOTS)
+                .map(|i| (s.get(SlotId(i)).cloned(), s.history(SlotId(i)).to_vec()))
+                .collect();
+            let refused = apply(&mut s, ops, parts).is_err();
+            for i in 0..N_SLOTS {
+                let slot = SlotId(i);
+                if refused {
+                    prop_assert_eq!(s.get(slot).cloned(), before[i as usize].0.clone());
+                    prop_assert_eq!(s.history(slot), before[i as usize].1.as_slice());
+                }
+                if let Some(sequence) = s.get(slot) {
+                    prop_assert_eq!(sequence.len as usize, s.history(slot).len());
+                    prop_assert!(sequence.used_blocks().len() <= sequence.blocks.len());
+                }
+            }
+        }
+    }
+}

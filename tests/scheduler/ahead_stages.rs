@@ -1,0 +1,327 @@
+//! The scheduler over stages of real models, in one process: drafts change no token and no state, whatever the models
+//! remember of a sequence.
+//!
+//! A first run has no drafts. Others draft what it said, with a share of wrong tokens. Then all must be equal: tokens with
+//! their log-probabilities, what is kept of the sequence, its snapshots on every stage, and what the next request of the
+//! chat begins with.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use brigade_draft::{Drafter, Forced};
+use brigade_engine::batch::{
+    Ahead, DryParams, Planes, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SeqPart,
+    SlotId, UBatch, Want,
+};
+use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::stage::StageOutput;
+use brigade_model_tests::each::each;
+use brigade_model_tests::golden::Golden;
+use brigade_model_tests::kinds::{Named, one_of_each_memory, unquantised};
+use brigade_model_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS};
+use brigade_sched::{
+    Action, Event, LineSpec, Micros, Request, RequestId, Results, SchedConfig, Scheduler, Share,
+    StageTime, Work,
+};
+use brigade_spec::Prefixes;
+
+/// Tokens of a prompt: the first page's end lies among the first drafts.
+const PROMPT: usize = 59;
+
+/// Tokens drawn by each request: the second page's end lies among them.
+const ANSWER: u32 = 84;
+
+/// Requests of a chat, each of which goes on from what the one before it left.
+const TURNS: u64 = 2;
+
+/// Slots of running sequences; the others are for kept ones.
+const RUNNING: u32 = N_SLOTS as u32 - 2;
+
+/// Ubatches that are computed before the results of the first of them are heard of.
+const LATE: usize = 3;
+
+/// All that must not depend on drafts.
+#[derive(Debug, PartialEq)]
+struct Said {
+    tokens: Vec<SampledToken>,
+    /// Tokens of its prompt that were not computed.
+    reused: u32,
+    /// The tokens of what is kept of it, and its state on each stage.
+    kept: Option<(Vec<u32>, Vec<Vec<u8>>)>,
+}
+
+/// How a run drafts.
+#[derive(Clone, Copy, Debug)]
+struct Drafts {
+    acceptance: f64,
+    /// Microseconds that a stage is said to take for so many rows: windows follow from it.
+    costs: (u64, u64),
+}
+
+/// What of a chat is drawn how.
+struct Chat {
+    prompt: Vec<u32>,
+    sampler: Arc<SamplerSetup>,
+}
+
+/// A run under way.
+struct Run<'a> {
+    line: &'a mut Line,
+    scheduler: Scheduler,
+    n_stages: usize,
+    costs: (u64, u64),
+    pending: VecDeque<Results>,
+    now: Micros,
+    said: Vec<Said>,
+    /// Rows that were verified.
+    verified: usize,
+}
+
+impl<'a> Run<'a> {
+    fn new(line: &'a mut Line, spec: LineSpec, drafts: Option<Drafts>, n_vocab: u32) -> Self {
+        let drafter = drafts.map(|Drafts { acceptance, .. }| {
+            Box::new(Forced::new(acceptance, 5, n_vocab)) as Box<dyn Drafter>
+        });
+        let scheduler = Scheduler::new(SchedConfig::default()).with_drafter(drafter);
+        let costs = drafts.map_or((1_000, 100), |drafts| drafts.costs);
+        let (pending, said) = (VecDeque::new(), Vec::new());
+        let n_stages = spec.n_stages;
+        let mut run = Self { line, scheduler, n_stages, costs, pending, now: 0, said, verified: 0 };
+        run.step(Event::LineUp { epoch: 1, line: spec });
+        run
+    }
+
+    fn step(&mut self, event: Event) {
+        self.now += 10;
+        for action in self.scheduler.step(self.now, event) {
+            match action {
+                Action::Send(ubatch) => {
+                    let (id, rows) = (ubatch.id, ubatch.n_rows() as u64);
+                    let verified = ubatch.parts.iter().filter(|part| part.want == Want::Verify);
+                    self.verified += verified.map(|part| part.tokens.len()).sum::<usize>();
+                    let compute_us = self.costs.0 + self.costs.1 * rows;
+                    let time = StageTime { compute_us, queued_us: 0 };
+                    let rows = self.line.run(ubatch.ops, ubatch.parts);
+                    let done = Some(vec![time; self.n_stages]);
+                    self.pending.push_back(Results { epoch: 1, ubatch: id, rows, done });
+                }
+                Action::Token { token, .. } => self.last().tokens.push(token),
+                Action::Reused { tokens, .. } => self.last().reused = tokens,
+                Action::Finished { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn last(&mut self) -> &mut Said {
+        self.said.last_mut().unwrap()
+    }
+
+    /// Hears of ubatches while more than `n` are on their way.
+    fn hear(&mut self, n: usize) {
+        while self.pending.len() > n {
+            let results = self.pending.pop_front().unwrap();
+            self.now += results.done.iter().flatten().map(|time| time.compute_us).sum::<u64>();
+            self.step(Event::Results(results));
+        }
+    }
+
+    /// Runs a chat; `expected` has the answers that are drafted.
+    fn chat(mut self, chat: &Chat, expected: Option<&[Said]>) -> (Vec<Said>, usize) {
+        let mut prompt = chat.prompt.clone();
+        for turn in 0..TURNS {
+            let ids = |said: &Said| said.tokens.iter().map(|token| token.id).collect();
+            let drafts = expected.map(|expected| ids(&expected[turn as usize]));
+            let id = RequestId(turn);
+            let said = Said { tokens: Vec::new(), reused: 0, kept: None };
+            self.said.push(said);
+            self.step(Event::Submit(Request {
+                id,
+                label: turn.to_string().into(),
+                prompt: prompt.clone(),
+                work: Work::Generate {
+                    max_tokens: ANSWER,
+                    sampler: chat.sampler.clone(),
+                    stop_tokens: [].into(),
+                },
+                adapters: [].into(),
+                share: Share::default(),
+                deadline: None,
+                copied: false,
+                guide: None,
+                drafts,
+            }));
+            while self.last().tokens.len() < ANSWER as usize {
+                let late = if self.pending.len() > LATE { LATE } else { self.pending.len() - 1 };
+                self.hear(late);
+            }
+            self.hear(0);
+            let kept = self.scheduler.kept_of(id).map(|kept| {
+                let stages = self.line.stages().iter();
+                let states = stages.map(|stage| stage.snapshot(kept.slot).unwrap()).collect();
+                (kept.tokens, states)
+            });
+            self.last().kept = kept;
+            // The end of the answer as a client sends it back, and something new.
+            prompt.extend(self.last().tokens.iter().map(|token| token.id));
+            prompt.extend([7, 8, 9 + turn as u32]);
+        }
+        self.step(Event::ClearKept);
+        self.hear(0);
+        self.scheduler.check_idle().unwrap();
+        (self.said, self.verified)
+    }
+}
+
+/// A sampler whose draws look at the history in every way.
+fn looking_back() -> SamplerSetup {
+    let dry = DryParams { multiplier: 0.8, ..DryParams::default() };
+    let params = SamplingParams {
+        temperature: 1.1,
+        repeat_penalty: 1.2,
+        frequency_penalty: 0.2,
+        presence_penalty: 0.1,
+        dry,
+        ..SamplingParams::default()
+    };
+    SamplerSetup { params, seed: 11, top_logprobs: Some(2), ..SamplerSetup::default() }
+}
+
+/// Compares runs with drafts with one without, for a model over two stages.
+fn check(golden: &Golden, (name, entry): Named<'_>) {
+    let path = golden.model(entry);
+    let model = brigade_gguf::Gguf::open(&path).unwrap();
+    let spec = brigade_models::describe(&model).unwrap();
+    if spec.is_encoder() {
+        return;
+    }
+    let vocab = spec.n_vocab as u32;
+    let cuts = Line::even_cuts(spec.n_layer(), 2);
+    let n_stages = cuts.len() + 1;
+    for windows in [false, true] {
+        let prefixes = spec.prefixes(windows);
+        // Without layers that have windows it is the same as before.
+        if windows && (prefixes == spec.prefixes(false) || prefixes != Prefixes::Whole) {
+            continue;
+        }
+        let line_spec = LineSpec {
+            n_stages,
+            n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
+            n_slots: RUNNING,
+            n_kept: N_SLOTS as u32 - RUNNING,
+            prefixes,
+            block_positions: KV_PAGE as u32,
+            max_positions: spec.max_positions().unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32),
+            max_rows: 64,
+            guides: true,
+            ahead: true,
+        };
+        let tokens = golden.manifest.tokens.iter().cycle().copied();
+        let greedy =
+            Chat { prompt: tokens.clone().take(PROMPT).collect(), sampler: Line::greedy().into() };
+        let drawn = Chat {
+            prompt: tokens.skip(3).take(PROMPT + 1).collect(),
+            sampler: looking_back().into(),
+        };
+        let config = LineConfig { cuts: cuts.clone(), windows, ..LineConfig::default() };
+        let mut line = Line::open(&path, &config);
+        for (chat, drafts) in [
+            // Rows that cost nothing: long windows. Rows that cost as much as ubatches: many short ones.
+            (&greedy, Drafts { acceptance: 0.9, costs: (10_000, 10) }),
+            (&drawn, Drafts { acceptance: 0.8, costs: (1_000, 900) }),
+            (&drawn, Drafts { acceptance: 0.6, costs: (10_000, 2_000) }),
+        ] {
+            let mut run = |drafts, expected: Option<&[Said]>| {
+                // Every line begins with ubatch 0.
+                line.reset();
+                Run::new(&mut line, line_spec, drafts, vocab).chat(chat, expected)
+            };
+            let (without, none) = run(None, None);
+            let (with, verified) = run(Some(drafts), Some(&without));
+            assert_eq!(none, 0);
+            assert!(verified > ANSWER as usize, "{name}: {verified} rows were verified");
+            for (turn, (with, without)) in with.iter().zip(&without).enumerate() {
+                let of = format!("{name}, windows kept: {windows}, {drafts:?}, turn {turn}");
+                assert!(with.tokens == without.tokens, "{of}: other tokens");
+                assert_eq!(with.reused, without.reused, "{of}: begins elsewhere");
+                let kept = |said: &Said| said.kept.as_ref().map(|(tokens, _)| tokens.clone());
+                assert_eq!(kept(with), kept(without), "{of}: other tokens are kept");
+                assert!(with.kept == without.kept, "{of}: other states are kept");
+                assert!(without.kept.is_some(), "{of}: nothing is kept");
+            }
+        }
+    }
+}
+
+fn drafts_change_no_token_and_no_state() {
+    let golden = Golden::repository();
+    let all = std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some();
+    let models = if all { unquantised(&golden).collect() } else { one_of_each_memory(&golden) };
+    println!("{} models", models.len());
+    each(&models, |model| check(&golden, *model));
+}
+
+/// Windows that are begun before the ones before them are finished, as on a GPU, draw the same.
+fn windows_that_are_begun_ahead_draw_the_same() {
+    let golden = Golden::repository();
+    for (model, planes) in [("llama", false), ("qwen35", true)] {
+        let mut line = Line::open(&golden.named(model), &LineConfig::default());
+        let prompt = &golden.manifest.tokens[..20];
+        let answer = line.generate(prompt, 12, 64);
+        line.reset();
+        let stage = &mut line.stages()[0];
+        let slot = SlotId(0);
+        let mut id = 0;
+        let mut ubatch = |ops, part| {
+            id += 1;
+            UBatch { id: id - 1, ops, parts: vec![part] }
+        };
+        let (tokens, want) = (prompt.to_vec(), Want::Sample);
+        let first = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
+        stage
+            .forward(&ubatch(vec![Line::open_slot(0, Some(Line::greedy()))], first), None)
+            .unwrap();
+        // Four rows, four rows, then four of which the second is wrong, and what comes behind that.
+        let mut wrong = answer.clone();
+        wrong[9] = (wrong[9] + 1) % 200;
+        let window = |i: u32, tokens: &[u32]| {
+            let planes = planes.then(|| Planes { from: SlotId(i), to: SlotId(i + 1) });
+            let ahead = Some(Ahead { sure: 20, known: 0, planes });
+            let (pos, tokens, want) = (20 + 4 * i, tokens.to_vec(), Want::Verify);
+            SeqPart { slot, pos, tokens, want, mu: None, ahead }
+        };
+        let parts = [window(0, &wrong[..4]), window(1, &wrong[4..8]), window(2, &wrong[8..12])];
+        let stale = window(3, &[1, 2]);
+        let mut begun = Vec::new();
+        for part in parts.into_iter().chain([stale]) {
+            let ub = ubatch(Vec::new(), part);
+            assert!(stage.may_begin(&ub));
+            begun.push(stage.begin(&ub, None).unwrap());
+        }
+        // It says something of a sequence that is still to be drawn.
+        let back = SeqOp::Truncate { slot, len: 20, from: planes.then_some(SlotId(0)) };
+        let ub = ubatch(vec![back], window(0, &wrong[..1]));
+        assert!(!stage.may_begin(&ub));
+        let mut drawn = Vec::new();
+        for begun in begun {
+            let StageOutput::Rows(rows) = stage.finish(begun).unwrap() else { panic!("no rows") };
+            drawn.extend(rows.into_iter().map(|row| (row.pos, row.value)));
+        }
+        let sampled = |value: &RowValue| match value {
+            RowValue::Sampled(token) => Some(token.id),
+            _ => None,
+        };
+        let ids: Vec<_> = drawn.iter().map(|(pos, value)| (*pos, sampled(value))).collect();
+        let mut expected: Vec<_> =
+            (20..29).map(|pos| (pos, Some(answer[pos as usize - 19]))).collect();
+        expected.push((32, None));
+        assert_eq!(ids, expected, "{model}");
+        assert_eq!(drawn.last().unwrap().1, RowValue::Refuted);
+        let StageOutput::Rows(rows) = stage.forward(&ub, None).unwrap() else { panic!("no rows") };
+        assert_eq!(sampled(&rows[0].value), Some(answer[1]), "{model}: taken back");
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes: drafts_change_no_token_and_no_state, windows_that_are_begun_ahead_draw_the_same;
+];

@@ -1,0 +1,138 @@
+//! Sequences that run ahead of what was drawn, under simulation. Besides what every run of the simulator checks: drafts
+//! change no token, states that are put back are those of exactly the sure tokens, and lent planes come back.
+
+use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, StageModel, Workload};
+use brigade_spec::Prefixes;
+
+use super::sched_sim::{random_sim, with_many_outages};
+
+/// Random lines tried by each test run; a failure names its seed.
+const SEEDS: u64 = 120;
+
+/// A line of random shape with drafts, of which a random share is right.
+fn random_with_drafts(seed: u64) -> (Sim, Workload) {
+    let mut rng = Rng::new(seed ^ 0xd4af);
+    let mut sim = random_sim(seed);
+    sim.drafts = Some([0.4, 0.7, 0.9, 0.97][rng.between(0, 3) as usize]);
+    let n_requests = 1 + seed as usize % [2, 5, 60][rng.between(0, 2) as usize];
+    let mut workload = Workload::random(seed, n_requests);
+    if rng.one_in(2) {
+        // Few enough at a time to run ahead.
+        for (i, request) in workload.requests.iter_mut().enumerate() {
+            request.at += i as u64 * 700_000;
+        }
+    }
+    (sim, workload)
+}
+
+fn tokens_of(outcome: &Outcome) -> usize {
+    outcome.clients.iter().map(|client| client.received.len()).sum()
+}
+
+fn random_lines_with_drafts_keep_every_promise() {
+    let mut tokens = 0;
+    for seed in 0..SEEDS {
+        let (sim, workload) = random_with_drafts(seed);
+        let outcome =
+            sim.run(&workload).unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
+        tokens += tokens_of(&outcome);
+    }
+    println!("{tokens} tokens");
+    assert!(tokens > 100 * SEEDS as usize, "{tokens}");
+}
+
+fn so_do_lines_that_are_lost_and_changed_again_and_again() {
+    let mut put_back = [0; 2];
+    for seed in 0..SEEDS {
+        let (sim, workload) = random_with_drafts(seed);
+        let mut sim = with_many_outages(sim, seed);
+        // Half of them go in order.
+        if seed % 2 == 0 {
+            sim.changes = sim.outages.iter().map(|(down, _)| *down).collect();
+            sim.outages.clear();
+        }
+        sim.sched.checkpoint_every = Some(1 + seed as u32 % 40);
+        let outcome =
+            sim.run(&workload).unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}"));
+        put_back[seed as usize % 2] += outcome.n_put_back;
+    }
+    println!("states put back after changes and losses: {put_back:?}");
+    assert!(put_back.iter().all(|n| *n > 0), "{put_back:?}");
+}
+
+/// `n` equal stages that share 20 ms a ubatch and 1 ms a row, hops of so many ms.
+fn line(n: usize, prefixes: Prefixes, hop_ms: f64, drafts: Option<f64>) -> Sim {
+    let share = 1.0 / n as f64;
+    let stage = StageModel { fixed_us: 20_000.0 * share, per_row_us: 1_000.0 * share, jitter: 0.0 };
+    let mut sim = Sim::equal(n, stage);
+    sim.links = vec![LinkModel { latency_us: hop_ms * 1e3, per_row_us: 0.0 }; n + 1];
+    sim.spec.prefixes = prefixes;
+    sim.drafts = drafts;
+    sim
+}
+
+/// Tokens a second of so many streams.
+fn pace(sim: &Sim, n_streams: usize) -> f64 {
+    let workload = Workload::at_once(n_streams, 32, 400);
+    let outcome = sim.run(&workload).unwrap_or_else(|what| panic!("{what}\n{sim:?}"));
+    let (from, to) = outcome.steady_decode();
+    outcome.tokens_within(from, to) as f64 * 1e6 / (to - from) as f64
+}
+
+/// How many times as fast one stream is with drafts of which a share of `odds` is right.
+fn gain(n: usize, prefixes: Prefixes, hop_ms: f64, odds: f64) -> f64 {
+    let with = pace(&line(n, prefixes, hop_ms, Some(odds)), 1);
+    with / pace(&line(n, prefixes, hop_ms, None), 1)
+}
+
+fn one_stream_is_faster_with_drafts() {
+    for prefixes in [Prefixes::All, Prefixes::Whole] {
+        // Stages, milliseconds of a hop, share of drafts that are right, least gain.
+        for (n, hop_ms, odds, least) in [
+            (1, 0.0, 0.8, 1.8),
+            (2, 0.0, 0.8, 2.4),
+            (2, 0.0, 0.9, 3.5),
+            (4, 0.0, 0.9, 4.0),
+            (2, 10.0, 0.6, 1.9),
+            (2, 10.0, 0.9, 4.2),
+            (2, 100.0, 0.9, 6.5),
+        ] {
+            let gain = gain(n, prefixes, hop_ms, odds);
+            println!("{prefixes:?}, {n} stages, hops of {hop_ms} ms, {odds} right: {gain:.2}");
+            assert!(gain > least, "{prefixes:?}, {n} stages, {hop_ms} ms, {odds}: {gain}");
+        }
+    }
+}
+
+fn drafts_that_are_often_wrong_cost_next_to_nothing() {
+    for prefixes in [Prefixes::All, Prefixes::Whole] {
+        for n in [1, 2, 4] {
+            for odds in [0.0, 0.3, 0.4, 0.5] {
+                let gain = gain(n, prefixes, 0.0, odds);
+                assert!(gain > 0.98, "{prefixes:?}, {n} stages, {odds}: {gain}");
+            }
+        }
+    }
+}
+
+fn streams_that_fill_the_line_lose_nothing_by_drafts() {
+    for prefixes in [Prefixes::All, Prefixes::Whole] {
+        for n_streams in [2, 5, 8, 32] {
+            let without = pace(&line(2, prefixes, 0.0, None), n_streams);
+            for odds in [0.4, 0.9] {
+                let gain = pace(&line(2, prefixes, 0.0, Some(odds)), n_streams) / without;
+                println!("{prefixes:?}, {n_streams} streams, {odds} right: {gain:.2}");
+                assert!(gain > 0.98, "{prefixes:?}, {n_streams} streams, {odds}: {gain}");
+            }
+        }
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes:
+        random_lines_with_drafts_keep_every_promise,
+        so_do_lines_that_are_lost_and_changed_again_and_again,
+        one_stream_is_faster_with_drafts,
+        drafts_that_are_often_wrong_cost_next_to_nothing,
+        streams_that_fill_the_line_lose_nothing_by_drafts;
+];
