@@ -287,9 +287,12 @@ mod tests {
 
     #[test]
     fn who_broke_a_line_is_named_once() {
-        assert_eq!(named_once("10.0.0.2:7070", "it went silent"), "10.0.0.2:7070: it went silent");
-        let how = "10.0.0.2:7070: it went silent";
-        assert_eq!(named_once("10.0.0.2:7070", how), how);
+        assert_eq!(
+            named_once("worker 10.0.0.2:7070", "it went silent"),
+            "worker 10.0.0.2:7070: it went silent"
+        );
+        let how = "worker 10.0.0.2:7070: it went silent";
+        assert_eq!(named_once("worker 10.0.0.2:7070", how), how);
     }
 
     #[test]
@@ -307,6 +310,6 @@ mod tests {
             left_out.push(member.name());
             member.broke(now, BROKE_BADLY);
         }
-        assert_eq!(left_out, ["127.0.0.1:3", "127.0.0.1:2"], "who is named stays");
+        assert_eq!(left_out, ["worker 127.0.0.1:3", "worker 127.0.0.1:2"], "who is named stays");
     }
 }
