@@ -264,7 +264,14 @@ fn a_client_that_leaves_makes_room() {
 
 fn a_stop_signal_lets_running_answers_end() {
     let server = Arc::new(Server::start(&["--workers", "2"]));
-    let request = json!({ "messages": [{ "role": "user", "content": "Go on" }], "max_tokens": 400,
+    // As many tokens as take two seconds of the twenty that the server waits, however busy the machine is.
+    let few = 20;
+    completion(&server, &greedy("In the", few));
+    let began = Instant::now();
+    completion(&server, &greedy("In the", few));
+    let each = began.elapsed() / few;
+    let n = (Duration::from_secs(2).as_nanos() / each.as_nanos().max(1)).clamp(few.into(), 400);
+    let request = json!({ "messages": [{ "role": "user", "content": "Go on" }], "max_tokens": n as u32,
                           "temperature": 0, "ignore_eos": true });
     let streaming = {
         let (server, request) = (Arc::clone(&server), request.clone());

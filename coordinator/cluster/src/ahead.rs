@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::config::StageOptions;
 use crate::conn::Conn;
+use crate::facts;
 use crate::load;
 use crate::place::{self, PlaceError, Placement, StageOrder};
 use crate::placed_stage::Identity;
@@ -71,7 +72,7 @@ pub async fn load(order: Order) -> Result<Ahead, PlaceError> {
         let on_line = running.iter().find(|(member, _)| *member == order.stage.member);
         if let Some((_, has)) = on_line {
             let lacks = layers.start < has.start || has.end < layers.end;
-            let can = order.stage.conn.capabilities().features().any(|f| f == Feature::LoadAhead);
+            let can = facts::knows(order.stage.conn.capabilities(), Feature::LoadAhead);
             if !lacks || !can {
                 continue;
             }

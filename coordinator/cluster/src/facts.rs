@@ -1,11 +1,12 @@
-//! What the planner is told of each worker: its memory and its speed.
+//! What the planner is told of each worker: its memory and its speed. And what a worker knows, so that an older one is not
+//! asked for more.
 //!
 //! Each worker measures its speed when it starts, on a machine that may be doing other things. Workers on one
 //! machine that have the same kernel table and the same number of threads are therefore taken as equal when
 //! their figures are close. Otherwise noise would decide the cuts.
 
 use brigade_plan::WorkerFacts;
-use brigade_proto::control::Capabilities;
+use brigade_proto::control::{Capabilities, Feature};
 
 /// Largest ratio between figures of like workers of one machine that counts as noise. Beyond it
 /// the machine has unlike cores.
@@ -52,6 +53,11 @@ pub fn check(caps: &Capabilities) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether a worker says that it knows `feature`: one of an older release knows those before it alone.
+pub fn knows(caps: &Capabilities, feature: Feature) -> bool {
+    caps.features().any(|known| known == feature)
+}
+
 fn are_alike(a: &Capabilities, b: &Capabilities) -> bool {
     a.host_id == b.host_id && a.threads == b.threads && a.kernels == b.kernels
 }
@@ -85,6 +91,15 @@ mod tests {
         for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
             assert!(check(&worker("a", bad)).unwrap_err().contains("memory speed"));
         }
+    }
+
+    #[test]
+    fn an_older_release_knows_what_there_was() {
+        let mut caps = worker("a", 7.5);
+        assert!(!knows(&caps, Feature::Guide), "the first release");
+        caps.features = vec![Feature::LoadAhead.into(), Feature::Guide.into()];
+        let of = [Feature::LoadAhead, Feature::Guide, Feature::Windows, Feature::LaterDraws];
+        assert_eq!(of.map(|feature| knows(&caps, feature)), [true, true, false, false]);
     }
 
     #[test]

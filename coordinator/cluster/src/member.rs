@@ -421,6 +421,13 @@ mod tests {
     }
 
     #[test]
+    fn who_has_no_address_yet_has_an_empty_one() {
+        let address = || "127.0.0.1:1".parse().unwrap();
+        let origins = [Origin::Remote(address()), Origin::Joined(address()), Origin::Local(0)];
+        assert_eq!(origins.map(|origin| origin.address()), ["127.0.0.1:1", "127.0.0.1:1", ""]);
+    }
+
+    #[test]
     fn pauses_grow_to_a_limit() {
         assert_eq!(pause(0), Duration::ZERO);
         assert_eq!(pause(1), FIRST_PAUSE);

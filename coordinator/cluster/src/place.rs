@@ -30,7 +30,7 @@ use tokio::time::timeout;
 use super::{hashes, push};
 use crate::config::StageOptions;
 use crate::conn::{Conn, WorkerError};
-use crate::facts::worker_facts;
+use crate::facts::{self, worker_facts};
 use crate::lane::LineEnds;
 use crate::lease::Lease;
 use crate::placed_stage::{Identity, Pace, PlacedStage};
@@ -353,7 +353,7 @@ fn keep(model: &Model, options: &StageOptions, windows: bool) -> u32 {
 }
 
 fn knows(conn: &Conn, feature: Feature) -> bool {
-    conn.capabilities().features().any(|known| known == feature)
+    facts::knows(conn.capabilities(), feature)
 }
 
 /// The engine's name for a KV type.

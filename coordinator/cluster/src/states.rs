@@ -211,6 +211,14 @@ mod tests {
         StateChunk { total_bytes, data: vec![7; n].into() }
     }
 
+    #[tokio::test]
+    async fn a_task_that_is_ended_is_said_to_have_no_result() {
+        let task = tokio::spawn(std::future::pending::<()>());
+        task.abort();
+        let why = aborted(task.await.unwrap_err());
+        assert!(why.contains("without a result") && why.contains("cancelled"), "{why}");
+    }
+
     #[test]
     fn memory_follows_the_bytes_that_came() {
         let max_bytes = 1 << 40;

@@ -67,3 +67,30 @@ impl Stamp {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_that_counts_other_sequences_than_the_body_is_damaged() {
+        let opened = |prompts: usize, sequences: usize| Opened {
+            id: "chatcmpl-1".to_owned(),
+            path: "/v1/completions".to_owned(),
+            owner: None,
+            label: "req-1".to_owned(),
+            created: 0,
+            seed: 1,
+            prompts: vec![vec![1]; prompts],
+            guide: None,
+            sequences,
+            body: "{}".to_owned(),
+        };
+        assert!(check_sequences(&opened(2, 6), 3).is_ok());
+        for (prompts, sequences) in [(2, 5), (2, 7), (0, 3)] {
+            let error = check_sequences(&opened(prompts, sequences), 3).unwrap_err();
+            assert_eq!(error.status(), 500);
+            assert!(error.body()["error"]["message"].to_string().contains("ask again"));
+        }
+    }
+}

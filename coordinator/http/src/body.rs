@@ -319,6 +319,14 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_body_takes_is_what_is_counted() {
+        let chunks = tokio_stream::iter((0..10).map(|_| Ok::<_, std::io::Error>(vec![b' '; 5000])));
+        let bodies = bodies(64 << 10);
+        let taken = bodies.receive(Body::from_stream(chunks), MAX_BODY_BYTES, None).await.unwrap();
+        assert_eq!((taken.bytes.len(), taken.bytes.capacity()), (50_000, 64 << 10));
+    }
+
+    #[tokio::test]
     async fn compiles_of_grammars_do_not_hold_the_places_where_bodies_are_read() {
         use brigade_dialect::constrain::{Form, FormKind};
         let (bodies, text) = (Bodies::default(), Arc::new(TextModel::sample()));

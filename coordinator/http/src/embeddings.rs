@@ -303,6 +303,27 @@ mod tests {
     }
 
     #[test]
+    fn a_vector_is_cut_to_as_many_dimensions_as_it_has_at_most() {
+        let finish = |dimensions| {
+            let (pooling, norm) = (Pooling::Mean, Norm::Power(2));
+            let (inputs, as_base64, lora) = (Vec::new(), false, None);
+            let wanted = Wanted { inputs, pooling, dimensions, norm, as_base64, lora };
+            wanted.finish(vec![3.0, -4.0, 12.0])
+        };
+        let lengths = [None, Some(3), Some(2), Some(1)].map(|n| finish(n).unwrap().len());
+        assert_eq!(lengths, [3, 3, 2, 1]);
+        assert!(normed(&finish(Some(2)).unwrap()), "what is left has length 1");
+        for n in [0, 4, usize::MAX] {
+            let message = finish(Some(n)).unwrap_err().body()["error"]["message"].to_string();
+            assert!(message.contains("a number from 1 to 3 is needed"), "{message}");
+        }
+    }
+
+    fn normed(vector: &[f32]) -> bool {
+        (vector.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-6
+    }
+
+    #[test]
     fn inputs_come_in_four_forms() {
         let text = TextModel::sample();
         let limits = Limits { n_ctx: 64, n_vocab: text.n_vocab(), answer: 1024, encoder: None };

@@ -226,6 +226,20 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_may_be_so_long_and_no_longer() {
+        let folder = std::env::temp_dir().join(format!("brigade-chain-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let files = pair(&folder, "a");
+        let one = fs::read_to_string(&files.cert).unwrap();
+        fs::write(&files.cert, one.repeat(MAX_CHAIN)).unwrap();
+        assert!(files.load().is_ok());
+        fs::write(&files.cert, one.repeat(MAX_CHAIN + 1)).unwrap();
+        let error = files.load().unwrap_err().to_string();
+        assert!(error.contains("--tls-cert") && error.contains("more than 16"), "{error}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
     fn a_new_pair_is_taken_and_a_bad_one_changes_nothing() {
         let folder = std::env::temp_dir().join(format!("brigade-https-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

@@ -293,6 +293,17 @@ mod tests {
     }
 
     #[test]
+    fn only_an_assistant_may_say_nothing() {
+        let content = |role: &str| {
+            let value = RawValue::from_string(format!(r#"{{"role": "{role}"}}"#)).unwrap();
+            let (mut left, mut n_bytes) = (100, 0);
+            message("messages[0]", &value, &mut left, &mut n_bytes).unwrap()["content"].clone()
+        };
+        assert_eq!(content(ROLE), Value::Null);
+        assert_eq!([content("user"), content("tool")], ["", ""]);
+    }
+
+    #[test]
     fn the_last_answer_is_continued_unless_told_otherwise() {
         let answer = json!({ "role": "assistant", "content": "a" });
         let calls = json!({ "role": "assistant", "content": "a", "tool_calls": [{}] });

@@ -261,15 +261,10 @@ impl Sums {
 mod tests {
     use super::*;
     use brigade_line::generation::EndReason;
+    use brigade_line::keys::{KeyRecord, Secret};
 
-    #[test]
-    fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
-        let tally = Tally::default();
-        tally.submitted(12, 0);
-        tally.drew(3, false);
-        let sums = *tally.lock();
-        assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
-        let end = End {
+    fn end() -> End {
+        End {
             reason: EndReason::Stop,
             stop: None,
             n_generated: 5,
@@ -279,8 +274,38 @@ mod tests {
             numerics_changed: false,
             to_first: Duration::from_millis(10),
             after_first: Duration::from_secs(2),
-        };
-        tally.ended(3, &end, false);
+        }
+    }
+
+    /// Minutes until a key of one token per minute has one again, behind a sequence of 12 tokens that draws three and
+    /// ends with two more.
+    fn minutes_in_debt(n_guide: usize) -> u64 {
+        let mut record = KeyRecord::new("a", &Secret::new().unwrap(), 0).unwrap();
+        record.tokens_per_minute = Some(1);
+        let (now, hash) = (Instant::now(), record.key_hash().unwrap());
+        let account = Account::new(record, hash, now);
+        let tally = Tally::default();
+        tally.belongs_to(Owner { account: account.clone(), share: Share::default() });
+        tally.submitted(12, n_guide);
+        tally.drew(3, n_guide > 0);
+        tally.ended(3, &end(), n_guide > 0);
+        account.begin(now).unwrap_err().retry().as_secs().div_ceil(60)
+    }
+
+    #[test]
+    fn a_key_is_charged_for_each_token_that_is_computed() {
+        assert_eq!(minutes_in_debt(0), 12 + 5);
+        assert_eq!(minutes_in_debt(7), 12 + 7 + 2 * 5, "the guide computes what is drawn too");
+    }
+
+    #[test]
+    fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
+        let tally = Tally::default();
+        tally.submitted(12, 0);
+        tally.drew(3, false);
+        let sums = *tally.lock();
+        assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
+        tally.ended(3, &end(), false);
         let sums = *tally.lock();
         assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
         assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));

@@ -374,11 +374,14 @@ mod prompts {
 async fn a_stop_text_inside_of_a_call_is_a_stop() {
     const CALL: &str =
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+    const CALL_AND_MORE: &str =
+        "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>\nEND of it";
     for (template, text, stop, finish) in [
         (HERMES, CALL, "slo", "stop"),
         (HERMES, CALL, "weat", "stop"),
         (HERMES, TWO_CALLS, "ping", "stop"),
         (HERMES, CALL, "nowhere", "tool_calls"),
+        (HERMES, CALL_AND_MORE, "END", "tool_calls"),
         (
             MISTRAL,
             "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}]",

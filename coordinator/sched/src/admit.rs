@@ -353,6 +353,35 @@ mod tests {
     }
 
     #[test]
+    fn requests_are_of_one_owner_until_another_one_comes() {
+        let of = |id, owner| {
+            let share = Share { owner, ..Share::default() };
+            Request { share, ..request(id, 1) }
+        };
+        let mut waiting = Waiting::new(9);
+        for (id, owner, is_one) in [(1, 7, true), (2, 7, true), (3, 8, false), (4, 8, false)] {
+            waiting.push(of(id, owner)).unwrap();
+            assert_eq!(waiting.is_of_one_owner(), is_one, "{id}");
+        }
+    }
+
+    #[test]
+    fn what_another_scheduler_had_begun_waits_behind_those_that_were_begun_here() {
+        let begun = |id| Pending::gone_on(request(id, 1), vec![7], None);
+        let mut waiting = Waiting::new(9);
+        waiting.push(request(1, 1)).unwrap();
+        waiting.line_lost(0, vec![Pending { interrupted: true, ..Pending::new(request(2, 1)) }]);
+        waiting.go_on(5, begun(3), Some(true));
+        waiting.go_on(5, begun(4), None);
+        waiting.go_on(5, begun(5), Some(false));
+        let order: Vec<u64> = waiting.queue.iter().map(|pending| pending.request.id.0).collect();
+        assert_eq!(order, [2, 3, 4, 1]);
+        assert!(waiting.contains(RequestId(5)), "it waits for a larger line");
+        assert_eq!(waiting.give_up(15, 10).len(), 4, "all but the one that fits");
+        assert_eq!(waiting.queue.len(), 1);
+    }
+
+    #[test]
     fn what_cannot_fit_is_told_with_both_numbers() {
         let line = LineSpec {
             n_stages: 1,

@@ -170,7 +170,8 @@ mod tests {
     /// Slots that are named and those of which copies are taken, while the prompts of both requests are computed.
     fn named_and_copied(copied: [bool; 2]) -> [Vec<SlotId>; 2] {
         let checkpoint_every = Some(1);
-        let (prefill_rows, max_in_flight) = (Some(8), Some(8));
+        // What is sent ends within pages.
+        let (prefill_rows, max_in_flight) = (Some(6), Some(8));
         let config =
             SchedConfig { checkpoint_every, prefill_rows, max_in_flight, ..SchedConfig::default() };
         let mut scheduler = Scheduler::new(config);
@@ -214,7 +215,11 @@ mod tests {
         for op in ubatches.iter().flat_map(|ubatch| &ubatch.ops) {
             match op {
                 SeqOp::Name { slot, name: Some(_) } => named.push(*slot),
-                SeqOp::Checkpoint { slot, .. } => taken.push(*slot),
+                SeqOp::Checkpoint { slot, len, mark, .. } => {
+                    let copied = vec![slot.0; *len as usize];
+                    assert_eq!(*mark, TokenMark::of(&copied), "that of the tokens copied");
+                    taken.push(*slot);
+                }
                 _ => {}
             }
         }

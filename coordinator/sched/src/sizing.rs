@@ -173,3 +173,46 @@ impl Sizing<'_> {
         (filling + 1).max(self.spec.n_stages + 1).min(self.hard_limit())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use brigade_spec::Prefixes;
+
+    use super::*;
+    use crate::StageTime;
+
+    /// Prompt rows where a newcomer may come, on stages that take `us` for each row.
+    fn short_chunk(n_stages: usize, us: u64) -> u32 {
+        let mut times = LineTimes::new(n_stages);
+        for rows in [16, 64, 256].repeat(20) {
+            let stage = StageTime { compute_us: us * u64::from(rows), queued_us: 0 };
+            times.observe(rows, 0, &vec![stage; n_stages]);
+        }
+        let spec = LineSpec {
+            n_stages,
+            n_blocks: 4096,
+            n_slots: 64,
+            n_kept: 0,
+            prefixes: Prefixes::All,
+            block_positions: 64,
+            max_positions: 32_768,
+            max_rows: 512,
+            guides: true,
+        };
+        Sizing { times: &times, spec: &spec, config: &SchedConfig::default() }.short_chunk()
+    }
+
+    #[test]
+    fn what_is_before_a_newcomer_takes_no_longer_than_a_gap() {
+        // One ubatch more than stages is in flight: their rows share the 200 ms, each cut to whole steps.
+        assert_eq!(short_chunk(1, 1_000), 112, "100 rows");
+        assert_eq!(short_chunk(3, 1_000), 64, "50 rows");
+        assert_eq!(short_chunk(3, 5_000), MIN_CHUNK, "10 rows");
+    }
+
+    #[test]
+    fn on_a_fast_line_they_are_as_many_as_a_short_prompt_has() {
+        assert_eq!(short_chunk(1, 10), ROWS_BEFORE_NEWCOMER / 2);
+        assert_eq!(short_chunk(3, 10), MIN_PREFILL_CHUNK);
+    }
+}

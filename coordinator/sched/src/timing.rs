@@ -397,6 +397,8 @@ mod tests {
         assert!((costs[0].per_row / 400.0 - 1.0).abs() < 0.05, "{costs:?}");
         assert!((costs[1].fixed / 5_000.0 - 1.0).abs() < 0.05, "{costs:?}");
         assert!((line.slowest(64) / slow(64.0) - 1.0).abs() < 0.05);
+        assert!((line.rows_within(slow(64.0)) / 64.0 - 1.0).abs() < 0.05);
+        assert_eq!(line.rows_within(8_000.0), 0.0, "no row is as short as that");
         assert!((line.through(64) / (slow(64.0) + fast(64.0)) - 1.0).abs() < 0.05);
     }
 
@@ -467,6 +469,10 @@ mod tests {
             }
             let cost = line.costs().unwrap()[0];
             assert!(cost.fixed > 0.0 && cost.per_row > 0.0, "{cost:?}");
+            let [(few, a), (many, b)] = sizes;
+            for rows in [few, many] {
+                assert!((a.min(b)..=a.max(b)).contains(&cost.of(rows)), "{cost:?}");
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::aligned::AlignedBytes;
 use super::compute::Compute;
 use super::simd::LANES;
+use super::table::Kernels;
 use brigade_quant::KernelError;
 
 /// How long a limit is measured.
@@ -92,6 +93,11 @@ pub fn int8_peak(compute: &Compute) -> f64 {
 /// f32 operations a second of all threads together, additions and multiplications counted.
 pub fn f32_peak(compute: &Compute) -> f64 {
     arithmetic(compute, compute.kernels().probe_fmas) * FMA_OPS as f64
+}
+
+/// Four-byte dot products, and fused steps, that a thread does in `turns` rounds: what is counted of each slice.
+pub fn steps(kernels: &Kernels, turns: usize) -> [usize; 2] {
+    [(kernels.probe_dots)(turns), (kernels.probe_fmas)(turns)]
 }
 
 /// Steps a second.

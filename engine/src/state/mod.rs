@@ -14,6 +14,8 @@ mod places;
 mod sequences;
 mod slots;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 pub use block::BlockState;
 pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};

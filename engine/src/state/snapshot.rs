@@ -213,6 +213,21 @@ mod tests {
     }
 
     #[test]
+    fn a_history_has_a_token_for_each_position_or_none() {
+        let tokens_for = |len: u32, tokens: &[u32]| {
+            let bytes = SnapshotWriter::new("m", len, tokens, &[]).finish();
+            SnapshotReader::open(&bytes).map(|reader| reader.history)
+        };
+        assert_eq!(tokens_for(3, &[7, 8, 9]), Ok(vec![7, 8, 9]));
+        assert_eq!(tokens_for(3, &[]), Ok(vec![]), "a stage that keeps none");
+        for (len, tokens) in [(3, &[7, 8][..]), (1, &[7, 8]), (0, &[7])] {
+            let why = tokens_for(len, tokens).unwrap_err().to_string();
+            let told = format!("{} tokens for {len} positions", tokens.len());
+            assert!(why.contains(&told), "{why}");
+        }
+    }
+
+    #[test]
     fn reads_what_it_wrote() {
         let bytes = sample();
         let reader = SnapshotReader::new(&bytes, "llama kv f16").unwrap();

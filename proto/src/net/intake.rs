@@ -309,3 +309,51 @@ impl HttpBody for Gated {
         SizeHint::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX_BYTES: usize = 1 << 20;
+
+    fn message(n: usize) -> Vec<u8> {
+        let data = (0..n).map(|i| i as u8);
+        [0].into_iter().chain((n as u32).to_be_bytes()).chain(data).collect()
+    }
+
+    #[test]
+    fn a_message_is_whole_however_it_is_cut() {
+        for n in [0, 1, 300, 3 * PIECE_BYTES] {
+            let bytes = message(n);
+            for step in [1, 2, 4, 5, 7, PIECE_BYTES, bytes.len()] {
+                let (mut message, mut ready) = (Message::default(), VecDeque::new());
+                let mut ends = Vec::new();
+                for part in bytes.chunks(step) {
+                    let (taken, is_complete) = message.measure(part, MAX_BYTES).unwrap();
+                    assert_eq!(taken, part.len());
+                    message.keep(Bytes::copy_from_slice(part));
+                    ends.push(is_complete);
+                }
+                let last = ends.pop();
+                assert_eq!(last, Some(true), "{n} bytes in parts of {step}");
+                assert!(!ends.contains(&true), "{n} bytes in parts of {step}: {ends:?}");
+                message.release(&mut ready);
+                assert!(
+                    ready.iter().all(|piece| !piece.is_empty()),
+                    "{n} bytes in parts of {step}"
+                );
+                assert_eq!(ready.make_contiguous().concat(), bytes, "in parts of {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_behind_a_message_is_not_of_it() {
+        let bytes = [message(300), message(7)].concat();
+        let mut first = Message::default();
+        let (taken, is_complete) = first.measure(&bytes, MAX_BYTES).unwrap();
+        assert_eq!((taken, is_complete), (HEAD_BYTES + 300, true));
+        let why = Message::default().measure(&bytes, 299).unwrap_err().to_string();
+        assert!(why.contains("a message of 300 bytes, the limit is 299"), "{why}");
+    }
+}

@@ -183,3 +183,26 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?));
     if rest.is_empty() { bytes.collect() } else { None }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_p256_key_is_one() {
+        let whole = [&P256_PREFIX[..], &[4; POINT_BYTES]].concat();
+        assert!(PublicKey::from_spki(&whole).is_some());
+        let mut another_kind = whole.clone();
+        another_kind[P256_PREFIX.len() - 1] ^= 1;
+        let too_long = [&whole[..], &[4]].concat();
+        for bad in [&another_kind[..], &whole[..whole.len() - 1], &too_long, &P256_PREFIX, &[]] {
+            assert_eq!(PublicKey::from_spki(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_secrets_are_alike() {
+        let secrets: [[u8; 16]; 2] = std::array::from_fn(|_| random_bytes().unwrap());
+        assert_ne!(secrets[0], secrets[1]);
+    }
+}

@@ -84,3 +84,23 @@ impl Revoked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_have_ended_are_not_kept_in_mind() {
+        let (revoked, key) = (Revoked::default(), KeyId::of_spki(b"lab"));
+        let open = Arc::default();
+        assert!(revoked.watch(key, &open));
+        for _ in 0..100 {
+            assert!(revoked.watch(key, &Arc::default()));
+        }
+        // The one that is open, and the last one, whose end nobody has seen.
+        assert_eq!(revoked.open.lock().unwrap().len(), 2);
+        revoked.set([key]);
+        assert!(open.is_made(), "it is cut");
+        assert!(!revoked.watch(key, &Arc::default()), "nobody with this key comes in");
+    }
+}

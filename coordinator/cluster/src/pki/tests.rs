@@ -163,6 +163,12 @@ fn a_lost_authority_is_not_made_again_by_itself() {
     std::fs::remove_file(scratch.folder().file("ca.key")).unwrap();
     let lost = Pki::open(&scratch.0, HOUR).unwrap_err().to_string();
     assert!(lost.contains("--new-ca") && lost.contains("lab"), "{lost}");
+    let certificate = scratch.folder().file("ca.pem");
+    let kept = std::fs::read(&certificate).unwrap();
+    std::fs::remove_file(&certificate).unwrap();
+    let lost = Pki::open(&scratch.0, HOUR).unwrap_err().to_string();
+    assert!(lost.contains("--new-ca") && lost.contains("lab"), "both halves are gone: {lost}");
+    std::fs::write(&certificate, kept).unwrap();
     let (nodes, aside) = new_authority(&scratch.0).unwrap();
     assert_eq!(nodes, "lab");
     assert!(aside.join("ca.pem").is_file());
@@ -183,5 +189,8 @@ fn a_node_of_another_authority_is_in_the_books_when_it_was_seen() {
     pki.seen(&party, "10.0.0.2:7070").unwrap();
     let nodes: Vec<Node> = Pki::nodes(&scratch.folder()).unwrap();
     assert_eq!((nodes.len(), nodes[0].address.as_str()), (1, "10.0.0.2:7070"));
+    pki.seen(&party, "10.0.0.3:7070").unwrap();
+    let nodes: Vec<Node> = Pki::nodes(&scratch.folder()).unwrap();
+    assert_eq!((nodes.len(), nodes[0].address.as_str()), (1, "10.0.0.3:7070"), "it moved");
     assert_eq!(Pki::revoke(&scratch.folder(), "lab").unwrap().len(), 1);
 }

@@ -1,6 +1,7 @@
 //! The supervisor's part about the line: building it, hearing that it broke, and deciding which members are
 //! not trusted with the next one.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
@@ -195,10 +196,8 @@ impl Supervisor {
     pub(super) async fn line_broke(&mut self, reason: String, culprits: Vec<Culprit>) {
         let now = Instant::now();
         let reason = match culprits.first().map(|c| (self.members.get(&c.member), &c.how)) {
-            Some((Some(member), how)) if !how.starts_with(&member.name()) => {
-                format!("{}: {how}", member.name())
-            }
-            Some((_, how)) => how.clone(),
+            Some((Some(member), how)) => named_once(&member.name(), how),
+            Some((None, how)) => how.clone(),
             None => reason,
         };
         let line = std::mem::replace(&mut self.line, Line::Down { again_at: now });
@@ -235,11 +234,7 @@ impl Supervisor {
     /// Lines fail again and again and all who are on them look well: one that joined is lying. The newest
     /// goes first; who is innocent is back when its doubt has passed.
     pub(super) fn doubt_the_newest(&mut self, now: Instant) {
-        if self.quick_failures < SUSPICIOUS {
-            return;
-        }
-        let mut newest = self.members.values_mut().rev();
-        if let Some(member) = newest.find(|m| m.has_joined() && m.doubts(now) == 0) {
+        if let Some(member) = in_doubt(&mut self.members, self.quick_failures, now) {
             tracing::warn!(
                 worker = member.name(),
                 "the newest worker is left out: lines fail and nobody is seen to break them"
@@ -265,5 +260,56 @@ impl Supervisor {
             tracing::warn!(worker = member.name(), why, "worker lost");
             member.lost(Instant::now(), how).await;
         }
+    }
+}
+
+/// How a worker broke the line, with its name in front, unless it begins with that.
+fn named_once(name: &str, how: &str) -> String {
+    if how.starts_with(name) { how.to_owned() } else { format!("{name}: {how}") }
+}
+
+/// The newest that joined and is not in doubt yet, where so many lines in a row failed soon that one lies.
+fn in_doubt(
+    members: &mut BTreeMap<MemberId, Member>,
+    quick_failures: u32,
+    now: Instant,
+) -> Option<&mut Member> {
+    if quick_failures < SUSPICIOUS {
+        return None;
+    }
+    members.values_mut().rev().find(|m| m.has_joined() && m.doubts(now) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::member::Origin;
+
+    #[test]
+    fn who_broke_a_line_is_named_once() {
+        assert_eq!(
+            named_once("worker 10.0.0.2:7070", "it went silent"),
+            "worker 10.0.0.2:7070: it went silent"
+        );
+        let how = "worker 10.0.0.2:7070: it went silent";
+        assert_eq!(named_once("worker 10.0.0.2:7070", how), how);
+    }
+
+    #[test]
+    fn the_newest_of_those_that_joined_are_left_out_one_after_the_other() {
+        let now = Instant::now();
+        let (named, joined) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
+        let newer = "127.0.0.1:3".parse().unwrap();
+        let origins =
+            [Origin::Joined(joined), Origin::Joined(newer), Origin::Remote(named)].into_iter();
+        let mut members: BTreeMap<MemberId, Member> =
+            origins.map(|origin| Member::new(origin, now)).enumerate().collect();
+        assert!(in_doubt(&mut members, SUSPICIOUS - 1, now).is_none(), "it may be anything");
+        let mut left_out = Vec::new();
+        while let Some(member) = in_doubt(&mut members, SUSPICIOUS, now) {
+            left_out.push(member.name());
+            member.broke(now, BROKE_BADLY);
+        }
+        assert_eq!(left_out, ["worker 127.0.0.1:3", "worker 127.0.0.1:2"], "who is named stays");
     }
 }

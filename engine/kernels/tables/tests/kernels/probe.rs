@@ -1,7 +1,7 @@
 //! Limits of the machine, as the tables measure them.
 
 use brigade_kernels::Compute;
-use brigade_kernels::probe::{cache_bandwidth, f32_peak, int8_peak, memory_bandwidth};
+use brigade_kernels::probe::{cache_bandwidth, f32_peak, int8_peak, memory_bandwidth, steps};
 
 #[test]
 fn limits_are_positive_on_every_table() {
@@ -12,5 +12,14 @@ fn limits_are_positive_on_every_table() {
         for limit in [read, cached, int8_peak(&compute), f32_peak(&compute)] {
             assert!(limit.is_finite() && limit > 1e6, "{}: {limit}", kernels.name);
         }
+    }
+}
+
+#[test]
+fn every_step_of_arithmetic_is_counted() {
+    for kernels in crate::all_tables() {
+        let few = steps(kernels, 10);
+        assert!(few.iter().all(|n| *n >= 10), "{}: {few:?}", kernels.name);
+        assert_eq!(steps(kernels, 30), few.map(|n| 3 * n), "{}", kernels.name);
     }
 }
