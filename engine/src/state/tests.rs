@@ -39,7 +39,9 @@ const KINDS: [Kind; 4] = [
 ];
 
 fn sequence(len: u32, blocks: [u32; 4]) -> Sequence {
-    Sequence { len, blocks: blocks.map(BlockId).into(), sampler: None, adapters: [].into() }
+    let blocks = blocks.map(BlockId).into();
+    let plane = SlotId(0);
+    Sequence { len, sure: len, plane, blocks, sampler: None, adapters: [].into() }
 }
 
 /// A state of which a sequence of `len` positions is not zero, in pages that are not in order, with its bytes.
@@ -48,7 +50,7 @@ fn filled(kind: Kind, device: &Device, len: u32) -> (BlockState, Sequence, Vec<u
     let values = (0..state.n_bytes_of(&sequence) / size_of::<f32>()).map(|i| 1.0 + i as f32);
     let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
     state.write(SlotId(0), &sequence, &bytes);
-    let bytes = state.read(SlotId(0), &sequence).unwrap();
+    let bytes = state.read(&sequence).unwrap();
     (state, sequence, bytes)
 }
 
@@ -63,16 +65,17 @@ fn what_is_copied_and_put_back_elsewhere_is_what_it_was() {
             let room = CopyRoom::fresh(1 << 20);
             let pages = [(0, full / 2), (full / 2, full - full / 2)];
             let pages = pages.map(|(first, n)| state.copy_pages(&from, first, n, room));
-            let rest = state.copy_rest(SlotId(0), &from, len, room);
+            let rest = state.copy_rest(&from, len, room);
             assert_eq!(rest.len(), state.rest_bytes(len), "{name}, {len} positions");
-            let (mut other, to) = (kind.1(&device), sequence(len, [1, 6, 3, 4]));
+            let mut other = kind.1(&device);
+            let to = Sequence { plane: SlotId(1), ..sequence(len, [1, 6, 3, 4]) };
             let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
             let cut = BlockSource::Bytes { pages: pages.clone(), rest: &rest[rest.len().min(1)..] };
             assert_eq!(other.fits(&cut, len), rest.is_empty(), "{name}, {len} positions, cut off");
             let source = BlockSource::Bytes { pages, rest: &rest };
             assert!(other.fits(&source, len), "{name}, {len} positions");
             other.put_back(SlotId(1), &to, &source, len);
-            let found = other.read(SlotId(1), &to).unwrap();
+            let found = other.read(&to).unwrap();
             assert!(found == want, "{name}: {len} positions have other bytes");
         }
     }
@@ -101,5 +104,5 @@ fn a_state_that_is_cleared_keeps_no_page_in_its_place() {
     let device = device();
     let (mut state, sequence, _) = filled(KINDS[1], &device, 100);
     state.clear();
-    state.read(SlotId(0), &sequence);
+    state.read(&sequence);
 }
