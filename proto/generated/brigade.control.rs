@@ -558,6 +558,8 @@ pub enum Feature {
     ControlVectors = 5,
     /// DrawOp, Constraint.later, RowResult.not_yet.
     LaterDraws = 6,
+    /// GrowOp.
+    Growth = 7,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -573,6 +575,7 @@ impl Feature {
             Self::Windows => "FEATURE_WINDOWS",
             Self::ControlVectors => "FEATURE_CONTROL_VECTORS",
             Self::LaterDraws => "FEATURE_LATER_DRAWS",
+            Self::Growth => "FEATURE_GROWTH",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -585,6 +588,7 @@ impl Feature {
             "FEATURE_WINDOWS" => Some(Self::Windows),
             "FEATURE_CONTROL_VECTORS" => Some(Self::ControlVectors),
             "FEATURE_LATER_DRAWS" => Some(Self::LaterDraws),
+            "FEATURE_GROWTH" => Some(Self::Growth),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use brigade_proto::frame::{
 };
 use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use brigade_proto::pipeline::{
-    Boundary, CloseOp, CopyOp, LaneFrame, LogitBias, OpenOp, SamplerSetup, SeqOp, SeqPart,
+    Boundary, CloseOp, CopyOp, GrowOp, LaneFrame, LogitBias, OpenOp, SamplerSetup, SeqOp, SeqPart,
     TruncateOp, Ubatch, Want, lane_frame, seq_op,
 };
 use proptest::prelude::*;
@@ -48,6 +48,7 @@ fn full() -> Ubatch {
             op(seq_op::Op::Copy(copy)),
             op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3 })),
             op(seq_op::Op::Close(CloseOp { slot: 3 })),
+            op(seq_op::Op::Grow(GrowOp { slot: 1, blocks: vec![3] })),
         ],
         parts: vec![
             SeqPart { slot: 0, pos: 99, tokens: vec![49], want: Want::Logits.into(), mu: None },
@@ -113,6 +114,12 @@ fn ops_and_samplers_out_of_range_are_named() {
         }),
         ("truncate.len is 101", |u| {
             u.ops[2].op = Some(seq_op::Op::Truncate(TruncateOp { slot: 0, len: 101 }));
+        }),
+        ("grow.slot is 9", |u| {
+            u.ops[4].op = Some(seq_op::Op::Grow(GrowOp { slot: 9, blocks: Vec::new() }));
+        }),
+        ("block id is 16", |u| {
+            u.ops[4].op = Some(seq_op::Op::Grow(GrowOp { slot: 1, blocks: vec![16] }));
         }),
         ("close.slot is 9", |u| u.ops[3].op = Some(seq_op::Op::Close(CloseOp { slot: 9 }))),
         ("blocks count is 17", |u| {

@@ -17,6 +17,7 @@ mod https;
 mod keys;
 mod page;
 mod rerank;
+mod rooms;
 mod streams;
 mod trace;
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         keys,
         page,
         rerank,
+        rooms,
         streams,
         trace,
     ])

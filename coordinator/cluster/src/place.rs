@@ -221,8 +221,12 @@ pub async fn placed(
             PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
         })
         .collect();
-    let guides = stages.iter().all(|stage| knows(&stage.conn, Feature::Guide));
-    let line = line_spec(&plan, &settings, model.spec.prefixes(settings.windows), guides);
+    let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
+    let line = LineSpec {
+        guides: all_know(Feature::Guide),
+        grows: all_know(Feature::Growth),
+        ..line_spec(&plan, &settings, model.spec.prefixes(settings.windows))
+    };
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
@@ -364,7 +368,8 @@ pub fn engine_kv(kv: KvType) -> kernels::KvType {
     }
 }
 
-fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes, guides: bool) -> LineSpec {
+/// Of workers of which nothing is known but their places.
+fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),
         n_blocks: plan.capacity.n_blocks,
@@ -374,7 +379,8 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes, guides: b
         block_positions: settings.block_positions,
         max_positions: plan.ctx(),
         max_rows: settings.max_rows,
-        guides,
+        guides: false,
+        grows: false,
     }
 }
 

@@ -20,6 +20,7 @@ use super::audit::Audit;
 use super::body::Bodies;
 use super::cors::Origins;
 use super::error::ApiError;
+use super::guard::UnderWay;
 use super::hosts::Hosts;
 use super::streams::Streams;
 
@@ -62,6 +63,8 @@ pub struct App {
     pub audit: Option<Audit>,
     /// Streams that can be read on.
     pub streams: Streams,
+    /// Requests that are being answered.
+    pub under_way: UnderWay,
 }
 
 impl App {

@@ -100,6 +100,7 @@ impl Plan {
                 max_positions: self.ctx(),
                 max_rows: self.settings.max_rows,
                 guides: true,
+                grows: true,
             },
             stages,
             links,

@@ -151,6 +151,7 @@ mod tests {
     fn request(id: u64, copied: bool) -> Request {
         let work = Work::Generate {
             max_tokens: 40,
+            sure: 40,
             sampler: SamplerSetup::default().into(),
             stop_tokens: [].into(),
         };
@@ -176,6 +177,7 @@ mod tests {
             max_positions: 64,
             max_rows: 8,
             guides: true,
+            grows: true,
         };
         scheduler.step(0, Event::LineUp { epoch: 1, line });
         let submit = |(i, copied)| Event::Submit(request(i as u64, copied));
@@ -227,6 +229,7 @@ mod tests {
             max_positions: 1024,
             max_rows: 256,
             guides: true,
+            grows: true,
         };
         let mut copied = Vec::new();
         let mut events: VecDeque<Event> =

@@ -202,6 +202,7 @@ mod tests {
             max_positions: 32_768,
             max_rows: 512,
             guides: true,
+            grows: true,
         };
         let config = SchedConfig::default();
         Sizing { times, spec: &spec, config: &config }.decode_groups(n_decoding, last)

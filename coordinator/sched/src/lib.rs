@@ -8,7 +8,7 @@
 //! Reading order:
 //!
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what.
+//! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what; `growth` how long answers get.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
 //!   `in_flight` know what is on its way. `replay`, `checkpoints` and `parting` are for lost and changed lines.
 //! - [`sim`] runs the scheduler against a simulated line.
@@ -20,6 +20,7 @@ mod config;
 mod events;
 mod fair;
 mod groups;
+mod growth;
 mod in_flight;
 mod kept;
 mod line;
@@ -98,7 +99,7 @@ impl Scheduler {
             Event::LineDown { reason, planned } => {
                 self.line_down(now, reason, planned, &mut out);
             }
-            Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
+            Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
             Event::Tick => self.tick(now, &mut out),
@@ -373,18 +374,17 @@ impl Scheduler {
         let (max_tokens, is_stop) = (*max_tokens, stop_tokens.contains(&token.id));
         (sequence.awaiting, sequence.put_off, sequence.mu) = (false, false, token.mu);
         let (request, index) = (sequence.request, sequence.generated());
-        let reason = if is_stop {
-            FinishReason::Stop(token)
+        let (reason, generated) = if is_stop {
+            (FinishReason::Stop(token), index)
         } else {
             sequence.push(token.id);
             out.push(Action::Token { request, index, token });
-            if index + 1 < max_tokens {
+            if index + 1 < max_tokens && self.has_place_for_next(no) {
                 self.live.ready.push_back(no);
                 return;
             }
-            FinishReason::Length
+            (FinishReason::Length, index + 1)
         };
-        let generated = sequence.generated();
         self.end(now, no);
         out.push(Action::Finished { request, reason, generated });
     }

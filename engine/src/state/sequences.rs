@@ -202,7 +202,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
             SeqOp::Truncate { slot, len } => histories[slot.0 as usize].truncate(*len as usize),
             SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
-            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } | SeqOp::Grow { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
                 let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
                 histories[dst.0 as usize] = kept;
@@ -234,11 +234,16 @@ impl Draft<'_> {
         self.slot(slot)?.as_mut().ok_or(BatchError::NotOpen(slot))
     }
 
-    fn open(&mut self, slot: SlotId, sequence: Sequence) -> Result<(), BatchError> {
+    fn check_blocks(&self, blocks: &[BlockId]) -> Result<(), BatchError> {
         let n_blocks = self.base.n_blocks;
-        if let Some(block) = sequence.blocks.iter().find(|b| b.0 >= n_blocks) {
-            return Err(BatchError::NoSuchBlock { block: block.0, n_blocks });
+        match blocks.iter().find(|b| b.0 >= n_blocks) {
+            Some(block) => Err(BatchError::NoSuchBlock { block: block.0, n_blocks }),
+            None => Ok(()),
         }
+    }
+
+    fn open(&mut self, slot: SlotId, sequence: Sequence) -> Result<(), BatchError> {
+        self.check_blocks(&sequence.blocks)?;
         let place = self.slot(slot)?;
         if place.is_some() {
             return Err(BatchError::AlreadyOpen(slot));
@@ -292,6 +297,16 @@ impl Draft<'_> {
                     return Err(BatchError::Malformed(why));
                 }
                 sequence.adapters = adapters.clone();
+            }
+            SeqOp::Grow { slot, blocks } => {
+                self.check_blocks(blocks)?;
+                let n_blocks = self.base.n_blocks as usize;
+                let sequence = self.sequence(*slot)?;
+                if sequence.blocks.len() + blocks.len() > n_blocks {
+                    let why = format!("slot {}: more pages than the {n_blocks} there are", slot.0);
+                    return Err(BatchError::Malformed(why));
+                }
+                sequence.blocks = [&sequence.blocks, &blocks[..]].concat().into();
             }
             SeqOp::Name { slot, .. } | SeqOp::Draw { slot } => drop(self.sequence(*slot)?),
             SeqOp::Checkpoint { slot, len, .. } => {
@@ -454,6 +469,23 @@ mod tests {
         let sample = SeqPart { want: Want::Sample, ..part(0, 60, 1) };
         assert_eq!(apply(&mut s, vec![], vec![sample]), Err(BatchError::NoSampler(slot)));
         assert_eq!(s.get(slot).map(|s| s.len), Some(60));
+    }
+
+    #[test]
+    fn a_sequence_grows_by_pages_that_there_are() {
+        let mut s = sequences(Prefixes::Whole, false);
+        let grow =
+            |slot, ids: &[u32]| SeqOp::Grow { slot: SlotId(slot), blocks: blocks(ids) };
+        apply(&mut s, vec![open(0, &[5])], vec![part(0, 0, 64)]).unwrap();
+        apply(&mut s, vec![grow(0, &[2])], vec![part(0, 64, 1)]).unwrap();
+        assert_eq!(s.get(SlotId(0)).unwrap().used_blocks(), [BlockId(5), BlockId(2)]);
+        let beyond = apply(&mut s, vec![grow(0, &[8])], vec![]);
+        assert_eq!(beyond, Err(BatchError::NoSuchBlock { block: 8, n_blocks: 8 }));
+        let closed = apply(&mut s, vec![grow(1, &[3])], vec![]);
+        assert_eq!(closed, Err(BatchError::NotOpen(SlotId(1))));
+        let many = apply(&mut s, vec![grow(0, &[0, 1, 2, 3, 4, 5, 6])], vec![]);
+        assert!(matches!(many, Err(BatchError::Malformed(why)) if why.contains("more pages")));
+        assert_eq!(s.get(SlotId(0)).unwrap().blocks.len(), 2, "what is refused changes nothing");
     }
 
     #[test]

@@ -25,6 +25,7 @@ const SPEC: LineSpec = LineSpec {
     max_positions: 64,
     max_rows: 16,
     guides: true,
+    grows: true,
 };
 
 /// A driver with a line, and what it sends into that.

@@ -78,6 +78,7 @@ impl Sim {
                 max_positions: 32_768,
                 max_rows: 512,
                 guides: true,
+                grows: true,
             },
             stages: vec![stage; n],
             links: vec![LinkModel::default(); n + 1],
