@@ -324,7 +324,10 @@ fn an_answer_without_a_length_goes_on_beyond_its_share_while_nobody_needs_the_ro
     let server = Server::start(&args);
     let pages = |name: &str| server.metric(name) as u64;
     assert_eq!(pages("brigade_kv_blocks") * 64 / 8, SURE);
-    let body = json!({ "messages": [{ "role": "user", "content": "Go on" }], "ignore_eos": true });
+    // Each token is a letter, so that there is an event for each.
+    let body = json!({
+        "messages": [{ "role": "user", "content": "Go on" }], "ignore_eos": true, "logit_bias": { "87": 100 },
+    });
     let server = &server;
     std::thread::scope(|scope| {
         let long = scope.spawn(|| server.chat_hang_up(&body, SURE as usize + 200));
