@@ -8,6 +8,7 @@
 //! nothing is compiled for it any more.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -21,7 +22,7 @@ use super::MAX_GRAMMAR_BYTES;
 /// Bytes of all grammars that are compiled for one request, those that a mistake is looked for in among them.
 pub const MAX_TRIED_BYTES: usize = 4 * MAX_GRAMMAR_BYTES;
 
-/// Grammars whose trial is remembered; the one that was used longest ago goes first.
+/// Grammars whose trial is remembered; of the owner that has most of them, the one that was used longest ago goes first.
 const MAX_KNOWN: usize = 256;
 
 type Name = [u8; 32];
@@ -36,9 +37,16 @@ pub struct Trials {
 
 #[derive(Debug, Default)]
 struct Known {
-    by_name: BTreeMap<Name, (u64, Verdict)>,
+    by_name: BTreeMap<Name, Tried>,
     uses: u64,
     tried: u64,
+}
+
+#[derive(Debug)]
+struct Tried {
+    owner: u64,
+    last_use: u64,
+    verdict: Verdict,
 }
 
 /// The place where a request is read. Whoever waits for a compile leaves it to others.
@@ -140,7 +148,7 @@ impl Trials {
         at_the_place(|place| place.come_back());
         let is_tried = verdict != Err(ConstraintError::Unwanted);
         if is_tried {
-            self.known().remember(name, verdict.clone());
+            self.known().remember(name, owner, verdict.clone());
         }
         (verdict, Compiling { grammars: is_tried.into(), took })
     }
@@ -185,19 +193,24 @@ impl Known {
     fn recall(&mut self, name: Name) -> Option<Verdict> {
         self.uses += 1;
         let now = self.uses;
-        let (used, verdict) = self.by_name.get_mut(&name)?;
-        *used = now;
-        Some(verdict.clone())
+        let tried = self.by_name.get_mut(&name)?;
+        tried.last_use = now;
+        Some(tried.verdict.clone())
     }
 
-    fn remember(&mut self, name: Name, verdict: Verdict) {
+    fn remember(&mut self, name: Name, owner: u64, verdict: Verdict) {
         self.tried += 1;
-        self.by_name.insert(name, (self.uses, verdict));
-        if self.by_name.len() > MAX_KNOWN {
-            let oldest = self.by_name.iter().min_by_key(|(_, (used, _))| *used);
-            if let Some(oldest) = oldest.map(|(name, _)| *name) {
-                self.by_name.remove(&oldest);
-            }
+        self.by_name.insert(name, Tried { owner, last_use: self.uses, verdict });
+        if self.by_name.len() <= MAX_KNOWN {
+            return;
+        }
+        let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+        self.by_name.values().for_each(|tried| *held.entry(tried.owner).or_default() += 1);
+        let rank = |(_, tried): &(&Name, &Tried)| {
+            (held.get(&tried.owner).copied(), Reverse(tried.last_use))
+        };
+        if let Some(next) = self.by_name.iter().max_by_key(rank).map(|(name, _)| *name) {
+            self.by_name.remove(&next);
         }
     }
 }
@@ -280,6 +293,19 @@ mod tests {
         assert_eq!(read(2, "start: \"a\""), Ok(()), "and anew for another one");
         assert_eq!(trials.n_tried(), 3);
         assert_eq!(*place.0.lock().unwrap(), [3, 3], "a place is left while a grammar is compiled");
+    }
+
+    #[test]
+    fn who_sends_many_grammars_does_not_make_those_of_others_forgotten() {
+        let mut known = Known::default();
+        known.remember(name(2, "polite"), 2, Ok(()));
+        for n in 0..2 * MAX_KNOWN {
+            known.recall(name(1, &n.to_string()));
+            known.remember(name(1, &n.to_string()), 1, Ok(()));
+        }
+        assert_eq!(known.by_name.len(), MAX_KNOWN);
+        assert_eq!(known.recall(name(2, "polite")), Some(Ok(())));
+        assert_eq!(known.recall(name(1, "0")), None);
     }
 
     #[test]
