@@ -107,7 +107,7 @@ fn every_prefix_of_a_frame_is_refused_or_checked() {
 #[test]
 fn ops_and_samplers_out_of_range_are_named() {
     type Change = fn(&mut Ubatch);
-    let cases: [(&str, Change); 11] = [
+    let cases: [(&str, Change); 13] = [
         ("ubatch.ops.op", |u| u.ops[0].op = None),
         ("copy.dst is 4", |u| {
             u.ops[1].op = Some(seq_op::Op::Copy(CopyOp { dst: 4, ..CopyOp::default() }));

@@ -258,7 +258,7 @@ fn line_spec(
         max_positions: n_blocks * block_positions,
         max_rows: field("rows"),
         guides: true,
-        grows: true,
+        grows: find("fixed").is_none(),
     }
 }
 
