@@ -217,13 +217,18 @@ fn times_of_prompts_that_another_key_has_sent() {
     let share = faster.filter(|faster| *faster).count() as f64 / (PAIRS * PAIRS) as f64;
     println!("| first token of {TOKENS} tokens, ms | median | noise |");
     println!("|---|---|---|");
-    for (what, times) in
-        [("that the other key sent", &sent), ("that nobody sent", &unsent), ("its owner's again", &own)]
-    {
+    for (what, times) in [
+        ("that the other key sent", &sent),
+        ("that nobody sent", &unsent),
+        ("its owner's again", &own),
+    ] {
         let (median, noise) = median_and_noise(times);
         println!("| {what} | {median:.2} | {noise:.2} |");
     }
-    println!("sent ones are faster than unsent ones in {:.0} % of all pairs (50: no trace)", share * 100.0);
+    println!(
+        "sent ones are faster than unsent ones in {:.0} % of all pairs (50: no trace)",
+        share * 100.0
+    );
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![

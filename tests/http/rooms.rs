@@ -49,7 +49,16 @@ impl Rooms {
         let (greedy, polite) = (key("greedy"), key("polite"));
         let (seqs, queue) = (MAX_SEQS.to_string(), MAX_QUEUE.to_string());
         let server = Server::start(&[
-            "--workers", "1", "--data-dir", data, "--max-seqs", &seqs, "--max-queue", &queue, "--keep", "4",
+            "--workers",
+            "1",
+            "--data-dir",
+            data,
+            "--max-seqs",
+            &seqs,
+            "--max-queue",
+            &queue,
+            "--keep",
+            "4",
         ]);
         Self { server, greedy, polite }
     }
@@ -217,8 +226,9 @@ fn readers(rooms: &Rooms) {
 
 /// Grammars that take much to compile, no two alike.
 fn hostile(i: usize) -> Value {
-    let property =
-        |n: usize| (format!("p{n}"), json!({ "type": "string", "pattern": format!("^.*{i}x{n}.*$") }));
+    let property = |n: usize| {
+        (format!("p{n}"), json!({ "type": "string", "pattern": format!("^.*{i}x{n}.*$") }))
+    };
     let properties: serde_json::Map<String, Value> = (0..2000).map(property).collect();
     let required: Vec<&String> = properties.keys().collect();
     json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
@@ -226,7 +236,10 @@ fn hostile(i: usize) -> Value {
 
 fn grammars(rooms: &Rooms) {
     let ask = |i: usize| {
-        rooms.complete(&rooms.greedy, &json!({ "prompt": "x", "max_tokens": 1, "guided_json": hostile(i) }))
+        rooms.complete(
+            &rooms.greedy,
+            &json!({ "prompt": "x", "max_tokens": 1, "guided_json": hostile(i) }),
+        )
     };
     in_turns("threads that compile grammars", rooms, 12, ask, || {
         rooms.polite_completes(&json!({ "guided_regex": "[a-c]{1,4}" }))
@@ -280,7 +293,11 @@ fn events(rooms: &Rooms) {
     assert!(!polite.contains("\"error\""), "{polite}");
     assert!(last.contains("as large as may be"), "{last}");
     let mib = bytes >> 20;
-    let greedy = format!("{mib} MiB in {} streams; the last one ended: {}", ids.len(), words(&format!("{{{last}")));
+    let greedy = format!(
+        "{mib} MiB in {} streams; the last one ended: {}",
+        ids.len(),
+        words(&format!("{{{last}"))
+    );
     rooms.row("events of streams", &greedy, "200 for a whole one");
     rooms.cancel(&ids);
 }
@@ -300,7 +317,9 @@ fn journal(rooms: &Rooms) {
         assert!(ids.len() < 16, "one key fills the journal");
     };
     assert_eq!(status, 429, "{text}");
-    rooms.polite_completes(&json!({ "stream": true, "resumable": true, "user": "x".repeat(15_000_000) }));
+    rooms.polite_completes(
+        &json!({ "stream": true, "resumable": true, "user": "x".repeat(15_000_000) }),
+    );
     let greedy = format!("{} requests of 15 MB, then {status}: {}", ids.len(), words(&text));
     rooms.row("the journal", &greedy, "200 for one of 15 MB");
     rooms.cancel(&ids);
@@ -321,9 +340,8 @@ fn places(rooms: &Rooms) {
     thread::scope(|scope| {
         (0..ASKED).for_each(|_| drop(scope.spawn(ask)));
         let is_full = || {
-            let running = ["prefill", "decode"].map(|phase| {
-                metric(&format!("brigade_requests_running{{phase=\"{phase}\"}}"))
-            });
+            let running = ["prefill", "decode"]
+                .map(|phase| metric(&format!("brigade_requests_running{{phase=\"{phase}\"}}")));
             (metric("brigade_requests_waiting"), running.iter().sum::<usize>())
         };
         until("the line and the queue are full", || is_full() == (MAX_QUEUE, PLACES_OF_A_KEY));
@@ -343,9 +361,13 @@ fn rows(rooms: &Rooms) {
         let prompt = format!("{i} {}", "and the sons of men ".repeat(150));
         json!({ "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true })
     };
-    in_turns("rows of a ubatch", rooms, 24, |i| rooms.complete(&rooms.greedy, &body(i, 1)), || {
-        rooms.complete(&rooms.polite, &body(99, 1))
-    });
+    in_turns(
+        "rows of a ubatch",
+        rooms,
+        24,
+        |i| rooms.complete(&rooms.greedy, &body(i, 1)),
+        || rooms.complete(&rooms.polite, &body(99, 1)),
+    );
 }
 
 /// Kept conversations: another prompt again and again.
@@ -399,7 +421,8 @@ fn connections(rooms: &Rooms) {
     };
     assert_eq!((refused.0, following.len()), (429, CONNECTIONS_OF_A_KEY), "{}", refused.1);
     rooms.polite_completes(&json!({}));
-    let greedy = format!("{CONNECTIONS_OF_A_KEY} of 256, then {}: {}", refused.0, words(&refused.1));
+    let greedy =
+        format!("{CONNECTIONS_OF_A_KEY} of 256, then {}: {}", refused.0, words(&refused.1));
     rooms.row("connections of an address", &greedy, "200");
     drop(following);
     rooms.cancel(&[id]);

@@ -195,7 +195,12 @@ fn answers_get_as_long_as_there_is_room_and_nobody_waits_for_them() {
         "{long} answers got longer than what was sure, {whole} as long as they might, {cut} ended earlier; {replays} \
          replays"
     );
-    assert!(long > 10 * SEEDS as u32 && whole > SEEDS as u32 && cut > SEEDS as u32 && replays > SEEDS as u32);
+    assert!(
+        long > 10 * SEEDS as u32
+            && whole > SEEDS as u32
+            && cut > SEEDS as u32
+            && replays > SEEDS as u32
+    );
 }
 
 fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {

@@ -381,7 +381,10 @@ mod tests {
             let body = ApiError::not_found("ä".repeat(n)).body();
             body["error"]["message"].as_str().unwrap().chars().count()
         };
-        assert_eq!((of(MAX_MESSAGE_CHARS), of(100_000)), (MAX_MESSAGE_CHARS, MAX_MESSAGE_CHARS + 4));
+        assert_eq!(
+            (of(MAX_MESSAGE_CHARS), of(100_000)),
+            (MAX_MESSAGE_CHARS, MAX_MESSAGE_CHARS + 4)
+        );
     }
 
     #[test]

@@ -181,7 +181,10 @@ fn describe() {
     describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
     describe_counter!(LINE_DOWN, "Times that the line broke");
     describe_gauge!(LINE_UP, "1 while requests can run");
-    describe_counter!(GRAMMARS, "Grammars and schemas of requests that were compiled to be checked");
+    describe_counter!(
+        GRAMMARS,
+        "Grammars and schemas of requests that were compiled to be checked"
+    );
     describe_counter!(GRAMMAR_TIME, Unit::Microseconds, "Time that compiling them took");
     describe_counter!(HTTP, "Responses by status");
 }

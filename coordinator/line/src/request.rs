@@ -445,7 +445,8 @@ mod tests {
     #[test]
     fn an_answer_without_a_length_has_the_rest_of_the_context_and_a_part_of_it_is_sure() {
         let sure = |max_tokens, answer| {
-            let (limits, drawing) = (Limits { answer, ..LIMITS }, Drawing { max_tokens, ..Drawing::default() });
+            let (limits, drawing) =
+                (Limits { answer, ..LIMITS }, Drawing { max_tokens, ..Drawing::default() });
             match Request::generate(vec![1; 2], drawing, &limits).unwrap().work {
                 Work::Generate { max_tokens, sure, .. } => (max_tokens, sure),
                 Work::Logits | Work::Hidden(_) => (0, 0),

@@ -272,12 +272,12 @@ mod tests {
     fn the_longest_unused_one_goes_first_unless_it_is_pinned() {
         let mut pool = pool(&[&[1], &[2], &[3]]);
         pool.touch(KeptId(0));
-        assert_eq!(pool.oldest(None), Some(KeptId(1)));
-        assert_eq!(pool.oldest(Some(KeptId(1))), Some(KeptId(2)));
+        assert_eq!(pool.next_for_pages(None), Some(KeptId(1)));
+        assert_eq!(pool.next_for_pages(Some(KeptId(1))), Some(KeptId(2)));
         pool.get_mut(KeptId(1)).unwrap().pinned = true;
-        assert_eq!(pool.oldest(None), Some(KeptId(2)));
+        assert_eq!(pool.next_for_pages(None), Some(KeptId(2)));
         pool.remove(KeptId(2));
-        assert_eq!(pool.oldest(Some(KeptId(0))), None);
+        assert_eq!(pool.next_for_pages(Some(KeptId(0))), None);
     }
 
     #[test]

@@ -130,7 +130,8 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded_in_bytes_and_each_owner_pays_for_itself() {
         let compiled = Compiled::default();
-        let grammar = |n: usize, bytes: usize| format!("{n:>bytes$}");
+        let grammar =
+            |n: usize, bytes: usize| n.to_string() + &" ".repeat(bytes - n.to_string().len());
         let ask = |owner, n, bytes| {
             let refused = || Err(ConstraintError::Grammar("none of these is one".to_owned()));
             assert!(compiled.matcher(owner, &grammar(n, bytes), refused).is_err());

@@ -474,8 +474,7 @@ mod tests {
     #[test]
     fn a_sequence_grows_by_pages_that_there_are() {
         let mut s = sequences(Prefixes::Whole, false);
-        let grow =
-            |slot, ids: &[u32]| SeqOp::Grow { slot: SlotId(slot), blocks: blocks(ids) };
+        let grow = |slot, ids: &[u32]| SeqOp::Grow { slot: SlotId(slot), blocks: blocks(ids) };
         apply(&mut s, vec![open(0, &[5])], vec![part(0, 0, 64)]).unwrap();
         apply(&mut s, vec![grow(0, &[2])], vec![part(0, 64, 1)]).unwrap();
         assert_eq!(s.get(SlotId(0)).unwrap().used_blocks(), [BlockId(5), BlockId(2)]);

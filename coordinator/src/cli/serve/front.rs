@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_http::{
-    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Hosts, Tls, TlsFiles, UnderWay,
-    admin_router, allowed_host, router, serve,
+    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Hosts, Tls, TlsFiles,
+    UnderWay, admin_router, allowed_host, router, serve,
 };
 use brigade_line::admin::Admin;
 use brigade_line::clock;
