@@ -20,9 +20,9 @@ use super::audit::Audit;
 use super::body::Bodies;
 use super::cors::Origins;
 use super::error::ApiError;
-use super::guard::UnderWay;
 use super::hosts::Hosts;
 use super::streams::Streams;
+use super::under_way::UnderWay;
 
 /// Everything a handler needs; clones share it.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! A layer around all handlers of the public listener, inside of [`trace`](super::trace), so that a refusal has an
 //! id and a line too: it asks [`Access`](super::access::Access) whose a request is, counts it, and says what is left.
-//! One key has so many requests under way that others still find a connection ([`UnderWay`]).
+//! One key has so many requests under way that others still find a connection ([`under_way`](super::under_way)).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,49 +15,6 @@ use super::app::App;
 use super::error::ApiError;
 use super::name::Name;
 use super::open::Peer;
-use super::rooms::{Part, Room, Tenant};
-
-/// Of the connections that one address may have, one in so many is left by a key to others: keys behind one proxy come from
-/// one address.
-const LEFT_ONE_IN: usize = 4;
-
-/// When a key that has all the places it may have is told to come back: as soon as one of its answers ends.
-const AGAIN_S: u64 = 1;
-
-/// Requests that are being answered, of which one key has a part where there are several. Clones share them.
-#[derive(Clone, Debug)]
-pub struct UnderWay {
-    room: Arc<Room>,
-    each: usize,
-}
-
-impl Default for UnderWay {
-    /// As many as come.
-    fn default() -> Self {
-        Self::of_address(usize::MAX)
-    }
-}
-
-impl UnderWay {
-    /// Where one address may have so many connections.
-    pub fn of_address(connections: usize) -> Self {
-        let each = (connections - connections / LEFT_ONE_IN).max(1);
-        Self { room: Room::new(usize::MAX, each), each }
-    }
-
-    /// A place, until it is dropped.
-    fn begin(&self, tenant: Tenant) -> Result<Part, ApiError> {
-        let mut part = self.room.part(tenant);
-        part.grow(1).map(|()| part).map_err(|_| {
-            let message = format!(
-                "{} requests of the API key are under way, as many as one key may have so that others find a connection: \
-                 wait until some have ended",
-                self.each
-            );
-            ApiError::rate_limited(message, AGAIN_S)
-        })
-    }
-}
 
 /// Wraps every handler of the public listener.
 pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {

@@ -71,6 +71,7 @@ mod tokens;
 mod tools;
 mod trace;
 mod types;
+mod under_way;
 mod unread;
 mod value;
 mod writer;
@@ -89,12 +90,12 @@ pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
-pub use guard::UnderWay;
 pub use hosts::{Hosts, allowed_host};
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use streams::Streams;
+pub use under_way::UnderWay;
 
 /// All addresses of the public listener.
 pub fn router(app: App) -> Router {
