@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use brigade_tests::process::{Server, post_with, run};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(100);
+/// Nothing on a busy machine takes longer.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What the server is started with.
 const MAX_SEQS: usize = 8;
@@ -190,8 +191,9 @@ fn in_turns(
     greedy: impl Fn(usize) -> Told + Sync,
     polite: impl FnOnce() -> Told,
 ) {
-    let answered = AtomicUsize::new(0);
+    let (begun, answered) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let ask = |i| {
+        begun.fetch_add(1, Ordering::SeqCst);
         let (status, text) = greedy(i);
         assert!([200, 400, 429].contains(&status), "{status}: {text}");
         answered.fetch_add(1, Ordering::SeqCst);
@@ -199,7 +201,7 @@ fn in_turns(
     let ask = &ask;
     let before = thread::scope(|scope| {
         (0..n).for_each(|i| drop(scope.spawn(move || ask(i))));
-        until("one of the greedy key's is answered", || answered.load(Ordering::SeqCst) > 0);
+        until("all of the greedy key's begin", || begun.load(Ordering::SeqCst) == n);
         let at_first = answered.load(Ordering::SeqCst);
         let (status, text) = polite();
         assert_eq!(status, 200, "{text}");
@@ -229,7 +231,7 @@ fn hostile(i: usize) -> Value {
     let property = |n: usize| {
         (format!("p{n}"), json!({ "type": "string", "pattern": format!("^.*{i}x{n}.*$") }))
     };
-    let properties: serde_json::Map<String, Value> = (0..2000).map(property).collect();
+    let properties: serde_json::Map<String, Value> = (0..1000).map(property).collect();
     let required: Vec<&String> = properties.keys().collect();
     json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
 }
