@@ -248,7 +248,7 @@ fn grammars(rooms: &Rooms) {
     });
     let words = |i: usize| {
         let regex = format!("([a-z]{{1,8}}[ ,.]){{{}}}", 10_000 + i);
-        let body = json!({ "prompt": "x", "max_tokens": 300, "guided_regex": regex });
+        let body = json!({ "prompt": "x", "max_tokens": 60, "guided_regex": regex });
         rooms.complete(&rooms.greedy, &body)
     };
     in_turns("threads that make masks", rooms, 24, words, || {
