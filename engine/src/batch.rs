@@ -56,7 +56,7 @@ impl UBatch {
 /// A change to a sequence that computes nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SeqOp {
-    /// Starts an empty sequence in a free slot with all pages it may ever need, in position order.
+    /// Starts an empty sequence in a free slot with the pages that are sure for it, in position order.
     Open {
         /// The slot, free until now on every stage.
         slot: SlotId,
@@ -103,6 +103,13 @@ pub enum SeqOp {
         /// An open sequence.
         slot: SlotId,
     },
+    /// Gives a sequence more pages, behind those that it has.
+    Grow {
+        /// An open sequence.
+        slot: SlotId,
+        /// As in [`SeqOp::Open`].
+        blocks: Vec<BlockId>,
+    },
     /// Draws the token of a sequence whose last row said [`RowValue::NotYet`], if its mask is there now. Its result
     /// comes before those of the ubatch's parts.
     Draw {
@@ -146,6 +153,7 @@ impl SeqOp {
             Self::Open { slot, .. }
             | Self::Truncate { slot, .. }
             | Self::Close { slot }
+            | Self::Grow { slot, .. }
             | Self::Draw { slot }
             | Self::Adapt { slot, .. }
             | Self::Name { slot, .. }

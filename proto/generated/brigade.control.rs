@@ -558,8 +558,10 @@ pub enum Feature {
     ControlVectors = 5,
     /// DrawOp, Constraint.later, RowResult.not_yet.
     LaterDraws = 6,
+    /// GrowOp.
+    Growth = 7,
     /// SeqPart.ahead, TruncateOp.from, WANT_VERIFY, RowResult.refuted.
-    Ahead = 7,
+    Ahead = 8,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -575,6 +577,7 @@ impl Feature {
             Self::Windows => "FEATURE_WINDOWS",
             Self::ControlVectors => "FEATURE_CONTROL_VECTORS",
             Self::LaterDraws => "FEATURE_LATER_DRAWS",
+            Self::Growth => "FEATURE_GROWTH",
             Self::Ahead => "FEATURE_AHEAD",
         }
     }
@@ -588,6 +591,7 @@ impl Feature {
             "FEATURE_WINDOWS" => Some(Self::Windows),
             "FEATURE_CONTROL_VECTORS" => Some(Self::ControlVectors),
             "FEATURE_LATER_DRAWS" => Some(Self::LaterDraws),
+            "FEATURE_GROWTH" => Some(Self::Growth),
             "FEATURE_AHEAD" => Some(Self::Ahead),
             _ => None,
         }

@@ -68,7 +68,7 @@ pub struct Ubatch {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SeqOp {
-    #[prost(oneof = "seq_op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "seq_op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub op: ::core::option::Option<seq_op::Op>,
 }
 /// Nested message and enum types in `SeqOp`.
@@ -93,6 +93,9 @@ pub mod seq_op {
         /// Only where those of all stages name FEATURE_LATER_DRAWS.
         #[prost(message, tag = "8")]
         Draw(super::DrawOp),
+        /// Only where those of all stages name FEATURE_GROWTH.
+        #[prost(message, tag = "9")]
+        Grow(super::GrowOp),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -174,6 +177,14 @@ pub struct AdaptOp {
 pub struct DrawOp {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
+}
+/// More pages for an open sequence, behind those that it has.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GrowOp {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    #[prost(uint32, repeated, tag = "2")]
+    pub blocks: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct AdapterUse {

@@ -138,6 +138,10 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
         }
         seq_op::Op::Close(close) => below("close.slot", close.slot, slot_limit),
         seq_op::Op::Draw(draw) => below("draw.slot", draw.slot, slot_limit),
+        seq_op::Op::Grow(grow) => {
+            below("grow.slot", grow.slot, slot_limit)?;
+            check_blocks(&grow.blocks, limits)
+        }
         seq_op::Op::Name(name) => {
             below("name.slot", name.slot, slot_limit)?;
             match name.name.len() {

@@ -8,7 +8,7 @@ use brigade_proto::frame::{
 };
 use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use brigade_proto::pipeline::{
-    Boundary, CloseOp, CopyOp, LaneFrame, LogitBias, OpenOp, SamplerSetup, SeqOp, SeqPart,
+    Boundary, CloseOp, CopyOp, GrowOp, LaneFrame, LogitBias, OpenOp, SamplerSetup, SeqOp, SeqPart,
     TruncateOp, Ubatch, Want, lane_frame, seq_op,
 };
 use proptest::prelude::*;
@@ -48,6 +48,7 @@ fn full() -> Ubatch {
             op(seq_op::Op::Copy(copy)),
             op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3, from: None })),
             op(seq_op::Op::Close(CloseOp { slot: 3 })),
+            op(seq_op::Op::Grow(GrowOp { slot: 1, blocks: vec![3] })),
         ],
         parts: vec![
             SeqPart {
@@ -120,13 +121,19 @@ fn every_prefix_of_a_frame_is_refused_or_checked() {
 #[test]
 fn ops_and_samplers_out_of_range_are_named() {
     type Change = fn(&mut Ubatch);
-    let cases: [(&str, Change); 11] = [
+    let cases: [(&str, Change); 13] = [
         ("ubatch.ops.op", |u| u.ops[0].op = None),
         ("copy.dst is 4", |u| {
             u.ops[1].op = Some(seq_op::Op::Copy(CopyOp { dst: 4, ..CopyOp::default() }));
         }),
         ("truncate.len is 101", |u| {
             u.ops[2].op = Some(seq_op::Op::Truncate(TruncateOp { slot: 0, len: 101, from: None }));
+        }),
+        ("grow.slot is 9", |u| {
+            u.ops[4].op = Some(seq_op::Op::Grow(GrowOp { slot: 9, blocks: Vec::new() }));
+        }),
+        ("block id is 16", |u| {
+            u.ops[4].op = Some(seq_op::Op::Grow(GrowOp { slot: 1, blocks: vec![16] }));
         }),
         ("close.slot is 9", |u| u.ops[3].op = Some(seq_op::Op::Close(CloseOp { slot: 9 }))),
         ("blocks count is 17", |u| {

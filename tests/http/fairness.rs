@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_tests::process::{Server, post_with, run};
+use brigade_tests::streams::prompt;
 use serde_json::json;
 
 /// A server with a key for each name, and their secrets.
@@ -167,9 +168,73 @@ fn first_tokens_beside_ten_times_the_load() {
     assert!(flooded.1 <= 2.0 * alone.1, "{flooded:?} after {alone:?}");
 }
 
+/// The median of some times, and the median of their distances from it.
+fn median_and_noise(times: &[f64]) -> (f64, f64) {
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let middle = median(times.to_vec());
+    (middle, median(times.iter().map(|time| (time - middle).abs()).collect()))
+}
+
+/// The published attacks, by time: a guesser compares a prompt that somebody else has sent lately with one that nobody did.
+/// The times are printed, of its owner's repetition too, which show what a hit would be. What is asserted is what they
+/// follow from: no token of any of the guesser's prompts was there.
+fn times_of_prompts_that_another_key_has_sent() {
+    const PAIRS: u64 = 30;
+    const TOKENS: u64 = 900;
+    let (server, [mine, guesser]) =
+        start("times", ["mine", "guesser"], &["--keep", "16", "--ctx", "1024"]);
+    let to: SocketAddr = server.process.ready.trim_start_matches("http://").parse().unwrap();
+    let reused = || server.metric("brigade_prompt_tokens_reused_total") as u64;
+    let ask = |secret: &str, seed: u64| {
+        let body = json!({ "prompt": prompt(seed, TOKENS), "max_tokens": 2, "ignore_eos": true, "stream": true });
+        let before = reused();
+        let took = first_token(to, secret, &body.to_string());
+        (took, reused() - before)
+    };
+    // Memory is touched, and times are known to the scheduler. There are 200 prompts, and these are none of those below.
+    for seed in 100..105 {
+        ask(&guesser, seed);
+    }
+    let [mut sent, mut unsent, mut own] = [const { Vec::new() }; 3];
+    for pair in 0..PAIRS {
+        let (secret, nobodys) = (2 * pair, 2 * pair + 1);
+        assert_eq!(ask(&mine, secret).1, 0);
+        // In turns, so that what changes over time is in both.
+        let order = if pair % 2 == 0 { [secret, nobodys] } else { [nobodys, secret] };
+        for seed in order {
+            let (took, reused) = ask(&guesser, seed);
+            assert_eq!(reused, 0, "a token of another key's prompt was there");
+            if seed == secret { sent.push(took) } else { unsent.push(took) }
+        }
+        let (took, reused) = ask(&mine, secret);
+        assert!(reused > TOKENS / 2, "its owner has it: {reused}");
+        own.push(took);
+    }
+    let faster = sent.iter().flat_map(|a| unsent.iter().map(move |b| a < b));
+    let share = faster.filter(|faster| *faster).count() as f64 / (PAIRS * PAIRS) as f64;
+    println!("| first token of {TOKENS} tokens, ms | median | noise |");
+    println!("|---|---|---|");
+    for (what, times) in [
+        ("that the other key sent", &sent),
+        ("that nobody sent", &unsent),
+        ("its owner's again", &own),
+    ] {
+        let (median, noise) = median_and_noise(times);
+        println!("| {what} | {median:.2} | {noise:.2} |");
+    }
+    println!(
+        "sent ones are faster than unsent ones in {:.0} % of all pairs (50: no trace)",
+        share * 100.0
+    );
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     alone:
         two_hundred_requests_of_one_key_do_not_make_another_wait,
         what_a_key_has_asked_is_no_hit_for_another,
+        times_of_prompts_that_another_key_has_sent ignored("times of 30 pairs of prompts: cargo test --release --workspace --test http -- --ignored --nocapture fairness::times"),
         first_tokens_beside_ten_times_the_load ignored("a measurement of a minute on a quiet machine: cargo test --release --workspace --test http -- --ignored fairness::");
 ];

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Server, get, post, run, signal};
+use brigade_tests::process::{Server, get, post, run, signal, synth};
 use serde_json::{Value, json};
 
 /// For waits that end by themselves on any machine.
@@ -323,6 +323,30 @@ fn nothing_plain_beyond_loopback_without_permission() {
 }
 
 /// The official client library is the judge of the JSON's shape.
+/// The context of the model is 32,768 positions. All of them are in the cache, which eight share: 4096 are sure for each.
+fn an_answer_without_a_length_goes_on_beyond_its_share_while_nobody_needs_the_room() {
+    const SURE: u64 = 4096;
+    let model = synth("llama", "tiny");
+    let args = ["-m", model.to_str().unwrap(), "--workers", "2", "--max-seqs", "8"];
+    let server = Server::start(&args);
+    let pages = |name: &str| server.metric(name) as u64;
+    assert_eq!(pages("brigade_kv_blocks") * 64 / 8, SURE);
+    // Each token is a letter, so that there is an event for each.
+    let body = json!({
+        "messages": [{ "role": "user", "content": "Go on" }], "ignore_eos": true, "logit_bias": { "87": 100 },
+    });
+    let server = &server;
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| server.chat_hang_up(&body, SURE as usize + 200));
+        wait_for("its first page", || pages("brigade_kv_blocks_used") > 0);
+        let reserved = pages("brigade_kv_blocks_used") * 64;
+        assert!((SURE..SURE + 256).contains(&reserved), "{reserved} positions are reserved");
+        long.join().unwrap();
+    });
+    println!("{} tokens of an answer for which {SURE} were sure", SURE + 200);
+    std::fs::remove_file(model).unwrap();
+}
+
 fn the_openai_python_client_is_content() {
     let has_client = Command::new("python3").args(["-c", "import openai"]).output();
     if !has_client.is_ok_and(|o| o.status.success()) {
@@ -347,6 +371,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         logprobs_do_not_depend_on_the_number_of_workers,
         what_cannot_be_done_is_refused_with_the_reason,
         a_full_queue_says_429_and_when_to_come_back,
+        an_answer_without_a_length_goes_on_beyond_its_share_while_nobody_needs_the_room,
         a_client_that_leaves_makes_room,
         a_stop_signal_lets_running_answers_end,
         metrics_and_models_say_what_is_there,

@@ -18,6 +18,7 @@ mod keys;
 mod page;
 mod rerank;
 mod speculation;
+mod rooms;
 mod streams;
 mod trace;
 
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         page,
         rerank,
         speculation,
+        rooms,
         streams,
         trace,
     ])

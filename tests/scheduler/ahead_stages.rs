@@ -141,6 +141,7 @@ impl<'a> Run<'a> {
                 prompt: prompt.clone(),
                 work: Work::Generate {
                     max_tokens: ANSWER,
+                    sure: ANSWER,
                     sampler: chat.sampler.clone(),
                     stop_tokens: [].into(),
                 },
@@ -215,6 +216,7 @@ fn check(golden: &Golden, (name, entry): Named<'_>) {
             max_rows: 64,
             guides: true,
             ahead: true,
+            grows: true,
         };
         let tokens = golden.manifest.tokens.iter().cycle().copied();
         let greedy =

@@ -22,6 +22,9 @@ fn random_with_drafts(seed: u64) -> (Sim, Workload) {
             request.at += i as u64 * 700_000;
         }
     }
+    if rng.one_in(3) {
+        workload = workload.open_ended(seed, 2, 40);
+    }
     (sim, workload)
 }
 

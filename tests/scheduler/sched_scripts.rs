@@ -132,6 +132,7 @@ impl Script {
                 prompt: (find("from").unwrap_or(1)..).take(field("prompt") as usize).collect(),
                 work: find("max").map_or(rows(find("hidden")), |max_tokens| Work::Generate {
                     max_tokens,
+                    sure: find("sure").unwrap_or(max_tokens),
                     sampler: sampler(find("guide").is_some()),
                     stop_tokens: find("stop").into_iter().collect(),
                 }),
@@ -262,6 +263,7 @@ fn line_spec(
         max_rows: field("rows"),
         guides: true,
         ahead: false,
+        grows: find("fixed").is_none(),
     }
 }
 
@@ -293,6 +295,10 @@ fn show_ubatch(ubatch: &UBatch) -> String {
         SeqOp::Copy { src, dst, len, blocks, .. } => {
             let pages: Vec<_> = blocks.iter().map(|b| b.0.to_string()).collect();
             format!("copy {len} of {} to {} [{}]", src.0, dst.0, pages.join(" "))
+        }
+        SeqOp::Grow { slot, blocks } => {
+            let pages: Vec<_> = blocks.iter().map(|b| b.0.to_string()).collect();
+            format!("grow {} [{}]", slot.0, pages.join(" "))
         }
         SeqOp::Close { slot } => format!("close {}", slot.0),
         SeqOp::Draw { slot } => format!("draw {}", slot.0),

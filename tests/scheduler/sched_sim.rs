@@ -160,6 +160,49 @@ fn guided_requests_keep_every_promise_beside_others() {
     assert!(finished > 20 * SEEDS as usize && replays > 10 * SEEDS as u32 && reused > 100 * SEEDS);
 }
 
+fn answers_get_as_long_as_there_is_room_and_nobody_waits_for_them() {
+    const SEEDS: u64 = 40;
+    let (mut long, mut cut, mut whole, mut replays) = (0, 0, 0, 0);
+    for seed in 0..SEEDS {
+        let (one_in, sure) = ([1, 3][seed as usize % 2], [1, 20, 200][seed as usize % 3]);
+        let workload = Workload::random(seed, 1 + seed as usize % 60);
+        let workload = if seed % 5 == 0 { workload.guided(seed, 3, 40) } else { workload };
+        let workload = workload.open_ended(seed, one_in, sure);
+        let random = random_sim(seed);
+        for sim in [
+            with_many_outages(random.clone(), seed),
+            with_many_changes(random.clone(), seed),
+            random,
+        ] {
+            // The simulator checks that pages are of one sequence each, that tokens are right, and that nobody waits who
+            // would have a place if answers held only what they have used.
+            let outcome = sim
+                .run(&workload)
+                .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
+            for client in outcome.clients.iter().filter(|c| c.finished()) {
+                let (Some(sure), got) = (client.request.sure, client.received.len() as u32) else {
+                    continue;
+                };
+                long += u32::from(got > sure + sim.spec.block_positions);
+                let is_whole = client.request.max_tokens == Some(got);
+                whole += u32::from(is_whole);
+                cut += u32::from(!is_whole && got > sure);
+                replays += client.replays;
+            }
+        }
+    }
+    println!(
+        "{long} answers got longer than what was sure, {whole} as long as they might, {cut} ended earlier; {replays} \
+         replays"
+    );
+    assert!(
+        long > 10 * SEEDS as u32
+            && whole > SEEDS as u32
+            && cut > SEEDS as u32
+            && replays > SEEDS as u32
+    );
+}
+
 fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {
     let (mut finished, mut replays, mut moved) = (0, 0, 0);
     const SEEDS: u64 = 50;
@@ -421,6 +464,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         random_lines_and_workloads_keep_every_promise,
         lines_that_are_lost_again_and_again_lose_no_request,
         guided_requests_keep_every_promise_beside_others,
+        answers_get_as_long_as_there_is_room_and_nobody_waits_for_them,
         draws_that_are_put_off_change_no_token_and_hold_up_nobody,
         sequences_move_with_their_states_when_a_line_changes_as_planned,
         the_same_seed_gives_the_same_bytes,

@@ -183,6 +183,10 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
         }
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
         pb::seq_op::Op::Draw(draw) => SeqOp::Draw { slot: SlotId(draw.slot) },
+        pb::seq_op::Op::Grow(grow) => SeqOp::Grow {
+            slot: SlotId(grow.slot),
+            blocks: grow.blocks.iter().copied().map(BlockId).collect(),
+        },
         pb::seq_op::Op::Adapt(adapt) => {
             let used = adapt.adapters.iter().map(|used| {
                 let pb::AdapterUse { adapter, scale } = *used;

@@ -222,8 +222,12 @@ pub async fn placed(
         })
         .collect();
     let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
-    let known = [Feature::Guide, Feature::Ahead].map(all_know);
-    let line = line_spec(&plan, &settings, model.spec.prefixes(settings.windows), known);
+    let line = LineSpec {
+        guides: all_know(Feature::Guide),
+        ahead: all_know(Feature::Ahead),
+        grows: all_know(Feature::Growth),
+        ..line_spec(&plan, &settings, model.spec.prefixes(settings.windows))
+    };
     let kernels = options.kernels.clone();
     let held = stages.iter().map(|stage| stage.conn.clone());
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
@@ -365,13 +369,8 @@ pub fn engine_kv(kv: KvType) -> kernels::KvType {
     }
 }
 
-/// What the line holds; whether all its stages know guides, and sequences that run ahead.
-fn line_spec(
-    plan: &Plan,
-    settings: &PlanSettings,
-    prefixes: Prefixes,
-    [guides, ahead]: [bool; 2],
-) -> LineSpec {
+/// Of workers of which nothing is known but their places.
+fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),
         n_blocks: plan.capacity.n_blocks,
@@ -381,8 +380,9 @@ fn line_spec(
         block_positions: settings.block_positions,
         max_positions: plan.ctx(),
         max_rows: settings.max_rows,
-        guides,
-        ahead,
+        guides: false,
+        ahead: false,
+        grows: false,
     }
 }
 

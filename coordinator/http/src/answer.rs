@@ -139,7 +139,7 @@ pub async fn submit(
     for tokens in prompts {
         for i in 0..common.n {
             let drawing = Drawing {
-                max_tokens: Some(common.max_tokens),
+                max_tokens: common.max_tokens,
                 params: common.params.clone(),
                 seed: common.seed.wrapping_add(i as u64),
                 top_logprobs,

@@ -22,6 +22,7 @@ use super::cors::Origins;
 use super::error::ApiError;
 use super::hosts::Hosts;
 use super::streams::Streams;
+use super::under_way::UnderWay;
 
 /// Everything a handler needs; clones share it.
 #[derive(Clone, Debug)]
@@ -62,6 +63,8 @@ pub struct App {
     pub audit: Option<Audit>,
     /// Streams that can be read on.
     pub streams: Streams,
+    /// Requests that are being answered.
+    pub under_way: UnderWay,
 }
 
 impl App {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::CONTENT_LENGTH;
-use brigade_dialect::constrain::trials::{Place, Trials};
+use brigade_dialect::constrain::trials::{Asker, Place, Trials};
 use brigade_dialect::text_model::TextModel;
 use brigade_text::TextError;
 use tokio::sync::oneshot;
@@ -226,12 +226,15 @@ impl Bodies {
         let place =
             AtDesk { desks: Some(desks), bodies: self.clone(), tenant: body.tenant(), runtime };
         let (done, result) = oneshot::channel();
+        let asker = Asker::default();
+        // Dropped with this future, which its client's leaving drops.
+        let _waits = asker.waits();
         // Of one type, whatever is read.
         let task: Box<dyn FnOnce() + Send> = Box::new(move || {
             let Taken { bytes, room, name } = body;
             let owner = name.as_ref().map_or(0, |name| name.tally.share().owner);
             let read = || work(&bytes, &text);
-            let (result, compiling) = trials.within(owner, Box::new(place), read);
+            let (result, compiling) = trials.within(owner, asker, Box::new(place), read);
             drop(bytes);
             name.iter().for_each(|name| name.tally.compiled(compiling));
             // Who asked may be gone.

@@ -107,7 +107,7 @@ impl ChatRequest {
         for (name, why) in REFUSED {
             fields.refuse(name, why)?;
         }
-        let common = Common::read(&mut fields, limits, text, limits.answer, &mut left)?;
+        let common = Common::read(&mut fields, limits, text, None, &mut left)?;
         fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
         let is_shown = false;

@@ -88,7 +88,7 @@ pub(super) async fn create(
     let mut answer = Answer { app, request, stamp, prompts };
     answer.compute_prompts(&name).await?;
     // Nothing but the prompt is wanted back.
-    if answer.request.echo && answer.request.common.max_tokens == 0 {
+    if answer.request.echo && answer.request.common.max_tokens == Some(0) {
         return Ok(Json(answer.prompts_alone()).into_response());
     }
     if let Some(body) = body {
@@ -141,7 +141,7 @@ pub(super) fn plain(
     let names_tokens = Fields::parse(body)?.raw("max_tokens").is_some();
     let (mut request, mut prompts) = CompletionRequest::with_prompts(body, text, limits)?;
     if !names_tokens {
-        request.common.max_tokens = limits.answer;
+        request.common.max_tokens = None;
     }
     Ok((prompts.tokens.remove(0), request.common))
 }
@@ -177,7 +177,7 @@ impl CompletionRequest {
         let best_of: Option<usize> = fields.take("best_of")?;
         let mut left = MAX_TEMPLATE_VALUES;
         let mut common =
-            Common::read(&mut fields, limits, text, DEFAULT_COMPLETION_TOKENS, &mut left)?;
+            Common::read(&mut fields, limits, text, Some(DEFAULT_COMPLETION_TOKENS), &mut left)?;
         fields.end(PATH, &[unread::COMMON, unread::GENERATING, unread::COMPLETION]);
         if echo && top_logprobs.is_some() && common.guidance.is_some() {
             let message = "guidance_scale is for what is drawn: for log-probabilities of the prompt leave it out, or echo";

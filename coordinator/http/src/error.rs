@@ -12,6 +12,9 @@ use brigade_line::request::RequestError;
 use brigade_text::TextError;
 use serde_json::{Value, json};
 
+/// Longest message: what a client has sent stands in some, and need not come back as a whole.
+const MAX_MESSAGE_CHARS: usize = 4096;
+
 /// A request that gets an error object instead of a result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError(Box<Parts>);
@@ -30,12 +33,17 @@ struct Parts {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let mut message: String = message.into();
+        if let Some((at, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
+            message.truncate(at);
+            message.push_str(" ...");
+        }
         Self(Box::new(Parts {
             status,
             kind,
             code: None,
             param: None,
-            message: message.into(),
+            message,
             retry_after_s: None,
             extra: Vec::new(),
         }))
@@ -365,6 +373,18 @@ mod tests {
             assert_eq!(error.status(), StatusCode::BAD_REQUEST);
             assert!(error.body()["error"]["message"].as_str().unwrap().contains("7 generated"));
         }
+    }
+
+    #[test]
+    fn what_comes_back_of_a_request_is_bounded() {
+        let of = |n: usize| {
+            let body = ApiError::not_found("ä".repeat(n)).body();
+            body["error"]["message"].as_str().unwrap().chars().count()
+        };
+        assert_eq!(
+            (of(MAX_MESSAGE_CHARS), of(100_000)),
+            (MAX_MESSAGE_CHARS, MAX_MESSAGE_CHARS + 4)
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A layer around all handlers of the public listener, inside of [`trace`](super::trace), so that a refusal has an
 //! id and a line too: it asks [`Access`](super::access::Access) whose a request is, counts it, and says what is left.
+//! One key has so many requests under way that others still find a connection ([`under_way`](super::under_way)).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,8 +31,12 @@ pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) 
         name.tally.belongs_to(owner.clone());
     }
     let account = owner.account;
-    let mut response = match begin(&account, request.method(), app.text.name()) {
-        Ok(ticket) => {
+    let place = app.under_way.begin(name.as_ref().and_then(Name::tenant));
+    let begun = place.and_then(|place| {
+        Ok((Arc::new(place), begin(&account, request.method(), app.text.name())?))
+    });
+    let mut response = match begun {
+        Ok((place, ticket)) => {
             let ticket = ticket.map(Arc::new);
             if let Some((name, ticket)) = name.zip(ticket.clone()) {
                 name.tally.runs(ticket);
@@ -39,6 +44,7 @@ pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) 
             let mut response = next.run(request).await;
             // It ends with the answer, or with a sequence that goes on while its client is away.
             response.extensions_mut().insert(ticket);
+            response.extensions_mut().insert(place);
             response
         }
         Err(error) => error.into_response(),

@@ -96,7 +96,8 @@ fn read_with(
     limits.check_text(n_bytes)?;
     let tokens = encode(&others, [&prefix, &suffix, &begun])?;
     let mut left = MAX_TEMPLATE_VALUES;
-    let mut common = Common::read(&mut fields, limits, text, DEFAULT_INFILL_TOKENS, &mut left)?;
+    let mut common =
+        Common::read(&mut fields, limits, text, Some(DEFAULT_INFILL_TOKENS), &mut left)?;
     common.set_guide(|negative| text.encode_prompt(negative))?;
     common.constraint = common.form.as_ref().map(of_text).transpose()?;
     if common.n != 1 {

@@ -72,6 +72,7 @@ mod tokens;
 mod tools;
 mod trace;
 mod types;
+mod under_way;
 mod unread;
 mod value;
 mod writer;
@@ -95,6 +96,7 @@ pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use streams::Streams;
+pub use under_way::UnderWay;
 
 /// All addresses of the public listener.
 pub fn router(app: App) -> Router {

@@ -32,8 +32,8 @@ const MAX_TIMEOUT_S: f64 = 24.0 * 3600.0;
 pub struct Common {
     /// Settings of the sampling chain.
     pub params: SamplingParams,
-    /// Tokens to draw at most, if the context leaves room for them.
-    pub max_tokens: u32,
+    /// Tokens to draw at most, if the context leaves room for them; `None`: as many as there is room for.
+    pub max_tokens: Option<u32>,
     /// Seed of the first choice; the others count on from it.
     pub seed: u64,
     /// Strings that end a choice.
@@ -116,7 +116,7 @@ impl Common {
         fields: &mut Fields<'_>,
         limits: &Limits,
         text: &TextModel,
-        default_tokens: u32,
+        default_tokens: Option<u32>,
         left: &mut usize,
     ) -> Result<Self, ApiError> {
         let model: Option<String> = fields.take("model")?;
@@ -301,13 +301,14 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     }
 }
 
-fn max_tokens(fields: &mut Fields<'_>) -> Result<Option<u32>, ApiError> {
+/// The field, where it is there; within it `None` for no limit.
+fn max_tokens(fields: &mut Fields<'_>) -> Result<Option<Option<u32>>, ApiError> {
     // -1 is llama.cpp's and vLLM's way to say "no limit of mine".
     match fields.take_any::<i64>(&["max_completion_tokens", "max_tokens", "n_predict"])? {
         None => Ok(None),
-        Some(-1) => Ok(Some(u32::MAX)),
+        Some(-1) => Ok(Some(None)),
         // The context ends what is longer.
-        Some(n) if n >= 0 => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
+        Some(n) if n >= 0 => Ok(Some(Some(u32::try_from(n).unwrap_or(u32::MAX)))),
         Some(n) => {
             let message =
                 format!("max_tokens is {n}: a positive number is needed, or -1 for no limit");
@@ -444,7 +445,7 @@ mod tests {
     fn read(json: &str) -> Result<Common, String> {
         let mut fields = Fields::parse(json.as_bytes()).unwrap();
         let limits = Limits { n_ctx: 4096, n_vocab: 100, answer: 1024, encoder: None };
-        Common::read(&mut fields, &limits, &TextModel::sample(), 16, &mut 1000)
+        Common::read(&mut fields, &limits, &TextModel::sample(), Some(16), &mut 1000)
             .map_err(|e| e.body()["error"]["message"].to_string())
     }
 
@@ -456,7 +457,7 @@ mod tests {
                 "ignore_eos": true, "never_heard_of": {}}"#,
         )
         .unwrap();
-        assert_eq!((common.max_tokens, common.seed), (5, 7));
+        assert_eq!((common.max_tokens, common.seed), (Some(5), 7));
         assert_eq!((common.params.top_k, common.params.repeat_penalty), (0, 1.5));
         assert_eq!(common.params.logit_bias, [(3, f32::NEG_INFINITY), (4, 2.0)]);
         assert_eq!(common.stops, ["x"]);
@@ -540,7 +541,7 @@ mod tests {
     fn minus_one_is_all() {
         let params = read(r#"{"repeat_last_n": -1, "top_k": -1}"#).unwrap().params;
         assert_eq!((params.penalty_last_n, params.top_k), (4096, 0), "the context, and off");
-        assert_eq!(read(r#"{"max_tokens": 1099511627776}"#).unwrap().max_tokens, u32::MAX);
+        assert_eq!(read(r#"{"max_tokens": 1099511627776}"#).unwrap().max_tokens, Some(u32::MAX));
         for (json, says) in [
             (
                 r#"{"top_k": 1099511627776}"#,

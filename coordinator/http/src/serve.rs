@@ -24,6 +24,7 @@ use tower::ServiceExt;
 
 use super::https::Tls;
 use super::open::{Host, Open, Peer};
+use super::rooms::Part;
 use super::stream::{Answer, Patient};
 use super::strict::Strict;
 use super::tally::Line;
@@ -88,8 +89,8 @@ impl ConnectionLimits {
 #[derive(Debug)]
 pub(super) struct Answering(Arc<Peer>);
 
-/// What lives as long as an answer: its peer is busy, its line is not written.
-type Kept = (Answering, Option<Arc<Line>>);
+/// What lives as long as an answer: its peer is busy, its line is not written, its key has one more under way.
+type Kept = (Answering, Option<Arc<Line>>, Option<Arc<Part>>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
@@ -208,7 +209,8 @@ async fn answer(
     let Ok(mut response) = router.oneshot(request).await;
     let line = response.extensions_mut().remove::<Arc<Line>>();
     let ticket = response.extensions_mut().remove::<Arc<Option<Ticket>>>();
-    Ok(response.map(|body| Answer::new(body, (answering, line)).placed(ticket)))
+    let place = response.extensions_mut().remove::<Arc<Part>>();
+    Ok(response.map(|body| Answer::new(body, (answering, line, place)).placed(ticket)))
 }
 
 #[cfg(test)]

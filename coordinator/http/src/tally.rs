@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+use brigade_dialect::constrain::trials::Compiling;
 use brigade_line::clock;
 use brigade_line::generation::End;
 use brigade_line::handle::Failure;
 use brigade_line::keys::{Account, Force, KeyEnd, Ticket};
+use brigade_line::metrics;
 use brigade_sched::Share;
 
 use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
@@ -106,8 +108,10 @@ impl Tally {
     }
 
     /// Grammars were compiled for the request: that counts as tokens do.
-    pub(super) fn compiled(&self, took: Duration) {
+    pub(super) fn compiled(&self, compiling: Compiling) {
+        let Compiling { grammars, took } = compiling;
         if !took.is_zero() {
+            metrics::compiled(grammars, took);
             self.charge((took.as_micros() / COMPILE_PER_TOKEN.as_micros()).max(1) as u64);
         }
     }

@@ -99,6 +99,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         access: Access::Open,
         audit: None,
         streams: super::Streams::default(),
+        under_way: super::UnderWay::default(),
     };
     Server {
         admin: admin_router(app.clone(), Admin::channel().0, None, false, Hosts::of_this_process()),
@@ -127,7 +128,7 @@ async fn perform(
         return;
     }
     verdict.send(Ok(())).unwrap();
-    let Work::Generate { max_tokens, sampler, stop_tokens } = request.work else {
+    let Work::Generate { max_tokens, sampler, stop_tokens, .. } = request.work else {
         // Vectors are not played.
         events.send(SeqEvent::Failed(Failure::Stopping)).await.unwrap();
         return;

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use brigade_proto::control::HealthReply;
 use brigade_sched::{DraftCounts, Micros, Stats};
@@ -61,6 +62,8 @@ const WIRE_BYTES: &str = "brigade_wire_bytes_total";
 const WIRE_SECONDS: &str = "brigade_wire_seconds";
 const LINE_DOWN: &str = "brigade_line_down_total";
 const LINE_UP: &str = "brigade_line_up";
+const GRAMMARS: &str = "brigade_grammars_compiled_total";
+const GRAMMAR_TIME: &str = "brigade_grammar_microseconds_total";
 const HTTP: &str = "brigade_http_responses_total";
 
 /// Installs the process's recorder and returns what renders it.
@@ -91,7 +94,7 @@ fn begin() {
     gauge!(LINE_UP).set(0.0);
     let replays = [REPLAYS, REPLAYED_TOKENS, MOVED_BYTES];
     let others = [PROMPT_TOKENS, REUSED_TOKENS, GENERATED_TOKENS, UBATCHES, UBATCH_ROWS, LINE_DOWN];
-    for name in replays.into_iter().chain(others) {
+    for name in replays.into_iter().chain(others).chain([GRAMMARS, GRAMMAR_TIME]) {
         counter!(name).increment(0);
     }
     for outcome in OUTCOMES {
@@ -180,6 +183,11 @@ fn describe() {
     describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
     describe_counter!(LINE_DOWN, "Times that the line broke");
     describe_gauge!(LINE_UP, "1 while requests can run");
+    describe_counter!(
+        GRAMMARS,
+        "Grammars and schemas of requests that were compiled to be checked"
+    );
+    describe_counter!(GRAMMAR_TIME, Unit::Microseconds, "Time that compiling them took");
     describe_counter!(HTTP, "Responses by status");
 }
 
@@ -192,6 +200,12 @@ pub fn first_token(n_prompt: usize, since_submission: Micros) {
     counter!(PROMPT_TOKENS).increment(n_prompt as u64);
     counter!(GENERATED_TOKENS).increment(1);
     histogram!(FIRST_TOKEN).record(seconds(since_submission));
+}
+
+/// Grammars were compiled for a request.
+pub fn compiled(grammars: u32, took: Duration) {
+    counter!(GRAMMARS).increment(grammars.into());
+    counter!(GRAMMAR_TIME).increment(took.as_micros() as u64);
 }
 
 /// A request begins with a kept sequence of so many tokens.

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::keys::Force;
 
-/// Tokens generated when a client names no number: so many at least, if there is room for them.
+/// Tokens that are sure for an answer whose client names no number: so many at least, if there is room for them.
 pub const LEAST_ANSWER: u32 = 4096;
 
 /// Most alternatives reported with log-probabilities, as in OpenAI's API.
@@ -40,7 +40,8 @@ pub struct Limits {
     pub n_ctx: u32,
     /// Token ids are below this.
     pub n_vocab: u32,
-    /// Tokens of an answer whose client names no number, if there is room behind its prompt.
+    /// Tokens that are sure for an answer whose client names no number, if there is room behind its prompt. It gets longer
+    /// where nobody needs the room.
     pub answer: u32,
     /// Of an encoder: rows of the largest ubatch, which has to hold a whole text.
     pub encoder: Option<u32>,
@@ -99,7 +100,7 @@ pub struct Guiding {
 /// How tokens are to be drawn, as the client put it.
 #[derive(Clone, Debug, Default)]
 pub struct Drawing {
-    /// At most this many; `None`: [`Limits::answer`].
+    /// At most this many; `None`: as many as there is room for, of which [`Limits::answer`] are sure.
     pub max_tokens: Option<u32>,
     /// Settings of the chain.
     pub params: SamplingParams,
@@ -194,7 +195,7 @@ pub enum RequestError {
 }
 
 impl Request {
-    /// A prompt to be continued. `max_tokens` is cut to what the context leaves.
+    /// A prompt to be continued. `max_tokens` is cut to what the context leaves, which is what it is where nobody says it.
     pub fn generate(
         tokens: Vec<u32>,
         drawing: Drawing,
@@ -209,8 +210,7 @@ impl Request {
             return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
         }
         check_params(&drawing.params, limits)?;
-        let max_tokens = drawing.max_tokens.unwrap_or(limits.answer);
-        if max_tokens == 0 {
+        if drawing.max_tokens == Some(0) {
             return Err(setting("max_tokens", 0, "at least 1 is needed"));
         }
         if let Some(n) = drawing.top_logprobs.filter(|n| *n > MAX_TOP_LOGPROBS) {
@@ -234,8 +234,9 @@ impl Request {
             constraint,
             guidance: guidance.map(|Guiding { scale, .. }| Guidance { scale }),
         });
-        let max_tokens = max_tokens.min(room);
-        let work = Work::Generate { max_tokens, sampler, stop_tokens: drawing.stop_tokens };
+        let max_tokens = drawing.max_tokens.unwrap_or(u32::MAX).min(room);
+        let sure = drawing.max_tokens.unwrap_or(limits.answer).min(room);
+        let work = Work::Generate { max_tokens, sure, sampler, stop_tokens: drawing.stop_tokens };
         Ok(Self { guide, drafts: drawing.drafts, ..Self::of(tokens, work) })
     }
 
@@ -443,6 +444,22 @@ mod tests {
         let request = generate(5, Drawing { max_tokens: Some(50), ..Drawing::default() }).unwrap();
         assert!(matches!(request.work, Work::Generate { max_tokens: 3, .. }));
         assert_eq!(request.max_events(), 4);
+    }
+
+    #[test]
+    fn an_answer_without_a_length_has_the_rest_of_the_context_and_a_part_of_it_is_sure() {
+        let sure = |max_tokens, answer| {
+            let (limits, drawing) =
+                (Limits { answer, ..LIMITS }, Drawing { max_tokens, ..Drawing::default() });
+            match Request::generate(vec![1; 2], drawing, &limits).unwrap().work {
+                Work::Generate { max_tokens, sure, .. } => (max_tokens, sure),
+                Work::Logits | Work::Hidden(_) => (0, 0),
+            }
+        };
+        assert_eq!(sure(None, 4), (6, 4));
+        assert_eq!(sure(None, 1024), (6, 6));
+        assert_eq!(sure(Some(5), 4), (5, 5), "all that somebody asks for is sure");
+        assert_eq!(sure(Some(50), 4), (6, 6));
     }
 
     #[test]

@@ -86,6 +86,10 @@ fn op(op: SeqOp, later: bool) -> pb::SeqOp {
         }
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
         SeqOp::Draw { slot } => Op::Draw(pb::DrawOp { slot: slot.0 }),
+        SeqOp::Grow { slot, blocks } => {
+            let blocks = blocks.into_iter().map(|b| b.0).collect();
+            Op::Grow(pb::GrowOp { slot: slot.0, blocks })
+        }
         SeqOp::Adapt { slot, adapters } => {
             let used = |used: &AdapterUse| {
                 let AdapterUse { adapter, scale } = *used;
@@ -253,6 +257,7 @@ mod tests {
                     sampler: Some(Arc::new(setup)),
                     request: "req-1".into(),
                 },
+                SeqOp::Grow { slot: SlotId(2), blocks: vec![BlockId(9)] },
             ],
             parts: vec![SeqPart {
                 slot: SlotId(2),
@@ -270,6 +275,8 @@ mod tests {
         assert_eq!((frame.id, frame.epoch), (7, 3));
         let Some(pb::seq_op::Op::Open(open)) = frame.ops[1].op.clone() else { panic!("open") };
         assert_eq!((open.blocks.as_slice(), open.request.as_str()), ([4, 6].as_slice(), "req-1"));
+        let Some(pb::seq_op::Op::Grow(grow)) = &frame.ops[2].op else { panic!("grow") };
+        assert_eq!((grow.slot, grow.blocks.as_slice()), (2, [9].as_slice()));
         let setup = open.sampler.unwrap();
         assert_eq!((setup.seed, setup.top_logprobs), (99, Some(3)));
         assert_eq!(setup.logit_bias[0].bias, -1.5);

@@ -101,6 +101,7 @@ impl Plan {
                 max_rows: self.settings.max_rows,
                 guides: true,
                 ahead: false,
+                grows: true,
             },
             stages,
             links,

@@ -394,6 +394,7 @@ mod tests {
             max_rows: 512,
             guides: true,
             ahead: false,
+            grows: true,
         };
         assert_eq!(check_fits(&request(1, 128), &line), Ok(()));
         let why = check_fits(&request(1, 129), &line).unwrap_err();
@@ -414,12 +415,13 @@ mod tests {
             max_rows: 2,
             guides: true,
             ahead: false,
+            grows: true,
         };
         let guided = |prompt, guide: usize| {
             let sampler =
                 SamplerSetup { guidance: Some(Guidance { scale: 2.0 }), ..Default::default() };
             let (sampler, stop_tokens) = (Arc::new(sampler), [].into());
-            let work = Work::Generate { max_tokens: 10, sampler, stop_tokens };
+            let work = Work::Generate { max_tokens: 10, sure: 10, sampler, stop_tokens };
             Request { work, guide: Some(vec![1; guide].into()), ..request(1, prompt) }
         };
         let refused = |request: &Request, line: &LineSpec| {

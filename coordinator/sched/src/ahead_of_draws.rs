@@ -54,10 +54,12 @@ impl Admitted {
         lent
     }
 
-    /// Drafts that may still be sent: nothing lies behind the last token that was asked for.
-    pub fn room_ahead(&self, max_tokens: u32) -> u32 {
+    /// Drafts that may still be sent: nothing lies behind the last token that was asked for, or behind its pages of so many
+    /// positions.
+    pub fn room_ahead(&self, max_tokens: u32, block_positions: u32) -> u32 {
         let end = self.n_prompt.saturating_add(max_tokens).saturating_sub(1);
-        end.saturating_sub(self.sent.max(self.n_tokens()))
+        let pages = (self.blocks.len() as u32).saturating_mul(block_positions);
+        end.min(pages).saturating_sub(self.sent.max(self.n_tokens()))
     }
 
     /// The next window: sure tokens that were not sent, and `drafts`, marked as sent. It leaves its state in another

@@ -158,6 +158,7 @@ mod tests {
     fn request(id: u64, copied: bool) -> Request {
         let work = Work::Generate {
             max_tokens: 40,
+            sure: 40,
             sampler: SamplerSetup::default().into(),
             stop_tokens: [].into(),
         };
@@ -186,6 +187,7 @@ mod tests {
             max_rows: 8,
             guides: true,
             ahead: false,
+            grows: true,
         };
         scheduler.step(0, Event::LineUp { epoch: 1, line });
         let submit = |(i, copied)| Event::Submit(request(i as u64, copied));
@@ -242,6 +244,7 @@ mod tests {
             max_rows: 256,
             guides: true,
             ahead: false,
+            grows: true,
         };
         let mut copied = Vec::new();
         let mut events: VecDeque<Event> =

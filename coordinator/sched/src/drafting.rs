@@ -98,7 +98,7 @@ impl Drafting<'_> {
         }
         let sequence = live.of(no).filter(|s| may_run_ahead(s))?;
         let Work::Generate { max_tokens, .. } = sequence.work else { return None };
-        let most = most.min(sequence.room_ahead(max_tokens));
+        let most = most.min(sequence.room_ahead(max_tokens, line.spec.block_positions));
         if most == 0 {
             return None;
         }

@@ -69,7 +69,7 @@ impl Default for Share {
 }
 
 impl Request {
-    /// Positions that must be reserved before the request may start: prompt and everything it may
+    /// Positions that must be reserved before the request may start: prompt and what is sure of what it may
     /// generate.
     pub fn positions(&self) -> u64 {
         self.prompt.len() as u64 + self.most_generated()
@@ -83,8 +83,15 @@ impl Request {
 
     fn most_generated(&self) -> u64 {
         match self.work {
-            Work::Generate { max_tokens, .. } => u64::from(max_tokens),
+            Work::Generate { max_tokens, sure, .. } => u64::from(sure.min(max_tokens)),
             Work::Logits | Work::Hidden(_) => 0,
+        }
+    }
+
+    /// So much of the answer is there: it needs its place, and that of the next token, wherever the request begins again.
+    pub(super) fn has_generated(&mut self, n: usize) {
+        if let Work::Generate { sure, .. } = &mut self.work {
+            *sure = (*sure).max(n as u32 + 1);
         }
     }
 }
@@ -122,6 +129,9 @@ pub enum Work {
     Generate {
         /// Ends with [`FinishReason::Length`] after this many; at least one.
         max_tokens: u32,
+        /// Of these, those whose places are reserved before it starts. It gets the others' while there are free ones that
+        /// nobody waits for, and ends with [`FinishReason::Length`] where there are none.
+        sure: u32,
         /// How each token is drawn.
         sampler: Arc<SamplerSetup>,
         /// Drawing one of these ends the request (end-of-generation ids); sorted or not.
@@ -260,6 +270,8 @@ pub struct LineSpec {
     pub guides: bool,
     /// Whether every stage knows sequences that run ahead of what was drawn.
     pub ahead: bool,
+    /// Whether every stage lets sequences have more pages than they began with.
+    pub grows: bool,
 }
 
 /// What the scheduler wants done, in this order.
@@ -357,7 +369,7 @@ pub enum Action {
 pub enum FinishReason {
     /// One of its stop tokens was drawn. It is not reported as a [`Action::Token`].
     Stop(SampledToken),
-    /// `max_tokens` were generated.
+    /// `max_tokens` were generated, or all that there was room for.
     Length,
     /// All logits rows were returned.
     LogitsDone,

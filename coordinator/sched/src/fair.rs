@@ -108,6 +108,11 @@ impl Owners {
         owner.pages += taken.pages;
     }
 
+    /// A request got more pages than it began with.
+    pub fn grown(&mut self, share: Share, pages: u32) {
+        self.get_mut(share).pages += pages;
+    }
+
     /// A request gave up its places, with so many rows of its prompt not computed.
     pub fn left(&mut self, share: Share, rows: u32, taken: Needs) {
         let owner = self.get_mut(share);
@@ -169,7 +174,8 @@ impl Owners {
             let part = (u64::from(places) * own / (all + own)) as u32;
             taken + more <= places - places / RESERVED_ONE_IN || held + more <= part
         };
-        may(needs.slots, owner.running, places.slots) && may(needs.pages, owner.pages, places.pages)
+        let has_slot = needs.slots == 0 || may(needs.slots, owner.running, places.slots);
+        has_slot && may(needs.pages, owner.pages, places.pages)
     }
 }
 

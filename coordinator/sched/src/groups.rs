@@ -203,6 +203,7 @@ mod tests {
             max_rows: 512,
             guides: true,
             ahead: false,
+            grows: true,
         };
         let config = SchedConfig::default();
         Sizing { times, spec: &spec, config: &config }.decode_groups(n_decoding, last)

@@ -10,6 +10,8 @@
 //! another's, and what one owner computed nothing of another owner's: the time of a first token, and the number of
 //! tokens that were there already, would tell a guesser what others have asked.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use brigade_engine::batch::{AdapterUse, BlockId, SlotId};
@@ -169,10 +171,30 @@ impl KeptPool {
             .map(|(len, _, id)| (id, len))
     }
 
-    /// The one whose last use is longest ago, of those that may go.
-    pub fn oldest(&self, except: Option<KeptId>) -> Option<KeptId> {
+    /// The next to go when slots are needed, one of them for this owner: of the owner that has the most, the one whose last
+    /// use is longest ago.
+    pub fn next_for_slot(&self, newcomer: Option<u64>) -> Option<KeptId> {
+        self.next_to_go(None, newcomer, |_| 1)
+    }
+
+    /// The same when pages are needed: of the owner that has the most pages. Not `except`.
+    pub fn next_for_pages(&self, except: Option<KeptId>) -> Option<KeptId> {
+        self.next_to_go(except, None, |kept| kept.blocks.len())
+    }
+
+    fn next_to_go(
+        &self,
+        except: Option<KeptId>,
+        newcomer: Option<u64>,
+        size: impl Fn(&Kept) -> usize,
+    ) -> Option<KeptId> {
+        let mut held: BTreeMap<u64, usize> = newcomer.map(|owner| (owner, 1)).into_iter().collect();
+        for kept in &self.all {
+            *held.entry(kept.owner).or_default() += size(kept);
+        }
         let may_go = self.all.iter().filter(|kept| !kept.pinned && Some(kept.id) != except);
-        may_go.min_by_key(|kept| kept.last_use).map(|kept| kept.id)
+        let rank = |kept: &&Kept| (held.get(&kept.owner).copied(), Reverse(kept.last_use));
+        may_go.max_by_key(rank).map(|kept| kept.id)
     }
 
     /// What a running sequence and its guide left behind, while that is kept.
@@ -250,12 +272,12 @@ mod tests {
     fn the_longest_unused_one_goes_first_unless_it_is_pinned() {
         let mut pool = pool(&[&[1], &[2], &[3]]);
         pool.touch(KeptId(0));
-        assert_eq!(pool.oldest(None), Some(KeptId(1)));
-        assert_eq!(pool.oldest(Some(KeptId(1))), Some(KeptId(2)));
+        assert_eq!(pool.next_for_pages(None), Some(KeptId(1)));
+        assert_eq!(pool.next_for_pages(Some(KeptId(1))), Some(KeptId(2)));
         pool.get_mut(KeptId(1)).unwrap().pinned = true;
-        assert_eq!(pool.oldest(None), Some(KeptId(2)));
+        assert_eq!(pool.next_for_pages(None), Some(KeptId(2)));
         pool.remove(KeptId(2));
-        assert_eq!(pool.oldest(Some(KeptId(0))), None);
+        assert_eq!(pool.next_for_pages(Some(KeptId(0))), None);
     }
 
     #[test]

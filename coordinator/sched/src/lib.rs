@@ -8,7 +8,7 @@
 //! Reading order:
 //!
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what.
+//! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what; `growth` how long answers get.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
 //! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far.
@@ -25,6 +25,7 @@ mod drafting;
 mod events;
 mod fair;
 mod groups;
+mod growth;
 mod in_flight;
 mod kept;
 mod line;
@@ -123,7 +124,7 @@ impl Scheduler {
             Event::LineDown { reason, planned } => {
                 self.line_down(now, reason, planned, &mut out);
             }
-            Event::ClearKept => self.with_line(|line| line.limit_kept(0)),
+            Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
             Event::Tick => self.tick(now, &mut out),

@@ -62,7 +62,8 @@ impl Pending {
     }
 
     /// A request that another scheduler had begun.
-    pub fn gone_on(request: Request, generated: Vec<u32>, mu: Option<f32>) -> Self {
+    pub fn gone_on(mut request: Request, generated: Vec<u32>, mu: Option<f32>) -> Self {
+        request.has_generated(generated.len());
         Self { generated, mu, interrupted: true, ..Self::new(request) }
     }
 
@@ -95,19 +96,21 @@ impl Pending {
         let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
+        let mut request = Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+        };
+        request.has_generated(generated.len());
         Self {
-            request: Request {
-                id,
-                label,
-                prompt,
-                work,
-                adapters,
-                share,
-                deadline,
-                copied,
-                guide,
-                drafts,
-            },
+            request,
             generated,
             rows_returned: sequence.rows_returned,
             furthest: sequence.furthest,

@@ -142,7 +142,7 @@ impl Scheduler {
             };
             out.push(Action::Token { request, index, token });
             self.note_drawn(request, id, outcome.judged());
-            if index + 1 < max_tokens {
+            if index + 1 < max_tokens && self.has_place_for_next(no) {
                 if let Outcome::Ready(_) = outcome {
                     self.ready(no);
                 }

@@ -1,7 +1,8 @@
 //! Begins sequences as copies of kept ones, keeps sequences that end, and makes room again.
 //!
 //! A kept sequence never stands in the way of a running one. Its slot is beyond those of running sequences.
-//! Its pages are given up when others are needed, longest unused first.
+//! Its pages are given up when others are needed: those of the owner who keeps most go first, and of these the longest
+//! unused. So nobody who asks much takes away what is kept for somebody who asks little.
 //!
 //! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of
 //! the close of its source. A copy shares all pages that are full, and a stage copies at most one page.
@@ -279,7 +280,7 @@ impl Line {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
         }
         // Before it is one of them, so that it is not the one to go.
-        self.limit_kept(self.spec.n_kept.saturating_sub(1));
+        self.limit_kept(self.spec.n_kept.saturating_sub(1), Some(owner));
         let slot = sequence.slot;
         let rest = tokens[has as usize..].to_vec();
         let filled = rest.is_empty();
@@ -326,7 +327,7 @@ impl Line {
         if let Some(same) = self.kept.same(sequence.as_prompt(prompt)) {
             return self.kept.touch(same);
         }
-        self.limit_kept(self.spec.n_kept - 1);
+        self.limit_kept(self.spec.n_kept - 1, Some(sequence.share.owner));
         let full = (len / self.spec.block_positions) as usize;
         let fresh = self.pages_of(len.into()) - full as u32;
         self.make_room(fresh, None);
@@ -367,7 +368,7 @@ impl Line {
         if tokens.is_empty() || !fits || !is_free || self.n_kept_places() == 0 {
             return None;
         }
-        self.limit_kept(self.spec.n_kept - 1);
+        self.limit_kept(self.spec.n_kept - 1, Some(Share::default().owner));
         if self.kept.len() >= self.n_kept_places() {
             return None;
         }
@@ -425,20 +426,19 @@ impl Line {
         of.map(super::kept::Kept::info)
     }
 
-    /// Closes kept sequences, longest unused first, until `n` pages are free or only `except` and pinned
-    /// ones are left.
-    fn make_room(&mut self, n: u32, except: Option<KeptId>) {
+    /// Closes kept sequences until `n` pages are free or only `except` and pinned ones are left.
+    pub fn make_room(&mut self, n: u32, except: Option<KeptId>) {
         while self.blocks.n_free() < n
-            && let Some(id) = self.kept.oldest(except)
+            && let Some(id) = self.kept.next_for_pages(except)
         {
             self.evict(id);
         }
     }
 
-    /// Closes kept sequences, longest unused first, until at most `n` are left, pinned ones apart.
-    pub fn limit_kept(&mut self, n: u32) {
+    /// Closes kept sequences until at most `n` are left, pinned ones apart; so that one of `newcomer` has a place.
+    pub fn limit_kept(&mut self, n: u32, newcomer: Option<u64>) {
         while self.kept.len() > n as usize
-            && let Some(id) = self.kept.oldest(None)
+            && let Some(id) = self.kept.next_for_slot(newcomer)
         {
             self.evict(id);
         }

@@ -146,6 +146,12 @@ impl Admitted {
         Needs { slots: self.n_slots(), pages }
     }
 
+    /// Whether its next row has no page, or one so many positions behind that.
+    pub fn is_full(&self, block_positions: u32, ahead: u32) -> bool {
+        let end = u64::from(self.n_tokens()) + u64::from(ahead);
+        end > self.blocks.len() as u64 * u64::from(block_positions)
+    }
+
     /// Slots of it and its guide, which are its rows in a ubatch while it decodes.
     pub fn n_slots(&self) -> u32 {
         self.halves().count() as u32

@@ -19,7 +19,7 @@ pub(super) const MAX_WINDOW_ROWS: u32 = 16;
 pub(super) const MAX_WINDOWS: u32 = 64;
 
 /// Most rows of a sequence in flight: what layers with windows keep grows by a page.
-const MAX_ROWS_AHEAD: u32 = 64;
+pub(super) const MAX_ROWS_AHEAD: u32 = 64;
 
 /// Drafts as sure as this are all the same: the formula has no value at 1.
 const SUREST: f64 = 0.98;
@@ -120,6 +120,7 @@ mod tests {
             max_rows: 512,
             guides: true,
             ahead: true,
+            grows: true,
         };
         let config = SchedConfig::default();
         let sizing = Sizing { times: &times, spec: &spec, config: &config };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::{OwnName, Patience};
-use brigade_http::{Access, App, Bodies, Hosts, Origins, Streams};
+use brigade_http::{Access, App, Bodies, Hosts, Origins, Streams, UnderWay};
 use brigade_line::admin;
 use brigade_line::clock;
 use brigade_line::handle::Status;
@@ -236,6 +236,7 @@ pub fn app_of(
         access: Access::Open,
         audit: None,
         streams: Streams::default(),
+        under_way: UnderWay::default(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! would do as well. But the time of an answer's first token would tell a guesser that somebody has sent exactly this
 //! text, and texts of grammars hold names and choices out of other people's data.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -11,8 +12,11 @@ use llguidance::Matcher;
 
 use super::ConstraintError;
 
-/// Compiled grammars that are kept; the one that was used longest ago goes first.
+/// Compiled grammars that are kept.
 pub const MAX_COMPILED: usize = 32;
+
+/// Bytes of their texts. What is compiled of one takes some sixty times as much: these are 64 MiB.
+const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 type Name = [u8; 32];
 type Slot = Arc<OnceLock<Result<Mutex<Matcher>, ConstraintError>>>;
@@ -25,10 +29,17 @@ pub(super) struct Compiled {
 
 #[derive(Default)]
 struct Kept {
-    by_name: BTreeMap<Name, (u64, Slot)>,
+    by_name: BTreeMap<Name, Entry>,
     uses: u64,
     /// How often one was compiled.
     compiled: u64,
+}
+
+struct Entry {
+    owner: u64,
+    bytes: usize,
+    last_use: u64,
+    slot: Slot,
 }
 
 impl Compiled {
@@ -67,20 +78,75 @@ impl Compiled {
         let mut kept = self.lock();
         kept.uses += 1;
         let now = kept.uses;
-        let slot = kept.by_name.entry(name).or_default();
-        slot.0 = now;
-        let slot = slot.1.clone();
-        if kept.by_name.len() > MAX_COMPILED {
-            let oldest = kept.by_name.iter().min_by_key(|(_, (used, _))| *used);
-            if let Some(oldest) = oldest.map(|(name, _)| *name) {
-                kept.by_name.remove(&oldest);
-            }
-        }
+        let bytes = grammar.len();
+        let new = || Entry { owner, bytes, last_use: now, slot: Slot::default() };
+        let entry = kept.by_name.entry(name).or_insert_with(new);
+        entry.last_use = now;
+        let slot = entry.slot.clone();
+        kept.limit(name);
         slot
+    }
+
+    /// Bytes of texts whose grammars are kept, in all and of one owner.
+    #[cfg(test)]
+    fn bytes(&self, owner: u64) -> (usize, usize) {
+        let kept = self.lock();
+        let of = |entry: &Entry| if entry.owner == owner { entry.bytes } else { 0 };
+        (kept.by_name.values().map(|entry| entry.bytes).sum(), kept.by_name.values().map(of).sum())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
         // Nothing panics while it is held.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// Lets go of grammars until there are no more than may be: of the owner who has the most bytes, the one that was used
+    /// longest ago. `but` stays.
+    fn limit(&mut self, but: Name) {
+        loop {
+            let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+            for entry in self.by_name.values() {
+                *held.entry(entry.owner).or_default() += entry.bytes;
+            }
+            let is_full = self.by_name.len() > MAX_COMPILED
+                || held.values().sum::<usize>() > MAX_COMPILED_BYTES;
+            let may_go = self.by_name.iter().filter(|(name, _)| **name != but);
+            let rank = |(_, entry): &(&Name, &Entry)| {
+                (held.get(&entry.owner).copied(), Reverse(entry.last_use))
+            };
+            let next = may_go.max_by_key(rank).map(|(name, _)| *name).filter(|_| is_full);
+            let Some(next) = next else { return };
+            self.by_name.remove(&next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_bounded_in_bytes_and_each_owner_pays_for_itself() {
+        let compiled = Compiled::default();
+        let grammar =
+            |n: usize, bytes: usize| n.to_string() + &" ".repeat(bytes - n.to_string().len());
+        let ask = |owner, n, bytes| {
+            let refused = || Err(ConstraintError::Grammar("none of these is one".to_owned()));
+            assert!(compiled.matcher(owner, &grammar(n, bytes), refused).is_err());
+        };
+        ask(2, 0, 1000);
+        // More than there are places, and more than there are bytes.
+        (0..2 * MAX_COMPILED).for_each(|n| ask(1, n, 10));
+        assert_eq!(compiled.lock().by_name.len(), MAX_COMPILED);
+        (0..10).for_each(|n| ask(1, n, MAX_COMPILED_BYTES / 4));
+        let (all, of_polite) = compiled.bytes(2);
+        assert!(all <= MAX_COMPILED_BYTES && of_polite == 1000, "{all} {of_polite}");
+        let before = compiled.n_compiled();
+        ask(2, 0, 1000);
+        assert_eq!(compiled.n_compiled(), before, "the other owner's is there still");
+        ask(1, 99, 2 * MAX_COMPILED_BYTES);
+        assert_eq!(compiled.lock().by_name.len(), 1, "one alone is always kept");
     }
 }

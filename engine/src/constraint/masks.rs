@@ -88,7 +88,7 @@ impl Masks {
                 }
                 SeqOp::Close { slot } => self.forget(*slot),
                 SeqOp::Truncate { .. } | SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
-                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } | SeqOp::Grow { .. } => {}
             }
         }
     }

@@ -22,7 +22,7 @@ mod vocabulary;
 pub use compiled::MAX_COMPILED;
 pub use masks::{Drawn, Masks, VocabularySource};
 pub use running::Running;
-pub use vocabulary::{Mask, Vocabulary, check_grammar, regex_for_lark};
+pub use vocabulary::{Mask, Vocabulary, check_grammar, check_grammar_while, regex_for_lark};
 
 /// Why an answer cannot be held to its constraint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +36,9 @@ pub enum ConstraintError {
     /// What was drawn does not fit, or what may follow takes more steps than may be.
     #[error("the grammar gives no next token: {0}")]
     Stuck(String),
+    /// Nobody waits for it any more.
+    #[error("the grammar was given up: whoever sent it has left")]
+    Unwanted,
 }
 
 impl ConstraintError {

@@ -151,10 +151,27 @@ const PREFERRED: &[u8] = b"\",:[{}]";
 /// # Errors
 /// [`ConstraintError::Grammar`]: it cannot be compiled, fits no text, or takes more steps than may be.
 pub fn check_grammar(grammar: &str) -> Result<(), ConstraintError> {
+    check_grammar_while(grammar, || true)
+}
+
+/// As [`check_grammar`], as long as somebody wants to know.
+///
+/// # Errors
+/// [`ConstraintError::Unwanted`] as well.
+pub fn check_grammar_while(
+    grammar: &str,
+    is_wanted: impl Fn() -> bool,
+) -> Result<(), ConstraintError> {
+    if !is_wanted() {
+        return Err(ConstraintError::Unwanted);
+    }
     let factory = factory(&ApproximateTokEnv::single_byte_env(), &[])?;
     let mut matcher = matcher(&factory, grammar)?;
     let wrong = |what: String| ConstraintError::Grammar(in_plain_words(&what));
     for at in 0..TRIED_BYTES {
+        if !is_wanted() {
+            return Err(ConstraintError::Unwanted);
+        }
         let mask = matcher.compute_mask_or_eos().map_err(|error| wrong(error.to_string()))?;
         if mask.is_zero() {
             let where_ = if at == 0 { "no text" } else { "no text to its end" };

@@ -282,6 +282,7 @@ pub fn attend_parts<'a>(
 mod tests {
     use super::*;
     use crate::batch::{Ahead, SeqOp, SeqPart, SlotId, UBatch, Want};
+    use crate::error::BatchError;
     use crate::kernels::{KvType, ValuePlace, select};
     use crate::spec::Prefixes;
 
@@ -293,6 +294,30 @@ mod tests {
         index_dim: 0,
         ty: KvType::F32,
     };
+
+    #[test]
+    fn a_sequence_grows_by_pages_that_there_are() {
+        let mut s = Sequences::new(2, 8, Prefixes::Whole, false);
+        let ids = |ids: &[u32]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
+        let grow = |slot, pages: &[u32]| SeqOp::Grow { slot: SlotId(slot), blocks: ids(pages) };
+        let mut apply = |ops, rows: Option<(u32, usize)>| {
+            let part = |(pos, n)| {
+                let (slot, tokens, want) = (SlotId(0), vec![7; n], Want::Nothing);
+                SeqPart { slot, pos, tokens, want, mu: None }
+            };
+            let parts = rows.into_iter().map(part).collect();
+            let applied = s.apply(&UBatch { id: 0, ops, parts }).map(drop);
+            applied.map(|()| s.get(SlotId(0)).map(|s| s.used_blocks().to_vec()).unwrap_or_default())
+        };
+        let (slot, blocks, request) = (SlotId(0), ids(&[5]), "r".into());
+        apply(vec![SeqOp::Open { slot, blocks, sampler: None, request }], Some((0, 64))).unwrap();
+        assert_eq!(apply(vec![grow(0, &[2])], Some((64, 1))), Ok(ids(&[5, 2])));
+        let beyond = Err(BatchError::NoSuchBlock { block: 8, n_blocks: 8 });
+        assert_eq!(apply(vec![grow(0, &[8])], None), beyond);
+        assert_eq!(apply(vec![grow(1, &[3])], None), Err(BatchError::NotOpen(SlotId(1))));
+        let many = apply(vec![grow(0, &[0, 1, 2, 3, 4, 5, 6])], None);
+        assert!(matches!(many, Err(BatchError::Malformed(why)) if why.contains("more pages")));
+    }
 
     /// Long sequences, one after the other and side by side, and copies of them, in random ubatches.
     #[test]

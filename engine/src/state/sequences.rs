@@ -233,7 +233,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
             SeqOp::Truncate { slot, len, .. } => histories[slot.0 as usize].truncate(*len as usize),
             SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
-            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+            SeqOp::Name { .. } | SeqOp::Checkpoint { .. } | SeqOp::Grow { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
                 let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
                 histories[dst.0 as usize] = kept;
@@ -266,11 +266,14 @@ impl Draft<'_> {
         self.slot(slot)?.as_mut().ok_or(BatchError::NotOpen(slot))
     }
 
-    fn open(&mut self, slot: SlotId, sequence: Sequence) -> Result<(), BatchError> {
+    fn check_blocks(&self, blocks: &[BlockId]) -> Result<(), BatchError> {
         let n_blocks = self.base.n_blocks;
-        if let Some(block) = sequence.blocks.iter().find(|b| b.0 >= n_blocks) {
-            return Err(BatchError::NoSuchBlock { block: block.0, n_blocks });
-        }
+        let beyond = blocks.iter().find(|b| b.0 >= n_blocks);
+        beyond.map_or(Ok(()), |b| Err(BatchError::NoSuchBlock { block: b.0, n_blocks }))
+    }
+
+    fn open(&mut self, slot: SlotId, sequence: Sequence) -> Result<(), BatchError> {
+        self.check_blocks(&sequence.blocks)?;
         let place = self.slot(slot)?;
         if place.is_some() {
             return Err(BatchError::AlreadyOpen(slot));
@@ -344,6 +347,16 @@ impl Draft<'_> {
                     return Err(BatchError::Malformed(why));
                 }
                 sequence.adapters = adapters.clone();
+            }
+            SeqOp::Grow { slot, blocks } => {
+                self.check_blocks(blocks)?;
+                let n_blocks = self.base.n_blocks as usize;
+                let sequence = self.sequence(*slot)?;
+                if sequence.blocks.len() + blocks.len() > n_blocks {
+                    let why = format!("slot {}: more pages than the {n_blocks} there are", slot.0);
+                    return Err(BatchError::Malformed(why));
+                }
+                sequence.blocks = [&sequence.blocks, &blocks[..]].concat().into();
             }
             SeqOp::Name { slot, .. } | SeqOp::Draw { slot } => drop(self.sequence(*slot)?),
             SeqOp::Checkpoint { slot, len, .. } => {

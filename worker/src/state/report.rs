@@ -38,13 +38,14 @@ fn fresh<T: Copy>(
 }
 
 /// What this release can do besides its wire version.
-const FEATURES: [Feature; 7] = [
+const FEATURES: [Feature; 8] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Guide,
     Feature::Windows,
     Feature::ControlVectors,
     Feature::LaterDraws,
+    Feature::Growth,
     Feature::Ahead,
 ];
 

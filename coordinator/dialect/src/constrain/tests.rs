@@ -246,7 +246,8 @@ fn the_part_to_blame_is_found_in_few_trials() {
         let schema = json!({ "type": "object", "required": required, "properties": properties });
         let trials = Arc::new(super::trials::Trials::default());
         let read = || grammar("schema", &schema, Strictness::Strict);
-        let (refused, took) = trials.within(1, Box::new(Nowhere), read);
+        let (refused, took) =
+            trials.within(1, super::trials::Asker::default(), Box::new(Nowhere), read);
         let refused = refused.unwrap_err();
         assert_eq!(refused.path, format!("schema.properties.p{culprit:04}.items"));
         println!("{refused}: {} trials, {took:?}", trials.n_tried());

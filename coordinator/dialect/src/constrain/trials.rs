@@ -3,23 +3,26 @@
 //! Whoever reads a request does so in the scope of its owner ([`Trials::within`]). There a compile runs on a thread of
 //! the lowest priority, in turns with those of others ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`], counted in
 //! bytes because the same request must be taken or refused whatever else the machine does. What an owner has tried is
-//! remembered: equal grammars of its requests are compiled once. Who reads leaves its place to others while it waits. Others' are not looked at: the time would say that
-//! somebody has sent this text.
+//! remembered: equal grammars of its requests are compiled once. Others' are not looked at: the time would say that
+//! somebody has sent this text. Who reads leaves its place to others while it waits. Where its client has left ([`Asker`]),
+//! nothing is compiled for it any more.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use brigade_engine::constraint::turns::Turns;
-use brigade_engine::constraint::{ConstraintError, check_grammar};
+use brigade_engine::constraint::{ConstraintError, check_grammar, check_grammar_while};
 
 use super::MAX_GRAMMAR_BYTES;
 
 /// Bytes of all grammars that are compiled for one request, those that a mistake is looked for in among them.
 pub const MAX_TRIED_BYTES: usize = 4 * MAX_GRAMMAR_BYTES;
 
-/// Grammars whose trial is remembered; the one that was used longest ago goes first.
+/// Grammars whose trial is remembered; of the owner that has most of them, the one that was used longest ago goes first.
 const MAX_KNOWN: usize = 256;
 
 type Name = [u8; 32];
@@ -34,9 +37,16 @@ pub struct Trials {
 
 #[derive(Debug, Default)]
 struct Known {
-    by_name: BTreeMap<Name, (u64, Verdict)>,
+    by_name: BTreeMap<Name, Tried>,
     uses: u64,
     tried: u64,
+}
+
+#[derive(Debug)]
+struct Tried {
+    owner: u64,
+    last_use: u64,
+    verdict: Verdict,
 }
 
 /// The place where a request is read. Whoever waits for a compile leaves it to others.
@@ -47,13 +57,48 @@ pub trait Place: Send {
     fn come_back(&mut self);
 }
 
+/// Whoever waits for a request that is being read; clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Asker(Arc<AtomicBool>);
+
+/// While this lives its [`Asker`] waits.
+#[derive(Debug)]
+pub struct Waits(Asker);
+
+impl Asker {
+    /// It waits until this is dropped.
+    pub fn waits(&self) -> Waits {
+        Waits(self.clone())
+    }
+
+    fn has_left(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Release);
+    }
+}
+
+/// What grammars took that were compiled for a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compiling {
+    /// How many.
+    pub grammars: u32,
+    /// The time of them all.
+    pub took: Duration,
+}
+
 /// A request that is being read.
 struct Scope {
+    asker: Asker,
     trials: Arc<Trials>,
     place: Box<dyn Place>,
     owner: u64,
     left: usize,
-    spent: Duration,
+    spent: Compiling,
 }
 
 thread_local! {
@@ -67,18 +112,19 @@ impl Default for Trials {
 }
 
 impl Trials {
-    /// Reads an owner's request by `work` on this thread. Beside its result: how long grammars were compiled for it.
+    /// Reads an owner's request by `work` on this thread, for `asker`. Beside its result: what was compiled for it.
     pub fn within<T>(
         self: &Arc<Self>,
         owner: u64,
+        asker: Asker,
         place: Box<dyn Place>,
         work: impl FnOnce() -> T,
-    ) -> (T, Duration) {
-        let (trials, left, spent) = (self.clone(), MAX_TRIED_BYTES, Duration::ZERO);
-        SCOPE.set(Some(Scope { trials, place, owner, left, spent }));
+    ) -> (T, Compiling) {
+        let (trials, left, spent) = (self.clone(), MAX_TRIED_BYTES, Compiling::default());
+        SCOPE.set(Some(Scope { asker, trials, place, owner, left, spent }));
         let _end = End;
         let result = work();
-        let spent = SCOPE.take().map_or(Duration::ZERO, |scope| scope.spent);
+        let spent = SCOPE.take().map_or(Compiling::default(), |scope| scope.spent);
         (result, spent)
     }
 
@@ -92,24 +138,27 @@ impl Trials {
         self.known().tried
     }
 
-    fn try_for(&self, owner: u64, grammar: &str) -> (Verdict, Duration) {
+    fn try_for(&self, owner: u64, asker: &Asker, grammar: &str) -> (Verdict, Compiling) {
         let name = name(owner, grammar);
         if let Some(verdict) = self.known().recall(name) {
-            return (verdict, Duration::ZERO);
+            return (verdict, Compiling::default());
         }
         at_the_place(|place| place.leave());
-        let tried = self.try_now(owner, grammar);
+        let (verdict, took) = self.try_now(owner, asker, grammar);
         at_the_place(|place| place.come_back());
-        self.known().remember(name, tried.0.clone());
-        tried
+        let is_tried = verdict != Err(ConstraintError::Unwanted);
+        if is_tried {
+            self.known().remember(name, owner, verdict.clone());
+        }
+        (verdict, Compiling { grammars: is_tried.into(), took })
     }
 
-    fn try_now(&self, owner: u64, grammar: &str) -> (Verdict, Duration) {
+    fn try_now(&self, owner: u64, asker: &Asker, grammar: &str) -> (Verdict, Duration) {
         let (tell, told) = mpsc::channel();
-        let text = grammar.to_owned();
+        let (text, asker) = (grammar.to_owned(), asker.clone());
         self.turns.push(owner, move || {
             let began = Instant::now();
-            let verdict = check_grammar(&text);
+            let verdict = check_grammar_while(&text, || !asker.has_left());
             // Whoever asked may be gone.
             let _ = tell.send((verdict, began.elapsed()));
         });
@@ -144,19 +193,24 @@ impl Known {
     fn recall(&mut self, name: Name) -> Option<Verdict> {
         self.uses += 1;
         let now = self.uses;
-        let (used, verdict) = self.by_name.get_mut(&name)?;
-        *used = now;
-        Some(verdict.clone())
+        let tried = self.by_name.get_mut(&name)?;
+        tried.last_use = now;
+        Some(tried.verdict.clone())
     }
 
-    fn remember(&mut self, name: Name, verdict: Verdict) {
+    fn remember(&mut self, name: Name, owner: u64, verdict: Verdict) {
         self.tried += 1;
-        self.by_name.insert(name, (self.uses, verdict));
-        if self.by_name.len() > MAX_KNOWN {
-            let oldest = self.by_name.iter().min_by_key(|(_, (used, _))| *used);
-            if let Some(oldest) = oldest.map(|(name, _)| *name) {
-                self.by_name.remove(&oldest);
-            }
+        self.by_name.insert(name, Tried { owner, last_use: self.uses, verdict });
+        if self.by_name.len() <= MAX_KNOWN {
+            return;
+        }
+        let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+        self.by_name.values().for_each(|tried| *held.entry(tried.owner).or_default() += 1);
+        let rank = |(_, tried): &(&Name, &Tried)| {
+            (held.get(&tried.owner).copied(), Reverse(tried.last_use))
+        };
+        if let Some(next) = self.by_name.iter().max_by_key(rank).map(|(name, _)| *name) {
+            self.by_name.remove(&next);
         }
     }
 }
@@ -177,7 +231,7 @@ pub(super) fn tried(grammar: &str) -> Verdict {
         scope.as_mut().map(|scope| match scope.left.checked_sub(grammar.len()) {
             Some(left) => {
                 scope.left = left;
-                Ok((scope.trials.clone(), scope.owner))
+                Ok((scope.trials.clone(), scope.owner, scope.asker.clone()))
             }
             None => {
                 scope.left = 0;
@@ -192,9 +246,15 @@ pub(super) fn tried(grammar: &str) -> Verdict {
     match taken {
         None => check_grammar(grammar),
         Some(Err(error)) => Err(error),
-        Some(Ok((trials, owner))) => {
-            let (verdict, took) = trials.try_for(owner, grammar);
-            SCOPE.with_borrow_mut(|scope| scope.iter_mut().for_each(|scope| scope.spent += took));
+        Some(Ok((_, _, asker))) if asker.has_left() => Err(ConstraintError::Unwanted),
+        Some(Ok((trials, owner, asker))) => {
+            let (verdict, more) = trials.try_for(owner, &asker, grammar);
+            SCOPE.with_borrow_mut(|scope| {
+                scope.iter_mut().for_each(|scope| {
+                    scope.spent.grammars += more.grammars;
+                    scope.spent.took += more.took;
+                });
+            });
             verdict
         }
     }
@@ -223,7 +283,7 @@ mod tests {
         let trials = Arc::new(Trials::default());
         let place = Counted::default();
         let read = |owner, grammar: &str| {
-            trials.within(owner, Box::new(place.clone()), || tried(grammar)).0
+            trials.within(owner, Asker::default(), Box::new(place.clone()), || tried(grammar)).0
         };
         for _ in 0..13 {
             assert_eq!(read(1, "start: \"a\""), Ok(()));
@@ -236,12 +296,56 @@ mod tests {
     }
 
     #[test]
+    fn who_sends_many_grammars_does_not_make_those_of_others_forgotten() {
+        let mut known = Known::default();
+        known.remember(name(2, "polite"), 2, Ok(()));
+        for n in 0..2 * MAX_KNOWN {
+            known.recall(name(1, &n.to_string()));
+            known.remember(name(1, &n.to_string()), 1, Ok(()));
+        }
+        assert_eq!(known.by_name.len(), MAX_KNOWN);
+        assert_eq!(known.recall(name(2, "polite")), Some(Ok(())));
+        assert_eq!(known.recall(name(1, "0")), None);
+    }
+
+    #[test]
+    fn nothing_is_compiled_for_a_client_that_has_left() {
+        let trials = Arc::new(Trials::default());
+        let (release, held) = mpsc::channel::<()>();
+        // Nothing of this owner is compiled before this is let go.
+        trials.turns().push(1, move || held.recv().unwrap_or(()));
+        let asker = Asker::default();
+        let waits = asker.waits();
+        let (tell, told) = mpsc::channel();
+        let reading = std::thread::spawn({
+            let trials = trials.clone();
+            move || {
+                let read = || {
+                    tell.send(()).unwrap();
+                    [tried("start: \"a\""), tried("start: \"b\"")]
+                };
+                trials.within(1, asker, Box::new(Counted::default()), read)
+            }
+        });
+        told.recv().unwrap();
+        drop(waits);
+        release.send(()).unwrap();
+        let (verdicts, spent) = reading.join().unwrap();
+        assert_eq!(verdicts, [Err(ConstraintError::Unwanted), Err(ConstraintError::Unwanted)]);
+        assert_eq!((trials.n_tried(), spent.grammars), (0, 0));
+        // What was given up is no verdict on the grammar.
+        let again = || tried("start: \"a\"");
+        let place = Box::new(Counted::default());
+        assert_eq!(trials.within(1, Asker::default(), place, again).0, Ok(()));
+    }
+
+    #[test]
     fn a_request_compiles_so_much_and_no_more() {
         let trials = Arc::new(Trials::default());
         let large = format!("start: \"a\" // {}\n", "x".repeat(MAX_GRAMMAR_BYTES - 100));
         let read = || {
             let all = || (0..10).map(|n| tried(&format!("{large} // {n}\n"))).collect::<Vec<_>>();
-            trials.within(1, Box::new(Counted::default()), all).0
+            trials.within(1, Asker::default(), Box::new(Counted::default()), all).0
         };
         let verdicts = read();
         let n = verdicts.iter().filter(|verdict| verdict.is_ok()).count();

@@ -26,8 +26,8 @@ fn prompts_come_in_four_forms() {
 
 #[test]
 fn without_a_number_a_completion_has_openais_sixteen_tokens() {
-    assert_eq!(read(r#"{"prompt": "a"}"#).unwrap().common.max_tokens, 16);
-    assert_eq!(read(r#"{"prompt": "a", "max_tokens": -1}"#).unwrap().common.max_tokens, u32::MAX);
+    assert_eq!(read(r#"{"prompt": "a"}"#).unwrap().common.max_tokens, Some(16));
+    assert_eq!(read(r#"{"prompt": "a", "max_tokens": -1}"#).unwrap().common.max_tokens, None);
     let many = vec!["[1]"; MAX_CHOICES + 1].join(",");
     assert!(read(&format!(r#"{{"prompt": [{many}]}}"#)).unwrap_err().contains("more than 64"));
 }

@@ -26,6 +26,7 @@ const SPEC: LineSpec = LineSpec {
     max_rows: 16,
     guides: true,
     ahead: true,
+    grows: true,
 };
 
 /// A driver with a line, and what it sends into that.

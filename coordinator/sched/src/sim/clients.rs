@@ -24,6 +24,8 @@ pub struct SimRequest {
     pub prompt: u32,
     /// Tokens to generate; `None`: the prompt's logits instead.
     pub max_tokens: Option<u32>,
+    /// Of these, those whose places are reserved at once; `None`: all.
+    pub sure: Option<u32>,
     /// When the client goes away, if it has not got everything by then.
     pub cancel_at: Option<Micros>,
     /// Whose it is beside others.
@@ -117,6 +119,20 @@ impl Workload {
         }
         self
     }
+
+    /// The same with an answer for one in `one_in` of those that want tokens that is up to nine times as long, of which
+    /// `sure` tokens or fewer are sure.
+    pub fn open_ended(mut self, seed: u64, one_in: u64, sure: u32) -> Self {
+        let mut rng = Rng::new(seed ^ 0x6_0e5);
+        for request in self.requests.iter_mut().filter(|r| r.max_tokens.is_some()) {
+            let n = rng.between(1, sure.into()) as u32;
+            if rng.one_in(one_in) {
+                request.sure = Some(n);
+                request.max_tokens = request.max_tokens.map(|most| n + 8 * most);
+            }
+        }
+        self
+    }
 }
 
 /// The first `n` tokens of what guides.
@@ -177,6 +193,11 @@ impl Client {
         self.submitted && self.ended.is_none()
     }
 
+    /// Whether it got all it asked for, or all there was room for.
+    pub fn finished(&self) -> bool {
+        matches!(self.ended, Some((_, Ending::Finished)))
+    }
+
     /// Longest time between two tokens.
     pub fn longest_gap(&self) -> Micros {
         self.received.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
@@ -223,6 +244,7 @@ impl Clients {
             None => Work::Logits,
             Some(max_tokens) => Work::Generate {
                 max_tokens,
+                sure: client.request.sure.unwrap_or(max_tokens),
                 sampler: Arc::new(SamplerSetup {
                     params,
                     seed,
@@ -329,6 +351,8 @@ impl Clients {
         let live = self.submitted.iter().map(|&i| &self.all[i]).filter(|c| c.is_live());
         let needs = |client: &Client| {
             let generated = client.request.max_tokens.unwrap_or(0);
+            let so_far = client.received.len() as u32 + 1;
+            let generated = client.request.sure.map_or(generated, |sure| sure.max(so_far));
             let pages = |prompt: u32| u64::from(prompt + generated).div_ceil(page.into());
             let guide = client.request.guide;
             (pages(client.n_prompt) + guide.map_or(0, pages), 1 + u64::from(guide.is_some()))
@@ -405,7 +429,11 @@ impl Client {
                 let got = self.received.len() as u32;
                 let right = match reason {
                     FinishReason::Stop(_) => self.next(stop_every) == STOP_TOKEN,
-                    FinishReason::Length => self.request.max_tokens == Some(got),
+                    // Its room was what was sure and more, of which others may have left none.
+                    FinishReason::Length => match self.request.sure {
+                        Some(sure) => got > sure && Some(got) <= self.request.max_tokens,
+                        None => self.request.max_tokens == Some(got),
+                    },
                     FinishReason::LogitsDone => got == self.n_prompt,
                 };
                 check(right, || format!("ended after {got}: {reason:?}"))?;

@@ -198,6 +198,12 @@ impl Mirror {
                 let closed = self.open.remove(slot);
                 ensure(closed.is_some(), || format!("close of {slot:?}, which is not open"))
             }
+            SeqOp::Grow { slot, blocks } => {
+                let open = self.open.get_mut(slot);
+                let open = open.ok_or_else(|| format!("pages for {slot:?}, which is not open"))?;
+                open.blocks.extend(blocks.iter().map(|b| b.0));
+                check_pages(*slot, &open.blocks, self.spec.n_blocks)
+            }
             SeqOp::Adapt { slot, adapters } => {
                 let open = self.open.get_mut(slot).filter(|open| open.tokens.is_empty());
                 let open = open.ok_or_else(|| {
@@ -233,11 +239,7 @@ impl Mirror {
         let n_slots = self.spec.n_slots + self.spec.n_kept;
         ensure(slot.0 < n_slots, || format!("open of {slot:?}: no such slot"))?;
         let blocks: Vec<u32> = blocks.iter().map(|b| b.0).collect();
-        for block in &blocks {
-            ensure(*block < self.spec.n_blocks, || format!("no such page {block}"))?;
-        }
-        let distinct: BTreeSet<_> = blocks.iter().collect();
-        ensure(distinct.len() == blocks.len(), || format!("{slot:?} has a page twice"))?;
+        check_pages(slot, &blocks, self.spec.n_blocks)?;
         let seed = sampler.map(|sampler| sampler.seed);
         let is_guided = sampler.is_some_and(|sampler| sampler.guidance.is_some());
         let adapters = Arc::from([]);
@@ -436,6 +438,14 @@ impl Mirror {
         }
         Ok(())
     }
+}
+
+/// Whether there are such pages, and none of them twice.
+fn check_pages(slot: SlotId, blocks: &[u32], n_blocks: u32) -> Result<(), String> {
+    let beyond = blocks.iter().find(|block| **block >= n_blocks);
+    ensure(beyond.is_none(), || format!("{slot:?} has page {beyond:?}, which there is not"))?;
+    let distinct: BTreeSet<_> = blocks.iter().collect();
+    ensure(distinct.len() == blocks.len(), || format!("{slot:?} has a page twice"))
 }
 
 impl OpenSlot {

@@ -84,6 +84,7 @@ impl Sim {
                 max_rows: 512,
                 guides: true,
                 ahead: true,
+                grows: true,
             },
             stages: vec![stage; n],
             links: vec![LinkModel::default(); n + 1],

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use brigade_http::{
     Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Hosts, Tls, TlsFiles,
-    admin_router, allowed_host, router, serve,
+    UnderWay, admin_router, allowed_host, router, serve,
 };
 use brigade_line::admin::Admin;
 use brigade_line::clock;
@@ -174,13 +174,14 @@ impl Front {
     /// run and wait; orders to the cluster go to `cluster`.
     pub fn serve(
         self,
-        app: App,
+        mut app: App,
         cluster: Admin,
         requests: usize,
         draining: CancellationToken,
     ) -> Serving {
         let mut limits = ConnectionLimits::of_server(requests);
         limits.of_address = self.of_address.unwrap_or(limits.of_address).max(1);
+        app.under_way = UnderWay::of_address(limits.of_address);
         let needs_key = !self.admin.is_local();
         let hosts = self.admin.hosts(&self.allow_host);
         let Listening { listener, tls, .. } = self.admin;

@@ -215,7 +215,7 @@ impl FakeStage {
                     }
                 }
                 SeqOp::Close { slot } => drop(self.lengths.remove(&slot.0)),
-                SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
+                SeqOp::Adapt { .. } | SeqOp::Draw { .. } | SeqOp::Grow { .. } => {}
                 SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
                 SeqOp::Copy { .. } | SeqOp::Truncate { .. } => return Err("not here".into()),
             }
