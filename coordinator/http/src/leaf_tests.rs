@@ -45,7 +45,7 @@ enum Api {
 /// The chat that an Ollama request asks for.
 fn asked(asked: ollama::request::Asked) -> Cow<'static, [u8]> {
     match asked {
-        ollama::request::Asked::Chat(chat) => chat,
+        ollama::request::Asked::Chat(chat, _) => chat,
         other => panic!("no chat: {other:?}"),
     }
 }
@@ -55,7 +55,7 @@ fn prompt(api: Api, body: &Value, model: &TextModel) -> Result<String, ApiError>
     let bytes = body.to_string().into_bytes();
     let chat = match api {
         Api::Chat => bytes.into(),
-        Api::Messages => anthropic::request::translate(&bytes)?,
+        Api::Messages => anthropic::request::translate(&bytes)?.0,
         Api::Responses => responses::request::translate(&bytes)?.0,
         Api::Ollama => asked(ollama::request::chat(&bytes)?),
         Api::Generate => asked(ollama::request::generate(&bytes)?),

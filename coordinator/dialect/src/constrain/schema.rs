@@ -71,9 +71,9 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
     let cleaned = match strictness {
         Strictness::Strict => {
             check_words(path, schema)?;
-            normal(path, &annotations_left_out(schema))?
+            normal(path, &annotations_left_out(schema), strictness)?
         }
-        Strictness::Lenient => normal(path, schema)?,
+        Strictness::Lenient => normal(path, schema, strictness)?,
     };
     let whole = Grammar::json(with_options(&cleaned, strictness));
     let size = whole.text().len();
