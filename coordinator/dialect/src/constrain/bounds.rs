@@ -207,9 +207,9 @@ fn inexact(value: &Value) -> Option<&Value> {
         Value::Object(map) => map.values().find_map(inexact),
         value => match number::of(value)? {
             Number::Whole(HIGHEST) => None,
-            Number::Whole(whole) => {
-                (!(LOWEST..HIGHEST).contains(&whole) || whole as f64 as i128 != whole).then_some(value)
-            }
+            Number::Whole(whole) => (!(LOWEST..HIGHEST).contains(&whole)
+                || whole as f64 as i128 != whole)
+                .then_some(value),
             // It may have been written with more digits than were read.
             Number::Real(real) => (real.abs() >= HIGHEST as f64).then_some(value),
         },
