@@ -382,7 +382,8 @@ fn a_history_of_codex_is_in_the_prompt_as_it_was() {
     let mut from = 0;
     for text in &texts {
         let at = prompt[from..].find(text);
-        from += at.unwrap_or_else(|| panic!("{text:?} is not in its place of {prompt}")) + text.len();
+        from +=
+            at.unwrap_or_else(|| panic!("{text:?} is not in its place of {prompt}")) + text.len();
     }
     let patch = body["input"].as_array().unwrap().iter().find_map(|item| item["input"].as_str());
     let patch = json!({ "input": patch.unwrap() }).to_string();

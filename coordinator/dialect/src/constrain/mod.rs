@@ -22,7 +22,6 @@ use brigade_engine::constraint::regex_for_lark;
 use serde_json::{Value, json};
 
 use grammar::{Grammar, quote};
-pub use schema::Strictness;
 
 /// Largest grammar that travels to the last stage.
 pub const MAX_GRAMMAR_BYTES: usize = brigade_proto::limits::MAX_GRAMMAR_BYTES;
@@ -45,6 +44,15 @@ fn literal_regex(text: &str) -> String {
         c => format!("\\x{{{:02X}}}", u32::from(c)),
     };
     text.chars().map(one).collect()
+}
+
+/// Whether everything that a schema says has to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// It does; what cannot be held is refused.
+    Strict,
+    /// What can be held is, and the rest is left out.
+    Lenient,
 }
 
 /// Why an answer cannot be held to what was asked for.

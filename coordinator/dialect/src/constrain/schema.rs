@@ -9,16 +9,7 @@ use super::grammar::Grammar;
 use super::normal::normal;
 use super::trials::tried;
 use super::words::{MAPS, parts};
-use super::{MAX_GRAMMAR_BYTES, Refused};
-
-/// Whether everything that a schema says has to hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strictness {
-    /// It does; what cannot be held is refused.
-    Strict,
-    /// What can be held is, and the rest is left out.
-    Lenient,
-}
+use super::{MAX_GRAMMAR_BYTES, Refused, Strictness};
 
 /// Keywords that restrict values and cannot be held.
 const REFUSED: &[&str] = &[

@@ -244,7 +244,7 @@ impl super::trials::Place for Nowhere {
 
 #[test]
 fn the_part_to_blame_is_found_in_few_trials() {
-    use super::schema::{Strictness, grammar};
+    use super::schema::grammar;
     const N: usize = 1000;
     for culprit in [0, 1, N / 2, N - 1] {
         let property = |at: usize| match at == culprit {

@@ -3,16 +3,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::request::in_space;
+use super::names::{API, in_space};
 use crate::error::ApiError;
 use crate::fields::report;
 use crate::unread;
 
 /// What identifies an item or says how it went: no text for a model.
 const LABELS: [&str; 5] = ["type", "id", "call_id", "status", "created_by"];
-
-/// What the log calls the interface.
-pub const API: &str = "/v1/responses";
 
 /// The end of an item, of which `read` was read beside its labels.
 fn end(path: &str, item: &Value, read: &[&str]) {
@@ -80,25 +77,7 @@ fn add_item(
             let message = format!("{path}: this server keeps no items: send the item itself");
             Err(ApiError::unsupported(path, message))
         }
-        _ if kind.ends_with("_output") => {
-            // That of a local shell names its call in a field of another name.
-            let field = if item.get("call_id").is_none_or(Value::is_null) && kind == LOCAL_SHELL {
-                "id"
-            } else {
-                "call_id"
-            };
-            let id = required(path, item, field)?;
-            let output = match item.get("output") {
-                None | Some(Value::Null) => other_output(item),
-                given => {
-                    end(path, item, &["output"]);
-                    output(&format!("{path}.output"), given)?
-                }
-            };
-            turn.end(messages);
-            messages.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
-            Ok(())
-        }
+        _ if kind.ends_with("_output") => result(path, kind, item, turn, messages),
         _ => other_call(path, kind, item, turn, messages),
     }
 }
@@ -164,6 +143,33 @@ fn reasoning(
             turn.reasoning.push_str(text);
         }
     }
+    Ok(())
+}
+
+/// What came of a call.
+fn result(
+    path: &str,
+    kind: &str,
+    item: &Value,
+    turn: &mut Turn,
+    messages: &mut Vec<Value>,
+) -> Result<(), ApiError> {
+    // That of a local shell names its call in a field of another name.
+    let field = if item.get("call_id").is_none_or(Value::is_null) && kind == LOCAL_SHELL {
+        "id"
+    } else {
+        "call_id"
+    };
+    let id = required(path, item, field)?;
+    let output = match item.get("output") {
+        None | Some(Value::Null) => other_output(item),
+        given => {
+            end(path, item, &["output"]);
+            output(&format!("{path}.output"), given)?
+        }
+    };
+    turn.end(messages);
+    messages.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! whole with every request.
 
 mod items;
+mod names;
 pub(super) mod request;
 mod stream;
 

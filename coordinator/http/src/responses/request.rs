@@ -7,7 +7,8 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::items::{API, add_items};
+use super::items::add_items;
+use super::names::{API, in_space};
 use super::{Called, Echo, ToolName};
 use crate::chat_request::Names;
 use crate::error::ApiError;
@@ -255,14 +256,6 @@ impl Given {
         ));
         self.functions.push(json!({ "type": "function", "function": function }));
         Ok(())
-    }
-}
-
-/// What a chat calls a function of a namespace.
-pub fn in_space(space: &str, name: &str) -> String {
-    match space.ends_with('_') {
-        true => format!("{space}{name}"),
-        false => format!("{space}__{name}"),
     }
 }
 
