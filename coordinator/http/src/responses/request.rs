@@ -289,11 +289,15 @@ fn custom_tool(tool: &mut Fields<'_>) -> Result<(String, Map<String, Value>), Ap
         match kind.as_str() {
             "text" => {}
             "grammar" => {
-                let syntax: String = format.require("syntax")?;
-                let definition: String = format.require("definition")?;
-                description.push_str(&format!(
-                    "\n\nThe input has to fit this grammar ({syntax}):\n{definition}"
-                ));
+                // Some programs name a grammar and leave it out.
+                let definition: Option<String> = format.take("definition")?;
+                if let Some(definition) = definition {
+                    let syntax: String = format.require("syntax")?;
+                    description.push_str(&format!(
+                        "\n\nThe input has to fit this grammar ({syntax}):\n{definition}"
+                    ));
+                }
+                let _: Option<String> = format.take("syntax")?;
             }
             _ => {
                 let path = format.path("type");
