@@ -212,7 +212,8 @@ fn has_below(text: &str, lowest: f64) -> bool {
         let rest = &text.as_bytes()[at + 1..];
         let mut end = 0;
         while let Some(byte) = rest.get(end) {
-            let is_sign = matches!(byte, b'+' | b'-') && end > 0 && matches!(rest[end - 1], b'e' | b'E');
+            let is_sign =
+                matches!(byte, b'+' | b'-') && end > 0 && matches!(rest[end - 1], b'e' | b'E');
             if !(byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E') || is_sign) {
                 break;
             }
@@ -231,7 +232,7 @@ mod tests {
     fn a_number_that_would_end_the_stack_is_refused_wherever_it_stands() {
         for grammar in [
             r#"{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}"#,
-            r#"{"grammars": [{"json_schema": {"$ref": "#/default", "default": {"enum": [-1e19]}}}]}"#,
+            r##"{"grammars": [{"json_schema": {"$ref": "#/default", "default": {"enum": [-1e19]}}}]}"##,
             r#"{"grammars": [{"lark_grammar": "start: %json {\"const\": -9223372036854775808}"}]}"#,
         ] {
             let why = tried(grammar).unwrap_err().to_string();
