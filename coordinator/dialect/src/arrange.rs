@@ -56,6 +56,11 @@ impl Arrangement {
         })
     }
 
+    /// Whether it can be another one than without its calls, for a conversation with so many calls.
+    pub fn is_for(self, n_calls: usize) -> bool {
+        n_calls > 0 || self.calls == CallsGiven::Stay
+    }
+
     /// Arranges messages, in which calls are in words already where that is wanted.
     pub fn of(self, messages: &[Value]) -> Vec<Value> {
         let mut messages = messages.to_vec();
@@ -65,16 +70,16 @@ impl Arrangement {
         if self.calls == CallsGiven::Single {
             messages = single(messages);
         }
-        match self.systems {
-            Systems::Stay => {}
-            Systems::Merged => merge(&mut messages),
-            Systems::Moved => move_systems(&mut messages),
-        }
         if self.user_first {
             let at = messages.iter().take_while(|message| is_system(message)).count();
             if messages.get(at).is_some_and(|message| !is(message, "user")) {
                 messages.insert(at, json!({ "role": "user", "content": "" }));
             }
+        }
+        match self.systems {
+            Systems::Stay => {}
+            Systems::Merged => merge(&mut messages),
+            Systems::Moved => move_systems(&mut messages),
         }
         if self.joined { join(messages) } else { messages }
     }
@@ -293,6 +298,10 @@ mod tests {
         let given = [("system", "s"), ("assistant", "a"), ("user", "b"), ("user", "c")];
         let want = [("system", "s"), ("user", ""), ("assistant", "a"), ("user", "b\n\nc")];
         assert_eq!(of(joined, &given), pairs(&want));
+        // A system message goes before an answer that begins the conversation, not behind it.
+        let moved = Arrangement { systems: Systems::Moved, ..joined };
+        let want = [("user", "s"), ("assistant", "a"), ("user", "b\n\nc")];
+        assert_eq!(of(moved, &given), pairs(&want));
     }
 
     #[test]

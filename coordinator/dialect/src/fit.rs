@@ -4,6 +4,8 @@
 //! not in the prompt, other arrangements of the same texts are tried ([`super::arrange`]). Only what no arrangement
 //! can hold is an error.
 
+use std::cell::LazyCell;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 use brigade_text::{ChatTemplate, TemplateInput, TextError};
@@ -12,10 +14,18 @@ use serde_json::Value;
 use super::arrange::{Arrangement, CallsGiven, text_of};
 use super::form::{Form, Forms};
 use super::history::Prepared;
+use super::sketch::{bytes_of, sketch};
 use super::told::{has_words, lost_of_calls, marked, not_seen, without_marks, written_out};
 
 /// Most bytes of a text that an error quotes.
 const QUOTED: usize = 40;
+
+/// Longest conversation of which every arrangement is rendered whole; of a longer one its sketch is.
+pub const MAX_TRIED_BYTES: usize = 1 << 12;
+
+/// Arrangements of a longer one, beside the first, that are rendered whole: those that the template takes of the sketch.
+/// So a refusal takes a few renderings, whatever the conversation.
+pub const MAX_TRIED: usize = 2;
 
 /// What had to be done for a template so far: each thing is said once.
 #[derive(Debug, Default)]
@@ -59,39 +69,59 @@ impl Fitting<'_> {
     /// The prompt of a conversation, in the first arrangement that the template takes whole. `in_words`: the same
     /// conversation, its calls written as text.
     ///
+    /// A long conversation that is not taken as it is goes on as its sketch ([`sketch`]): only arrangements that the template
+    /// takes of that are rendered whole, and few of them.
+    ///
     /// # Errors
     /// No arrangement is taken: what is wrong with the first.
     pub fn fit(
         &self,
         prepared: &Prepared,
-        in_words: impl FnOnce() -> Prepared,
+        in_words: impl Fn() -> Prepared,
     ) -> Result<Fitted, TextError> {
-        let mut tried: Vec<Vec<Value>> = Vec::new();
-        let mut in_words = Some(in_words);
-        let mut words = None;
-        let mut first_error = None;
-        for arrangement in Arrangement::all() {
-            let messages = match arrangement.calls {
-                CallsGiven::InWords if prepared.n_calls == 0 => break,
-                CallsGiven::InWords => {
-                    let make = || in_words.take().map(|make| make().messages).unwrap_or_default();
-                    words.get_or_insert_with(make).as_slice()
-                }
-                CallsGiven::Apart | CallsGiven::Single if prepared.n_calls == 0 => continue,
-                _ => prepared.messages.as_slice(),
+        let first = match self.whole(&prepared.messages) {
+            Err(error) if !error.is_limit() => error,
+            taken => return Ok(Fitted { text: taken?, arrangement: Arrangement::default() }),
+        };
+        let words = LazyCell::new(|| in_words().messages);
+        let given = |arrangement: Arrangement| match arrangement.calls {
+            CallsGiven::InWords => words.as_slice(),
+            _ => prepared.messages.as_slice(),
+        };
+        let is_short = prepared.messages.iter().map(bytes_of).sum::<usize>() <= MAX_TRIED_BYTES;
+        let taken = if is_short {
+            each_other(prepared.n_calls, given, |arrangement, messages| {
+                self.tried(arrangement, messages)
+            })
+        } else {
+            let (short, mut n_tried) = (sketch(&prepared.messages), 0);
+            let short_words = LazyCell::new(|| sketch(&words));
+            let short = |arrangement: Arrangement| match arrangement.calls {
+                CallsGiven::InWords => short_words.as_slice(),
+                _ => short.as_slice(),
             };
-            let messages = arrangement.of(messages);
-            if tried.contains(&messages) {
-                continue;
-            }
-            match self.whole(&messages) {
-                Ok(text) => return Ok(Fitted { text, arrangement }),
-                Err(error) if error.is_limit() => return Err(error),
-                Err(error) => drop(first_error.get_or_insert(error)),
-            }
-            tried.push(messages);
+            each_other(prepared.n_calls, short, |arrangement, sketched| {
+                if n_tried == MAX_TRIED || self.whole(sketched).is_err() {
+                    return ControlFlow::Continue(());
+                }
+                n_tried += 1;
+                self.tried(arrangement, &arrangement.of(given(arrangement)))
+            })
+        };
+        taken.unwrap_or(Err(first))
+    }
+
+    /// Ends the search with the prompt of an arrangement, or with a limit that others would run into as well.
+    fn tried(
+        &self,
+        arrangement: Arrangement,
+        messages: &[Value],
+    ) -> ControlFlow<Result<Fitted, TextError>> {
+        match self.whole(messages) {
+            Ok(text) => ControlFlow::Break(Ok(Fitted { text, arrangement })),
+            Err(error) if error.is_limit() => ControlFlow::Break(Err(error)),
+            Err(_) => ControlFlow::Continue(()),
         }
-        Err(first_error.unwrap_or(TextError::NoTemplate))
     }
 
     /// The prompt of these messages, if it has all of them.
@@ -126,6 +156,8 @@ impl Fitting<'_> {
     }
 
     fn render(&self, messages: &[Value], forms: &[Form]) -> Result<String, TextError> {
+        #[cfg(test)]
+        RENDERED.with_borrow_mut(|all| all.push(messages.iter().map(bytes_of).sum()));
         let given: Vec<Value> =
             messages.iter().zip(forms).map(|(message, form)| form.give(message.clone())).collect();
         self.template.render(&TemplateInput { messages: &given, ..self.input })
@@ -164,6 +196,27 @@ impl Fitting<'_> {
     }
 }
 
+/// Tries the arrangements but the first, each with its messages, until one ends the search. `given`: the messages that an
+/// arrangement is of.
+fn each_other<'m, T>(
+    n_calls: usize,
+    given: impl Fn(Arrangement) -> &'m [Value],
+    mut try_it: impl FnMut(Arrangement, &[Value]) -> ControlFlow<T>,
+) -> Option<T> {
+    let mut tried = vec![given(Arrangement::default()).to_vec()];
+    for arrangement in Arrangement::all().skip(1).filter(|other| other.is_for(n_calls)) {
+        let messages = arrangement.of(given(arrangement));
+        if tried.contains(&messages) {
+            continue;
+        }
+        if let ControlFlow::Break(end) = try_it(arrangement, &messages) {
+            return Some(end);
+        }
+        tried.push(messages);
+    }
+    None
+}
+
 fn left_out(message: &Value, i: usize) -> TextError {
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     TextError::Template(format!(
@@ -181,4 +234,10 @@ fn quoted(text: &str) -> String {
         Some(end) => format!("{:?} ...", &text[..end]),
         None => format!("{text:?}"),
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Bytes of each conversation that this thread has rendered.
+    pub static RENDERED: std::cell::RefCell<Vec<usize>> = const { std::cell::RefCell::new(Vec::new()) };
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
+use super::fit::{MAX_TRIED, MAX_TRIED_BYTES, RENDERED};
+use super::sketch::bytes_of;
 use super::text_model::{Chat, TextModel};
 
 /// Templates that want something of a conversation, or leave something out.
@@ -259,6 +261,121 @@ fn no_text_is_lost_and_nothing_refused() {
     println!("{n} conversations with {} templates, {} wrong", templates.len(), wrong.len());
     assert!(wrong.is_empty(), "{} wrong of {n}:\n{}", wrong.len(), wrong.join("\n"));
     assert!(templates.len() >= 48 && n >= 2000);
+}
+
+/// A conversation whose texts are long, with its words at both ends of each.
+fn long(mut messages: Vec<Value>, n_bytes: usize) -> Vec<Value> {
+    for message in &mut messages {
+        let text = message["content"].as_str().unwrap();
+        if !text.is_empty() {
+            message["content"] = json!(format!("{text} {} {text}", "filler ".repeat(n_bytes / 7)));
+        }
+    }
+    messages
+}
+
+/// Bytes of a conversation.
+fn size(messages: &[Value]) -> usize {
+    messages.iter().map(bytes_of).sum()
+}
+
+/// How often conversations of at least `least` bytes were rendered, and the bytes of all.
+fn rendered(least: usize) -> (usize, usize) {
+    let all = RENDERED.take();
+    (all.iter().filter(|bytes| **bytes >= least).count(), all.iter().sum())
+}
+
+/// Renderings of a conversation as it is: as the template reads it and with marks, each in two forms.
+const AS_IT_IS: usize = 4;
+
+#[test]
+fn long_conversations_are_fitted_as_short_ones_are_in_few_renderings() {
+    let (mut n, mut wrong, mut most) = (0, Vec::new(), 0);
+    for (name, source) in &templates() {
+        let model = TextModel::sample_with(source, &[]);
+        for (shape, messages) in conversations() {
+            n += 1;
+            let short = prompt(&model, &messages, Vec::new()).unwrap();
+            let n_texts = messages.iter().filter(|message| message["content"] != "").count();
+            let n_bytes = MAX_TRIED_BYTES / n_texts;
+            let messages = long(messages, n_bytes);
+            assert!(size(&messages) > MAX_TRIED_BYTES);
+            RENDERED.take();
+            match prompt(&model, &messages, Vec::new()) {
+                Err(error) => wrong.push(format!("{name}, {shape}: {error}")),
+                Ok(text) => {
+                    let words = words(&messages).into_iter();
+                    let lost: Vec<String> = words
+                        .filter(|word| !text.to_lowercase().contains(&word.to_lowercase()))
+                        .collect();
+                    let roles = |text: &str| text.matches("ssistant").count();
+                    if !lost.is_empty() || roles(&text) != roles(&short) {
+                        wrong.push(format!("{name}, {shape}: {lost:?} in {text:?}"));
+                    }
+                }
+            }
+            most = most.max(rendered(size(&messages) / 2).0);
+        }
+    }
+    println!("{n} long conversations, {} wrong, at most {most} renderings", wrong.len());
+    assert!(wrong.is_empty(), "{} wrong of {n}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(n >= 1000 && most <= AS_IT_IS * (1 + MAX_TRIED));
+}
+
+/// Templates that nothing fits: each for another reason.
+const UNFIT: [(&str, &str); 5] = [
+    ("refuses", "{{ raise_exception('never') }}"),
+    ("writes nothing", "{{ bos_token }}"),
+    ("cuts", "{% for m in messages %}{{ m.role }}{{ m.content[:100] }}{% endfor %}"),
+    (
+        "refuses what is long",
+        "{% for m in messages %}{% if m.content | length > 9000 %}{{ raise_exception('long') }}{% endif %}\
+         {{ m.role }}{{ m.content }}{% endfor %}",
+    ),
+    (
+        "reads one of two forms and cuts",
+        "{% for m in messages %}{{ m.role }}{% if m.content is string %}{{ m.content[:9000] }}{% else %}\
+         {{ m.content[0].text[:9000] }}{% endif %}{% endfor %}",
+    ),
+];
+
+#[test]
+fn a_refusal_takes_a_few_renderings_at_most() {
+    let turns = |n: usize, bytes: usize| -> Vec<Value> {
+        let text = "word ".repeat(bytes / n / 5);
+        let all = (0..n).map(|i| message(["user", "assistant"][i % 2], &format!("{i} {text}")));
+        std::iter::once(message("system", "Be kind.")).chain(all).collect()
+    };
+    let mut calls = turns(101, 1 << 20);
+    calls.insert(
+        2,
+        json!({ "role": "assistant", "content": "Look.", "tool_calls": [
+        call("callid001", "lookup", &"a".repeat(9000)), call("callid002", "fetch", "b")] }),
+    );
+    let result =
+        |id: &str| json!({ "role": "tool", "tool_call_id": id, "content": "r ".repeat(5000) });
+    calls.splice(3..3, [result("callid001"), result("callid002")]);
+    let mut worst = (0, 0.0);
+    for (name, source) in UNFIT {
+        let model = TextModel::sample_with(source, &[]);
+        for messages in [turns(1, 1 << 20), turns(33, 1 << 20), turns(8001, 1 << 20), calls.clone()]
+        {
+            // What the template does is found out by probes, once.
+            model.dialect();
+            RENDERED.take();
+            if prompt(&model, &messages, Vec::new()).is_ok() {
+                assert!(name.starts_with("refuses what") || name.starts_with("reads"), "{name}");
+                continue;
+            }
+            let (times, bytes) = rendered(size(&messages) / 2);
+            let times_its_size = bytes as f64 / size(&messages) as f64;
+            worst = (times.max(worst.0), times_its_size.max(worst.1));
+        }
+    }
+    let (times, bytes) = worst;
+    println!("refusals | at most {times} renderings, {bytes:.2} times the conversation's bytes");
+    assert!(times <= AS_IT_IS * (1 + MAX_TRIED), "{times}");
+    assert!(bytes <= (AS_IT_IS * (1 + MAX_TRIED)) as f64 + 0.5, "{bytes}");
 }
 
 fn of(source: &str, messages: &[Value]) -> Result<String, String> {

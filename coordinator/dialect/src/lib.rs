@@ -53,6 +53,7 @@ pub mod probe;
 pub mod python;
 mod sample;
 pub mod sink;
+pub mod sketch;
 #[cfg(test)]
 mod tests;
 pub mod text_model;

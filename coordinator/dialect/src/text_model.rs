@@ -352,14 +352,14 @@ impl TextModel {
         };
         let fitting = Fitting { template, forms: markup.facts.forms, input };
         let fitted = fitting.fit(&prepared, || prepare(true).0).or_else(|error| {
-            let as_it_is = fitting.as_it_is(&prepared.messages);
-            match as_it_is {
-                Ok(text) if chat.is_shown && !error.is_limit() => {
+            if error.is_limit() || !(chat.is_shown || chat.continues) {
+                return Err(error);
+            }
+            match fitting.as_it_is(&prepared.messages) {
+                Ok(text) if chat.is_shown => {
                     Ok(Fitted { text, arrangement: Arrangement::default() })
                 }
-                Ok(text) if chat.continues && !text.contains(UNFINISHED) && !error.is_limit() => {
-                    Err(not_open())
-                }
+                Ok(text) if !text.contains(UNFINISHED) => Err(not_open()),
                 _ => Err(error),
             }
         })?;

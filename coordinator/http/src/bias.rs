@@ -26,7 +26,11 @@ pub fn read(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>
             };
             let token = match kind(token) {
                 "a string" => format!("\"{}", read_value::<String>("logit_bias", token)?),
-                _ => token.get().to_string(),
+                "a number" => token.get().to_string(),
+                kind => {
+                    let message = format!("logit_bias: a token is its id or its text, not {kind}");
+                    return Err(bad(message));
+                }
             };
             named.push((token, bias));
         }

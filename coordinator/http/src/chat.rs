@@ -16,7 +16,7 @@ use super::again::{self, Again};
 use super::answer::{self, Ended};
 use super::app::App;
 use super::body::Taken;
-use super::chat_request::{self, Begun, ChatRequest};
+use super::chat_request::{self, Begun, ChatRequest, Names};
 use super::error::ApiError;
 use super::events::Of;
 use super::logprobs;
@@ -42,7 +42,8 @@ pub(super) async fn create(
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
-    let begun = chat_request::begin(&app, request, |bytes| Ok((bytes.into(), ()))).await?;
+    let begun =
+        chat_request::begin(&app, request, |bytes| Ok((bytes.into(), Names::new(), ()))).await?;
     let Begun { request, prompt, body, more: () } = begun;
     let stamp = Stamp::new(&app, "chatcmpl-");
     if let Some(body) = body {

@@ -50,6 +50,8 @@ pub struct ChatRequest {
     pub common: Common,
     /// Alternatives a token.
     pub top_logprobs: Option<u32>,
+    /// What its fields were called.
+    names: Names,
 }
 
 /// A chat that is ready to be submitted, and what else its endpoint has read.
@@ -65,18 +67,20 @@ pub struct Begun<T> {
     pub more: T,
 }
 
+/// What fields are called in a chat, and in the interface that it was translated from: complaints are about the latter.
+pub type Names = Vec<(String, String)>;
+
 /// Reads a request's body; `translate` makes a chat in OpenAI's form of it.
 pub async fn begin<T: Send + 'static>(
     app: &App,
     request: Request,
-    translate: impl FnOnce(&[u8]) -> Result<(Cow<'_, [u8]>, T), ApiError> + Send + 'static,
+    translate: impl FnOnce(&[u8]) -> Result<(Cow<'_, [u8]>, Names, T), ApiError> + Send + 'static,
 ) -> Result<Begun<T>, ApiError> {
     let body = app.bodies.take(request).await?;
     let limits = app.limits.now();
     let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let (body, more) = translate(bytes)?;
-        let mut request = ChatRequest::read(&body, &limits, text)?;
-        let prompt = request.prompt(text)?;
+        let (body, names, more) = translate(bytes)?;
+        let (request, prompt) = ChatRequest::translated(&body, names, &limits, text)?;
         let body = request.common.resumable.then(|| String::from_utf8_lossy(&body).into_owned());
         Ok(Begun { request, prompt, body, more })
     });
@@ -84,6 +88,27 @@ pub async fn begin<T: Send + 'static>(
 }
 
 impl ChatRequest {
+    /// Reads a request that was translated, and its prompt.
+    ///
+    /// # Errors
+    /// It cannot run, by the names that its fields had.
+    pub fn translated(
+        body: &[u8],
+        names: Names,
+        limits: &Limits,
+        text: &TextModel,
+    ) -> Result<(Self, Prompt), ApiError> {
+        let read = || {
+            let mut request = Self::read(body, limits, text)?;
+            let prompt = request.prompt(text)?;
+            Ok((request, prompt))
+        };
+        match read() {
+            Ok((request, prompt)) => Ok((Self { names, ..request }, prompt)),
+            Err(error) => Err(ApiError::renamed(error, &names)),
+        }
+    }
+
     /// Reads a request.
     pub fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
@@ -112,7 +137,8 @@ impl ChatRequest {
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
         let is_shown = false;
         let chat = Chat { messages, tools: tools.for_template, force, continues, extra, is_shown };
-        Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs })
+        let names = Names::new();
+        Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs, names })
     }
 
     /// The chat as the model reads it; what its answer has to fit is known then.
@@ -146,8 +172,9 @@ impl ChatRequest {
         resumable: Option<&Resumable>,
     ) -> Result<Replies, ApiError> {
         let prompts = std::slice::from_ref(&prompt.tokens);
-        let generations =
-            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await?;
+        let submitted =
+            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await;
+        let generations = submitted.map_err(|error| error.renamed(&self.names))?;
         let markers = app.text.markers();
         let mut replies = Vec::new();
         for (mut generation, i) in generations.into_iter().zip(0..) {

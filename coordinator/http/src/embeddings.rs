@@ -165,11 +165,16 @@ impl Wanted {
         let mut fields = Fields::parse(body)?;
         let model: Option<String> = fields.take("model")?;
         models::check_name(text, model.as_deref())?;
-        let raw = match fields.raw("input") {
-            Some(raw) => raw,
-            None => fields.require_raw("prompt")?,
+        // Ollama's older address has another name for it.
+        let inputs = match (fields.raw("input"), fields.raw("prompt")) {
+            (Some(_), Some(_)) => {
+                let message = "input and prompt exclude each other: put all texts into input";
+                return Err(ApiError::field("prompt", message));
+            }
+            (None, Some(raw)) => inputs("prompt", raw, limits, text)?,
+            (Some(raw), None) => inputs("input", raw, limits, text)?,
+            (None, None) => return Err(ApiError::field("input", "input is required")),
         };
-        let inputs = inputs(raw, limits, text)?;
         let format: Option<String> = fields.take("encoding_format")?;
         let as_base64 = match format.as_deref() {
             None | Some("float") => false,
@@ -213,7 +218,12 @@ impl Wanted {
 }
 
 /// Texts or token ids, one or several.
-fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u32>>, ApiError> {
+fn inputs(
+    field: &str,
+    raw: &RawValue,
+    limits: &Limits,
+    text: &TextModel,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     let encode = |words: &str| {
         limits.check_text(words.len())?;
         text.tokenizer().encode(words, true, true).map_err(text_error)
@@ -221,11 +231,11 @@ fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u
     let mut tokens = pooled::Tokens::default();
     let mut one = |raw: &RawValue| {
         let ids = match kind(raw) {
-            "a string" => encode(&read::<String>("input", raw)?),
-            "an array" => read("input", raw),
-            other => Err(ApiError::field("input", format!("input must be texts, not {other}"))),
+            "a string" => encode(&read::<String>(field, raw)?),
+            "an array" => read(field, raw),
+            other => Err(ApiError::field(field, format!("{field} must be texts, not {other}"))),
         };
-        tokens.add("input", ids?)
+        tokens.add(field, ids?)
     };
     if kind(raw) != "an array" {
         return Ok(vec![one(raw)?]);
@@ -234,9 +244,9 @@ fn inputs(raw: &RawValue, limits: &Limits, text: &TextModel) -> Result<Vec<Vec<u
     if raw.get()[1..].trim_start().bytes().next().is_some_and(is_number) {
         return Ok(vec![one(raw)?]);
     }
-    let all = list("input", raw, MAX_INPUTS)?;
+    let all = list(field, raw, MAX_INPUTS)?;
     if all.is_empty() {
-        return Err(ApiError::field("input", "input is empty"));
+        return Err(ApiError::field(field, format!("{field} is empty")));
     }
     all.into_iter().map(one).collect()
 }
@@ -331,11 +341,11 @@ mod tests {
             [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)]
         {
             let raw = RawValue::from_string(json.to_string()).unwrap();
-            assert_eq!(inputs(&raw, &limits, &text).unwrap().len(), n, "{json}");
+            assert_eq!(inputs("input", &raw, &limits, &text).unwrap().len(), n, "{json}");
         }
         for json in ["[]", "3", "[null]", "{}", "[5, 6.5]"] {
             let raw = RawValue::from_string(json.to_string()).unwrap();
-            assert!(inputs(&raw, &limits, &text).is_err(), "{json}");
+            assert!(inputs("input", &raw, &limits, &text).is_err(), "{json}");
         }
     }
 }

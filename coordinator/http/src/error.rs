@@ -185,6 +185,21 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// The same in the names of another API: `names` has what a field is called here, and there. The first that fits counts.
+    pub fn renamed(mut self, names: &[(String, String)]) -> Self {
+        let Some(param) = &self.0.param else { return self };
+        let renamed = names.iter().find_map(|(here, there)| {
+            let rest = param.strip_prefix(here.as_str())?;
+            let is_whole = rest.is_empty() || rest.starts_with(['.', '[']);
+            is_whole.then(|| format!("{there}{rest}"))
+        });
+        if let Some(renamed) = renamed {
+            self.0.message = self.0.message.replacen(param.as_str(), &renamed, 1);
+            self.0.param = Some(renamed);
+        }
+        self
+    }
+
     /// The word by which programs know what is wrong.
     pub fn set_code(&mut self, code: &'static str) {
         self.0.code = Some(code);

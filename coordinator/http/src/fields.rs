@@ -122,6 +122,16 @@ impl<'a> Fields<'a> {
         Err(ApiError::unsupported(&path, format!("{path} is not supported: {why}")))
     }
 
+    /// Reads a field that means nothing here, so that it is of its kind at least; `why` is for who reads this.
+    pub fn leave<T: FieldValue>(&mut self, name: &str, _why: &'static str) -> Result<(), ApiError> {
+        self.take::<T>(name).map(drop)
+    }
+
+    /// Leaves all that is left of an object that means nothing as a whole.
+    pub fn leave_all(&mut self) {
+        self.fields.clear();
+    }
+
     /// The end of an object: what is left of it must be among `unread`, the fields that mean nothing here, each with the
     /// reason. The log names every other one once.
     pub fn end(self, endpoint: &'static str, unread: &[Unread]) {
@@ -154,15 +164,27 @@ pub fn read<T: FieldValue>(path: &str, value: &RawValue) -> Result<T, ApiError> 
 /// Fields of an API that mean nothing here, and why.
 pub type Unread = &'static [(&'static str, &'static str)];
 
-/// As [`Fields::end`], of the fields `left` of an object `path` that was read as a tree.
-pub fn report<'a>(
-    endpoint: &'static str,
-    path: &str,
-    left: impl Iterator<Item = &'a str>,
-    unread: Unread,
-) {
-    for name in left.filter(|name| !unread.iter().any(|(known, _)| known == name)) {
-        unknown(endpoint, &format!("{path}.{name}"));
+/// As [`Fields::end`], of an object `path` that was read as a tree; of its fields, `read` were read.
+pub fn report(endpoint: &'static str, path: &str, object: &Value, read: &[&str], unread: Unread) {
+    for name in object.as_object().into_iter().flat_map(Map::keys) {
+        let is_known =
+            read.contains(&name.as_str()) || unread.iter().any(|(known, _)| known == name);
+        if !is_known {
+            unknown(endpoint, &format!("{path}.{name}"));
+        }
+    }
+}
+
+/// Something that a request asks for in vain, and that its program expects to be left out: a word in the log, once.
+pub fn left_out(endpoint: &'static str, path: &str, what: &str) {
+    if is_new(endpoint, what) {
+        let what: String = what.chars().take(MAX_NAMED_CHARS).collect();
+        tracing::info!(
+            endpoint,
+            field = path,
+            what,
+            "nobody here runs such tools: they are left out"
+        );
     }
 }
 
@@ -179,16 +201,22 @@ static NAMED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 fn unknown(endpoint: &'static str, path: &str) {
     #[cfg(test)]
     tests::UNKNOWN.with_borrow_mut(|paths| paths.push(path.to_string()));
-    // A panic while it was held has broken nothing.
-    let mut named = NAMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let shown: String = path.chars().take(MAX_NAMED_CHARS).collect();
-    if named.len() < MAX_NAMED && named.insert(format!("{endpoint} {shown}")) {
+    if is_new(endpoint, path) {
+        let field: String = path.chars().take(MAX_NAMED_CHARS).collect();
         tracing::info!(
             endpoint,
-            field = shown,
+            field,
             "a request has a field that is not known here: it is left unread"
         );
     }
+}
+
+/// Whether the log has not named it yet, and still does.
+fn is_new(endpoint: &'static str, what: &str) -> bool {
+    // A panic while it was held has broken nothing.
+    let mut named = NAMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let shown: String = what.chars().take(MAX_NAMED_CHARS).collect();
+    named.len() < MAX_NAMED && named.insert(format!("{endpoint} {shown}"))
 }
 
 /// The elements of a list of at most `max`.

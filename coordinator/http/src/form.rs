@@ -87,40 +87,78 @@ pub fn response_format(
 ) -> Result<Option<Form>, ApiError> {
     let mut format = Fields::nested(path, raw)?;
     let word: String = format.require("type")?;
-    match word.as_str() {
-        "text" => Ok(None),
+    let form = match word.as_str() {
+        "text" => None,
         // llama.cpp takes a schema here too.
-        "json_object" => Ok(Some(match format.raw("schema") {
+        "json_object" => Some(match format.raw("schema") {
             Some(raw) => schema(&format.path("schema"), raw, left, Strictness::Strict)?,
             None => Form::any_object(path),
-        })),
-        "json_schema" => {
-            let inner = format.raw("json_schema");
-            let mut named = match inner {
-                Some(raw) => Fields::nested(&format.path("json_schema"), raw)?,
-                None => format,
-            };
-            // Without a word about it, what is promised is kept.
-            let strict = named.take("strict")?.unwrap_or(true);
-            let strictness = if strict { Strictness::Strict } else { Strictness::Lenient };
-            let raw = named.require_raw("schema")?;
-            Ok(Some(schema(&named.path("schema"), raw, left, strictness)?))
-        }
+        }),
+        "json_schema" => Some(match format.raw("json_schema") {
+            Some(raw) => {
+                let mut named = Fields::nested(&format.path("json_schema"), raw)?;
+                let form = named_schema(&mut named, left)?;
+                named.end(RESPONSE_FORMAT, &[]);
+                form
+            }
+            None => named_schema(&mut format, left)?,
+        }),
         "regex" | "grammar" => {
             let field = if word == "regex" { "pattern" } else { "grammar" };
             let text: String = format.require(field)?;
             let path = format.path(field);
             let kind = FormKind::Regex(text.clone());
-            Ok(Some(if word == "regex" { Form { path, kind } } else { grammar(path, text) }))
+            Some(if word == "regex" { Form { path, kind } } else { grammar(path, text) })
         }
         _ => {
             let path = format.path("type");
             let message = format!(
                 "{path} is {word:?}: \"text\", \"json_object\" or \"json_schema\" is supported"
             );
-            Err(ApiError::unsupported(path, message))
+            return Err(ApiError::unsupported(path, message));
+        }
+    };
+    // What belongs to another type would be a form that is not held.
+    for field in OF_TYPES {
+        format.refuse(field, &format!("it says nothing where type is {word:?}"))?;
+    }
+    format.end(RESPONSE_FORMAT, &[]);
+    Ok(form)
+}
+
+/// The same as a tree, for the chat that a request becomes: without what nobody knows, which was told already.
+pub fn checked_format(path: &str, raw: &RawValue, left: &mut usize) -> Result<Value, ApiError> {
+    // Whatever is wrong with it is told by its own name.
+    response_format(path, raw, left)?;
+    let mut format = tree(path, raw, left)?;
+    let is_known = |name: &str| name == "type" || OF_TYPES.contains(&name);
+    if let Some(fields) = format.as_object_mut() {
+        fields.retain(|name, _| is_known(name));
+        if let Some(named) = fields.get_mut("json_schema").and_then(Value::as_object_mut) {
+            named.retain(|name, _| is_known(name));
         }
     }
+    Ok(format)
+}
+
+/// Fields that belong to one type of format.
+const OF_TYPES: [&str; 5] = ["json_schema", "schema", "pattern", "grammar", "strict"];
+
+/// What the log calls forms of answers.
+const RESPONSE_FORMAT: &str = "response_format";
+
+/// A schema with its name.
+fn named_schema(named: &mut Fields<'_>, left: &mut usize) -> Result<Form, ApiError> {
+    named.leave::<String>("name", "an answer has one form, and needs no name for it")?;
+    named.leave::<String>(
+        "description",
+        "the answer is held to the schema, and the model told nothing",
+    )?;
+    // Without a word about it, what is promised is kept.
+    let strict = named.take("strict")?.unwrap_or(true);
+    let strictness = if strict { Strictness::Strict } else { Strictness::Lenient };
+    let raw = named.require_raw("schema")?;
+    schema(&named.path("schema"), raw, left, strictness)
 }
 
 /// A schema as an object, or as its text.

@@ -39,7 +39,7 @@ const INSIDES: [&str; 20] = [
 /// Requests that are good, one or more for each address that reads a body: `[ADDRESS, BODY]`.
 const BODIES: &str = include_str!("../../../tests/data/http_bodies.json");
 
-fn bodies() -> Vec<(String, Value)> {
+pub fn bodies() -> Vec<(String, Value)> {
     serde_json::from_str(BODIES).unwrap()
 }
 
@@ -82,7 +82,7 @@ fn kinds() -> Vec<Value> {
 }
 
 /// The addresses of all values inside of `value`.
-fn addresses(value: &Value, at: &str, all: &mut Vec<String>) {
+pub fn addresses(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_string());
     match value {
         Value::Object(map) => {
@@ -129,7 +129,7 @@ async fn fault(server: &Server, path: &str, body: &Value) -> Option<String> {
     word.map(|word| format!("{status} says {word:?}: {message}"))
 }
 
-fn model() -> TextModel {
+pub fn model() -> TextModel {
     TextModel::sample_with(HERMES, &["<tool_call>", "</tool_call>", "<think>", "</think>"])
 }
 

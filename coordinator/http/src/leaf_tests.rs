@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
+use super::fields::tests::UNKNOWN;
 use super::{anthropic, ollama, responses};
 
 /// Writes all that it is given.
@@ -45,7 +46,7 @@ enum Api {
 /// The chat that an Ollama request asks for.
 fn asked(asked: ollama::request::Asked) -> Cow<'static, [u8]> {
     match asked {
-        ollama::request::Asked::Chat(chat) => chat,
+        ollama::request::Asked::Chat(chat, _) => chat,
         other => panic!("no chat: {other:?}"),
     }
 }
@@ -55,7 +56,7 @@ fn prompt(api: Api, body: &Value, model: &TextModel) -> Result<String, ApiError>
     let bytes = body.to_string().into_bytes();
     let chat = match api {
         Api::Chat => bytes.into(),
-        Api::Messages => anthropic::request::translate(&bytes)?,
+        Api::Messages => anthropic::request::translate(&bytes)?.0,
         Api::Responses => responses::request::translate(&bytes)?.0,
         Api::Ollama => asked(ollama::request::chat(&bytes)?),
         Api::Generate => asked(ollama::request::generate(&bytes)?),
@@ -359,6 +360,35 @@ fn every_text_is_in_the_prompt_or_refused_by_its_place() {
     println!("{n} bodies, {n_words} texts, {} faults", wrong.len());
     assert!(wrong.is_empty(), "{} faults:\n{}", wrong.len(), wrong.join("\n"));
     assert!(n >= 70 && n_words >= 150);
+}
+
+/// A request of Codex after it has patched a file and run a command, as its program sends it; long texts are cut.
+#[test]
+fn a_history_of_codex_is_in_the_prompt_as_it_was() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/data/codex_history.json");
+    let mut body: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    body["model"] = json!("sample");
+    UNKNOWN.take();
+    let prompt = prompt(Api::Responses, &body, &TextModel::sample_with(PLAIN, &[])).unwrap();
+    assert_eq!(UNKNOWN.take(), [""; 0], "fields that are not known");
+    let mut texts: Vec<&str> = Vec::new();
+    for item in body["input"].as_array().unwrap() {
+        for list in ["summary", "content"] {
+            let parts = item[list].as_array().into_iter().flatten();
+            texts.extend(parts.map(|part| part["text"].as_str().unwrap()));
+        }
+        texts.extend(["name", "output"].into_iter().filter_map(|field| item[field].as_str()));
+    }
+    let mut from = 0;
+    for text in &texts {
+        let at = prompt[from..].find(text);
+        from +=
+            at.unwrap_or_else(|| panic!("{text:?} is not in its place of {prompt}")) + text.len();
+    }
+    let patch = body["input"].as_array().unwrap().iter().find_map(|item| item["input"].as_str());
+    let patch = json!({ "input": patch.unwrap() }).to_string();
+    assert!(prompt.contains(&patch), "{prompt}");
+    println!("codex | {} texts in their order, {} bytes of prompt", texts.len(), prompt.len());
 }
 
 /// A body's list with some words in it.

@@ -211,3 +211,5 @@ mod leaf_tests;
 mod tests;
 #[cfg(test)]
 mod tool_tests;
+#[cfg(test)]
+mod walk_tests;

@@ -114,8 +114,11 @@ fn message(
 fn check_calls<'a>(path: &str, calls: &'a RawValue) -> Result<&'a RawValue, ApiError> {
     for (i, call) in list(path, calls, MAX_MESSAGES)?.into_iter().enumerate() {
         let mut call = Fields::nested(&format!("{path}[{i}]"), call)?;
+        // The template has them, with all of the call.
+        let (_, _): (Option<String>, Option<String>) = (call.take("id")?, call.take("type")?);
         let function = call.require_raw("function")?;
         check_call(&call.path("function"), function)?;
+        call.end("messages", &[super::unread::CALL]);
     }
     Ok(calls)
 }
@@ -131,12 +134,18 @@ fn check_call(path: &str, function: &RawValue) -> Result<(), ApiError> {
         let message = format!("{path} must be JSON text or an object, not {}", kind(arguments));
         return Err(ApiError::field(path, message));
     }
+    function.end("messages", &[super::unread::CALL]);
     Ok(())
 }
 
 /// Checks what a message has beside its content that a model has to read, or that nobody here can.
 fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Result<(), ApiError> {
     fields.refuse("audio", "this server takes text only")?;
+    for name in ["name", "tool_call_id"] {
+        let Some(label) = fields.raw(name) else { continue };
+        let _: String = read_value(&fields.path(name), label)?;
+        fields.put_back(name, label);
+    }
     if role != ROLE {
         for name in ["tool_calls", OLDER_CALL] {
             fields.refuse(name, "only an assistant's message has calls")?;
@@ -157,7 +166,7 @@ fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Resu
     Ok(())
 }
 
-/// Texts of parts; marks for caches (`cache_control`) and other fields beside them say nothing here.
+/// Texts of parts.
 fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
     let mut text = String::new();
     for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
@@ -173,6 +182,7 @@ fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
             }
         };
         text.push_str(&part.require::<String>(field)?);
+        part.end("messages", &[super::unread::PART]);
     }
     Ok(text)
 }

@@ -81,6 +81,10 @@ impl Wanted {
         let plain = fields.raw("texts");
         let is_plain = plain.is_some();
         let documents = match plain {
+            Some(_) if fields.raw("documents").is_some() => {
+                let message = "texts and documents exclude each other";
+                return Err(ApiError::field("texts", message));
+            }
             Some(raw) => documents("texts", raw)?,
             None => documents("documents", fields.require_raw("documents")?)?,
         };

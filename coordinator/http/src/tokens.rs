@@ -78,7 +78,14 @@ fn tokens_of(bytes: &[u8], text: &TextModel) -> Result<String, ApiError> {
     let prompt: Option<String> = fields.take("prompt")?;
     let add = fields.take_any(&["add_special", "add_special_tokens"])?;
     let add = add.unwrap_or(prompt.is_some());
-    let content = prompt.map_or_else(|| fields.require("content"), Ok)?;
+    let content = match prompt {
+        Some(_) if fields.raw("content").is_some() => {
+            let message = "content and prompt exclude each other";
+            return Err(ApiError::field("prompt", message));
+        }
+        Some(prompt) => prompt,
+        None => fields.require::<String>("content")?,
+    };
     if content.len() > MAX_TOKENIZE_BYTES {
         let message = format!("content has {} bytes: at most {MAX_TOKENIZE_BYTES}", content.len());
         return Err(ApiError::field("content", message));

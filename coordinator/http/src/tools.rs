@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read, tree};
+use super::unread;
 
 /// Most tools of a request.
 pub const MAX_TOOLS: usize = 1024;
@@ -100,6 +101,9 @@ impl ToolRequest {
     }
 }
 
+/// What the log calls tools, and the choice of one.
+const TOOLS: &str = "tools";
+
 /// Reads one tool.
 fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<(Tool, Value), ApiError> {
     let value = tree(path, raw, left)?;
@@ -112,7 +116,10 @@ fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<(Tool, Value), A
     }
     let path = fields.path("function");
     let mut function = Fields::nested(&path, fields.require_raw("function")?)?;
+    fields.end(TOOLS, &[unread::TOOL]);
     let name: String = function.require("name")?;
+    // The template has it, with all of the tool.
+    let _: Option<String> = function.take("description")?;
     if !is_name(&name) {
         let path = function.path("name");
         let message = format!("{path} is {name:?}: letters, digits, _ and - are needed");
@@ -123,6 +130,7 @@ fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<(Tool, Value), A
     }
     let parameters = value["function"]["parameters"].clone();
     let strict = function.take("strict")?.unwrap_or(false);
+    function.end(TOOLS, &[unread::TOOL]);
     Ok((Tool { name, parameters, strict }, value))
 }
 
@@ -154,10 +162,25 @@ fn allowed(raw: &RawValue) -> Result<Choice, ApiError> {
     let (path, mut names) = (fields.path("tools"), Vec::new());
     for (i, tool) in list(&path, fields.require_raw("tools")?, MAX_TOOLS)?.into_iter().enumerate() {
         let mut tool = Fields::nested(&format!("{path}[{i}]"), tool)?;
-        let (path, function) = (tool.path("function"), tool.require_raw("function")?);
-        names.push(Fields::nested(&path, function)?.require("name")?);
+        if let Some(kind) = tool.take::<String>("type")?.filter(|kind| kind != "function") {
+            let path = tool.path("type");
+            let message = format!("{path} is {kind:?}: this server knows functions only");
+            return Err(ApiError::unsupported(path, message));
+        }
+        names.push(named_function(&mut tool)?);
+        tool.end(TOOLS, &[]);
     }
+    fields.end(TOOLS, &[]);
     Ok(Choice::Allowed { names, must })
+}
+
+/// `"function": {"name": ...}`.
+fn named_function(fields: &mut Fields<'_>) -> Result<String, ApiError> {
+    let function = fields.require_raw("function")?;
+    let mut function = Fields::nested(&fields.path("function"), function)?;
+    let name = function.require("name")?;
+    function.end(TOOLS, &[]);
+    Ok(name)
 }
 
 fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
@@ -181,15 +204,13 @@ fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
         "an object" => {
             let mut fields = Fields::nested("tool_choice", raw)?;
             let kind: String = fields.require("type")?;
-            if kind == "allowed_tools" {
-                return allowed(fields.require_raw("allowed_tools")?);
-            }
-            if kind != "function" {
-                return Err(bad(&format!("of type {kind:?}")));
-            }
-            let function = fields.require_raw("function")?;
-            let mut function = Fields::nested("tool_choice.function", function)?;
-            Ok(Choice::Tool(function.require("name")?))
+            let choice = match kind.as_str() {
+                "allowed_tools" => allowed(fields.require_raw("allowed_tools")?)?,
+                "function" => Choice::Tool(named_function(&mut fields)?),
+                kind => return Err(bad(&format!("of type {kind:?}"))),
+            };
+            fields.end(TOOLS, &[]);
+            Ok(choice)
         }
         kind => Err(bad(kind)),
     }

@@ -54,6 +54,25 @@ pub const CHAT: Unread = &[
     ("mm_processor_kwargs", "texts have none"),
 ];
 
+/// Fields of a tool and of its function. The template has all of them, and may write what it knows.
+pub const TOOL: Unread = &[
+    ("cache_control", "prompts that begin alike are found without"),
+    ("defer_loading", "all tools are in the prompt"),
+];
+
+/// Fields of a content's part.
+pub const PART: Unread = &[
+    ("cache_control", "prompts that begin alike are found without"),
+    ("annotations", "what a text refers to is in the text"),
+    ("logprobs", "they were for who read the answer"),
+];
+
+/// Fields of a call in an earlier answer.
+pub const CALL: Unread = &[
+    ("index", "calls come in their order"),
+    ("extra_content", "another server's own, which nobody else can read"),
+];
+
 /// Fields of `/v1/completions`.
 pub const COMPLETION: Unread = &[];
 
@@ -100,6 +119,23 @@ pub const THINKING: Unread = &[
     ("display", "reasoning is sent as it is"),
 ];
 
+/// Fields of a block of a message there, or of the system prompt.
+pub const BLOCK: Unread = &[
+    ("cache_control", "prompts that begin alike are found without"),
+    ("citations", "what a text refers to is in the text"),
+    ("signature", "it proves to Anthropic who wrote the reasoning"),
+    ("is_error", "the result's text says what went wrong"),
+    ("caller", "calls are made by the model alone"),
+];
+
+/// Fields of a tool there.
+pub const MESSAGES_TOOL: Unread = &[
+    ("cache_control", "prompts that begin alike are found without"),
+    ("allowed_callers", "calls are made by the model alone"),
+    ("defer_loading", "all tools are in the prompt"),
+    ("eager_input_streaming", "what a call says is sent as it comes"),
+];
+
 /// Fields of `output_config` there.
 pub const OUTPUT_CONFIG: Unread = &[("task_budget", "max_tokens bounds an answer")];
 
@@ -114,6 +150,16 @@ pub const RESPONSES: Unread = &[
     ("stream_options", "pieces are not padded, and the last event has the counts"),
     ("context_management", "the whole conversation is read, as it was sent"),
     ("client_metadata", "nothing is stored, so that nothing can be found by it"),
+];
+
+/// Fields of an item of the input there.
+pub const RESPONSE_ITEM: Unread = &[
+    ("encrypted_content", "nobody but who wrote it can read it"),
+    ("phase", "a message is a message, before calls and behind them"),
+    ("acknowledged_safety_checks", "none are made here"),
+    ("max_output_length", "an output is as long as it came"),
+    ("approval_request_id", "nobody is asked here"),
+    ("caller", "calls are made by the model alone"),
 ];
 
 /// Fields of `text` there.

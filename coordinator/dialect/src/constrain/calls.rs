@@ -3,9 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
+use super::Strictness;
 use super::grammar::{Grammar, Literals, Parts, SPACE};
 use super::parameters::{self, Writing};
-use super::schema::{Strictness, held};
+use super::schema::held;
 use super::{MAX_GRAMMAR_BYTES, Refused};
 use crate::opening::opening;
 use crate::probe::Facts;

@@ -1,13 +1,14 @@
 //! What an answer has to fit: from what a client wants to grammars that the last stage holds the answer to.
 //!
 //! A [`Form`] is what a request asks for: a JSON schema, a regular expression, a choice, a grammar. [`schema`]
-//! refuses by its path what a schema uses and cannot be held, and [`normal`] brings it into the library's form; [`gbnf`] translates llama.cpp's grammars;
+//! refuses by its path what a schema uses and cannot be held, and [`normal`] and [`bounds`] bring it into the library's form; [`gbnf`] translates llama.cpp's grammars;
 //! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
 //! arguments in tags or as Python; [`answer`] puts them
 //! together with the model's way of thinking and calling ([`crate`]). [`trials`] compiles them, so that a client learns at
 //! once what is wrong. Knows nothing of HTTP.
 
 pub mod answer;
+pub mod bounds;
 pub mod calls;
 pub mod gbnf;
 pub mod grammar;
@@ -21,7 +22,6 @@ use brigade_engine::constraint::regex_for_lark;
 use serde_json::{Value, json};
 
 use grammar::{Grammar, quote};
-pub use schema::Strictness;
 
 /// Largest grammar that travels to the last stage.
 pub const MAX_GRAMMAR_BYTES: usize = brigade_proto::limits::MAX_GRAMMAR_BYTES;
@@ -44,6 +44,15 @@ fn literal_regex(text: &str) -> String {
         c => format!("\\x{{{:02X}}}", u32::from(c)),
     };
     text.chars().map(one).collect()
+}
+
+/// Whether everything that a schema says has to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// It does; what cannot be held is refused.
+    Strict,
+    /// What can be held is, and the rest is left out.
+    Lenient,
 }
 
 /// Why an answer cannot be held to what was asked for.
@@ -140,5 +149,7 @@ fn check(path: &str, grammar: &Grammar) -> Result<(), Refused> {
     trials::tried(&text).map_err(|error| Refused::new(path, format!("{path}: {error}")))
 }
 
+#[cfg(test)]
+mod bounds_tests;
 #[cfg(test)]
 mod tests;

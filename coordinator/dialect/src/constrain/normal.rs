@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::Refused;
 use super::words::{MAPS, parts};
-use crate::number::{self, Number};
+use super::{Refused, Strictness, bounds};
+use crate::number;
 use crate::pointer::pointed;
 
 /// Most properties of an object that need not be there. Each of them may follow at every place, so that the steps of a
@@ -18,23 +18,15 @@ pub const MAX_OPTIONAL_PROPERTIES: usize = 500;
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 
-/// Keywords that bound a number from below, and from above.
-const LEAST: [&str; 2] = ["minimum", "exclusiveMinimum"];
-const MOST: [&str; 2] = ["maximum", "exclusiveMaximum"];
-
-/// The library computes bounds of whole numbers in an i64 of either sign, which it makes of real numbers: this is the
-/// real number next to the lowest.
-const LOWEST: i64 = i64::MIN + 1024;
-
 /// Begins the names of definitions that were added; a number follows.
 const ADDED: &str = "brigade-ref-";
 
-/// The schema in that form.
+/// The schema in that form. With [`Strictness::Lenient`] bounds that cannot be held exactly become the next ones inwards.
 ///
 /// # Errors
-/// A count that is none, a bound that cannot be held, a reference to nothing, too many optional properties: by its path.
-pub fn normal(path: &str, schema: &Value) -> Result<Value, Refused> {
-    check(path, schema)?;
+/// A count that is none, a number that cannot be held, a reference to nothing, too many optional properties: by its path.
+pub fn normal(path: &str, schema: &Value, strictness: Strictness) -> Result<Value, Refused> {
+    check_part(path, schema, schema, strictness)?;
     let mut added = BTreeMap::new();
     let mut normal = rewritten(schema, schema, &mut added);
     if !added.is_empty()
@@ -64,11 +56,12 @@ pub fn normal(path: &str, schema: &Value) -> Result<Value, Refused> {
     Ok(normal)
 }
 
-fn check(path: &str, schema: &Value) -> Result<(), Refused> {
-    check_part(path, schema, schema)
-}
-
-fn check_part(path: &str, schema: &Value, root: &Value) -> Result<(), Refused> {
+fn check_part(
+    path: &str,
+    schema: &Value,
+    root: &Value,
+    strictness: Strictness,
+) -> Result<(), Refused> {
     let Some(words) = schema.as_object() else { return Ok(()) };
     let refuse = |word: &str, what: String| {
         let path = format!("{path}.{word}");
@@ -79,11 +72,6 @@ fn check_part(path: &str, schema: &Value, root: &Value) -> Result<(), Refused> {
             word if COUNTS.contains(&word) && number::whole::<u64>(value).is_none() => {
                 return refuse(word, format!("is {value}: a whole number from 0 is needed"));
             }
-            word if MOST.contains(&word)
-                && number::of(value).is_some_and(|n| n.real() < LOWEST as f64) =>
-            {
-                return refuse(word, format!("is {value}: numbers below {LOWEST} cannot be held"));
-            }
             "$ref" => {
                 let to = value.as_str().unwrap_or_default();
                 if to.starts_with("#/") && pointed(root, to).is_none() {
@@ -93,6 +81,10 @@ fn check_part(path: &str, schema: &Value, root: &Value) -> Result<(), Refused> {
             _ => {}
         }
     }
+    if let Some((word, what)) = bounds::not_held(words).filter(|_| strictness == Strictness::Strict)
+    {
+        return refuse(word, what);
+    }
     let n_optional = n_optional(words);
     if n_optional > MAX_OPTIONAL_PROPERTIES {
         let what = format!(
@@ -101,7 +93,7 @@ fn check_part(path: &str, schema: &Value, root: &Value) -> Result<(), Refused> {
         );
         return refuse("properties", what);
     }
-    parts(path, schema).try_for_each(|(path, part)| check_part(&path, part, root))
+    parts(path, schema).try_for_each(|(path, part)| check_part(&path, part, root, strictness))
 }
 
 /// Properties of an object's schema that need not be there.
@@ -120,7 +112,7 @@ fn rewritten(part: &Value, root: &Value, added: &mut BTreeMap<String, String>) -
                 (word.clone(), rewritten_word(word, value, root, added))
             };
             let mut words: Map<String, Value> = words.iter().map(word).collect();
-            close_bounds(&mut words);
+            bounds::rewrite(&mut words);
             Value::Object(words)
         }
         Value::Array(list) => list.iter().map(|part| rewritten(part, root, added)).collect(),
@@ -150,37 +142,7 @@ fn rewritten_word(
         (word, Value::Number(_)) if COUNTS.contains(&word) => {
             number::whole::<u64>(value).map_or_else(|| value.clone(), Value::from)
         }
-        (word, Value::Number(_)) if LEAST.contains(&word) || MOST.contains(&word) => {
-            match number::of(value) {
-                Some(bound) if bound.real() < LOWEST as f64 && LEAST.contains(&word) => {
-                    Value::from(LOWEST)
-                }
-                Some(bound) => {
-                    Number::whole::<i64>(bound).map_or_else(|| value.clone(), Value::from)
-                }
-                None => value.clone(),
-            }
-        }
         _ => rewritten(value, root, added),
-    }
-}
-
-/// The library writes no whole numbers of nineteen digits without an end: they end where an i64 does.
-fn close_bounds(words: &mut Map<String, Value>) {
-    const FAR: f64 = 1e18;
-    let is_whole = words.get("type").is_some_and(|ty| {
-        ty == "integer" || ty.as_array().is_some_and(|all| all.iter().any(|ty| ty == "integer"))
-    });
-    let bound = |names: [&str; 2]| names.iter().find_map(|name| number::of(words.get(*name)?));
-    let (least, most) = (bound(LEAST), bound(MOST));
-    match (least, most) {
-        (Some(least), None) if is_whole && least.real() >= FAR => {
-            words.insert("maximum".to_string(), Value::from(i64::MAX));
-        }
-        (None, Some(most)) if is_whole && most.real() <= -FAR => {
-            words.insert("minimum".to_string(), Value::from(LOWEST));
-        }
-        _ => {}
     }
 }
 
@@ -207,7 +169,7 @@ mod tests {
                 "plain": { "type": "string" },
             },
         });
-        let normal = normal("s", &schema).unwrap();
+        let normal = normal("s", &schema, Strictness::Strict).unwrap();
         assert_eq!(normal["properties"]["a"]["$ref"], "#/$defs/brigade-ref-0");
         assert_eq!(normal["properties"]["b"]["$ref"], "#/$defs/plain");
         assert_eq!(normal["properties"]["default"]["$ref"], "#/$defs/brigade-ref-0");
@@ -220,16 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_whole_numbers_and_bounds_are_held() {
+    fn counts_are_whole_numbers() {
         let schema = json!({
-            "maxLength": 5.0, "minItems": 2, "items": { "minimum": i64::MIN, "maximum": 3.0 },
-            "properties": { "maxLength": { "exclusiveMinimum": -1e30, "maximum": 0.5 } },
+            "maxLength": 5.0, "minItems": 2, "items": { "maximum": 3.0 },
+            "properties": { "maxLength": { "maximum": 0.5 } },
         });
-        let normal = normal("s", &schema).unwrap();
+        let normal = normal("s", &schema, Strictness::Strict).unwrap();
         assert_eq!(normal["maxLength"].to_string(), "5");
-        assert_eq!(normal["items"].to_string(), format!(r#"{{"minimum":{LOWEST},"maximum":3}}"#));
+        assert_eq!(normal["items"].to_string(), r#"{"maximum":3}"#);
         assert_eq!(normal["properties"]["maxLength"]["maximum"], json!(0.5));
-        assert_eq!(normal["properties"]["maxLength"]["exclusiveMinimum"], json!(LOWEST));
     }
 
     #[test]
@@ -238,16 +199,18 @@ mod tests {
             (json!({ "maxLength": 2.5 }), "s.maxLength"),
             (json!({ "properties": { "a": { "minItems": -1 } } }), "s.properties.a.minItems"),
             (json!({ "items": { "maxLength": "5" } }), "s.items.maxLength"),
-            (json!({ "maximum": i64::MIN }), "s.maximum"),
+            (json!({ "items": { "maximum": i64::MIN } }), "s.items.maximum"),
+            (json!({ "properties": { "a": { "const": i64::MAX - 1 } } }), "s.properties.a.const"),
             (json!({ "anyOf": [{ "$ref": "#/$defs/x" }] }), "s.anyOf[0].$ref"),
         ] {
-            assert_eq!(normal("s", &schema).unwrap_err().path, path);
+            assert_eq!(normal("s", &schema, Strictness::Strict).unwrap_err().path, path);
         }
         let wide = |n: usize| -> Value {
             json!({ "properties": (0..n).map(|i| (format!("p{i}"), json!({}))).collect::<Map<_, _>>() })
         };
-        assert!(normal("s", &wide(MAX_OPTIONAL_PROPERTIES)).is_ok());
-        let refused = normal("s", &wide(MAX_OPTIONAL_PROPERTIES + 1)).unwrap_err();
+        assert!(normal("s", &wide(MAX_OPTIONAL_PROPERTIES), Strictness::Strict).is_ok());
+        let refused =
+            normal("s", &wide(MAX_OPTIONAL_PROPERTIES + 1), Strictness::Strict).unwrap_err();
         assert!(
             refused.path == "s.properties" && refused.message.contains("at most 500"),
             "{refused}"
@@ -255,6 +218,6 @@ mod tests {
         let mut required = wide(5000);
         let names: Vec<Value> = (0..5000).map(|i| json!(format!("p{i}"))).collect();
         required.as_object_mut().unwrap().insert("required".to_string(), names.into());
-        assert!(normal("s", &required).is_ok());
+        assert!(normal("s", &required, Strictness::Strict).is_ok());
     }
 }

@@ -5,8 +5,9 @@ use brigade_engine::constraint::regex_for_lark;
 use serde_json::{Map, Value, json};
 
 use super::Refused;
+use super::Strictness;
 use super::grammar::{Literals, Parts, SPACE, quote};
-use super::schema::{self, Strictness, held};
+use super::schema::{self, held};
 use crate::number;
 use crate::pointer::pointed;
 use crate::tools::{Types, types_of};

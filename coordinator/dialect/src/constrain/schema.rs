@@ -9,16 +9,7 @@ use super::grammar::Grammar;
 use super::normal::normal;
 use super::trials::tried;
 use super::words::{MAPS, parts};
-use super::{MAX_GRAMMAR_BYTES, Refused};
-
-/// Whether everything that a schema says has to hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strictness {
-    /// It does; what cannot be held is refused.
-    Strict,
-    /// What can be held is, and the rest is left out.
-    Lenient,
-}
+use super::{MAX_GRAMMAR_BYTES, Refused, Strictness};
 
 /// Keywords that restrict values and cannot be held.
 const REFUSED: &[&str] = &[
@@ -71,9 +62,9 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
     let cleaned = match strictness {
         Strictness::Strict => {
             check_words(path, schema)?;
-            normal(path, &annotations_left_out(schema))?
+            normal(path, &annotations_left_out(schema), strictness)?
         }
-        Strictness::Lenient => normal(path, schema)?,
+        Strictness::Lenient => normal(path, schema, strictness)?,
     };
     let whole = Grammar::json(with_options(&cleaned, strictness));
     let size = whole.text().len();

@@ -212,11 +212,22 @@ fn tokens(text: &TextModel, answer: &str) -> Vec<u32> {
 
 /// Whether an answer may be written to its end.
 fn passes(text: &TextModel, held: &Arc<Constraint>, answer: &str) -> bool {
+    all_may_follow(text, held, &tokens(text, answer))
+}
+
+/// Whether an answer may be written, and end there.
+pub(super) fn is_whole(text: &TextModel, held: &Arc<Constraint>, answer: &str) -> bool {
+    let mut ids = tokens(text, answer);
+    ids.push(text.eog()[0]);
+    all_may_follow(text, held, &ids)
+}
+
+/// Whether each of some tokens may follow those before it.
+fn all_may_follow(text: &TextModel, held: &Arc<Constraint>, ids: &[u32]) -> bool {
     let tokenizer = text.tokenizer();
     let is_control = |id| tokenizer.is_special(id) || tokenizer.is_eog(id);
     let vocabulary = Vocabulary::new(tokenizer.texts().unwrap(), is_control, tokenizer.eog());
     let mut masks = Masks::new(Box::new(move || vocabulary));
-    let ids = tokens(text, answer);
     (0..ids.len()).all(|n| {
         let may = |mask: Option<&Mask>| mask.is_none_or(|mask| mask.allows(ids[n]));
         masks.draw(SlotId(0), held, &ids[..n], may, |_| None).unwrap() == Drawn::Now(true)
@@ -233,7 +244,7 @@ impl super::trials::Place for Nowhere {
 
 #[test]
 fn the_part_to_blame_is_found_in_few_trials() {
-    use super::schema::{Strictness, grammar};
+    use super::schema::grammar;
     const N: usize = 1000;
     for culprit in [0, 1, N / 2, N - 1] {
         let property = |at: usize| match at == culprit {

@@ -18,6 +18,7 @@ use brigade_engine::constraint::turns::Turns;
 use brigade_engine::constraint::{ConstraintError, check_grammar, check_grammar_while};
 
 use super::MAX_GRAMMAR_BYTES;
+use super::bounds::LOWEST;
 
 /// Bytes of all grammars that are compiled for one request, those that a mistake is looked for in among them.
 pub const MAX_TRIED_BYTES: usize = 4 * MAX_GRAMMAR_BYTES;
@@ -227,6 +228,11 @@ fn name(owner: u64, grammar: &str) -> Name {
 /// # Errors
 /// What is wrong with it, or that the request has too much of them.
 pub(super) fn tried(grammar: &str) -> Verdict {
+    // The library turns the sign of a range's one number again and again where that is the lowest i64, until the stack ends.
+    if grammar.contains("json") && has_below(grammar, LOWEST as f64) {
+        let why = format!("it has a number below {LOWEST}, which cannot be held: take another one");
+        return Err(ConstraintError::Grammar(why));
+    }
     let taken = SCOPE.with_borrow_mut(|scope| {
         scope.as_mut().map(|scope| match scope.left.checked_sub(grammar.len()) {
             Some(left) => {
@@ -260,9 +266,41 @@ pub(super) fn tried(grammar: &str) -> Verdict {
     }
 }
 
+/// Whether a text has a number below `lowest`.
+fn has_below(text: &str, lowest: f64) -> bool {
+    text.match_indices('-').any(|(at, _)| {
+        let rest = &text.as_bytes()[at + 1..];
+        let mut end = 0;
+        while let Some(byte) = rest.get(end) {
+            let is_sign =
+                matches!(byte, b'+' | b'-') && end > 0 && matches!(rest[end - 1], b'e' | b'E');
+            if !(byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E') || is_sign) {
+                break;
+            }
+            end += 1;
+        }
+        let number = text[at..at + 1 + end].parse::<f64>();
+        number.is_ok_and(|number| number < lowest)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_would_end_the_stack_is_refused_wherever_it_stands() {
+        for grammar in [
+            r#"{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}"#,
+            r##"{"grammars": [{"json_schema": {"$ref": "#/default", "default": {"enum": [-1e19]}}}]}"##,
+            r#"{"grammars": [{"lark_grammar": "start: %json {\"const\": -9223372036854775808}"}]}"#,
+        ] {
+            let why = tried(grammar).unwrap_err().to_string();
+            assert!(why.contains("cannot be held"), "{grammar}: {why}");
+        }
+        let held = r#"{"grammars": [{"json_schema": {"const": -9223372036854774784}}]}"#;
+        assert_eq!(tried(held), Ok(()));
+    }
 
     /// How often it was left, and come back to.
     #[derive(Clone, Default)]

@@ -4,9 +4,12 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::fields::report;
+use crate::unread;
 
 /// One message there may be several here: results of tools have messages of their own.
 pub fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<(), ApiError> {
+    report(API, path, message, &["role", "content"], &[]);
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     if !matches!(role, "user" | "assistant" | "system") {
         let path = format!("{path}.role");
@@ -47,7 +50,7 @@ fn add_block(
     }
     match kind {
         Some("text") => {
-            let text = required(path, block, "text")?;
+            let text = text_block(path, block)?;
             if !part.calls.is_empty() {
                 part.end(role, all);
             }
@@ -55,16 +58,18 @@ fn add_block(
         }
         Some("thinking") => {
             let thought = required(path, block, "thinking")?;
+            report(API, path, block, &["type", "thinking"], unread::BLOCK);
             if !part.calls.is_empty() || !part.text.is_empty() {
                 part.end(role, all);
             }
             part.thinking.push_str(thought);
         }
         // Nobody but who made it can read it.
-        Some("redacted_thinking") => {}
+        Some("redacted_thinking") => report(API, path, block, &["type", "data"], unread::BLOCK),
         Some("tool_use") => {
             let name = required(path, block, "name")?;
             let id = required(path, block, "id")?;
+            report(API, path, block, &["type", "name", "id", "input"], unread::BLOCK);
             let input = match block.get("input") {
                 None | Some(Value::Null) => "{}".to_string(),
                 Some(input @ Value::Object(_)) => input.to_string(),
@@ -79,6 +84,7 @@ fn add_block(
         }
         Some("tool_result") => {
             let id = required(path, block, "tool_use_id")?;
+            report(API, path, block, &["type", "tool_use_id", "content"], unread::BLOCK);
             let content = text_of(&format!("{path}.content"), block.get("content"), "\n")?;
             part.end(role, all);
             all.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
@@ -107,7 +113,7 @@ pub fn text_of(path: &str, content: Option<&Value>, between: &str) -> Result<Str
     let text = |(i, block): (usize, &Value)| {
         let path = format!("{path}[{i}]");
         match block.get("type").and_then(Value::as_str) {
-            Some("text") => required(&path, block, "text").map(str::to_string),
+            Some("text") => text_block(&path, block).map(str::to_string),
             kind => {
                 let path = format!("{path}.type");
                 let kind = kind.unwrap_or("no text");
@@ -118,6 +124,20 @@ pub fn text_of(path: &str, content: Option<&Value>, between: &str) -> Result<Str
     };
     Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join(between))
 }
+
+/// The text of a block of that type.
+pub fn text_block<'v>(path: &str, block: &'v Value) -> Result<&'v str, ApiError> {
+    if block.get("type").is_some_and(|kind| kind != "text") {
+        let path = format!("{path}.type");
+        let message = format!("{path} must be \"text\": this server takes text only here");
+        return Err(ApiError::unsupported(path, message));
+    }
+    report(API, path, block, &["type", "text"], unread::BLOCK);
+    required(path, block, "text")
+}
+
+/// What the log calls the interface.
+const API: &str = "/v1/messages";
 
 /// A text that a block must have.
 pub fn required<'v>(path: &str, block: &'v Value, name: &str) -> Result<&'v str, ApiError> {

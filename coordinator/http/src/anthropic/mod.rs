@@ -79,7 +79,10 @@ pub(super) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));
+    let begun = chat_request::begin(&app, request, |bytes| {
+        let (chat, names) = request::translate(bytes)?;
+        Ok((chat, names, ()))
+    });
     let Begun { request, prompt, more: (), .. } = begun.await?;
     let stamp = Stamp::new(&app, "msg_");
     let n_prompt = prompt.tokens.len() as u32;
@@ -109,7 +112,10 @@ pub(super) async fn count_tokens(
     State(app): State<App>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let begun = chat_request::begin(&app, request, |bytes| Ok((request::translate(bytes)?, ())));
+    let begun = chat_request::begin(&app, request, |bytes| {
+        let (chat, names) = request::translate(bytes)?;
+        Ok((chat, names, ()))
+    });
     let n = begun.await?.prompt.tokens.len();
     Ok(Json(json!({ "input_tokens": n })).into_response())
 }

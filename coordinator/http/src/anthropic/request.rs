@@ -3,11 +3,16 @@
 
 use std::borrow::Cow;
 
+use brigade_text::MAX_STOPS;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::blocks::{add_message, required};
+use super::blocks::{add_message, text_block};
+use crate::chat_request::Names;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, report, tree};
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
+use crate::form::checked_format;
+use crate::tools::MAX_TOOLS;
 use crate::unread;
 
 /// Begins a line that Claude Code puts at the head of its system prompt, and that changes every turn.
@@ -34,11 +39,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("mcp_servers", "tools are run by whoever asks: send them as tools"),
 ];
 
-/// Translates a body.
-pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
+/// Translates a body; with what its fields are called in the chat and there.
+pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
     let mut chat = Map::new();
+    let mut names: Names = vec![("stop".into(), "stop_sequences".into())];
     let mut messages = Vec::new();
     if let Some(system) = fields.raw("system") {
         let system = system_text(&tree("system", system, &mut left)?)?;
@@ -47,50 +53,29 @@ pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
         }
     }
     let raw = fields.require_raw("messages")?;
-    let list = tree("messages", raw, &mut left)?;
-    let Value::Array(list) = list else {
+    let Value::Array(given) = tree("messages", raw, &mut left)? else {
         return Err(ApiError::field("messages", "messages must be a list"));
     };
-    for (i, message) in list.iter().enumerate() {
+    for (i, message) in given.iter().enumerate() {
         add_message(&format!("messages[{i}]"), message, &mut messages)?;
     }
     chat.insert("messages".to_string(), Value::Array(messages));
-    if let Some(tools) = fields.raw("tools") {
-        let Value::Array(tools) = tree("tools", tools, &mut left)? else {
-            return Err(ApiError::field("tools", "tools must be a list"));
-        };
-        if let Some(at) = tools.iter().position(|tool| !tool.is_object()) {
-            let path = format!("tools[{at}]");
-            return Err(ApiError::field(&path, format!("{path} must be an object")));
-        }
-        let tools: Vec<Value> = tools.iter().filter_map(tool).collect();
+    if let Some(raw) = fields.raw("tools") {
+        let tools = tools(raw, &mut left, &mut names)?;
         if !tools.is_empty() {
             chat.insert("tools".to_string(), Value::Array(tools));
         }
     }
-    if let Some(choice) = fields.raw("tool_choice") {
-        add_choice(&tree("tool_choice", choice, &mut left)?, &mut chat)?;
+    if let Some(raw) = fields.raw("tool_choice") {
+        add_choice(raw, &mut chat)?;
     }
-    if let Some(stops) = fields.raw("stop_sequences") {
-        chat.insert("stop".to_string(), tree("stop_sequences", stops, &mut left)?);
+    if let Some(raw) = fields.raw("stop_sequences") {
+        let stops = list("stop_sequences", raw, MAX_STOPS)?;
+        let stops = stops.into_iter().enumerate();
+        let stops = stops.map(|(i, stop)| read::<String>(&format!("stop_sequences[{i}]"), stop));
+        chat.insert("stop".to_string(), json!(stops.collect::<Result<Vec<_>, _>>()?));
     }
-    let config = fields.raw("output_config").map(|raw| tree("output_config", raw, &mut left));
-    let config = match config.transpose()? {
-        None => Map::new(),
-        Some(Value::Object(config)) => config,
-        Some(_) => return Err(ApiError::field("output_config", "output_config must be an object")),
-    };
-    let left_over =
-        config.keys().map(String::as_str).filter(|n| !matches!(*n, "format" | "effort"));
-    report("/v1/messages", "output_config", left_over, unread::OUTPUT_CONFIG);
-    let format = fields.raw("output_format").map(|raw| tree("output_format", raw, &mut left));
-    let format = format.transpose()?.or_else(|| config.get("format").cloned());
-    if let Some(format) = format {
-        chat.insert("response_format".to_string(), format);
-    }
-    if let Some(effort) = config.get("effort") {
-        chat.insert("reasoning_effort".to_string(), effort.clone());
-    }
+    add_output(&mut fields, &mut left, &mut chat, &mut names)?;
     for name in SAME {
         if let Some(value) = fields.raw(name) {
             chat.insert((*name).to_string(), tree(name, value, &mut left)?);
@@ -101,7 +86,35 @@ pub fn translate(body: &[u8]) -> Result<Cow<'static, [u8]>, ApiError> {
     }
     fields.end("/v1/messages", &[unread::COMMON, unread::MESSAGES]);
     let text = Value::Object(chat).to_string();
-    Ok(Cow::Owned(text.into_bytes()))
+    Ok((Cow::Owned(text.into_bytes()), names))
+}
+
+/// `output_config`, and `output_format`, which was there before it.
+fn add_output(
+    fields: &mut Fields<'_>,
+    left: &mut usize,
+    chat: &mut Map<String, Value>,
+    names: &mut Names,
+) -> Result<(), ApiError> {
+    let mut formats = Vec::new();
+    formats.extend(fields.raw("output_format").map(|raw| ("output_format", raw)));
+    if let Some(raw) = fields.raw("output_config") {
+        let mut config = Fields::nested("output_config", raw)?;
+        formats.extend(config.raw("format").map(|raw| ("output_config.format", raw)));
+        if let Some(effort) = config.take::<String>("effort")? {
+            chat.insert("reasoning_effort".to_string(), json!(effort));
+            names.push(("reasoning_effort".into(), "output_config.effort".into()));
+        }
+        config.end("/v1/messages", &[unread::OUTPUT_CONFIG]);
+    }
+    let Some((path, raw)) = formats.pop() else { return Ok(()) };
+    if let Some((other, _)) = formats.pop() {
+        let message = format!("{other} and {path} exclude each other");
+        return Err(ApiError::field(other, message));
+    }
+    chat.insert("response_format".to_string(), checked_format(path, raw, left)?);
+    names.push(("response_format".into(), path.into()));
+    Ok(())
 }
 
 /// The system prompt as one text.
@@ -113,7 +126,8 @@ fn system_text(system: &Value) -> Result<String, ApiError> {
     };
     let mut texts = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
-        let text = required(&format!("system[{i}]"), block, "text")?;
+        let path = format!("system[{i}]");
+        let text = text_block(&path, block)?;
         texts.push(without_billing(text));
     }
     texts.retain(|text| !text.is_empty());
@@ -127,41 +141,83 @@ fn without_billing(text: &str) -> &str {
     }
 }
 
-/// A function; tools that Anthropic's own servers run have no schema, and nobody here to run them.
-fn tool(tool: &Value) -> Option<Value> {
-    let schema = tool.get("input_schema")?;
-    let mut function = json!({ "name": tool["name"], "parameters": schema });
-    for field in ["description", "strict"] {
-        if let Some(value) = tool.get(field) {
-            function[field] = value.clone();
+/// Tools as functions, in their order. Those whose type says what their input is, and those that Anthropic's own servers
+/// run, are left out with a word: nobody here knows them.
+fn tools(raw: &RawValue, left: &mut usize, names: &mut Names) -> Result<Vec<Value>, ApiError> {
+    let mut tools = Vec::new();
+    for (i, raw) in list("tools", raw, MAX_TOOLS)?.into_iter().enumerate() {
+        let path = format!("tools[{i}]");
+        let n = tools.len();
+        if let Some(tool) = tool(&path, raw, left)? {
+            tools.push(tool);
+            let here = format!("tools[{n}].function");
+            names.push((format!("{here}.parameters"), format!("{path}.input_schema")));
+            names.push((here, path));
         }
     }
-    Some(json!({ "type": "function", "function": function }))
+    Ok(tools)
 }
 
-fn add_choice(choice: &Value, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let word = match choice["type"].as_str() {
-        Some("any") => json!("required"),
-        Some("none") => json!("none"),
-        Some("tool") => json!({ "type": "function", "function": { "name": choice["name"] } }),
-        Some("auto") => json!("auto"),
+fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<Option<Value>, ApiError> {
+    let mut tool = Fields::nested(path, raw)?;
+    let kind: Option<String> = tool.take("type")?;
+    let has_schema = tool.names().any(|name| name == "input_schema");
+    if let Some(kind) = kind.filter(|kind| kind != "custom" && !has_schema) {
+        left_out("/v1/messages", &tool.path("type"), &kind);
+        return Ok(None);
+    }
+    let name: String = tool.require("name")?;
+    let schema = tool.require_raw("input_schema")?;
+    Fields::nested(&tool.path("input_schema"), schema)?;
+    let mut function =
+        json!({ "name": name, "parameters": tree(&tool.path("input_schema"), schema, left)? });
+    let mut description: String = tool.take("description")?.unwrap_or_default();
+    if let Some(raw) = tool.raw("input_examples") {
+        let path = tool.path("input_examples");
+        for (i, example) in list(&path, raw, MAX_TOOLS)?.into_iter().enumerate() {
+            Fields::nested(&format!("{path}[{i}]"), example)?;
+            let lead = if i == 0 { "\n\nExamples of its input:" } else { "" };
+            description.push_str(&format!("{lead}\n{}", example.get()));
+        }
+    }
+    let strict: Option<bool> = tool.take("strict")?;
+    tool.end("/v1/messages", &[unread::MESSAGES_TOOL]);
+    if let Some(function) = function.as_object_mut() {
+        let description = description.trim_start().to_string();
+        function
+            .extend((!description.is_empty()).then(|| ("description".into(), json!(description))));
+        function.extend(strict.map(|strict| ("strict".into(), json!(strict))));
+    }
+    Ok(Some(json!({ "type": "function", "function": function })))
+}
+
+fn add_choice(raw: &RawValue, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let mut choice = Fields::nested("tool_choice", raw)?;
+    let kind: String = choice.require("type")?;
+    let word = match kind.as_str() {
+        "any" => json!("required"),
+        "none" => json!("none"),
+        "tool" => {
+            let name: String = choice.require("name")?;
+            json!({ "type": "function", "function": { "name": name } })
+        }
+        "auto" => json!("auto"),
         _ => {
-            let message = "tool_choice.type must be \"auto\", \"any\", \"none\" or \"tool\"";
+            let message = format!(
+                "tool_choice.type is {kind:?}: \"auto\", \"any\", \"none\" or \"tool\" is needed"
+            );
             return Err(ApiError::field("tool_choice.type", message));
         }
     };
+    if let Some(single) = choice.take::<bool>("disable_parallel_tool_use")? {
+        chat.insert("parallel_tool_calls".to_string(), json!(!single));
+    }
+    choice.end("/v1/messages", &[]);
     if chat.contains_key("tools") {
         chat.insert("tool_choice".to_string(), word);
-    }
-    match &choice["disable_parallel_tool_use"] {
-        Value::Null => {}
-        Value::Bool(single) => {
-            chat.insert("parallel_tool_calls".to_string(), json!(!single));
-        }
-        _ => {
-            let path = "tool_choice.disable_parallel_tool_use";
-            return Err(ApiError::field(path, format!("{path} must be true or false")));
-        }
+    } else if matches!(kind.as_str(), "any" | "tool") {
+        let message = "tool_choice asks for a call, but there are no tools that are called here";
+        return Err(ApiError::field("tool_choice", message));
     }
     Ok(())
 }
@@ -171,7 +227,7 @@ mod tests {
     use super::*;
 
     fn translated(body: Value) -> Value {
-        serde_json::from_slice(&translate(body.to_string().as_bytes()).unwrap()).unwrap()
+        serde_json::from_slice(&translate(body.to_string().as_bytes()).unwrap().0).unwrap()
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub(super) async fn chat(
 }
 
 /// What a request asks for, read.
-enum Read {
+pub(super) enum Read {
     Chat(Box<ChatRequest>, Prompt),
     /// A prompt as it is.
     Raw(Vec<u32>, Box<Common>),
@@ -159,22 +159,33 @@ async fn read(
     request: Request,
     translate: impl FnOnce(&[u8]) -> Result<Asked, ApiError> + Send + 'static,
 ) -> Result<Read, ApiError> {
-    let read = move |bytes: &[u8], limits: &Limits, text: &TextModel| match translate(bytes)? {
-        Asked::Chat(chat) => {
-            let mut request = ChatRequest::read(&chat, limits, text)?;
-            let prompt = request.prompt(text)?;
+    let read = move |bytes: &[u8], limits: &Limits, text: &TextModel| {
+        read_asked(translate(bytes), limits, text)
+    };
+    app.read(request, read).await
+}
+
+/// Reads what a body was translated into.
+pub(super) fn read_asked(
+    asked: Result<Asked, ApiError>,
+    limits: &Limits,
+    text: &TextModel,
+) -> Result<Read, ApiError> {
+    match asked? {
+        Asked::Chat(chat, names) => {
+            let (request, prompt) = ChatRequest::translated(&chat, names, limits, text)?;
             Ok(Read::Chat(Box::new(request), prompt))
         }
-        Asked::Completion(body) => {
-            let (tokens, common) = completions::plain(&body, limits, text)?;
+        Asked::Completion(body, names) => {
+            let read = completions::plain(&body, limits, text);
+            let (tokens, common) = read.map_err(|error| error.renamed(&names))?;
             Ok(Read::Raw(tokens, Box::new(common)))
         }
         Asked::ToLoad(load) => {
             check_name(text, load.model.as_deref())?;
             Ok(Read::ToLoad(load))
         }
-    };
-    app.read(request, read).await
+    }
 }
 
 /// Runs it, and answers in the address's shape.

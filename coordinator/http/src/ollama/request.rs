@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 
 use brigade_dialect::number::of_text;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use crate::chat_request::Names;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, tree};
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, kind, read, tree};
 use crate::unread;
 
 /// Options that have the same name and meaning here.
@@ -31,7 +33,7 @@ const SAME: &[&str] = &[
 pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
-    let mut chat = common(&mut fields, &mut left)?;
+    let (mut chat, names) = common(&mut fields, &mut left)?;
     // As an empty prompt: a chat without messages asks for the model to be loaded, or to be unloaded.
     let messages = match fields.raw("messages") {
         Some(raw) => tree("messages", raw, &mut left)?,
@@ -50,16 +52,16 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
         chat.insert("tools".to_string(), tree("tools", tools, &mut left)?);
     }
     end(fields)?;
-    Ok(Asked::Chat(bytes(chat)))
+    Ok(Asked::Chat(bytes(chat), names))
 }
 
 /// What a request of Ollama's asks for.
 #[derive(Debug)]
 pub enum Asked {
-    /// A chat, in OpenAI's form.
-    Chat(Cow<'static, [u8]>),
+    /// A chat, in OpenAI's form, and what its fields are called here and there.
+    Chat(Cow<'static, [u8]>, Names),
     /// The continuation of a plain prompt, as a completion in OpenAI's form.
-    Completion(Vec<u8>),
+    Completion(Vec<u8>, Names),
     /// Nothing but that the model be loaded, or unloaded.
     ToLoad(Load),
 }
@@ -108,7 +110,7 @@ fn end(mut fields: Fields<'_>) -> Result<(), ApiError> {
 pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
-    let mut chat = common(&mut fields, &mut left)?;
+    let (mut chat, names) = common(&mut fields, &mut left)?;
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let is_raw: bool = fields.take("raw")?.unwrap_or(false);
     let system: Option<String> = fields.take("system")?;
@@ -131,7 +133,7 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
         }
         chat.insert("prompt".to_string(), Value::String(prompt));
         end(fields)?;
-        return Ok(Asked::Completion(bytes(chat).into_owned()));
+        return Ok(Asked::Completion(bytes(chat).into_owned(), names));
     }
     let system = system.filter(|s| !s.is_empty());
     let system = system.map(|text| json!({ "role": "system", "content": text }));
@@ -139,7 +141,7 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     let messages = system.into_iter().chain([user]).collect();
     chat.insert("messages".to_string(), Value::Array(messages));
     end(fields)?;
-    Ok(Asked::Chat(bytes(chat)))
+    Ok(Asked::Chat(bytes(chat), names))
 }
 
 fn bytes(chat: Map<String, Value>) -> Cow<'static, [u8]> {
@@ -147,8 +149,11 @@ fn bytes(chat: Map<String, Value>) -> Cow<'static, [u8]> {
 }
 
 /// What both have: model, options, format, thinking, streaming (which is the default there).
-fn common(fields: &mut Fields<'_>, left: &mut usize) -> Result<Map<String, Value>, ApiError> {
-    let mut chat = Map::new();
+fn common(
+    fields: &mut Fields<'_>,
+    left: &mut usize,
+) -> Result<(Map<String, Value>, Names), ApiError> {
+    let (mut chat, mut names) = (Map::new(), Names::new());
     if let Some(model) = fields.take::<String>("model")? {
         chat.insert("model".to_string(), json!(model));
     }
@@ -158,42 +163,69 @@ fn common(fields: &mut Fields<'_>, left: &mut usize) -> Result<Map<String, Value
         }
     }
     chat.insert("stream".to_string(), json!(fields.take("stream")?.unwrap_or(true)));
-    if let Some(options) = fields.raw("options") {
-        let mut options = Fields::nested("options", options)?;
-        for name in SAME {
-            if let Some(value) = options.raw(name) {
-                chat.insert((*name).to_string(), tree(&options.path(name), value, left)?);
-            }
-        }
-        // -2 is Ollama's way to say "as the context has room for".
-        match options.take::<i64>("num_predict")? {
-            Some(n) if n < 0 => chat.insert("max_tokens".to_string(), json!(-1)),
-            Some(n) => chat.insert("max_tokens".to_string(), json!(n)),
-            None => None,
-        };
-        if options.take::<f64>("tfs_z")?.is_some_and(|z| z != 1.0) {
-            let message = "options.tfs_z: this step of the chain is not here; use 1";
-            return Err(ApiError::unsupported("options.tfs_z", message));
-        }
-        options.end("/api", &[unread::OLLAMA_OPTIONS]);
+    if let Some(raw) = fields.raw("options") {
+        options(raw, left, &mut chat, &mut names)?;
     }
-    if let Some(format) = fields.raw("format") {
-        let format = tree("format", format, left)?;
-        let format = match &format {
-            Value::String(text) if text.is_empty() => None,
-            Value::String(text) if text == "json" => Some(json!({ "type": "json_object" })),
-            Value::Object(_) => Some(json!({ "type": "json_schema", "schema": format })),
+    if let Some(raw) = fields.raw("format") {
+        let format = match kind(raw) {
+            "a string" => match read::<String>("format", raw)?.as_str() {
+                "" => None,
+                "json" => Some(json!({ "type": "json_object" })),
+                _ => return Err(ApiError::field("format", "format must be \"json\" or a schema")),
+            },
+            "an object" => {
+                Some(json!({ "type": "json_schema", "schema": tree("format", raw, left)? }))
+            }
             _ => return Err(ApiError::field("format", "format must be \"json\" or a schema")),
         };
         chat.extend(format.map(|format| ("response_format".to_string(), format)));
+        names.push(("response_format.schema".into(), "format".into()));
+        names.push(("response_format".into(), "format".into()));
     }
-    if let Some(think) = fields.raw("think") {
-        match tree("think", think, left)? {
-            Value::Bool(think) => chat.insert("enable_thinking".to_string(), json!(think)),
-            level => chat.insert("reasoning_effort".to_string(), level),
+    if let Some(raw) = fields.raw("think") {
+        match kind(raw) {
+            "a boolean" => {
+                chat.insert("enable_thinking".to_string(), json!(read::<bool>("think", raw)?))
+            }
+            "a string" => {
+                chat.insert("reasoning_effort".to_string(), json!(read::<String>("think", raw)?))
+            }
+            kind => {
+                let message =
+                    format!("think must be true, false or a word such as high, not {kind}");
+                return Err(ApiError::field("think", message));
+            }
         };
+        names.push(("reasoning_effort".into(), "think".into()));
     }
-    Ok(chat)
+    Ok((chat, names))
+}
+
+fn options(
+    raw: &RawValue,
+    left: &mut usize,
+    chat: &mut Map<String, Value>,
+    names: &mut Names,
+) -> Result<(), ApiError> {
+    let mut options = Fields::nested("options", raw)?;
+    for name in SAME {
+        if let Some(value) = options.raw(name) {
+            chat.insert((*name).to_string(), tree(&options.path(name), value, left)?);
+            names.push(((*name).to_string(), options.path(name)));
+        }
+    }
+    // -2 is Ollama's way to say "as the context has room for".
+    match options.take::<i64>("num_predict")? {
+        Some(n) if n < 0 => chat.insert("max_tokens".to_string(), json!(-1)),
+        Some(n) => chat.insert("max_tokens".to_string(), json!(n)),
+        None => None,
+    };
+    if options.take::<f64>("tfs_z")?.is_some_and(|z| z != 1.0) {
+        let message = "options.tfs_z: this step of the chain is not here; use 1";
+        return Err(ApiError::unsupported("options.tfs_z", message));
+    }
+    options.end("/api", &[unread::OLLAMA_OPTIONS]);
+    Ok(())
 }
 
 /// A message: calls have objects as arguments there and no ids, results name the tool.
@@ -209,11 +241,13 @@ fn message(i: usize, mut message: Value) -> Result<Value, ApiError> {
         let path = format!("{path}.images");
         return Err(ApiError::unsupported(&path, format!("{path}: this server takes text only")));
     }
-    if let Some(thinking) = fields.remove("thinking") {
-        fields.insert("reasoning_content".to_string(), thinking);
-    }
-    if let Some(name) = fields.remove("tool_name") {
-        fields.insert("name".to_string(), name);
+    for (there, here) in [("thinking", "reasoning_content"), ("tool_name", "name")] {
+        let Some(text) = fields.remove(there).filter(|text| !text.is_null()) else { continue };
+        if !text.is_string() {
+            let path = format!("{path}.{there}");
+            return Err(ApiError::field(&path, format!("{path} must be a string")));
+        }
+        fields.insert(here.to_string(), text);
     }
     let calls = match fields.get_mut("tool_calls") {
         None | Some(Value::Null) => return Ok(message),
@@ -241,7 +275,7 @@ mod tests {
     use super::*;
 
     fn as_chat(asked: Asked) -> Value {
-        let Asked::Chat(chat) = asked else { panic!("{asked:?}") };
+        let Asked::Chat(chat, _) = asked else { panic!("{asked:?}") };
         serde_json::from_slice(&chat).unwrap()
     }
 
@@ -279,7 +313,7 @@ mod tests {
     #[test]
     fn a_raw_prompt_is_a_completion() {
         let body = json!({ "prompt": "a", "raw": true, "options": { "num_predict": 3.0 } });
-        let Asked::Completion(body) = generate(body.to_string().as_bytes()).unwrap() else {
+        let Asked::Completion(body, _) = generate(body.to_string().as_bytes()).unwrap() else {
             panic!()
         };
         let body: Value = serde_json::from_slice(&body).unwrap();

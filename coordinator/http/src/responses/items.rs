@@ -3,10 +3,19 @@
 
 use serde_json::{Map, Value, json};
 
+use super::names::{API, in_space};
 use crate::error::ApiError;
+use crate::fields::report;
+use crate::unread;
 
 /// What identifies an item or says how it went: no text for a model.
 const LABELS: [&str; 5] = ["type", "id", "call_id", "status", "created_by"];
+
+/// The end of an item, of which `read` was read beside its labels.
+fn end(path: &str, item: &Value, read: &[&str]) {
+    let all: Vec<&str> = read.iter().chain(&LABELS).copied().collect();
+    report(API, path, item, &all, unread::RESPONSE_ITEM);
+}
 
 /// Adds items, which are called `name`, as messages.
 pub fn add_items(name: &str, items: &[Value], messages: &mut Vec<Value>) -> Result<(), ApiError> {
@@ -36,24 +45,26 @@ fn add_item(
             return Err(ApiError::field(&path, format!("{path} must be a string")));
         }
     };
+    for name in ["id", "call_id", "status"] {
+        if item.get(name).is_some_and(|label| !label.is_string() && !label.is_null()) {
+            required(path, item, name)?;
+        }
+    }
     match kind {
         "message" => message(path, item, turn, messages),
         "reasoning" => reasoning(path, item, turn, messages),
         "function_call" => {
-            let arguments = item.get("arguments").cloned().unwrap_or(Value::Null);
-            let is_text = matches!(arguments, Value::String(_) | Value::Object(_) | Value::Null);
-            if !is_text {
-                let path = format!("{path}.arguments");
-                return Err(ApiError::field(&path, format!("{path} must be JSON text")));
-            }
-            let name = required(path, item, "name")?;
-            turn.call(required(path, item, "call_id")?, name, arguments);
+            let arguments = arguments(path, item)?;
+            let name = called(path, item)?;
+            turn.call(required(path, item, "call_id")?, &name, arguments);
+            end(path, item, &["name", "namespace", "arguments"]);
             Ok(())
         }
         "custom_tool_call" => {
             let input = required(path, item, "input")?;
-            let name = required(path, item, "name")?;
-            turn.call(required(path, item, "call_id")?, name, json!({ "input": input }));
+            let name = called(path, item)?;
+            turn.call(required(path, item, "call_id")?, &name, json!({ "input": input }));
+            end(path, item, &["name", "namespace", "input"]);
             Ok(())
         }
         "image_generation_call" => {
@@ -66,13 +77,7 @@ fn add_item(
             let message = format!("{path}: this server keeps no items: send the item itself");
             Err(ApiError::unsupported(path, message))
         }
-        _ if kind.ends_with("_output") => {
-            let id = required(path, item, "call_id")?;
-            let output = output(&format!("{path}.output"), item.get("output"))?;
-            turn.end(messages);
-            messages.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
-            Ok(())
-        }
+        _ if kind.ends_with("_output") => result(path, kind, item, turn, messages),
         _ => other_call(path, kind, item, turn, messages),
     }
 }
@@ -92,6 +97,7 @@ fn message(
         }
     };
     let text = content_text(&format!("{path}.content"), item.get("content"))?;
+    end(path, item, &["role", "content"]);
     if role == "assistant" && turn.text.is_none() && turn.calls.is_empty() {
         turn.text = Some(text);
         return Ok(());
@@ -115,6 +121,7 @@ fn reasoning(
     if turn.text.is_some() || !turn.calls.is_empty() {
         turn.end(messages);
     }
+    end(path, item, &["summary", "content"]);
     for list in ["summary", "content"] {
         let path = format!("{path}.{list}");
         let parts = match item.get(list) {
@@ -123,7 +130,13 @@ fn reasoning(
             Some(_) => return Err(ApiError::field(&path, format!("{path} must be a list"))),
         };
         for (i, part) in parts.iter().enumerate() {
-            let text = required(&format!("{path}[{i}]"), part, "text")?;
+            let path = format!("{path}[{i}]");
+            let text = required(&path, part, "text")?;
+            if part.get("type").is_some_and(|kind| !kind.is_string()) {
+                let path = format!("{path}.type");
+                return Err(ApiError::field(&path, format!("{path} must be a string")));
+            }
+            report(API, &path, part, &["type", "text"], unread::PART);
             if !turn.reasoning.is_empty() && i == 0 {
                 turn.reasoning.push_str("\n\n");
             }
@@ -131,6 +144,75 @@ fn reasoning(
         }
     }
     Ok(())
+}
+
+/// What came of a call.
+fn result(
+    path: &str,
+    kind: &str,
+    item: &Value,
+    turn: &mut Turn,
+    messages: &mut Vec<Value>,
+) -> Result<(), ApiError> {
+    // That of a local shell names its call in a field of another name.
+    let field = if item.get("call_id").is_none_or(Value::is_null) && kind == LOCAL_SHELL {
+        "id"
+    } else {
+        "call_id"
+    };
+    let id = required(path, item, field)?;
+    let output = match item.get("output") {
+        None | Some(Value::Null) => other_output(item),
+        given => {
+            end(path, item, &["output"]);
+            output(&format!("{path}.output"), given)?
+        }
+    };
+    turn.end(messages);
+    messages.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
+    Ok(())
+}
+
+/// The arguments of a call.
+fn arguments(path: &str, item: &Value) -> Result<Value, ApiError> {
+    match item.get("arguments") {
+        None => Ok(Value::Null),
+        Some(given @ (Value::String(_) | Value::Object(_) | Value::Null)) => Ok(given.clone()),
+        Some(_) => {
+            let path = format!("{path}.arguments");
+            Err(ApiError::field(&path, format!("{path} must be JSON text")))
+        }
+    }
+}
+
+/// What a chat calls the tool of a call.
+fn called(path: &str, item: &Value) -> Result<String, ApiError> {
+    let name = required(path, item, "name")?;
+    Ok(match item.get("namespace") {
+        None | Some(Value::Null) => name.to_string(),
+        Some(_) => in_space(required(path, item, "namespace")?, name),
+    })
+}
+
+/// The output of a local shell.
+const LOCAL_SHELL: &str = "local_shell_call_output";
+
+/// What an item says beside its labels.
+fn said(item: &Value) -> Map<String, Value> {
+    let says =
+        |(name, value): &(&String, &Value)| !LABELS.contains(&name.as_str()) && !value.is_null();
+    let all = item.as_object().into_iter().flatten().filter(says);
+    all.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// What came of a call where no output says it: all that the item says, or how it went.
+fn other_output(item: &Value) -> String {
+    let said = said(item);
+    match item.get("status").and_then(Value::as_str).filter(|_| said.is_empty()) {
+        Some(status) => status.to_string(),
+        None if said.is_empty() => String::new(),
+        None => Value::Object(said).to_string(),
+    }
 }
 
 /// A call of a tool that is not run here: what it says is a call all the same, and its result is what came of it.
@@ -141,13 +223,7 @@ fn other_call(
     turn: &mut Turn,
     messages: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
-    let said: Map<String, Value> = item
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(name, value)| !LABELS.contains(&name.as_str()) && !value.is_null())
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
+    let said = said(item);
     if said.is_empty() {
         return Ok(());
     }
@@ -173,10 +249,14 @@ fn mcp_call(
     turn: &mut Turn,
     messages: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
-    let label = item.get("server_label").and_then(Value::as_str).unwrap_or_default();
+    let label = match item.get("server_label") {
+        None | Some(Value::Null) => "",
+        Some(_) => required(path, item, "server_label")?,
+    };
     let name = required(path, item, "name")?;
     let name = if label.is_empty() { name.to_string() } else { format!("{label}.{name}") };
-    turn.call(id, &name, item.get("arguments").cloned().unwrap_or(Value::Null));
+    turn.call(id, &name, arguments(path, item)?);
+    end(path, item, &["server_label", "name", "arguments", "output", "error"]);
     for field in ["output", "error"] {
         if let Some(given) = item.get(field).filter(|given| !given.is_null()) {
             let text = output(&format!("{path}.{field}"), Some(given))?;
@@ -257,8 +337,12 @@ pub fn content_text(path: &str, content: Option<&Value>) -> Result<String, ApiEr
         match part.get("type").and_then(Value::as_str) {
             Some("input_text" | "output_text" | "text" | "summary_text") => {
                 text.push_str(required(&path, part, "text")?);
+                report(API, &path, part, &["type", "text"], unread::PART);
             }
-            Some("refusal") => text.push_str(required(&path, part, "refusal")?),
+            Some("refusal") => {
+                text.push_str(required(&path, part, "refusal")?);
+                report(API, &path, part, &["type", "refusal"], unread::PART);
+            }
             kind => {
                 let path = format!("{path}.type");
                 let kind = kind.unwrap_or("no text");

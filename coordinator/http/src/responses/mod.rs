@@ -2,6 +2,7 @@
 //! whole with every request.
 
 mod items;
+mod names;
 pub(super) mod request;
 mod stream;
 
@@ -28,10 +29,23 @@ use super::types::FinishWord;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Echo {
     fields: Map<String, Value>,
-    /// Names of the tools whose input is a text.
-    custom: Vec<String>,
+    /// Tools that are no plain functions.
+    called: Called,
     /// There is nothing to answer: some programs ask so whether anybody is there.
     is_empty: bool,
+}
+
+/// What a chat calls tools, and their names here.
+type Called = Vec<(String, ToolName)>;
+
+/// A tool by its name here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ToolName {
+    name: String,
+    /// The namespace that it is in.
+    space: Option<String>,
+    /// Its input is a text.
+    is_custom: bool,
 }
 
 /// The endpoint.
@@ -41,8 +55,8 @@ pub(super) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let begun = chat_request::begin(&app, request, |bytes| {
-        let (chat, echo) = request::translate(bytes)?;
-        Ok((chat, echo))
+        let (chat, names, echo) = request::translate(bytes)?;
+        Ok((chat, names, echo))
     });
     let begun = begun.await?;
     let Begun { request, prompt, more: echo, .. } = begun;
@@ -111,8 +125,13 @@ fn finish(response: &mut Value, finish: FinishWord, n_prompt: u32, end: &End) {
 }
 
 impl Echo {
-    fn is_custom(&self, name: &str) -> bool {
-        self.custom.iter().any(|custom| custom == name)
+    /// The tool that a chat calls so, where it is no plain function.
+    fn tool(&self, called: &str) -> Option<&ToolName> {
+        self.called.iter().find(|(name, _)| name == called).map(|(_, tool)| tool)
+    }
+
+    fn is_custom(&self, called: &str) -> bool {
+        self.tool(called).is_some_and(|tool| tool.is_custom)
     }
 }
 
@@ -135,14 +154,26 @@ fn item(block: Block, status: &str, echo: &Echo) -> Value {
             "type": "message", "id": id("msg_"), "role": "assistant", "status": status,
             "content": [text_part(&text)],
         }),
-        Block::Call { id: call, name, arguments } if echo.is_custom(&name) => json!({
-            "type": "custom_tool_call", "id": id("ctc_"), "call_id": call, "name": name,
-            "input": custom_input(&arguments), "status": status,
-        }),
-        Block::Call { id: call, name, arguments } => json!({
-            "type": "function_call", "id": id("fc_"), "call_id": call, "name": name,
-            "arguments": arguments, "status": status,
-        }),
+        Block::Call { id: call, name, arguments } => {
+            let tool = echo.tool(&name);
+            let mut item = match echo.is_custom(&name) {
+                true => json!({
+                    "type": "custom_tool_call", "id": id("ctc_"), "call_id": call, "name": name,
+                    "input": custom_input(&arguments), "status": status,
+                }),
+                false => json!({
+                    "type": "function_call", "id": id("fc_"), "call_id": call, "name": name,
+                    "arguments": arguments, "status": status,
+                }),
+            };
+            if let Some(tool) = tool {
+                item["name"] = json!(tool.name);
+                if let Some(space) = &tool.space {
+                    item["namespace"] = json!(space);
+                }
+            }
+            item
+        }
     }
 }
 
@@ -156,7 +187,16 @@ mod tests {
 
     #[test]
     fn calls_of_custom_tools_have_their_input_as_it_is() {
-        let echo = Echo { custom: vec!["apply_patch".into()], ..Echo::default() };
+        let tool = |name: &str, space: Option<&str>, is_custom| ToolName {
+            name: name.into(),
+            space: space.map(Into::into),
+            is_custom,
+        };
+        let called = vec![
+            ("apply_patch".into(), tool("apply_patch", None, true)),
+            ("agents__spawn".into(), tool("spawn", Some("agents"), false)),
+        ];
+        let echo = Echo { called, ..Echo::default() };
         let call = |name: &str, arguments: &str| {
             let (id, name, arguments) = ("c1".into(), name.into(), arguments.into());
             item(Block::Call { id, name, arguments }, "completed", &echo)
@@ -166,5 +206,7 @@ mod tests {
         assert_eq!(patch["input"], "*** Begin Patch\n\"a\"");
         assert_eq!(call("apply_patch", r#"{"input":"*** Be"#)["input"], r#"{"input":"*** Be"#);
         assert_eq!(call("look", "{}")["type"], "function_call");
+        let spawned = call("agents__spawn", "{}");
+        assert_eq!((&spawned["name"], &spawned["namespace"]), (&json!("spawn"), &json!("agents")));
     }
 }

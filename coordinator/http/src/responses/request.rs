@@ -1,14 +1,20 @@
 //! A request for a response as a chat. Custom tools, whose input is a text, are functions of one
-//! argument there. Tools of types that nobody here can run are left out, as a program that sends them expects.
+//! argument there. Tools of types that nobody here can run are left out, as a program that sends them expects, with a word
+//! in the log.
 
 use std::borrow::Cow;
 
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::Echo;
-use super::items::{add_items, required};
+use super::items::add_items;
+use super::names::{API, in_space};
+use super::{Called, Echo, ToolName};
+use crate::chat_request::Names;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, Unread, report, tree};
+use crate::fields::{Fields, MAX_TEMPLATE_VALUES, kind, left_out, list, read, tree};
+use crate::form::checked_format;
+use crate::tools::MAX_TOOLS;
 use crate::unread;
 
 /// Fields that mean the same there and here, by both names.
@@ -42,15 +48,18 @@ const ECHOED: &[&str] = &[
     "top_p",
 ];
 
-/// Translates a body.
-pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
+/// Translates a body; with what its fields are called in the chat and there.
+pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names, Echo), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
     refuse_state(&mut fields)?;
+    let mut names: Names = Vec::new();
+    let mut nested = Nested::default();
     let mut given = Map::new();
     for name in ECHOED.iter().copied().chain(SAME.iter().map(|(name, _)| *name)).chain(["input"]) {
         if let Some(raw) = fields.raw(name) {
             given.insert(name.to_string(), tree(name, raw, &mut left)?);
+            nested.note(name, raw);
         }
     }
     let mut messages = Vec::new();
@@ -80,23 +89,12 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
     for (there, here) in SAME {
         if let Some(value) = given.get(*there) {
             chat.insert((*here).to_string(), value.clone());
+            names.push(((*here).to_string(), (*there).to_string()));
         }
     }
-    let all = match given.get("tools") {
-        None => &[][..],
-        Some(Value::Array(tools)) => tools,
-        Some(_) => return Err(ApiError::field("tools", "tools must be a list")),
-    };
-    let mut tools = Vec::new();
-    let mut custom = Vec::new();
-    for (i, one) in all.iter().enumerate() {
-        let path = format!("tools[{i}]");
-        if one["type"] == "custom" {
-            custom.push(required(&path, one, "name")?.to_string());
-        }
-        tools.extend(tool(&path, one)?);
-    }
-    let choice = given.get("tool_choice").map(choice).transpose()?;
+    let tools = nested.tools.map(|raw| Given::read(raw, &mut left, &mut names)).transpose()?;
+    let Given { functions: tools, called } = tools.unwrap_or_default();
+    let choice = nested.tool_choice.map(choice).transpose()?;
     if !tools.is_empty() {
         chat.extend(choice.map(|choice| ("tool_choice".to_string(), choice)));
         chat.insert("tools".to_string(), Value::Array(tools));
@@ -104,31 +102,58 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Echo), ApiError> {
         let message = "tool_choice asks for a call, but there are no tools that are called here";
         return Err(ApiError::field("tool_choice", message));
     }
-    let format = nested(&given, "text", "format", unread::RESPONSE_TEXT)?;
-    chat.extend(format.map(|format| ("response_format".to_string(), format)));
-    let effort = nested(&given, "reasoning", "effort", unread::RESPONSE_REASONING)?;
-    chat.extend(effort.map(|effort| ("reasoning_effort".to_string(), effort)));
-    fields.end("/v1/responses", &[unread::COMMON, unread::RESPONSES]);
+    nested.add(&mut left, &mut chat, &mut names)?;
+    fields.end(API, &[unread::COMMON, unread::RESPONSES]);
     given.retain(|name, _| ECHOED.contains(&name.as_str()));
     let text = Value::Object(chat).to_string();
-    Ok((Cow::Owned(text.into_bytes()), Echo { fields: given, custom, is_empty }))
+    Ok((Cow::Owned(text.into_bytes()), names, Echo { fields: given, called, is_empty }))
 }
 
-/// The field `inner` of the object `name`, where there is one; the others of it say nothing here.
-fn nested(
-    given: &Map<String, Value>,
-    name: &str,
-    inner: &str,
-    unread: Unread,
-) -> Result<Option<Value>, ApiError> {
-    match given.get(name) {
-        None => Ok(None),
-        Some(Value::Object(fields)) => {
-            let left = fields.keys().map(String::as_str).filter(|field| *field != inner);
-            report("/v1/responses", name, left, unread);
-            Ok(fields.get(inner).filter(|value| !value.is_null()).cloned())
+/// Objects of a request, which answers repeat as they are.
+#[derive(Default)]
+struct Nested<'a> {
+    tools: Option<&'a RawValue>,
+    tool_choice: Option<&'a RawValue>,
+    text: Option<&'a RawValue>,
+    reasoning: Option<&'a RawValue>,
+}
+
+impl<'a> Nested<'a> {
+    fn note(&mut self, name: &str, raw: &'a RawValue) {
+        match name {
+            "tools" => self.tools = Some(raw),
+            "tool_choice" => self.tool_choice = Some(raw),
+            "text" => self.text = Some(raw),
+            "reasoning" => self.reasoning = Some(raw),
+            _ => {}
         }
-        Some(_) => Err(ApiError::field(name, format!("{name} must be an object"))),
+    }
+
+    /// Adds what `text` and `reasoning` say; the others of their fields say nothing here.
+    fn add(
+        &self,
+        left: &mut usize,
+        chat: &mut Map<String, Value>,
+        names: &mut Names,
+    ) -> Result<(), ApiError> {
+        if let Some(raw) = self.text {
+            let mut text = Fields::nested("text", raw)?;
+            if let Some(raw) = text.raw("format") {
+                let path = "text.format";
+                chat.insert("response_format".to_string(), checked_format(path, raw, left)?);
+                names.push(("response_format".into(), path.into()));
+            }
+            text.end(API, &[unread::RESPONSE_TEXT]);
+        }
+        if let Some(raw) = self.reasoning {
+            let mut reasoning = Fields::nested("reasoning", raw)?;
+            if let Some(effort) = reasoning.take::<String>("effort")? {
+                chat.insert("reasoning_effort".to_string(), json!(effort));
+                names.push(("reasoning_effort".into(), "reasoning.effort".into()));
+            }
+            reasoning.end(API, &[unread::RESPONSE_REASONING]);
+        }
+        Ok(())
     }
 }
 
@@ -149,76 +174,199 @@ fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse("background", "responses are sent while they are made")
 }
 
-/// A function; `None`: a tool that OpenAI's own servers run, and nobody here.
-fn tool(path: &str, tool: &Value) -> Result<Option<Value>, ApiError> {
-    let Some(kind) = tool.get("type").and_then(Value::as_str) else {
-        let path = format!("{path}.type");
-        return Err(ApiError::field(&path, format!("{path} is required: a tool has a type")));
-    };
-    match kind {
-        "function" => {}
-        "custom" => return custom_tool(path, tool).map(Some),
-        _ => return Ok(None),
-    }
-    let mut function = Map::new();
-    for field in ["name", "description", "parameters", "strict"] {
-        if let Some(value) = tool.get(field).filter(|value| !value.is_null()) {
-            function.insert(field.to_string(), value.clone());
-        }
-    }
-    Ok(Some(json!({ "type": "function", "function": function })))
+/// Tools as functions, in their order. Those of a namespace have its name before theirs. Those that OpenAI's own servers run
+/// are left out with a word: nobody here knows them.
+#[derive(Default)]
+struct Given {
+    functions: Vec<Value>,
+    /// What answers call those that are no plain functions.
+    called: Called,
 }
 
-/// A custom tool as a function of its input. What its input has to look like is told the model, in words of its own.
-fn custom_tool(path: &str, tool: &Value) -> Result<Value, ApiError> {
-    let mut description = match tool.get("description") {
-        None | Some(Value::Null) => String::new(),
-        Some(_) => required(path, tool, "description")?.to_string(),
-    };
-    if let Some(format) = tool.get("format").filter(|format| !format.is_null()) {
-        let path = format!("{path}.format");
-        if required(&path, format, "type")? == "grammar" && format.get("definition").is_some() {
-            let syntax = required(&path, format, "syntax")?;
-            let definition = required(&path, format, "definition")?;
-            description.push_str(&format!(
-                "\n\nThe input has to fit this grammar ({syntax}):\n{definition}"
-            ));
+impl Given {
+    fn read(raw: &RawValue, left: &mut usize, names: &mut Names) -> Result<Self, ApiError> {
+        let mut given = Self::default();
+        for (i, raw) in list("tools", raw, MAX_TOOLS)?.into_iter().enumerate() {
+            let path = format!("tools[{i}]");
+            let mut tool = Fields::nested(&path, raw)?;
+            let kind: String = tool.require("type")?;
+            if kind == "namespace" {
+                given.add_namespace(&mut tool, left, names)?;
+            } else {
+                given.add(&mut tool, &kind, None, left, names)?;
+            }
+            tool.end(API, &[unread::TOOL]);
         }
+        Ok(given)
+    }
+
+    fn add_namespace(
+        &mut self,
+        space: &mut Fields<'_>,
+        left: &mut usize,
+        names: &mut Names,
+    ) -> Result<(), ApiError> {
+        let name: String = space.require("name")?;
+        let mut about: Option<String> = space.take("description")?;
+        let path = space.path("tools");
+        for (i, raw) in list(&path, space.require_raw("tools")?, MAX_TOOLS)?.into_iter().enumerate()
+        {
+            let mut tool = Fields::nested(&format!("{path}[{i}]"), raw)?;
+            let kind: String = tool.require("type")?;
+            self.add(&mut tool, &kind, Some((&name, about.take())), left, names)?;
+            tool.end(API, &[unread::TOOL]);
+        }
+        Ok(())
+    }
+
+    /// Adds a tool; `space`: that in which it is, and what is said of that.
+    fn add(
+        &mut self,
+        tool: &mut Fields<'_>,
+        kind: &str,
+        space: Option<(&str, Option<String>)>,
+        left: &mut usize,
+        names: &mut Names,
+    ) -> Result<(), ApiError> {
+        let (name, mut function) = match kind {
+            "function" => function(tool, left)?,
+            "custom" => custom_tool(tool)?,
+            kind => {
+                left_out(API, &tool.path("type"), kind);
+                tool.leave_all();
+                return Ok(());
+            }
+        };
+        let mut called = name.clone();
+        if let Some((space, about)) = &space {
+            called = in_space(space, &name);
+            function.insert("name".to_string(), json!(called));
+            if let Some(about) = about.as_ref().filter(|about| !about.is_empty()) {
+                let own = function.get("description").and_then(Value::as_str).unwrap_or_default();
+                let all = format!("{own}\n\nAbout the functions of {space}: {about}");
+                function.insert("description".to_string(), json!(all.trim_start()));
+            }
+        }
+        if kind == "custom" || space.is_some() {
+            let space = space.map(|(space, _)| space.to_string());
+            self.called.push((called, ToolName { name, space, is_custom: kind == "custom" }));
+        }
+        let place = tool.path("");
+        names.push((
+            format!("tools[{}].function", self.functions.len()),
+            place.trim_end_matches('.').to_string(),
+        ));
+        self.functions.push(json!({ "type": "function", "function": function }));
+        Ok(())
+    }
+}
+
+fn function(
+    tool: &mut Fields<'_>,
+    left: &mut usize,
+) -> Result<(String, Map<String, Value>), ApiError> {
+    let name: String = tool.require("name")?;
+    let mut function = Map::from_iter([("name".to_string(), json!(name))]);
+    let description: Option<String> = tool.take("description")?;
+    function.extend(description.map(|text| ("description".to_string(), json!(text))));
+    if let Some(raw) = tool.raw("parameters") {
+        let path = tool.path("parameters");
+        Fields::nested(&path, raw)?;
+        function.insert("parameters".to_string(), tree(&path, raw, left)?);
+    }
+    let strict: Option<bool> = tool.take("strict")?;
+    function.extend(strict.map(|strict| ("strict".to_string(), json!(strict))));
+    Ok((name, function))
+}
+
+/// A custom tool as a function of its input, and its name. What its input has to look like is told the model, in words of
+/// its own.
+fn custom_tool(tool: &mut Fields<'_>) -> Result<(String, Map<String, Value>), ApiError> {
+    let name: String = tool.require("name")?;
+    let mut description: String = tool.take("description")?.unwrap_or_default();
+    if let Some(raw) = tool.raw("format") {
+        let mut format = Fields::nested(&tool.path("format"), raw)?;
+        let kind: String = format.require("type")?;
+        match kind.as_str() {
+            "text" => {}
+            "grammar" => {
+                // Some programs name a grammar and leave it out.
+                let definition: Option<String> = format.take("definition")?;
+                if let Some(definition) = definition {
+                    let syntax: String = format.require("syntax")?;
+                    description.push_str(&format!(
+                        "\n\nThe input has to fit this grammar ({syntax}):\n{definition}"
+                    ));
+                }
+                let _: Option<String> = format.take("syntax")?;
+            }
+            _ => {
+                let path = format.path("type");
+                let message = format!("{path} is {kind:?}: \"text\" or \"grammar\" is needed");
+                return Err(ApiError::unsupported(path, message));
+            }
+        }
+        format.end(API, &[]);
     }
     let input = json!({ "type": "string", "description": "The input, as it is: no JSON in it." });
-    Ok(json!({ "type": "function", "function": {
-        "name": required(path, tool, "name")?,
+    let function = json!({
+        "name": name,
         "description": description.trim_start(),
         "parameters": {
             "type": "object", "properties": { "input": input }, "required": ["input"],
             "additionalProperties": false,
         },
-    } }))
+    });
+    let Value::Object(function) = function else {
+        unreachable!("it is written above as an object")
+    };
+    Ok((name, function))
 }
 
 /// Which call is wanted, as chats say it.
-fn choice(choice: &Value) -> Result<Value, ApiError> {
-    let function =
-        |tool: &Value| json!({ "type": "function", "function": { "name": tool["name"] } });
-    match choice["type"].as_str() {
-        _ if choice.is_string() => Ok(choice.clone()),
-        Some("function" | "custom") => Ok(function(choice)),
-        Some("allowed_tools") => {
-            let tools: Option<Vec<Value>> =
-                choice["tools"].as_array().map(|tools| tools.iter().map(function).collect());
-            Ok(json!({
-                "type": "allowed_tools",
-                "allowed_tools": { "mode": choice["mode"], "tools": tools },
-            }))
+fn choice(raw: &RawValue) -> Result<Value, ApiError> {
+    if kind(raw) == "a string" {
+        return Ok(json!(read::<String>("tool_choice", raw)?));
+    }
+    let mut choice = Fields::nested("tool_choice", raw)?;
+    let kind: String = choice.require("type")?;
+    let chosen = match kind.as_str() {
+        "function" | "custom" => named(&mut choice)?,
+        "allowed_tools" => {
+            let mode: String = choice.require("mode")?;
+            let (path, raw) = (choice.path("tools"), choice.require_raw("tools")?);
+            let mut tools = Vec::new();
+            for (i, tool) in list(&path, raw, MAX_TOOLS)?.into_iter().enumerate() {
+                let mut tool = Fields::nested(&format!("{path}[{i}]"), tool)?;
+                let kind: String = tool.require("type")?;
+                // The others are not among the tools either.
+                if matches!(kind.as_str(), "function" | "custom") {
+                    tools.push(named(&mut tool)?);
+                    tool.end(API, &[]);
+                } else {
+                    left_out(API, &tool.path("type"), &kind);
+                }
+            }
+            let allowed = json!({ "mode": mode, "tools": tools });
+            json!({ "type": "allowed_tools", "allowed_tools": allowed })
         }
-        kind => {
-            let kind = kind.unwrap_or_default();
+        _ => {
             let message = format!(
                 "tool_choice is of type {kind:?}: \"none\", \"auto\", \"required\", a function, a custom tool or allowed_tools is needed"
             );
-            Err(ApiError::unsupported("tool_choice", message))
+            return Err(ApiError::unsupported("tool_choice", message));
         }
-    }
+    };
+    choice.end(API, &[]);
+    Ok(chosen)
+}
+
+/// A function by its name, and by that of its namespace.
+fn named(tool: &mut Fields<'_>) -> Result<Value, ApiError> {
+    let name: String = tool.require("name")?;
+    let space: Option<String> = tool.take("namespace")?;
+    let name = space.map_or(name.clone(), |space| in_space(&space, &name));
+    Ok(json!({ "type": "function", "function": { "name": name } }))
 }
 
 #[cfg(test)]
@@ -226,7 +374,7 @@ mod tests {
     use super::*;
 
     fn translated(body: Value) -> (Value, Echo) {
-        let (chat, echo) = translate(body.to_string().as_bytes()).unwrap();
+        let (chat, _, echo) = translate(body.to_string().as_bytes()).unwrap();
         (serde_json::from_slice(&chat).unwrap(), echo)
     }
 
@@ -263,7 +411,7 @@ mod tests {
         let tools = chat["tools"].as_array().unwrap();
         let names: Vec<_> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
         assert_eq!(names, ["look", "apply_patch"]);
-        assert_eq!(echo.custom, ["apply_patch"]);
+        assert!(echo.tool("apply_patch").is_some_and(|tool| tool.is_custom));
         assert_eq!((&chat["max_tokens"], &chat["reasoning_effort"]), (&json!(7), &json!("low")));
         assert_eq!(chat["response_format"]["type"], "json_schema");
         assert!(!echo.is_empty && echo.fields.contains_key("instructions"));
@@ -296,6 +444,33 @@ mod tests {
             let error = translate(body.to_string().as_bytes()).unwrap_err();
             assert_eq!(error.body()["error"]["param"], at);
         }
+    }
+
+    #[test]
+    fn the_functions_of_a_namespace_have_its_name_before_theirs() {
+        let agent = |name: &str| json!({ "type": "function", "name": name, "description": "d", "parameters": {} });
+        let space = json!({ "type": "namespace", "name": "agents", "description": "Helpers.",
+            "tools": [agent("spawn"), agent("close"), { "type": "custom", "name": "tell" }] });
+        let (chat, echo) = translated(json!({
+            "tools": [space, agent("close")], "tool_choice": { "type": "function", "name": "close", "namespace": "agents" },
+            "input": [{ "type": "function_call", "call_id": "c", "namespace": "agents", "name": "spawn", "arguments": "{}" }],
+        }));
+        let function = |i: usize| &chat["tools"][i]["function"];
+        let names = [0, 1, 2, 3].map(|i| function(i)["name"].as_str().unwrap());
+        assert_eq!(names, ["agents__spawn", "agents__close", "agents__tell", "close"]);
+        assert_eq!(function(0)["description"], "d\n\nAbout the functions of agents: Helpers.");
+        assert_eq!(function(1)["description"], "d");
+        assert_eq!(chat["tool_choice"]["function"]["name"], "agents__close");
+        assert_eq!(chat["messages"][0]["tool_calls"][0]["function"]["name"], "agents__spawn");
+        let tool = echo.tool("agents__tell").unwrap();
+        assert_eq!(
+            (tool.name.as_str(), tool.space.as_deref(), tool.is_custom),
+            ("tell", Some("agents"), true)
+        );
+        assert!(echo.tool("close").is_none());
+        let body = json!({ "input": "x", "tools": [{ "type": "namespace", "name": "n", "tools": [{ "type": "function" }] }] });
+        let error = translate(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.body()["error"]["param"], "tools[0].tools[0].name");
     }
 
     #[test]

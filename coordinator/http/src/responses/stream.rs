@@ -162,8 +162,8 @@ impl BlockWriter for Writer<'_> {
                 let done = json!({ "input": input });
                 self.placed("response.custom_tool_call_input.done", done, false).await?;
             }
-            Block::Call { name, arguments, .. } => {
-                let done = json!({ "arguments": arguments, "name": name });
+            Block::Call { arguments, .. } => {
+                let done = json!({ "arguments": arguments, "name": added["name"] });
                 self.placed("response.function_call_arguments.done", done, false).await?;
             }
         }

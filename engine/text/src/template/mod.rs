@@ -312,5 +312,29 @@ fn explain(error: Error) -> TextError {
         text.push_str(&format!(": {inner}"));
         cause = inner.source();
     }
-    TextError::Template(text)
+    TextError::Template(in_plain_words(text))
+}
+
+/// A complaint about an argument names its type as the template's author knows it.
+fn in_plain_words(text: String) -> String {
+    const CANNOT: &str = "cannot convert ";
+    const TYPES: [(&str, &str); 8] = [
+        ("usize", "a whole number from 0"),
+        ("u64", "a whole number from 0"),
+        ("u32", "a whole number from 0"),
+        ("i64", "a whole number"),
+        ("i32", "a whole number"),
+        ("i128", "a whole number"),
+        ("f64", "a number"),
+        ("bool", "true or false"),
+    ];
+    let Some(at) = text.find(CANNOT) else { return text };
+    let (before, what) = text.split_at(at);
+    let found = TYPES.iter().find_map(|(ty, word)| {
+        let to = format!(" to {ty}");
+        let rest = &what[what.find(&to)? + to.len()..];
+        let is_whole = !rest.starts_with(|c: char| c.is_ascii_alphanumeric());
+        is_whole.then(|| what.replacen(&to, &format!(" to {word}"), 1))
+    });
+    found.map_or(text.clone(), |what| format!("{before}{what}"))
 }

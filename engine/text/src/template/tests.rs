@@ -238,3 +238,18 @@ fn results_are_those_of_the_engine_without_a_meter() {
         assert_eq!(got.unwrap(), want.unwrap(), "{source}");
     }
 }
+
+#[test]
+fn arguments_of_another_kind_are_named_in_plain_words() {
+    for (source, says) in [
+        ("{{ 'a' | indent('b') }}", "cannot convert string to a whole number from 0"),
+        ("{{ 'x'.rjust('y') }}", "cannot convert string to a whole number from 0"),
+        ("{{ 'abc'[3:1:'x'] }}", "cannot convert string to a whole number"),
+        ("{{ raise_exception('cannot convert this to i64ths') }}", "cannot convert this to i64ths"),
+    ] {
+        let template = ChatTemplate::from_source(source, TemplateTokens::default()).unwrap();
+        let why = template.render(&TemplateInput::default()).unwrap_err().to_string();
+        assert!(why.contains(says), "{source}: {why}");
+        assert!(!why.contains("usize") && !why.ends_with("i64"), "{source}: {why}");
+    }
+}

@@ -1,0 +1,12 @@
+//! Names of the interface, and of tools in namespaces.
+
+/// What the log calls the interface.
+pub const API: &str = "/v1/responses";
+
+/// What a chat calls a function of a namespace.
+pub fn in_space(space: &str, name: &str) -> String {
+    match space.ends_with('_') {
+        true => format!("{space}{name}"),
+        false => format!("{space}__{name}"),
+    }
+}
