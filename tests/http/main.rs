@@ -17,8 +17,8 @@ mod https;
 mod keys;
 mod page;
 mod rerank;
-mod speculation;
 mod rooms;
+mod speculation;
 mod streams;
 mod trace;
 

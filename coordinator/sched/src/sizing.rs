@@ -198,6 +198,8 @@ mod tests {
             max_positions: 32_768,
             max_rows: 512,
             guides: true,
+            ahead: true,
+            grows: true,
         };
         Sizing { times: &times, spec: &spec, config: &SchedConfig::default() }.short_chunk()
     }

@@ -303,7 +303,7 @@ mod tests {
         let mut apply = |ops, rows: Option<(u32, usize)>| {
             let part = |(pos, n)| {
                 let (slot, tokens, want) = (SlotId(0), vec![7; n], Want::Nothing);
-                SeqPart { slot, pos, tokens, want, mu: None }
+                SeqPart { slot, pos, tokens, want, mu: None, ahead: None }
             };
             let parts = rows.into_iter().map(part).collect();
             let applied = s.apply(&UBatch { id: 0, ops, parts }).map(drop);
