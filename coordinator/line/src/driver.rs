@@ -518,8 +518,7 @@ impl Driver {
         self.report(how, stuck_after_us);
     }
 
-    /// The supervisor finds out who is to blame and takes the line down; until then nothing is sent or
-    /// received any more.
+    /// The supervisor finds out who is to blame. Until it takes the line down nothing is sent or received.
     fn report(&mut self, how: Break, stuck_after_us: Option<Micros>) {
         let Some(line) = self.line.take() else { return };
         self.states.clear();
@@ -569,6 +568,7 @@ impl Driver {
         let ended: Vec<(RequestId, KeyEnd)> =
             self.live.iter().filter_map(|(id, live)| Some((*id, live.key_end()?))).collect();
         for (request, end) in ended {
+            self.sched.forget_owner_of(request);
             self.fail(request, Failure::KeyEnded(end));
         }
         self.tell_of_prompts();

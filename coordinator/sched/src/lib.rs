@@ -324,10 +324,11 @@ impl Scheduler {
         }
     }
 
-    /// An owner is gone: what his requests left behind is of no use any more.
-    pub fn forget_owner(&mut self, owner: u64) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.forget(OwnerId(owner));
+    /// The owner of a request is gone: nothing is drafted from its texts any more.
+    pub fn forget_owner_of(&mut self, request: RequestId) {
+        let sequence = self.live.find(request).and_then(|no| self.live.of(no));
+        if let (Some(drafter), Some(sequence)) = (&mut self.drafter, sequence) {
+            drafter.forget(OwnerId(sequence.share.owner));
         }
     }
 

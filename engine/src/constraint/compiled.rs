@@ -102,20 +102,25 @@ impl Compiled {
 }
 
 impl Kept {
-    /// Lets go of grammars until there are no more than may be: of the owner who has the most bytes, the one that was used
-    /// longest ago. `but` stays.
+    /// Lets go of grammars until there are no more than may be: of the owner who has the greatest share of places or of
+    /// bytes, the one that was used longest ago. `but` stays.
     fn limit(&mut self, but: Name) {
         loop {
-            let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+            let mut held: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
             for entry in self.by_name.values() {
-                *held.entry(entry.owner).or_default() += entry.bytes;
+                let (n, bytes) = held.entry(entry.owner).or_default();
+                (*n, *bytes) = (*n + 1, *bytes + entry.bytes);
             }
             let is_full = self.by_name.len() > MAX_COMPILED
-                || held.values().sum::<usize>() > MAX_COMPILED_BYTES;
-            let may_go = self.by_name.iter().filter(|(name, _)| **name != but);
-            let rank = |(_, entry): &(&Name, &Entry)| {
-                (held.get(&entry.owner).copied(), Reverse(entry.last_use))
+                || held.values().map(|(_, bytes)| bytes).sum::<usize>() > MAX_COMPILED_BYTES;
+            let share = |owner: &u64| {
+                held.get(owner).map(|(n, bytes)| {
+                    (n * MAX_COMPILED_BYTES).max(bytes.saturating_mul(MAX_COMPILED))
+                })
             };
+            let may_go = self.by_name.iter().filter(|(name, _)| **name != but);
+            let rank =
+                |(_, entry): &(&Name, &Entry)| (share(&entry.owner), Reverse(entry.last_use));
             let next = may_go.max_by_key(rank).map(|(name, _)| *name).filter(|_| is_full);
             let Some(next) = next else { return };
             self.by_name.remove(&next);

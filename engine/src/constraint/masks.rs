@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::turns::Turns;
+use super::work_time::WorkTime;
 use super::{ConstraintError, Running, Vocabulary};
 use crate::batch::{Constraint, SeqOp, SlotId};
 
@@ -215,7 +216,7 @@ impl Answer {
 
     /// Does a job, on one of the threads.
     fn work(&self, vocabulary: &Shared, job: Job) {
-        let began = Instant::now();
+        let began = WorkTime::now();
         if !self.gone.load(Ordering::Acquire) {
             let made = catch_unwind(AssertUnwindSafe(|| self.make(vocabulary, job)));
             if made.is_err() {

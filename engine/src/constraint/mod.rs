@@ -18,11 +18,13 @@ mod running;
 mod tests;
 pub mod turns;
 mod vocabulary;
+mod work_time;
 
 pub use compiled::MAX_COMPILED;
 pub use masks::{Drawn, Masks, VocabularySource};
 pub use running::Running;
 pub use vocabulary::{Mask, Vocabulary, check_grammar, check_grammar_while, regex_for_lark};
+pub use work_time::WorkTime;
 
 /// Why an answer cannot be held to its constraint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -12,10 +12,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use brigade_engine::constraint::turns::Turns;
-use brigade_engine::constraint::{ConstraintError, check_grammar, check_grammar_while};
+use brigade_engine::constraint::{ConstraintError, WorkTime, check_grammar, check_grammar_while};
 
 use super::MAX_GRAMMAR_BYTES;
 use super::bounds::LOWEST;
@@ -158,7 +158,7 @@ impl Trials {
         let (tell, told) = mpsc::channel();
         let (text, asker) = (grammar.to_owned(), asker.clone());
         self.turns.push(owner, move || {
-            let began = Instant::now();
+            let began = WorkTime::now();
             let verdict = check_grammar_while(&text, || !asker.has_left());
             // Whoever asked may be gone.
             let _ = tell.send((verdict, began.elapsed()));
