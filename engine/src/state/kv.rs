@@ -387,8 +387,8 @@ mod tests {
             // It is taken back by length alone, as pages are.
             let mut sequences = Sequences::new(2, n_blocks, Prefixes::All, false);
             let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
-            let window = Some(Window::Sliding(width));
-            let mut kv = KvCache::new(&device, (LAYOUT, false), &room, window).unwrap();
+            let window = Window::Sliding(width);
+            let mut kv = KvCache::new(&device, (LAYOUT, false), &room, Some(window)).unwrap();
             let blocks = (0..n_blocks).map(BlockId).collect();
             let open = SeqOp::Open { slot, blocks, sampler: None, request: "r".into() };
             let (mut ops, mut pos, mut sure, mut state) = (vec![open], 0, 0, width);
@@ -403,7 +403,7 @@ mod tests {
                 if random.is_multiple_of(3) && pos > sure {
                     pos = sure + random % (pos - sure);
                     ops.push(SeqOp::Truncate { slot, len: pos, from: None });
-                    let pages = visible(window.unwrap(), pos, pos);
+                    let pages = visible(window, pos, pos);
                     let places = kv.places.as_ref().unwrap();
                     let has = |page: usize| places.get(BlockId(page as u32)).is_some();
                     assert!(pages.clone().all(has), "{width}: {pages:?} at {pos}, {sure} sure");
