@@ -25,10 +25,10 @@ pub(super) const MAX_ROWS_AHEAD: u32 = 64;
 const SUREST: f64 = 0.98;
 
 /// Running ahead must make tokens come so much faster to be worth it.
-const LEAST_GAIN: f64 = 1.02;
+const LEAST_GAIN: f64 = 1.1;
 
 /// Drafts that are less likely are not sent.
-pub(super) const LEAST_ODDS: f32 = 0.35;
+pub(super) const LEAST_ODDS: f32 = 0.5;
 
 /// A choice of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
