@@ -174,9 +174,9 @@ fn waiting(n_stages: usize, variation: f64, slack: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::roomy;
     use crate::timing::LineTimes;
-    use crate::{LineSpec, SchedConfig, StageTime};
-    use brigade_spec::Prefixes;
+    use crate::{SchedConfig, StageTime};
 
     /// A line of `n_stages` that has seen ubatches of these sizes, with times `± vary`.
     fn times(n_stages: usize, vary: f64, sizes: &[u32], us: impl Fn(u32) -> f64) -> LineTimes {
@@ -192,19 +192,7 @@ mod tests {
     }
 
     fn choose_after(last: Option<Chosen>, times: &LineTimes, n_decoding: usize) -> Groups {
-        let spec = LineSpec {
-            n_stages: times.n_stages(),
-            n_blocks: 4096,
-            n_slots: 64,
-            n_kept: 0,
-            prefixes: Prefixes::All,
-            block_positions: 64,
-            max_positions: 32_768,
-            max_rows: 512,
-            guides: true,
-            ahead: false,
-            grows: true,
-        };
+        let spec = roomy(times.n_stages());
         let config = SchedConfig::default();
         Sizing { times, spec: &spec, config: &config }.decode_groups(n_decoding, last)
     }

@@ -176,10 +176,9 @@ impl Sizing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use brigade_spec::Prefixes;
-
     use super::*;
     use crate::StageTime;
+    use crate::sim::roomy;
 
     /// Prompt rows where a newcomer may come, on stages that take `us` for each row.
     fn short_chunk(n_stages: usize, us: u64) -> u32 {
@@ -188,19 +187,7 @@ mod tests {
             let stage = StageTime { compute_us: us * u64::from(rows), queued_us: 0 };
             times.observe(rows, 0, &vec![stage; n_stages]);
         }
-        let spec = LineSpec {
-            n_stages,
-            n_blocks: 4096,
-            n_slots: 64,
-            n_kept: 0,
-            prefixes: Prefixes::All,
-            block_positions: 64,
-            max_positions: 32_768,
-            max_rows: 512,
-            guides: true,
-            ahead: true,
-            grows: true,
-        };
+        let spec = roomy(n_stages);
         Sizing { times: &times, spec: &spec, config: &SchedConfig::default() }.short_chunk()
     }
 

@@ -93,9 +93,9 @@ impl Sizing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::roomy;
     use crate::timing::LineTimes;
-    use crate::{LineSpec, SchedConfig, StageTime};
-    use brigade_spec::Prefixes;
+    use crate::{SchedConfig, StageTime};
 
     /// The choice on a line whose stages take `us` for so many rows, with so much time outside them.
     fn choose(stages: &[fn(f64) -> f64], outside: f64, odds: f64, n_streams: usize) -> Windows {
@@ -109,19 +109,7 @@ mod tests {
             let through: u64 = each.iter().map(|time| time.compute_us).sum();
             times.observe(rows, through + outside as u64, &each);
         }
-        let spec = LineSpec {
-            n_stages: stages.len(),
-            n_blocks: 4096,
-            n_slots: 64,
-            n_kept: 0,
-            prefixes: Prefixes::All,
-            block_positions: 64,
-            max_positions: 32_768,
-            max_rows: 512,
-            guides: true,
-            ahead: true,
-            grows: true,
-        };
+        let spec = roomy(stages.len());
         let config = SchedConfig::default();
         let sizing = Sizing { times: &times, spec: &spec, config: &config };
         sizing.windows(odds, n_streams, MAX_WINDOWS)

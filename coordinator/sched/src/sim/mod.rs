@@ -38,6 +38,23 @@ const TICK_US: Micros = 1_000_000;
 /// Virtual time for which there is no line when it changes as planned.
 const CHANGE_US: Micros = 100_000;
 
+/// What a line of `n_stages` holds where nothing is short, each prefix has a state, and every stage knows everything.
+pub fn roomy(n_stages: usize) -> LineSpec {
+    LineSpec {
+        n_stages,
+        n_blocks: 4096,
+        n_slots: 64,
+        n_kept: 0,
+        prefixes: Prefixes::All,
+        block_positions: 64,
+        max_positions: 32_768,
+        max_rows: 512,
+        guides: true,
+        ahead: true,
+        grows: true,
+    }
+}
+
 /// A line to simulate.
 #[derive(Clone, Debug)]
 pub struct Sim {
@@ -73,19 +90,7 @@ impl Sim {
     pub fn equal(n: usize, stage: StageModel) -> Self {
         Self {
             sched: SchedConfig::default(),
-            spec: LineSpec {
-                n_stages: n,
-                n_blocks: 4096,
-                n_slots: 64,
-                n_kept: 0,
-                prefixes: Prefixes::All,
-                block_positions: 64,
-                max_positions: 32_768,
-                max_rows: 512,
-                guides: true,
-                ahead: true,
-                grows: true,
-            },
+            spec: roomy(n),
             stages: vec![stage; n],
             links: vec![LinkModel::default(); n + 1],
             nature: Nature::default(),
