@@ -330,6 +330,8 @@ fn an_answer_without_a_length_goes_on_beyond_its_share_while_nobody_needs_the_ro
     let args = ["-m", model.to_str().unwrap(), "--workers", "2", "--max-seqs", "8"];
     let server = Server::start(&args);
     let pages = |name: &str| server.metric(name) as u64;
+    // The line says what it has with its first report.
+    wait_for("the line's pages", || pages("brigade_kv_blocks") > 0);
     assert_eq!(pages("brigade_kv_blocks") * 64 / 8, SURE);
     // Each token is a letter, so that there is an event for each.
     let body = json!({

@@ -1,7 +1,7 @@
 //! Real processes: the `brigade` binary as a user runs it, and plain HTTP to talk to it.
 //!
 //! Whatever a test starts ends with it. Dropping a [`Running`] kills the process, and the workers that it
-//! started leave with it.
+//! started leave with it; the harness fails a program that leaves some behind.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,9 @@ use brigade_model_tests::line::kernels_option;
 
 /// How long a process may take to say its ready line, on a machine busy with other tests.
 const READY_WITHIN: Duration = Duration::from_secs(120);
+
+/// How long an answer may take, on a machine busy with other tests and other work.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
 
 /// Models, for [`synth`], of every kind of state: attention alone, Mamba-2 with attention, delta rule with latent
 /// attention, RWKV, attention with windows.
@@ -396,7 +399,7 @@ pub struct Streamed {
 fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(READY_WITHIN))
+        .timeout_global(Some(ANSWERED_WITHIN))
         .build()
         .into()
 }

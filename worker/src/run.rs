@@ -322,13 +322,20 @@ async fn serve_until(
     bound.serve(leave).await
 }
 
-/// Ready when standard input ends. A thread of its own, because a read cannot be cancelled.
+/// How long a worker whose parent has gone may take to leave in order. Nobody is there who would end it later.
+const ORPHANED_FOR: Duration = Duration::from_secs(30);
+
+/// Ready when standard input ends. A thread of its own, because a read cannot be cancelled; it ends the process if what
+/// runs in it does not let it end.
 async fn stdin_ended() {
     let (ended, wait) = tokio::sync::oneshot::channel();
     let spawned = std::thread::Builder::new().name("stdin".into()).spawn(move || {
         // Whatever is said on it is of no interest.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = ended.send(());
+        std::thread::sleep(ORPHANED_FOR);
+        tracing::error!("the parent is gone, and something here does not end: leaving without it");
+        std::process::exit(1);
     });
     match spawned {
         Ok(_) => drop(wait.await),

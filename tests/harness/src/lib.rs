@@ -24,6 +24,9 @@
 //! A function that is in no list is dead code, and so is a list that is not in `main.rs`; the lints reject both. An attribute
 //! `#[test]` means nothing here, and hides its function from the lints: the repository's own rules reject it.
 //!
+//! Whatever a test starts ends with it. The program takes in what its processes have left behind, and fails with the names
+//! of those that do not end: whoever reads its output through a pipe would wait for them for ever.
+//!
 //! Arguments are those of every test program. A process of its own for each test is not needed: what a test starts has names
 //! that no other test uses, and what measures its own process is `alone`.
 
@@ -32,10 +35,16 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, FormatSetting, Trial};
+
+mod left;
+
+/// A test that takes longer is named while it runs, so that one that hangs is known.
+const LONG: Duration = Duration::from_secs(60);
 
 /// What one test of some that run at once needs of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +133,7 @@ pub fn main(modules: &[(&str, &[Test])]) -> ExitCode {
     }
     let (begin, n) = (Instant::now(), named.len());
     println!("\nrunning {n} {}", if n == 1 { "test" } else { "tests" });
+    left::take_in();
     let mut ended = Vec::new();
     for class in Class::ALL {
         let of_class: Vec<&Named> =
@@ -132,15 +142,19 @@ pub fn main(modules: &[(&str, &[Test])]) -> ExitCode {
         ended.extend(run_all(&of_class, most));
     }
     let n_failed = summary(&mut ended);
+    let left = left::ended_within(left::PATIENCE);
+    for process in &left {
+        println!("left behind by a test, and killed: {process}");
+    }
     let (passed, ignored) = (ended.len() - n_failed, n - ended.len());
     println!(
         "\ntest result: {}. {passed} passed; {n_failed} failed; {ignored} ignored; 0 measured; {n_filtered} filtered out; \
          finished in {:.2}s\n",
-        if n_failed == 0 { "ok" } else { "FAILED" },
+        if n_failed == 0 && left.is_empty() { "ok" } else { "FAILED" },
         begin.elapsed().as_secs_f64()
     );
     // As test programs have it.
-    if n_failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
+    if n_failed == 0 && left.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
 /// Tests that names and options select, and how many they do not.
@@ -206,7 +220,15 @@ fn run_all<'a>(named: &[&'a Named], most: usize) -> Vec<Ended<'a>> {
 fn run(named: &Named) -> Ended<'_> {
     let (begin, run) = (Instant::now(), named.test.run);
     let thread = thread::Builder::new().name(named.name.clone());
-    let thread = thread.spawn(move || catch_unwind(run).is_ok());
+    let (over, is_over) = mpsc::channel::<()>();
+    let thread = thread.spawn(move || {
+        // Dropped at the end.
+        let _over = over;
+        catch_unwind(run).is_ok()
+    });
+    if is_over.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+        println!("test {} has been running for over {} seconds", named.name, LONG.as_secs());
+    }
     let passed = thread.expect("a thread starts").join().unwrap_or(false);
     Ended { name: &named.name, passed, took: begin.elapsed() }
 }
