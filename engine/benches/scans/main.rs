@@ -68,7 +68,7 @@ fn prompts(bench: &Bench, case: &dyn Recurrence) -> f64 {
     let exact = case.exact();
     let mut worst = 0.0f64;
     for n in LENGTHS {
-        let part = ScanPart { slot: 0, first_pos: 0, first_row: 0, n_rows: n };
+        let part = ScanPart::in_place(0, 0, 0, n);
         for (form, run) in case.forms() {
             let (mut state, mut out) = (vec![0.0; case.state_len()], vec![0.0; n * case.row_len()]);
             run(&bench.compute, &[part], &mut state, &mut out);
@@ -95,7 +95,7 @@ fn one_token(bench: &Bench, case: &dyn Recurrence) {
     let bytes = case.state_len() * size_of::<f32>();
     let (form, run) = case.forms().swap_remove(0);
     let mut out = vec![0.0; case.row_len()];
-    let part = ScanPart { slot: 0, first_pos: 0, first_row: 0, n_rows: 1 };
+    let part = ScanPart::in_place(0, 0, 0, 1);
     let cache = probe::cache_bandwidth(&bench.compute, bytes);
     let places =
         [("memory", STATES_BYTES.div_ceil(bytes), bench.limits.memory), ("cache", 1, cache)];

@@ -96,6 +96,8 @@ impl Block for Compressed {
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let (slots, mut pages) = split(state);
         let mut rows = self.project(cx, x);
+        // Every value is read and written where it stays.
+        let _ = slots.parts_in_place(cx.parts);
         let mut recent = Recent { values: slots.split().0, of_slot: self.spec.recent_len() };
         if let (Some(maker), Some(pages), Some(rows)) =
             (&self.maker, pages.as_deref_mut(), &mut rows.entries)

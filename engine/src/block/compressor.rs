@@ -66,7 +66,7 @@ impl Ring {
 impl Recent<'_> {
     /// Where the row of a position of a part's sequence begins, one of the last that came before or of the part.
     pub(super) fn first(&self, ring: &Ring, part: &PartRows, pos: usize) -> usize {
-        part.plane.0 as usize * self.of_slot + ring.start + pos % ring.n * ring.width
+        part.planes.to.0 as usize * self.of_slot + ring.start + pos % ring.n * ring.width
     }
 
     /// Keeps the rows of a ubatch, from value `first` of what is remembered of a position on.

@@ -6,11 +6,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::Rows;
-use crate::device::{Columns, DeltaRows};
-use crate::kernels::{Conv, DeltaShape, StateAt, Vector};
+use crate::device::{Columns, DeltaRows, Memory, Rows};
+use crate::kernels::{Conv, DeltaShape, ScanPart, StateAt, Vector};
 use crate::spec::{DeltaNetSpec, ModelError, OutputGate};
-use crate::state::{BlockState, SlotStates};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of one gated delta net; `d` is the width of a head, key heads are `n_key_head`, value heads
@@ -108,9 +107,10 @@ impl Block for DeltaNet {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
+        let parts = states.parts(cx.parts);
         let DeltaShape { n_key_head, d_k: d, .. } = self.shape;
         let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
-        let (qk, v) = self.convolve(cx, states, &raw);
+        let (qk, v) = self.convolve(cx, (&parts, states.split().0), &raw);
         cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
@@ -122,7 +122,6 @@ impl Block for DeltaNet {
         };
         let mut y = cx.scratch.take(v.n_rows(), v.cols());
         let (_, scan_states) = states.split();
-        let parts = SlotStates::parts(cx.parts);
         cx.device.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         match self.output_gate {
@@ -135,15 +134,18 @@ impl Block for DeltaNet {
 
 impl DeltaNet {
     /// Queries and keys of unit length `[n, 2 n_key_head d]`, and values, all convolved.
-    fn convolve(&self, cx: &BlockCx<'_>, states: &mut SlotStates, raw: &Rows) -> (Rows, Rows) {
-        let parts = SlotStates::parts(cx.parts);
-        let (conv_states, _) = states.split();
+    fn convolve(
+        &self,
+        cx: &BlockCx<'_>,
+        (parts, states): (&[ScanPart], &mut Memory<f32>),
+        raw: &Rows,
+    ) -> (Rows, Rows) {
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
         let mut convolve = |conv: &Conv, first_col, first| {
             let mut out = cx.scratch.take(raw.n_rows(), conv.channels());
             let x = Columns { rows: raw, first_col };
             let at = StateAt { per_slot, first };
-            cx.device.conv_at(conv, &parts, conv_states, at, x, &mut out);
+            cx.device.conv_at(conv, parts, states, at, x, &mut out);
             out
         };
         let mut qk = convolve(&self.conv_qk, 0, 0);

@@ -3,11 +3,10 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::Rows;
-use crate::device::{Columns, DeltaRows};
-use crate::kernels::{Conv, DeltaShape, StateAt, Vector};
+use crate::device::{Columns, DeltaRows, Memory, Rows};
+use crate::kernels::{Conv, DeltaShape, ScanPart, StateAt, Vector};
 use crate::spec::{KdaGates, KdaSpec, ModelError};
-use crate::state::{BlockState, SlotStates};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of one KDA mixer; `d` is the width of a head, `inner = n_head * d`.
@@ -136,12 +135,13 @@ impl Block for Kda {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
+        let parts = states.parts(cx.parts);
         let [to_q, to_k, to_v] = &self.qkv;
         let (to_forget, to_gate) = (self.forget.input(), self.gate.input());
         let weights = [to_q, to_k, to_v, to_forget, to_gate, &self.beta];
         let [q, k, v, forget, gate, mut beta] = cx.project(x, weights);
         let raw = [q, k, v];
-        let [q, k, v] = self.convolve(cx, states, &raw);
+        let [q, k, v] = self.convolve(cx, (&parts, states.split().0), &raw);
         let [decay, gate] = self.gates(cx, [forget, gate]);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
@@ -153,7 +153,6 @@ impl Block for Kda {
         };
         let [mut y, ..] = raw;
         let (_, scan_states) = states.split();
-        let parts = SlotStates::parts(cx.parts);
         cx.device.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.device.sigmoid_mul(&mut y, &gate);
@@ -163,16 +162,19 @@ impl Block for Kda {
 
 impl Kda {
     /// Convolved queries, keys and values; queries and keys of unit length.
-    fn convolve(&self, cx: &BlockCx<'_>, states: &mut SlotStates, raw: &[Rows; 3]) -> [Rows; 3] {
-        let parts = SlotStates::parts(cx.parts);
-        let (conv_states, _) = states.split();
+    fn convolve(
+        &self,
+        cx: &BlockCx<'_>,
+        (parts, states): (&[ScanPart], &mut Memory<f32>),
+        raw: &[Rows; 3],
+    ) -> [Rows; 3] {
         let mut out = raw.each_ref().map(|raw| cx.scratch.take(raw.n_rows(), raw.cols()));
         let per_slot = self.convs.iter().map(Conv::state_len).sum();
         let mut first = 0;
         for ((conv, raw), out) in self.convs.iter().zip(raw).zip(&mut out) {
             let x = Columns::whole(raw);
             let at = StateAt { per_slot, first };
-            cx.device.conv_at(conv, &parts, conv_states, at, x, out);
+            cx.device.conv_at(conv, parts, states, at, x, out);
             first += conv.state_len();
         }
         for x in &mut out[..2] {

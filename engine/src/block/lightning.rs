@@ -10,7 +10,7 @@ use crate::device::Rows;
 use crate::device::{Columns, SsdInput};
 use crate::kernels::{Ssd, Vector};
 use crate::spec::{LightningSpec, ModelError};
-use crate::state::{BlockState, SlotStates};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// What softplus makes one of: `ln(e - 1)`.
@@ -78,8 +78,9 @@ impl Block for Lightning {
             c: Columns::whole(&q),
             dt: Columns::whole(&steps),
         };
+        let parts = slots.parts(cx.parts);
         let (_, states) = slots.split();
-        cx.device.ssd(&self.ssd, &SlotStates::parts(cx.parts), states, input, &mut y);
+        cx.device.ssd(&self.ssd, &parts, states, input, &mut y);
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.device.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y)

@@ -5,7 +5,7 @@ use super::{Block, BlockCx, Embedding};
 use crate::device::{Memory, Rows};
 use crate::kernels::{DilatedConv, PackedMatrix, Vector};
 use crate::spec::{LAYER_ROW_TABLE, ModelError, NgramSpec};
-use crate::state::{BlockState, PartRows, SlotStates};
+use crate::state::{BlockState, PartRows};
 use crate::weights::WeightLoader;
 
 /// Scores whose magnitude is less count as this much before the root.
@@ -71,7 +71,9 @@ impl Block for Ngram {
     /// Of what the first stream `x` gains; the streams beside it gain theirs.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let (n_embd, eps) = (x.cols(), self.spec.eps);
-        let (states, last) = state.slots().split();
+        let slots = state.slots();
+        let parts = slots.parts_in_place(cx.parts);
+        let (states, last) = slots.split();
         let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, last), 1.0);
         let embedded = cx.scratch.adopt(Rows::new(embedded, n_embd));
         self.remember_tokens(cx, last);
@@ -79,7 +81,7 @@ impl Block for Ngram {
         let mut inputs = cx.scratch.copy_of(&gated);
         cx.device.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
         let mut convolved = cx.scratch.take(x.n_rows(), self.spec.width());
-        let (conv, parts) = (self.conv(), SlotStates::parts(cx.parts));
+        let conv = self.conv();
         let operands = (&*states, &inputs, &self.taps);
         cx.device.dilated_conv(&conv, &parts, operands, &mut convolved);
         cx.device.keep_last_rows(&conv, &parts, states, &inputs);
@@ -159,7 +161,7 @@ impl Ngram {
 
     /// Where the last tokens of a part's sequence are.
     fn place_of(&self, part: &PartRows) -> std::ops::Range<usize> {
-        let (n, slot) = (self.spec.longest - 1, part.plane.0 as usize);
+        let (n, slot) = (self.spec.longest - 1, part.planes.to.0 as usize);
         slot * n..(slot + 1) * n
     }
 }

@@ -7,7 +7,7 @@ use crate::device::Columns;
 use crate::device::Rows;
 use crate::kernels::Conv;
 use crate::spec::{ModelError, ShortConvSpec};
-use crate::state::{BlockState, SlotStates};
+use crate::state::BlockState;
 use crate::weights::WeightLoader;
 
 /// Weights of one short convolution.
@@ -47,9 +47,9 @@ impl Block for ShortConv {
         let all = self.input.forward(cx, x);
         let [mut b, mut c, mut x] = [0, 1, 2].map(|i| cx.scratch.columns_of(&all, i * d, d));
         cx.device.mul(&mut b, &x);
+        let parts = states.parts(cx.parts);
         let (conv_state, _) = states.split();
         let columns = Columns { rows: &b, first_col: 0 };
-        let parts = SlotStates::parts(cx.parts);
         cx.device.conv(&self.conv, &parts, conv_state, columns, &mut x);
         cx.device.mul(&mut c, &x);
         self.output.forward(cx, &c)

@@ -47,6 +47,11 @@ impl<T: bytemuck::Pod> Memory<T> {
         Some(Self { place, values: PhantomData })
     }
 
+    /// Whether a GPU has the values.
+    pub fn is_with_gpu(&self) -> bool {
+        matches!(self.place, Place::Gpu(_))
+    }
+
     /// How many values there are.
     pub fn len(&self) -> usize {
         let nbytes = match &self.place {

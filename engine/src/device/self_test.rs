@@ -228,7 +228,7 @@ fn delta(device: &Device) -> Result<Vec<f32>, KernelError> {
     let [q, k, v, decay, beta] =
         [&q, &k, &v, &decay, &beta].map(|rows| Columns { rows, first_col: 0 });
     let mut out = device.scratch().take(n, n_head * d);
-    let parts = [ScanPart { slot: 0, first_pos: 0, first_row: 0, n_rows: n }];
+    let parts = [ScanPart::in_place(0, 0, 0, n)];
     let x = DeltaRows { q, k, v, decay, beta };
     device.delta_scan(&shape, &parts, &mut states, x, &mut out);
     let states = states.read(0..values);

@@ -65,8 +65,8 @@ pub struct PartRows {
     pub mu: Option<f32>,
     /// As in [`Ahead::known`].
     pub known: usize,
-    /// The slot in whose place the sequence's recurrent states are read and written.
-    pub plane: SlotId,
+    /// The slots in whose places the sequence's recurrent states are read and written.
+    pub planes: Planes,
 }
 
 /// Where one sequence's state is copied from and to.
@@ -100,7 +100,7 @@ pub enum StateAction {
 /// What [`Sequences::apply`] leaves to do.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Applied {
-    /// To be done in this order, before any row is computed. Those of a part whose states are read elsewhere come last.
+    /// To be done in this order, before any row is computed.
     pub actions: Vec<StateAction>,
     /// The parts with their rows.
     pub parts: Vec<PartRows>,
@@ -187,13 +187,11 @@ impl Sequences {
                 let slot = part.slot.0;
                 return Err(BatchError::Malformed(format!("two parts for slot {slot}")));
             }
-            let Planes { from, to } = draft.extend(part)?;
-            if from != to {
-                applied.actions.push(StateAction::CopySlot { from, to });
-            }
+            let planes = draft.extend(part)?;
+            check_apart(planes, &applied.parts)?;
             let SeqPart { slot, pos, want, mu, .. } = *part;
             let known = part.ahead.map_or(0, |ahead| ahead.known as usize);
-            applied.parts.push(PartRows { slot, pos, rows, want, mu, known, plane: to });
+            applied.parts.push(PartRows { slot, pos, rows, want, mu, known, planes });
         }
         draft.check_guides(&ub.parts)?;
         let Draft { changed, marks, .. } = draft;
@@ -482,6 +480,14 @@ fn check_prefix(prefixes: Prefixes, slot: SlotId, len: u32, have: u32) -> Result
         return Err(BatchError::WholeOnly { slot, len: have, found: len });
     }
     Ok(())
+}
+
+/// Refuses to read where another part of the ubatch writes, and to write where it reads: parts are computed side by side.
+fn check_apart(planes: Planes, parts: &[PartRows]) -> Result<(), BatchError> {
+    let meets = |part: &&PartRows| part.planes.to == planes.from || part.planes.from == planes.to;
+    let Some(part) = parts.iter().find(meets) else { return Ok(()) };
+    let why = format!("slot {}: its states are read where another part writes", part.slot.0);
+    Err(BatchError::Malformed(why))
 }
 
 /// Pages that hold `len` positions.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::batch::SlotId;
+use crate::batch::{Planes, SlotId};
 use crate::device::{Device, Memory};
 use crate::kernels::ScanPart;
 use crate::spec::ModelError;
@@ -97,15 +97,23 @@ impl SlotStates {
         self.scan.write(scan_at.start, scan);
     }
 
-    /// The parts of a ubatch as the scan ops take them.
-    pub fn parts(parts: &[PartRows]) -> Vec<ScanPart> {
-        let scan_part = |part: &PartRows| ScanPart {
-            slot: part.plane.0 as usize,
-            first_pos: part.pos as usize,
-            first_row: part.rows.start,
-            n_rows: part.rows.len(),
-        };
-        parts.iter().map(scan_part).collect()
+    /// The parts of a ubatch as the scan ops take them; once for each ubatch. Every value of a part's state is then some op's
+    /// to read and write. States with a GPU are copied now to where they are written, all others when they are used.
+    pub fn parts(&mut self, parts: &[PartRows]) -> Vec<ScanPart> {
+        if self.conv.is_with_gpu() || self.scan.is_with_gpu() {
+            return self.parts_in_place(parts);
+        }
+        parts.iter().map(|part| scan_part(part, part.planes.from)).collect()
+    }
+
+    /// As [`Self::parts`], for a block that finds the values of its own in the slots where they are written.
+    pub fn parts_in_place(&mut self, parts: &[PartRows]) -> Vec<ScanPart> {
+        for PartRows { planes: Planes { from, to }, .. } in parts {
+            if from != to {
+                self.copy(*from, *to);
+            }
+        }
+        parts.iter().map(|part| scan_part(part, part.planes.to)).collect()
     }
 
     /// Which values of the convolutions and of the scan are a slot's.
@@ -113,6 +121,16 @@ impl SlotStates {
         let slot = slot.0 as usize;
         let of = |n: usize| slot * n..(slot + 1) * n;
         (of(self.n_conv), of(self.n_scan))
+    }
+}
+
+fn scan_part(part: &PartRows, from: SlotId) -> ScanPart {
+    ScanPart {
+        from: from.0 as usize,
+        slot: part.planes.to.0 as usize,
+        first_pos: part.pos as usize,
+        first_row: part.rows.start,
+        n_rows: part.rows.len(),
     }
 }
 

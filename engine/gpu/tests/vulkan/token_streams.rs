@@ -226,11 +226,8 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
                 .collect();
             let here_parts: Vec<brigade_engine::kernels::ScanPart> = parts
                 .iter()
-                .map(|&(slot, first_row, n_rows)| brigade_engine::kernels::ScanPart {
-                    slot,
-                    first_pos: 0,
-                    first_row,
-                    n_rows,
+                .map(|&(slot, first_row, n_rows)| {
+                    brigade_engine::kernels::ScanPart::in_place(slot, 0, first_row, n_rows)
                 })
                 .collect();
             let n_rows: usize = parts.iter().map(|part| part.2).sum();

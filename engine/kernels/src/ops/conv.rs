@@ -48,8 +48,8 @@ impl Compute {
             let start = tile * LANES;
             let end = (start + LANES).min(conv.channels);
             let state = at.first + start * before..at.first + end * before;
-            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
-            let state = unsafe { states.part(part.slot, state) };
+            // SAFETY: the parts were checked, and each tile of one is handed out once.
+            let state = unsafe { states.of(part, state) };
             (self.kernels().conv)(&mut ConvTile { conv, start, part, state, x, out: &out });
         });
     }

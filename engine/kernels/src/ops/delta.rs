@@ -70,8 +70,8 @@ impl Compute {
             let (head, start) = (unit / per_head, unit % per_head * tile);
             let end = (start + tile).min(shape.d_v);
             let column = |c: usize| (head * shape.d_v + c) * shape.d_k;
-            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
-            let state = unsafe { states.part(part.slot, column(start)..column(end)) };
+            // SAFETY: the parts were checked, and each tile of one is handed out once.
+            let state = unsafe { states.of(part, column(start)..column(end)) };
             kernel(DeltaTile { shape, part, head, start, state, x, out: &out });
         });
     }

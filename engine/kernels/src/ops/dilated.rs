@@ -8,7 +8,7 @@ use crate::tiles::scan::ScanPart;
 impl Compute {
     /// Convolves the rows of `parts` of `x` with `weight` (`[taps, channels]`), to the same rows of `out`; both are
     /// `[n_rows, channels]`. A sum over taps in order, the oldest first, each step rounded by itself. The rows before a part are
-    /// its slot's of `states` (`[n_slots, n_before, channels]`).
+    /// those it reads of `states` (`[n_slots, n_before, channels]`).
     ///
     /// # Panics
     /// If shapes disagree.
@@ -24,7 +24,7 @@ impl Compute {
             let is_in =
                 |part: &&ScanPart| (part.first_row..part.first_row + part.n_rows).contains(&row);
             let Some(part) = parts.iter().find(is_in) else { return };
-            let state = &states[part.slot * conv.state_len()..][..conv.state_len()];
+            let state = &states[part.from * conv.state_len()..][..conv.state_len()];
             out.fill(0.0);
             for (tap, weights) in weight.chunks_exact(channels).enumerate() {
                 // Places from the oldest remembered row on.
@@ -53,9 +53,11 @@ impl Compute {
     ) {
         let (channels, n_before) = (conv.channels, conv.n_before());
         for part in parts {
-            let kept = &mut states[part.slot * conv.state_len()..][..conv.state_len()];
             let new = part.n_rows.min(n_before);
-            kept.copy_within(new * channels.., 0);
+            let old = part.from * conv.state_len()..(part.from + 1) * conv.state_len();
+            let kept = part.slot * conv.state_len();
+            states.copy_within(old.start + new * channels..old.end, kept);
+            let kept = &mut states[kept..][..conv.state_len()];
             let end = part.first_row + part.n_rows;
             kept[(n_before - new) * channels..]
                 .copy_from_slice(&x[(end - new) * channels..end * channels]);

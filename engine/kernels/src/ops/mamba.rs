@@ -34,8 +34,8 @@ impl Compute {
         let n_tiles = channels.div_ceil(LANES);
         self.for_units(parts, n_tiles, ROW_COST * LANES * n_state, &|part, tile| {
             let per_tile = n_state * LANES;
-            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
-            let state = unsafe { states.part(part.slot, tile * per_tile..(tile + 1) * per_tile) };
+            // SAFETY: the parts were checked, and each tile of one is handed out once.
+            let state = unsafe { states.of(part, tile * per_tile..(tile + 1) * per_tile) };
             let state = state.as_chunks_mut().0;
             (self.kernels().mamba_scan)(&mut MambaTile {
                 scan,

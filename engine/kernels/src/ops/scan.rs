@@ -49,8 +49,8 @@ impl Compute {
         let out = Rows::new(out, 1);
         self.for_units(parts, width / LANES, 2 * LANES * d, &|part, tile| {
             let value = tile * LANES;
-            // SAFETY: no two parts have a slot in common (checked), and each tile of one is handed out once.
-            let state = unsafe { states.part(part.slot, value * d..(value + LANES) * d) };
+            // SAFETY: the parts were checked, and each tile of one is handed out once.
+            let state = unsafe { states.of(part, value * d..(value + LANES) * d) };
             task(part, value, state.as_chunks_mut().0, &out);
         });
     }

@@ -62,8 +62,8 @@ impl Compute {
             let start = unit / units * per_group + unit % units * per_unit;
             let end = (start + per_unit).min((unit / units + 1) * per_group);
             let range = start * shape.head_state()..end * shape.head_state();
-            // SAFETY: no two parts have a slot in common (checked), and the heads of one are handed out once.
-            let state = unsafe { states.part(part.slot, range) };
+            // SAFETY: the parts were checked, and the heads of one are handed out once.
+            let state = unsafe { states.of(part, range) };
             kernel(SsdTile { ssd, heads: start..end, part, state, input, out: &out });
         });
     }

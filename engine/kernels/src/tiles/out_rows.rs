@@ -35,4 +35,16 @@ impl<'a, T> Rows<'a, T> {
         // other part by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
     }
+
+    /// The rows of `range`, to be read.
+    ///
+    /// # Safety
+    /// None of these rows is written while the result is alive.
+    #[inline]
+    pub(crate) unsafe fn read(&self, range: Range<usize>) -> &'a [T] {
+        let (start, end) = (range.start * self.row, range.end * self.row);
+        assert!(start <= end && end <= self.len, "rows {range:?} of {} elements", self.len);
+        // SAFETY: in bounds (asserted) of a slice borrowed for 'a, which nobody writes meanwhile by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(start), end - start) }
+    }
 }

@@ -1,8 +1,8 @@
 //! What all ops over recurrent state have in common: which rows belong to which slot.
 //!
 //! The states of a block are one slice, `n_slots` rows of the same length. A ubatch touches the states of its
-//! parts. An op walks the rows of a part in order, begins with the slot's state, and leaves there the state
-//! behind the last row. Each element sees the same operations whatever the cut. So a prompt gives the same
+//! parts. An op walks the rows of a part in order, begins with the state in one slot, and leaves the state behind
+//! the last row in that slot or in another. Each element sees the same operations whatever the cut. So a prompt gives the same
 //! bits in one piece or in many.
 
 use std::cell::RefCell;
@@ -12,7 +12,9 @@ use super::out_rows::Rows;
 /// Consecutive rows of one sequence with recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanPart {
-    /// Row of the states that is the sequence's own; no two parts share one.
+    /// Row of the states that has the state before the first row; what is there stays, unless it is `slot` as well.
+    pub from: usize,
+    /// Row of the states that gets the state behind the last row; no two parts share one, and no part reads that of another.
     pub slot: usize,
     /// Position of the first row.
     pub first_pos: usize,
@@ -30,8 +32,14 @@ pub struct ScanPart {
 pub const FLUSH_EVERY: usize = 64;
 
 impl ScanPart {
-    /// Checks the parts against `n_rows` rows and `n_slots` states: rows in ascending order, each in one
-    /// part at most, and no slot twice. One walk, without memory of its own once the thread has warmed up.
+    /// A part whose state lies in one slot, before it and behind it.
+    #[inline]
+    pub fn in_place(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> Self {
+        Self { from: slot, slot, first_pos, first_row, n_rows }
+    }
+
+    /// Checks the parts against `n_rows` rows and `n_slots` states: rows in ascending order, each in one part at most, no
+    /// slot twice, and none that another part reads. One walk, without memory of its own once the thread has warmed up.
     ///
     /// # Panics
     /// If they are not so. What is written from several threads at once rests on it.
@@ -41,6 +49,14 @@ impl ScanPart {
         check_disjoint_rows(rows, n_rows, op);
         for part in parts {
             assert!(part.slot < n_slots, "{op}: slot {} of {n_slots}", part.slot);
+            assert!(part.from < n_slots, "{op}: slot {} of {n_slots}", part.from);
+            // Few parts read elsewhere: those of streams that run ahead.
+            let is_written = part.from != part.slot && parts.iter().any(|p| p.slot == part.from);
+            assert!(
+                !is_written,
+                "{op}: slot {} is read by one part and written by another",
+                part.from
+            );
         }
         // Slots mostly ascend as rows do; then there is nothing to remember.
         if !parts.is_sorted_by(|a, b| a.slot < b.slot) {
@@ -105,16 +121,26 @@ impl<'a> States<'a> {
         Self { values: Rows::new(states, 1), per_slot }
     }
 
-    /// Values `range` of a slot.
+    /// Values `range` of the state before a part's first row, where the state behind its last one belongs. What lies in
+    /// another slot is copied here, by the thread that is about to use it: it comes from memory once.
     ///
     /// # Safety
-    /// No overlapping range of the same slot is alive.
+    /// The parts were checked ([`ScanPart::check`]), and no overlapping range of this part was handed out before.
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     #[inline]
-    pub(crate) unsafe fn part(&self, slot: usize, range: std::ops::Range<usize>) -> &'a mut [f32] {
+    pub(crate) unsafe fn of(
+        &self,
+        part: &ScanPart,
+        range: std::ops::Range<usize>,
+    ) -> &'a mut [f32] {
         assert!(range.end <= self.per_slot, "{range:?} of a state of {}", self.per_slot);
-        let start = slot * self.per_slot;
-        // SAFETY: slots are disjoint, and within one the caller's promise holds.
-        unsafe { self.values.rows(start + range.start..start + range.end) }
+        let at = |slot: usize| slot * self.per_slot + range.start..slot * self.per_slot + range.end;
+        // SAFETY: slots are disjoint, no two parts write one, and within one the caller's promise holds.
+        let state = unsafe { self.values.rows(at(part.slot)) };
+        if part.from != part.slot {
+            // SAFETY: no part writes a slot that another one reads, and nobody keeps what is read here.
+            state.copy_from_slice(unsafe { self.values.read(at(part.from)) });
+        }
+        state
     }
 }

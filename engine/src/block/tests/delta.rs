@@ -2,7 +2,7 @@
 //! prompt in two parts and in one.
 
 use super::{Bench, Tensors, bits, noise};
-use crate::batch::SlotId;
+use crate::batch::{Planes, SlotId};
 use crate::kernels::{Decay, DeltaShape, KeyHeads, available};
 use crate::spec::{BlockKind, DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 use crate::state::PartRows;
@@ -18,7 +18,7 @@ fn part(pos: u32, n_rows: usize) -> PartRows {
         want: crate::batch::Want::Nothing,
         mu: None,
         known: 0,
-        plane: SlotId(1),
+        planes: Planes { from: SlotId(1), to: SlotId(1) },
     }
 }
 

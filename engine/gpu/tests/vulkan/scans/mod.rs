@@ -90,7 +90,7 @@ impl Scan<'_> {
     fn on_cpu(&self, parts: &[ScanPart], states: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let of = |part: &ScanPart| {
             let ScanPart { slot, first_pos, first_row, n_rows } = *part;
-            kernels::ScanPart { slot, first_pos, first_row, n_rows }
+            kernels::ScanPart::in_place(slot, first_pos, first_row, n_rows)
         };
         let mut states = states.to_vec();
         let mut out = vec![7.0; n_rows(parts) * self.width];

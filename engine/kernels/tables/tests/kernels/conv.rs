@@ -1,12 +1,13 @@
 //! Causal convolution against f64, and the same bits for every cut.
 
+use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::conv::conv as plain;
-use brigade_kernels::{Columns, Conv, ScanPart, StateAt};
+use brigade_kernels::{Columns, Conv, DilatedConv, ScanPart, StateAt};
 use brigade_kernels_tables::available;
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
-    ScanPart { slot, first_pos, first_row, n_rows }
+    ScanPart::in_place(slot, first_pos, first_row, n_rows)
 }
 
 #[test]
@@ -36,6 +37,24 @@ fn matches_f64_for_all_widths_and_taps() {
             close("conv", *got, *want, 1e-6 * taps as f64);
         }
     }
+}
+
+#[test]
+fn states_of_another_slot_are_read() {
+    let mut rng = Rng::new(72);
+    let (channels, taps) = (37, 4);
+    let (weight, x) = (rng.values(channels * taps), rng.values(N_ROWS * channels));
+    let conv = Conv::new(&weight, taps, None, true);
+    let sizes = (conv.state_len(), channels);
+    states_may_be_read_elsewhere("conv", sizes, |compute, parts, states, out| {
+        compute.conv(&conv, parts, states, Columns::whole(&x, channels), out);
+    });
+    let dilated = DilatedConv { channels, taps, apart: 2 };
+    let sizes = (dilated.state_len(), channels);
+    states_may_be_read_elsewhere("dilated_conv", sizes, |compute, parts, states, out| {
+        compute.dilated_conv(&dilated, parts, (&*states, &x, &weight), out);
+        compute.keep_last_rows(&dilated, parts, states, &x);
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The delta rule against f64, and the same bits for every cut, thread count and table.
 
+use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::delta::{Delta, delta_scan as plain};
 use crate::reference::ops;
@@ -70,7 +71,7 @@ pub(super) const GDN: DeltaShape =
     DeltaShape { n_head: 4, n_key_head: 2, decay: Decay::PerHead, ..KDA };
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
-    ScanPart { slot, first_pos, first_row, n_rows }
+    ScanPart::in_place(slot, first_pos, first_row, n_rows)
 }
 
 /// `[h, i, j]` from a state in strips.
@@ -130,6 +131,17 @@ fn run_cut(compute: &Compute, shape: &DeltaShape, x: &Inputs, cuts: &[usize]) ->
     }
     out.extend(states);
     out
+}
+
+#[test]
+fn states_of_another_slot_are_read() {
+    for shape in [KDA, GDN] {
+        let rows = Inputs::random(&mut Rng::new(84), &shape, N_ROWS, 0.5);
+        let sizes = (shape.state_len(), shape.n_head * shape.d_v);
+        states_may_be_read_elsewhere("delta", sizes, |compute, parts, states, out| {
+            compute.delta_scan(&shape, parts, states, rows.rows(&shape), out);
+        });
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The selective scan of Mamba-1 against f64, the same bits for every cut, and no subnormal state.
 
+use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::mamba::Mamba as Plain;
 use brigade_kernels::{Columns, FLUSH_EVERY, MambaRows, MambaScan, ScanPart};
@@ -79,7 +80,7 @@ fn cut(x: &[f32], range: std::ops::Range<usize>, width: usize) -> &[f32] {
 }
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
-    ScanPart { slot, first_pos, first_row, n_rows }
+    ScanPart::in_place(slot, first_pos, first_row, n_rows)
 }
 
 #[test]
@@ -101,6 +102,15 @@ fn matches_f64_for_all_sizes() {
             close("mamba", *got, *want, 2e-6 * (1.0 + n_state as f64));
         }
     }
+}
+
+#[test]
+fn states_of_another_slot_are_read() {
+    let case = Case::new(37, 5, N_ROWS, &mut Rng::new(83));
+    let scan = case.scan();
+    states_may_be_read_elsewhere("mamba", (case.state_len(), 37), |compute, parts, states, out| {
+        compute.mamba_scan(&scan, parts, states, case.rows(0..N_ROWS), out);
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Mamba-2's recurrence against f64, and the same bits for every cut.
 
+use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, compute, same_bits, same_bits_everywhere};
 use crate::reference::ssd::ssd as plain;
 use brigade_kernels::{Columns, Compute, FLUSH_EVERY, ScanPart, Ssd, SsdInput, SsdShape};
@@ -57,12 +58,7 @@ impl Case {
         let (mut state, mut out) = (self.state.clone(), vec![0.0; self.x.len()]);
         let mut first = 0;
         for &end in cuts {
-            let part = ScanPart {
-                slot: 0,
-                first_pos: first_pos + first,
-                first_row: first,
-                n_rows: end - first,
-            };
+            let part = ScanPart::in_place(0, first_pos + first, first, end - first);
             compute.ssd(&self.ssd, &[part], &mut state, self.input(), &mut out);
             first = end;
         }
@@ -109,12 +105,22 @@ fn the_plain_form_is_the_same_function() {
     for kernels in crate::all_tables() {
         let mut states = turned(&case.state, shape.n_state, shape.head_dim);
         let mut out = vec![0.0; case.x.len()];
-        let part = ScanPart { slot: 0, first_pos: 0, first_row: 0, n_rows: 70 };
+        let part = ScanPart::in_place(0, 0, 0, 70);
         let compute = compute(kernels, 2);
         compute.ssd_plain(&case.ssd, &[part], &mut states, case.input(), &mut out);
         near("outputs", &out, &y, LIMIT);
         near("state", &turned(&states, shape.head_dim, shape.n_state), &state, LIMIT);
     }
+}
+
+#[test]
+fn states_of_another_slot_are_read() {
+    let shape = SsdShape { n_head: 6, head_dim: 24, n_group: 2, n_state: 18 };
+    let case = Case::new(shape, N_ROWS, 0.5, 85);
+    let sizes = (shape.state_len(), shape.n_inner());
+    states_may_be_read_elsewhere("ssd", sizes, |compute, parts, states, out| {
+        compute.ssd(&case.ssd, parts, states, case.input(), out);
+    });
 }
 
 #[test]
@@ -151,10 +157,7 @@ fn parts_do_not_see_each_other() {
     let compute = compute(available()[0], 2);
     let mut states = both.state.clone();
     let mut out = vec![0.0; both.x.len()];
-    let parts = [
-        ScanPart { slot: 0, first_pos: 5, first_row: 0, n_rows: 40 },
-        ScanPart { slot: 1, first_pos: 77, first_row: 40, n_rows: 1 },
-    ];
+    let parts = [ScanPart::in_place(0, 5, 0, 40), ScanPart::in_place(1, 77, 40, 1)];
     compute.ssd(&both.ssd, &parts, &mut states, both.input(), &mut out);
     let (first, second) = (cases[0].run(&compute, 5, &[40]), second.run(&compute, 77, &[1]));
     let (n_first, n_state) = (cases[0].x.len(), shape.state_len());

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::wkv6::{Wkv6 as Plain, decay};
 use brigade_kernels::{FLUSH_EVERY, ScanPart, Wkv6Rows};
@@ -53,7 +54,7 @@ impl Case {
 }
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
-    ScanPart { slot, first_pos, first_row, n_rows }
+    ScanPart::in_place(slot, first_pos, first_row, n_rows)
 }
 
 #[test]
@@ -75,6 +76,14 @@ fn matches_f64_for_several_heads_and_parts() {
             close("wkv6", *got, *want, 2e-6 * d as f64);
         }
     }
+}
+
+#[test]
+fn states_of_another_slot_are_read() {
+    let case = Case::new(2, 32, N_ROWS, true, &mut Rng::new(98));
+    states_may_be_read_elsewhere("wkv6", (64 * 32, 64), |compute, parts, states, out| {
+        compute.wkv6((2, 32), parts, states, case.rows(0..N_ROWS), out);
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! RWKV-7's time mixing against f64, and the same bits for every cut.
 
+use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::wkv7::{Wkv7 as Plain, prepare};
 use brigade_kernels::{FLUSH_EVERY, ScanPart, Wkv7Rows, Wkv7Weights};
@@ -80,7 +81,7 @@ fn cut(x: &[f32], range: std::ops::Range<usize>, width: usize) -> &[f32] {
 }
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
-    ScanPart { slot, first_pos, first_row, n_rows }
+    ScanPart::in_place(slot, first_pos, first_row, n_rows)
 }
 
 #[test]
@@ -102,6 +103,14 @@ fn matches_f64_for_several_heads_and_parts() {
             close("wkv7", *got, *want, 2e-6 * d as f64);
         }
     }
+}
+
+#[test]
+fn states_of_another_slot_are_read() {
+    let case = Case::new(2, 32, N_ROWS, &mut Rng::new(99));
+    states_may_be_read_elsewhere("wkv7", (64 * 32, 64), |compute, parts, states, out| {
+        compute.wkv7((2, 32), parts, states, case.rows(0..N_ROWS), out);
+    });
 }
 
 #[test]
