@@ -222,7 +222,8 @@ pub enum Want {
     Nothing,
     /// The last row: one token is sampled from it.
     Sample,
-    /// Every row, in order: a token is drawn from each, up to the first that is not the part's next token. A part is
+    /// Every row, in order: a token is drawn from each, up to the first that is not the part's next token, or whose mask is
+    /// not made ([`RowValue::NotYet`]). A part is
     /// [`RowValue::Refuted`] whole where its first token is not the one that was drawn before it, and so is every later
     /// one up to the sequence's next [`SeqOp::Truncate`].
     Verify,
@@ -257,9 +258,11 @@ pub struct SamplerSetup {
 }
 
 impl SamplerSetup {
-    /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it.
+    /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it,
+    /// and waits for no mask.
     pub fn can_verify(&self) -> bool {
-        self.constraint.is_none() && self.guidance.is_none() && self.params.mirostat.is_none()
+        let waits = self.constraint.as_ref().is_some_and(|constraint| !constraint.later);
+        !waits && self.guidance.is_none() && self.params.mirostat.is_none()
     }
 }
 
@@ -455,7 +458,9 @@ pub enum RowValue {
     /// Why no token can be drawn, such as logits that are not numbers: the end of this sequence,
     /// and of no other.
     Failed(String),
-    /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so.
+    /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so. Of a
+    /// [`Want::Verify`] part it keeps only one that is the part's first to be drawn from and its last. What comes behind the
+    /// part is [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
     NotYet,
     /// A part's first row: what was drafted for it is wrong, and nothing was drawn from the part.
     Refuted,

@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use brigade_draft::{Drafter, Forced};
 use brigade_engine::batch::{
-    Ahead, DryParams, Planes, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp, SeqPart,
-    SlotId, UBatch, Want,
+    Ahead, Constraint, DryParams, Grammar, Marker, Planes, RowValue, SampledToken, SamplerSetup,
+    SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
+use brigade_engine::constraint::Vocabulary;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::stage::StageOutput;
 use brigade_model_tests::each::each;
@@ -61,7 +62,43 @@ struct Drafts {
 /// What of a chat is drawn how.
 struct Chat {
     prompt: Vec<u32>,
-    sampler: Arc<SamplerSetup>,
+    sampler: SamplerSetup,
+    /// What each answer has to fit, wherever it begins.
+    held: Option<Constraint>,
+}
+
+impl Chat {
+    /// The sampler of an answer behind a prompt of so many tokens.
+    fn sampler(&self, n_prompt: usize) -> Arc<SamplerSetup> {
+        let rule = |rule: &Constraint| Constraint { answer_at: n_prompt as u32, ..rule.clone() };
+        let constraint = self.held.as_ref().map(|held| Arc::new(rule(held)));
+        Arc::new(SamplerSetup { constraint, ..self.sampler.clone() })
+    }
+}
+
+/// The token that ends an answer that is held to a grammar.
+const END: u32 = 2;
+
+/// What the tokens of a model mean to a grammar: a letter each.
+fn letters(n_vocab: u32) -> Vocabulary {
+    let letter = |id: u32| vec![b'a' + (id % 26) as u8];
+    Vocabulary::new((0..n_vocab).map(letter).collect(), |id| id == END, &[END]).unwrap()
+}
+
+/// A grammar whose masks depend on what was drawn. No answer is ever complete.
+fn whole() -> Constraint {
+    let text = "start: /([a-m]|[n-z][a-c])+!/".to_owned();
+    let grammars = vec![Grammar { text, then_free: false }];
+    Constraint { grammars, first: Some(0), later: true, ..Constraint::default() }
+}
+
+/// Grammars that begin again and again, behind letters that are drawn often enough.
+fn now_and_then() -> Constraint {
+    let text = "start: /[c-f]{1,2}[n-z]{2}/".to_owned();
+    let grammars = vec![Grammar { text, then_free: true }];
+    let marker = |text: &str| Marker { text: text.to_owned(), grammar: 0 };
+    let markers = ["a", "h", "o", "v"].map(marker).to_vec();
+    Constraint { grammars, markers, later: true, ..Constraint::default() }
 }
 
 /// A run under way.
@@ -142,7 +179,7 @@ impl<'a> Run<'a> {
                 work: Work::Generate {
                     max_tokens: ANSWER,
                     sure: ANSWER,
-                    sampler: chat.sampler.clone(),
+                    sampler: chat.sampler(prompt.len()),
                     stop_tokens: [].into(),
                 },
                 adapters: [].into(),
@@ -219,19 +256,28 @@ fn check(golden: &Golden, (name, entry): Named<'_>) {
             grows: true,
         };
         let tokens = golden.manifest.tokens.iter().cycle().copied();
-        let greedy =
-            Chat { prompt: tokens.clone().take(PROMPT).collect(), sampler: Line::greedy().into() };
-        let drawn = Chat {
-            prompt: tokens.skip(3).take(PROMPT + 1).collect(),
-            sampler: looking_back().into(),
+        let prompt: Vec<u32> = tokens.clone().take(PROMPT).collect();
+        let other: Vec<u32> = tokens.skip(3).take(PROMPT + 1).collect();
+        let chat = |prompt: &[u32], sampler: SamplerSetup, held| Chat {
+            prompt: prompt.to_vec(),
+            sampler,
+            held,
         };
+        let greedy = chat(&prompt, Line::greedy(), None);
+        let drawn = chat(&other, looking_back(), None);
+        let held = chat(&prompt, Line::greedy(), Some(whole()));
+        let half_held = chat(&other, looking_back(), Some(now_and_then()));
         let config = LineConfig { cuts: cuts.clone(), windows, ..LineConfig::default() };
         let mut line = Line::open(&path, &config);
+        let last = line.stages().last_mut().unwrap();
+        last.set_vocabulary(Box::new(move || Ok(letters(vocab))));
         for (chat, drafts) in [
             // Rows that cost nothing: long windows. Rows that cost as much as ubatches: many short ones.
             (&greedy, Drafts { acceptance: 0.9, costs: (10_000, 10) }),
             (&drawn, Drafts { acceptance: 0.8, costs: (1_000, 900) }),
             (&drawn, Drafts { acceptance: 0.6, costs: (10_000, 2_000) }),
+            (&held, Drafts { acceptance: 0.9, costs: (10_000, 10) }),
+            (&half_held, Drafts { acceptance: 0.8, costs: (1_000, 900) }),
         ] {
             let mut run = |drafts, expected: Option<&[Said]>| {
                 // Every line begins with ubatch 0.

@@ -25,6 +25,10 @@ fn random_with_drafts(seed: u64) -> (Sim, Workload) {
     if rng.one_in(3) {
         workload = workload.open_ended(seed, 2, 40);
     }
+    if rng.one_in(3) {
+        // Masks are late, of windows and of what is drawn alone.
+        sim.late_every = 2 + seed % 9;
+    }
     (sim, workload)
 }
 

@@ -134,6 +134,24 @@ impl Admitted {
         outcome
     }
 
+    /// Nothing was drawn at a window's row, whose mask was not made. Whether that row is to be sent again: the stage keeps it
+    /// where it is the window's only one that a token is drawn from.
+    pub fn no_mask_ahead(&mut self, pos: u32) -> bool {
+        let slot = self.slot;
+        let Some(window) = self.ahead.as_ref().and_then(|ahead| ahead.windows.front()) else {
+            return false;
+        };
+        let is_kept = window.tokens.len() == window.n_sure.max(1);
+        let (len, from) = match window.planes {
+            _ if is_kept => (pos + 1, window.planes.map(|planes| planes.to)),
+            Some(planes) => (window.pos, Some(planes.from)),
+            None => (pos, None),
+        };
+        self.back(SeqOp::Truncate { slot, len, from });
+        self.masks_late = !is_kept;
+        !is_kept
+    }
+
     fn outcome(&mut self, pos: u32, token: u32) -> Outcome {
         let (slot, n_tokens) = (self.slot, self.n_tokens());
         let Some(ahead) = &mut self.ahead else { return Outcome::Ready(None) };

@@ -96,7 +96,7 @@ impl Drafting<'_> {
         if most == 0 || !live.prefilling.is_empty() {
             return None;
         }
-        let sequence = live.of(no).filter(|s| may_run_ahead(s))?;
+        let sequence = live.of(no).filter(|s| may_run_ahead(s) && !s.masks_late)?;
         let Work::Generate { max_tokens, .. } = sequence.work else { return None };
         let most = most.min(sequence.room_ahead(max_tokens, line.spec.block_positions));
         if most == 0 {

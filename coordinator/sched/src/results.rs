@@ -42,7 +42,13 @@ impl Scheduler {
             let is_stale = self.is_stale(&wanted);
             self.drafts.stale += u64::from(row.value == RowValue::Refuted);
             match row.value {
-                RowValue::NotYet => self.live.put_off(no),
+                RowValue::NotYet if is_stale => {
+                    return Err(format!(
+                        "no mask at position {} of drafts that were taken back",
+                        row.pos
+                    ));
+                }
+                RowValue::NotYet => self.no_mask(&wanted),
                 RowValue::Refuted if is_stale || !self.live.contains(no) => {}
                 RowValue::Refuted => {
                     return Err(format!(
@@ -130,7 +136,7 @@ impl Scheduler {
         let Some(sequence) = self.live.get_mut(no) else { return };
         let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
         let (max_tokens, is_stop) = (*max_tokens, stop_tokens.contains(&token.id));
-        (sequence.put_off, sequence.mu) = (false, token.mu);
+        (sequence.put_off, sequence.masks_late, sequence.mu) = (false, false, token.mu);
         let (request, index, id) = (sequence.request, sequence.generated(), token.id);
         let reason = if is_stop {
             FinishReason::Stop(token)
@@ -154,6 +160,16 @@ impl Scheduler {
         self.tell_expected(no, out);
         self.end(now, no);
         out.push(Action::Finished { request, reason, generated });
+    }
+
+    /// The mask of a row was not made in time. It is asked for again, or its row is computed again where it is one of several.
+    fn no_mask(&mut self, of: &Wanted) {
+        let Some(sequence) = self.live.get_mut(of.seq) else { return };
+        if of.ahead.is_some() && sequence.no_mask_ahead(of.pos) {
+            self.ready(of.seq);
+        } else {
+            self.live.put_off(of.seq);
+        }
     }
 
     /// Tells what became of what a client expected.

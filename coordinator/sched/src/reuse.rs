@@ -155,6 +155,7 @@ impl Line {
             sent: reused,
             awaiting: false,
             put_off: false,
+            masks_late: false,
             rows_returned,
             furthest,
             losses,

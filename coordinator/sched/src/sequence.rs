@@ -67,6 +67,8 @@ pub(super) struct Admitted {
     pub awaiting: bool,
     /// Its mask was not there when that token was to be drawn. It has no rows meanwhile, and nothing waits for it.
     pub put_off: bool,
+    /// A window's mask was not made in time: its next part has no drafts.
+    pub masks_late: bool,
     /// Logits rows reported.
     pub rows_returned: u32,
     /// Positions that have come back computed, on the line on which most of them did.

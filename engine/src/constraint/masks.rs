@@ -2,16 +2,19 @@
 //!
 //! The stage's thread never waits for one. Where a mask is not there when its token is to be drawn, the draw is put off
 //! ([`Drawn::NotYet`]), and the rows beside it go on. What is made does not depend on when, nor on who else has masks.
+//!
+//! Where a sequence runs ahead of what was drawn, masks are made along its drafts while they are computed
+//! ([`Masks::draft`]). A drawn token that is another one takes them back.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::turns::Turns;
 use super::work_time::WorkTime;
-use super::{ConstraintError, Running, Vocabulary};
+use super::{ConstraintError, Mask, Running, Vocabulary};
 use crate::batch::{Constraint, SeqOp, SlotId};
 
 /// Makes the vocabulary when the first constraint needs it.
@@ -35,7 +38,10 @@ struct Answer(Arc<State>);
 #[derive(Debug)]
 struct State {
     rule: Arc<Constraint>,
+    /// Held by the job that is done.
     running: Mutex<Running>,
+    /// Held for moments only: whoever draws looks here.
+    made: Mutex<Made>,
     /// Jobs that are not done.
     jobs: AtomicUsize,
     /// Microseconds of done ones that nobody was told of.
@@ -52,6 +58,60 @@ impl std::ops::Deref for Answer {
     }
 }
 
+/// Masks that are made of an answer ahead of what is drawn: more drafts are not followed.
+const MAX_AHEAD: usize = 64;
+
+/// What may follow (`None`: anything), or why nothing may.
+type May = Result<Option<Arc<Mask>>, ConstraintError>;
+
+/// The masks that are made of an answer.
+#[derive(Debug, Default)]
+struct Made {
+    /// The answer; the last tokens may be drafts.
+    tokens: Vec<u32>,
+    /// What may follow so many of `tokens`.
+    may: BTreeMap<usize, May>,
+    /// Why there are no masks, whatever the tokens are.
+    failed: Option<ConstraintError>,
+}
+
+impl Made {
+    /// What may follow the answer `known`; `None`: it is not made yet.
+    fn after(&self, known: &[u32]) -> Option<May> {
+        if let Some(error) = &self.failed {
+            return Some(Err(error.clone()));
+        }
+        if self.tokens.starts_with(known) {
+            return self.may.get(&known.len()).cloned();
+        }
+        // Nothing may follow what something may not follow.
+        let last = self.may.get(&self.tokens.len()).filter(|may| may.is_err());
+        last.filter(|_| known.starts_with(&self.tokens)).cloned()
+    }
+
+    /// Whether it is known what may follow `known` and then `token`.
+    fn is_made_behind(&self, known: &[u32], token: u32) -> bool {
+        self.tokens.get(known.len()) == Some(&token) && self.may.contains_key(&(known.len() + 1))
+    }
+
+    /// Takes over what was made.
+    fn learn(&mut self, running: &Running) {
+        let seen = running.seen();
+        let same = self.tokens.iter().zip(seen).take_while(|(a, b)| a == b).count();
+        drop(self.may.split_off(&(same + 1)));
+        self.tokens.truncate(same);
+        self.tokens.extend_from_slice(&seen[same..]);
+        if let Some(may) = running.made() {
+            self.may.insert(seen.len(), may);
+        }
+    }
+
+    /// What came before the first `n` tokens is of no use any more.
+    fn forget_before(&mut self, n: usize) {
+        self.may = self.may.split_off(&n);
+    }
+}
+
 /// What is to be prepared.
 enum Job {
     /// The first mask of an answer.
@@ -60,6 +120,8 @@ enum Job {
     Drawn(usize, u32),
     /// All tokens of an answer that had begun elsewhere.
     Known(Vec<u32>),
+    /// Tokens that may come from that place in the answer on.
+    Drafts(usize, Vec<u32>),
 }
 
 /// The answers that are held to a constraint, by slot.
@@ -124,25 +186,33 @@ impl Masks {
             ConstraintError::Stuck(format!("the prompt has {} tokens only", history.len()))
         })?;
         let answer = self.answer(slot, rule);
-        let Some(running) = self.made(&answer, known) else { return Ok(Drawn::NotYet) };
-        let drawn = draw(running.mask()?);
-        drop(running);
+        let Some(may) = self.may_follow(&answer, known) else { return Ok(Drawn::NotYet) };
+        let drawn = draw(may?.as_deref());
         if let Some(token) = token(&drawn) {
-            self.prepare(&answer, Job::Drawn(known.len(), token));
+            let mut made = answer.made();
+            made.forget_before(known.len());
+            let is_made = made.is_made_behind(known, token);
+            drop(made);
+            if !is_made {
+                self.prepare(&answer, Job::Drawn(known.len(), token));
+            }
         }
         Ok(Drawn::Now(drawn))
     }
 
-    /// An answer whose mask after the tokens `known` is there, or known not to come. Where it is not, it is seen to
-    /// that it will be.
-    fn made<'a>(&self, answer: &'a Answer, known: &[u32]) -> Option<MutexGuard<'a, Running>> {
+    /// Begins with the masks along `tokens`, which may come from position `pos` on.
+    pub fn draft(&mut self, slot: SlotId, rule: &Arc<Constraint>, pos: u32, tokens: &[u32]) {
+        let Some(at) = pos.checked_sub(rule.answer_at) else { return };
+        let answer = self.answer(slot, rule);
+        self.prepare(&answer, Job::Drafts(at as usize, tokens.to_vec()));
+    }
+
+    /// What may follow the tokens `known`, where that is made. Where it is not, it is seen to that it will be.
+    fn may_follow(&self, answer: &Answer, known: &[u32]) -> Option<May> {
         loop {
             let at_rest = answer.is_at_rest();
-            // A job may have it.
-            if let Some(running) = answer.try_lock()
-                && running.is_made_after(known)
-            {
-                return Some(running);
+            if let Some(may) = answer.made().after(known) {
+                return Some(may);
             }
             if at_rest {
                 self.prepare(answer, Job::Known(known.to_vec()));
@@ -194,6 +264,7 @@ impl Answer {
     fn new(rule: Arc<Constraint>) -> Self {
         Self(Arc::new(State {
             running: Mutex::new(Running::new(rule.clone())),
+            made: Mutex::default(),
             rule,
             jobs: AtomicUsize::new(0),
             spent_us: AtomicU64::new(0),
@@ -205,13 +276,9 @@ impl Answer {
         self.jobs.load(Ordering::Acquire) == 0
     }
 
-    /// `None` while a job has it. One that panicked has left word that it did.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Running>> {
-        match self.running.try_lock() {
-            Ok(running) => Some(running),
-            Err(TryLockError::Poisoned(running)) => Some(running.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    fn made(&self) -> MutexGuard<'_, Made> {
+        // Nothing panics while it is held.
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does a job, on one of the threads.
@@ -220,8 +287,8 @@ impl Answer {
         if !self.gone.load(Ordering::Acquire) {
             let made = catch_unwind(AssertUnwindSafe(|| self.make(vocabulary, job)));
             if made.is_err() {
-                let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-                running.fail(ConstraintError::Stuck("making its mask failed".to_owned()));
+                let error = ConstraintError::Stuck("making its mask failed".to_owned());
+                self.made().failed = Some(error);
             }
         }
         let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -234,15 +301,42 @@ impl Answer {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let vocabulary = match vocabulary {
             Ok(vocabulary) => vocabulary,
-            Err(error) => return running.fail(error.clone()),
+            Err(error) => return self.made().failed = Some(error.clone()),
         };
         match job {
             Job::First => {}
             Job::Drawn(at, token) => running.note(vocabulary, at, token),
             // What is wrong with it is told when a token is drawn.
             Job::Known(known) => drop(running.mask_after(vocabulary, &known)),
+            Job::Drafts(at, tokens) => return self.along(vocabulary, &mut running, at, &tokens),
         }
         running.prepare(vocabulary);
+        self.made().learn(&running);
+    }
+
+    /// Makes the masks along drafts, up to the first that does not fit.
+    fn along(&self, vocabulary: &Vocabulary, running: &mut Running, at: usize, tokens: &[u32]) {
+        for (at, token) in (at..).zip(tokens) {
+            if self.gone.load(Ordering::Acquire) || self.made().may.len() > MAX_AHEAD {
+                return;
+            }
+            match running.seen().get(at) {
+                Some(seen) if seen == token => continue,
+                None if running.seen().len() == at => {}
+                // It has gone another way.
+                Some(_) | None => return,
+            }
+            running.prepare(vocabulary);
+            let may_come = match running.made() {
+                Some(Ok(mask)) => mask.is_none_or(|mask| mask.allows(*token)),
+                Some(Err(_)) | None => false,
+            };
+            if !(may_come && running.draft(vocabulary, *token)) {
+                return;
+            }
+            running.prepare(vocabulary);
+            self.made().learn(running);
+        }
     }
 }
 

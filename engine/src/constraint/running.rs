@@ -1,5 +1,6 @@
 //! One answer and what may follow it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use llguidance::Matcher;
@@ -17,29 +18,50 @@ enum Phase {
     Over,
 }
 
+/// How many tokens can be taken back without following the answer from its beginning.
+const MAX_UNDO: usize = 64;
+
+/// What takes a token back. All that are kept are of one phase.
+enum Undo {
+    /// The grammar's own way back.
+    Held,
+    /// The end of the free text before it.
+    Free(Vec<u8>),
+}
+
 /// Follows one answer.
 pub struct Running {
     rule: Arc<Constraint>,
-    /// Tokens of the answer that `phase` has seen.
+    /// Tokens of the answer that `phase` has seen; the last may be drafts.
     seen: Vec<u32>,
     /// `None` before anything was asked.
     phase: Option<Phase>,
     /// End of the free text, in which a marker may have begun.
     tail: Vec<u8>,
+    /// Of the last tokens of `seen`.
+    undo: VecDeque<Undo>,
     /// For the token after `seen`, once it is made; `None` inside: anything.
-    mask: Option<Option<Mask>>,
+    mask: Option<Option<Arc<Mask>>>,
     failed: Option<ConstraintError>,
 }
 
 impl Running {
     /// At the beginning of an answer; nothing is compiled yet.
     pub fn new(rule: Arc<Constraint>) -> Self {
-        Self { rule, seen: Vec::new(), phase: None, tail: Vec::new(), mask: None, failed: None }
+        Self {
+            rule,
+            seen: Vec::new(),
+            phase: None,
+            tail: Vec::new(),
+            undo: VecDeque::new(),
+            mask: None,
+            failed: None,
+        }
     }
 
-    /// The constraint that it follows.
-    pub fn rule(&self) -> &Arc<Constraint> {
-        &self.rule
+    /// The tokens of the answer that it has followed.
+    pub fn seen(&self) -> &[u32] {
+        &self.seen
     }
 
     /// Makes the mask of the next token, if it is not there: this is what takes the time.
@@ -48,18 +70,97 @@ impl Running {
             return;
         }
         match self.begun(vocabulary).and_then(|()| self.make_mask(vocabulary)) {
-            Ok(mask) => self.mask = Some(mask),
+            Ok(mask) => self.mask = Some(mask.map(Arc::new)),
             Err(error) => self.failed = Some(error),
         }
     }
 
-    /// Takes in token number `at` of the answer, unless it has come another way.
+    /// Takes in token number `at` of the answer, unless it has come another way. Drafts that it is not are taken back.
     pub fn note(&mut self, vocabulary: &Vocabulary, at: usize, token: u32) {
+        if self.seen.get(at).is_some_and(|seen| *seen != token) {
+            self.take_back(vocabulary, at);
+        }
         if self.failed.is_none()
             && self.seen.len() == at
             && let Err(error) = self.push(vocabulary, token)
         {
             self.failed = Some(error);
+        }
+    }
+
+    /// Takes in a token that may come next, and that its mask allows. Whether it did: not where the phase would end, which
+    /// has no way back.
+    pub fn draft(&mut self, vocabulary: &Vocabulary, token: u32) -> bool {
+        let opens = self.seen.is_empty() && self.rule.unless.contains(&token);
+        if opens || self.failed.is_some() || self.begun(vocabulary).is_err() {
+            return false;
+        }
+        let undo = match &mut self.phase {
+            Some(Phase::Held { matcher, .. }) => {
+                let goes_on = matcher.consume_token(token).is_ok() && !matcher.is_stopped();
+                if !goes_on {
+                    if matcher.rollback(1).is_err() {
+                        self.anew(vocabulary, self.seen.len());
+                    }
+                    return false;
+                }
+                Undo::Held
+            }
+            Some(Phase::Free) => {
+                let before = self.tail.clone();
+                let goes_on = self.free_text(vocabulary, token).is_ok()
+                    && matches!(self.phase, Some(Phase::Free));
+                if !goes_on {
+                    (self.phase, self.tail) = (Some(Phase::Free), before);
+                    return false;
+                }
+                Undo::Free(before)
+            }
+            Some(Phase::Over) | None => return false,
+        };
+        self.seen.push(token);
+        self.mask = None;
+        self.can_undo(undo);
+        true
+    }
+
+    /// Follows the first `len` tokens of those that were seen, and no more.
+    fn take_back(&mut self, vocabulary: &Vocabulary, len: usize) {
+        let n = self.seen.len() - len;
+        let at = self.undo.len().checked_sub(n).filter(|_| self.failed.is_none());
+        let is_done = match (&mut self.phase, at) {
+            (Some(Phase::Held { matcher, .. }), Some(_)) => matcher.rollback(n).is_ok(),
+            (Some(Phase::Free), Some(at)) => match self.undo.get_mut(at) {
+                Some(Undo::Free(before)) => {
+                    self.tail = std::mem::take(before);
+                    true
+                }
+                _ => false,
+            },
+            _ => false,
+        };
+        if !is_done {
+            return self.anew(vocabulary, len);
+        }
+        self.undo.truncate(self.undo.len() - n);
+        self.seen.truncate(len);
+        self.mask = None;
+    }
+
+    /// Follows the first `len` tokens of those that were seen, from the beginning.
+    fn anew(&mut self, vocabulary: &Vocabulary, len: usize) {
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.truncate(len);
+        *self = Self::new(self.rule.clone());
+        for (at, token) in seen.into_iter().enumerate() {
+            self.note(vocabulary, at, token);
+        }
+    }
+
+    fn can_undo(&mut self, undo: Undo) {
+        self.undo.push_back(undo);
+        if self.undo.len() > MAX_UNDO {
+            self.undo.pop_front();
         }
     }
 
@@ -72,39 +173,25 @@ impl Running {
         vocabulary: &Vocabulary,
         answer: &[u32],
     ) -> Result<Option<&Mask>, ConstraintError> {
-        if !answer.starts_with(&self.seen) {
-            *self = Self::new(self.rule.clone());
-        }
-        for (at, token) in answer.iter().enumerate().skip(self.seen.len()) {
+        for (at, token) in answer.iter().enumerate() {
             self.note(vocabulary, at, *token);
         }
-        self.prepare(vocabulary);
-        self.mask()
-    }
-
-    /// Whether what may follow `answer` is there to be asked for, or why nothing may.
-    pub fn is_made_after(&self, answer: &[u32]) -> bool {
-        match self.failed {
-            Some(_) => answer.starts_with(&self.seen),
-            None => self.mask.is_some() && self.seen == answer,
+        if self.seen.len() > answer.len() {
+            self.take_back(vocabulary, answer.len());
         }
-    }
-
-    /// What may follow now; `None`: anything, or it is not made yet.
-    ///
-    /// # Errors
-    /// As [`Running::mask_after`].
-    pub fn mask(&self) -> Result<Option<&Mask>, ConstraintError> {
+        self.prepare(vocabulary);
         match &self.failed {
             Some(error) => Err(error.clone()),
-            None => Ok(self.mask.as_ref().and_then(Option::as_ref)),
+            None => Ok(self.mask.as_ref().and_then(Option::as_deref)),
         }
     }
 
-    /// It has no masks, whatever its tokens are.
-    pub fn fail(&mut self, error: ConstraintError) {
-        self.seen.clear();
-        self.failed = Some(error);
+    /// What may follow [`Running::seen`] (`None` inside: anything), or why nothing may; `None`: it is not made yet.
+    pub fn made(&self) -> Option<Result<Option<Arc<Mask>>, ConstraintError>> {
+        match &self.failed {
+            Some(error) => Some(Err(error.clone())),
+            None => self.mask.clone().map(Ok),
+        }
     }
 
     fn begun(&mut self, vocabulary: &Vocabulary) -> Result<(), ConstraintError> {
@@ -136,13 +223,23 @@ impl Running {
                 matcher.consume_token(token).map_err(stuck)?;
                 if matcher.is_stopped() {
                     self.phase = Some(if *then_free { Phase::Free } else { Phase::Over });
+                    self.undo.clear();
+                } else {
+                    self.can_undo(Undo::Held);
                 }
                 return Ok(());
             }
             Some(Phase::Free) => {}
             Some(Phase::Over) | None => return Ok(()),
         }
-        self.free_text(vocabulary, token)
+        let before = self.tail.clone();
+        self.free_text(vocabulary, token)?;
+        if opens || !matches!(self.phase, Some(Phase::Free)) {
+            self.undo.clear();
+        } else {
+            self.can_undo(Undo::Free(before));
+        }
+        Ok(())
     }
 
     /// Looks for a marker in free text. One counts when nothing but white space stands behind it in its last

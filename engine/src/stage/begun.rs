@@ -83,6 +83,7 @@ impl Stage {
         self.run_actions(&applied);
         if let Some(head) = &mut self.head {
             head.follow(&ub.ops);
+            head.draft_masks(&self.sequences, &applied.parts);
         }
         let n_rows = ub.n_rows();
         let tokens = ub.tokens();

@@ -121,6 +121,17 @@ impl Head {
         }
     }
 
+    /// Begins with the masks along drafts, which are then there when their rows are computed.
+    pub(super) fn draft_masks(&mut self, sequences: &Sequences, parts: &[PartRows]) {
+        for part in parts.iter().filter(|part| part.want == Want::Verify) {
+            let Some(rule) = &setup_of(sequences, part.slot).constraint else { continue };
+            let (first, tokens) = verified_tokens(sequences, part);
+            if self.drafts.may_go_on(part.slot, first, tokens[0]) {
+                self.masks.draft(part.slot, rule, first, tokens);
+            }
+        }
+    }
+
     /// Forgets all sequences.
     pub(super) fn clear(&mut self) {
         self.masks.clear();
@@ -185,7 +196,14 @@ impl Head {
                 let draw = |head: &mut Self, i: usize, pos: u32| {
                     head.draw(sequences, part.slot, (pos, None), row_logits(first + i))
                 };
-                outputs.extend(self.verified(sequences, part, draw));
+                let drawn = self.verified(sequences, part, draw);
+                if let [RowOutput { pos, value: RowValue::NotYet, .. }] = drawn[..]
+                    && wanted_rows(part).len() == 1
+                {
+                    let logits = row_logits(first).to_vec();
+                    self.put_off.insert(part.slot, PutOff { pos, mu: None, logits });
+                }
+                outputs.extend(drawn);
                 index += wanted_rows(part).len();
                 continue;
             }
@@ -274,29 +292,27 @@ impl Head {
         outputs
     }
 
-    /// What the rows of a part give whose tokens may be drafts: `draw` draws from its wanted row `i`, at a position.
+    /// What the rows of a part give whose tokens may be drafts: `draw` draws from its wanted row `i`, at a position. A row
+    /// whose mask is not there ends them: what comes behind it is of no use, for no token is known to stand there.
     fn verified(
         &mut self,
         sequences: &Sequences,
         part: &PartRows,
         mut draw: impl FnMut(&mut Self, usize, u32) -> RowValue,
     ) -> Vec<RowOutput> {
-        let (slot, n) = (part.slot, wanted_rows(part).len());
-        let first = part.pos + part.known as u32;
-        // The history may be further by now, where a later ubatch was begun.
-        let tokens = &sequences.history(slot)[first as usize..first as usize + n];
-        let output = |pos, value| RowOutput { slot, pos, value, mask_us: 0 };
+        let slot = part.slot;
+        let (first, tokens) = verified_tokens(sequences, part);
         if !self.drafts.goes_on(slot, first, tokens[0]) {
-            return vec![output(first, RowValue::Refuted)];
+            return vec![self.output(slot, first, RowValue::Refuted)];
         }
-        let mut outputs = Vec::with_capacity(n);
-        for (i, pos) in (first..).take(n).enumerate() {
+        let mut outputs = Vec::with_capacity(tokens.len());
+        for (i, pos) in (first..).take(tokens.len()).enumerate() {
             let value = draw(self, i, pos);
             let drawn = match &value {
                 RowValue::Sampled(token) => Some(token.id),
                 _ => None,
             };
-            outputs.push(output(pos, value));
+            outputs.push(self.output(slot, pos, value));
             match (drawn, tokens.get(i + 1)) {
                 (Some(drawn), Some(next)) if drawn == *next => {}
                 (Some(drawn), None) => self.drafts.drawn(slot, pos + 1, drawn),
@@ -367,6 +383,14 @@ impl Head {
             Err(error) => RowValue::Failed(error.to_string()),
         }
     }
+}
+
+/// Position of the first row of a part that a token is drawn from, and the tokens of the part from there on.
+fn verified_tokens<'a>(sequences: &'a Sequences, part: &PartRows) -> (u32, &'a [u32]) {
+    let first = part.pos + part.known as u32;
+    // The history may be further by now, where a later ubatch was begun.
+    let tokens = &sequences.history(part.slot)[first as usize..];
+    (first, &tokens[..wanted_rows(part).len()])
 }
 
 /// How many of the greatest logits of each row are looked at, where all that parts want is tokens for which few are.

@@ -29,6 +29,15 @@ impl Drafts {
         false
     }
 
+    /// Whether a part that begins at `pos` with `first` is of use, as far as is known.
+    pub(super) fn may_go_on(&self, slot: SlotId, pos: u32, first: u32) -> bool {
+        match self.0.get(&slot) {
+            Some(Last::Refuted) => false,
+            Some(Last::Drawn { pos: at, token }) => *at != pos || *token == first,
+            None => true,
+        }
+    }
+
     /// `token` was drawn for position `pos`.
     pub(super) fn drawn(&mut self, slot: SlotId, pos: u32, token: u32) {
         self.0.insert(slot, Last::Drawn { pos, token });
@@ -66,6 +75,7 @@ mod tests {
         let mut drafts = Drafts::default();
         assert!(drafts.goes_on(slot, 7, 70));
         drafts.drawn(slot, 9, 90);
+        assert!(drafts.may_go_on(slot, 9, 90) && !drafts.may_go_on(slot, 9, 91));
         assert!(drafts.goes_on(slot, 9, 90) && !drafts.goes_on(slot, 9, 91));
         // It is over with all that comes, also with what would have been right.
         assert!(!drafts.goes_on(slot, 9, 90) && !drafts.goes_on(slot, 10, 5));
@@ -75,6 +85,7 @@ mod tests {
         drafts.follow(&SeqOp::Truncate { slot, len: 9, from: None });
         assert!(drafts.goes_on(slot, 9, 90));
         drafts.refute(slot);
+        assert!(!drafts.may_go_on(slot, 9, 90) && drafts.may_go_on(other, 9, 90));
         drafts.follow(&SeqOp::Close { slot });
         assert!(drafts.goes_on(slot, 0, 1));
     }

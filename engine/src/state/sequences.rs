@@ -414,7 +414,7 @@ impl Draft<'_> {
             return Err(BatchError::Malformed(why));
         }
         if want == Want::Verify && !sampler.is_some_and(SamplerSetup::can_verify) {
-            let why = "drafts of a sequence that has a grammar, a guide or mirostat";
+            let why = "drafts of a sequence that waits for masks, or has a guide or mirostat";
             return Err(BatchError::Malformed(format!("slot {}: {why}", slot.0)));
         }
         let own = Planes { from: sequence.plane, to: sequence.plane };

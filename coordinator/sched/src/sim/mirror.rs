@@ -101,7 +101,9 @@ impl Mirror {
     /// Draws what was put off, or puts it off once more.
     fn draw(&mut self, ubatch: u64, slot: SlotId) -> Result<RowOutput, String> {
         let is_late = self.is_late();
-        let open = self.open.get_mut(&slot).filter(|open| open.awaiting.is_none());
+        // Windows that are of no use any more may still be on their way.
+        let may = |open: &&mut OpenSlot| open.awaiting.is_none() || open.refuted;
+        let open = self.open.get_mut(&slot).filter(may);
         let open = open.ok_or_else(|| format!("a draw of {slot:?}, which is not open or drawn"))?;
         let (id, pos) = open.put_off.ok_or_else(|| format!("no draw of {slot:?} was put off"))?;
         open.awaiting = Some(ubatch);
@@ -300,7 +302,7 @@ impl Mirror {
     }
 
     /// What the rows of a window give, from the tokens of their sequence: up to the first that is not the next.
-    fn verify(&mut self, part: &SeqPart, known: usize, out: &mut Vec<RowOutput>) {
+    fn verify(&mut self, part: &SeqPart, known: usize, late: &[bool], out: &mut Vec<RowOutput>) {
         let (name, first) = (part.slot, part.pos as usize + known);
         let Some(slot) = self.open.get_mut(&name) else { return };
         let mut put = |pos: usize, value| {
@@ -313,6 +315,11 @@ impl Mirror {
         }
         for pos in first..slot.tokens.len() {
             let id = next_token(&slot.tokens[..=pos], &slot.adapters, self.stop_every);
+            if late[pos - first] {
+                slot.put_off = (late.len() == 1).then_some((id, pos as u32));
+                slot.refuted = true;
+                return put(pos, RowValue::NotYet);
+            }
             let token = SampledToken { id, logprob: None, top: Vec::new(), mu: None };
             put(pos, RowValue::Sampled(token));
             match slot.tokens.get(pos + 1) {
@@ -383,13 +390,21 @@ impl Mirror {
             self.check_planes(part, planes)?;
         }
         let is_late = part.want == Want::Sample && self.is_late();
+        let known = part.ahead.map_or(0, |ahead| ahead.known as usize);
+        let late: Vec<bool> = match part.want {
+            Want::Verify => part.tokens[known..].iter().map(|_| self.is_late()).collect(),
+            _ => Vec::new(),
+        };
         let Some(slot) = self.open.get_mut(&name) else {
             return Err(format!("rows of {name:?}, which is not open"));
         };
         ensure(slot.awaiting.is_none() || part.want == Want::Verify, || {
             format!("{name:?} is in two ubatches while it decodes")
         })?;
-        ensure(slot.put_off.is_none(), || format!("rows of {name:?}, whose draw was put off"))?;
+        // Windows that were on their way are of no use any more.
+        ensure(slot.put_off.is_none() || slot.refuted, || {
+            format!("rows of {name:?}, whose draw was put off")
+        })?;
         ensure(part.pos as usize == slot.tokens.len(), || {
             format!("{name:?} continues at {}, it has {} positions", part.pos, slot.tokens.len())
         })?;
@@ -417,8 +432,7 @@ impl Mirror {
         })?;
         if part.want == Want::Verify {
             slot.awaiting = Some(ubatch);
-            let known = part.ahead.map_or(0, |ahead| ahead.known);
-            self.verify(part, known as usize, out);
+            self.verify(part, known, &late, out);
         } else if part.want == Want::Guide {
             slot.awaiting = Some(ubatch);
             *guide = Some((slot.tokens.clone(), slot.adapters.clone()));
