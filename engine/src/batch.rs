@@ -258,11 +258,10 @@ pub struct SamplerSetup {
 }
 
 impl SamplerSetup {
-    /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it,
-    /// and waits for no mask.
+    /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it.
+    /// A stage wants [`Constraint::later`] besides.
     pub fn can_verify(&self) -> bool {
-        let waits = self.constraint.as_ref().is_some_and(|constraint| !constraint.later);
-        !waits && self.guidance.is_none() && self.params.mirostat.is_none()
+        self.guidance.is_none() && self.params.mirostat.is_none()
     }
 }
 

@@ -192,6 +192,114 @@ fn calls_are_held_wherever_a_marker_begins_one() {
     assert!(running.mask_after(&vocabulary, &so_far).unwrap().is_none(), "free again");
 }
 
+/// An answer that is held from its beginning, one that thinks before, and one with calls in free text.
+fn rules() -> [Arc<Constraint>; 3] {
+    let grammar = |text: &str, then_free| Grammar { text: text.to_string(), then_free };
+    let marker = |text: &str| vec![Marker { text: text.to_string(), grammar: 0 }];
+    let thinks = Constraint {
+        first: Some(0),
+        unless: vec![THINK],
+        markers: marker("</think>"),
+        grammars: vec![grammar(SCHEMA, false)],
+        ..Constraint::default()
+    };
+    let calls = Constraint {
+        markers: marker("a"),
+        grammars: vec![grammar("start: /[a-f]{3}(12|true)/", true)],
+        ..Constraint::default()
+    };
+    [whole(SCHEMA), Arc::new(thinks), Arc::new(calls)]
+}
+
+#[test]
+fn drafts_that_are_taken_back_leave_nothing_behind() {
+    let vocabulary = vocabulary();
+    let n_vocab = tokenizer().n_vocab() as u32;
+    let bits = |mask: Option<&Mask>| -> Vec<bool> {
+        (0..n_vocab).map(|id| mask.is_none_or(|mask| mask.allows(id))).collect()
+    };
+    let fresh = |rule: &Arc<Constraint>, answer: &[u32]| {
+        bits(Running::new(rule.clone()).mask_after(&vocabulary, answer).unwrap())
+    };
+    for rule in rules() {
+        let mut drafted = 0;
+        for seed in 0..4 {
+            let all = answer(&vocabulary, &rule, seed, 60);
+            let mut running = Running::new(rule.clone());
+            for n in 0..all.len() {
+                let right = (uniform(seed ^ 3, n as u32) * 5.0) as usize;
+                let mut with_drafts = all[..n].to_vec();
+                for i in 0..6 {
+                    running.prepare(&vocabulary);
+                    let mask = running.made().unwrap().unwrap();
+                    // What was drafted before and was right is there already.
+                    let known = running.seen().get(n + i).copied();
+                    let other = draw(mask.as_deref(), n_vocab, seed ^ 99, n + i);
+                    let token = all.get(n + i).copied().filter(|_| i < right).unwrap_or(other);
+                    if known.is_some_and(|known| known == token) {
+                        with_drafts.push(token);
+                        continue;
+                    }
+                    if known.is_some() || !running.draft(&vocabulary, token) {
+                        break;
+                    }
+                    with_drafts.push(token);
+                    running.prepare(&vocabulary);
+                    let made = running.made().unwrap().unwrap();
+                    assert_eq!(
+                        bits(made.as_deref()),
+                        fresh(&rule, &with_drafts),
+                        "{with_drafts:?}"
+                    );
+                    drafted += 1;
+                }
+                running.note(&vocabulary, n, all[n]);
+                assert!(running.seen().starts_with(&all[..=n]));
+            }
+            assert_eq!(
+                bits(running.mask_after(&vocabulary, &all).unwrap()),
+                fresh(&rule, &all),
+                "behind all"
+            );
+        }
+        assert!(drafted > 60, "{drafted}");
+    }
+}
+
+#[test]
+fn masks_along_right_drafts_are_there_and_wrong_ones_cost_nothing() {
+    let rule = Arc::new(Constraint { later: true, answer_at: 2, ..(*whole(SCHEMA)).clone() });
+    let all = answer(&vocabulary(), &rule, 5, 300);
+    let n_vocab = tokenizer().n_vocab() as u32;
+    let mut masks = Masks::new(Box::new(|| vocabulary_of(&tokenizer())));
+    let (slot, prompt) = (SlotId(0), [7, 8]);
+    let of = |n: usize| [&prompt[..], &all[..n]].concat();
+    let at_rest = |masks: &Masks| masks.wait_for_any(&[slot], std::time::Duration::from_secs(60));
+    let draw_at = |masks: &mut Masks, n: usize| {
+        let pick = |mask: Option<&Mask>| draw(mask, n_vocab, 5, n);
+        masks.draw(slot, &rule, &of(n), pick, |token| Some(*token)).unwrap()
+    };
+    while draw_at(&mut masks, 0) == Drawn::NotYet {
+        at_rest(&masks);
+    }
+    at_rest(&masks);
+    for n in (1..all.len()).step_by(5) {
+        let end = (n + 4).min(all.len() - 1);
+        // The last of them is not what is drawn.
+        let drafts = [&all[n..end], &[all[end] ^ 1]].concat();
+        masks.draft(slot, &rule, (prompt.len() + n) as u32, &drafts);
+        at_rest(&masks);
+        for (n, token) in (n..).zip(&all[n..end]) {
+            assert_eq!(draw_at(&mut masks, n), Drawn::Now(*token), "its mask was made along");
+        }
+        while draw_at(&mut masks, end) == Drawn::NotYet {
+            at_rest(&masks);
+        }
+        at_rest(&masks);
+    }
+    assert_eq!(masks.n_compiled(), 1);
+}
+
 #[test]
 fn what_does_not_fit_is_an_error() {
     assert!(matches!(check_grammar("start: %json {"), Err(ConstraintError::Grammar(_))));

@@ -413,7 +413,9 @@ impl Draft<'_> {
             let why = format!("slot {}: a part of rows that were all read before", slot.0);
             return Err(BatchError::Malformed(why));
         }
-        if want == Want::Verify && !sampler.is_some_and(SamplerSetup::can_verify) {
+        let waits = |setup: &SamplerSetup| setup.constraint.as_ref().is_some_and(|c| !c.later);
+        let can_verify = sampler.is_some_and(|setup| setup.can_verify() && !waits(setup));
+        if want == Want::Verify && !can_verify {
             let why = "drafts of a sequence that waits for masks, or has a guide or mirostat";
             return Err(BatchError::Malformed(format!("slot {}: {why}", slot.0)));
         }

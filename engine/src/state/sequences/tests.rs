@@ -247,7 +247,7 @@ fn only_what_can_be_verified_is() {
     let ops = vec![drawing(0, &[0], held), drawing(1, &[1], SamplerSetup::default())];
     apply(&mut s, ops, vec![]).unwrap();
     let why = |s: &mut Sequences, part| apply(s, vec![], vec![part]).unwrap_err().to_string();
-    assert!(why(&mut s, window(0, 0, 2, 0, None)).contains("a grammar"));
+    assert!(why(&mut s, window(0, 0, 2, 0, None)).contains("waits for masks"));
     let known = |known| Some(Ahead { sure: 0, known, planes: None });
     let all_known = SeqPart { ahead: known(2), ..window(1, 0, 2, 0, None) };
     assert!(why(&mut s, all_known).contains("read before"));
