@@ -52,7 +52,9 @@ fn answers_are_the_same_with_and_without_drafts() {
             json!({ "temperature": 0 }),
             json!({ "temperature": 0.7, "seed": 4, "repeat_penalty": 1.1, "dry_multiplier": 0.5 }),
             json!({ "temperature": 0.3, "seed": 9, "n": 2 }),
-            json!({ "temperature": 0.2, "seed": 3, "guided_regex": "([a-m]{1,3}[ n-z]){400}" }),
+            json!({
+                "temperature": 0.2, "seed": 3, "guided_regex": "([a-m]{1,3}[ n-z]){400}", "ignore_eos": false,
+            }),
         ] {
             let mut off = sampling.clone();
             off["speculate"] = json!(false);
