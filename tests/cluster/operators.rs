@@ -52,7 +52,8 @@ fn who_waits_is_told_what_for_and_what_to_type() {
     assert!(!cluster.admin(&["token", "list"]).contains(token));
     let folder = cluster.data("lab");
     let mut command = Command::new("sh");
-    let worker = "printf '%s\\n' \"$0\" | exec \"$@\"";
+    // The shell becomes the worker, so that it ends with this test: the last command of a pipeline would stay.
+    let worker = "exec \"$@\" <<END\n$0\nEND\n";
     command.args(["-c", worker, &line]).arg(brigade());
     command.args(["worker", "--join", &cluster.control, "--token-file", "-", "--name", "lab"]);
     command.args(["--listen", "127.0.0.1:0", "--threads", "1", "--data-dir", &folder]);

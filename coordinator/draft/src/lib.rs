@@ -39,6 +39,21 @@ pub enum Source {
     Forced,
 }
 
+impl Source {
+    /// Each of them.
+    pub const ALL: [Self; 4] = [Self::Own, Self::Recent, Self::Expected, Self::Forced];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Recent => "recent",
+            Self::Expected => "expected",
+            Self::Forced => "forced",
+        }
+    }
+}
+
 /// Tokens that may come next.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {

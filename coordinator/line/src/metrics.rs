@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use brigade_draft::Source;
 use brigade_proto::control::HealthReply;
 use brigade_sched::{DraftCounts, Micros, Stats};
 use metrics::{
@@ -49,6 +50,7 @@ const KEPT: &str = "brigade_kept_sequences";
 const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
 const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
 const DRAFTS: &str = "brigade_drafts_total";
+const DRAFT_PARTS: &str = "brigade_draft_parts_cut_total";
 const IN_FLIGHT: &str = "brigade_ubatches_in_flight";
 const GROUPS: &str = "brigade_decode_groups";
 const UBATCHES: &str = "brigade_ubatches_total";
@@ -169,7 +171,11 @@ fn describe() {
     describe_gauge!(KEPT, "Sequences kept for later requests that begin alike");
     describe_gauge!(KEPT_PLACES, "Sequences that may be kept");
     describe_gauge!(KEPT_BLOCKS, "KV pages held for kept sequences until others need them");
-    describe_counter!(DRAFTS, "Drafted tokens: right, wrong, or stale parts behind a wrong one");
+    describe_counter!(DRAFTS, "Drafted tokens that were right and wrong, by where they came from");
+    describe_counter!(
+        DRAFT_PARTS,
+        "Parts with drafts that came behind a wrong one, or lacked a mask"
+    );
     describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
     describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
     describe_counter!(UBATCHES, "Ubatches that came back");
@@ -268,9 +274,19 @@ pub fn scheduler(stats: &Stats) {
     gauge!(KEPT_BLOCKS).set(stats.blocks_kept);
     gauge!(IN_FLIGHT).set(stats.in_flight as f64);
     gauge!(GROUPS).set(stats.groups as f64);
-    let DraftCounts { right, wrong, stale } = stats.drafts;
-    for (outcome, n) in [("right", right), ("wrong", wrong), ("stale", stale)] {
-        counter!(DRAFTS, "outcome" => outcome).absolute(n);
+    drafts(&stats.drafts);
+}
+
+/// What became of drafts, by where they came from. Of answers that are known no server drafts.
+fn drafts(counts: &DraftCounts) {
+    for source in Source::ALL.into_iter().filter(|source| *source != Source::Forced) {
+        let [right, wrong] = counts.judged(source);
+        for (outcome, n) in [("right", right), ("wrong", wrong)] {
+            counter!(DRAFTS, "outcome" => outcome, "source" => source.name()).absolute(n);
+        }
+    }
+    for (why, n) in [("stale", counts.stale), ("unmasked", counts.unmasked)] {
+        counter!(DRAFT_PARTS, "cut" => why).absolute(n);
     }
 }
 

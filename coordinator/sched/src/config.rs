@@ -1,5 +1,8 @@
 //! What an operator can set about the scheduler ([`SchedConfig`]), and what can be seen of it ([`Stats`]).
 
+use brigade_draft::Source;
+
+use super::ahead::Judged;
 use super::events::Micros;
 
 /// Requests that may wait for a place before new ones are turned away.
@@ -58,18 +61,23 @@ impl Default for SchedConfig {
 /// What became of tokens that were drafted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {
-    /// They were drawn.
-    pub right: u64,
-    /// Others were drawn.
-    pub wrong: u64,
+    /// Those that were drawn and those that were not, in the order of [`Source::ALL`], where they came from.
+    judged: [[u64; 2]; Source::ALL.len()],
     /// Parts behind a wrong one, from which nothing was drawn.
     pub stale: u64,
+    /// Parts that ended where the mask of an answer's grammar was not made in time.
+    pub unmasked: u64,
 }
 
 impl DraftCounts {
     /// A draft was compared with what was drawn.
-    pub(super) fn note(&mut self, right: bool) {
-        *if right { &mut self.right } else { &mut self.wrong } += 1;
+    pub(super) fn note(&mut self, Judged { source, right, .. }: Judged) {
+        self.judged[source as usize][usize::from(!right)] += 1;
+    }
+
+    /// How many of a source were drawn, and how many were not.
+    pub fn judged(&self, source: Source) -> [u64; 2] {
+        self.judged[source as usize]
     }
 }
 

@@ -165,7 +165,10 @@ impl Scheduler {
     /// The mask of a row was not made in time. It is asked for again, or its row is computed again where it is one of several.
     fn no_mask(&mut self, of: &Wanted) {
         let Some(sequence) = self.live.get_mut(of.seq) else { return };
-        if of.ahead.is_some() && sequence.no_mask_ahead(of.pos) {
+        let is_ahead = of.ahead.is_some();
+        let is_sent_again = is_ahead && sequence.no_mask_ahead(of.pos);
+        self.drafts.unmasked += u64::from(is_ahead);
+        if is_sent_again {
             self.ready(of.seq);
         } else {
             self.live.put_off(of.seq);
@@ -192,7 +195,7 @@ impl Scheduler {
     /// Tells the drafter what was drawn, and whether its draft was that.
     fn note_drawn(&mut self, request: RequestId, token: u32, judged: Option<Judged>) {
         if let Some(judged) = judged {
-            self.drafts.note(judged.right);
+            self.drafts.note(judged);
         }
         let Some(drafter) = &mut self.drafter else { return };
         drafter.push(drafting::stream(request), token);
