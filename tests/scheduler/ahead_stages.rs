@@ -225,6 +225,23 @@ fn looking_back() -> SamplerSetup {
     SamplerSetup { params, seed: 11, top_logprobs: Some(2), ..SamplerSetup::default() }
 }
 
+/// A line that runs ahead, of sequences of at most so many positions.
+fn line_spec(n_stages: usize, prefixes: Prefixes, max_positions: u32) -> LineSpec {
+    LineSpec {
+        n_stages,
+        n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
+        n_slots: RUNNING,
+        n_kept: N_SLOTS as u32 - RUNNING,
+        prefixes,
+        block_positions: KV_PAGE as u32,
+        max_positions,
+        max_rows: 64,
+        guides: true,
+        ahead: true,
+        grows: true,
+    }
+}
+
 /// Compares runs with drafts with one without, for a model over two stages.
 fn check(golden: &Golden, (name, entry): Named<'_>) {
     let path = golden.model(entry);
@@ -242,19 +259,8 @@ fn check(golden: &Golden, (name, entry): Named<'_>) {
         if windows && (prefixes == spec.prefixes(false) || prefixes != Prefixes::Whole) {
             continue;
         }
-        let line_spec = LineSpec {
-            n_stages,
-            n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
-            n_slots: RUNNING,
-            n_kept: N_SLOTS as u32 - RUNNING,
-            prefixes,
-            block_positions: KV_PAGE as u32,
-            max_positions: spec.max_positions().unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32),
-            max_rows: 64,
-            guides: true,
-            ahead: true,
-            grows: true,
-        };
+        let most = spec.max_positions().unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32);
+        let line_spec = line_spec(n_stages, prefixes, most);
         let tokens = golden.manifest.tokens.iter().cycle().copied();
         let prompt: Vec<u32> = tokens.clone().take(PROMPT).collect();
         let other: Vec<u32> = tokens.skip(3).take(PROMPT + 1).collect();

@@ -41,24 +41,16 @@ impl Scheduler {
             self.charge_masks(share, row.mask_us.into());
             let is_stale = self.is_stale(&wanted);
             self.drafts.stale += u64::from(row.value == RowValue::Refuted);
+            if is_stale && matches!(row.value, RowValue::NotYet | RowValue::Sampled(_)) {
+                let what = "a draw at a position of drafts that were taken back";
+                return Err(format!("{what}: {}", row.pos));
+            }
             match row.value {
-                RowValue::NotYet if is_stale => {
-                    return Err(format!(
-                        "no mask at position {} of drafts that were taken back",
-                        row.pos
-                    ));
-                }
                 RowValue::NotYet => self.no_mask(&wanted),
                 RowValue::Refuted if is_stale || !self.live.contains(no) => {}
                 RowValue::Refuted => {
                     return Err(format!(
                         "the drafts at position {} were refuted, which are right",
-                        row.pos
-                    ));
-                }
-                RowValue::Sampled(_) if is_stale => {
-                    return Err(format!(
-                        "a token at position {} of drafts that were taken back",
                         row.pos
                     ));
                 }

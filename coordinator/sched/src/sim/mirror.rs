@@ -374,6 +374,16 @@ impl Mirror {
         Ok(())
     }
 
+    /// For each draw of a part whether its mask is late.
+    fn late_draws(&mut self, part: &SeqPart, known: usize) -> Vec<bool> {
+        let n_draws = match part.want {
+            Want::Verify => part.tokens.len() - known,
+            Want::Sample => 1,
+            _ => 0,
+        };
+        (0..n_draws).map(|_| self.is_late()).collect()
+    }
+
     /// `guide`: what the guide before this part has absorbed, and its adapters.
     fn apply_part(
         &mut self,
@@ -389,12 +399,8 @@ impl Mirror {
             ensure(self.open.contains_key(&name), || format!("rows of {name:?}, not open"))?;
             self.check_planes(part, planes)?;
         }
-        let is_late = part.want == Want::Sample && self.is_late();
         let known = part.ahead.map_or(0, |ahead| ahead.known as usize);
-        let late: Vec<bool> = match part.want {
-            Want::Verify => part.tokens[known..].iter().map(|_| self.is_late()).collect(),
-            _ => Vec::new(),
-        };
+        let late = self.late_draws(part, known);
         let Some(slot) = self.open.get_mut(&name) else {
             return Err(format!("rows of {name:?}, which is not open"));
         };
@@ -425,10 +431,7 @@ impl Mirror {
         let before = guide.take();
         let is_guided = part.want == Want::Sample && slot.is_guided;
         ensure(before.is_some() == is_guided, || {
-            format!(
-                "{name:?} is guided: {is_guided}, a guide stands before it: {}",
-                before.is_some()
-            )
+            format!("{name:?} is guided: {is_guided}, or has a guide before it")
         })?;
         if part.want == Want::Verify {
             slot.awaiting = Some(ubatch);
@@ -445,8 +448,8 @@ impl Mirror {
             let id = next_token(&both, &slot.adapters, self.stop_every);
             let (pos, token) =
                 (end as u32 - 1, SampledToken { id, logprob: None, top: Vec::new(), mu: None });
-            slot.put_off = is_late.then_some((id, pos));
-            let value = if is_late { RowValue::NotYet } else { RowValue::Sampled(token) };
+            slot.put_off = late[0].then_some((id, pos));
+            let value = if late[0] { RowValue::NotYet } else { RowValue::Sampled(token) };
             out.push(RowOutput { slot: name, pos, value, mask_us: 0 });
             self.read_back(name)?;
         }
