@@ -372,6 +372,11 @@ fn what_cannot_be_held_is_refused_by_its_path() {
         let error = json_of(&reply.body)["error"].clone();
         assert_eq!(error["param"], path, "{error}");
     }
+    // A ban of all that the form allows is found when a token is drawn.
+    let banned = json!({ "prompt": "a", "guided_regex": "q{3}", "logit_bias": [["q", false], ["qq", false], ["qqq", false]] });
+    let reply = server.post("/v1/completions", &banned);
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    assert!(reply.body.contains("no token is left"), "{}", reply.body);
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
