@@ -32,8 +32,8 @@ fn numbers() -> Vec<i128> {
 
 /// Numbers at the ends and beside a bound.
 fn around(bound: i128) -> Vec<i128> {
-    let near = (bound - 2..=bound + 2).chain([bound - 1024, bound + 1024]);
-    near.chain([MIN, LOWEST, -1, 0, HIGHEST, UNSIGNED]).collect()
+    let near = bound - 1..=bound + 1;
+    near.chain([MIN, LOWEST, 0, HIGHEST, UNSIGNED]).collect()
 }
 
 /// Whether `number` is within a bound.
@@ -165,7 +165,7 @@ fn a_literal_is_itself() {
             [format!(r#"{{"const": {number}}}"#), format!(r#"{{"enum": ["a", {number}]}}"#)]
         {
             let held = held(&schema, Strictness::Strict).unwrap();
-            for other in number - 2..=number + 2 {
+            for other in number - 1..=number + 1 {
                 let wanted = other == number;
                 assert_eq!(passes(&text, &held, &other.to_string()), wanted, "{schema} {other}");
             }
