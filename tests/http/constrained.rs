@@ -282,6 +282,44 @@ fn other_forms_hold_too_and_are_the_same_on_any_line() {
     assert_eq!(one, answers("3"), "bit for bit");
 }
 
+fn whole(value: &Value) -> i128 {
+    value.as_number().unwrap().as_i128().unwrap()
+}
+
+fn whole_numbers_are_held_from_the_lowest_i64_to_the_highest_u64() {
+    let server = Server::start(&["--workers", "2"]);
+    let (low, high) = (i128::from(i64::MIN), i128::from(u64::MAX));
+    let edges = [low, low + 1, -(1 << 53) - 1, (1 << 53) + 1, i128::from(i64::MAX), high];
+    for (seed, edge) in edges.into_iter().enumerate() {
+        // Two numbers alone are within, and what goes before the number is the model's.
+        let (least, most) = (edge.max(low + 1) - 1, edge);
+        let parameters = json_of(&format!(
+            r#"{{"type": "object", "required": ["n", "exactly"], "additionalProperties": false, "properties": {{
+                "word": {{"enum": ["heaven", "earth"]}}, "n": {{"type": "integer", "minimum": {least}, "maximum": {most}}},
+                "exactly": {{"const": {edge}}}}}}}"#
+        ));
+        let tool = json!({ "type": "function", "function": {
+            "name": "count", "strict": true, "parameters": parameters } });
+        let body = json!({
+            "messages": [{ "role": "user", "content": "Count" }], "tools": [tool], "tool_choice": "required",
+            "parallel_tool_calls": false, "seed": seed, "max_tokens": 200,
+        });
+        let choice = choice(&server, "/v1/chat/completions", &body);
+        assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        let arguments = json_of(function["arguments"].as_str().unwrap());
+        let n = whole(&arguments["n"]);
+        assert!((least..=most).contains(&n), "{least} {most}: {function}");
+        assert_eq!(whole(&arguments["exactly"]), edge, "{function}");
+    }
+    let beyond = json_of(
+        r#"{"prompt": "a", "guided_json": {"type": "integer", "minimum": -9223372036854775809}}"#,
+    );
+    let reply = server.post("/v1/completions", &beyond);
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    assert_eq!(json_of(&reply.body)["error"]["param"], "guided_json.minimum");
+}
+
 fn a_required_call_has_arguments_that_fit() {
     let server = Server::start(&["--workers", "2"]);
     let parameters = |n: u64| {
@@ -334,6 +372,11 @@ fn what_cannot_be_held_is_refused_by_its_path() {
         let error = json_of(&reply.body)["error"].clone();
         assert_eq!(error["param"], path, "{error}");
     }
+    // A ban of all that the form allows is found when a token is drawn.
+    let banned = json!({ "prompt": "a", "guided_regex": "q{3}", "logit_bias": [["q", false], ["qq", false], ["qqq", false]] });
+    let reply = server.post("/v1/completions", &banned);
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    assert!(reply.body.contains("no token is left"), "{}", reply.body);
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
@@ -341,6 +384,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         answers_fit_their_schemas,
         other_forms_hold_too_and_are_the_same_on_any_line,
         a_required_call_has_arguments_that_fit,
+        whole_numbers_are_held_from_the_lowest_i64_to_the_highest_u64,
         what_cannot_be_held_is_refused_by_its_path;
     alone:
         ten_thousand_answers_fit_their_schemas ignored("takes many minutes: for the night"),

@@ -179,13 +179,18 @@ fn an_encoder_of_images_beside_the_text_is_left_where_it_is() {
 
 /// As a service runs: no home, and no folder that the environment names.
 fn homeless(args: &[&str], temporary: &Path) -> Output {
+    without_home(args, temporary).output().unwrap()
+}
+
+fn without_home(args: &[&str], temporary: &Path) -> Command {
     let mut command = Command::new(brigade());
     for name in
         ["HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "BRIGADE_DATA_DIR", "MESA_SHADER_CACHE_DIR"]
     {
         command.env_remove(name);
     }
-    command.env("TMPDIR", temporary).args(args).stdin(Stdio::null()).output().unwrap()
+    command.env("TMPDIR", temporary).args(args).stdin(Stdio::null());
+    command
 }
 
 fn nothing_here_needs_a_home() {
@@ -212,6 +217,16 @@ fn nothing_here_needs_a_home() {
     assert!(text(&output).contains("--data-dir"), "{}", text(&output));
     let left: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(left.len(), 1, "{left:?}");
+    // A home that nothing can be written to, as services and containers have it.
+    let no_folder = folder.0.join("no-folder");
+    std::fs::write(&no_folder, "x").unwrap();
+    let args = [&["run", "-p", "In the"][..], &line].concat();
+    for home in [no_folder.as_path(), Path::new("/proc/nowhere")] {
+        let output = without_home(&args, &folder.0).env("HOME", home).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let home = home.to_str().unwrap();
+        assert!(text(&output).contains(home), "a word about it: {}", text(&output));
+    }
 }
 
 /// Runs a command whose output and whose remarks nobody reads.

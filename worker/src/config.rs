@@ -328,19 +328,34 @@ pub fn default_cache_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf
     let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     match base {
         Some(base) => Ok(base.join("brigade")),
-        None => homeless_cache_dir(&set("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"))),
+        None => temporary_cache_dir(env, NO_HOME),
     }
 }
+
+/// A folder of this user's in the system's temporary place, with a warning that says `why` the one at home is not used.
+///
+/// # Errors
+/// That folder cannot be made, or others can write to it.
+pub fn temporary_cache_dir(
+    env: &dyn Fn(&str) -> Option<String>,
+    why: &str,
+) -> Result<PathBuf, ConfigError> {
+    let temporary = env("TMPDIR").filter(|value| !value.is_empty());
+    homeless_cache_dir(Path::new(temporary.as_deref().unwrap_or("/tmp")), why)
+}
+
+/// Why there is no folder at home.
+const NO_HOME: &str = "neither XDG_CACHE_HOME nor HOME is set";
 
 /// Said once by each process.
 static HOMELESS: Once = Once::new();
 
 /// A folder in the system's temporary place, for who has no home: cron, a container, a unit of systemd. Others can write
 /// to that place, so the folder has to be this user's alone.
-fn homeless_cache_dir(temporary: &Path) -> Result<PathBuf, ConfigError> {
+fn homeless_cache_dir(temporary: &Path, homeless: &str) -> Result<PathBuf, ConfigError> {
     let refuse = |folder: &Path, why: String| {
         let problem = format!(
-            "cannot be used ({why}); neither XDG_CACHE_HOME nor HOME is set: set XDG_CACHE_HOME to a folder of this user's"
+            "cannot be used ({why}); {homeless}: set XDG_CACHE_HOME to a folder of this user's"
         );
         bad("the cache folder", folder.display().to_string(), problem)
     };
@@ -359,7 +374,7 @@ fn homeless_cache_dir(temporary: &Path) -> Result<PathBuf, ConfigError> {
     HOMELESS.call_once(|| {
         tracing::warn!(
             folder = %folder.display(),
-            "neither XDG_CACHE_HOME nor HOME is set: what can be made again is kept here, for as long as the system leaves it"
+            "{homeless}: what can be made again is kept here, for as long as the system leaves it"
         );
     });
     Ok(folder)

@@ -56,7 +56,7 @@ impl Arrangement {
         })
     }
 
-    /// Whether it can be another one than without its calls, for a conversation with so many calls.
+    /// Whether it can be another one than without its calls, for a conversation with so many calls and results.
     pub fn is_for(self, n_calls: usize) -> bool {
         n_calls > 0 || self.calls == CallsGiven::Stay
     }

@@ -88,11 +88,13 @@ impl Fitting<'_> {
             CallsGiven::InWords => words.as_slice(),
             _ => prepared.messages.as_slice(),
         };
+        // A result whose call is not there can be in words as well.
+        let is_result = |message: &&Value| message.get("role").is_some_and(|role| role == "tool");
+        let n_results = prepared.messages.iter().filter(is_result).count();
+        let n_calls = prepared.n_calls + n_results;
         let is_short = prepared.messages.iter().map(bytes_of).sum::<usize>() <= MAX_TRIED_BYTES;
         let taken = if is_short {
-            each_other(prepared.n_calls, given, |arrangement, messages| {
-                self.tried(arrangement, messages)
-            })
+            each_other(n_calls, given, |arrangement, messages| self.tried(arrangement, messages))
         } else {
             let (short, mut n_tried) = (sketch(&prepared.messages), 0);
             let short_words = LazyCell::new(|| sketch(&words));
@@ -100,7 +102,7 @@ impl Fitting<'_> {
                 CallsGiven::InWords => short_words.as_slice(),
                 _ => short.as_slice(),
             };
-            each_other(prepared.n_calls, short, |arrangement, sketched| {
+            each_other(n_calls, short, |arrangement, sketched| {
                 if n_tried == MAX_TRIED || self.whole(sketched).is_err() {
                     return ControlFlow::Continue(());
                 }
@@ -196,7 +198,7 @@ impl Fitting<'_> {
     }
 }
 
-/// Tries the arrangements but the first, each with its messages, until one ends the search. `given`: the messages that an
+/// Tries the arrangements but the first, each with its messages, until one ends the search. `n_calls`: calls and results. `given`: the messages that an
 /// arrangement is of.
 fn each_other<'m, T>(
     n_calls: usize,

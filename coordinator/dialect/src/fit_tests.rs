@@ -10,7 +10,7 @@ use super::sketch::bytes_of;
 use super::text_model::{Chat, TextModel};
 
 /// Templates that want something of a conversation, or leave something out.
-const STYLES: [(&str, &str); 16] = [
+const STYLES: [(&str, &str); 17] = [
     (
         "parts by filter",
         "{% for m in messages %}<{{ m['role'] }}>{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}\
@@ -89,6 +89,14 @@ const STYLES: [(&str, &str); 16] = [
         "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
          <tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}</tool_call>\
          {% endfor %}</>{% endif %}{% endfor %}",
+    ),
+    (
+        "results are read from their calls on",
+        "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
+         <tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}</tool_call>\
+         {% endfor %}{% if m.tool_calls %}{% set ns = namespace(on=true) %}{% for r in messages[loop.index:] %}\
+         {% if r.role != 'tool' %}{% set ns.on = false %}{% elif ns.on %}<result>{{ r.content }}</result>{% endif %}{% endfor %}\
+         {% endif %}</>{% endif %}{% endfor %}",
     ),
     (
         "names of calls, and no arguments",
@@ -193,6 +201,21 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
         (
             "two calls",
             vec![u1.clone(), calls("", vec![c1.clone(), c2.clone()]), r1.clone(), r2.clone()],
+        ),
+        ("a result alone", vec![u1.clone(), r1.clone(), u2.clone()]),
+        ("a result first", vec![r1.clone(), u1.clone()]),
+        ("a result behind an answer", vec![u1.clone(), a1.clone(), r1.clone(), u2.clone()]),
+        (
+            "a result before its call",
+            vec![u1.clone(), r1.clone(), calls("", vec![c1.clone()]), u2.clone()],
+        ),
+        (
+            "a result of a call that is no longer there",
+            vec![u1.clone(), calls("", vec![c1.clone()]), r1.clone(), r2.clone(), u2.clone()],
+        ),
+        (
+            "a question before the result",
+            vec![u1.clone(), calls("", vec![c1.clone()]), u2.clone(), r1.clone()],
         ),
         (
             "text beside two calls",

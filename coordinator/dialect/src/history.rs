@@ -142,7 +142,9 @@ impl History {
             message.insert("tool_calls".to_string(), Value::Array(calls));
         }
         let thought = message.shift_remove("reasoning_content").filter(|t| !t.is_null());
-        let thought = thought.or_else(|| message.get("reasoning").cloned());
+        // As other servers call it.
+        let mut others = ["reasoning", "thinking"].into_iter().filter_map(|name| message.get(name));
+        let thought = thought.or_else(|| others.find(|thought| thought.is_string()).cloned());
         if let Some(thought) = thought.filter(Value::is_string) {
             if !(self.one_thought && has_calls && !is_empty) {
                 message.insert("thinking".to_string(), thought.clone());

@@ -223,7 +223,7 @@ mod tests {
         assert!(error(&message).contains("16385 bytes: at most 16384"));
         let values = vec!["[]"; MAX_TEMPLATE_VALUES / 2].join(",");
         for place in [
-            format!(r#"{{"messages": [{{"role": "user", "x": [{values}]}}]}}"#),
+            format!(r#"{{"messages": [{{"role": "user", "content": "", "x": [{values}]}}]}}"#),
             format!(
                 r#"{{"messages": [{{"role": "user"}}], "chat_template_kwargs": {{"x": [{values}]}}}}"#
             ),

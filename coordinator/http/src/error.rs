@@ -7,6 +7,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
 use brigade_engine::constraint::ConstraintError;
+use brigade_engine::sample::SampleError;
 use brigade_line::handle::{Failure, SubmitError};
 use brigade_line::request::RequestError;
 use brigade_text::TextError;
@@ -341,6 +342,12 @@ impl From<Failure> for ApiError {
                      {generated} generated tokens, or takes more steps than may be: make it simpler"
                 ))
             }
+            Failure::NoToken { generated, reason } if SampleError::is_nothing_left(&reason) => {
+                Self::bad_request(format!(
+                    "no token is left to choose from after {generated} generated tokens: what is banned (logit_bias) and the \
+                     form that the answer has to fit leave none; ban less, or allow more"
+                ))
+            }
             Failure::NoToken { generated, .. } => Self::server(format!(
                 "the model gave no usable numbers after {generated} generated tokens; the server's \
                  log says more"
@@ -388,6 +395,16 @@ mod tests {
             assert_eq!(error.status(), StatusCode::BAD_REQUEST);
             assert!(error.body()["error"]["message"].as_str().unwrap().contains("7 generated"));
         }
+    }
+
+    #[test]
+    fn a_ban_of_all_that_is_allowed_is_the_requests_fault() {
+        let reason = format!("sequence 3: {}", SampleError::NothingLeft);
+        let error = ApiError::from(Failure::NoToken { reason, generated: 7 });
+        assert_eq!(error.status(), StatusCode::BAD_REQUEST);
+        let body = error.body();
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(message.contains("7 generated") && message.contains("logit_bias"), "{message}");
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Mutex;
 
-use serde::Serialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -142,6 +142,20 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Says to the log which fields of a message are left that nobody here knows: the chat template has them, and may not
+    /// write them. Whether there is one.
+    pub fn tell_for_template(&self, known: &[&str], unread: Unread) -> bool {
+        let mut is_told = false;
+        for (name, _) in &self.fields {
+            let is_known = known.contains(&name.as_str()) || unread.iter().any(|(n, _)| n == name);
+            if !is_known {
+                for_template(&format!("{}{name}", self.prefix), name);
+                is_told = true;
+            }
+        }
+        is_told
+    }
+
     /// What is left, in order, for the chat template; counted against `left` values.
     pub fn into_rest(self, left: &mut usize) -> Result<Map<String, Value>, ApiError> {
         let Self { fields, prefix } = self;
@@ -211,6 +225,19 @@ fn unknown(endpoint: &'static str, path: &str) {
     }
 }
 
+/// A field of a message that only the chat template could know: a word in the log, once.
+fn for_template(path: &str, name: &str) {
+    #[cfg(test)]
+    tests::UNKNOWN.with_borrow_mut(|paths| paths.push(path.to_string()));
+    if is_new("messages", name) {
+        let field: String = path.chars().take(MAX_NAMED_CHARS).collect();
+        tracing::info!(
+            field,
+            "a message has a field that is not known here: the model reads it only if its chat template writes it"
+        );
+    }
+}
+
 /// Whether the log has not named it yet, and still does.
 fn is_new(endpoint: &'static str, what: &str) -> bool {
     // A panic while it was held has broken nothing.
@@ -235,7 +262,8 @@ pub fn list<'a>(
     reader.deserialize_seq(Elements { max }).map_err(|e| wrong(path, &e))
 }
 
-/// The fields of an object of at most `max`; of several of one name, the last.
+/// The fields of an object of at most `max`. One that stands there twice with different values is an error: one of them
+/// would be lost without a word.
 pub fn entries(
     value: &RawValue,
     max: usize,
@@ -256,7 +284,8 @@ pub fn tree(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, Api
             return Err(ApiError::field(path, message));
         }
     }
-    serde_json::from_str(value.get()).map_err(|e| wrong(path, &e))
+    let tree: Tree = serde_json::from_str(value.get()).map_err(|e| wrong(path, &e))?;
+    Ok(tree.0)
 }
 
 /// An upper bound of the values in a JSON text: each but the first comes after a bracket or a comma.
@@ -277,6 +306,73 @@ fn count_values(text: &str) -> usize {
 /// A complaint about `path`.
 fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
     ApiError::field(path, format!("{path}: {}", reason(error)))
+}
+
+fn twice<E: serde::de::Error>(name: &str) -> E {
+    E::custom(format!("{name:?} stands there twice, with different values: send one of them"))
+}
+
+/// A value whose objects have each name once.
+struct Tree(Value);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(TreeReader).map(Self)
+    }
+}
+
+struct TreeReader;
+
+impl<'de> Visitor<'de> for TreeReader {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Tree(value)) = seq.next_element()? {
+            list.push(value);
+        }
+        Ok(list.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some((name, Tree(value))) = map.next_entry::<String, Tree>()? {
+            match object.get(&name) {
+                Some(known) if *known != value => return Err(twice(&name)),
+                Some(_) => {}
+                None => drop(object.insert(name, value)),
+            }
+        }
+        Ok(object.into())
+    }
 }
 
 struct Elements {
@@ -317,7 +413,8 @@ impl<'de> Visitor<'de> for Entries {
         let mut entries: Self::Value = Vec::new();
         while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
             match entries.iter().position(|(known, _)| *known == name) {
-                Some(at) => entries[at].1 = value,
+                Some(at) if entries[at].1.get() == value.get() => {}
+                Some(_) => return Err(twice(&name)),
                 None if entries.len() == self.max => {
                     return Err(A::Error::custom(format!("more than {} fields", self.max)));
                 }
@@ -383,13 +480,30 @@ pub mod tests {
     #[test]
     fn what_grows_is_counted() {
         let many = format!("{{{}\"z\": 1}}", "\"a\": 1,".repeat(300));
-        assert_eq!(Fields::parse(many.as_bytes()).unwrap().fields.len(), 2, "the last of one name");
+        assert_eq!(Fields::parse(many.as_bytes()).unwrap().fields.len(), 2, "one of a name");
         let names: Vec<String> = (0..=MAX_FIELDS).map(|i| format!("\"f{i}\": 1")).collect();
         let error = Fields::parse(format!("{{{}}}", names.join(",")).as_bytes()).unwrap_err();
         assert!(message(error).contains("more than 256 fields"));
         let long = RawValue::from_string("[1,2,3]".to_string()).unwrap();
         assert_eq!(list("x", &long, 3).unwrap().len(), 3);
         assert!(message(list("x", &long, 2).unwrap_err()).contains("x: more than 2"));
+    }
+
+    #[test]
+    fn what_stands_twice_is_not_lost() {
+        let error = Fields::parse(br#"{"prompt": "a", "n": 1, "prompt": "b"}"#).unwrap_err();
+        assert!(message(error).contains("\"prompt\" stands there twice"));
+        let raw = |text: &str| RawValue::from_string(text.to_string()).unwrap();
+        let read = |text: &str| tree("x", &raw(text), &mut 100);
+        for text in
+            [r#"{"a": 1, "a": 2}"#, r#"[{"b": {"a": [1], "a": [2]}}]"#, r#"{"a": null, "a": 1}"#]
+        {
+            let error = read(text).unwrap_err();
+            assert_eq!(error.body()["error"]["param"], "x");
+            assert!(message(error).contains("\"a\" stands there twice"), "{text}");
+        }
+        let text = r#"{"z": [null, true, -3, 18446744073709551615, -0.0, 1.5e300, "\u00e4\n", {"a": 1, "a": 1}], "a": {}}"#;
+        assert_eq!(read(text).unwrap(), serde_json::from_str::<Value>(text).unwrap());
     }
 
     #[test]

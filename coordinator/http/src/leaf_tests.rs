@@ -151,6 +151,9 @@ fn of_chat() -> (Vec<Value>, Vec<Value>) {
         json!([{ "role": "user", "content": "" },
                { "role": "assistant", "content": null, "tool_calls": [call(json!({ "a": "", "b": [""] }))] },
                { "role": "tool", "tool_call_id": "c1", "content": [{ "type": "text", "text": "" }] }]),
+        json!([{ "role": "user", "content": "" }, { "role": "assistant", "reasoning": "", "content": "" },
+               { "role": "user", "content": "" }, { "role": "assistant", "thinking": "", "content": "" },
+               { "role": "user", "content": "" }]),
         json!([{ "role": "user", "content": "" }, { "role": "assistant", "content": null, "refusal": "" },
                { "role": "user", "content": "" }]),
         json!([{ "role": "user", "content": "" },
@@ -174,6 +177,10 @@ fn of_chat() -> (Vec<Value>, Vec<Value>) {
         json!([{ "role": "assistant", "content": "", "audio": { "transcript": "" } }]),
         json!([{ "role": "assistant", "content": "", "function_call": { "arguments": "" } }]),
         json!([{ "role": "assistant", "content": "", "function_call": "" }]),
+        json!([{ "role": "user", "text": "" }]),
+        json!([{ "role": "user", "parts": [{ "text": "" }] }]),
+        json!([{ "role": "assistant", "content": "", "reasoning": [""] }]),
+        json!([{ "role": "assistant", "content": "", "thinking": { "text": "" } }]),
     ];
     (taken, refused)
 }

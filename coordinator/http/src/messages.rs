@@ -14,6 +14,20 @@ pub const MAX_MESSAGES: usize = 1 << 13;
 /// The call of an answer in the older form of histories.
 const OLDER_CALL: &str = "function_call";
 
+/// Fields of a message beside its role and content that are read here or by all chat templates.
+const KNOWN: [&str; 7] = [
+    "name",
+    "tool_call_id",
+    "tool_calls",
+    OLDER_CALL,
+    "reasoning_content",
+    THOUGHTS[0],
+    THOUGHTS[1],
+];
+
+/// What answers' thoughts are called elsewhere.
+const THOUGHTS: [&str; 2] = ["reasoning", "thinking"];
+
 /// Longest word for how much to think; the model's template knows which there are.
 const MAX_EFFORT_BYTES: usize = 32;
 
@@ -64,6 +78,7 @@ fn message(
 ) -> Result<Value, ApiError> {
     let mut fields = Fields::nested(path, value)?;
     let role: String = fields.require("role")?;
+    let needs_content = role != ROLE && !fields.names().any(|name| name == "content");
     let content = match fields.raw("content") {
         // Only an assistant says nothing beside its calls; elsewhere nothing is an empty text.
         None if role != ROLE => Value::String(String::new()),
@@ -106,6 +121,12 @@ fn message(
     let mut message = Map::new();
     message.insert("role".to_string(), Value::String(role));
     message.insert("content".to_string(), content);
+    let is_told = fields.tell_for_template(&KNOWN, super::unread::MESSAGE);
+    if is_told && needs_content {
+        // What it says may be under a name that nobody here knows.
+        let path = fields.path("content");
+        return Err(ApiError::field(&path, format!("{path} is required")));
+    }
     message.extend(fields.into_rest(left)?);
     Ok(Value::Object(message))
 }
@@ -150,6 +171,12 @@ fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Resu
         for name in ["tool_calls", OLDER_CALL] {
             fields.refuse(name, "only an assistant's message has calls")?;
         }
+    }
+    for name in THOUGHTS.into_iter().filter(|_| role == ROLE) {
+        let Some(thought) = fields.raw(name) else { continue };
+        let _: String = read_value(&fields.path(name), thought)?;
+        *n_bytes += thought.get().len();
+        fields.put_back(name, thought);
     }
     let Some(thought) = fields.raw("reasoning_content") else { return Ok(()) };
     let path = fields.path("reasoning_content");
@@ -311,6 +338,10 @@ mod tests {
         };
         assert_eq!(content(ROLE), Value::Null);
         assert_eq!([content("user"), content("tool")], ["", ""]);
+        let elsewhere = r#"{"role": "user", "text": "x"}"#.to_string();
+        let elsewhere = RawValue::from_string(elsewhere).unwrap();
+        let error = message("messages[0]", &elsewhere, &mut 100, &mut 0).unwrap_err();
+        assert_eq!(error.body()["error"]["param"], "messages[0].content");
     }
 
     #[test]

@@ -67,6 +67,12 @@ pub const PART: Unread = &[
     ("logprobs", "they were for who read the answer"),
 ];
 
+/// Fields of a message.
+pub const MESSAGE: Unread = &[
+    ("annotations", "what a text refers to is in the text"),
+    ("cache_control", "prompts that begin alike are found without"),
+];
+
 /// Fields of a call in an earlier answer.
 pub const CALL: Unread = &[
     ("index", "calls come in their order"),

@@ -68,6 +68,13 @@ pub enum SampleError {
     },
 }
 
+impl SampleError {
+    /// Whether a stage's word about why it drew no token is that the request's own bans leave none.
+    pub fn is_nothing_left(reason: &str) -> bool {
+        reason.contains(&Self::NothingLeft.to_string())
+    }
+}
+
 /// Runs the chain. Holds only scratch space, which is reused from row to row.
 #[derive(Default)]
 pub struct Sampler {

@@ -127,13 +127,62 @@ impl End {
 }
 
 /// Whether a schema's numbers are whole ones.
-fn is_whole(words: &Map<String, Value>) -> bool {
+pub fn is_whole(words: &Map<String, Value>) -> bool {
     words.get("type").is_some_and(|ty| match ty {
         Value::Array(all) => {
             all.iter().any(|ty| ty == "integer") && !all.iter().any(|ty| ty == "number")
         }
         ty => ty == "integer",
     })
+}
+
+/// Whether a schema's types, where it names any, have whole numbers among them.
+pub fn allows_whole(words: &Map<String, Value>) -> bool {
+    let is_one = |ty: &Value| ty == "integer" || ty == "number";
+    words.get("type").is_none_or(|ty| match ty {
+        Value::Array(all) => all.iter().any(is_one),
+        ty => is_one(ty),
+    })
+}
+
+/// The whole number that a value is, where it is the one that was written.
+pub fn exactly(value: &Value) -> Option<i128> {
+    match number::of(value)? {
+        Number::Whole(whole) => Some(whole),
+        // It may have been written with more digits than were read.
+        Number::Real(real) => (real.fract() == 0.0 && real.abs() < SPARSE).then_some(real as i128),
+    }
+}
+
+/// The outermost whole numbers that the bounds of a schema allow, an end without a bound open; `None`: a bound is no number, or
+/// not the one that was written.
+pub fn whole_range(words: &Map<String, Value>) -> Option<(Option<i128>, Option<i128>)> {
+    let mut ends = [None, None];
+    for (end, found) in End::BOTH.into_iter().zip(&mut ends) {
+        let bounds = end.of(words);
+        let is_read = |bound: &Bound<'_>| match bound.number {
+            Number::Whole(_) => true,
+            Number::Real(real) => real.abs() < SPARSE,
+        };
+        let said = end.words().into_iter().filter_map(|word| words.get(word));
+        if !bounds.iter().all(is_read) || bounds.len() < said.filter(|v| !v.is_boolean()).count() {
+            return None;
+        }
+        *found = end.tightest(&bounds).map(|(_, whole)| whole);
+    }
+    let [least, most] = ends;
+    Some((least, most))
+}
+
+/// Which of two values of a bound leaves less; `None`: the word is no bound, or a value no number.
+pub fn tighter<'a>(word: &str, one: &'a Value, other: &'a Value) -> Option<&'a Value> {
+    let (left, right) = (exactly(one)?, exactly(other)?);
+    let first = match word {
+        word if LEAST.contains(&word) => left >= right,
+        word if MOST.contains(&word) => left <= right,
+        _ => return None,
+    };
+    Some(if first { one } else { other })
 }
 
 /// A number of a schema that cannot be held: its keyword, and what is wrong.

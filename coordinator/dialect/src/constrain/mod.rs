@@ -12,10 +12,12 @@ pub mod bounds;
 pub mod calls;
 pub mod gbnf;
 pub mod grammar;
+pub mod integers;
 pub mod normal;
 pub mod parameters;
 pub mod schema;
 pub mod trials;
+pub mod wide;
 pub mod words;
 
 use brigade_engine::constraint::regex_for_lark;
@@ -153,3 +155,5 @@ fn check(path: &str, grammar: &Grammar) -> Result<(), Refused> {
 mod bounds_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod wide_tests;

@@ -18,6 +18,9 @@ pub const MAX_OPTIONAL_PROPERTIES: usize = 500;
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 
+/// Words for people, which are left out: a number in them is nothing that has to be held.
+const FOR_PEOPLE: [&str; 5] = ["$comment", "title", "description", "default", "examples"];
+
 /// Begins the names of definitions that were added; a number follows.
 const ADDED: &str = "brigade-ref-";
 
@@ -111,7 +114,8 @@ fn rewritten(part: &Value, root: &Value, added: &mut BTreeMap<String, String>) -
             let word = |(word, value): (&String, &Value)| {
                 (word.clone(), rewritten_word(word, value, root, added))
             };
-            let mut words: Map<String, Value> = words.iter().map(word).collect();
+            let held = words.iter().filter(|(word, _)| !FOR_PEOPLE.contains(&word.as_str()));
+            let mut words: Map<String, Value> = held.map(word).collect();
             bounds::rewrite(&mut words);
             Value::Object(words)
         }
@@ -133,7 +137,7 @@ fn rewritten_word(
                 |(name, part): (&String, &Value)| (name.clone(), rewritten(part, root, added));
             Value::Object(parts.iter().map(part).collect())
         }
-        ("enum" | "const" | "default" | "examples" | "required", _) => value.clone(),
+        ("enum" | "const" | "required", _) => value.clone(),
         ("$ref", Value::String(to)) if to.contains(['%', '~']) && pointed(root, to).is_some() => {
             let n = added.len();
             let name = added.entry(to.clone()).or_insert_with(|| free_name(root, n));

@@ -9,7 +9,7 @@ use super::grammar::Grammar;
 use super::normal::normal;
 use super::trials::tried;
 use super::words::{MAPS, parts};
-use super::{MAX_GRAMMAR_BYTES, Refused, Strictness};
+use super::{MAX_GRAMMAR_BYTES, Refused, Strictness, wide};
 
 /// Keywords that restrict values and cannot be held.
 const REFUSED: &[&str] = &[
@@ -62,7 +62,11 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
     let cleaned = match strictness {
         Strictness::Strict => {
             check_words(path, schema)?;
-            normal(path, &annotations_left_out(schema), strictness)?
+            let cleaned = annotations_left_out(schema);
+            match normal(path, &cleaned, strictness) {
+                Ok(normal) => normal,
+                Err(refused) => return with_wide_numbers(path, &cleaned, refused),
+            }
         }
         Strictness::Lenient => normal(path, schema, strictness)?,
     };
@@ -84,6 +88,19 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
     }
 }
 
+/// The grammar of a schema that the library does not hold because of `refused`, if it is a number that is written here.
+fn with_wide_numbers(path: &str, schema: &Value, refused: Refused) -> Result<Grammar, Refused> {
+    let Some(whole) = wide::grammar(schema) else { return Err(refused) };
+    let text = whole.text();
+    if text.len() > MAX_GRAMMAR_BYTES {
+        return Err(refused);
+    }
+    match tried(&text) {
+        Ok(()) => Ok(whole),
+        Err(error) => Err(Refused::new(path, format!("{path} cannot be held: {error}"))),
+    }
+}
+
 /// The grammar of a value; of a tool that is not strict any value where the schema cannot be held.
 pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
     match grammar(path, schema, strictness) {
@@ -99,7 +116,7 @@ pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Gramma
 }
 
 /// The schema with what the library has to know beside it.
-fn with_options(schema: &Value, strictness: Strictness) -> Value {
+pub fn with_options(schema: &Value, strictness: Strictness) -> Value {
     let mut schema = match schema {
         Value::Object(schema) => schema.clone(),
         Value::Bool(false) => Map::from_iter([("enum".to_string(), json!([]))]),
