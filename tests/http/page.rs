@@ -77,7 +77,9 @@ fn a_chat_in_a_browser() {
     // An answer without end is stopped by the keyboard; what came of it stays, and the server hears of it.
     page.value(ENDLESS);
     ask(page, "And it came to pass");
-    page.wait("document.querySelectorAll('#messages li.assistant')[1]?.innerText.includes('The sea')");
+    page.wait(
+        "document.querySelectorAll('#messages li.assistant')[1]?.innerText.includes('The sea')",
+    );
     page.press("Escape");
     page.wait(IDLE);
     assert!(texts(page, "assistant")[1].contains("The sea"));
@@ -309,9 +311,7 @@ fn two_tabs_keep_the_same_chat() {
     let page = &mut ready(&chromium, &server);
     page.value("document.getElementById('max_tokens').value = 8");
     let answered = |page: &mut Page, n: usize| {
-        page.wait(&format!(
-            "document.querySelectorAll('#messages li.assistant').length === {n}"
-        ));
+        page.wait(&format!("document.querySelectorAll('#messages li.assistant').length === {n}"));
         page.wait(IDLE);
     };
     ask(page, "The first");
@@ -341,7 +341,9 @@ fn what_is_kept_may_be_of_any_form_and_size() {
     };
     let server = Server::start(&["--workers", "1"]);
     let page = &mut ready(&chromium, &server);
-    for kept in ["7", "null", "{}", "[null, 7, {}]", "[{\"id\": 7}]", "[{\"id\": \"x\"}]", "no JSON"] {
+    for kept in
+        ["7", "null", "{}", "[null, 7, {}]", "[{\"id\": 7}]", "[{\"id\": \"x\"}]", "no JSON"]
+    {
         let kept = serde_json::Value::from(kept);
         page.value(&format!(
             "for (const key of ['brigade-chats', 'brigade-chat', 'brigade-chat-x', 'brigade-settings'])
