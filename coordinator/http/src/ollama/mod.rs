@@ -193,7 +193,7 @@ async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Respons
         }
         Read::ToLoad(load) => return Ok(Json(answer::loaded(&stamp, shape, &load)).into_response()),
     };
-    Ok(answer::answer(stamp, shape, n_prompt, replies, stream).await?)
+    answer::answer(stamp, shape, n_prompt, replies, stream).await
 }
 
 /// `POST /api/generate`: one turn of a chat, or with `raw` the continuation of a prompt as it is.
@@ -230,7 +230,7 @@ pub(super) async fn embeddings(
         1 => Ok(Json(json!({ "embedding": made.vectors.remove(0) }))),
         n => {
             let message = format!("prompt has {n} texts: /api/embed takes several");
-            Err(ApiError::field("prompt", message).into())
+            Err(ApiError::field("prompt", message))
         }
     }
 }
