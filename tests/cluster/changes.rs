@@ -498,7 +498,8 @@ fn orders_that_cannot_be_are_refused_with_the_reason() {
     let workers: Vec<Running> = (0..2).map(|_| worker()).collect();
     let cluster = Cluster::start("refused", model.to_str().unwrap(), &workers, &[]);
     let error = cluster.ask(&["drain", "10.1.1.1:1"]).unwrap_err();
-    assert!(error.contains("no worker is called 10.1.1.1:1"), "{error}");
+    assert!(error.contains("no worker is called \"10.1.1.1:1\""), "{error}");
+    assert!(error.contains("digits or more of its key"), "{error}");
     cluster.ask(&["drain", workers[0].ready.trim()]).unwrap();
     let error = cluster.ask(&["drain", workers[1].ready.trim()]).unwrap_err();
     assert!(error.contains("the other workers do not suffice"), "{error}");

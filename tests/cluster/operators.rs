@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_tests::process::{Running, brigade, signal};
+use brigade_tests::process::{Running, brigade, run, signal};
 use brigade_tests::secure::{Cluster, READY, wait_until};
 use brigade_tests::up_share::wait_up;
 use serde_json::Value;
@@ -51,6 +51,18 @@ fn who_waits_is_told_what_for_and_what_to_type() {
     assert_eq!(listed()[0]["uses_left"], 2, "{}", listed());
     assert!(!cluster.admin(&["token", "list"]).contains(token));
     let folder = cluster.data("lab");
+    // A token that is not there, or that would have ended at once, is said to be none: no worker joins without one.
+    let empty = cluster.data("empty");
+    std::fs::write(&empty, "\n").unwrap();
+    for file in [empty, cluster.data("nothing")] {
+        let args =
+            ["worker", "--join", &cluster.control, "--token-file", &file, "--data-dir", &folder];
+        let refused = run(&args);
+        let why = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success() && why.contains("there is no token in it"), "{why}");
+    }
+    let ended = run(&["token", "create", "--ttl", "0", "--data-dir", &cluster.data("desk")]);
+    assert!(!ended.status.success());
     let mut command = Command::new("sh");
     // The shell becomes the worker, so that it ends with this test: the last command of a pipeline would stay.
     let worker = "exec \"$@\" <<END\n$0\nEND\n";
@@ -105,6 +117,8 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
     for called in ["lab", lab.ready.trim(), &key] {
         cluster.admin(&["cluster", "drain", called]);
         wait_until("it is drained", SOON, || state(&cluster, "lab") == "drained");
+        let again = cluster.admin(&["cluster", "drain", called]);
+        assert!(again.starts_with("lab has no layers"), "{again}");
         cluster.admin(&["cluster", "undrain", called]);
         assert_ne!(state(&cluster, "lab"), "drained", "{called}");
     }
@@ -117,6 +131,15 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
     wait_until("the line goes on", SOON, || state(&cluster, "lab") == "serves");
     assert_eq!(state(&cluster, "attic"), "lost");
     assert!(cluster.admin(&["cluster", "status"]).contains("attic"), "it is shown still");
+    let data = cluster.data("desk");
+    for called in ["attic", attic.ready.trim(), told["key"].as_str().unwrap()] {
+        let refused = || {
+            let said = run(&["cluster", "drain", called, "--data-dir", &data]).stderr;
+            let why = String::from_utf8(said).unwrap();
+            why.contains("attic is lost") && why.contains("brigade revoke attic")
+        };
+        wait_until("its loss is the answer", SOON, refused);
+    }
     // By its address it is put out.
     let said = cluster.admin(&["revoke", attic.ready.trim()]);
     assert!(said.contains("revoked attic"), "{said}");

@@ -72,6 +72,8 @@ fn requests_that_can_be_read_in_two_ways_are_refused() {
             "GET /health HTTP/1.1\nhost: localhost\nconnection: close\n\n",
             "GET /health HTTP/1.1\r\nhost: localhost\nconnection: close\r\n\r\n",
             "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\n",
+            "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\
+                connection: close\r\n\r\n0\r\n\r\n",
         ] {
             assert_eq!(status(&exchange(&url, head)), 400, "{head:?}");
         }
@@ -103,9 +105,75 @@ fn a_compressed_body_is_refused_with_what_is_taken() {
     assert_eq!(status(&send(&server.url(""), "/v1/completions", "identity")), 200);
 }
 
+fn no_name_of_a_request_breaks_the_line() {
+    let server = Server::start(&["--workers", "2"]);
+    let body = r#"{"prompt": "In", "max_tokens": 1}"#;
+    let long = "x".repeat(300);
+    for id in
+        ["a\tb", "a\" status=500", "\u{e9}", "\u{85}", "a, b", "\u{1f600}", long.as_str(), " ", "-"]
+    {
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = exchange(&server.url(""), &head);
+        assert_eq!(status(&answer), 200, "{id:?}: {answer}");
+    }
+    assert_eq!(server.metric("brigade_line_down_total"), 0.0);
+}
+
+fn a_page_of_somebody_else_makes_no_browser_ask() {
+    let server = Server::start(&["--workers", "1", "--cors", "https://chat.example"]);
+    let body = r#"{"prompt": "In", "max_tokens": 1}"#;
+    let ask = |origin: &str, kind: &str| {
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\ncontent-type: {kind}\r\n\
+             connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(&server.url(""), &head)
+    };
+    for origin in ["https://evil.example", "null"] {
+        let answer = ask(origin, "text/plain");
+        assert!(status(&answer) == 403 && answer.contains("--cors"), "{origin}: {answer}");
+        // No browser sends this before it was allowed; programs do.
+        assert_eq!(status(&ask(origin, "application/json")), 200, "{origin}");
+    }
+    for origin in ["https://chat.example", "http://localhost:3000", "http://localhost"] {
+        assert_eq!(status(&ask(origin, "text/plain")), 200, "{origin}");
+    }
+}
+
+fn refusals_have_the_form_of_the_api_that_was_asked() {
+    let server = Server::start(&["--workers", "1"]);
+    let ask = |path: &str, host: &str, coding: &str| {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-encoding: {coding}\r\nconnection: close\r\n\
+             content-length: 2\r\n\r\n{{}}"
+        );
+        let answer = exchange(&server.url(""), &head);
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        (status(&answer), serde_json::from_str::<serde_json::Value>(body).unwrap())
+    };
+    for (host, coding, want) in [("evil.example", "", 421), ("localhost", "gzip", 415)] {
+        let (status, of_openai) = ask("/v1/completions", host, coding);
+        assert!(status == want && of_openai["error"]["message"].is_string(), "{of_openai}");
+        let (status, of_ollama) = ask("/api/chat", host, coding);
+        assert!(status == want && of_ollama["error"].is_string(), "{of_ollama}");
+        let (status, of_anthropic) = ask("/v1/messages", host, coding);
+        assert!(status == want && of_anthropic["type"] == "error", "{of_anthropic}");
+    }
+    let (status, unknown) = ask("/api/none", "localhost", "");
+    assert!(status == 404 && unknown["error"].is_string(), "{unknown}");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         only_this_machines_names_are_answered,
         requests_that_can_be_read_in_two_ways_are_refused,
+        no_name_of_a_request_breaks_the_line,
+        a_page_of_somebody_else_makes_no_browser_ask,
+        refusals_have_the_form_of_the_api_that_was_asked,
         a_compressed_body_is_refused_with_what_is_taken;
 ];

@@ -16,6 +16,20 @@ fn texts(page: &mut Page, role: &str) -> Vec<String> {
     serde_json::from_value(page.value(&all)).unwrap()
 }
 
+/// From now on answers begin and never end.
+const ENDLESS: &str = "(() => {
+    const asked = window.fetch;
+    const begun = 'id: held/1.0\\ndata: {\"choices\": [{\"delta\": {\"content\": \"The sea\"}}]}\\n\\n';
+    window.fetch = async (url, options) => {
+        if (options?.method === 'DELETE') window.cancelled = url;
+        if (options?.method !== 'POST') return asked(url, options);
+        return new Response(new ReadableStream({ start(stream) {
+            stream.enqueue(new TextEncoder().encode(begun));
+            options.signal.addEventListener('abort', () => stream.error(new Error('aborted')));
+        } }));
+    };
+})()";
+
 const IDLE: &str = "!document.getElementById('send').hidden";
 
 fn ask(page: &mut Page, text: &str) {
@@ -60,13 +74,16 @@ fn a_chat_in_a_browser() {
     page.wait(IDLE);
     assert_eq!((texts(page, "user").len(), texts(page, "assistant").len()), (1, 1));
 
-    // A long answer is stopped by the keyboard; what came of it stays.
-    page.value("document.getElementById('max_tokens').value = 900");
+    // An answer without end is stopped by the keyboard; what came of it stays, and the server hears of it.
+    page.value(ENDLESS);
     ask(page, "And it came to pass");
-    page.wait("!document.getElementById('stop').hidden");
+    page.wait(
+        "document.querySelectorAll('#messages li.assistant')[1]?.innerText.includes('The sea')",
+    );
     page.press("Escape");
     page.wait(IDLE);
-    assert_eq!(texts(page, "assistant").len(), 2);
+    assert!(texts(page, "assistant")[1].contains("The sea"));
+    assert_eq!(page.value("window.cancelled"), "/v1/streams/held");
 
     // The chat is still there when the page comes back.
     page.reload();
@@ -223,7 +240,6 @@ fn several_chats_are_kept() {
     page.value("document.getElementById('new').click()");
     assert_eq!(texts(page, "user"), Vec::<String>::new());
     ask(page, "The second");
-    page.wait("!document.getElementById('stop').hidden");
     // It goes on while another chat is shown, and while that one is answered.
     page.value("document.getElementById('new').click()");
     page.value("document.getElementById('max_tokens').value = 8");
@@ -260,9 +276,108 @@ fn several_chats_are_kept() {
     keep(page, "chats");
 }
 
+fn an_answer_that_had_not_begun_is_asked_for_again() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1"]);
+    let page = &mut ready(&chromium, &server);
+    // The page is left before the server has said anything.
+    page.value("window.fetch = () => new Promise(() => {})");
+    ask(page, "In the beginning");
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    page.reload();
+    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
+    page.wait(IDLE);
+    let answers = texts(page, "assistant");
+    assert!(answers.len() == 1 && !answers[0].trim().is_empty(), "{answers:?}");
+    assert_eq!(texts(page, "user"), ["In the beginning"]);
+    // In another tab the chat is shown as it is, and an answer that nobody can read on is not asked for by both.
+    page.value("window.fetch = () => new Promise(() => {})");
+    ask(page, "And then");
+    let first = page.open_tab(&server.url("/"));
+    page.wait("document.querySelectorAll('#messages .error').length === 1");
+    assert_eq!(texts(page, "user"), ["In the beginning", "And then"]);
+    page.show_tab(first);
+}
+
+fn two_tabs_keep_the_same_chat() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1"]);
+    let page = &mut ready(&chromium, &server);
+    page.value("document.getElementById('max_tokens').value = 8");
+    let answered = |page: &mut Page, n: usize| {
+        page.wait(&format!("document.querySelectorAll('#messages li.assistant').length === {n}"));
+        page.wait(IDLE);
+    };
+    ask(page, "The first");
+    answered(page, 1);
+    let first = page.open_tab(&server.url("/"));
+    page.wait("document.getElementById('state')?.textContent === 'ready'");
+    page.value("document.getElementById('max_tokens').value = 8");
+    ask(page, "The second");
+    answered(page, 2);
+    let second = page.show_tab(first);
+    answered(page, 2);
+    ask(page, "The third");
+    answered(page, 3);
+    let all = ["The first", "The second", "The third"];
+    assert_eq!(texts(page, "user"), all);
+    page.show_tab(second);
+    answered(page, 3);
+    page.reload();
+    answered(page, 3);
+    assert_eq!(texts(page, "user"), all);
+}
+
+fn what_is_kept_may_be_of_any_form_and_size() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let server = Server::start(&["--workers", "1"]);
+    let page = &mut ready(&chromium, &server);
+    for kept in
+        ["7", "null", "{}", "[null, 7, {}]", "[{\"id\": 7}]", "[{\"id\": \"x\"}]", "no JSON"]
+    {
+        let kept = serde_json::Value::from(kept);
+        page.value(&format!(
+            "for (const key of ['brigade-chats', 'brigade-chat', 'brigade-chat-x', 'brigade-settings'])
+                 localStorage.setItem(key, {kept});
+             for (const key of ['brigade-current', 'brigade-page']) sessionStorage.setItem(key, {kept})"
+        ));
+        page.reload();
+        page.wait("document.getElementById('state')?.textContent === 'ready'");
+    }
+    page.value("localStorage.clear()");
+    page.value("document.getElementById('max_tokens').value = 8");
+    for (text, n) in [("The first", 1), ("The second", 1)] {
+        page.value("document.getElementById('new').click()");
+        ask(page, text);
+        page.wait(&format!("document.querySelectorAll('#messages li.assistant').length === {n}"));
+        page.wait(IDLE);
+    }
+    // A chat that no browser has room for does not take that of the others.
+    let kept = page.value(
+        "import('/chats.js').then((chats) => {
+             const before = localStorage.length;
+             chats.keep({ id: 'large', messages: [{ role: 'user', content: 'x'.repeat(40e6) }] });
+             return [localStorage.length - before, ...chats.list().map(({ id }) => chats.load(id)?.messages.length ?? 0)];
+         })",
+    );
+    assert_eq!(kept, serde_json::json!([0, 2, 2]));
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         an_answer_goes_on_after_a_reload,
+        an_answer_that_had_not_begun_is_asked_for_again,
+        two_tabs_keep_the_same_chat,
+        what_is_kept_may_be_of_any_form_and_size,
         several_chats_are_kept,
         a_chat_in_a_browser,
         texts_of_models_never_become_markup,

@@ -106,6 +106,10 @@ fn what_a_client_expects_is_drafted_and_counted() {
             json!({ "type": "content", "content": [{ "type": "image", "text": "x" }] }),
             "prediction.content",
         ),
+        (
+            json!({ "type": "content", "content": "x".repeat(9 << 20) }),
+            "the prediction has 9437184 bytes",
+        ),
     ] {
         let mut body = body.clone();
         body["prediction"] = bad;

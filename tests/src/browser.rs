@@ -66,11 +66,27 @@ impl Page {
         let to = OpenOptions::new().write(true).open(to).unwrap();
         let from = BufReader::new(File::open(from).unwrap());
         let mut page = Self { child, folder, to, from, session: None, next: 0 };
-        let target = page.call("Target.createTarget", json!({ "url": url }))["targetId"].clone();
-        let attach = json!({ "targetId": target, "flatten": true });
-        page.session = Some(page.call("Target.attachToTarget", attach)["sessionId"].clone());
-        page.call("Runtime.enable", json!({}));
+        page.open_tab(url);
         page
+    }
+
+    /// Opens `url` in another tab of the same browser, where all that follows happens; returns the tab that was shown
+    /// before, for [`Self::show_tab`].
+    ///
+    /// # Panics
+    /// If the browser does not answer.
+    pub fn open_tab(&mut self, url: &str) -> Option<Value> {
+        let before = self.session.take();
+        let target = self.call("Target.createTarget", json!({ "url": url }))["targetId"].clone();
+        let attach = json!({ "targetId": target, "flatten": true });
+        self.session = Some(self.call("Target.attachToTarget", attach)["sessionId"].clone());
+        self.call("Runtime.enable", json!({}));
+        before
+    }
+
+    /// What follows happens in this tab; returns the one before.
+    pub fn show_tab(&mut self, tab: Option<Value>) -> Option<Value> {
+        std::mem::replace(&mut self.session, tab)
     }
 
     /// Calls a method of the protocol.

@@ -243,6 +243,8 @@ impl IntoResponse for ApiError {
             // OpenAI's clients send a request that got 408 again, unless they are told this.
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
+        // For addresses whose API has another form (`refusals`).
+        response.extensions_mut().insert(self);
         response
     }
 }

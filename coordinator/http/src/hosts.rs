@@ -65,7 +65,7 @@ impl Hosts {
             return Err(ApiError::bad_request("a request of HTTP/1.1 needs a Host header"));
         }
         let named = host.map(|host| host.to_str().ok().and_then(authority).unwrap_or_default());
-        let of_target = uri.authority().map(|a| name_in(a.as_str()).to_owned());
+        let of_target = uri.authority().map(|a| authority(a.as_str()).unwrap_or_default());
         for name in [named, of_target].into_iter().flatten() {
             if !known.has(&name) {
                 return Err(refused(&name));
@@ -107,7 +107,7 @@ fn matches(known: &str, name: &str) -> bool {
     }
 }
 
-/// The name in a `Host` header; `None` where it is no `HOST` or `HOST:PORT`.
+/// The name in a `Host` header or a target; `None` where it is no `HOST` or `HOST:PORT`.
 fn authority(host: &str) -> Option<String> {
     let parsed: Authority = host.parse().ok()?;
     (!host.contains('@')).then(|| name_in(parsed.as_str()).to_owned())
@@ -115,10 +115,9 @@ fn authority(host: &str) -> Option<String> {
 
 /// What stands before the port.
 fn name_in(authority: &str) -> &str {
-    let after_user = authority.rsplit('@').next().unwrap_or(authority);
-    match after_user.rsplit_once(':') {
+    match authority.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
-        _ => after_user,
+        _ => authority,
     }
 }
 
@@ -259,6 +258,7 @@ mod tests {
         assert_eq!(check(Version::HTTP_11, "/", &none), 400);
         assert_eq!(check(Version::HTTP_10, "/", &none), 200);
         assert_eq!(check(Version::HTTP_11, "http://attacker.example/health", &one), 421);
+        assert_eq!(check(Version::HTTP_11, "http://attacker.example@localhost/", &one), 421);
         assert_eq!(check(Version::HTTP_11, "http://localhost:8080/health", &one), 200);
     }
 }

@@ -30,7 +30,9 @@ pub fn drafts(
         Some(raw) => expected(raw)?,
         None => String::new(),
     };
-    limits.check_text(expected.len())?;
+    let of_prediction = [("prompt".to_owned(), "prediction".to_owned())];
+    let checked = limits.check_text(expected.len());
+    checked.map_err(|error| ApiError::from(error).renamed(&of_prediction))?;
     if !speculate {
         return Ok(None);
     }

@@ -1,6 +1,7 @@
 //! Lines of requests end with CR LF. The parser of heads also takes a bare LF, by which two programs can read two
-//! different requests from the same bytes. So bytes pass here first: a bare LF in a head, in the size of a chunk or in a
-//! trailer becomes a byte that no head may have, and the answer is 400.
+//! different requests from the same bytes, as by a body whose length is told twice: as a number and in chunks. So bytes
+//! pass here first: a bare LF in a head, in the size of a chunk or in a trailer, and the end of a head that tells both,
+//! become a byte that no head may have, and the answer is 400.
 
 use std::io;
 use std::pin::Pin;
@@ -33,7 +34,7 @@ struct Lines {
     last: u8,
     /// What the head has said: whether it has begun, and how its body comes.
     begun: bool,
-    length: u64,
+    length: Option<u64>,
     chunked: bool,
 }
 
@@ -83,7 +84,9 @@ impl Lines {
         self.line.extend_from_slice(&text[..text.len().min(room)]);
         self.last = text.last().copied().unwrap_or(self.last);
         let Some(end) = end else { return bytes.len() };
-        if self.last != b'\r' {
+        let ends_head = self.part == Part::Head && self.begun && self.line == b"\r";
+        let is_told_twice = ends_head && self.chunked && self.length.is_some();
+        if self.last != b'\r' || is_told_twice {
             bytes[end..=end].fill(FORBIDDEN);
             self.part = Part::Broken;
             return end + 1;
@@ -99,8 +102,11 @@ impl Lines {
         match self.part {
             Part::Head if is_empty && !self.begun => Part::Head,
             Part::Head if is_empty && self.chunked => Part::ChunkSize,
-            Part::Head if is_empty && self.length > 0 => Part::Body(self.length),
-            Part::Trailer | Part::Head if is_empty => self.next_head(),
+            Part::Head if is_empty => match self.length {
+                Some(length @ 1..) => Part::Body(length),
+                _ => self.next_head(),
+            },
+            Part::Trailer if is_empty => self.next_head(),
             Part::Head => {
                 self.begun = true;
                 self.note_field();
@@ -116,7 +122,7 @@ impl Lines {
     }
 
     fn next_head(&mut self) -> Part {
-        (self.begun, self.length, self.chunked) = (false, 0, false);
+        (self.begun, self.length, self.chunked) = (false, None, false);
         Part::Head
     }
 
@@ -124,7 +130,7 @@ impl Lines {
         let Ok(line) = std::str::from_utf8(&self.line) else { return };
         let Some((name, value)) = line.split_once(':') else { return };
         if name.eq_ignore_ascii_case("content-length") {
-            self.length = value.trim().parse().unwrap_or(0);
+            self.length = Some(value.trim().parse().unwrap_or(0));
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
             self.chunked = value.to_ascii_lowercase().contains("chunked");
         }
@@ -213,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_line_feed_is_marked_wherever_a_line_ends() {
+    fn what_two_programs_could_read_differently_is_marked() {
         let long = format!("GET / HTTP/1.1\r\nx: {}\n\r\n", "y".repeat(2 * LOOKED_AT));
         for bad in [
             "\nGET / HTTP/1.1\r\n\r\n",
@@ -222,6 +228,8 @@ mod tests {
             "GET / HTTP/1.1\r\nhost: x\r\n\n",
             "GET / HTTP/1.1\r\n\r\nGET /b HTTP/1.1\n\n",
             "POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n\n\nGET / HTTP/1.1\n\r\n",
+            "POST / HTTP/1.1\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n0\r\n\r\n",
             "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\nabc\r\n",
             "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nt: v\n\r\n",
             long.as_str(),

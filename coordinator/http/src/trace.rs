@@ -69,6 +69,8 @@ fn id_of(headers: &HeaderMap) -> String {
         .get(HEADER)
         .and_then(|value| value.to_str().ok())
         .filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES)
+        // A tab may stand in a header, but no worker takes it in an id.
+        .filter(|id| !id.contains(char::is_control))
         .map_or_else(|| format!("req-{}", brigade_line::random::id()), str::to_string)
 }
 
@@ -82,6 +84,7 @@ mod tests {
             |id: &str| HeaderMap::from_iter([(HEADER.parse().unwrap(), id.parse().unwrap())]);
         assert_eq!(id_of(&with("abc")), "abc");
         assert!(id_of(&with(&"x".repeat(MAX_REQUEST_ID_BYTES + 1))).starts_with("req-"));
+        assert!(id_of(&with("a\tb")).starts_with("req-"));
         assert!(id_of(&HeaderMap::new()).starts_with("req-"));
     }
 }

@@ -280,13 +280,14 @@ impl Request {
         Ok(Self::of(tokens, Work::Logits))
     }
 
-    /// The same under the name that logs are to have for it, cut to what the wire allows.
+    /// The same under the name that logs are to have for it, cut to what the wire allows: a worker that is sent another one
+    /// breaks the line for everybody.
     pub fn named(self, label: &str) -> Self {
         let mut end = label.len().min(MAX_REQUEST_ID_BYTES);
         while !label.is_char_boundary(end) {
             end -= 1;
         }
-        Self { label: label[..end].into(), ..self }
+        Self { label: label[..end].replace(char::is_control, " ").into(), ..self }
     }
 
     /// The same as somebody's, to be answered within some time, and while `force` lasts.

@@ -239,7 +239,13 @@ fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use brigade_engine::batch::{BlockId, SamplingParams};
+    use crate::request::{
+        Drawing, Guiding, Limits, MAX_GUIDANCE_SCALE, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, Request,
+    };
+    use brigade_engine::batch::{BlockId, DryParams, Mirostat, SamplingParams};
+    use brigade_proto::frame::{FrameLimits, check_ubatch};
+    use brigade_proto::limits::MAX_SAMPLER_TOKENS;
+    use brigade_sched::Work;
     use std::sync::Arc;
 
     #[test]
@@ -282,6 +288,69 @@ mod tests {
         assert_eq!(setup.logit_bias[0].bias, -1.5);
         assert_eq!(frame.parts[0].tokens, [8, 9]);
         assert_eq!(frame.parts[0].want(), pb::Want::Sample);
+    }
+
+    #[test]
+    fn a_worker_takes_whatever_is_taken_from_a_client() {
+        let limits = Limits { n_ctx: 4096, n_vocab: 1 << 17, answer: 1024, encoder: None };
+        let of_worker = FrameLimits {
+            max_rows: 512,
+            max_seqs: 4,
+            n_blocks: 64,
+            max_ctx: limits.n_ctx,
+            n_vocab: limits.n_vocab,
+            input_width: None,
+        };
+        let with = |high: f32, low: f32, n: u32, share: f32| SamplingParams {
+            temperature: high,
+            top_p: share,
+            min_p: share,
+            typical_p: share,
+            repeat_penalty: high.max(0.01),
+            presence_penalty: low,
+            frequency_penalty: low,
+            dry: DryParams {
+                multiplier: high,
+                base: high.max(1.0),
+                allowed_length: n,
+                last_n: n.min(limits.n_ctx),
+                breakers: (0..MAX_SAMPLER_TOKENS as u32).collect(),
+            },
+            top_n_sigma: low.max(-1.0),
+            xtc_probability: share,
+            xtc_threshold: share,
+            dynatemp_range: high,
+            dynatemp_exponent: high,
+            mirostat: Some(Mirostat { tau: high, eta: share }),
+            top_k: n,
+            penalty_last_n: n.min(limits.n_ctx),
+            logit_bias: (0..MAX_LOGIT_BIAS as u32).map(|id| (id, f32::NEG_INFINITY)).collect(),
+        };
+        let extremes = [with(0.0, -100.0, 0, 0.0), with(100.0, 100.0, u32::MAX, 1.0)];
+        let long = "\u{e9}".repeat(300);
+        for label in ["", "a\tb", "a\nb\u{1b}[31m", "\u{85}\u{9f}", "\u{7f}", long.as_str()] {
+            for params in extremes.clone() {
+                let drawing = Drawing {
+                    params,
+                    seed: u64::MAX,
+                    top_logprobs: Some(MAX_TOP_LOGPROBS),
+                    ends: (0..100).collect(),
+                    min_tokens: u32::MAX,
+                    guidance: Some(Guiding { scale: MAX_GUIDANCE_SCALE, negative: None }),
+                    ..Drawing::default()
+                };
+                let request = Request::generate(vec![1; 4095], drawing, &limits).unwrap();
+                let request = request.named(label);
+                let Work::Generate { sampler, .. } = request.work else { panic!("generates") };
+                let (slot, sampler, request) = (SlotId(0), Some(sampler), request.label);
+                let ops = vec![SeqOp::Open { slot, blocks: Vec::new(), sampler, request }];
+                let frame = ubatch_frame(UBatch { id: 1, ops, parts: Vec::new() }, 1, 0, true);
+                let Some(pb::lane_frame::Body::Ubatch(frame)) = frame.body else {
+                    panic!("a ubatch frame holds a ubatch");
+                };
+                assert_eq!(check_ubatch(&frame, &of_worker), Ok(None), "{label:?}");
+            }
+        }
     }
 
     fn result(value: pb::row_result::Value) -> Vec<pb::RowResult> {

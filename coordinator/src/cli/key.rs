@@ -78,7 +78,7 @@ struct CreateArgs {
     #[arg(long, value_enum, default_value_t = PriorityArg::Normal)]
     priority: PriorityArg,
     /// How long it is good for, such as 12h, 30d [default: until it is revoked]
-    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", value_parser = units::some_time)]
     expires: Option<Duration>,
     /// It opens the admin listener (/metrics, /admin, /health with reasons) where that is beyond loopback, and
     /// nothing else

@@ -239,7 +239,7 @@ The token lets a machine in; after that it is worth nothing, unless --uses says 
 talks to the right coordinator. It works while the server runs.")]
 struct CreateArgs {
     /// How long it can be used
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = units::some_time)]
     ttl: Duration,
     /// How many machines it lets in
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_USES))]
@@ -260,7 +260,8 @@ pub fn token(args: TokenArgs) -> Result<()> {
 }
 
 fn list(args: &ListArgs) -> Result<()> {
-    let tokens = Pki::tokens(&Folder::within(&args.data_dir.path()?))?;
+    let folder = args.data_dir.path()?;
+    let tokens = Pki::tokens(&Folder::within(&folder))?;
     if args.json {
         return output::json(&tokens);
     }
@@ -270,7 +271,14 @@ fn list(args: &ListArgs) -> Result<()> {
         vec![token.id.clone(), format!("in {left}"), token.uses_left.to_string()]
     };
     let rows: Vec<_> = tokens.iter().map(row).collect();
-    output::table(&["token", "ends", "machines left"], &rows)
+    output::table(&["token", "ends", "machines left"], &rows)?;
+    if tokens.is_empty() {
+        let (folder, hint) = (folder.display(), args.data_dir.hint());
+        output::remark(format_args!(
+            "no token of {folder} can be used now; one more: brigade token create{hint}"
+        ));
+    }
+    Ok(())
 }
 
 fn create(args: &CreateArgs) -> Result<()> {
@@ -304,7 +312,8 @@ pub struct NodesArgs {
 
 /// Runs `nodes`: those in the books, with what a running coordinator says of them.
 pub async fn nodes(args: &NodesArgs) -> Result<()> {
-    let nodes = Pki::nodes(&Folder::within(&args.data_dir.path()?))?;
+    let folder = args.data_dir.path()?;
+    let nodes = Pki::nodes(&Folder::within(&folder))?;
     let (now, running) = (unix_now(), cluster::ask_all(&args.data_dir).await);
     let live = |node: &Node| {
         let all = running.iter().flat_map(|status| &status.nodes);
@@ -329,7 +338,12 @@ pub async fn nodes(args: &NodesArgs) -> Result<()> {
     };
     let rows: Vec<_> = nodes.iter().map(cells).collect();
     output::table(&["node", "address", "key", "state", "joined", "certificate ends"], &rows)?;
-    if !is_running && !nodes.is_empty() {
+    if nodes.is_empty() {
+        let (folder, hint) = (folder.display(), args.data_dir.hint());
+        output::remark(format_args!(
+            "no machine has joined the cluster of {folder}; to let one in: brigade token create{hint}"
+        ));
+    } else if !is_running {
         output::remark(format_args!(
             "no server runs with this data folder: who is connected is not known"
         ));
@@ -351,9 +365,7 @@ fn state(node: &Node, live: Option<&NodeStatus>, is_running: bool, now: u64) -> 
         (Standing::Revoked, _) => "revoked".to_owned(),
         (_, Some(seen)) => machines::state(seen, now),
         (Standing::Away, None) => "away: its certificate has ended".to_owned(),
-        (Standing::Good, None) if is_running => {
-            "not heard from since the server started".to_owned()
-        }
+        (Standing::Good, None) if is_running => "not connected".to_owned(),
         (Standing::Good, None) => "has joined".to_owned(),
     }
 }

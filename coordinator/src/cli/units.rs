@@ -23,6 +23,16 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// As [`duration`], of what would have ended before it began.
+pub fn some_time(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time.is_zero() {
+        Err("it would have ended at once: give 1s or more".to_owned())
+    } else {
+        Ok(time)
+    }
+}
+
 /// A time span in its largest unit, as people say it: `90 s`, `5 min`, `3 h`, `2 days`.
 pub fn span(seconds: u64) -> String {
     match seconds {

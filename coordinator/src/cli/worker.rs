@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig, default_cache_dir};
 use brigade_worker::membership::Membership;
@@ -115,7 +115,8 @@ pub struct WorkerArgs {
     exit_with_stdin: bool,
 }
 
-/// The token that was given, in one way or the other: the last word of what is there.
+/// The token that was given, in one way or the other: the last word of what is there. A file that was named has one,
+/// until the worker has joined: without a token it would join as whoever speaks plain, or not at all.
 fn token(args: &WorkerArgs) -> Result<Option<String>> {
     let text = match &args.token_file {
         None => args.token.clone(),
@@ -127,7 +128,15 @@ fn token(args: &WorkerArgs) -> Result<Option<String>> {
         }
         Some(path) => files::read(path).context("--token-file")?,
     };
-    Ok(text.and_then(|text| Some(text.split_whitespace().last()?.to_owned())))
+    let token = text.and_then(|text| Some(text.split_whitespace().last()?.to_owned()));
+    match &args.token_file {
+        Some(path) if token.is_none() && joined_dir(args).is_none() => bail!(
+            "--token-file {}: there is no token in it, and this worker has not joined yet: put the line there that \
+             `brigade token create` prints",
+            path.display()
+        ),
+        _ => Ok(token),
+    }
 }
 
 /// The folder of those who name none, where a worker has joined a cluster from it before.

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::coming::LEAVER_WAITS;
 use super::{Line, Supervisor, finished};
 use crate::conn::{Conn, WorkerError};
+use crate::departed::Left;
 use crate::member::Member;
 use crate::pki::Pki;
 use crate::place::{self, Placement};
@@ -77,6 +78,11 @@ pub(super) struct Rebalancing {
     speeds_changed: bool,
 }
 
+/// Whether these are the first digits of a key, and enough of them.
+fn is_key_of(digits: &str, key: Option<&str>) -> bool {
+    digits.len() >= MIN_KEY_DIGITS && key.is_some_and(|key| key.starts_with(digits))
+}
+
 impl Supervisor {
     /// An operator asks.
     pub(super) async fn asked(&mut self, asked: Asked) {
@@ -89,8 +95,11 @@ impl Supervisor {
             Question::Status => Ok(Answer::Status(self.status())),
             Question::Add { worker } => self.add(worker),
             Question::Drain { worker } => match self.may_drain(&worker.clone()) {
-                Ok(Some(id)) => return self.drain(id, Some(asked), None),
-                Ok(None) => Ok(Answer::Done(format!("{worker} has no layers, and gets none"))),
+                Ok((id, true)) => return self.drain(id, Some(asked), None),
+                Ok((id, false)) => {
+                    let name = self.members.get(&id).map(Member::name).unwrap_or_default();
+                    Ok(Answer::Done(format!("{name} has no layers, and gets none")))
+                }
                 Err(refused) => Err(refused),
             },
             Question::Move { worker, layers } => match self.may_move(worker, layers) {
@@ -144,17 +153,17 @@ impl Supervisor {
         self.enough.ask_for(&self.members, ids, n_ctx)
     }
 
-    /// The member that is meant, if it is on the line and the others suffice without it.
-    fn may_drain(&mut self, worker: &str) -> Result<Option<MemberId>, Refused> {
+    /// The member that is meant, and whether it is on the line: then the others suffice without it.
+    fn may_drain(&mut self, worker: &str) -> Result<(MemberId, bool), Refused> {
         let id = self.member_called(worker)?;
         self.refuse_if_cut_by_hand()?;
         if !self.is_on_line(id) {
             self.set_drained(id);
-            return Ok(None);
+            return Ok((id, false));
         }
         self.suffice(&self.others(id))
             .map_err(|why| Refused(format!("the other workers do not suffice: {why}")))?;
-        Ok(Some(id))
+        Ok((id, true))
     }
 
     /// A member that was drained may have layers again.
@@ -181,8 +190,7 @@ impl Supervisor {
     pub(super) fn member_called(&self, worker: &str) -> Result<MemberId, Refused> {
         let is_it = |m: &Member| {
             let known = m.known();
-            let by_key = worker.len() >= MIN_KEY_DIGITS
-                && known.is_some_and(|k| k.key.as_ref().is_some_and(|key| key.starts_with(worker)));
+            let by_key = known.is_some_and(|k| is_key_of(worker, k.key.as_deref()));
             m.name() == worker
                 || m.origin.name() == worker
                 || known.is_some_and(|k| k.address == worker)
@@ -193,10 +201,7 @@ impl Supervisor {
             self.members.iter().filter(|(_, m)| is_it(m)).map(|(id, _)| *id).collect();
         match found.as_slice() {
             [one] => Ok(*one),
-            [] => {
-                let names = roll::list(self.members.values().map(Member::name));
-                Err(Refused(format!("no worker is called {worker}; there are {names}")))
-            }
+            [] => Err(self.refuse_stranger(worker)),
             several => {
                 let known =
                     |id: &MemberId| self.members.get(id)?.known().map(|k| k.address.clone());
@@ -206,6 +211,24 @@ impl Supervisor {
                 )))
             }
         }
+    }
+
+    /// What to say of a name that is no member's: machines that left are known still, since `status` shows them.
+    fn refuse_stranger(&self, worker: &str) -> Refused {
+        let is_it = |left: &&Left| {
+            left.name == worker || left.address == worker || is_key_of(worker, left.key.as_deref())
+        };
+        if let Some(Left { name, why, .. }) = self.departed.left().find(is_it) {
+            return Refused(format!(
+                "{name} is lost and has no layers ({why}): start its worker again, or put it out with `brigade revoke \
+                 {name}`"
+            ));
+        }
+        let names = roll::list(self.members.values().map(Member::name));
+        Refused(format!(
+            "no worker is called {worker:?}; there are {names}. A machine is named by its name, its address, or the \
+             first {MIN_KEY_DIGITS} digits or more of its key"
+        ))
     }
 
     pub(super) fn refuse_if_cut_by_hand(&self) -> Result<(), Refused> {

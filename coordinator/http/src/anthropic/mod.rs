@@ -24,53 +24,31 @@ use super::sse;
 use super::stamp::Stamp;
 use super::types::FinishWord;
 
-/// An error in Anthropic's shape.
-#[derive(Debug)]
-pub(super) struct Refusal(ApiError);
+/// Below which the addresses of this API are.
+pub(super) const ROOT: &str = "/v1/messages";
 
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let status = self.0.status();
-        let headers = self.0.clone().into_response().headers().clone();
-        let mut response = (status, Json(self.body())).into_response();
-        if let Some(seconds) = headers.get(axum::http::header::RETRY_AFTER) {
-            response.headers_mut().insert(axum::http::header::RETRY_AFTER, seconds.clone());
+/// An error in Anthropic's form, whole or as a stream's last event.
+pub(super) fn error_body(error: &ApiError) -> Value {
+    let kind = match error.status() {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    let inner = error.body();
+    let error = &inner["error"];
+    // Clients look for these words to shorten a conversation.
+    let message = match (whole::<u64>(&error["n_prompt_tokens"]), whole::<u64>(&error["n_ctx"])) {
+        (Some(n), Some(max)) => {
+            json!(format!("prompt is too long: {n} tokens > {max} maximum"))
         }
-        response
-    }
-}
-
-impl Refusal {
-    /// The object, whole or as a stream's last event.
-    fn body(&self) -> Value {
-        let kind = match self.0.status() {
-            StatusCode::UNAUTHORIZED => "authentication_error",
-            StatusCode::FORBIDDEN => "permission_error",
-            StatusCode::NOT_FOUND => "not_found_error",
-            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
-            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
-            status if status.is_client_error() => "invalid_request_error",
-            _ => "api_error",
-        };
-        let inner = self.0.body();
-        let error = &inner["error"];
-        // Clients look for these words to shorten a conversation.
-        let message = match (whole::<u64>(&error["n_prompt_tokens"]), whole::<u64>(&error["n_ctx"]))
-        {
-            (Some(n), Some(max)) => {
-                json!(format!("prompt is too long: {n} tokens > {max} maximum"))
-            }
-            _ => error["message"].clone(),
-        };
-        json!({ "type": "error", "error": { "type": kind, "message": message } })
-    }
+        _ => error["message"].clone(),
+    };
+    json!({ "type": "error", "error": { "type": kind, "message": message } })
 }
 
 /// The endpoint.
@@ -78,7 +56,7 @@ pub(super) async fn create(
     State(app): State<App>,
     Extension(name): Extension<Name>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let begun = chat_request::begin(&app, request, |bytes| {
         let (chat, names) = request::translate(bytes)?;
         Ok((chat, names, ()))
@@ -111,7 +89,7 @@ pub(super) async fn create(
 pub(super) async fn count_tokens(
     State(app): State<App>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let begun = chat_request::begin(&app, request, |bytes| {
         let (chat, names) = request::translate(bytes)?;
         Ok((chat, names, ()))

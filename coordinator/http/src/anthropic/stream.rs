@@ -4,7 +4,7 @@
 use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
-use super::{Refusal, message, stop_reason, usage};
+use super::{error_body, message, stop_reason, usage};
 use crate::blocks::{Bit, BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
@@ -51,7 +51,7 @@ impl Writer<'_> {
     }
 
     async fn fail(&self, failure: Failure) -> Result<(), Gone> {
-        self.out.named("error", &Refusal(ApiError::from(failure)).body()).await
+        self.out.named("error", &error_body(&ApiError::from(failure))).await
     }
 
     /// Begins a block, unless one of this kind is open.

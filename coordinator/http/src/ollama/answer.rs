@@ -14,7 +14,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
 
-use super::Refusal;
+use super::error_body;
 use super::request::Load;
 use crate::blocks::{Bit, Block, arguments_value, bits, blocks};
 use crate::error::ApiError;
@@ -149,7 +149,7 @@ impl Writer {
                     (deltas, Some((end, finish_reason)))
                 }
                 Some((_, Err(failure))) => {
-                    return lines.send(Refusal(ApiError::from(failure)).body()).await;
+                    return lines.send(error_body(&ApiError::from(failure))).await;
                 }
             };
             for line in self.lines(deltas, &mut open) {

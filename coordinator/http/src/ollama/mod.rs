@@ -30,26 +30,12 @@ use request::{Asked, Load};
 /// The version of Ollama whose API this is: programs ask for a least one.
 const API_VERSION: &str = "0.12.6";
 
-/// An error in Ollama's shape: a word about it, and nothing else.
-#[derive(Debug)]
-pub(super) struct Refusal(ApiError);
+/// Below which the addresses of this API are.
+pub(super) const ROOT: &str = "/api";
 
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl Refusal {
-    fn body(&self) -> Value {
-        json!({ "error": self.0.body()["error"]["message"] })
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        (self.0.status(), Json(self.body())).into_response()
-    }
+/// An error in Ollama's form: a word about it, and nothing else.
+pub(super) fn error_body(error: &ApiError) -> Value {
+    json!({ "error": error.body()["error"]["message"] })
 }
 
 /// `GET /api/version`.
@@ -113,7 +99,10 @@ fn capabilities(app: &App) -> Vec<&'static str> {
 }
 
 /// `POST /api/show`: what the model can do.
-pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, Refusal> {
+pub(super) async fn show(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
     let body = app.bodies.take(request).await?;
     let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
         let mut fields = super::fields::Fields::parse(bytes)?;
@@ -140,7 +129,7 @@ pub(super) async fn chat(
     State(app): State<App>,
     Extension(name): Extension<Name>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let read = read(&app, request, request::chat).await?;
     run(&app, &name, read, Shape::Chat).await
 }
@@ -189,7 +178,7 @@ pub(super) fn read_asked(
 }
 
 /// Runs it, and answers in the address's shape.
-async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Response, Refusal> {
+async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Response, ApiError> {
     let stamp = Stamp::new(app, "");
     let (n_prompt, replies, stream) = match read {
         Read::Chat(request, prompt) => {
@@ -204,7 +193,7 @@ async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Respons
         }
         Read::ToLoad(load) => return Ok(Json(answer::loaded(&stamp, shape, &load)).into_response()),
     };
-    Ok(answer::answer(stamp, shape, n_prompt, replies, stream).await?)
+    answer::answer(stamp, shape, n_prompt, replies, stream).await
 }
 
 /// `POST /api/generate`: one turn of a chat, or with `raw` the continuation of a prompt as it is.
@@ -212,7 +201,7 @@ pub(super) async fn generate(
     State(app): State<App>,
     Extension(name): Extension<Name>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let read = read(&app, request, request::generate).await?;
     run(&app, &name, read, Shape::Generate).await
 }
@@ -222,7 +211,7 @@ pub(super) async fn embed(
     State(app): State<App>,
     Extension(name): Extension<Name>,
     request: Request,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, ApiError> {
     let made = embeddings::make(&app, &name, request).await?;
     Ok(Json(json!({
         "model": app.text.name(), "embeddings": made.vectors, "total_duration": 0, "load_duration": 0,
@@ -235,13 +224,13 @@ pub(super) async fn embeddings(
     State(app): State<App>,
     Extension(name): Extension<Name>,
     request: Request,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, ApiError> {
     let mut made = embeddings::make(&app, &name, request).await?;
     match made.vectors.len() {
         1 => Ok(Json(json!({ "embedding": made.vectors.remove(0) }))),
         n => {
             let message = format!("prompt has {n} texts: /api/embed takes several");
-            Err(ApiError::field("prompt", message).into())
+            Err(ApiError::field("prompt", message))
         }
     }
 }

@@ -7,6 +7,7 @@ import { markdown } from '/markdown.js';
 const $ = (id) => document.getElementById(id);
 const FIELDS = ['system', 'temperature', 'top_p', 'max_tokens', 'seed'];
 const CURRENT = 'brigade-current';
+const PAGE = 'brigade-page';
 const SETTINGS = 'brigade-settings';
 const KEY = 'brigade-key';
 const LINE_EVERY_MS = 1000;
@@ -19,6 +20,9 @@ const opened = new Map();
 // The answers that are under way, by the ids of their chats.
 const running = new Map();
 const busy = () => running.get(chat.id);
+// This page by a name that it keeps when it is loaded again, and the answers that it has asked for since.
+const page = read(session, PAGE, null) ?? chats.newId();
+const asked = new WeakSet();
 
 const el = (name, className, ...children) => {
   const node = document.createElement(name);
@@ -112,6 +116,16 @@ function show(id) {
   $('input').focus();
 }
 
+// Another page of this browser has kept a chat, or the list has changed. What is under way here is left alone.
+function changedElsewhere(id) {
+  const changed = id && !running.has(id) && opened.get(id);
+  if (!changed) return showChats();
+  changed.messages = chats.load(id)?.messages ?? [];
+  if (changed !== chat) return showChats();
+  if (changed.messages.at(-1)?.last) readOn(changed);
+  showAll();
+}
+
 function forget(id) {
   stop(id);
   opened.delete(id);
@@ -180,17 +194,24 @@ async function ask(of, signal) {
 }
 
 function answer(of) {
-  const message = { role: 'assistant', content: '', reasoning_content: '' };
+  const message = { role: 'assistant', content: '', reasoning_content: '', page };
   of.messages.push(message);
+  asked.add(message);
   follow(of, message, ask);
 }
 
-// Goes on with an answer that was under way when the page was left.
+// Goes on with an answer that was under way when the page was left. One that had not begun is asked for again, once, by
+// the page that had asked for it.
 function readOn(of) {
   const message = of.messages.at(-1);
   if (running.has(of.id) || message?.role !== 'assistant' || !message.under_way) return;
   delete message.error;
   delete message.refused;
+  if (!message.last && message.page === page && !asked.has(message)) {
+    of.messages.pop();
+    answer(of);
+    return;
+  }
   if (!message.last) {
     delete message.under_way;
     message.error = 'the connection was lost before the answer began';
@@ -205,7 +226,7 @@ function readOn(of) {
 
 // Reads an answer to its end into a message of a chat; `from` gives the response.
 async function follow(of, message, from) {
-  const run = { message, abort: new AbortController(), show: () => {}, due: false, kept: 0 };
+  const run = { message, abort: new AbortController(), show: () => {}, due: false, kept: -Infinity };
   running.set(of.id, run);
   message.under_way = true;
   chats.keep(of);
@@ -233,7 +254,7 @@ async function follow(of, message, from) {
     if (run.stopped || (error.status && error.status !== 401)) delete message.under_way;
   }
   if (!message.reasoning_content) delete message.reasoning_content;
-  if (!message.under_way) delete message.last;
+  if (!message.under_way) for (const field of ['last', 'page']) delete message[field];
   running.delete(of.id);
   chats.keep(of);
   if (message.under_way && !message.refused) setTimeout(() => readOn(of), LINE_EVERY_MS);
@@ -411,7 +432,9 @@ $('key').addEventListener('change', () => {
 
 for (const [id, value] of Object.entries(read(local, SETTINGS, {}))) if (FIELDS.includes(id)) $(id).value = value;
 $('key').value = read(session, KEY, '');
+write(session, PAGE, page);
 chats.takeOver();
+chats.onChange(changedElsewhere);
 show(read(session, CURRENT, undefined) ?? chats.list()[0]?.id);
 nameModel();
 look();

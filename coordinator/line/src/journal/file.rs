@@ -19,7 +19,7 @@ const WITHOUT_SUMS: u32 = 1;
 /// How often the log is told that the disk refuses.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
-/// The first line.
+/// The first line; and the second, so that damage to one of them costs nothing.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     brigade_journal: u32,
@@ -50,27 +50,32 @@ pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found
         file => file?,
     };
     let mut lines = Lines(BufReader::new(file));
-    let Some(header) = lines.next()? else { return Ok(found) };
-    let has_sums = match serde_json::from_slice::<Header>(&header.bytes) {
-        Ok(Header { brigade_journal: VERSION, model: its }) if its == model => true,
-        Ok(Header { brigade_journal: WITHOUT_SUMS, model: its }) if its == model => false,
-        Ok(_) => {
+    let Some(first) = lines.next()? else { return Ok(found) };
+    let mut second = lines.next()?;
+    let again = second.take_if(|line| header(line).is_some()).and_then(|line| header(&line));
+    let headers = [header(&first), again];
+    let of_model = headers.iter().flatten().filter(|header| header.model == model);
+    let known = of_model.filter(|header| [VERSION, WITHOUT_SUMS].contains(&header.brigade_journal));
+    let usable = known.max_by_key(|header| header.brigade_journal);
+    let has_sums = match usable {
+        Some(header) => header.brigade_journal == VERSION,
+        None if headers[0].is_some() => {
             tracing::warn!(
                 path = %path.display(),
                 "the journal is of another model, or of another version: its requests are dropped"
             );
             return Ok(found);
         }
-        // Torn as it was begun: nothing was in it.
-        Err(_) if !header.is_whole => return Ok(found),
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the journal's first line is damaged: its requests are dropped");
+        None => {
+            tracing::warn!(path = %path.display(), "the journal's first lines are damaged: its requests are dropped");
             keep_beside(path, &mut found)?;
             return Ok(found);
         }
     };
-    let mut n_damaged = 0;
-    while let Some(line) = lines.next()? {
+    let is_as_usable = |header: &Header| Some(header) == usable;
+    let is_whole = headers[0].is_some() && headers.iter().flatten().all(is_as_usable);
+    let mut n_damaged = usize::from(!is_whole);
+    while let Some(line) = second.take().map_or_else(|| lines.next(), |line| Ok(Some(line)))? {
         let record = records::read(&line.bytes, has_sums);
         let problem = match &record {
             None if !line.is_whole => {
@@ -109,6 +114,11 @@ pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found
         keep_beside(path, &mut found)?;
     }
     Ok(found)
+}
+
+/// What a line says of the file, if it is one that does.
+fn header(line: &Line) -> Option<Header> {
+    serde_json::from_slice(&line.bytes).ok()
 }
 
 /// A second request of a number would take the place of the one that has it.
@@ -245,8 +255,9 @@ fn write_new<'a>(
     live: impl Iterator<Item = &'a Vec<u8>>,
 ) -> io::Result<(File, u64)> {
     let header = Header { brigade_journal: VERSION, model: model.to_owned() };
-    let mut bytes = serde_json::to_vec(&header)?;
-    bytes.push(b'\n');
+    let mut line = serde_json::to_vec(&header)?;
+    line.push(b'\n');
+    let mut bytes = line.repeat(2);
     live.for_each(|lines| bytes.extend_from_slice(lines));
     let beside = path.with_extension("new");
     let mut file = create_private(&beside)?;
