@@ -54,26 +54,21 @@ pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found
     let mut second = lines.next()?;
     let again = second.take_if(|line| header(line).is_some()).and_then(|line| header(&line));
     let headers = [header(&first), again];
-    let of_model = headers.iter().flatten().filter(|header| header.model == model);
-    let known = of_model.filter(|header| [VERSION, WITHOUT_SUMS].contains(&header.brigade_journal));
-    let usable = known.max_by_key(|header| header.brigade_journal);
-    let has_sums = match usable {
-        Some(header) => header.brigade_journal == VERSION,
-        None if headers[0].is_some() => {
+    let Some(usable) = usable(&headers, model) else {
+        let path_shown = path.display();
+        if headers[0].is_some() {
             tracing::warn!(
-                path = %path.display(),
+                path = %path_shown,
                 "the journal is of another model, or of another version: its requests are dropped"
             );
-            return Ok(found);
-        }
-        None => {
-            tracing::warn!(path = %path.display(), "the journal's first lines are damaged: its requests are dropped");
+        } else {
+            tracing::warn!(path = %path_shown, "the journal's first lines are damaged: its requests are dropped");
             keep_beside(path, &mut found)?;
-            return Ok(found);
         }
+        return Ok(found);
     };
-    let is_as_usable = |header: &Header| Some(header) == usable;
-    let is_whole = headers[0].is_some() && headers.iter().flatten().all(is_as_usable);
+    let has_sums = usable.brigade_journal == VERSION;
+    let is_whole = headers[0].is_some() && headers.iter().flatten().all(|header| header == usable);
     let mut n_damaged = usize::from(!is_whole);
     while let Some(line) = second.take().map_or_else(|| lines.next(), |line| Ok(Some(line)))? {
         let record = records::read(&line.bytes, has_sums);
@@ -114,6 +109,13 @@ pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found
         keep_beside(path, &mut found)?;
     }
     Ok(found)
+}
+
+/// Which of a file's two headers says that it can be read, and is of this model.
+fn usable<'h>(headers: &'h [Option<Header>; 2], model: &str) -> Option<&'h Header> {
+    let of_model = headers.iter().flatten().filter(|header| header.model == model);
+    let known = of_model.filter(|header| [VERSION, WITHOUT_SUMS].contains(&header.brigade_journal));
+    known.max_by_key(|header| header.brigade_journal)
 }
 
 /// What a line says of the file, if it is one that does.
