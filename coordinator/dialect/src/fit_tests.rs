@@ -148,7 +148,8 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
         |id: &str, text: &str| json!({ "role": "tool", "tool_call_id": id, "content": text });
     let (c1, c2) = (call("callid001", "lookup", "Argone"), call("callid002", "fetch", "Argtwo"));
     let (r1, r2) = (result("callid001", "Resultone 4\u{b0}"), result("callid002", "Resulttwo"));
-    let results = of_results([&u1, &a1, &u2], &c1, &calls, [&r1, &r2]);
+    let mut more = of_words(&u1, &u2);
+    more.extend(of_results([&u1, &a1, &u2], &c1, &calls, [&r1, &r2]));
     let mut all = vec![
         ("one user", vec![u1.clone()]),
         ("one system", vec![s1.clone(), u1.clone()]),
@@ -167,22 +168,6 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
         ),
         ("an answer first", vec![a1.clone(), u1.clone()]),
         ("system and an answer first", vec![s1.clone(), a1.clone(), u1.clone()]),
-        (
-            "short words",
-            vec![message("user", "a"), message("assistant", "is"), message("user", "m")],
-        ),
-        (
-            "one word twice",
-            vec![message("user", "hi"), message("assistant", "hi"), message("user", "hi")],
-        ),
-        (
-            "thoughts",
-            vec![
-                u1.clone(),
-                json!({ "role": "assistant", "content": "Answerone.", "reasoning_content": "hm" }),
-                u2.clone(),
-            ],
-        ),
         ("a call", vec![u1.clone(), calls("", vec![c1.clone()]), r1.clone()]),
         (
             "a call and more",
@@ -208,8 +193,31 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
             vec![s1, u1.clone(), calls("Textbeside.", vec![c1, c2]), r2, r1, a1, s2, u2],
         ),
     ];
-    all.extend(results);
+    all.extend(more);
     all
+}
+
+/// Short texts, equal ones, and thoughts.
+fn of_words(u1: &Value, u2: &Value) -> Vec<(&'static str, Vec<Value>)> {
+    let [u1, u2] = [u1, u2].map(Value::clone);
+    vec![
+        (
+            "short words",
+            vec![message("user", "a"), message("assistant", "is"), message("user", "m")],
+        ),
+        (
+            "one word twice",
+            vec![message("user", "hi"), message("assistant", "hi"), message("user", "hi")],
+        ),
+        (
+            "thoughts",
+            vec![
+                u1.clone(),
+                json!({ "role": "assistant", "content": "Answerone.", "reasoning_content": "hm" }),
+                u2.clone(),
+            ],
+        ),
+    ]
 }
 
 /// Results of tools that do not stand behind their calls: those of users, of the assistant, and of tools.
