@@ -148,7 +148,9 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
         |id: &str, text: &str| json!({ "role": "tool", "tool_call_id": id, "content": text });
     let (c1, c2) = (call("callid001", "lookup", "Argone"), call("callid002", "fetch", "Argtwo"));
     let (r1, r2) = (result("callid001", "Resultone 4\u{b0}"), result("callid002", "Resulttwo"));
-    vec![
+    let mut more = of_words(&u1, &u2);
+    more.extend(of_results([&u1, &a1, &u2], &c1, &calls, [&r1, &r2]));
+    let mut all = vec![
         ("one user", vec![u1.clone()]),
         ("one system", vec![s1.clone(), u1.clone()]),
         ("two systems", vec![s1.clone(), s2.clone(), u1.clone()]),
@@ -166,22 +168,6 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
         ),
         ("an answer first", vec![a1.clone(), u1.clone()]),
         ("system and an answer first", vec![s1.clone(), a1.clone(), u1.clone()]),
-        (
-            "short words",
-            vec![message("user", "a"), message("assistant", "is"), message("user", "m")],
-        ),
-        (
-            "one word twice",
-            vec![message("user", "hi"), message("assistant", "hi"), message("user", "hi")],
-        ),
-        (
-            "thoughts",
-            vec![
-                u1.clone(),
-                json!({ "role": "assistant", "content": "Answerone.", "reasoning_content": "hm" }),
-                u2.clone(),
-            ],
-        ),
         ("a call", vec![u1.clone(), calls("", vec![c1.clone()]), r1.clone()]),
         (
             "a call and more",
@@ -202,6 +188,47 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
             "two calls",
             vec![u1.clone(), calls("", vec![c1.clone(), c2.clone()]), r1.clone(), r2.clone()],
         ),
+        (
+            "text beside two calls",
+            vec![s1, u1.clone(), calls("Textbeside.", vec![c1, c2]), r2, r1, a1, s2, u2],
+        ),
+    ];
+    all.extend(more);
+    all
+}
+
+/// Short texts, equal ones, and thoughts.
+fn of_words(u1: &Value, u2: &Value) -> Vec<(&'static str, Vec<Value>)> {
+    let [u1, u2] = [u1, u2].map(Value::clone);
+    vec![
+        (
+            "short words",
+            vec![message("user", "a"), message("assistant", "is"), message("user", "m")],
+        ),
+        (
+            "one word twice",
+            vec![message("user", "hi"), message("assistant", "hi"), message("user", "hi")],
+        ),
+        (
+            "thoughts",
+            vec![
+                u1.clone(),
+                json!({ "role": "assistant", "content": "Answerone.", "reasoning_content": "hm" }),
+                u2.clone(),
+            ],
+        ),
+    ]
+}
+
+/// Results of tools that do not stand behind their calls: those of users, of the assistant, and of tools.
+fn of_results(
+    [u1, a1, u2]: [&Value; 3],
+    c1: &Value,
+    calls: &dyn Fn(&str, Vec<Value>) -> Value,
+    [r1, r2]: [&Value; 2],
+) -> Vec<(&'static str, Vec<Value>)> {
+    let [u1, a1, u2, c1, r1, r2] = [u1, a1, u2, c1, r1, r2].map(Value::clone);
+    vec![
         ("a result alone", vec![u1.clone(), r1.clone(), u2.clone()]),
         ("a result first", vec![r1.clone(), u1.clone()]),
         ("a result behind an answer", vec![u1.clone(), a1.clone(), r1.clone(), u2.clone()]),
@@ -216,10 +243,6 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
         (
             "a question before the result",
             vec![u1.clone(), calls("", vec![c1.clone()]), u2.clone(), r1.clone()],
-        ),
-        (
-            "text beside two calls",
-            vec![s1, u1.clone(), calls("Textbeside.", vec![c1, c2]), r2, r1, a1, s2, u2],
         ),
     ]
 }

@@ -3,11 +3,12 @@
 
 use brigade_line::generation::End;
 use brigade_line::handle::Failure;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::reply::{self, Replies, ReplyPart};
 use super::sse::{Gone, Sender};
-use super::types::{ChatDelta, ChatMessage, FinishWord};
+use super::types::{ChatDelta, ChatMessage, FinishWord, ToolCall};
 
 /// Who writes blocks as a stream of events.
 pub trait BlockWriter {
@@ -100,12 +101,14 @@ pub fn bits(delta: ChatDelta) -> Vec<Bit> {
     bits
 }
 
-/// The blocks of a whole answer.
-pub fn blocks(message: ChatMessage) -> Vec<Block> {
+/// The blocks of a whole answer. A call in which it was cut off is none of them: what is left of its arguments would be run
+/// as others.
+pub fn blocks(message: ChatMessage, finish: FinishWord) -> Vec<Block> {
+    let is_there = |call: &ToolCall| is_whole_call(&call.function.arguments, finish);
     let mut blocks = Vec::new();
     blocks.extend(message.reasoning_content.map(Block::Reasoning));
     blocks.extend(message.content.filter(|text| !text.is_empty()).map(Block::Text));
-    blocks.extend(message.tool_calls.into_iter().map(|call| Block::Call {
+    blocks.extend(message.tool_calls.into_iter().filter(is_there).map(|call| Block::Call {
         id: call.id,
         name: call.function.name,
         arguments: call.function.arguments,
@@ -113,7 +116,12 @@ pub fn blocks(message: ChatMessage) -> Vec<Block> {
     blocks
 }
 
-/// Arguments as a value; what is no JSON (an answer that was cut off) is an empty object.
+/// Whether a call with these arguments is whole, in an answer that ended so.
+pub fn is_whole_call(arguments: &str, finish: FinishWord) -> bool {
+    finish == FinishWord::ToolCalls || serde_json::from_str::<IgnoredAny>(arguments).is_ok()
+}
+
+/// Arguments as a value; what is no JSON (the model wrote it so) is an empty object.
 pub fn arguments_value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::Object(serde_json::Map::new()))
 }

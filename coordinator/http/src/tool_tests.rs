@@ -399,3 +399,34 @@ async fn a_stop_text_inside_of_a_call_is_a_stop() {
         assert!(!content.contains("tool_call"), "what was begun is no text: {message}");
     }
 }
+
+/// Where arguments are a value, a call in which the answer was cut off has none that could be run.
+#[tokio::test]
+async fn a_call_that_was_cut_off_is_not_run_with_less() {
+    let names = |calls: &Value| -> Vec<String> {
+        let calls = calls.as_array().into_iter().flatten();
+        calls.map(|call| call.to_string()).filter(|call| call.contains("name")).collect()
+    };
+    let user = json!([{ "role": "user", "content": "hi" }]);
+    for (text, stop, n_whole) in
+        [(TWO_CALLS, "ping", 1), (TWO_CALLS, "slo", 0), (TWO_CALLS, "nowhere", 2)]
+    {
+        let server = server(HERMES, &[], text);
+        let mut body = json!({ "messages": user, "tools": tools(), "stream": false, "options": { "stop": [stop] } });
+        let (status, answer) = post(&server, "/api/chat", body.clone()).await;
+        assert_eq!(status, 200, "{answer}");
+        let calls = names(&answer["message"]["tool_calls"]);
+        assert_eq!(calls.len(), n_whole, "{stop}: {answer}");
+        body["stream"] = json!(true);
+        let response = super::tests::send(&server, "POST", "/api/chat", body.to_string()).await;
+        let lines = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let lines = String::from_utf8(lines.to_vec()).unwrap();
+        assert_eq!(lines.matches("\"function\"").count(), n_whole, "{stop}: {lines}");
+        let tools = json!([{ "name": "weather", "input_schema": {} }, { "name": "ping", "input_schema": {} }]);
+        let body = json!({ "model": "sample", "max_tokens": 500, "messages": user, "tools": tools,
+                           "stop_sequences": [stop] });
+        let (status, answer) = post(&server, "/v1/messages", body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(names(&answer["content"]).len(), n_whole, "{stop}: {answer}");
+    }
+}

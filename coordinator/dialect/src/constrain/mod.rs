@@ -14,6 +14,7 @@ pub mod gbnf;
 pub mod grammar;
 pub mod integers;
 pub mod normal;
+pub mod options;
 pub mod parameters;
 pub mod schema;
 pub mod trials;

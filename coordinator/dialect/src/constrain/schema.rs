@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::grammar::Grammar;
 use super::normal::normal;
+use super::options::with_options;
 use super::trials::tried;
 use super::words::{MAPS, parts};
 use super::{MAX_GRAMMAR_BYTES, Refused, Strictness, wide};
@@ -44,9 +45,6 @@ const REFUSED_FORMATS: &[&str] = &[
     "relative-json-pointer",
     "regex",
 ];
-
-/// White space between the values of an answer: at most a space, or a line break and its indentation.
-const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
 /// Trials of parts of a schema to find out which one is wrong. Eight levels of sixteen parts each take so many.
 const MAX_TRIALS: usize = 32;
@@ -113,21 +111,6 @@ pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Gramma
         }
         other => other,
     }
-}
-
-/// The schema with what the library has to know beside it.
-pub fn with_options(schema: &Value, strictness: Strictness) -> Value {
-    let mut schema = match schema {
-        Value::Object(schema) => schema.clone(),
-        Value::Bool(false) => Map::from_iter([("enum".to_string(), json!([]))]),
-        _ => Map::new(),
-    };
-    let lenient = strictness == Strictness::Lenient;
-    let options = json!({
-        "whitespace_pattern": WHITE_SPACE, "lenient": lenient, "coerce_one_of": lenient,
-    });
-    schema.insert("x-guidance".to_string(), options);
-    Value::Object(schema)
 }
 
 /// Refuses what is known to restrict values and cannot be held.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::grammar::Grammar;
 use super::normal::normal;
-use super::schema::with_options;
+use super::options::with_options;
 use super::{Strictness, bounds, integers, literal_regex};
 use crate::number;
 use crate::pointer::pointed;

@@ -77,7 +77,8 @@ pub(super) async fn create(
     let (generation, reply) = replies.remove(0);
     let whole = reply::collect(generation, reply).await.map_err(ApiError::from)?;
     let mut message = message(&stamp, n_prompt);
-    let content: Vec<Value> = blocks(whole.message).into_iter().map(block).collect();
+    let content: Vec<Value> =
+        blocks(whole.message, whole.finish_reason).into_iter().map(block).collect();
     message["content"] = json!(content);
     message["stop_reason"] = json!(stop_reason(whole.finish_reason, &whole.end));
     message["stop_sequence"] = json!(whole.end.stop);

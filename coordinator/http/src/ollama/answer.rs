@@ -16,7 +16,7 @@ use tracing::Instrument;
 
 use super::error_body;
 use super::request::Load;
-use crate::blocks::{Bit, Block, arguments_value, bits, blocks};
+use crate::blocks::{Bit, Block, arguments_value, bits, blocks, is_whole_call};
 use crate::error::ApiError;
 use crate::reply::{self, Replies, ReplyPart};
 use crate::stamp::Stamp;
@@ -66,7 +66,7 @@ pub async fn answer(
     let (generation, reply) = replies.remove(0);
     let whole = reply::collect(generation, reply).await?;
     let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
-    for block in blocks(whole.message) {
+    for block in blocks(whole.message, whole.finish_reason) {
         match block {
             Block::Reasoning(more) => thinking.push_str(&more),
             Block::Text(more) => text.push_str(&more),
@@ -156,7 +156,8 @@ impl Writer {
                 lines.send(line).await?;
             }
             if let Some((end, finish)) = ended {
-                if let Some((name, arguments)) = open.take() {
+                let last = open.take();
+                if let Some((name, arguments)) = last.filter(|(_, a)| is_whole_call(a, finish)) {
                     lines.send(self.line("", "", vec![call(&name, &arguments)])).await?;
                 }
                 let mut line = self.line("", "", Vec::new());

@@ -81,7 +81,9 @@ pub(super) async fn create(
         return Ok(Json(response).into_response());
     };
     let whole = reply::collect(generation, reply).await?;
-    let items = blocks(whole.message).into_iter().map(|block| item(block, "completed", &echo));
+    let items = blocks(whole.message, whole.finish_reason)
+        .into_iter()
+        .map(|block| item(block, "completed", &echo));
     response["output"] = Value::Array(items.collect());
     finish(&mut response, whole.finish_reason, n_prompt, &whole.end);
     Ok(Json(response).into_response())
