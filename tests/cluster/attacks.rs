@@ -22,7 +22,7 @@ use brigade_proto::tls::{Authority, Credentials, NodeKey, Role, Token, unix_now}
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use brigade_tests::fakes::runtime;
 use brigade_tests::process::Running;
-use brigade_tests::secure::{Cluster, Somebody, wait_until};
+use brigade_tests::secure::{Cluster, PAST_A_SECOND, Somebody, wait_until};
 use brigade_tests::up_share::{completes, wait_up};
 use tokio_stream::StreamExt;
 use tonic::Status;
@@ -456,8 +456,8 @@ async fn on_the_control_address(scene: &Scene, table: &mut Table) {
     table.enter("a token with a guessed secret", "not one of this cluster", seen);
     let seen = enrols(scene, &key, "x", Some(&scene.used)).await;
     table.enter("a token that was used, again", "used already", seen);
-    let expired: Token = scene.cluster.token(&["--ttl", "0s"]).parse().unwrap();
-    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let expired: Token = scene.cluster.token(&["--ttl", "1s"]).parse().unwrap();
+    tokio::time::sleep(PAST_A_SECOND).await;
     let seen = enrols(scene, &key, "x", Some(&expired)).await;
     table.enter("a token that has expired", "has expired", seen);
     let seen = enrols(scene, &key, "../../etc", Some(&scene.used)).await;

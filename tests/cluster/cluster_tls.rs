@@ -14,7 +14,7 @@ use brigade_proto::tls::identity::to_pem;
 use brigade_proto::tls::{Authority, NodeKey, Role, unix_now};
 use brigade_tests::fakes::runtime;
 use brigade_tests::process::{Running, brigade, run};
-use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, READY, wait_until};
+use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, PAST_A_SECOND, READY, wait_until};
 use brigade_tests::up_share::{completes, wait_up};
 use serde_json::Value;
 
@@ -146,8 +146,8 @@ fn a_token_is_for_one_coordinator() {
     let token = theirs.token(&["--join", "127.0.0.1:1"]);
     let refused = ours.refused(&ours.worker_args("lab", Some(&token), &[]));
     assert!(refused.contains("not the one that made the token"), "{refused}");
-    let expired = ours.token(&["--ttl", "0s"]);
-    std::thread::sleep(Duration::from_millis(1100));
+    let expired = ours.token(&["--ttl", "1s"]);
+    std::thread::sleep(PAST_A_SECOND);
     let refused = ours.refused(&ours.worker_args("lab", Some(&expired), &[]));
     assert!(refused.contains("the token has expired"), "{refused}");
     let refused = ours.refused(&ours.worker_args("lab", None, &[]));

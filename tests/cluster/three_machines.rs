@@ -10,7 +10,7 @@ use brigade_proto::tls::authority::Validity;
 use brigade_proto::tls::identity::to_pem;
 use brigade_proto::tls::{NodeKey, Role, unix_now};
 use brigade_tests::process::{Running, brigade};
-use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, READY, refusal, wait_until};
+use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, PAST_A_SECOND, READY, refusal, wait_until};
 
 /// Machines beside the coordinator's.
 const MACHINES: usize = 4;
@@ -186,8 +186,8 @@ fn who_may_not_join(net: &Net, cluster: &Cluster, lines: &[String]) {
     told("4", "nothing", &refusal(&mut net.on("w4", &plain)), "brigade token create");
     let said = refusal(&mut net.on("w4", &worker_args(&lines[0], &data)));
     told("4", "a used token", &said, "the token was used already");
-    let expired = cluster.join_line(&["--ttl", "0s"]);
-    std::thread::sleep(Duration::from_millis(1100));
+    let expired = cluster.join_line(&["--ttl", "1s"]);
+    std::thread::sleep(PAST_A_SECOND);
     let said = refusal(&mut net.on("w4", &worker_args(&expired, &data)));
     told("4", "an expired token", &said, "the token has expired");
     let other = Cluster::new();

@@ -21,6 +21,8 @@ use crate::up_share::{free_address, serve};
 pub const READY: &str = "brigade worker ready on ";
 /// How soon a revocation is in force everywhere.
 pub const IN_FORCE_WITHIN: Duration = Duration::from_secs(5);
+/// Behind it whatever held for a second has ended: times are told in whole seconds.
+pub const PAST_A_SECOND: Duration = Duration::from_millis(2100);
 /// Time that a test's certificates are good for.
 const GOOD_FOR: Duration = Duration::from_secs(3600);
 
