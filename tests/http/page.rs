@@ -63,8 +63,7 @@ fn a_chat_in_a_browser() {
     page.look(1200, 800, "light");
 
     ask(page, "In the beginning");
-    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
-    page.wait(IDLE);
+    answered(page, 1);
     let first = texts(page, "assistant");
     assert!(!first[0].trim().is_empty(), "{first:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
@@ -244,8 +243,7 @@ fn several_chats_are_kept() {
     page.value("document.getElementById('new').click()");
     page.value("document.getElementById('max_tokens').value = 8");
     ask(page, "The third");
-    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
-    page.wait(IDLE);
+    answered(page, 1);
     let titles = |page: &mut Page| -> Vec<String> {
         let all =
             "[...document.querySelectorAll('#kept button:first-child')].map(b => b.textContent)";
@@ -276,6 +274,12 @@ fn several_chats_are_kept() {
     keep(page, "chats");
 }
 
+/// Waits for so many answers, the last of them whole.
+fn answered(page: &mut Page, n: usize) {
+    page.wait(&format!("document.querySelectorAll('#messages li.assistant').length === {n}"));
+    page.wait(IDLE);
+}
+
 fn an_answer_that_had_not_begun_is_asked_for_again() {
     let Some(chromium) = browser::find() else {
         println!("skipped: this machine has no Chromium");
@@ -288,8 +292,7 @@ fn an_answer_that_had_not_begun_is_asked_for_again() {
     ask(page, "In the beginning");
     page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
     page.reload();
-    page.wait("document.querySelectorAll('#messages li.assistant').length === 1");
-    page.wait(IDLE);
+    answered(page, 1);
     let answers = texts(page, "assistant");
     assert!(answers.len() == 1 && !answers[0].trim().is_empty(), "{answers:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
@@ -310,10 +313,6 @@ fn two_tabs_keep_the_same_chat() {
     let server = Server::start(&["--workers", "1"]);
     let page = &mut ready(&chromium, &server);
     page.value("document.getElementById('max_tokens').value = 8");
-    let answered = |page: &mut Page, n: usize| {
-        page.wait(&format!("document.querySelectorAll('#messages li.assistant').length === {n}"));
-        page.wait(IDLE);
-    };
     ask(page, "The first");
     answered(page, 1);
     let first = page.open_tab(&server.url("/"));
