@@ -10,7 +10,9 @@
 //!
 //! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
 //! - `serve`, `open`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
-//!   what is not for this server, `refusals` in the form of the API that was asked, `guard` asks `access` for its owner, `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value` and `params` what is in it; `unread` lists what is left.
+//!   what is not for this server, `refusals` in the form of the API that was asked. `guard` asks `access` for its owner,
+//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value` and `params` what is in it; `unread`
+//!   lists what is left.
 //! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
 //!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
 //! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about

@@ -19,20 +19,18 @@ enum Last {
 impl Drafts {
     /// Whether a part that begins at `pos` with `first` goes on from what was drawn. If not, no later one does.
     pub(super) fn goes_on(&mut self, slot: SlotId, pos: u32, first: u32) -> bool {
-        match self.0.get(&slot) {
-            Some(Last::Refuted) => return false,
-            Some(Last::Drawn { pos: at, token }) if *at == pos && *token != first => {}
-            // What comes behind no verified row is sure: whoever composed it has had the token.
-            Some(Last::Drawn { .. }) | None => return true,
+        let goes_on = self.may_go_on(slot, pos, first);
+        if !goes_on {
+            self.refute(slot);
         }
-        self.refute(slot);
-        false
+        goes_on
     }
 
     /// Whether a part that begins at `pos` with `first` is of use, as far as is known.
     pub(super) fn may_go_on(&self, slot: SlotId, pos: u32, first: u32) -> bool {
         match self.0.get(&slot) {
             Some(Last::Refuted) => false,
+            // What comes behind no verified row is sure: whoever composed it has had the token.
             Some(Last::Drawn { pos: at, token }) => *at != pos || *token == first,
             None => true,
         }
