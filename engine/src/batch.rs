@@ -86,7 +86,7 @@ pub enum SeqOp {
         request: Arc<str>,
     },
     /// Forgets positions `len..`. Where only the whole of a sequence has a state ([`Prefixes::Whole`]), refused unless
-    /// nothing is forgotten, or `from` has the state of so many positions and `len` is no less than what is sure.
+    /// nothing is forgotten, or a plane has the state of so many positions and `len` is no less than what is sure.
     ///
     /// [`Prefixes::Whole`]: crate::spec::Prefixes::Whole
     Truncate {
@@ -94,9 +94,9 @@ pub enum SeqOp {
         slot: SlotId,
         /// Positions kept.
         len: u32,
-        /// The slot whose place has the recurrent state of the first `len` positions ([`Planes::to`] of the part that
-        /// ended there); it comes back to the sequence's own.
-        from: Option<SlotId>,
+        /// Where the recurrent state of the first `len` positions is ([`Planes::to`] of the part that ended there), and
+        /// where it is from now on. That both are the same place costs nothing.
+        planes: Option<Planes>,
     },
     /// Ends a sequence; its slot and pages are free from the next op on.
     Close {
@@ -136,8 +136,11 @@ pub enum SeqOp {
     Checkpoint {
         /// A sequence that was open before, with a name.
         slot: SlotId,
-        /// Positions to copy; with recurrent layers in the model, all that the sequence has.
+        /// Positions to copy; with recurrent layers in the model, all that the sequence has, or as many as `plane` has
+        /// the state of.
         len: u32,
+        /// Where the recurrent state of so many positions is, where the sequence runs ahead of it.
+        plane: Option<SlotId>,
         /// Of the tokens up to there.
         mark: TokenMark,
         /// The line is about to be taken down: the stage keeps the state itself until the next line has it.

@@ -136,6 +136,9 @@ pub struct TruncateOp {
     /// FEATURE_AHEAD.
     #[prost(uint32, optional, tag = "3")]
     pub from: ::core::option::Option<u32>,
+    /// The slot in whose place it is from now on; none: its own.
+    #[prost(uint32, optional, tag = "4")]
+    pub to: ::core::option::Option<u32>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CloseOp {
@@ -162,6 +165,10 @@ pub struct CheckpointOp {
     /// Nothing is sent: the line is about to be taken down, and the stage keeps the state itself until the next one has it.
     #[prost(bool, tag = "4")]
     pub parting: bool,
+    /// The slot whose place has the recurrent state of the first `len` positions, where the sequence runs ahead of it. Only
+    /// where all stages name FEATURE_AHEAD.
+    #[prost(uint32, optional, tag = "5")]
+    pub plane: ::core::option::Option<u32>,
 }
 /// The adapters that all rows of a sequence pass through: behind its open, before its first row.
 #[derive(Clone, PartialEq, ::prost::Message)]

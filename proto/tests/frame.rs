@@ -46,7 +46,7 @@ fn full() -> Ubatch {
         ops: vec![
             op(seq_op::Op::Open(OpenOp { slot: 0, blocks, sampler: Some(sampler()), request })),
             op(seq_op::Op::Copy(copy)),
-            op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3, from: None })),
+            op(seq_op::Op::Truncate(TruncateOp { slot: 1, len: 3, from: None, to: None })),
             op(seq_op::Op::Close(CloseOp { slot: 3 })),
             op(seq_op::Op::Grow(GrowOp { slot: 1, blocks: vec![3] })),
         ],
@@ -127,7 +127,8 @@ fn ops_and_samplers_out_of_range_are_named() {
             u.ops[1].op = Some(seq_op::Op::Copy(CopyOp { dst: 4, ..CopyOp::default() }));
         }),
         ("truncate.len is 101", |u| {
-            u.ops[2].op = Some(seq_op::Op::Truncate(TruncateOp { slot: 0, len: 101, from: None }));
+            u.ops[2].op =
+                Some(seq_op::Op::Truncate(TruncateOp { slot: 0, len: 101, from: None, to: None }));
         }),
         ("grow.slot is 9", |u| {
             u.ops[4].op = Some(seq_op::Op::Grow(GrowOp { slot: 9, blocks: Vec::new() }));

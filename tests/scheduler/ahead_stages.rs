@@ -353,7 +353,8 @@ fn windows_that_are_begun_ahead_draw_the_same() {
             begun.push(stage.begin(&ub, None).unwrap());
         }
         // It says something of a sequence that is still to be drawn.
-        let back = SeqOp::Truncate { slot, len: 20, from: planes.then_some(SlotId(0)) };
+        let before = Planes { from: SlotId(0), to: SlotId(0) };
+        let back = SeqOp::Truncate { slot, len: 20, planes: planes.then_some(before) };
         let ub = ubatch(vec![back], window(0, &wrong[..1]));
         assert!(!stage.may_begin(&ub));
         let mut drawn = Vec::new();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blake3::Hash;
-use brigade_engine::batch::{BlockId, Boundary, UBatch};
+use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 pub use brigade_engine::stage::{KeptWeights, StageOutput};
 use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
@@ -244,14 +244,14 @@ pub trait StageRunner {
     }
 
     /// What is new of the first `len` positions of a sequence behind its first `first_page` pages, as far as there is
-    /// room for it.
+    /// room for it. The recurrent states of so many positions are in the place of another slot, if one is named.
     ///
     /// # Errors
     /// There is no such state.
     fn copy_new(
         &self,
         _slot: u32,
-        _len: u32,
+        _at: (u32, Option<SlotId>),
         _first_page: u32,
         _to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {

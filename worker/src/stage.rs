@@ -453,11 +453,11 @@ impl StageRunner for EngineStage {
     fn copy_new(
         &self,
         slot: u32,
-        len: u32,
+        at: (u32, Option<SlotId>),
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(SlotId(slot), len, first_page, to)
+        self.stage.copy_new(SlotId(slot), at, first_page, to)
     }
 
     fn put_back(

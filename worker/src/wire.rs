@@ -178,8 +178,10 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             request: copy.request.as_str().into(),
         },
         pb::seq_op::Op::Truncate(cut) => {
-            let from = cut.from.map(SlotId);
-            SeqOp::Truncate { slot: SlotId(cut.slot), len: cut.len, from }
+            let (slot, len) = (SlotId(cut.slot), cut.len);
+            let to = cut.to.map_or(slot, SlotId);
+            let planes = cut.from.map(|from| Planes { from: SlotId(from), to });
+            SeqOp::Truncate { slot, len, planes }
         }
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
         pb::seq_op::Op::Draw(draw) => SeqOp::Draw { slot: SlotId(draw.slot) },
@@ -203,6 +205,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             slot: SlotId(taken.slot),
             len: taken.len,
             mark: TokenMark(sixteen("checkpoint.mark", &taken.mark)?),
+            plane: taken.plane.map(SlotId),
             parting: taken.parting,
         },
     })

@@ -23,6 +23,7 @@ use crate::conn::WorkerError;
 use crate::reach::Reach;
 use brigade_line::handle::LineInfo;
 use brigade_line::open_line::{LANE, LANE_QUEUE, OpenLine, describe};
+use brigade_line::stale::StaleTimes;
 use brigade_line::states::StateAccess;
 
 /// How long a loaded line may take to connect all its hops.
@@ -57,7 +58,8 @@ pub async fn open(
         let results = open_results(ends, epoch, coordinator_id).await?;
         let (ubatches, lane) = open_lane(ends, epoch, coordinator_id).await?;
         let (later, settled) = (ends.later, None);
-        Ok(OpenLine { epoch, spec, later, info, states, ubatches, results, lane, settled })
+        let stale = StaleTimes::new(spec.n_stages);
+        Ok(OpenLine { epoch, spec, later, info, states, stale, ubatches, results, lane, settled })
     });
     opened.await.unwrap_or_else(|_| {
         let reason = format!("the line did not open within {} s", OPEN_WITHIN.as_secs());

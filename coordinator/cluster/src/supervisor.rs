@@ -45,6 +45,7 @@ use brigade_line::link::{Fault, LineEvent};
 use brigade_line::metrics;
 use brigade_line::model::Model;
 use brigade_line::open_line::Moved;
+use brigade_line::stale::StaleTimes;
 
 use change::{Change, Rebalancing};
 use coming::Coming;
@@ -82,6 +83,8 @@ enum Line {
         layers: Vec<Range<usize>>,
         /// What each takes, by the plan.
         paces: Vec<Pace>,
+        /// What says nothing about who is slow.
+        stale: StaleTimes,
         /// Positions of its longest sequence.
         n_ctx: u32,
         since: Instant,

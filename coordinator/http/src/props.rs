@@ -5,6 +5,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use brigade_line::adapters::Adapter;
 use brigade_line::handle::Status;
+use brigade_sched::DRAFT_DEPTHS;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -45,8 +46,18 @@ pub(super) async fn adapters(State(app): State<App>) -> Json<Value> {
 
 /// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.
 pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
-    let busy = gauge(&app.metrics.render(), "brigade_requests_running");
-    let slot = |id: u32| json!({ "id": id, "n_ctx": app.limits.now().n_ctx, "is_processing": f64::from(id) < busy });
+    let (running, n_ctx) = (app.engine.running(), app.limits.now().n_ctx);
+    let slot = |id: u32| {
+        let place =
+            json!({ "id": id, "n_ctx": n_ctx, "is_processing": false, "speculative": false });
+        let Some(sequence) = running.get(id as usize) else { return place };
+        let [right, wrong] = sequence.drafts;
+        json!({
+            "id": id, "n_ctx": n_ctx, "is_processing": true, "speculative": sequence.is_drafted,
+            "n_prompt_tokens": sequence.n_prompt, "n_decoded": sequence.n_drawn,
+            "drafts": { "right": right, "wrong": wrong, "windows": sequence.windows },
+        })
+    };
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 
@@ -80,7 +91,21 @@ pub(super) async fn line(State(app): State<App>) -> Json<Value> {
         "kv_blocks_used": sum("brigade_kv_blocks_used"), "kv_blocks": sum("brigade_kv_blocks"),
         "kept": sum("brigade_kept_sequences"), "in_flight": sum("brigade_ubatches_in_flight"),
         "down": sum("brigade_line_down_total"),
+        "drafts": drafts(&text), "drawn_parts": sum("brigade_drawn_parts_total"),
+        "rows_in_vain": sum("brigade_rows_in_vain_total"),
     }))
+}
+
+/// Drafts that were right and wrong, by how far ahead they were.
+fn drafts(text: &str) -> Value {
+    let of = |depth: &str, outcome: &str| {
+        let labels = [format!("depth=\"{depth}\""), format!("outcome=\"{outcome}\"")];
+        let lines = text.lines().filter(|line| line.starts_with("brigade_drafts_total{"));
+        let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label)));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    let row = |depth: &str| json!({ "depth": depth, "right": of(depth, "right"), "wrong": of(depth, "wrong") });
+    DRAFT_DEPTHS.into_iter().map(row).collect()
 }
 
 /// Values of a metric that stages have, by the stage's number.

@@ -9,6 +9,7 @@ mod checkpoints;
 mod client;
 mod news;
 mod reading;
+mod results;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -19,12 +20,11 @@ use std::time::{Duration, Instant};
 
 use brigade_draft::Drafter;
 use brigade_engine::batch::AdapterUse;
-use brigade_proto::pipeline::{ResultFrame, StageTiming};
 use brigade_sched::{
-    Action, Event, LineFault, Micros, Request as SchedRequest, RequestId, Results, SchedConfig,
-    Scheduler, StageTime,
+    Action, Event, LineFault, Micros, Request as SchedRequest, RequestId, Running, SchedConfig,
+    Scheduler,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +37,6 @@ use crate::meter::Meter;
 use crate::metrics;
 use crate::numerics::Numerics;
 use crate::open_line::{LANE, OpenLine};
-use crate::record::{StageClock, UbatchRecord};
 use crate::request::Request;
 use crate::wire;
 use checkpoints::Checkpoints;
@@ -53,9 +52,6 @@ const SWEEPS_PER_TICK: u32 = 5;
 
 /// How long clients of a broken line wait for the supervisor to say who broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
-
-/// Latest time by a stage's clock that is believed: three centuries, so that sums do not overflow.
-const MAX_CLOCK_US: Micros = 1 << 53;
 
 /// What a driver is built from.
 #[derive(Debug)]
@@ -80,11 +76,11 @@ pub async fn run(
     config: DriverConfig,
     stop: CancellationToken,
 ) -> Option<OpenLine> {
-    let EngineEnds { mut submissions, mut states, status } = ends;
+    let EngineEnds { mut submissions, mut states, status, running } = ends;
     let (transfers, mut transferred) = States::new();
     let (checkpoints, mut copies) = Checkpoints::new();
     let ClusterLink { mut events, faults, .. } = link;
-    let mut driver = Driver::new(config, transfers, checkpoints, status, faults);
+    let mut driver = Driver::new(config, transfers, checkpoints, (status, running), faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -158,7 +154,8 @@ struct Driver {
     n_vocab: u32,
     adapters: Arc<[AdapterUse]>,
     meter: Arc<Meter>,
-    status: tokio::sync::watch::Sender<Status>,
+    status: watch::Sender<Status>,
+    running: watch::Sender<Arc<[Running]>>,
     faults: mpsc::Sender<Fault>,
 }
 
@@ -167,7 +164,7 @@ impl Driver {
         config: DriverConfig,
         states: States,
         checkpoints: Checkpoints,
-        status: tokio::sync::watch::Sender<Status>,
+        (status, running): (watch::Sender<Status>, watch::Sender<Arc<[Running]>>),
         faults: mpsc::Sender<Fault>,
     ) -> Self {
         let DriverConfig { sched, n_vocab, adapters, meter, drafter } = config;
@@ -188,6 +185,7 @@ impl Driver {
             adapters,
             meter,
             status,
+            running,
             faults,
         }
     }
@@ -418,51 +416,6 @@ impl Driver {
         }
     }
 
-    fn results(&mut self, frame: ResultFrame) -> Result<(), Break> {
-        if let Some(failure) = &frame.failure {
-            return Err(Break::of(failure));
-        }
-        let rows = wire::rows(frame.rows, self.n_vocab).map_err(|e| e.to_string())?;
-        let stages: Vec<StageTime> = frame
-            .timings
-            .iter()
-            .map(|t| StageTime { compute_us: t.compute_us.into(), queued_us: t.queue_us.into() })
-            .collect();
-        if frame.last {
-            self.record(frame.epoch, frame.id, &stages, &frame.timings);
-        }
-        let done = frame.last.then_some(stages);
-        self.step(Event::Results(Results { epoch: frame.epoch, ubatch: frame.id, rows, done }));
-        self.start_transfers();
-        Ok(())
-    }
-
-    fn record(&mut self, epoch: u64, id: u64, stages: &[StageTime], timings: &[StageTiming]) {
-        let Some(Sent { at: sent, n_rows, decode_rows, gap_bound }) = self.in_flight.remove(&id)
-        else {
-            return;
-        };
-        let clock = |t: &StageTiming| StageClock {
-            started_us: t.started_us.min(MAX_CLOCK_US),
-            receive_us: t.receive_us.into(),
-            last_send_us: t.last_send_us.into(),
-        };
-        let record = UbatchRecord {
-            epoch,
-            id,
-            sent,
-            done: self.now(),
-            n_rows,
-            decode_rows,
-            gap_bound,
-            stages: stages.to_vec(),
-            clocks: timings.iter().map(clock).collect(),
-            wire_bytes: timings.iter().map(|t| t.wire_bytes).collect(),
-        };
-        metrics::ubatch(&record);
-        self.meter.record(record);
-    }
-
     fn line_event(&mut self, event: LineEvent) {
         match event {
             // What was told by a task of an earlier attempt, late: a line that is up is ready.
@@ -573,6 +526,8 @@ impl Driver {
         }
         self.tell_of_prompts();
         self.settle();
+        let running: Vec<Running> = self.sched.running().collect();
+        self.running.send_replace(running.into());
         metrics::scheduler(&self.sched.stats());
     }
 

@@ -19,7 +19,7 @@ use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
 use crate::numerics::Numerics;
 use crate::request::{Request, RequestError};
-pub use brigade_sched::{FinishReason, RequestId};
+pub use brigade_sched::{FinishReason, RequestId, Running};
 
 /// Submissions that may wait for the driver's attention; it takes them within microseconds.
 const SUBMIT_QUEUE: usize = 256;
@@ -341,6 +341,7 @@ pub struct Engine {
     submissions: mpsc::Sender<Submission>,
     states: mpsc::Sender<StateCall>,
     status: watch::Receiver<Status>,
+    running: watch::Receiver<Arc<[Running]>>,
 }
 
 /// The driver's ends of an [`Engine`].
@@ -352,6 +353,8 @@ pub struct EngineEnds {
     pub states: mpsc::Receiver<StateCall>,
     /// What [`Engine::status`] shows.
     pub status: watch::Sender<Status>,
+    /// What [`Engine::running`] shows.
+    pub running: watch::Sender<Arc<[Running]>>,
 }
 
 impl Engine {
@@ -360,13 +363,19 @@ impl Engine {
         let (submit, submissions) = mpsc::channel(SUBMIT_QUEUE);
         let (call, states) = mpsc::channel(SUBMIT_QUEUE);
         let (status, watch) = watch::channel(Status::Loading(Loading::step("starting")));
-        let engine = Self { submissions: submit, states: call, status: watch };
-        (engine, EngineEnds { submissions, states, status })
+        let (running, now) = watch::channel(Arc::from([]));
+        let engine = Self { submissions: submit, states: call, status: watch, running: now };
+        (engine, EngineEnds { submissions, states, status, running })
     }
 
     /// What the line is doing now.
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
+    }
+
+    /// The sequences that run, as they were some tens of milliseconds ago.
+    pub fn running(&self) -> Arc<[Running]> {
+        self.running.borrow().clone()
     }
 
     /// Follows the status.

@@ -32,6 +32,7 @@ pub mod open_line;
 pub mod random;
 pub mod record;
 pub mod request;
+pub mod stale;
 pub mod states;
 pub mod trace;
 pub mod vector;

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use brigade_sched::Micros;
+use brigade_sched::{DraftCounts, Micros};
 
 use crate::record::UbatchRecord;
 
@@ -25,6 +25,7 @@ const MAX_RECORDS: usize = 65_536;
 #[derive(Debug)]
 pub struct Meter {
     records: Mutex<VecDeque<UbatchRecord>>,
+    drafts: Mutex<DraftCounts>,
     trace: Option<Mutex<Trace>>,
     began: Instant,
 }
@@ -33,7 +34,8 @@ impl Meter {
     /// A meter without records; `traced`: they go into a trace as well.
     pub fn new(traced: bool) -> Self {
         let trace = traced.then(Mutex::default);
-        Self { records: Mutex::default(), trace, began: Instant::now() }
+        let (records, drafts) = Default::default();
+        Self { records, drafts, trace, began: Instant::now() }
     }
 
     /// Time by the clock of all departures and arrivals.
@@ -51,8 +53,9 @@ impl Meter {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a record; the oldest one goes when there are too many.
-    pub fn record(&self, record: UbatchRecord) {
+    /// Adds a record, and notes what became of drafts until then; the oldest record goes when there are too many.
+    pub fn record(&self, record: UbatchRecord, drafts: DraftCounts) {
+        *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
         if let Some(mut trace) = self.trace() {
             trace.ubatch(record.clone());
         }
@@ -61,6 +64,11 @@ impl Meter {
             records.pop_front();
         }
         records.push_back(record);
+    }
+
+    /// What became of drafts, since the beginning.
+    pub fn drafts(&self) -> DraftCounts {
+        *self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rows of prompts computed in all records.
@@ -165,7 +173,7 @@ mod tests {
     fn taking_empties_and_old_records_go_first() {
         let meter = Meter::new(false);
         for record in line(MAX_RECORDS as u64 + 2, 1, 1) {
-            meter.record(record);
+            meter.record(record, DraftCounts::default());
         }
         let records = meter.take();
         assert_eq!((records.len(), records[0].sent), (MAX_RECORDS, 2));

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use brigade_draft::Source;
 use brigade_proto::control::HealthReply;
-use brigade_sched::{DraftCounts, Micros, Stats};
+use brigade_sched::{DRAFT_DEPTHS, DraftCounts, Micros, Stats};
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
@@ -51,6 +51,10 @@ const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
 const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
 const DRAFTS: &str = "brigade_drafts_total";
 const DRAFT_PARTS: &str = "brigade_draft_parts_cut_total";
+const DRAWN_PARTS: &str = "brigade_drawn_parts_total";
+const ROWS_IN_VAIN: &str = "brigade_rows_in_vain_total";
+const STAGES_IN_VAIN: &str = "brigade_stages_in_vain_microseconds_total";
+const OVERLAPPED: &str = "brigade_windows_overlapped_microseconds_total";
 const IN_FLIGHT: &str = "brigade_ubatches_in_flight";
 const GROUPS: &str = "brigade_decode_groups";
 const UBATCHES: &str = "brigade_ubatches_total";
@@ -171,7 +175,28 @@ fn describe() {
     describe_gauge!(KEPT, "Sequences kept for later requests that begin alike");
     describe_gauge!(KEPT_PLACES, "Sequences that may be kept");
     describe_gauge!(KEPT_BLOCKS, "KV pages held for kept sequences until others need them");
-    describe_counter!(DRAFTS, "Drafted tokens that were right and wrong, by where they came from");
+    describe_counter!(
+        DRAFTS,
+        "Drafted tokens that were right and wrong, by where they came from and how far ahead they were"
+    );
+    describe_counter!(
+        DRAWN_PARTS,
+        "Parts that tokens were to be drawn from, stale ones among them"
+    );
+    describe_counter!(
+        ROWS_IN_VAIN,
+        "Rows of drafts that gave no token, and rows that were read again"
+    );
+    describe_counter!(
+        STAGES_IN_VAIN,
+        Unit::Microseconds,
+        "Time that such rows took of all stages together"
+    );
+    describe_counter!(
+        OVERLAPPED,
+        Unit::Microseconds,
+        "Time in which a sequence had two windows or more in flight that gave tokens"
+    );
     describe_counter!(
         DRAFT_PARTS,
         "Parts with drafts that came behind a wrong one, or lacked a mask"
@@ -280,11 +305,17 @@ pub fn scheduler(stats: &Stats) {
 /// What became of drafts, by where they came from. Of answers that are known no server drafts.
 fn drafts(counts: &DraftCounts) {
     for source in Source::ALL.into_iter().filter(|source| *source != Source::Forced) {
-        let [right, wrong] = counts.judged(source);
-        for (outcome, n) in [("right", right), ("wrong", wrong)] {
-            counter!(DRAFTS, "outcome" => outcome, "source" => source.name()).absolute(n);
+        for (depth, [right, wrong]) in DRAFT_DEPTHS.into_iter().zip(counts.by_depth(source)) {
+            for (outcome, n) in [("right", right), ("wrong", wrong)] {
+                counter!(DRAFTS, "outcome" => outcome, "source" => source.name(), "depth" => depth)
+                    .absolute(n);
+            }
         }
     }
+    counter!(DRAWN_PARTS).absolute(counts.parts);
+    counter!(ROWS_IN_VAIN).absolute(counts.rows_in_vain);
+    counter!(STAGES_IN_VAIN).absolute(counts.vain_us);
+    counter!(OVERLAPPED).absolute(counts.overlapped_us);
     for (why, n) in [("stale", counts.stale), ("unmasked", counts.unmasked)] {
         counter!(DRAFT_PARTS, "cut" => why).absolute(n);
     }

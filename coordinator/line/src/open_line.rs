@@ -13,6 +13,7 @@ use tokio_stream::StreamExt;
 use tonic::Streaming;
 
 use crate::handle::LineInfo;
+use crate::stale::StaleTimes;
 use crate::states::StateAccess;
 
 /// The one lane of a line.
@@ -38,6 +39,8 @@ pub struct OpenLine {
     pub info: Arc<LineInfo>,
     /// Who has its sequences' states.
     pub states: Arc<dyn StateAccess>,
+    /// What says nothing about who is slow.
+    pub stale: StaleTimes,
     /// Where ubatches go.
     pub ubatches: mpsc::Sender<LaneFrame>,
     /// Where their results come from.
@@ -159,7 +162,10 @@ mod silence {
             let (results, lane) = (nothing(), nothing());
             let info = Arc::default();
             let (later, settled) = (true, None);
-            (Self { epoch, spec, later, info, states, ubatches, results, lane, settled }, sent)
+            let stale = StaleTimes::new(spec.n_stages);
+            let line =
+                Self { epoch, spec, later, info, states, stale, ubatches, results, lane, settled };
+            (line, sent)
         }
     }
 }

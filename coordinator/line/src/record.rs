@@ -18,6 +18,12 @@ pub struct UbatchRecord {
     pub n_rows: u32,
     /// Those of them that are past their prompts.
     pub decode_rows: u32,
+    /// Tokens that were drawn from it.
+    pub tokens: u32,
+    /// Rows of drafts that gave no token, and rows that were read again.
+    pub rows_in_vain: u32,
+    /// A whole window of drafts was of no use: the last stage left out its head.
+    pub has_stale: bool,
     /// With prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,
     /// Per stage, first stage first.

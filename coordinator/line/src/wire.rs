@@ -81,8 +81,9 @@ fn op(op: SeqOp, later: bool) -> pb::SeqOp {
             sampler: setup.as_deref().map(|setup| sampler(setup, later)),
             request: request.to_string(),
         }),
-        SeqOp::Truncate { slot, len, from } => {
-            Op::Truncate(pb::TruncateOp { slot: slot.0, len, from: from.map(|from| from.0) })
+        SeqOp::Truncate { slot, len, planes } => {
+            let (from, to) = (planes.map(|planes| planes.from.0), planes.map(|planes| planes.to.0));
+            Op::Truncate(pb::TruncateOp { slot: slot.0, len, from, to })
         }
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
         SeqOp::Draw { slot } => Op::Draw(pb::DrawOp { slot: slot.0 }),
@@ -101,9 +102,15 @@ fn op(op: SeqOp, later: bool) -> pb::SeqOp {
             slot: slot.0,
             name: name.map(|name| name.0.to_vec()).unwrap_or_default().into(),
         }),
-        SeqOp::Checkpoint { slot, len, mark, parting } => {
+        SeqOp::Checkpoint { slot, len, mark, plane, parting } => {
             let mark = mark.0.to_vec().into();
-            Op::Checkpoint(pb::CheckpointOp { slot: slot.0, len, mark, parting })
+            Op::Checkpoint(pb::CheckpointOp {
+                slot: slot.0,
+                len,
+                mark,
+                parting,
+                plane: plane.map(|plane| plane.0),
+            })
         }
     };
     pb::SeqOp { op: Some(op) }

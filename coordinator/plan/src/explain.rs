@@ -52,6 +52,17 @@ impl Plan {
         }
     }
 
+    /// `up to 4 states of 12.00 MiB each, in the places of sequences that do not run`: what a stream that runs ahead keeps
+    /// beside its own state; `None` where no sequence has states.
+    pub fn describe_planes(&self) -> Option<String> {
+        let state = self.sequence.conv_bytes + self.sequence.scan_bytes;
+        let n = self.capacity.n_slots.saturating_sub(1);
+        let each = format_bytes(state);
+        (state > 0).then(|| {
+            format!("up to {n} states of {each} each, in the places of sequences that do not run")
+        })
+    }
+
     /// Positions there are KV pages for.
     fn positions(&self) -> u64 {
         u64::from(self.capacity.n_blocks) * u64::from(self.settings.block_positions)
@@ -97,6 +108,9 @@ impl Plan {
             self.describe_room()
         )?;
         writeln!(out, "a sequence: {}", self.sequence)?;
+        if let Some(planes) = self.describe_planes() {
+            writeln!(out, "planes for drafts: {planes}")?;
+        }
         for (i, stage) in self.stages.iter().enumerate() {
             writeln!(out, "stage {i} ({}): of a sequence {}", stage.name, stage.sequence)?;
             if stage.memory.copies > 0 {

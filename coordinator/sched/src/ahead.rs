@@ -20,6 +20,8 @@ use std::collections::VecDeque;
 use brigade_draft::Source;
 use brigade_engine::batch::{Planes, SeqOp, SlotId};
 
+use super::events::Micros;
+
 /// A window in flight.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -32,13 +34,17 @@ pub(super) struct Window {
     pub from: (Source, usize),
     /// Tokens of it that were sure when it was sent.
     pub n_sure: usize,
+    /// Tokens of its sequence that were drawn by then.
+    pub n_drawn: u32,
+    pub sent_at: Micros,
 }
 
 impl Window {
     /// Its token `at` was compared with what was drawn.
     pub fn judged(&self, at: usize, right: bool) -> Judged {
         let (source, matched) = self.from;
-        Judged { source, matched: matched + at.saturating_sub(self.n_sure), right }
+        let depth = self.pos + at as u32 + 1 - self.n_drawn.min(self.pos + at as u32);
+        Judged { source, matched: matched + at.saturating_sub(self.n_sure), depth, right }
     }
 }
 
@@ -55,8 +61,12 @@ pub(super) struct RunAhead {
     pub spare: Vec<SlotId>,
     /// The plane of the state behind what was sent, if it is not its slot's own.
     pub plane: Option<SlotId>,
-    /// Tokens that its client had said to expect: drafted and drawn, and drafted in vain.
+    /// Drafts that were drawn, and those that were not.
+    pub judged: [u32; 2],
+    /// Those of them that its client had said to expect.
     pub expected: [u32; 2],
+    /// Until when two windows were in flight from which tokens were drawn, and for how long that is not yet counted.
+    pub overlapped: (Micros, Micros),
 }
 
 /// A draft that was compared with what was drawn.
@@ -64,6 +74,8 @@ pub(super) struct RunAhead {
 pub(super) struct Judged {
     pub source: Source,
     pub matched: usize,
+    /// How far behind the last drawn token it stood when it was sent, from 1.
+    pub depth: u32,
     pub right: bool,
 }
 
@@ -93,9 +105,18 @@ impl RunAhead {
 
     /// Counts a draft that was compared with what was drawn.
     pub fn count(&mut self, judged: Option<Judged>) {
-        if let Some(judged) = judged.filter(|judged| judged.source == Source::Expected) {
-            self.expected[usize::from(!judged.right)] += 1;
+        let Some(Judged { source, right, .. }) = judged else { return };
+        self.judged[usize::from(!right)] += 1;
+        if source == Source::Expected {
+            self.expected[usize::from(!right)] += 1;
         }
+    }
+
+    /// The window that is over has another one behind it in flight since `since`, of which a token is drawn as well.
+    pub fn note_overlap(&mut self, since: Micros, now: Micros) {
+        let (until, us) = &mut self.overlapped;
+        *us += now.saturating_sub(since.max(*until));
+        *until = now;
     }
 
     /// How often drafts were taken back.

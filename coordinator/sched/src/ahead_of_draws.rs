@@ -4,6 +4,7 @@ use brigade_draft::Draft;
 use brigade_engine::batch::{Ahead, Planes, SeqOp, SeqPart, SlotId, Want};
 
 use super::ahead::{Outcome, Window};
+use super::events::Micros;
 use super::sequence::Admitted;
 
 impl Admitted {
@@ -45,7 +46,8 @@ impl Admitted {
         if ahead.windows.is_empty()
             && let Some(plane) = ahead.plane.take()
         {
-            ahead.take_back = Some(SeqOp::Truncate { slot, len, from: Some(plane) });
+            let planes = Some(Planes { from: plane, to: slot });
+            ahead.take_back = Some(SeqOp::Truncate { slot, len, planes });
             ahead.spare.push(plane);
         }
         let (own, lent) = ahead.spare.drain(..).partition(|plane| *plane == slot);
@@ -62,13 +64,13 @@ impl Admitted {
         end.min(pages).saturating_sub(self.sent.max(self.n_tokens()))
     }
 
-    /// The next window: sure tokens that were not sent, and `drafts`, marked as sent. It leaves its state in another
+    /// The next window, sent `now`: sure tokens that were not sent, and `drafts`, marked as sent. It leaves its state in another
     /// plane where `in_planes`.
     ///
     /// # Panics
     /// If it has nothing to send, or no plane for a state.
-    pub fn next_window(&mut self, drafts: &Draft, in_planes: bool) -> SeqPart {
-        let (slot, pos) = (self.slot, self.sent);
+    pub fn next_window(&mut self, now: Micros, drafts: &Draft, in_planes: bool) -> SeqPart {
+        let (slot, pos, n_drawn) = (self.slot, self.sent, self.n_tokens());
         let sure = self.tokens.get(pos as usize..).unwrap_or(&[]);
         let tokens: Vec<u32> = sure.iter().chain(&drafts.tokens).copied().collect();
         assert!(!tokens.is_empty(), "{:?} has nothing to send", self.request);
@@ -86,7 +88,9 @@ impl Admitted {
         });
         let sure = ahead.windows.front().map_or(pos, |oldest| oldest.pos);
         let (from, n_sure) = ((drafts.source, drafts.matched), tokens.len() - drafts.tokens.len());
-        ahead.windows.push_back(Window { pos, tokens: tokens.clone(), planes, from, n_sure });
+        let (copy, sent_at) = (tokens.clone(), now);
+        let window = Window { pos, tokens: copy, planes, from, n_sure, n_drawn, sent_at };
+        ahead.windows.push_back(window);
         self.sent = pos + tokens.len() as u32;
         self.awaiting = true;
         let ahead = Some(Ahead { sure, known, planes });
@@ -98,14 +102,14 @@ impl Admitted {
     pub fn settle(&mut self, most: u32) -> (u32, Option<SeqOp>) {
         let (slot, sent) = (self.slot, self.sent);
         let Some(ahead) = &mut self.ahead else { return (most.min(sent), None) };
-        if let Some(SeqOp::Truncate { len, .. }) = &ahead.take_back {
-            let len = *len;
-            return (len.min(most), ahead.take_back.take());
+        if let Some(SeqOp::Truncate { len, planes, .. }) = ahead.take_back.take() {
+            let planes = planes.map(|planes| Planes { to: slot, ..planes });
+            return (len.min(most), Some(SeqOp::Truncate { slot, len, planes }));
         }
         let in_planes = ahead.windows.iter().any(|w| w.planes.is_some()) || ahead.plane.is_some();
         if !in_planes {
             let len = most.min(sent);
-            let op = (len < sent).then_some(SeqOp::Truncate { slot, len, from: None });
+            let op = (len < sent).then_some(SeqOp::Truncate { slot, len, planes: None });
             return (len, op);
         }
         let ends = ahead.windows.iter().filter_map(|w| {
@@ -115,7 +119,20 @@ impl Admitted {
         let now = (sent, ahead.plane.unwrap_or(slot));
         let marks = ends.flatten().chain([now]).filter(|(len, _)| *len <= most);
         let (len, from) = marks.max_by_key(|(len, _)| *len).unwrap_or((0, slot));
-        (len, Some(SeqOp::Truncate { slot, len, from: Some(from) }))
+        let planes = Some(Planes { from, to: slot });
+        (len, Some(SeqOp::Truncate { slot, len, planes }))
+    }
+
+    /// How many positions, all of them sure, a plane has the state of, and which plane: the most that there are.
+    pub fn sure_state(&self) -> (u32, SlotId) {
+        let (sent, slot) = (self.sent, self.slot);
+        let Some(ahead) = &self.ahead else { return (sent, slot) };
+        let keeps_its_beginning = |w: &Window| {
+            let Planes { from, to } = w.planes?;
+            (from != to).then_some((w.pos, from))
+        };
+        let mark = ahead.windows.iter().find_map(keeps_its_beginning);
+        mark.unwrap_or((sent, ahead.plane.unwrap_or(slot)))
     }
 
     /// Tokens that its client had said to expect: those that were drafted and drawn, and those drafted in vain; `None`: none
@@ -126,8 +143,8 @@ impl Admitted {
     }
 
     /// A token was drawn at a window's row, and is now the last sure one.
-    pub fn drawn_ahead(&mut self, pos: u32, token: u32) -> Outcome {
-        let outcome = self.outcome(pos, token);
+    pub fn drawn_ahead(&mut self, now: Micros, pos: u32, token: u32) -> Outcome {
+        let outcome = self.outcome(now, pos, token);
         if let Some(ahead) = &mut self.ahead {
             ahead.count(outcome.judged());
         }
@@ -137,7 +154,6 @@ impl Admitted {
     /// Nothing was drawn at a window's row, whose mask was not made. Whether that row is to be sent again: the stage keeps it
     /// where it is the window's only one that a token is drawn from.
     pub fn no_mask_ahead(&mut self, pos: u32) -> bool {
-        let slot = self.slot;
         let Some(window) = self.ahead.as_ref().and_then(|ahead| ahead.windows.front()) else {
             return false;
         };
@@ -147,13 +163,13 @@ impl Admitted {
             Some(planes) => (window.pos, Some(planes.from)),
             None => (pos, None),
         };
-        self.back(SeqOp::Truncate { slot, len, from });
+        self.back(len, from);
         self.masks_late = !is_kept;
         !is_kept
     }
 
-    fn outcome(&mut self, pos: u32, token: u32) -> Outcome {
-        let (slot, n_tokens) = (self.slot, self.n_tokens());
+    fn outcome(&mut self, now: Micros, pos: u32, token: u32) -> Outcome {
+        let n_tokens = self.n_tokens();
         let Some(ahead) = &mut self.ahead else { return Outcome::Ready(None) };
         let Some(window) = ahead.windows.front() else { return Outcome::Ready(None) };
         let (start, planes) = (window.pos, window.planes);
@@ -170,7 +186,7 @@ impl Admitted {
                 Some(planes) => (start, Some(planes.from)),
                 None => (pos + 1, None),
             };
-            self.back(SeqOp::Truncate { slot, len, from });
+            self.back(len, from);
             return Outcome::Ready(judged);
         }
         let done = ahead.windows.pop_front();
@@ -181,27 +197,31 @@ impl Admitted {
         }
         let Some(next) = ahead.windows.front() else { return Outcome::Ready(None) };
         let right = next.tokens[0] == token;
-        let judged = Some(next.judged(0, right));
+        let (judged, since) = (Some(next.judged(0, right)), next.sent_at);
         if right {
+            ahead.note_overlap(since, now);
             return Outcome::Goes(judged);
         }
         let from = planes.map(|planes| planes.to);
-        self.back(SeqOp::Truncate { slot, len: n_tokens - 1, from });
+        self.back(n_tokens - 1, from);
         Outcome::Ready(judged)
     }
 
-    /// All windows in flight are of no use.
-    fn back(&mut self, op: SeqOp) {
+    /// All windows in flight are of no use: the sequence goes on behind its first `len` positions, whose state is in the
+    /// plane `from`.
+    fn back(&mut self, len: u32, from: Option<SlotId>) {
         let slot = self.slot;
-        let SeqOp::Truncate { len, .. } = &op else { return };
-        self.sent = *len;
+        self.sent = len;
         let Some(ahead) = &mut self.ahead else { return };
         let lent = ahead.lent(slot);
         ahead.windows.clear();
         ahead.run += 1;
-        // The state comes back to the sequence's own plane, and all others are free.
-        ahead.plane = None;
-        ahead.spare = lent;
-        ahead.take_back = Some(op);
+        // The state stays where it is, and all other planes are free.
+        ahead.plane = from.filter(|plane| *plane != slot);
+        let own = ahead.plane.map(|_| slot);
+        let free = lent.into_iter().filter(|plane| Some(*plane) != ahead.plane).chain(own);
+        ahead.spare = free.collect();
+        let planes = from.map(|from| Planes { from, to: from });
+        ahead.take_back = Some(SeqOp::Truncate { slot, len, planes });
     }
 }

@@ -37,12 +37,11 @@ pub struct Interrupted {
 pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
     let (every, _) = (every.filter(|_| sequence.copied)?, sequence.name?);
     let Admitted { checkpointed, n_known, n_prompt, slot, .. } = *sequence;
-    // A state that is about to be taken back is none that the stages could copy.
-    let has_state = sequence.n_windows() == 0 && !sequence.is_taken_back();
-    if spec.prefixes == Prefixes::Whole && !has_state {
-        return None;
-    }
-    let sent = sequence.sure_sent();
+    // With windows in flight, a state of sure positions is in the plane before the oldest one.
+    let (sent, plane) = match spec.prefixes {
+        Prefixes::Whole => sequence.sure_state(),
+        Prefixes::All | Prefixes::None => (sequence.sure_sent(), slot),
+    };
     let (len, is_due) = match spec.prefixes {
         Prefixes::All => {
             let full = sent / spec.block_positions * spec.block_positions;
@@ -61,7 +60,9 @@ pub(super) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
     }
     sequence.checkpointed = len;
     let mark = TokenMark::of(&sequence.tokens[..len as usize]);
-    Some(SeqOp::Checkpoint { slot, len, mark, parting: false })
+    let is_ahead = sequence.n_windows() > 0 || sequence.is_taken_back();
+    let plane = (spec.prefixes == Prefixes::Whole && is_ahead).then_some(plane);
+    Some(SeqOp::Checkpoint { slot, len, mark, plane, parting: false })
 }
 
 /// What tells the stages the name of a sequence that was just opened, if copies of it are taken.

@@ -34,7 +34,7 @@ pub(super) fn compose(
     let n_decoding = live.n_decoding();
     let groups = sizing.decode_groups(n_decoding, line.groups);
     line.groups = Some(Chosen { n_decoding, groups });
-    let mut draft = Draft::new(line.spec, config);
+    let mut draft = Draft::new(now, line.spec, config);
     for (kept, part) in std::mem::take(&mut line.settling) {
         draft.settle(line, kept, part);
     }
@@ -42,14 +42,14 @@ pub(super) fn compose(
         let rows = sizing.chunk(line.burst_rows, live.prompt_rows_left());
         let rows = if live.leaves_room() { rows.min(sizing.short_chunk()) } else { rows };
         if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
-            return draft.settled(now, line);
+            return draft.settled(line);
         }
         draft.take_prompts(live, rows);
     } else {
         let limit = sizing.decode_in_flight(groups.count);
         if line.n_in_flight() >= limit {
             draft.take_windows(sizing, (line, live), &mut drafting);
-            return draft.settled(now, line);
+            return draft.settled(line);
         }
         let decode_rows = if line.decodes_in_flight(live) < groups.count { groups.rows } else { 0 };
         let beside = Beside {
@@ -86,16 +86,17 @@ pub(super) fn compose(
         live.of(*no).iter().flat_map(|s| s.halves()).for_each(|half| line.keep_prompt(half));
     }
     line.ops.append(&mut draft.checkpoints);
-    Some(draft.send(now, line))
+    Some(draft.send(line))
 }
 
 /// A ubatch of the copies, closes and other changes that the line has, noted as in flight.
 pub(super) fn only_ops(now: Micros, config: &SchedConfig, line: &mut Line) -> UBatch {
-    Draft::new(line.spec, config).send(now, line)
+    Draft::new(now, line.spec, config).send(line)
 }
 
 /// A ubatch being filled.
 struct Draft {
+    now: Micros,
     spec: LineSpec,
     checkpoint_every: Option<u32>,
     opens: Vec<SeqOp>,
@@ -111,6 +112,10 @@ struct Draft {
     rows_left: u32,
     logits_rows_left: u32,
     decode_rows: u32,
+    /// Parts that tokens are to be drawn from.
+    drawn_parts: u32,
+    /// Rows in windows.
+    in_windows: u32,
     /// Of windows behind others of their sequences.
     window_rows: u32,
     prompt_rows: u32,
@@ -119,8 +124,9 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(spec: LineSpec, config: &SchedConfig) -> Self {
+    fn new(now: Micros, spec: LineSpec, config: &SchedConfig) -> Self {
         Self {
+            now,
             spec,
             checkpoint_every: config.checkpoint_every,
             opens: Vec::new(),
@@ -133,6 +139,8 @@ impl Draft {
             rows_left: spec.max_rows,
             logits_rows_left: config.max_logits_rows.max(1),
             decode_rows: 0,
+            drawn_parts: 0,
+            in_windows: 0,
             window_rows: 0,
             prompt_rows: 0,
             gap_bound: None,
@@ -227,7 +235,7 @@ impl Draft {
         let Some(sequence) = live.get_mut(no) else { return 0 };
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
         self.take_back(live, no);
-        let part = live.next_window(no, &window.drafts, window.in_planes);
+        let part = live.next_window(self.now, no, (&window.drafts, window.in_planes));
         let (run, share) = live.of(no).map_or((0, Share::default()), |s| (s.run(), s.share));
         let (slot, n_rows) = (part.slot, part.tokens.len() as u32);
         let known = part.ahead.map_or(0, |ahead| ahead.known);
@@ -247,6 +255,8 @@ impl Draft {
         let sent = live.of(no).map_or(0, Admitted::all_sent);
         self.computed.push((no, sent));
         self.rows_left -= n_rows;
+        self.in_windows += n_rows;
+        self.drawn_parts += 1;
         self.parts.push(part);
         n_rows
     }
@@ -264,8 +274,8 @@ impl Draft {
     }
 
     /// Sends what there is beside rows that have to wait, if anything.
-    fn settled(self, now: Micros, line: &mut Line) -> Option<UBatch> {
-        (!self.parts.is_empty()).then(|| self.send(now, line))
+    fn settled(self, line: &mut Line) -> Option<UBatch> {
+        (!self.parts.is_empty()).then(|| self.send(line))
     }
 
     /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
@@ -336,6 +346,7 @@ impl Draft {
             Want::HiddenLast => (WantedKind::Logits, last..last + 1),
             Want::Logits | Want::Hidden => (WantedKind::Logits, part.pos..last + 1),
         };
+        self.drawn_parts += u32::from(matches!(part.want, Want::Sample | Want::Verify));
         let (slot, share) = (part.slot, live.of(no).map(|s| s.share).unwrap_or_default());
         self.wanted.extend(positions.map(|pos| Wanted {
             seq: no,
@@ -351,7 +362,8 @@ impl Draft {
     }
 
     /// Closes and copies first, then opens: a place may pass from one to the other in this very ubatch.
-    fn send(self, now: Micros, line: &mut Line) -> UBatch {
+    fn send(self, line: &mut Line) -> UBatch {
+        let now = self.now;
         let id = line.next_ubatch;
         line.next_ubatch += 1;
         let ops = self.draws.into_iter().chain(line.ops.drain(..)).chain(self.opens).collect();
@@ -364,6 +376,11 @@ impl Draft {
             sent_at: now,
             n_rows: ubatch.n_rows() as u32,
             decode_rows: self.decode_rows + self.window_rows,
+            drawn_parts: self.drawn_parts,
+            in_windows: self.in_windows,
+            tokens: 0,
+            tokens_of_windows: 0,
+            has_stale: false,
             only_windows: self.window_rows > 0 && self.decode_rows + self.prompt_rows == 0,
             gap_bound: self.gap_bound,
             computed: self.computed,

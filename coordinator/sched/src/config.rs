@@ -1,8 +1,6 @@
 //! What an operator can set about the scheduler ([`SchedConfig`]), and what can be seen of it ([`Stats`]).
 
-use brigade_draft::Source;
-
-use super::ahead::Judged;
+use super::drafted::DraftCounts;
 use super::events::Micros;
 
 /// Requests that may wait for a place before new ones are turned away.
@@ -40,6 +38,8 @@ pub struct SchedConfig {
     pub max_logits_rows: u32,
     /// How long requests wait for another line after theirs was lost.
     pub repair_within_us: Micros,
+    /// Windows of drafts that a sequence may have in flight; `None`: as many as bring it forward.
+    pub max_windows: Option<u32>,
     /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
     pub checkpoint_every: Option<u32>,
 }
@@ -53,32 +53,25 @@ impl Default for SchedConfig {
             max_in_flight: None,
             max_logits_rows: DEFAULT_MAX_LOGITS_ROWS,
             repair_within_us: DEFAULT_REPAIR_WITHIN_US,
+            max_windows: None,
             checkpoint_every: None,
         }
     }
 }
 
-/// What became of tokens that were drafted.
+/// A sequence that runs, as far as others may know of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DraftCounts {
-    /// Those that were drawn and those that were not, in the order of [`Source::ALL`], where they came from.
-    judged: [[u64; 2]; Source::ALL.len()],
-    /// Parts behind a wrong one, from which nothing was drawn.
-    pub stale: u64,
-    /// Parts that ended where the mask of an answer's grammar was not made in time.
-    pub unmasked: u64,
-}
-
-impl DraftCounts {
-    /// A draft was compared with what was drawn.
-    pub(super) fn note(&mut self, Judged { source, right, .. }: Judged) {
-        self.judged[source as usize][usize::from(!right)] += 1;
-    }
-
-    /// How many of a source were drawn, and how many were not.
-    pub fn judged(&self, source: Source) -> [u64; 2] {
-        self.judged[source as usize]
-    }
+pub struct Running {
+    /// Tokens of its prompt.
+    pub n_prompt: u32,
+    /// Tokens of its answer so far.
+    pub n_drawn: u32,
+    /// Whether its next tokens may be drafted.
+    pub is_drafted: bool,
+    /// Drafts of it that were right, and those that were wrong.
+    pub drafts: [u32; 2],
+    /// Windows of drafts that it has in flight.
+    pub windows: u32,
 }
 
 /// What `/metrics` and `/health` want to know.
@@ -108,7 +101,7 @@ pub struct Stats {
     pub kept: u32,
     /// Slots for kept sequences.
     pub kept_total: u32,
-    /// What became of tokens that were drafted, since the beginning.
+    /// What became of drafts, since the beginning.
     pub drafts: DraftCounts,
     /// Ubatches sent and not back.
     pub in_flight: usize,

@@ -118,6 +118,7 @@ impl Drafting<'_> {
             Prefixes::Whole if self.lends => free + lent,
             Prefixes::Whole | Prefixes::None => 0,
         };
+        let most = most.min(sizing.config.max_windows.unwrap_or(u32::MAX));
         let windows = sizing.windows(mean, live.n_decoding(), most);
         windows.any().then_some((draft, windows))
     }
@@ -147,7 +148,7 @@ impl Drafting<'_> {
 
     /// What became of a draft.
     pub fn judged(&mut self, request: RequestId, judged: Judged) {
-        let Judged { source, matched, right } = judged;
+        let Judged { source, matched, right, .. } = judged;
         if let Some(drafter) = self.drafter.as_deref_mut() {
             drafter.judged(stream(request), source, matched, right);
         }

@@ -58,6 +58,15 @@ pub(super) struct InFlight {
     pub n_rows: u32,
     /// Rows of sequences past their prompt.
     pub decode_rows: u32,
+    /// Parts that tokens are to be drawn from.
+    pub drawn_parts: u32,
+    /// Rows in windows.
+    pub in_windows: u32,
+    /// Tokens that were drawn from its rows, and those of them that are of windows.
+    pub tokens: u32,
+    pub tokens_of_windows: u32,
+    /// Whether a whole window in it was of no use.
+    pub has_stale: bool,
     /// It has nothing but windows of sequences that run ahead.
     pub only_windows: bool,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
@@ -69,6 +78,11 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
+    /// Rows of windows that gave no token: what comes behind a wrong draft, and what was read again.
+    pub fn rows_in_vain(&self) -> u32 {
+        self.in_windows.saturating_sub(self.tokens_of_windows)
+    }
+
     /// Takes the next wanted row if `row` is it; else says what is wrong.
     pub fn claim(&mut self, row: &RowOutput) -> Result<Wanted, String> {
         let Some(next) = self.wanted.front().copied() else {
@@ -86,6 +100,11 @@ impl InFlight {
             ));
         }
         self.wanted.pop_front();
+        if matches!(row.value, RowValue::Sampled(_)) {
+            self.tokens += 1;
+            self.tokens_of_windows += u32::from(next.ahead.is_some());
+        }
+        self.has_stale |= row.value == RowValue::Refuted;
         if let Some(window) = next.ahead.filter(|window| window.ends_with(&row.value)) {
             self.wanted.drain(..window.left as usize);
         }

@@ -11,7 +11,8 @@
 //! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what; `growth` how long answers get.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
-//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far.
+//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, and
+//!   `drafted` counts what became of that.
 //! - `replay`, `checkpoints` and `parting` are for lost and changed lines.
 //! - [`sim`] runs the scheduler against a simulated line.
 
@@ -21,9 +22,11 @@ mod ahead_of_draws;
 mod checkpoints;
 mod compose;
 mod config;
+mod drafted;
 mod drafting;
 mod events;
 mod fair;
+mod forecast;
 mod groups;
 mod growth;
 mod in_flight;
@@ -58,12 +61,14 @@ use sizing::Sizing;
 pub use checkpoints::Interrupted;
 pub use config::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING,
-    DEFAULT_REPAIR_WITHIN_US, DraftCounts, SchedConfig, Stats,
+    DEFAULT_REPAIR_WITHIN_US, Running, SchedConfig, Stats,
 };
+pub use drafted::{DRAFT_DEPTHS, DraftCounts, Given};
 pub use events::{
     Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
     Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
+pub use forecast::Forecast;
 pub use kept::KeptInfo;
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
@@ -88,6 +93,8 @@ pub struct Scheduler {
     drafter: Option<Box<dyn Drafter>>,
     /// What became of drafts.
     drafts: DraftCounts,
+    /// The last ubatch that came back.
+    last_done: Given,
 }
 
 impl Scheduler {
@@ -96,7 +103,16 @@ impl Scheduler {
         let waiting = Waiting::new(config.max_waiting);
         let (live, lost) = (Live::default(), String::new());
         let drafts = DraftCounts::default();
-        Self { config, waiting, live, line: None, lost, drafter: None, drafts }
+        Self {
+            config,
+            waiting,
+            live,
+            line: None,
+            lost,
+            drafter: None,
+            drafts,
+            last_done: Given::default(),
+        }
     }
 
     /// The same with somebody who drafts the next tokens of sequences, so that these can run ahead; `None`: nobody.
@@ -389,6 +405,30 @@ impl Scheduler {
 
     fn in_flight(&self, ubatch: u64) -> Option<&in_flight::InFlight> {
         self.line.as_ref()?.in_flight.iter().rev().find(|u| u.id == ubatch)
+    }
+
+    /// What became of drafts, since the beginning.
+    pub fn drafts(&self) -> DraftCounts {
+        self.drafts
+    }
+
+    /// What the last ubatch that came back has given.
+    pub fn last_done(&self) -> Given {
+        self.last_done
+    }
+
+    /// The sequences that run, in the order in which they began.
+    pub fn running(&self) -> impl Iterator<Item = Running> {
+        self.live.all().map(|sequence| {
+            let ahead = sequence.ahead.as_deref();
+            Running {
+                n_prompt: sequence.n_prompt,
+                n_drawn: sequence.generated(),
+                is_drafted: self.drafter.is_some() && drafting::may_run_ahead(sequence),
+                drafts: ahead.map_or([0, 0], |ahead| ahead.judged),
+                windows: sequence.n_windows() as u32,
+            }
+        })
     }
 
     /// A snapshot for metrics.

@@ -55,5 +55,11 @@ fn leaves(sequence: &Admitted) -> bool {
 fn position(sequence: &Admitted) -> Option<SeqOp> {
     let Admitted { slot, sent: len, .. } = *sequence;
     let mark = || TokenMark::of(&sequence.tokens[..len as usize]);
-    leaves(sequence).then(|| SeqOp::Checkpoint { slot, len, mark: mark(), parting: true })
+    leaves(sequence).then(|| SeqOp::Checkpoint {
+        slot,
+        len,
+        mark: mark(),
+        plane: None,
+        parting: true,
+    })
 }

@@ -77,11 +77,12 @@ impl Scheduler {
             ));
         }
         if let Some(done) = line.in_flight.pop_front() {
-            Arc::make_mut(&mut line.times).observe(
-                done.n_rows,
-                now.saturating_sub(done.sent_at),
-                &times,
-            );
+            self.last_done = self.drafts.note_done(&done, &line.times, &times);
+            // The last stage left out what a stale window's head would have taken.
+            if !done.has_stale {
+                let trip = now.saturating_sub(done.sent_at);
+                Arc::make_mut(&mut line.times).observe(done.n_rows, trip, &times);
+            }
             for (no, end) in done.computed {
                 if let Some(sequence) = self.live.get_mut(no) {
                     sequence.note_computed(end);
@@ -135,10 +136,13 @@ impl Scheduler {
         } else {
             sequence.push(id);
             let outcome = match of.ahead {
-                Some(_) => sequence.drawn_ahead(of.pos, id),
+                Some(_) => sequence.drawn_ahead(now, of.pos, id),
                 None => Outcome::Ready(None),
             };
             out.push(Action::Token { request, index, token });
+            if let Some(ahead) = &mut sequence.ahead {
+                self.drafts.overlapped_us += std::mem::take(&mut ahead.overlapped.1);
+            }
             self.note_drawn(request, id, outcome.judged());
             if index + 1 < max_tokens && self.has_place_for_next(no) {
                 if let Outcome::Ready(_) = outcome {

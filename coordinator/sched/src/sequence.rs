@@ -320,6 +320,11 @@ impl Live {
     }
 
     /// All, oldest first.
+    pub fn all(&self) -> impl Iterator<Item = &Admitted> {
+        self.seqs.values()
+    }
+
+    /// Each of them.
     pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Admitted> {
         self.seqs.values_mut()
     }
@@ -427,9 +432,14 @@ impl Live {
     ///
     /// # Panics
     /// If there is no such sequence.
-    pub fn next_window(&mut self, no: SeqNo, drafts: &Draft, in_planes: bool) -> SeqPart {
+    pub fn next_window(
+        &mut self,
+        now: Micros,
+        no: SeqNo,
+        (drafts, in_planes): (&Draft, bool),
+    ) -> SeqPart {
         let sequence = self.seqs.get_mut(&no).expect("queues name live sequences only");
-        let part = sequence.next_window(drafts, in_planes);
+        let part = sequence.next_window(now, drafts, in_planes);
         self.owners.sent(sequence.share, part.tokens.len() as u32, 0);
         part
     }

@@ -366,6 +366,20 @@ impl LineTimes {
         each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
     }
 
+    /// Share of the time of a ubatch of `n_rows` rows that its last `rows` rows take of all stages together, 0 to 1.
+    pub fn share_of_last(&self, rows: u32, n_rows: u32) -> f64 {
+        let of = |rows: u32| match rows {
+            0 => 0.0,
+            few if few as usize <= FEW_SIZES => self.of_few(few)[1],
+            many => self.through(many),
+        };
+        let all = of(n_rows);
+        if all <= 0.0 {
+            return 0.0;
+        }
+        (1.0 - of(n_rows.saturating_sub(rows)) / all).clamp(0.0, 1.0)
+    }
+
     /// Standard deviation of a stage's times over their mean, for ubatches of equal size: the mean of
     /// all stages.
     pub fn variation(&self) -> f64 {

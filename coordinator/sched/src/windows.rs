@@ -73,7 +73,7 @@ impl Sizing<'_> {
     }
 
     /// Tokens of one of so many sequences in a microsecond. Those beside it have a window each wherever it has one.
-    fn rate(&self, Windows { rows, count }: Windows, odds: f64, n_streams: u32) -> f64 {
+    pub(super) fn rate(&self, Windows { rows, count }: Windows, odds: f64, n_streams: u32) -> f64 {
         let (w, d, n) = (f64::from(rows), f64::from(count), f64::from(n_streams));
         let [step, through] = self.times.of_few(rows);
         let trip = (through + self.times.overhead()).max(n * step);

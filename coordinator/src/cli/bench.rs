@@ -78,6 +78,9 @@ pub struct BenchArgs {
     /// Answers are drawn first, and drafted with as many wrong tokens; all the rest is as in earnest
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["mixed", "depth", "trace"])]
     speculate: Vec<f64>,
+    /// With --speculate: beside each row another one, in which a stream has one part with drafts on the line at a time
+    #[arg(long, requires = "speculate")]
+    sync: bool,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,

@@ -151,6 +151,7 @@ pub async fn execute(args: ChatArgs) -> Result<()> {
             let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
             options.ctx = args.ctx;
             options.speculate = args.speculation.speculate();
+            options.max_windows = args.speculation.max_windows();
             options.chat_template = args.template.source()?;
             let talk = Talk::new(args.system.clone(), settings);
             near(options, talk, history(&args.line, args.no_history)?).await

@@ -182,6 +182,9 @@ fn print_plan(args: &PlanArgs, facts: &ModelFacts, plan: &Plan) -> Result<()> {
         output::line(format_args!("note: {note}"))?;
     }
     output::line(format_args!("a sequence: {}", plan.sequence))?;
+    if let Some(planes) = plan.describe_planes() {
+        output::line(format_args!("planes for drafts: {planes}"))?;
+    }
     if let Some(passes) = facts.passes() {
         output::line(format_args!("{passes}"))?;
     }

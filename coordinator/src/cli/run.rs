@@ -150,6 +150,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
     options.ctx = args.ctx;
     options.trace.clone_from(&args.trace);
     options.speculate = args.speculation.speculate();
+    options.max_windows = args.speculation.max_windows();
     options.chat_template = args.template.source()?;
     if args.state_in.is_some() || args.state_out.is_some() {
         options.keep = Some(state_file::KEEP);

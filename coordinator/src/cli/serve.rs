@@ -256,6 +256,7 @@ async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<
         repair_within: args.repair_within,
         alone: false,
         speculate: args.speculation.speculate(),
+        max_windows: args.speculation.max_windows(),
         checkpoint: (args.checkpoint, args.checkpoint_every),
         replace_after: args.replace_after,
         rebalance: args.rebalance == Rebalance::Auto,

@@ -82,6 +82,8 @@ pub struct SessionOptions {
     pub alone: bool,
     /// Who drafts tokens that are then verified.
     pub speculate: Speculate,
+    /// Parts with drafts that a stream may have on the line at a time; `None`: as many as bring it forward.
+    pub max_windows: Option<u32>,
     /// Where copies of states go, and after how many tokens recurrent ones are taken again.
     pub checkpoint: (Checkpoint, u32),
     /// How long a worker that was lost is waited for before the others go on without it.
@@ -118,6 +120,7 @@ impl SessionOptions {
             repair_within: Duration::from_micros(DEFAULT_REPAIR_WITHIN_US),
             alone: true,
             speculate: Speculate::Off,
+            max_windows: None,
             checkpoint: (Checkpoint::Off, DEFAULT_CHECKPOINT_EVERY),
             replace_after: DEFAULT_REPLACE_AFTER,
             rebalance: false,
@@ -267,6 +270,7 @@ impl Session {
             prefill_rows: options.line.ubatch,
             max_waiting: options.max_waiting,
             repair_within_us: options.repair_within.as_micros() as u64,
+            max_windows: options.max_windows,
             checkpoint_every: (mode != Checkpoint::Off).then_some(every),
             ..SchedConfig::default()
         };

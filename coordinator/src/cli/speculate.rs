@@ -9,6 +9,8 @@ pub enum SpeculateArg {
     /// Where drafts are likely to be right, so that tokens come sooner
     #[default]
     Auto,
+    /// As `auto`, but a stream has one part with drafts on the line at a time: to compare with
+    Sync,
     /// Never
     Off,
 }
@@ -27,10 +29,17 @@ pub struct SpeculateArgs {
 }
 
 impl SpeculateArgs {
+    /// Parts with drafts that a stream may have on the line at a time.
+    pub fn max_windows(&self) -> Option<u32> {
+        (self.speculate == SpeculateArg::Sync).then_some(1)
+    }
+
     /// As a session has it.
     pub fn speculate(&self) -> Speculate {
         match self.speculate {
-            SpeculateArg::Auto => Speculate::Auto { memory: self.speculate_memory },
+            SpeculateArg::Auto | SpeculateArg::Sync => {
+                Speculate::Auto { memory: self.speculate_memory }
+            }
             SpeculateArg::Off => Speculate::Off,
         }
     }

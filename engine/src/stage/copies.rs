@@ -46,18 +46,19 @@ impl Stage {
     }
 
     /// What is new of the first `len` positions of a sequence, whose first `first_page` pages have been copied
-    /// already: as much as there is room for, so that a copy may be incomplete.
+    /// already: as much as there is room for, so that a copy may be incomplete. `plane` is where its recurrent states of so
+    /// many positions are, if not where the sequence has them now.
     ///
     /// # Errors
     /// The slot is not open, has fewer positions, or, with recurrent layers in the model, more; or the device failed.
     pub fn copy_new(
         &self,
         slot: SlotId,
-        len: u32,
+        (len, plane): (u32, Option<SlotId>),
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
-        let sequence = self.sequences.with_prefix(slot, len)?;
+        let sequence = &*self.sequences.with_prefix(slot, len, plane)?;
         let page_bytes: usize = self.states().map(|(_, _, state)| state.page_bytes()).sum();
         let rest_bytes: usize = self.states().map(|(_, _, state)| state.rest_bytes(len)).sum();
         let wanted = (len / KV_PAGE as u32).saturating_sub(first_page);

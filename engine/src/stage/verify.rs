@@ -78,9 +78,9 @@ mod tests {
         // It is over with all that comes, also with what would have been right.
         assert!(!drafts.goes_on(slot, 9, 90) && !drafts.goes_on(slot, 10, 5));
         assert!(drafts.goes_on(other, 9, 91));
-        drafts.follow(&SeqOp::Truncate { slot: other, len: 3, from: None });
+        drafts.follow(&SeqOp::Truncate { slot: other, len: 3, planes: None });
         assert!(!drafts.goes_on(slot, 9, 90));
-        drafts.follow(&SeqOp::Truncate { slot, len: 9, from: None });
+        drafts.follow(&SeqOp::Truncate { slot, len: 9, planes: None });
         assert!(drafts.goes_on(slot, 9, 90));
         drafts.refute(slot);
         assert!(!drafts.may_go_on(slot, 9, 90) && drafts.may_go_on(other, 9, 90));

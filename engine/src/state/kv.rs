@@ -402,7 +402,7 @@ mod tests {
                 }
                 if random.is_multiple_of(3) && pos > sure {
                     pos = sure + random % (pos - sure);
-                    ops.push(SeqOp::Truncate { slot, len: pos, from: None });
+                    ops.push(SeqOp::Truncate { slot, len: pos, planes: None });
                     let pages = visible(window, pos, pos);
                     let places = kv.places.as_ref().unwrap();
                     let has = |page: usize| places.get(BlockId(page as u32)).is_some();

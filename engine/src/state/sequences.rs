@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -159,14 +160,24 @@ impl Sequences {
         self.histories.as_ref().map_or(&[], |all| &all[slot.0 as usize])
     }
 
-    /// The sequence in a slot, if the state of its first `len` positions can be copied.
+    /// The sequence in a slot, if the state of its first `len` positions can be copied; its recurrent state is in `plane`,
+    /// or where the sequence has it.
     ///
     /// # Errors
     /// The slot is not open, has fewer positions, or another state than that.
-    pub(crate) fn with_prefix(&self, slot: SlotId, len: u32) -> Result<&Sequence, BatchError> {
+    pub(crate) fn with_prefix(
+        &self,
+        slot: SlotId,
+        len: u32,
+        plane: Option<SlotId>,
+    ) -> Result<Cow<'_, Sequence>, BatchError> {
         let sequence = self.get(slot).ok_or(BatchError::NotOpen(slot))?;
-        check_prefix(self.prefixes, slot, len, sequence.len)?;
-        Ok(sequence)
+        let Some(plane) = plane else {
+            check_prefix(self.prefixes, slot, len, sequence.len)?;
+            return Ok(Cow::Borrowed(sequence));
+        };
+        self.marks.check(plane, slot, len)?;
+        Ok(Cow::Owned(Sequence { len, plane, ..sequence.clone() }))
     }
 
     /// Applies the ops and reserves the rows of `ub`; lengths include its rows afterwards.
@@ -327,8 +338,8 @@ impl Draft<'_> {
                 let copy = Sequence { len: *len, sure, plane, blocks, sampler, adapters };
                 self.open(*dst, copy)?;
             }
-            SeqOp::Truncate { slot, len, from } => {
-                if let Some(action) = self.truncate(*slot, *len, *from)? {
+            SeqOp::Truncate { slot, len, planes } => {
+                if let Some(action) = self.truncate(*slot, *len, *planes)? {
                     applied.actions.push(action);
                 }
             }
@@ -357,38 +368,39 @@ impl Draft<'_> {
                 sequence.blocks = [&sequence.blocks, &blocks[..]].concat().into();
             }
             SeqOp::Name { slot, .. } | SeqOp::Draw { slot } => drop(self.sequence(*slot)?),
-            SeqOp::Checkpoint { slot, len, .. } => {
-                let have = self.base.get(*slot).ok_or(BatchError::NotOpen(*slot))?.len;
-                self.check_prefix(*slot, *len, have)?;
+            SeqOp::Checkpoint { slot, len, plane, .. } => {
+                drop(self.base.with_prefix(*slot, *len, *plane)?);
             }
         }
         Ok(())
     }
 
-    /// Takes a sequence back to its first `len` positions, whose recurrent state is in the place of `from`.
+    /// Takes a sequence back to its first `len` positions, whose recurrent state is in one of `planes` and is to be in the
+    /// other.
     fn truncate(
         &mut self,
         slot: SlotId,
         len: u32,
-        from: Option<SlotId>,
+        planes: Option<Planes>,
     ) -> Result<Option<StateAction>, BatchError> {
         let Sequence { len: have, sure, plane, .. } = *self.sequence(slot)?;
-        let Some(from) = from else {
+        let Some(planes) = planes else {
             self.check_prefix(slot, len, have)?;
             let sequence = self.sequence(slot)?;
             (sequence.len, sequence.sure) = (len, sure.min(len));
             self.marks.set(plane, slot, len);
             return Ok(None);
         };
-        self.marks.check(from, slot, len)?;
+        self.check_planes(slot, len, planes)?;
         if len < sure {
             let why = format!("slot {}: {len} positions, {sure} are sure", slot.0);
             return Err(BatchError::Malformed(why));
         }
         let sequence = self.sequence(slot)?;
-        (sequence.len, sequence.plane) = (len, slot);
-        self.marks.set(slot, slot, len);
-        Ok((from != slot).then_some(StateAction::CopySlot { from, to: slot }))
+        let Planes { from, to } = planes;
+        (sequence.len, sequence.plane) = (len, to);
+        self.marks.set(to, slot, len);
+        Ok((from != to).then_some(StateAction::CopySlot { from, to }))
     }
 
     /// Adds a part's rows to its sequence; says where their states are read and written.

@@ -154,7 +154,7 @@ fn ubatch() -> pb::Ubatch {
     let ops = [
         Op::Open(pb::OpenOp { slot: 0, blocks, sampler: Some(sampler), request: "req-1".into() }),
         Op::Copy(copy),
-        Op::Truncate(pb::TruncateOp { slot: 1, len: 4, from: None }),
+        Op::Truncate(pb::TruncateOp { slot: 1, len: 4, from: None, to: None }),
         Op::Close(pb::CloseOp { slot: 2 }),
     ];
     pb::Ubatch {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use brigade_engine::batch::{BlockId, CopyName, SeqOp, TokenMark, UBatch};
+use brigade_engine::batch::{BlockId, CopyName, SeqOp, SlotId, TokenMark, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
@@ -178,7 +178,7 @@ impl Taker {
     pub fn before(&mut self, runner: &dyn StageRunner, ubatch: &UBatch) -> Result<(), StageError> {
         let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else { return Ok(()) };
         for op in &ubatch.ops {
-            let SeqOp::Checkpoint { slot, len, mark, parting } = op else { continue };
+            let SeqOp::Checkpoint { slot, len, mark, plane, parting } = op else { continue };
             let Some(named) = self.named.get_mut(&slot.0) else { continue };
             if *parting {
                 named.parting = Some((*len, *mark));
@@ -187,7 +187,7 @@ impl Taker {
             }
             let Some(outbox) = &lane.outbox else { continue };
             let to = (outbox, lane.kind(facts));
-            let taken = take(to, facts, named, runner, slot.0, (*len, *mark));
+            let taken = take(to, facts, named, runner, (slot.0, *plane), (*len, *mark));
             taken.map_err(|error| StageError {
                 slot: Some(slot.0),
                 reason: format!("checkpoint: {error}"),
@@ -392,7 +392,7 @@ fn part_one(
         false => (&keep.parting.whole, 0),
     };
     let room = usize::try_from(keep.parting.room()).unwrap_or(usize::MAX);
-    let copy = runner.copy_new(slot, len, first_page, CopyRoom::fresh(room))?;
+    let copy = runner.copy_new(slot, (len, None), first_page, CopyRoom::fresh(room))?;
     if !copy.complete {
         return Ok(false);
     }
@@ -417,7 +417,7 @@ fn take(
     facts: &CopyFacts,
     named: &mut Named,
     runner: &dyn StageRunner,
-    slot: u32,
+    (slot, plane): (u32, Option<SlotId>),
     at: (u32, TokenMark),
 ) -> Result<(), SnapshotError> {
     let restarts = outbox.restarts.load(Ordering::Relaxed);
@@ -427,7 +427,7 @@ fn take(
     let free = outbox.room.available_permits() * PERMIT_BYTES;
     let buffer = |nbytes| outbox.buffers.take(nbytes);
     let to = CopyRoom { max_bytes: free, buffer: &buffer };
-    let copy = runner.copy_new(slot, at.0, named.sent_pages, to)?;
+    let copy = runner.copy_new(slot, (at.0, plane), named.sent_pages, to)?;
     if copy.n_pages == 0 && !copy.complete {
         tracing::debug!(slot, len = at.0, "no room for a checkpoint: the next one goes on");
         return Ok(());

@@ -42,7 +42,7 @@ impl Line {
         line.run(vec![name(0)], vec![]).await;
         let mark = TokenMark::of(&tokens()).0.to_vec().into();
         let len = PROMPT.len() as u32;
-        let leaves = pb::CheckpointOp { slot: 0, len, mark, parting: true };
+        let leaves = pb::CheckpointOp { slot: 0, len, mark, parting: true, plane: None };
         line.run(vec![op(pb::seq_op::Op::Checkpoint(leaves))], vec![]).await;
         line
     }

@@ -104,7 +104,8 @@ impl Supervisor {
         );
         line.settled = Some(self.changed(stages.len(), read_bytes));
         let n_ctx = line.spec.max_positions;
-        self.line = Line::Up { stages, layers, paces, n_ctx, since: Instant::now() };
+        let (stale, since) = (line.stale.clone(), Instant::now());
+        self.line = Line::Up { stages, layers, paces, stale, n_ctx, since };
         // An error means that the driver has ended; `stop` follows.
         let _ = self.ends.events.send(LineEvent::Up(Box::new(line))).await;
     }

@@ -1,7 +1,8 @@
 //! The supervisor's part about workers that compute slower than planned, such as those whose machine has another job.
 //!
 //! All stages of a line compute the same ubatches. How long each computed in a window of time, against what the plan
-//! says of its layers, tells the workers' speeds beside each other, whatever was computed. A worker that was slower
+//! says of its layers, tells the workers' speeds beside each other, whatever was computed. What was drafted in vain is left
+//! out: the last stage computes less of it. A worker that was slower
 //! throughout a window is planned as slower, until a window shows otherwise.
 
 use std::time::{Duration, Instant};
@@ -32,12 +33,15 @@ impl Supervisor {
     /// Looks whether a window is over; whether a worker's speed is another one now than what the line was planned with.
     pub(super) fn speeds_changed(&mut self) -> bool {
         let now = Instant::now();
-        let Line::Up { stages, paces, .. } = &self.line else {
+        let Line::Up { stages, paces, stale, .. } = &self.line else {
             self.window = None;
             return false;
         };
-        let busy = |id: &MemberId| self.hearts.busy_us(*id, self.epoch);
-        let Some(busy_us) = stages.iter().map(busy).collect::<Option<Vec<u64>>>() else {
+        let busy = |(stage, id): (usize, &MemberId)| {
+            Some(self.hearts.busy_us(*id, self.epoch)?.saturating_sub(stale.of(stage)))
+        };
+        let Some(busy_us) = stages.iter().enumerate().map(busy).collect::<Option<Vec<u64>>>()
+        else {
             return false;
         };
         let epoch = self.epoch;

@@ -314,6 +314,15 @@ function stop(id) {
 
 const past = { at: 0, generated: 0, states: [] };
 
+// Of drafts that were compared with what was drawn, how many were right: all, and those right behind the last token.
+function guesses({ drafts, drawn_parts, generated_tokens }) {
+  const [right, wrong] = drafts.reduce(([r, w], at) => [r + at.right, w + at.wrong], [0, 0]);
+  if (right + wrong === 0) return 'none yet';
+  const percent = (r, w) => (r + w ? `${Math.round((100 * r) / (r + w))} %` : '-');
+  const by = drafts.map(({ depth, right, wrong }) => `${depth}: ${percent(right, wrong)}`).join(', ');
+  return `${percent(right, wrong)} right (by how far ahead ${by}); ${(generated_tokens / drawn_parts).toFixed(2)} tokens a pass`;
+}
+
 function facts(line) {
   const now = performance.now();
   const rate = past.at ? ((line.generated_tokens - past.generated) * 1000) / (now - past.at) : 0;
@@ -326,6 +335,7 @@ function facts(line) {
     'KV pages': `${line.kv_blocks_used} of ${line.kv_blocks}${percent}`,
     Kept: `${line.kept} sequences`,
     'On the line': `${line.in_flight} ubatches`,
+    Guesses: guesses(line),
     'Broke so far': `${line.down} times`,
   };
 }

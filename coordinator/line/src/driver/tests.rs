@@ -1,6 +1,6 @@
 //! The driver, with a line that the test plays.
 
-use brigade_proto::pipeline::{self as pb, LaneFrame, lane_frame, row_result, seq_op};
+use brigade_proto::pipeline::{self as pb, LaneFrame, ResultFrame, lane_frame, row_result, seq_op};
 use brigade_sched::LineSpec;
 use brigade_spec::Prefixes;
 use tokio::sync::{oneshot, watch};
@@ -40,9 +40,10 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     };
     let (states, _) = States::new();
     let (status, _) = watch::channel(Status::Stopping);
+    let (running, _) = watch::channel([].into());
     let (faults, _) = mpsc::channel(1);
     let (checkpoints, _) = Checkpoints::new();
-    let mut driver = Driver::new(config, states, checkpoints, status, faults);
+    let mut driver = Driver::new(config, states, checkpoints, (status, running), faults);
     let (line, sent) = OpenLine::of_nobody(1, SPEC);
     driver.line_event(LineEvent::Up(Box::new(line)));
     (driver, sent)

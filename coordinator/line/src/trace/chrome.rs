@@ -40,6 +40,8 @@ struct Args {
     rows: u32,
     prefill_rows: u32,
     decode_rows: u32,
+    tokens: u32,
+    rows_in_vain: u32,
 }
 
 /// A name for a process or a thread.
@@ -172,9 +174,10 @@ fn write_epoch(
     // Whole microseconds: a frame's arrival may look one earlier than the end of the frame before.
     let mut received = vec![i64::MIN; clocks.offsets.len()];
     for (i, record) in records.iter().enumerate() {
-        let UbatchRecord { id: ubatch, n_rows: rows, decode_rows, .. } = **record;
+        let UbatchRecord { id: ubatch, n_rows: rows, decode_rows, tokens, rows_in_vain, .. } =
+            **record;
         let prefill_rows = rows.saturating_sub(decode_rows);
-        let args = Args { ubatch, rows, prefill_rows, decode_rows };
+        let args = Args { ubatch, rows, prefill_rows, decode_rows, tokens, rows_in_vain };
         let id = format!("{:#x}", record.epoch << 40 | ubatch);
         let next = records.get(i + 1).filter(|next| next.id == ubatch + 1);
         let mut departed = record.sent as i64;
@@ -217,6 +220,9 @@ mod tests {
             done: start + 900,
             n_rows: 5,
             decode_rows: 2,
+            tokens: 2,
+            rows_in_vain: 1,
+            has_stale: false,
             gap_bound: None,
             stages: vec![StageTime { compute_us: 600, queued_us: 50 }],
             clocks: vec![StageClock {

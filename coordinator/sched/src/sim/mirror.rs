@@ -217,7 +217,15 @@ impl Mirror {
             SeqOp::Name { slot, .. } => {
                 ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
             }
-            SeqOp::Checkpoint { slot, len, mark, .. } => {
+            SeqOp::Checkpoint { slot, len, mark, plane: Some(plane), .. } => {
+                let there = self.planes.get(plane).filter(|some| some.len() == *len as usize);
+                ensure(there.map(|some| TokenMark::of(some)) == Some(*mark), || {
+                    format!(
+                        "a checkpoint of {slot:?} at {len} in {plane:?}, which has another state"
+                    )
+                })
+            }
+            SeqOp::Checkpoint { slot, len, mark, plane: None, .. } => {
                 self.read_back(*slot)?;
                 let tokens = &self.open[slot].tokens;
                 let whole = self.spec.prefixes == Prefixes::Whole;
@@ -226,7 +234,7 @@ impl Mirror {
                     format!("a checkpoint of {slot:?} at {len}, it has {}", tokens.len())
                 })
             }
-            SeqOp::Truncate { slot, len, from } => self.truncate(*slot, *len as usize, *from),
+            SeqOp::Truncate { slot, len, planes } => self.truncate(*slot, *len as usize, *planes),
             SeqOp::Draw { .. } => Err(format!("unexpected {op:?}")),
         }
     }
@@ -263,8 +271,9 @@ impl Mirror {
         ensure(self.open.insert(slot, fresh).is_none(), || format!("{slot:?} opened twice"))
     }
 
-    /// A sequence is taken back to its first `len` positions, whose recurrent state is in the plane `from`.
-    fn truncate(&mut self, name: SlotId, len: usize, from: Option<SlotId>) -> Result<(), String> {
+    /// A sequence is taken back to its first `len` positions, whose recurrent state is in one of `planes` and is to be in the
+    /// other.
+    fn truncate(&mut self, name: SlotId, len: usize, planes: Option<Planes>) -> Result<(), String> {
         let Some(slot) = self.open.get_mut(&name) else {
             return Err(format!("{name:?} is taken back and not open"));
         };
@@ -273,25 +282,23 @@ impl Mirror {
         slot.tokens.truncate(len);
         // What is in flight of it is of no use.
         (slot.drawn, slot.refuted, slot.awaiting) = (None, false, None);
-        ensure(from.is_some() == (self.spec.prefixes == Prefixes::Whole), || {
-            format!("{name:?} is taken back to the state of {from:?}")
+        ensure(planes.is_some() == (self.spec.prefixes == Prefixes::Whole), || {
+            format!("{name:?} is taken back to the state of {planes:?}")
         })?;
-        if let Some(from) = from {
-            ensure(self.planes.get(&from) == Some(&slot.tokens), || {
-                format!("{from:?} has not the state of {name:?} at {len}")
-            })?;
-            slot.plane = name;
-            self.planes.insert(name, slot.tokens.clone());
+        if let Some(planes) = planes {
+            slot.plane = planes.to;
+            let tokens = slot.tokens.clone();
+            self.check_planes(name, planes)?;
+            self.planes.insert(planes.to, tokens);
         }
         self.read_back(name)
     }
 
-    /// A part's state is read in one plane and written in another: whether the one has it and the other is nobody's.
-    fn check_planes(&self, part: &SeqPart, planes: Planes) -> Result<(), String> {
-        let name = part.slot;
+    /// A sequence's state is read in one plane and written in another: whether the one has it and the other is nobody's.
+    fn check_planes(&self, name: SlotId, planes: Planes) -> Result<(), String> {
         let tokens = &self.open[&name].tokens;
         ensure(self.planes.get(&planes.from) == Some(tokens), || {
-            format!("{:?} has not the state of {name:?} at {}", planes.from, part.pos)
+            format!("{:?} has not the state of {name:?} at {}", planes.from, tokens.len())
         })?;
         let others = self.open.iter().filter(|(other, _)| **other != name);
         let mut taken = others.flat_map(|(other, open)| [*other, open.plane]);
@@ -397,7 +404,7 @@ impl Mirror {
         let planes = part.ahead.and_then(|ahead| ahead.planes);
         if let Some(planes) = planes {
             ensure(self.open.contains_key(&name), || format!("rows of {name:?}, not open"))?;
-            self.check_planes(part, planes)?;
+            self.check_planes(name, planes)?;
         }
         let known = part.ahead.map_or(0, |ahead| ahead.known as usize);
         let late = self.late_draws(part, known);

@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use brigade_draft::Source;
 use brigade_line::handle::{SeqEvent, Sequence};
+use brigade_line::record::UbatchRecord;
 use brigade_line::request::Request;
+use brigade_sched::{DRAFT_DEPTHS, DraftCounts, Forecast};
 use serde::Serialize;
 
 use super::{BenchArgs, Test, WARM_UP_PROMPT, WARM_UP_TOKENS, percent};
@@ -17,23 +20,50 @@ use crate::cli::output;
 use crate::cli::session::{Session, SessionOptions, with_session};
 use crate::cli::speculate::Speculate;
 
+/// How the next tokens of streams are drafted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Drafts {
+    /// Probability that one is right.
+    odds: f64,
+    /// One part with drafts at a time.
+    sync: bool,
+}
+
+impl Drafts {
+    fn most_windows(self) -> Option<u32> {
+        self.sync.then_some(1)
+    }
+}
+
 /// One row of the output.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Row {
     workers: usize,
     threads: u32,
     parallel: u32,
     /// Probability that a draft is right; none: nothing is drafted.
     forced: Option<f64>,
+    /// A stream has one part with drafts on the line at a time.
+    sync: bool,
     tokens: u64,
     seconds: f64,
     tokens_per_second: f64,
     /// Over that of the row without drafts.
     gain: f64,
+    /// Over what follows from the times that were measured meanwhile, of one stream.
+    of_forecast: Option<f64>,
     /// Rows computed for each token.
     rows_per_token: f64,
     /// Ubatches for each token.
     ubatches_per_token: f64,
+    /// Tokens drawn from a part.
+    tokens_per_part: f64,
+    /// Share of the stages' time that went into rows that gave no token.
+    in_vain: f64,
+    /// Share of a stream's time in which two of its windows or more were in flight that gave tokens.
+    overlapped: f64,
+    /// Share of the drafts that were right, by how far ahead they were.
+    right_by_depth: Vec<(&'static str, Option<f64>)>,
     stage_busy: Vec<f64>,
 }
 
@@ -57,11 +87,14 @@ pub(super) async fn execute(args: &BenchArgs) -> Result<()> {
         let ((without, answers), n_vocab) = without.await?;
         let base = without.tokens_per_second;
         rows.push(without);
-        for &odds in &args.speculate {
-            let options = options(args, parallel, Some(odds), n_vocab);
+        let ways: &[bool] = if args.sync { &[true, false] } else { &[false] };
+        let all =
+            args.speculate.iter().flat_map(|&odds| ways.iter().map(move |&sync| (odds, sync)));
+        for drafts in all.map(|(odds, sync)| Drafts { odds, sync }) {
+            let options = options(args, parallel, Some(drafts), n_vocab);
             let answers = &answers;
             let (row, said) = with_session(options, async |session| {
-                measured(session, args, parallel, Some((odds, answers))).await
+                measured(session, args, parallel, Some((drafts, answers))).await
             })
             .await?;
             if said != *answers {
@@ -76,16 +109,29 @@ pub(super) async fn execute(args: &BenchArgs) -> Result<()> {
     print(&rows)
 }
 
-/// A session whose drafts are right with probability `forced`.
-fn options(args: &BenchArgs, parallel: u32, forced: Option<f64>, n_vocab: u32) -> SessionOptions {
+/// A session with such drafts.
+fn options(
+    args: &BenchArgs,
+    parallel: u32,
+    drafts: Option<Drafts>,
+    n_vocab: u32,
+) -> SessionOptions {
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     options.max_seqs = parallel;
     options.ctx = Some(args.generate.max(WARM_UP_PROMPT + WARM_UP_TOKENS) + 2);
-    options.speculate = match forced {
-        Some(acceptance) => Speculate::Forced { acceptance, n_vocab },
+    options.speculate = match drafts {
+        Some(Drafts { odds: acceptance, .. }) => Speculate::Forced { acceptance, n_vocab },
         None => Speculate::Off,
     };
+    options.max_windows = drafts.and_then(Drafts::most_windows);
     options
+}
+
+/// One of several runs.
+struct Measured {
+    seconds: f64,
+    records: Vec<UbatchRecord>,
+    counts: DraftCounts,
 }
 
 /// The median of the runs with or without drafts, and what was said.
@@ -93,7 +139,7 @@ async fn measured(
     session: &Session,
     args: &BenchArgs,
     parallel: u32,
-    drafts: Option<(f64, &Answers)>,
+    drafts: Option<(Drafts, &Answers)>,
 ) -> Result<(Row, Answers)> {
     let info = session.ready().await?;
     let mut runs = Vec::new();
@@ -102,6 +148,7 @@ async fn measured(
     for run in 0..=args.repeat {
         let requests = requests(session, args.generate, parallel, drafts.map(|d| d.1))?;
         session.meter.take();
+        let before = session.meter.drafts();
         let start = Instant::now();
         let mut sequences = Vec::new();
         for request in requests {
@@ -113,27 +160,59 @@ async fn measured(
         }
         let seconds = start.elapsed().as_secs_f64();
         if run > 0 {
-            runs.push((seconds, session.meter.take()));
+            let (records, counts) = (session.meter.take(), session.meter.drafts().since(&before));
+            runs.push(Measured { seconds, records, counts });
         }
     }
-    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (seconds, records) = &runs[runs.len() / 2];
+    runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let drafts = drafts.map(|(drafts, _)| drafts);
+    let forecast = drafts.filter(|_| parallel == 1).map(|Drafts { odds, .. }| {
+        let most = drafts.and_then(Drafts::most_windows);
+        forecast(session, info.stages.len(), &runs).tokens_per_second(odds, most)
+    });
+    let Measured { seconds, records, counts } = &runs[runs.len() / 2];
     let tokens = Test::Decode { n_gen: args.generate }.tokens(parallel);
     let n_rows: u64 = records.iter().map(|record| u64::from(record.n_rows)).sum();
+    let tokens_per_second = tokens as f64 / seconds;
     let row = Row {
         workers: info.stages.len(),
         threads: info.stages.iter().map(|stage| stage.threads).max().unwrap_or(0),
         parallel,
-        forced: drafts.map(|d| d.0),
+        forced: drafts.map(|drafts| drafts.odds),
+        sync: drafts.is_some_and(|drafts| drafts.sync),
         tokens,
         seconds: *seconds,
-        tokens_per_second: tokens as f64 / seconds,
+        tokens_per_second,
         gain: 1.0,
+        of_forecast: forecast.map(|forecast| tokens_per_second / forecast),
         rows_per_token: n_rows as f64 / tokens as f64,
         ubatches_per_token: records.len() as f64 / tokens as f64,
+        tokens_per_part: counts.tokens_per_part(),
+        in_vain: counts.share_in_vain(),
+        overlapped: counts.overlapped_us as f64 / 1e6 / seconds / f64::from(parallel),
+        right_by_depth: right_by_depth(counts),
         stage_busy: brigade_line::meter::summarise(records).stage_busy,
     };
     Ok((row, said))
+}
+
+/// What was measured in all runs, as the scheduler takes it.
+fn forecast(session: &Session, n_stages: usize, runs: &[Measured]) -> Forecast {
+    let prefixes = session.model.spec.prefixes(true);
+    let mut forecast = Forecast::new(n_stages, session.model.default_rows(None), prefixes);
+    for record in runs.iter().flat_map(|run| &run.records).filter(|record| !record.has_stale) {
+        forecast.observe(record.n_rows, record.done - record.sent, &record.stages);
+    }
+    forecast
+}
+
+/// Of forced drafts.
+fn right_by_depth(counts: &DraftCounts) -> Vec<(&'static str, Option<f64>)> {
+    let share = |[right, wrong]: [u64; 2]| {
+        (right + wrong > 0).then(|| right as f64 / (right + wrong) as f64)
+    };
+    let shares = counts.by_depth(Source::Forced).map(share);
+    DRAFT_DEPTHS.into_iter().zip(shares).collect()
 }
 
 /// One request for each sequence, with its answer as what is expected.
@@ -174,25 +253,49 @@ fn print(rows: &[Row]) -> Result<()> {
         "seconds",
         "tokens/s",
         "gain",
+        "of forecast",
         "rows/token",
         "ubatches/token",
+        "tokens/part",
+        "in vain",
+        "overlapped",
         "stages busy",
     ];
     let cells = |row: &Row| {
         let busy: Vec<String> = row.stage_busy.iter().copied().map(percent).collect();
+        let forced = row.forced.map_or_else(|| "-".to_owned(), |odds| odds.to_string());
+        let way = if row.sync { ", one at a time" } else { "" };
         vec![
             row.workers.to_string(),
             row.threads.to_string(),
             row.parallel.to_string(),
-            row.forced.map_or_else(|| "-".to_owned(), |odds| odds.to_string()),
+            format!("{forced}{way}"),
             row.tokens.to_string(),
             format!("{:.3}", row.seconds),
             format!("{:.1}", row.tokens_per_second),
             format!("{:.2}", row.gain),
+            row.of_forecast.map_or_else(|| "-".to_owned(), |share| format!("{share:.2}")),
             format!("{:.2}", row.rows_per_token),
             format!("{:.2}", row.ubatches_per_token),
+            format!("{:.2}", row.tokens_per_part),
+            format!("{:.1}%", 100.0 * row.in_vain),
+            percent(row.overlapped),
             busy.join(" "),
         ]
     };
-    output::table(&head, &rows.iter().map(cells).collect::<Vec<_>>())
+    output::table(&head, &rows.iter().map(cells).collect::<Vec<_>>())?;
+    for row in rows.iter().filter(|row| row.forced.is_some()) {
+        let right = row
+            .right_by_depth
+            .iter()
+            .filter_map(|(depth, share)| Some(format!("{depth}: {}", percent((*share)?))));
+        let odds = row.forced.unwrap_or_default();
+        let way = if row.sync { ", one at a time" } else { "" };
+        let right: Vec<String> = right.collect();
+        output::line(format_args!(
+            "forced {odds}{way}: right by how far ahead {}",
+            right.join(", ")
+        ))?;
+    }
+    Ok(())
 }

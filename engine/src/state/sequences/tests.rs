@@ -123,7 +123,7 @@ fn where_only_the_whole_has_a_state_nothing_else_is_copied_or_kept() {
         apply(&mut s, vec![open(0, &[0, 1])], vec![part(0, 0, 70)]).unwrap();
         let slot = SlotId(0);
         let refused = || Err(BatchError::WholeOnly { slot, len: 70, found: 69 });
-        for op in [copy(0, 1, 69, &[2, 3]), SeqOp::Truncate { slot, len: 69, from: None }] {
+        for op in [copy(0, 1, 69, &[2, 3]), SeqOp::Truncate { slot, len: 69, planes: None }] {
             // What came before the refused op in its ubatch is not done either.
             let ops = vec![open(2, &[4]), op, SeqOp::Close { slot: SlotId(2) }];
             let result = apply(&mut s, ops, vec![]).map(|_| ());
@@ -196,24 +196,35 @@ fn a_window_leaves_its_state_in_another_plane_and_is_taken_back_from_there() {
     assert_eq!((sequence.len, sequence.sure, sequence.plane), (66, 60, SlotId(2)));
     // A row to come may be the one behind all that is sure.
     assert_eq!(s.next_rows(&[]).next().map(|(pos, _)| pos), Some(60));
-    let back = |len, from| SeqOp::Truncate { slot, len, from };
+    let at = |plane| Some(Planes { from: SlotId(plane), to: SlotId(plane) });
+    let back = |len, planes| SeqOp::Truncate { slot, len, planes };
     for (op, why) in [
-        (back(63, Some(SlotId(2))), "has not its state after 63"),
-        (back(61, Some(SlotId(1))), "has not its state after 61"),
+        (back(63, at(2)), "has not its state after 63"),
+        (back(61, at(1)), "has not its state after 61"),
         (back(63, None), "a state at its end only"),
-        (back(63, Some(SlotId(9))), "out of range"),
+        (back(63, at(9)), "out of range"),
     ] {
         let refused = apply(&mut s, vec![op], vec![]).unwrap_err().to_string();
         assert!(refused.contains(why), "{refused}");
     }
-    let applied = apply(&mut s, vec![back(63, Some(SlotId(1)))], vec![part(0, 63, 1)]).unwrap();
-    assert_eq!(applied.actions, [StateAction::CopySlot { from: SlotId(1), to: slot }]);
+    // A copy may be taken of the state before them, too.
+    assert_eq!(s.with_prefix(slot, 60, Some(slot)).unwrap().plane, slot);
+    assert!(s.with_prefix(slot, 60, None).is_err() && s.with_prefix(slot, 61, Some(slot)).is_err());
+    // It stays where it is, and what comes goes on from there.
+    let applied = apply(&mut s, vec![back(63, at(1))], vec![part(0, 63, 1)]).unwrap();
+    assert_eq!(applied.actions, []);
+    assert_eq!(applied.parts[0].planes, Planes { from: SlotId(1), to: SlotId(1) });
     let sequence = s.get(slot).unwrap();
-    assert_eq!((sequence.len, sequence.sure, sequence.plane), (64, 64, slot));
+    assert_eq!((sequence.len, sequence.sure, sequence.plane), (64, 64, SlotId(1)));
     assert_eq!(s.history(slot).len(), 64);
     // What is sure is not taken back.
-    let refused = apply(&mut s, vec![back(60, Some(slot))], vec![]).unwrap_err().to_string();
-    assert!(refused.contains("has not its state after 60"), "{refused}");
+    let refused = apply(&mut s, vec![back(60, at(0))], vec![]).unwrap_err().to_string();
+    assert!(refused.contains("60 positions, 64 are sure"), "{refused}");
+    // It comes back to its own place where that is asked for.
+    let home = Some(Planes { from: SlotId(1), to: slot });
+    let applied = apply(&mut s, vec![back(64, home)], vec![]).unwrap();
+    assert_eq!(applied.actions, [StateAction::CopySlot { from: SlotId(1), to: slot }]);
+    assert_eq!(s.get(slot).unwrap().plane, slot);
 }
 
 #[test]
@@ -267,7 +278,7 @@ fn any_op() -> impl Strategy<Value = SeqOp> {
         (slot.clone(), 0..200u32).prop_map(|(slot, len)| SeqOp::Truncate {
             slot: SlotId(slot),
             len,
-            from: None
+            planes: None
         }),
         slot.prop_map(|slot| SeqOp::Close { slot: SlotId(slot) }),
     ]

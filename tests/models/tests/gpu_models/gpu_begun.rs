@@ -163,8 +163,10 @@ fn a_ubatch_that_says_something_of_a_sequence_waits_for_its_draw() {
     let first = stage.begin(&ub(0, vec![open(0)], vec![part(0, 0)]), None).unwrap();
     let another = ub(1, vec![open(1)], vec![part(1, 0)]);
     assert!(stage.may_begin(&another));
-    let ops =
-        [SeqOp::Close { slot: SlotId(0) }, SeqOp::Truncate { slot: SlotId(0), len: 0, from: None }];
+    let ops = [
+        SeqOp::Close { slot: SlotId(0) },
+        SeqOp::Truncate { slot: SlotId(0), len: 0, planes: None },
+    ];
     let of_first = ops.into_iter().map(|op| ub(1, vec![op], Vec::new()));
     let of_first: Vec<_> = of_first.chain([ub(1, Vec::new(), vec![part(0, 1)])]).collect();
     assert!(of_first.iter().all(|ub| !stage.may_begin(ub)));

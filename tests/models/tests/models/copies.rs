@@ -75,7 +75,7 @@ fn copies_go_on_as_their_sources_and_what_is_refused_changes_nothing() {
             (vec![Line::open_slot(1, None), copy(LEN)], vec![]),
         ];
         if prefixes == Prefixes::Whole {
-            let cut = SeqOp::Truncate { slot: SlotId(0), len: LEN as u32 - 1, from: None };
+            let cut = SeqOp::Truncate { slot: SlotId(0), len: LEN as u32 - 1, planes: None };
             wrong.push((vec![copy(LEN - 1)], vec![]));
             wrong.push((vec![Line::open_slot(2, None), cut], vec![]));
         }

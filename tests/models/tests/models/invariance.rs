@@ -334,7 +334,7 @@ fn copies_and_snapshots_continue_with_the_same_bits() {
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[head.len()..]), "{model}: snapshot, KV {kv_type:?}");
         // A cut tail, computed again.
-        let cut = SeqOp::Truncate { slot: SlotId(0), len: 65, from: None };
+        let cut = SeqOp::Truncate { slot: SlotId(0), len: 65, planes: None };
         let rows = line.run(vec![cut], vec![part(0, 65, &prompt[65..])]);
         let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
         assert!(bits(&rows) == bits(&whole[65..]), "{model}: truncate, KV {kv_type:?}");
@@ -408,7 +408,7 @@ fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
             ahead: None,
         };
         let copy = |stage: &Stage, len: usize, pages: u32| {
-            stage.copy_new(SlotId(0), len as u32, pages, CopyRoom::fresh(1 << 30)).unwrap()
+            stage.copy_new(SlotId(0), (len as u32, None), pages, CopyRoom::fresh(1 << 30)).unwrap()
         };
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0..first)]);
         let early: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, first, 0)).collect();

@@ -1,0 +1,42 @@
+//! How fast one sequence is on a line with drafts of which a share is right, from what was measured on the line.
+
+use brigade_spec::Prefixes;
+
+use super::SchedConfig;
+use super::events::{LineSpec, Micros, StageTime};
+use super::sim::roomy;
+use super::sizing::Sizing;
+use super::timing::LineTimes;
+use super::windows::MAX_WINDOWS;
+
+/// Measured times of a line, and what follows from them for a sequence that runs ahead of its draws.
+#[derive(Debug)]
+pub struct Forecast {
+    times: LineTimes,
+    spec: LineSpec,
+}
+
+impl Forecast {
+    /// For a line of so many stages and rows of a ubatch, of which nothing was measured yet.
+    pub fn new(n_stages: usize, max_rows: u32, prefixes: Prefixes) -> Self {
+        let spec = LineSpec { max_rows, prefixes, ..roomy(n_stages) };
+        Self { times: LineTimes::new(n_stages), spec }
+    }
+
+    /// A ubatch of so many rows came back `round_trip` microseconds after it was sent.
+    pub fn observe(&mut self, rows: u32, round_trip: Micros, stages: &[StageTime]) {
+        self.times.observe(rows, round_trip, stages);
+    }
+
+    /// Tokens a second of one sequence at the best choice of windows, of at most `most` in flight, where drafts are right
+    /// with probability `odds`; 0 before anything was measured.
+    pub fn tokens_per_second(&self, odds: f64, most: Option<u32>) -> f64 {
+        if !self.times.measured() {
+            return 0.0;
+        }
+        let config = SchedConfig::default();
+        let sizing = Sizing { times: &self.times, spec: &self.spec, config: &config };
+        let windows = sizing.windows(odds, 1, most.unwrap_or(MAX_WINDOWS));
+        1e6 * sizing.rate(windows, if windows.any() { odds } else { 0.0 }, 1)
+    }
+}
