@@ -67,6 +67,17 @@ fn so_do_lines_that_are_lost_and_changed_again_and_again() {
     assert!(put_back.iter().all(|n| *n > 0), "{put_back:?}");
 }
 
+/// However long its drafts are right, a sequence is copied as often as one without drafts.
+fn states_are_copied_while_windows_are_in_flight() {
+    let every = 40;
+    let mut sim = line(2, Prefixes::Whole, 0.0, Some(1.0));
+    sim.sched.checkpoint_every = Some(every);
+    let workload = Workload::at_once(1, 32, 400);
+    let outcome = sim.run(&workload).unwrap_or_else(|what| panic!("{what}\n{sim:?}"));
+    println!("{} copies", outcome.n_copied_ahead);
+    assert!(outcome.n_copied_ahead >= 400 / u64::from(every) - 2, "{}", outcome.n_copied_ahead);
+}
+
 /// `n` equal stages that share 20 ms a ubatch and 1 ms a row, hops of so many ms.
 fn line(n: usize, prefixes: Prefixes, hop_ms: f64, drafts: Option<f64>) -> Sim {
     let share = 1.0 / n as f64;
@@ -139,6 +150,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         random_lines_with_drafts_keep_every_promise,
         so_do_lines_that_are_lost_and_changed_again_and_again,
+        states_are_copied_while_windows_are_in_flight,
         one_stream_is_faster_with_drafts,
         drafts_that_are_often_wrong_cost_next_to_nothing,
         streams_that_fill_the_line_lose_nothing_by_drafts;

@@ -1,8 +1,9 @@
-//! A TCP proxy on this machine whose connections a test can cut or hold up: faults of a network that need no rights.
+//! A TCP proxy on this machine whose connections a test can cut or hold up, and behind which a machine is as far away as
+//! is asked: a network that needs no rights.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// Forwards every connection to one address.
@@ -15,6 +16,8 @@ pub struct Proxy {
 struct Shared {
     open: Mutex<Vec<TcpStream>>,
     held_until: Mutex<Instant>,
+    /// How long bytes are on their way, in either direction.
+    distance: Duration,
 }
 
 impl Proxy {
@@ -23,10 +26,18 @@ impl Proxy {
     /// # Panics
     /// If there is none.
     pub fn to(target: SocketAddr) -> Self {
+        Self::far_from(target, Duration::ZERO)
+    }
+
+    /// Likewise; what goes either way arrives after so long, however much is on its way.
+    ///
+    /// # Panics
+    /// If there is no free port.
+    pub fn far_from(target: SocketAddr, distance: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let shared =
-            Arc::new(Shared { open: Mutex::default(), held_until: Mutex::new(Instant::now()) });
+        let (open, held_until) = (Mutex::default(), Mutex::new(Instant::now()));
+        let shared = Arc::new(Shared { open, held_until, distance });
         let of_connections = shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -68,18 +79,30 @@ fn connect(client: TcpStream, server: TcpStream, shared: &Arc<Shared>) {
 }
 
 /// Passes bytes on until one end is closed; then the other one is too.
-fn pump(mut from: TcpStream, mut to: TcpStream, shared: &Shared) {
+fn pump(mut from: TcpStream, to: TcpStream, shared: &Shared) {
+    let (read, written) = mpsc::channel::<(Instant, Vec<u8>)>();
+    let Ok(mut out) = to.try_clone() else { return };
+    let writer = std::thread::spawn(move || {
+        for (at, bytes) in written {
+            std::thread::sleep(at.saturating_duration_since(Instant::now()));
+            if out.write_all(&bytes).is_err() {
+                // Nobody reads any more: the other end hears of it.
+                let _ = out.shutdown(Shutdown::Both);
+                break;
+            }
+        }
+    });
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n) = from.read(&mut buffer) {
-        if n == 0 {
-            break;
-        }
         let until = *shared.held_until.lock().unwrap();
-        std::thread::sleep(until.saturating_duration_since(Instant::now()));
-        if to.write_all(&buffer[..n]).is_err() {
+        let at = until.max(Instant::now() + shared.distance);
+        if n == 0 || read.send((at, buffer[..n].to_vec())).is_err() {
             break;
         }
     }
+    drop(read);
+    // It has ended, or is past helping.
+    let _ = writer.join();
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
 }

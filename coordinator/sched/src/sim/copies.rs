@@ -39,6 +39,8 @@ pub(super) struct Copies {
     /// Where sequences were when they left the line.
     left: BTreeMap<CopyName, u32>,
     n_moved: u64,
+    /// Copies that were taken of a state while its sequence ran ahead of it.
+    n_ahead: u64,
     waiting: Vec<Waiting>,
     arrived: VecDeque<Arrived>,
     rng: Rng,
@@ -47,8 +49,8 @@ pub(super) struct Copies {
 impl Copies {
     pub fn new(seed: u64) -> Self {
         let rng = Rng::new(seed ^ 0xc0b1e5);
-        let (names, positions, left, n_moved, waiting, arrived) = Default::default();
-        Self { names, positions, left, n_moved, waiting, arrived, rng }
+        let (names, positions, left, n_moved, n_ahead, waiting, arrived) = Default::default();
+        Self { names, positions, left, n_moved, n_ahead, waiting, arrived, rng }
     }
 
     /// Whether a state is on its way.
@@ -74,7 +76,8 @@ impl Copies {
                 SeqOp::Name { slot, name: None } | SeqOp::Close { slot } => {
                     self.names.remove(slot);
                 }
-                SeqOp::Checkpoint { slot, len, parting, .. } => {
+                SeqOp::Checkpoint { slot, len, plane, parting, .. } => {
+                    self.n_ahead += u64::from(plane.is_some());
                     let name = self.names.get(slot);
                     let name = name.ok_or_else(|| format!("a checkpoint of {slot:?}, unnamed"))?;
                     if *parting {
@@ -123,6 +126,11 @@ impl Copies {
     /// States put back as they had left a line.
     pub fn n_moved(&self) -> u64 {
         self.n_moved
+    }
+
+    /// Copies that were taken of a state while its sequence ran ahead of it.
+    pub fn n_ahead(&self) -> u64 {
+        self.n_ahead
     }
 
     /// A ubatch is back: states may come after it.

@@ -133,6 +133,8 @@ pub struct Outcome {
     pub n_put_back: u64,
     /// Those among them that were put back as they had left a line.
     pub n_moved: u64,
+    /// Copies that were taken of a state while its sequence ran ahead of it.
+    pub n_copied_ahead: u64,
     /// Most sequences kept at a time, as far as that was looked at ([`Sim::audit`]).
     pub most_kept: u32,
     /// Most ubatches in flight at a time.
@@ -495,6 +497,7 @@ impl<'a> Run<'a> {
             n_rows: self.n_rows,
             n_put_back: self.n_put_back,
             n_moved: self.copies.n_moved(),
+            n_copied_ahead: self.copies.n_ahead(),
             most_kept: self.most_kept,
             most_in_flight: self.most_in_flight,
             gap_bound: self.gap_bound,

@@ -50,7 +50,7 @@ struct Row {
     tokens_per_second: f64,
     /// Over that of the row without drafts.
     gain: f64,
-    /// Over what follows from the times that were measured meanwhile, of one stream.
+    /// Over what follows from the times that were measured meanwhile and the share of drafts that was right, of one stream.
     of_forecast: Option<f64>,
     /// Rows computed for each token.
     rows_per_token: f64,
@@ -166,11 +166,13 @@ async fn measured(
     }
     runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let drafts = drafts.map(|(drafts, _)| drafts);
-    let forecast = drafts.filter(|_| parallel == 1).map(|Drafts { odds, .. }| {
-        let most = drafts.and_then(Drafts::most_windows);
-        forecast(session, info.stages.len(), &runs).tokens_per_second(odds, most)
-    });
     let Measured { seconds, records, counts } = &runs[runs.len() / 2];
+    let [right, wrong] = counts.judged(Source::Forced);
+    let odds = right as f64 / (right + wrong).max(1) as f64;
+    let forecast = drafts.filter(|_| parallel == 1).map(|drafts| {
+        let forecast = forecast(session, info.stages.len(), &runs);
+        forecast.tokens_per_second(odds, drafts.most_windows())
+    });
     let tokens = Test::Decode { n_gen: args.generate }.tokens(parallel);
     let n_rows: u64 = records.iter().map(|record| u64::from(record.n_rows)).sum();
     let tokens_per_second = tokens as f64 / seconds;
