@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use brigade_model_tests::golden::Golden;
+use brigade_sched::DRAFT_DEPTHS;
 use brigade_tests::process::{Server, get};
 use serde_json::{Value, json};
 
@@ -37,7 +38,7 @@ fn right(server: &Server) -> f64 {
     let lines = lines.filter(|line| line.starts_with("brigade_drafts_total{outcome=\"right\""));
     let counts: Vec<f64> =
         lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
-    assert_eq!(counts.len(), 3, "{metrics}");
+    assert_eq!(counts.len(), 3 * DRAFT_DEPTHS.len(), "{metrics}");
     counts.iter().sum()
 }
 
@@ -94,6 +95,14 @@ fn what_a_client_expects_is_drafted_and_counted() {
     while right(&server) == 0.0 {
         sleep(Duration::from_millis(20));
     }
+    // More tokens than parts, and the page hears of the drafts.
+    let drawn = |name| server.metric(name);
+    assert!(drawn("brigade_generated_tokens_total") > drawn("brigade_drawn_parts_total"));
+    assert!(drawn("brigade_stages_in_vain_microseconds_total") >= 0.0);
+    let line: Value = serde_json::from_str(&get(&server.url("/line")).unwrap().body).unwrap();
+    let drafts = line["drafts"].as_array().unwrap();
+    assert_eq!(drafts.len(), DRAFT_DEPTHS.len(), "{line}");
+    assert!(drafts.iter().any(|depth| depth["right"].as_f64() > Some(0.0)), "{line}");
     // What the answer will not be is no worse than nothing.
     let other =
         json!({ "prediction": { "type": "content", "content": "Once upon a time there was" } });
@@ -116,6 +125,40 @@ fn what_a_client_expects_is_drafted_and_counted() {
         let reply = server.post("/v1/completions", &body);
         assert_eq!(reply.status, 400, "{}", reply.body);
         assert!(reply.body.contains(says), "{}", reply.body);
+    }
+}
+
+fn slots_say_who_runs_and_whether_it_is_drafted() {
+    let server = Server::start(&["--workers", "2", "--max-seqs", "3"]);
+    let slots =
+        || -> Value { serde_json::from_str(&get(&server.url("/slots")).unwrap().body).unwrap() };
+    let body = json!({
+        "prompt": vec![9; 40], "max_tokens": 900, "temperature": 1.5, "seed": 1, "ignore_eos": true,
+    });
+    for wish in [json!({}), json!({ "speculate": false })] {
+        let is_drafted = wish == json!({});
+        let seen = (0..MOST_TRIES).find_map(|_| {
+            std::thread::scope(|scope| {
+                let answer = scope.spawn(|| complete(&server, &body, &wish));
+                let mut seen = None;
+                while !answer.is_finished() {
+                    let now = slots();
+                    if now[0]["n_decoded"].as_u64() > Some(0) {
+                        seen = Some(now);
+                    }
+                }
+                seen
+            })
+        });
+        let seen = seen.expect("a stream of 900 tokens is seen once in so many");
+        assert_eq!(seen.as_array().unwrap().len(), 3, "{seen}");
+        assert_eq!(seen[0]["is_processing"], json!(true), "{seen}");
+        assert_eq!(seen[0]["n_prompt_tokens"], json!(40), "{seen}");
+        assert_eq!(seen[0]["speculative"], json!(is_drafted), "{seen}");
+        assert_eq!(seen[1]["is_processing"], json!(false), "{seen}");
+        if !is_drafted {
+            assert_eq!(seen[0]["drafts"], json!({ "right": 0, "wrong": 0, "windows": 0 }));
+        }
     }
 }
 
@@ -143,5 +186,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         answers_are_the_same_with_and_without_drafts,
         what_a_client_expects_is_drafted_and_counted,
+        slots_say_who_runs_and_whether_it_is_drafted,
         a_server_and_a_request_may_do_without_drafts;
 ];

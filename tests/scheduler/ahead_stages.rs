@@ -14,6 +14,7 @@ use brigade_engine::batch::{
     SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::constraint::Vocabulary;
+use brigade_engine::device::gpus;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::stage::StageOutput;
 use brigade_model_tests::each::each;
@@ -315,11 +316,22 @@ fn drafts_change_no_token_and_no_state() {
     each(&models, |model| check(&golden, *model));
 }
 
-/// Windows that are begun before the ones before them are finished, as on a GPU, draw the same.
+/// Windows that are begun before the ones before them are finished draw the same, on the host and on a GPU where there is one.
 fn windows_that_are_begun_ahead_draw_the_same() {
     let golden = Golden::repository();
-    for (model, planes) in [("llama", false), ("qwen35", true)] {
-        let mut line = Line::open(&golden.named(model), &LineConfig::default());
+    let mut devices = vec![None];
+    match gpus() {
+        Ok(_) => devices.push(Some("vulkan:0")),
+        Err(reason) => println!("skipped on a GPU: {reason}"),
+    }
+    // Pages alone, and states of a delta net, Mamba-2 and RWKV.
+    let models = ["llama", "qwen35", "granitehybrid", "rwkv7"];
+    for (model, kernels) in
+        models.iter().flat_map(|model| devices.iter().map(move |d| (*model, *d)))
+    {
+        let planes = model != "llama";
+        let config = LineConfig { kernels, ..LineConfig::default() };
+        let mut line = Line::open(&golden.named(model), &config);
         let prompt = &golden.manifest.tokens[..20];
         let answer = line.generate(prompt, 12, 64);
         line.reset();
@@ -370,10 +382,10 @@ fn windows_that_are_begun_ahead_draw_the_same() {
         let mut expected: Vec<_> =
             (20..29).map(|pos| (pos, Some(answer[pos as usize - 19]))).collect();
         expected.push((32, None));
-        assert_eq!(ids, expected, "{model}");
+        assert_eq!(ids, expected, "{model} on {kernels:?}");
         assert_eq!(drawn.last().unwrap().1, RowValue::Refuted);
         let StageOutput::Rows(rows) = stage.forward(&ub, None).unwrap() else { panic!("no rows") };
-        assert_eq!(sampled(&rows[0].value), Some(answer[1]), "{model}: taken back");
+        assert_eq!(sampled(&rows[0].value), Some(answer[1]), "{model} on {kernels:?}: taken back");
     }
 }
 

@@ -16,7 +16,7 @@ const uint FIRST = 1;
 const uint WHOLE = 2;
 
 layout(push_constant, scalar) uniform Push {
-    // Slot, kind, first row, rows.
+    // Slot, kind and where the state before it is, first row, rows.
     Parts pieces;
     Floats states;
     Floats x;
@@ -40,7 +40,7 @@ void main() {
     uint kind = piece.first_pos;
     uint tile = c / LANES * LANES;
     uint width = min(push.channels - tile, LANES);
-    Floats state = at(push.states, slot_start(piece, push.per_slot) + tile * BEFORE);
+    Floats state = at(push.states, slot_start(piece.from, push.per_slot) + tile * BEFORE);
     Floats x = at(push.x, uint64_t(piece.first_row) * push.stride);
     float weight[TAPS];
     float before[BEFORE];
@@ -72,6 +72,7 @@ void main() {
         push.result.v[(piece.first_row + row) * push.channels + c] = SILU != 0 ? silu_(y) : y;
     }
     if ((kind & WHOLE) != 0) {
+        state = at(push.states, slot_start(piece.slot, push.per_slot) + tile * BEFORE);
         [[unroll]] for (uint j = 0; j < BEFORE; j++) {
             state.v[j * width + c - tile] = before[j];
         }

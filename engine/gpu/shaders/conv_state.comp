@@ -28,7 +28,7 @@ void main() {
     Part part = part_of(push.parts, unit / per_part);
     uint tile = c / LANES * LANES;
     uint width = min(push.channels - tile, LANES);
-    Floats state = at(push.states, slot_start(part, push.per_slot) + tile * BEFORE);
+    Floats state = at(push.states, slot_start(part.slot, push.per_slot) + tile * BEFORE);
     Floats x = at(push.x, uint64_t(part.first_row + part.n_rows - BEFORE) * push.stride);
     [[unroll]] for (uint j = 0; j < BEFORE; j++) {
         state.v[j * width + c - tile] = x.v[j * push.stride + c];

@@ -143,8 +143,8 @@ void main() {
     // States lie in strips of sixteen values; the last may be narrower.
     uint strip = column / LANES * LANES;
     uint strip_width = min(D_V - strip, LANES);
-    uint64_t head_at = (uint64_t(part.slot) * push.n_head + head) * D_K * D_V;
-    Floats state = at(push.states, head_at + strip * D_K + column - strip);
+    uint64_t in_slot = uint64_t(head) * D_K * D_V + strip * D_K + column - strip;
+    Floats state = at(push.states, slot_start(part.from, push.n_head * D_K * D_V) + in_slot);
 
     [[unroll]] for (uint i = 0; i < HALF; i++) {
         uint channel = 2 * i + odd;
@@ -187,6 +187,7 @@ void main() {
         finish(part.n_rows, error);
     }
 
+    state = at(push.states, slot_start(part.slot, push.n_head * D_K * D_V) + in_slot);
     [[unroll]] for (uint i = 0; i < HALF; i++) {
         uint channel = 2 * i + odd;
         if (used && channel < D_K) {

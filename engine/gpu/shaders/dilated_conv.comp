@@ -7,7 +7,7 @@
 layout(local_size_x = 256) in;
 
 layout(push_constant, scalar) uniform Push {
-    // One for each row: its slot, its place in its part, the part's first row, the row.
+    // One for each row: the slot that has the rows before its part, its place in its part, the part's first row, the row.
     Parts rows;
     // `[n_slots, before, channels]`.
     Floats states;

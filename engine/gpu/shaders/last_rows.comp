@@ -25,10 +25,11 @@ void main() {
     uint c = i % push.channels;
     Part part = part_of(push.parts, i / push.channels);
     uint fresh = min(part.n_rows, push.kept);
+    Floats before = at(push.states, uint64_t(part.from) * push.kept * push.channels);
     Floats state = at(push.states, uint64_t(part.slot) * push.kept * push.channels);
     Floats x = at(push.x, uint64_t(part.first_row + part.n_rows - fresh) * push.channels);
     for (uint row = 0; row + fresh < push.kept; row++) {
-        state.v[row * push.channels + c] = state.v[(row + fresh) * push.channels + c];
+        state.v[row * push.channels + c] = before.v[(row + fresh) * push.channels + c];
     }
     for (uint row = 0; row < fresh; row++) {
         state.v[(push.kept - fresh + row) * push.channels + c] = x.v[row * push.channels + c];

@@ -130,7 +130,7 @@ void main() {
     // Sixteen channels lie side by side, in `a` and in states.
     uint start = channel / LANES * LANES * N_STATE + channel % LANES;
     uint per_slot = (push.channels + LANES - 1) / LANES * LANES * N_STATE;
-    Floats state = at(push.states, slot_start(part, per_slot) + start);
+    Floats state = at(push.states, slot_start(part.from, per_slot) + start);
     Floats b = at(push.b, uint64_t(part.first_row) * N_STATE);
     Floats c = at(push.c, uint64_t(part.first_row) * N_STATE);
     float d = used ? push.d.v[channel] : 0.0;
@@ -181,6 +181,7 @@ void main() {
     }
     give_outputs(part, channel, (part.n_rows - 1) / BLOCK * BLOCK);
 
+    state = at(push.states, slot_start(part.slot, per_slot) + start);
     [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
         if (used && is_value(i)) {
             state.v[(first + i) * LANES] = values[i];

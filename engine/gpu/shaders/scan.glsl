@@ -15,7 +15,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Parts { uvec
 
 // Rows of one sequence.
 struct Part {
+    // Where the state behind them goes, and where the state before them is.
     uint slot;
+    uint from;
     // Modulo a number of which FLUSH_EVERY is a divisor.
     uint first_pos;
     uint first_row;
@@ -24,7 +26,7 @@ struct Part {
 
 Part part_of(Parts parts, uint index) {
     uvec4 words = parts.v[index];
-    return Part(words.x, words.y, words.z, words.w);
+    return Part(words.x, words.y >> 16, words.y & 0xffffu, words.z, words.w);
 }
 
 // After a row at a position that is the last of so many, subnormal numbers of a state become 0.
@@ -39,6 +41,6 @@ float without_subnormals(float x) {
 }
 
 // Values of states before a slot's.
-uint64_t slot_start(Part part, uint per_slot) {
-    return uint64_t(part.slot) * per_slot;
+uint64_t slot_start(uint slot, uint per_slot) {
+    return uint64_t(slot) * per_slot;
 }

@@ -120,8 +120,8 @@ void main() {
     Floats c = at(push.c, row_0 * push.c_stride + group * N_STATE);
     Floats dt = at(push.dt, row_0 * push.dt_stride + head);
     Floats result = at(push.result, (row_0 * push.n_head + head) * HEAD_DIM + column);
-    uint64_t head_at = (uint64_t(part.slot) * push.n_head + head) * N_STATE * HEAD_DIM;
-    Floats state = at(push.states, head_at + column);
+    uint64_t in_slot = uint64_t(head) * N_STATE * HEAD_DIM + column;
+    Floats state = at(push.states, slot_start(part.from, push.n_head * N_STATE * HEAD_DIM) + in_slot);
     float d = push.d.v[head];
 
     [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
@@ -169,6 +169,7 @@ void main() {
         barrier();
     }
 
+    state = at(push.states, slot_start(part.slot, push.n_head * N_STATE * HEAD_DIM) + in_slot);
     [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
         if (used && is_value(i)) {
             state.v[(first + i) * HEAD_DIM] = values[i];

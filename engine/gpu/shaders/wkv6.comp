@@ -97,7 +97,7 @@ void main() {
     uint head_at = part.first_row * width + head * D;
     uint column_at = head_at + column;
     uint start = head * D * D + column / LANES * LANES * D + column % LANES;
-    Floats state = at(push.states, slot_start(part, width * D) + start);
+    Floats state = at(push.states, slot_start(part.from, width * D) + start);
 
     [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
         values[i] = used ? state.v[(first + i) * LANES] : 0.0;
@@ -138,6 +138,7 @@ void main() {
         barrier();
     }
 
+    state = at(push.states, slot_start(part.slot, width * D) + start);
     [[unroll]] for (uint i = 0; i < SEGMENT; i++) {
         if (used) {
             state.v[(first + i) * LANES] = values[i];

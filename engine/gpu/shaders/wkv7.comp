@@ -103,7 +103,7 @@ void main() {
     uint head_at = part.first_row * width + head * D;
     uint column_at = head_at + column;
     uint start = head * D * D + column / LANES * LANES * D + column % LANES;
-    Floats state = at(push.states, slot_start(part, width * D) + start);
+    Floats state = at(push.states, slot_start(part.from, width * D) + start);
 
     float known = 0.0;
     [[unroll]] for (uint j = 0; j < D; j++) {
@@ -135,6 +135,7 @@ void main() {
         barrier();
     }
 
+    state = at(push.states, slot_start(part.slot, width * D) + start);
     [[unroll]] for (uint j = 0; j < D; j++) {
         if (used) {
             state.v[j * LANES] = values[j];

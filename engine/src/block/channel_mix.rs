@@ -6,7 +6,7 @@ use super::{Block, BlockCx, TokenShift};
 use crate::device::Rows;
 use crate::kernels::Vector;
 use crate::spec::{ChannelMixSpec, ModelError};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one channel mixing block.
@@ -53,7 +53,7 @@ impl Block for ChannelMix {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let before = self.shift.before(cx, &parts, states.split().0, x);
         let mut lean = cx.scratch.copy_of(x);
         cx.device.lerp(&mut lean, &before, &self.lerp);

@@ -9,7 +9,7 @@ use super::{Block, BlockCx};
 use crate::device::{Columns, DeltaRows, Memory, Rows};
 use crate::kernels::{Conv, DeltaShape, ScanPart, StateAt, Vector};
 use crate::spec::{DeltaNetSpec, ModelError, OutputGate};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one gated delta net; `d` is the width of a head, key heads are `n_key_head`, value heads
@@ -107,7 +107,7 @@ impl Block for DeltaNet {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let DeltaShape { n_key_head, d_k: d, .. } = self.shape;
         let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
         let (qk, v) = self.convolve(cx, (&parts, states.split().0), &raw);

@@ -6,7 +6,7 @@ use super::{Block, BlockCx};
 use crate::device::{Columns, DeltaRows, Memory, Rows};
 use crate::kernels::{Conv, DeltaShape, ScanPart, StateAt, Vector};
 use crate::spec::{KdaGates, KdaSpec, ModelError};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one KDA mixer; `d` is the width of a head, `inner = n_head * d`.
@@ -135,7 +135,7 @@ impl Block for Kda {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let [to_q, to_k, to_v] = &self.qkv;
         let (to_forget, to_gate) = (self.forget.input(), self.gate.input());
         let weights = [to_q, to_k, to_v, to_forget, to_gate, &self.beta];

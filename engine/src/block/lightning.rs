@@ -10,7 +10,7 @@ use crate::device::Rows;
 use crate::device::{Columns, SsdInput};
 use crate::kernels::{Ssd, Vector};
 use crate::spec::{LightningSpec, ModelError};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// What softplus makes one of: `ln(e - 1)`.
@@ -78,7 +78,7 @@ impl Block for Lightning {
             c: Columns::whole(&q),
             dt: Columns::whole(&steps),
         };
-        let parts = slots.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let (_, states) = slots.split();
         cx.device.ssd(&self.ssd, &parts, states, input, &mut y);
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);

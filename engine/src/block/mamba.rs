@@ -8,7 +8,7 @@ use crate::device::Rows;
 use crate::device::{Columns, MambaRows};
 use crate::kernels::{Conv, MambaScan, Vector};
 use crate::spec::{MambaSpec, ModelError};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one Mamba mixer; `d` is the inner width.
@@ -81,7 +81,7 @@ impl Block for Mamba {
         let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
         let both = self.input.forward(cx, x);
         let columns = |first_col| Columns { rows: &both, first_col };
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let (conv_state, scan_state) = states.split();
         let mut u = cx.scratch.take(n, d_inner);
         cx.device.conv(&self.conv, &parts, conv_state, columns(0), &mut u);

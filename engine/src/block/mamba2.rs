@@ -9,7 +9,7 @@ use crate::device::Rows;
 use crate::device::{Columns, SsdInput};
 use crate::kernels::{Conv, Ssd, Vector};
 use crate::spec::{Mamba2Spec, ModelError};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one mixer.
@@ -93,7 +93,7 @@ impl Block for Mamba2 {
         let weights = [Some(&self.z), Some(&self.xbc), self.steps.of_input()];
         let [z, raw, dt] = cx.project_some(x, weights);
         let [z, raw] = [z, raw].map(Option::unwrap_or_default);
-        let parts = slots.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let (conv_states, scan_states) = slots.split();
         let mut xbc = cx.scratch.take(x.n_rows(), channels);
         let raw_columns = Columns { rows: &raw, first_col: 0 };

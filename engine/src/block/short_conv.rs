@@ -7,7 +7,7 @@ use crate::device::Columns;
 use crate::device::Rows;
 use crate::kernels::Conv;
 use crate::spec::{ModelError, ShortConvSpec};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Weights of one short convolution.
@@ -47,7 +47,7 @@ impl Block for ShortConv {
         let all = self.input.forward(cx, x);
         let [mut b, mut c, mut x] = [0, 1, 2].map(|i| cx.scratch.columns_of(&all, i * d, d));
         cx.device.mul(&mut b, &x);
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let (conv_state, _) = states.split();
         let columns = Columns { rows: &b, first_col: 0 };
         cx.device.conv(&self.conv, &parts, conv_state, columns, &mut x);

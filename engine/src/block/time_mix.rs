@@ -8,7 +8,7 @@ use crate::device::Wkv7Rows;
 use crate::device::{Device, Rows};
 use crate::kernels::{Vector, Wkv7Weights};
 use crate::spec::{ModelError, TimeMixSpec};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Epsilon of the norm over each head's output.
@@ -147,7 +147,7 @@ impl Block for TimeMix {
     /// The first layer leaves its values in `cx.beside`, the others find them there.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let (shift_state, scan_state) = states.split();
         let before = self.shift.before(cx, &parts, shift_state, x);
         let mixed = |cx: &BlockCx<'_>, i: usize| {

@@ -11,7 +11,7 @@ use crate::device::Rows;
 use crate::device::Wkv6Rows;
 use crate::kernels::Vector;
 use crate::spec::{ModelError, TimeMix6Spec};
-use crate::state::BlockState;
+use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
 /// Mixtures of a row and the one before it: for w, k, v, r and g.
@@ -143,7 +143,7 @@ impl Block for TimeMix6 {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
-        let parts = states.parts(cx.parts);
+        let parts = scan_parts(cx.parts);
         let (shift_state, scan_state) = states.split();
         let before = self.shift.before(cx, &parts, shift_state, x);
         let mixtures = self.mix.forward(cx, x, &before);

@@ -50,12 +50,11 @@ impl<'a> Wkv7Rows<'a> {
     }
 }
 
-/// Parts whose states are where they stay: a GPU's kernels read and write one slot.
+/// Parts as the GPU has them.
 pub(super) fn parts(parts: &[ScanPart]) -> Vec<there::ScanPart> {
     let part = |part: &ScanPart| {
         let ScanPart { from, slot, first_pos, first_row, n_rows } = *part;
-        assert_eq!(from, slot, "the state was copied before");
-        there::ScanPart { slot, first_pos, first_row, n_rows }
+        there::ScanPart { from, slot, first_pos, first_row, n_rows }
     };
     parts.iter().map(part).collect()
 }

@@ -23,5 +23,5 @@ pub use entries::EntryPages;
 pub use kv::{AttendHow, KvCache, attend_parts};
 pub use parts::{merge_snapshots, select_layers};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
-pub use slots::SlotStates;
+pub use slots::{SlotStates, scan_parts};
 pub use snapshot::{LayerPrint, SNAPSHOT_VERSION, SnapshotReader, SnapshotWriter};

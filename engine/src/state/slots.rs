@@ -97,16 +97,8 @@ impl SlotStates {
         self.scan.write(scan_at.start, scan);
     }
 
-    /// The parts of a ubatch as the scan ops take them; once for each ubatch. Every value of a part's state is then some op's
-    /// to read and write. States with a GPU are copied now to where they are written, all others when they are used.
-    pub fn parts(&mut self, parts: &[PartRows]) -> Vec<ScanPart> {
-        if self.conv.is_with_gpu() || self.scan.is_with_gpu() {
-            return self.parts_in_place(parts);
-        }
-        parts.iter().map(|part| scan_part(part, part.planes.from)).collect()
-    }
-
-    /// As [`Self::parts`], for a block that finds the values of its own in the slots where they are written.
+    /// As [`scan_parts`], for a block that finds the values of its own in the slots where they are written: states are copied
+    /// there now.
     pub fn parts_in_place(&mut self, parts: &[PartRows]) -> Vec<ScanPart> {
         for PartRows { planes: Planes { from, to }, .. } in parts {
             if from != to {
@@ -122,6 +114,12 @@ impl SlotStates {
         let of = |n: usize| slot * n..(slot + 1) * n;
         (of(self.n_conv), of(self.n_scan))
     }
+}
+
+/// The parts of a ubatch as the scan ops take them. Every value of a part's state is then some op's to read where it is, and
+/// to write where it is to be.
+pub fn scan_parts(parts: &[PartRows]) -> Vec<ScanPart> {
+    parts.iter().map(|part| scan_part(part, part.planes.from)).collect()
 }
 
 fn scan_part(part: &PartRows, from: SlotId) -> ScanPart {

@@ -24,7 +24,7 @@ const FIRST: usize = 1;
 const WHOLE: usize = 2;
 
 /// A causal depthwise convolution: `y[t][c] = act(bias[c] + Σ_j weight[j][c] · x[t - taps + 1 + j][c])`, taps in ascending
-/// order; the rows before a part are its slot's state.
+/// order; the rows before a part are the state that it reads.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvSpans<'a> {
     /// Taps, from 2 to 8.
@@ -146,10 +146,10 @@ impl Gpu {
 
 /// A part as pieces, each with its kind in the place of its position.
 fn pieces(part: &ScanPart) -> impl Iterator<Item = ScanPart> + use<> {
-    let ScanPart { slot, first_row, n_rows, .. } = *part;
+    let ScanPart { from, slot, first_row, n_rows, .. } = *part;
     (0..n_rows).step_by(PIECE).map(move |start| {
         let n = (n_rows - start).min(PIECE);
         let kind = if start == 0 { FIRST } else { 0 } + if n == n_rows { WHOLE } else { 0 };
-        ScanPart { slot, first_pos: kind, first_row: first_row + start, n_rows: n }
+        ScanPart { from, slot, first_pos: kind, first_row: first_row + start, n_rows: n }
     })
 }

@@ -41,7 +41,7 @@ struct PushLast {
 
 impl Gpu {
     /// Convolves the rows of `parts` of `x` with `weight` (`[taps, channels]`), to the same rows of `out`; both are
-    /// `[n_rows, channels]`. The rows before a part are its slot's of `states` (`[n_slots, n_before, channels]`).
+    /// `[n_rows, channels]`. The rows before a part are of `states` what it reads (`[n_slots, n_before, channels]`).
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
@@ -57,8 +57,8 @@ impl Gpu {
         assert_eq!(x.len(), out.len(), "dilated_conv: lengths");
         assert_eq!(weight.values(), taps * channels, "dilated_conv: weights");
         let of_part = |part: &ScanPart| {
-            let ScanPart { slot, first_row, n_rows, .. } = *part;
-            let row = move |i: usize| [slot, i, first_row, first_row + i].map(count);
+            let ScanPart { from, first_row, n_rows, .. } = *part;
+            let row = move |i: usize| [from, i, first_row, first_row + i].map(count);
             (0..n_rows).map(row)
         };
         let rows: Vec<[u32; 4]> = parts.iter().flat_map(of_part).collect();

@@ -16,10 +16,15 @@ pub(super) const COLUMNS: usize = 32;
 /// A number of which the shaders' FLUSH_EVERY is a divisor: they count positions modulo this.
 const POSITIONS: usize = 1 << 16;
 
+/// Slots that a part can name: shaders have half a word for the one that its state is read in.
+const MAX_SLOTS: usize = 1 << 16;
+
 /// Consecutive rows of one sequence with recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanPart {
-    /// Row of the states that is the sequence's own; no two parts share one.
+    /// Row of the states that has the state before the part. No other part writes it.
+    pub from: usize,
+    /// Row of the states that the state behind the part goes to; no two parts share one.
     pub slot: usize,
     /// Position of the first row.
     pub first_pos: usize,
@@ -63,14 +68,15 @@ impl ScanPart {
     /// Checks the parts against `n_rows` rows and `n_slots` states.
     ///
     /// # Panics
-    /// If rows do not ascend, are in two parts or beyond the rows, or a slot is in two parts or beyond the slots. What is
-    /// written by several workgroups at once rests on it.
+    /// If rows do not ascend, are in two parts or beyond the rows, or a slot is written by two parts, read by one and written
+    /// by another, or beyond the slots. What is written by several workgroups at once rests on it.
     pub(super) fn check(parts: &[Self], n_rows: usize, n_slots: usize, op: &str) {
         let mut end = 0;
         for part in parts {
-            let Self { slot, first_row, n_rows: n, .. } = *part;
+            let Self { from, slot, first_row, n_rows: n, .. } = *part;
             assert!(first_row >= end, "{op}: rows from {first_row} on after rows up to {end}");
-            assert!(slot < n_slots, "{op}: slot {slot} of {n_slots}");
+            let last = slot.max(from);
+            assert!(last < n_slots.min(MAX_SLOTS), "{op}: slot {last} of {n_slots}");
             end = first_row.saturating_add(n);
             assert!(end <= n_rows, "{op}: {n} rows from {first_row} on of {n_rows} rows");
         }
@@ -78,12 +84,16 @@ impl ScanPart {
         slots.sort_unstable();
         let twice = slots.windows(2).find(|pair| pair[0] == pair[1]);
         assert!(twice.is_none(), "{op}: slot {twice:?} in two parts");
+        let of_another =
+            |part: &&Self| part.from != part.slot && slots.binary_search(&part.from).is_ok();
+        let read = parts.iter().find(of_another);
+        assert!(read.is_none(), "{op}: {read:?} reads what another part writes");
     }
 
     /// As shaders take it.
     fn words(&self) -> [u32; 4] {
-        let pos = self.first_pos % POSITIONS;
-        [self.slot, pos, self.first_row, self.n_rows].map(count)
+        let place = self.from << 16 | self.first_pos % POSITIONS;
+        [self.slot, place, self.first_row, self.n_rows].map(count)
     }
 }
 
@@ -116,7 +126,7 @@ mod tests {
     use super::ScanPart;
 
     fn part(slot: usize, first_row: usize, n_rows: usize) -> ScanPart {
-        ScanPart { slot, first_pos: 0, first_row, n_rows }
+        ScanPart { from: slot, slot, first_pos: 0, first_row, n_rows }
     }
 
     fn refused(parts: &[ScanPart]) -> bool {
@@ -134,12 +144,17 @@ mod tests {
         assert!(refused(&[part(1, 2, usize::MAX)]));
         assert!(refused(&[part(70, 0, 2), part(3, 2, 2), part(70, 4, 1)]));
         assert!(refused(&[part(200, 2, 2)]));
+        // Read elsewhere, also by several; but not where another part writes, or beyond the slots.
+        let reads = |from, part| ScanPart { from, ..part };
+        assert!(!refused(&[reads(5, part(3, 0, 2)), reads(5, part(0, 2, 3))]));
+        assert!(refused(&[reads(5, part(3, 0, 2)), part(5, 2, 3)]));
+        assert!(refused(&[reads(200, part(3, 0, 2))]));
     }
 
     #[test]
     fn positions_count_for_the_shaders_modulo_the_distance_of_flushes() {
-        let far = ScanPart { slot: 1, first_pos: (1 << 40) + 63, first_row: 2, n_rows: 3 };
-        let [slot, pos, first_row, n_rows] = far.words();
-        assert_eq!((slot, pos % 64, first_row, n_rows), (1, 63, 2, 3));
+        let far = ScanPart { from: 7, slot: 1, first_pos: (1 << 40) + 63, first_row: 2, n_rows: 3 };
+        let [slot, place, first_row, n_rows] = far.words();
+        assert_eq!((slot, place >> 16, place % 64, first_row, n_rows), (1, 7, 63, 2, 3));
     }
 }

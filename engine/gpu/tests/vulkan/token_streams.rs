@@ -213,11 +213,17 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
     let (compute, mut random) = (compute(), Random(6));
     for (channels, taps, apart) in [(1, 1, 1), (5, 4, 3), (70, 3, 2), (300, 2, 1)] {
         let conv = DilatedConv { channels, taps, apart };
-        let part = |slot, first_row, n_rows| (slot, first_row, n_rows);
-        for parts in [vec![part(2, 0, 1)], vec![part(1, 0, 3), part(0, 3, 20), part(3, 23, 0)]] {
+        let part = |from, slot, first_row, n_rows| (from, slot, first_row, n_rows);
+        for parts in [
+            vec![part(2, 2, 0, 1)],
+            vec![part(1, 1, 0, 3), part(0, 0, 3, 20), part(3, 3, 23, 0)],
+            // Read in a slot that nobody writes.
+            vec![part(2, 1, 0, 1), part(2, 3, 1, 20)],
+        ] {
             let there_parts: Vec<ScanPart> = parts
                 .iter()
-                .map(|&(slot, first_row, n_rows)| ScanPart {
+                .map(|&(from, slot, first_row, n_rows)| ScanPart {
+                    from,
                     slot,
                     first_pos: 0,
                     first_row,
@@ -226,11 +232,15 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
                 .collect();
             let here_parts: Vec<brigade_engine::kernels::ScanPart> = parts
                 .iter()
-                .map(|&(slot, first_row, n_rows)| {
-                    brigade_engine::kernels::ScanPart::in_place(slot, 0, first_row, n_rows)
+                .map(|&(from, slot, first_row, n_rows)| brigade_engine::kernels::ScanPart {
+                    from,
+                    slot,
+                    first_pos: 0,
+                    first_row,
+                    n_rows,
                 })
                 .collect();
-            let n_rows: usize = parts.iter().map(|part| part.2).sum();
+            let n_rows: usize = parts.iter().map(|part| part.3).sum();
             let x = random.values(n_rows * channels, 2.0);
             let weight = random.values(taps * channels, 1.0);
             let mut states = random.values(4 * conv.state_len(), 2.0);

@@ -38,7 +38,7 @@ const PARTS: [(usize, usize, usize); 5] =
 fn parts(of: &[(usize, usize, usize)]) -> Vec<ScanPart> {
     let mut first_row = 0;
     let part = |&(n_rows, slot, first_pos): &(usize, usize, usize)| {
-        let part = ScanPart { slot, first_pos, first_row, n_rows };
+        let part = ScanPart { from: slot, slot, first_pos, first_row, n_rows };
         first_row += n_rows + 1;
         part
     };
@@ -52,10 +52,11 @@ fn n_rows(parts: &[ScanPart]) -> usize {
 
 /// A part's rows before `cut` or from there on.
 fn half(part: &ScanPart, cut: usize, second: bool) -> ScanPart {
-    let ScanPart { slot, first_pos, first_row, n_rows } = *part;
+    let ScanPart { slot, first_pos, first_row, n_rows, .. } = *part;
     match second {
         false => ScanPart { n_rows: cut, ..*part },
         true => ScanPart {
+            from: slot,
             slot,
             first_pos: first_pos + cut,
             first_row: first_row + cut,
@@ -65,8 +66,21 @@ fn half(part: &ScanPart, cut: usize, second: bool) -> ScanPart {
 }
 
 impl Scan<'_> {
-    /// Runs the parts on the CPU, and on the GPU together, each alone, and in two pieces.
+    /// Runs the parts on the CPU, and on the GPU together, each alone, and in two pieces; then the same with states that are
+    /// read in a slot that no part writes.
     fn check(&self, parts: &[ScanPart], states: &[f32]) {
+        self.check_in(parts, states);
+        let n_slots = states.len() / self.per_slot;
+        let is_free = |slot: &usize| parts.iter().all(|part| part.slot != *slot);
+        let from = (0..n_slots).find(is_free).expect("one slot is left for this");
+        let elsewhere = |part: &ScanPart| match part.n_rows {
+            0 => *part,
+            _ => ScanPart { from, ..*part },
+        };
+        self.check_in(&parts.iter().map(elsewhere).collect::<Vec<_>>(), states);
+    }
+
+    fn check_in(&self, parts: &[ScanPart], states: &[f32]) {
         let Some(gpu) = gpu() else { return };
         let cuts = |second: bool| -> Vec<_> {
             parts.iter().map(|part| half(part, part.n_rows.div_ceil(3), second)).collect()
@@ -77,8 +91,9 @@ impl Scan<'_> {
         for (how, calls) in calls.into_iter().chain([("in pieces", vec![cuts(false), cuts(true)])])
         {
             let (out, after) = self.on_gpu(&gpu, &calls, n_rows(parts), states);
-            assert_same(&format!("{} {how}: states", self.name), &after, &cpu.1);
-            assert_same(&format!("{} {how}: outputs", self.name), &out, &cpu.0);
+            let name = format!("{} {how} of {:?}", self.name, parts.first().map(|part| part.from));
+            assert_same(&format!("{name}: states"), &after, &cpu.1);
+            assert_same(&format!("{name}: outputs"), &out, &cpu.0);
         }
     }
 
@@ -89,8 +104,8 @@ impl Scan<'_> {
 
     fn on_cpu(&self, parts: &[ScanPart], states: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let of = |part: &ScanPart| {
-            let ScanPart { slot, first_pos, first_row, n_rows } = *part;
-            kernels::ScanPart::in_place(slot, first_pos, first_row, n_rows)
+            let ScanPart { from, slot, first_pos, first_row, n_rows } = *part;
+            kernels::ScanPart { from, slot, first_pos, first_row, n_rows }
         };
         let mut states = states.to_vec();
         let mut out = vec![7.0; n_rows(parts) * self.width];
