@@ -72,7 +72,7 @@ impl Drafter for Forced {
         let rest = answer[from..].iter().take(most).enumerate();
         let tokens: Vec<u32> = rest.map(|(i, token)| self.drafted(from + i, *token)).collect();
         let odds = vec![self.acceptance as f32; tokens.len()];
-        Draft { tokens, odds, source: Source::Forced, matched: from }
+        Draft { tokens, odds, source: Source::Forced, matched: from, is_proven: true }
     }
 
     fn judged(&mut self, _: StreamId, _: Source, _: usize, _: bool) {}

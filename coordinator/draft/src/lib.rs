@@ -67,6 +67,9 @@ pub struct Draft {
     /// How many of the last tokens before the draft (`ahead` among them) stand before these tokens in the text that
     /// they come from. For token `i` of the draft it is `matched + i`.
     pub matched: usize,
+    /// Whether the stream has shown that drafts like this are right. If not, few at a time are worth their rows: most texts
+    /// repeat some words, and few go on like that.
+    pub is_proven: bool,
 }
 
 /// Guesses the next tokens of streams.

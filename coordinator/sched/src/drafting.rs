@@ -120,7 +120,12 @@ impl Drafting<'_> {
         };
         let most = most.min(sizing.config.max_windows.unwrap_or(u32::MAX));
         let windows = sizing.windows(mean, live.n_decoding(), most);
-        windows.any().then_some((draft, windows))
+        let windows = match windows {
+            Windows::NONE => return None,
+            windows if draft.is_proven => windows,
+            _ => Windows::TRY,
+        };
+        Some((draft, windows))
     }
 
     /// The first `n` drafts as a window, with planes for as many windows as there are to be.

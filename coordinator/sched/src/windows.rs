@@ -40,6 +40,9 @@ pub(super) struct Windows {
 }
 
 impl Windows {
+    /// One window, whose second row costs next to nothing: to see whether a stream goes on like that.
+    pub const TRY: Self = Self { rows: 2, count: 1 };
+
     /// No drafts.
     pub const NONE: Self = Self { rows: 1, count: 1 };
 

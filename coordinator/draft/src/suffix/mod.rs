@@ -16,6 +16,7 @@ mod filter;
 mod index;
 mod owner;
 mod path;
+mod record;
 mod stream;
 mod table;
 #[cfg(test)]

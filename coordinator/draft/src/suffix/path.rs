@@ -149,6 +149,7 @@ impl Path {
         }
         let stretch = self.stretch.get_or_insert(Stretch { from, start: cursor, tip });
         (stretch.tip, self.source) = (tip, source);
-        Draft { tokens: self.tokens[from..].to_vec(), odds, source, matched: cursor.matched }
+        let (tokens, matched) = (self.tokens[from..].to_vec(), cursor.matched);
+        Draft { tokens, odds, source, matched, is_proven: false }
     }
 }

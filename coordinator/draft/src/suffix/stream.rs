@@ -7,6 +7,7 @@ use super::filter::WIDTH;
 use super::index::Index;
 use super::owner::{Answer, Owner};
 use super::path::{MAX_AHEAD, Path};
+use super::record::Record;
 use super::texts::Texts;
 use crate::{Draft, OwnerId, Source};
 
@@ -37,6 +38,7 @@ pub struct Stream {
     expected: Expected,
     path: Path,
     seen: Calibration,
+    record: Record,
 }
 
 /// Tokens that a text of `n` has room for.
@@ -74,6 +76,7 @@ impl Stream {
             expected: Expected::new(expected),
             path: Path::new(),
             seen: owner.seen.for_a_stream(),
+            record: Record::default(),
         };
         stream.prepare(FIRST_STEP);
         tokens[stream.n_prompt..].iter().for_each(|token| stream.expected.push(*token));
@@ -127,6 +130,7 @@ impl Stream {
 
     /// A drafted token was right, or not.
     pub fn judged(&mut self, source: Source, matched: usize, right: bool) {
+        self.record.judged(right);
         self.seen.judged(source, matched, right);
     }
 
@@ -143,7 +147,8 @@ impl Stream {
         let begun = self.path.lead_to(ahead, texts).or_else(|| self.best(ahead, owner));
         let Some((source, cursor)) = begun else { return Draft::default() };
         let texts = Texts::new(&self.tokens, &self.expected, owner);
-        let draft = self.path.along(source, cursor, most, &self.seen, texts);
+        let mut draft = self.path.along(source, cursor, most, &self.seen, texts);
+        draft.is_proven = draft.odds.first().is_some_and(|odds| self.record.believes(*odds));
         if source == Source::Recent {
             owner.used(cursor.newest().text);
         }
