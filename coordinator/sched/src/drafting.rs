@@ -119,11 +119,13 @@ impl Drafting<'_> {
             Prefixes::Whole | Prefixes::None => 0,
         };
         let most = most.min(sizing.config.max_windows.unwrap_or(u32::MAX));
-        let windows = sizing.windows(mean, live.n_decoding(), most);
+        let n_streams = live.n_decoding();
+        let windows = sizing.windows(mean, n_streams, most);
         let windows = match windows {
             Windows::NONE => return None,
             windows if draft.is_proven => windows,
-            _ => Windows::TRY,
+            _ if sizing.is_worth_trying(mean, n_streams) => Windows::TRY,
+            _ => return None,
         };
         Some((draft, windows))
     }

@@ -366,13 +366,17 @@ impl LineTimes {
         each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
     }
 
+    /// What the slowest stage, and what all together, take for so many rows: of few as measured for exactly those.
+    pub fn of(&self, rows: u32) -> [f64; 2] {
+        match rows as usize {
+            ..=FEW_SIZES => self.of_few(rows),
+            _ => [self.slowest(rows), self.through(rows)],
+        }
+    }
+
     /// Share of the time of a ubatch of `n_rows` rows that its last `rows` rows take of all stages together, 0 to 1.
     pub fn share_of_last(&self, rows: u32, n_rows: u32) -> f64 {
-        let of = |rows: u32| match rows {
-            0 => 0.0,
-            few if few as usize <= FEW_SIZES => self.of_few(few)[1],
-            many => self.through(many),
-        };
+        let of = |rows: u32| if rows == 0 { 0.0 } else { self.of(rows)[1] };
         let all = of(n_rows);
         if all <= 0.0 {
             return 0.0;

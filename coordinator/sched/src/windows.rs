@@ -75,12 +75,23 @@ impl Sizing<'_> {
         best
     }
 
-    /// Tokens of one of so many sequences in a microsecond. Those beside it have a window each wherever it has one.
+    /// Whether one row more in a group's ubatch is worth it, which gives a token with probability `odds`.
+    pub fn is_worth_trying(&self, odds: f64, n_streams: usize) -> bool {
+        let n_streams = n_streams.max(1) as u32;
+        let rows = n_streams.div_ceil(n_streams.min(self.spec.n_stages as u32));
+        let [without, with] = [rows, rows + 1].map(|rows| self.times.of(rows)[0]);
+        let tokens = (f64::from(rows) + odds) / f64::from(rows);
+        self.times.measured() && with <= tokens * without
+    }
+
+    /// Tokens of one of so many sequences in a microsecond. Those beside it have a window each wherever it has one; those of a
+    /// group share a ubatch.
     pub(super) fn rate(&self, Windows { rows, count }: Windows, odds: f64, n_streams: u32) -> f64 {
-        let (w, d, n) = (f64::from(rows), f64::from(count), f64::from(n_streams));
-        let [step, through] = self.times.of_few(rows);
-        let trip = (through + self.times.overhead()).max(n * step);
-        let step = n * step;
+        let (w, d) = (f64::from(rows), f64::from(count));
+        let n_groups = n_streams.min(self.spec.n_stages as u32);
+        let [slowest, through] = self.times.of(n_streams.div_ceil(n_groups) * rows);
+        let step = f64::from(n_groups) * slowest;
+        let trip = (through + self.times.overhead()).max(step);
         let right = odds.powf(w);
         let stale = (d * step - trip).max(0.0);
         let further = step.max(trip / d) * right / (1.0 - right);
