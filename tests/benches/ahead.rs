@@ -11,7 +11,8 @@
 //! each number of rows, and what they compute in earnest (the demo model, or `--model`) is a part of that time. Without it
 //! they compute, on one thread each, pinned to a core where there are enough.
 //!
-//! Prints what `brigade bench --speculate` prints on that line, with one window at a time beside (`--sync`).
+//! Prints what `brigade bench --speculate` prints on that line, with one window at a time beside (`--sync`). `--hold` measures
+//! nothing: it prints the options that make other commands use these workers, and waits for the end of its input.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
@@ -47,6 +48,7 @@ struct Options {
     stages: usize,
     hop: Duration,
     costs: Option<PathBuf>,
+    hold: bool,
     /// Handed on to `brigade bench`.
     more: Vec<String>,
 }
@@ -57,14 +59,15 @@ fn main() -> ExitCode {
 
 fn options() -> Result<Options, String> {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../coordinator/assets/demo.gguf");
-    let (model, hop, costs) = (demo.into(), Duration::ZERO, None);
-    let mut options = Options { model, stages: 2, hop, costs, more: Vec::new() };
+    let (model, hop, costs, hold) = (demo.into(), Duration::ZERO, None, false);
+    let mut options = Options { model, stages: 2, hop, costs, hold, more: Vec::new() };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
         match arg.as_str() {
             // Cargo's own.
             "--bench" => {}
+            "--hold" => options.hold = true,
             "--model" => options.model = value()?.into(),
             "--costs" => options.costs = Some(value()?.into()),
             "--stages" => {
@@ -95,6 +98,13 @@ fn run(options: &Options) -> Result<(), String> {
         Ok(Proxy::far_from(address, options.hop).address.to_string())
     });
     let addresses = addresses.collect::<Result<Vec<String>, String>>()?;
+    if options.hold {
+        let named = addresses.iter().map(|address| format!("--worker {address}"));
+        println!("{}", named.collect::<Vec<_>>().join(" "));
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).map_err(|e| e.to_string())?;
+        stop.cancel();
+        return Ok(());
+    }
     let mut command = Command::new(brigade());
     command.arg("bench").arg("--model").arg(&options.model).args(&options.more);
     for address in &addresses {

@@ -329,64 +329,65 @@ fn windows_that_are_begun_ahead_draw_the_same() {
     for (model, kernels) in
         models.iter().flat_map(|model| devices.iter().map(move |d| (*model, *d)))
     {
-        let planes = model != "llama";
-        let config = LineConfig { kernels, ..LineConfig::default() };
-        let mut line = Line::open(&golden.named(model), &config);
-        let prompt = &golden.manifest.tokens[..20];
-        let answer = line.generate(prompt, 12, 64);
-        line.reset();
-        let stage = &mut line.stages()[0];
-        let slot = SlotId(0);
-        let mut id = 0;
-        let mut ubatch = |ops, part| {
-            id += 1;
-            UBatch { id: id - 1, ops, parts: vec![part] }
-        };
-        let (tokens, want) = (prompt.to_vec(), Want::Sample);
-        let first = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
-        stage
-            .forward(&ubatch(vec![Line::open_slot(0, Some(Line::greedy()))], first), None)
-            .unwrap();
-        // Four rows, four rows, then four of which the second is wrong, and what comes behind that.
-        let mut wrong = answer.clone();
-        wrong[9] = (wrong[9] + 1) % 200;
-        let window = |i: u32, tokens: &[u32]| {
-            let planes = planes.then(|| Planes { from: SlotId(i), to: SlotId(i + 1) });
-            let ahead = Some(Ahead { sure: 20, known: 0, planes });
-            let (pos, tokens, want) = (20 + 4 * i, tokens.to_vec(), Want::Verify);
-            SeqPart { slot, pos, tokens, want, mu: None, ahead }
-        };
-        let parts = [window(0, &wrong[..4]), window(1, &wrong[4..8]), window(2, &wrong[8..12])];
-        let stale = window(3, &[1, 2]);
-        let mut begun = Vec::new();
-        for part in parts.into_iter().chain([stale]) {
-            let ub = ubatch(Vec::new(), part);
-            assert!(stage.may_begin(&ub));
-            begun.push(stage.begin(&ub, None).unwrap());
-        }
-        // It says something of a sequence that is still to be drawn.
-        let before = Planes { from: SlotId(0), to: SlotId(0) };
-        let back = SeqOp::Truncate { slot, len: 20, planes: planes.then_some(before) };
-        let ub = ubatch(vec![back], window(0, &wrong[..1]));
-        assert!(!stage.may_begin(&ub));
-        let mut drawn = Vec::new();
-        for begun in begun {
-            let StageOutput::Rows(rows) = stage.finish(begun).unwrap() else { panic!("no rows") };
-            drawn.extend(rows.into_iter().map(|row| (row.pos, row.value)));
-        }
-        let sampled = |value: &RowValue| match value {
-            RowValue::Sampled(token) => Some(token.id),
-            _ => None,
-        };
-        let ids: Vec<_> = drawn.iter().map(|(pos, value)| (*pos, sampled(value))).collect();
-        let mut expected: Vec<_> =
-            (20..29).map(|pos| (pos, Some(answer[pos as usize - 19]))).collect();
-        expected.push((32, None));
-        assert_eq!(ids, expected, "{model} on {kernels:?}");
-        assert_eq!(drawn.last().unwrap().1, RowValue::Refuted);
-        let StageOutput::Rows(rows) = stage.forward(&ub, None).unwrap() else { panic!("no rows") };
-        assert_eq!(sampled(&rows[0].value), Some(answer[1]), "{model} on {kernels:?}: taken back");
+        begins_ahead(&golden, model, kernels);
     }
+}
+
+fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
+    let planes = model != "llama";
+    let config = LineConfig { kernels, ..LineConfig::default() };
+    let mut line = Line::open(&golden.named(model), &config);
+    let prompt = &golden.manifest.tokens[..20];
+    let answer = line.generate(prompt, 12, 64);
+    line.reset();
+    let stage = &mut line.stages()[0];
+    let slot = SlotId(0);
+    let mut id = 0;
+    let mut ubatch = |ops, part| {
+        id += 1;
+        UBatch { id: id - 1, ops, parts: vec![part] }
+    };
+    let (tokens, want) = (prompt.to_vec(), Want::Sample);
+    let first = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
+    stage.forward(&ubatch(vec![Line::open_slot(0, Some(Line::greedy()))], first), None).unwrap();
+    // Four rows, four rows, then four of which the second is wrong, and what comes behind that.
+    let mut wrong = answer.clone();
+    wrong[9] = (wrong[9] + 1) % 200;
+    let window = |i: u32, tokens: &[u32]| {
+        let planes = planes.then(|| Planes { from: SlotId(i), to: SlotId(i + 1) });
+        let ahead = Some(Ahead { sure: 20, known: 0, planes });
+        let (pos, tokens, want) = (20 + 4 * i, tokens.to_vec(), Want::Verify);
+        SeqPart { slot, pos, tokens, want, mu: None, ahead }
+    };
+    let parts = [window(0, &wrong[..4]), window(1, &wrong[4..8]), window(2, &wrong[8..12])];
+    let stale = window(3, &[1, 2]);
+    let mut begun = Vec::new();
+    for part in parts.into_iter().chain([stale]) {
+        let ub = ubatch(Vec::new(), part);
+        assert!(stage.may_begin(&ub));
+        begun.push(stage.begin(&ub, None).unwrap());
+    }
+    // It says something of a sequence that is still to be drawn.
+    let before = Planes { from: SlotId(0), to: SlotId(0) };
+    let back = SeqOp::Truncate { slot, len: 20, planes: planes.then_some(before) };
+    let ub = ubatch(vec![back], window(0, &wrong[..1]));
+    assert!(!stage.may_begin(&ub));
+    let mut drawn = Vec::new();
+    for begun in begun {
+        let StageOutput::Rows(rows) = stage.finish(begun).unwrap() else { panic!("no rows") };
+        drawn.extend(rows.into_iter().map(|row| (row.pos, row.value)));
+    }
+    let sampled = |value: &RowValue| match value {
+        RowValue::Sampled(token) => Some(token.id),
+        _ => None,
+    };
+    let ids: Vec<_> = drawn.iter().map(|(pos, value)| (*pos, sampled(value))).collect();
+    let mut expected: Vec<_> = (20..29).map(|pos| (pos, Some(answer[pos as usize - 19]))).collect();
+    expected.push((32, None));
+    assert_eq!(ids, expected, "{model} on {kernels:?}");
+    assert_eq!(drawn.last().unwrap().1, RowValue::Refuted);
+    let StageOutput::Rows(rows) = stage.forward(&ub, None).unwrap() else { panic!("no rows") };
+    assert_eq!(sampled(&rows[0].value), Some(answer[1]), "{model} on {kernels:?}: taken back");
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
