@@ -7,7 +7,7 @@ use super::events::{LineSpec, Micros, StageTime};
 use super::sim::roomy;
 use super::sizing::Sizing;
 use super::timing::LineTimes;
-use super::windows::MAX_WINDOWS;
+use super::windows::{MAX_WINDOWS, SUREST};
 
 /// Measured times of a line, and what follows from them for a sequence that runs ahead of its draws.
 #[derive(Debug)]
@@ -29,14 +29,36 @@ impl Forecast {
     }
 
     /// Tokens a second of one sequence at the best choice of windows, of at most `most` in flight, where drafts are right
-    /// with probability `odds`; 0 before anything was measured.
+    /// with probability `odds`, 0.98 at most; 0 before anything was measured.
     pub fn tokens_per_second(&self, odds: f64, most: Option<u32>) -> f64 {
         if !self.times.measured() {
             return 0.0;
         }
-        let config = SchedConfig::default();
+        let (odds, config) = (odds.clamp(0.0, SUREST), SchedConfig::default());
         let sizing = Sizing { times: &self.times, spec: &self.spec, config: &config };
         let windows = sizing.windows(odds, 1, most.unwrap_or(MAX_WINDOWS));
         1e6 * sizing.rate(windows, if windows.any() { odds } else { 0.0 }, 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafts_bring_what_the_formula_says_and_none_a_token_a_trip() {
+        let mut forecast = Forecast::new(2, 64, Prefixes::All);
+        assert_eq!(forecast.tokens_per_second(0.9, None), 0.0);
+        // Two stages of 10 ms, whatever the rows.
+        for rows in (1..=16).cycle().take(400) {
+            let stage = StageTime { compute_us: 10_000, queued_us: 0 };
+            forecast.observe(rows, 20_000, &[stage; 2]);
+        }
+        let of = |odds, most| forecast.tokens_per_second(odds, most);
+        assert!((of(0.0, None) - 50.0).abs() < 1.0, "{}", of(0.0, None));
+        // One window at a time: at 0.9 some eight tokens of sixteen rows come with each trip.
+        let (sync, all) = (of(0.9, Some(1)), of(0.9, None));
+        assert!((350.0..450.0).contains(&sync) && all > 1.05 * sync, "{sync} {all}");
+        assert!(of(1.0, None).is_finite() && of(1.0, None) >= of(0.98, None));
     }
 }

@@ -22,7 +22,7 @@ pub(super) const MAX_WINDOWS: u32 = 64;
 pub(super) const MAX_ROWS_AHEAD: u32 = 64;
 
 /// Drafts as sure as this are all the same: the formula has no value at 1.
-const SUREST: f64 = 0.98;
+pub(super) const SUREST: f64 = 0.98;
 
 /// Running ahead must make tokens come so much faster to be worth it.
 const LEAST_GAIN: f64 = 1.1;
