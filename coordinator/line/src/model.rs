@@ -112,6 +112,8 @@ pub struct Model {
     pub adapters: Arc<Adapters>,
     /// What is added to the stream behind its layers.
     pub control_vectors: Option<Arc<ControlVectors>>,
+    /// SHA-256 of its files, of a model that came by name: other weights under the same header are another model.
+    pub source: Option<String>,
 }
 
 /// Facts about a model.
@@ -232,6 +234,7 @@ impl Model {
             header_hash,
             adapters,
             control_vectors: None,
+            source: None,
         })
     }
 
@@ -332,8 +335,8 @@ impl Model {
             .sum()
     }
 
-    /// All that answers depend on besides requests and the line: the metadata, the scales of adapters, and the files of
-    /// these, which a training run writes anew; and control vectors.
+    /// All that answers depend on besides requests and the line: the metadata, and the weights as far as a lock knows them;
+    /// the scales of adapters, and the files of these, which a training run writes anew; and control vectors.
     pub fn identity(&self) -> String {
         let n = self.adapters.iter().len();
         let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
@@ -344,7 +347,8 @@ impl Model {
         let stamps: String = files[of_adapters].iter().map(stamp).collect();
         let vectors = self.control_vectors.as_ref().map(|vectors| format!(" {}", vectors.id()));
         let vectors = vectors.unwrap_or_default();
-        format!("{}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
+        let source = self.source.as_ref().map(|sha256| format!(" sha256 {sha256}")).unwrap_or_default();
+        format!("{}{source}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
     }
 
     /// Its tensors without those of adapters, and without those that no stage of a text model has.

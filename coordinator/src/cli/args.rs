@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::batch::SamplingParams;
 use brigade_engine::kernels::KvType;
+use brigade_hub::resolver::Found;
 use brigade_line::adapters::{AdapterFile, LayerSpan};
 use brigade_line::model::{Model, OpenError};
 use brigade_plan::{Balance, HandCut, parse_bytes};
@@ -15,6 +16,7 @@ use clap::{Args, ValueEnum};
 
 use super::data_dir::DataDirArgs;
 use super::devices::DeviceList;
+use super::hub::HubArgs;
 use super::units::{self, CpuLists};
 use super::{demo, input};
 
@@ -109,9 +111,16 @@ impl KvArg {
 /// Which model.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// GGUF file, or the first file of a split one [default: the built-in demo model]
-    #[arg(short, long, value_name = "FILE", env = "BRIGADE_MODEL")]
+    /// GGUF file, the first file of a split one, or a name: hf:USER/REPO:QUANT, ollama:NAME:TAG, https://HOST/FILE.gguf; -hf
+    /// USER/REPO:QUANT as in llama.cpp [default: the built-in demo model]
+    #[arg(short, long, value_name = "MODEL", env = "BRIGADE_MODEL")]
     pub model: Option<PathBuf>,
+    /// Where names lead.
+    #[command(flatten)]
+    pub hub: HubArgs,
+    /// What the name was found to be.
+    #[arg(skip)]
+    pub found: Option<Found>,
 }
 
 impl ModelArgs {
@@ -120,10 +129,22 @@ impl ModelArgs {
     /// # Errors
     /// The demo model's file cannot be written.
     pub fn path(&self) -> Result<PathBuf> {
-        match &self.model {
-            Some(path) => Ok(path.clone()),
-            None => demo::path(),
+        match (&self.found, &self.model) {
+            (Some(found), _) => Ok(found.path.clone()),
+            (None, Some(path)) => Ok(path.clone()),
+            (None, None) => demo::path(),
         }
+    }
+
+    /// Finds what the name means, once; a path means itself.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        if let Some(model) = &self.model {
+            self.found = self.hub.find(model, data_dir)?;
+        }
+        Ok(())
     }
 }
 

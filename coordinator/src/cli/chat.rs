@@ -85,7 +85,7 @@ Ctrl-C ends an answer, Ctrl-D the chat. /help lists the commands. Where standard
 a message. Answers go to standard output, everything else to standard error.")]
 pub struct ChatArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Chat with an OpenAI-compatible server instead of starting workers
     #[arg(long, value_name = "URL", conflicts_with_all = OF_OWN_LINE)]
     url: Option<String>,
@@ -124,7 +124,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     speculation: SpeculateArgs,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
 }

@@ -13,6 +13,8 @@ use serde::Serialize;
 use serde_json::{Map, json};
 
 use super::args::KvArg;
+use super::data_dir::DataDirArgs;
+use super::hub::HubArgs;
 use super::{input, output};
 
 /// Values of an array that are shown.
@@ -28,15 +30,32 @@ Examples:
   brigade inspect model.gguf
   brigade inspect model-00001-of-00003.gguf --json")]
 pub struct InspectArgs {
-    /// GGUF file, or the first file of a split one
+    /// GGUF file, the first file of a split one, or a name: hf:USER/REPO:QUANT, ollama:NAME:TAG, https://HOST/FILE.gguf
     #[arg(value_name = "MODEL")]
     model: PathBuf,
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
     /// Type of the KV cache that sizes are given for
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl InspectArgs {
+    /// Finds what the name means; a path means itself.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find(&mut self) -> Result<()> {
+        if let Some(found) = self.hub.find(&self.model, &self.data_dir)? {
+            self.model = found.path;
+        }
+        Ok(())
+    }
 }
 
 /// Tensors of one type.

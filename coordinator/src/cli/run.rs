@@ -64,7 +64,7 @@ shown before its continuation. The chat template is applied only with --chat; ot
 is continued as it is.")]
 pub struct RunArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// The prompt; - is standard input, which is also read where there is no prompt
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file", "tokens"])]
     text: Option<String>,
@@ -139,7 +139,7 @@ pub struct RunArgs {
     #[command(flatten)]
     speculation: SpeculateArgs,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
 }

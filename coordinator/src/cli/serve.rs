@@ -63,7 +63,7 @@ The first SIGINT or SIGTERM lets running answers end within 20 s, the second cut
 With --tls-cert, SIGHUP reads the certificate again.")]
 pub struct ServeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Let workers join on this address (brigade worker --join)
     #[arg(long, value_name = "ADDR")]
     control: Option<Address>,
@@ -135,7 +135,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// Runs the command.

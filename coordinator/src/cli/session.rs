@@ -351,6 +351,13 @@ async fn open_model(options: &SessionOptions) -> Result<Model> {
     let open = move |path: &Path| line.open(path, Model::open_with);
     let opened = tokio::task::spawn_blocking(move || input::open_model(&path, open));
     let mut model = opened.await.context("opening the model")??;
+    if let Some(found) = &options.model.found {
+        model.source = Some(found.entry.sha256());
+        if let Some(name) = &found.served_as {
+            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+            text.set_names(std::slice::from_ref(name));
+        }
+    }
     if let Some(template) = &options.chat_template {
         let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
         text.set_template(template).context("--chat-template")?;
