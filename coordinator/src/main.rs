@@ -4,7 +4,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use brigade_coordinator::cli::{
-    Cli, args::LogFormat, arguments, hint, is_interrupt, is_unread, log_text::TextFields, no_color, output,
+    Cli, args::LogFormat, arguments, hint, is_interrupt, is_unread, log_text::TextFields, no_color,
+    output,
 };
 use brigade_proto::net::with_causes;
 use clap::Parser;

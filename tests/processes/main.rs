@@ -17,6 +17,9 @@ mod hybrids;
 mod kept_layers;
 mod logs;
 mod lora_line;
+mod names;
+mod names_bad;
+mod names_kept;
 mod perplexity;
 mod positions;
 mod real_files;
@@ -49,6 +52,9 @@ fn main() -> ExitCode {
         kept_layers,
         logs,
         lora_line,
+        names,
+        names_bad,
+        names_kept,
         perplexity,
         positions,
         replay,

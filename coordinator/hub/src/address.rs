@@ -93,7 +93,10 @@ mod tests {
     #[test]
     fn parts_say_where_they_begin() {
         let range = |value: &'static str| {
-            content_range(&HeaderMap::from_iter([("content-range".parse().unwrap(), value.parse().unwrap())]))
+            content_range(&HeaderMap::from_iter([(
+                "content-range".parse().unwrap(),
+                value.parse().unwrap(),
+            )]))
         };
         assert_eq!(range("bytes 5-9/10"), Some((5, Some(10))));
         assert_eq!(range("bytes 5-9/*"), Some((5, None)));

@@ -167,7 +167,10 @@ fn is_quant(part: &str) -> bool {
 fn matching<'m, 'a>(wanted: &str, models: &'m [Model<'a>]) -> Vec<&'m Model<'a>> {
     let is = |text: &str| text.eq_ignore_ascii_case(wanted);
     let of_file = |model: &&Model<'_>| {
-        model.parts.values().any(|f| is(&f.path) || is(f.path.rsplit('/').next().unwrap_or(&f.path)))
+        model
+            .parts
+            .values()
+            .any(|f| is(&f.path) || is(f.path.rsplit('/').next().unwrap_or(&f.path)))
     };
     let of_label = |model: &&Model<'_>| is(&model.label);
     let of_kin = |model: &&Model<'_>| model.label.strip_prefix("UD-").is_some_and(is);
@@ -186,7 +189,12 @@ mod tests {
     use super::*;
 
     fn chosen(quant: Option<&str>, paths: &[&str]) -> Result<(String, Vec<String>), HubError> {
-        let file = |path: &&str| RemoteFile { path: (*path).to_string(), size: 1, sha256: None, etag: None };
+        let file = |path: &&str| RemoteFile {
+            path: (*path).to_string(),
+            size: 1,
+            sha256: None,
+            etag: None,
+        };
         let files: Vec<_> = paths.iter().map(file).collect();
         let name = HubName { repo: "u/r".to_string(), quant: quant.map(str::to_string) };
         let choice = choose(&name, &files)?;

@@ -112,7 +112,8 @@ impl Client {
             .timeout_recv_response(Some(ANSWER_WITHIN))
             .timeout_per_read(Some(ANSWER_WITHIN))
             .build();
-        let agent = Agent::with_parts(config, DefaultConnector::default(), Guard::new(hosts.clone()));
+        let agent =
+            Agent::with_parts(config, DefaultConnector::default(), Guard::new(hosts.clone()));
         Ok(Self { agent, guard: Guard::new(hosts), endpoint, token: settings.token.clone() })
     }
 
@@ -155,7 +156,11 @@ impl Client {
             }
         }
         let (url, to) = (without_query(url).to_string(), without_query(&at).to_string());
-        Err(HubError::Redirect { url, to, why: format!("that is more than {MAX_REDIRECTS} redirects") })
+        Err(HubError::Redirect {
+            url,
+            to,
+            why: format!("that is more than {MAX_REDIRECTS} redirects"),
+        })
     }
 
     fn ask(&self, at: &str, part: Part<'_>) -> Result<(u16, HeaderMap, Body), HubError> {
@@ -163,11 +168,14 @@ impl Client {
         let uri: Uri = at.parse().map_err(|_| broken("it is no address".to_string()))?;
         self.guard.check_written(&uri).map_err(private)?;
         let mut request = self.agent.get(at);
-        if let (Some(token), true) = (&self.token, self.endpoint.as_ref().is_some_and(|e| same_origin(e, &uri))) {
+        if let (Some(token), true) =
+            (&self.token, self.endpoint.as_ref().is_some_and(|e| same_origin(e, &uri)))
+        {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         if part.from > 0 || part.until.is_some() {
-            let last = part.until.map_or(String::new(), |until| until.saturating_sub(1).to_string());
+            let last =
+                part.until.map_or(String::new(), |until| until.saturating_sub(1).to_string());
             request = request.header("range", format!("bytes={}-{last}", part.from));
             if let Some(etag) = part.etag {
                 request = request.header("if-range", etag);
@@ -227,7 +235,11 @@ fn busy(answer: &Answer, tries: u32, wait: Duration) -> HubError {
     let (url, status) = (answer.url.clone(), answer.status);
     match status {
         429 | 503 => HubError::Busy { url, status, tries, wait_s: wait.as_secs().max(1) },
-        _ => HubError::Status { url, status, text: format!("it failed {tries} times; try again later") },
+        _ => HubError::Status {
+            url,
+            status,
+            text: format!("it failed {tries} times; try again later"),
+        },
     }
 }
 
@@ -267,7 +279,8 @@ impl Answer {
         if let Some(message) = text(&self.head, "x-error-message") {
             return message.chars().take(MAX_SHOWN_BYTES as usize).collect();
         }
-        let is_page = text(&self.head, "content-type").is_some_and(|ty| ty.starts_with("text/html"));
+        let is_page =
+            text(&self.head, "content-type").is_some_and(|ty| ty.starts_with("text/html"));
         if is_page { String::new() } else { self.text(MAX_SHOWN_BYTES).unwrap_or_default() }
     }
 }
@@ -292,6 +305,10 @@ mod tests {
     fn an_origin_is_scheme_host_and_port() {
         let same = |a: &str, b: &str| same_origin(&a.parse().unwrap(), &b.parse().unwrap());
         assert!(same("https://a/x", "https://A:443/y"));
-        assert!(!same("https://a/", "http://a/") && !same("http://a/", "http://a:81/") && !same("https://a/", "https://b/"));
+        assert!(
+            !same("https://a/", "http://a/")
+                && !same("http://a/", "http://a:81/")
+                && !same("https://a/", "https://b/")
+        );
     }
 }

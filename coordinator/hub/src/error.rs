@@ -39,7 +39,9 @@ pub enum HubError {
         page: String,
     },
     /// The token was not taken.
-    #[error("{host} does not take the token in HF_TOKEN: make a new one, or unset it for public models")]
+    #[error(
+        "{host} does not take the token in HF_TOKEN: make a new one, or unset it for public models"
+    )]
     Token {
         /// Who was asked.
         host: String,
@@ -55,7 +57,9 @@ pub enum HubError {
         found: Vec<String>,
     },
     /// A split model of which files are missing at the source.
-    #[error("{repo}: {name} is split into {count} files, and {missing} is not there: its upload is not complete")]
+    #[error(
+        "{repo}: {name} is split into {count} files, and {missing} is not there: its upload is not complete"
+    )]
     Incomplete {
         /// The repository.
         repo: String,
@@ -67,7 +71,9 @@ pub enum HubError {
         missing: String,
     },
     /// Nothing of it is here, and the network may not be asked.
-    #[error("{name} is not on this machine, and --offline forbids to fetch it: run brigade pull {name} once without")]
+    #[error(
+        "{name} is not on this machine, and --offline forbids to fetch it: run brigade pull {name} once without"
+    )]
     Offline {
         /// The name.
         name: String,
@@ -83,7 +89,9 @@ pub enum HubError {
         text: String,
     },
     /// Too many requests, and waiting did not help.
-    #[error("{url} wants fewer requests (status {status}) and {tries} tries did not help: try again in {wait_s} s, or with a token")]
+    #[error(
+        "{url} wants fewer requests (status {status}) and {tries} tries did not help: try again in {wait_s} s, or with a token"
+    )]
     Busy {
         /// Address without its query.
         url: String,
@@ -95,7 +103,9 @@ pub enum HubError {
         wait_s: u64,
     },
     /// No connection, or one that breaks.
-    #[error("cannot fetch {url}: {why}; what is on disk stays there, the same command goes on from it")]
+    #[error(
+        "cannot fetch {url}: {why}; what is on disk stays there, the same command goes on from it"
+    )]
     Broken {
         /// Address without its query.
         url: String,
@@ -169,7 +179,9 @@ pub enum HubError {
         why: String,
     },
     /// There is no room.
-    #[error("{folder} has {free} bytes free, {name} needs {needed} more: make room (brigade prune), or name another folder with --download-dir")]
+    #[error(
+        "{folder} has {free} bytes free, {name} needs {needed} more: make room (brigade prune), or name another folder with --download-dir"
+    )]
     NoRoom {
         /// The folder.
         folder: PathBuf,
@@ -234,7 +246,8 @@ impl HubError {
 
 fn offered(found: &[String]) -> String {
     match found {
-        [] => "it has no GGUF files at all; look for a repository whose name ends with -GGUF".to_string(),
+        [] => "it has no GGUF files at all; look for a repository whose name ends with -GGUF"
+            .to_string(),
         found => format!("it has {}", found.join(", ")),
     }
 }

@@ -45,7 +45,9 @@ impl Guard {
     pub fn is_named(&self, uri: &Uri) -> bool {
         let Some(host) = uri.host() else { return false };
         let with_port = format!("{host}:{}", port_of(uri));
-        let is = |named: &String| named.eq_ignore_ascii_case(host) || named.eq_ignore_ascii_case(&with_port);
+        let is = |named: &String| {
+            named.eq_ignore_ascii_case(host) || named.eq_ignore_ascii_case(&with_port)
+        };
         self.named.iter().any(is)
     }
 
@@ -72,7 +74,12 @@ pub fn port_of(uri: &Uri) -> u16 {
 }
 
 impl Resolver for Guard {
-    fn resolve(&self, uri: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
         // The operator has named the proxy by its variable.
         let is_proxy = config.proxy().is_some_and(|proxy| proxy.uri() == uri);
         let found = self.inner.resolve(uri, config, timeout)?;
@@ -129,7 +136,9 @@ fn inner_v4(at: Ipv6Addr) -> Option<Ipv4Addr> {
         Ipv4Addr::new(a, b, c, d)
     };
     match s {
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0, 0, 0, 0, 0, 0xffff, high, low] => Some(of(high, low)),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0, 0, 0, 0, 0, 0xffff, high, low] => {
+            Some(of(high, low))
+        }
         [0x2002, high, low, ..] => Some(of(high, low)),
         _ => None,
     }
@@ -142,13 +151,34 @@ mod tests {
 
     #[test]
     fn only_the_internet_is_public() {
-        for at in ["1.1.1.1", "18.164.174.17", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"] {
+        for at in
+            ["1.1.1.1", "18.164.174.17", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+        {
             assert!(is_public(at.parse().unwrap()), "{at}");
         }
         for at in [
-            "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1",
-            "192.0.0.8", "198.18.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1",
-            "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "::127.0.0.1", "2001:db8::1", "fec0::1",
+            "127.0.0.1",
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "100.64.0.1",
+            "192.0.0.8",
+            "198.18.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "fc00::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "::127.0.0.1",
+            "2001:db8::1",
+            "fec0::1",
         ] {
             assert!(!is_public(at.parse().unwrap()), "{at}");
         }
@@ -159,9 +189,21 @@ mod tests {
         let guard = Guard::new(vec!["127.0.0.1:80".to_string(), "lab".to_string()]);
         let named = |uri: &str| guard.is_named(&uri.parse().unwrap());
         assert!(named("http://127.0.0.1/x") && named("https://LAB:9/x"));
-        assert!(!named("http://127.0.0.1:81/x") && !named("https://127.0.0.1/x") && !named("http://lab.evil/"));
+        assert!(
+            !named("http://127.0.0.1:81/x")
+                && !named("https://127.0.0.1/x")
+                && !named("http://lab.evil/")
+        );
         let written = |uri: &str| guard.check_written(&uri.parse().unwrap()).is_ok();
-        assert!(written("http://127.0.0.1/x") && written("https://example.com/") && written("https://[2606:4700::1]/"));
-        assert!(!written("http://127.0.0.1:22/") && !written("http://[::1]/") && !written("http://169.254.169.254/"));
+        assert!(
+            written("http://127.0.0.1/x")
+                && written("https://example.com/")
+                && written("https://[2606:4700::1]/")
+        );
+        assert!(
+            !written("http://127.0.0.1:22/")
+                && !written("http://[::1]/")
+                && !written("http://169.254.169.254/")
+        );
     }
 }

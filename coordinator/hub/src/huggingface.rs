@@ -77,7 +77,11 @@ pub fn resolve(client: &Client, endpoint: &str, name: &HubName) -> Result<Resolv
     let mut answer = client.get(&url, Part::default())?;
     refuse(&mut answer, endpoint, repo)?;
     let info = parsed(&mut answer)?;
-    let malformed = |why: String| HubError::Malformed { url: answer.url.clone(), what: "description of a repository", why };
+    let malformed = |why: String| HubError::Malformed {
+        url: answer.url.clone(),
+        what: "description of a repository",
+        why,
+    };
     if info.sha.len() != COMMIT_DIGITS || !info.sha.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(malformed("sha is no commit of 40 hex digits".to_string()));
     }
@@ -86,7 +90,9 @@ pub fn resolve(client: &Client, endpoint: &str, name: &HubName) -> Result<Resolv
     }
     let files: Vec<RemoteFile> = info.siblings.into_iter().filter_map(remote).collect();
     let choice = choice::choose(name, &files)?;
-    let to_url = |file: &RemoteFile| format!("{endpoint}/{}/resolve/{}/{}", encoded(repo), info.sha, encoded(&file.path));
+    let to_url = |file: &RemoteFile| {
+        format!("{endpoint}/{}/resolve/{}/{}", encoded(repo), info.sha, encoded(&file.path))
+    };
     let urls = choice.files.iter().map(to_url).collect();
     let licence = info.card.and_then(licence);
     Ok(Resolved { commit: info.sha, licence, choice, urls })
@@ -100,7 +106,8 @@ fn parsed(answer: &mut Answer) -> Result<Info, HubError> {
         why,
     };
     if is_page {
-        let why = "it is a web page; is HF_ENDPOINT a hub, and does a proxy ask for a login?".to_string();
+        let why =
+            "it is a web page; is HF_ENDPOINT a hub, and does a proxy ask for a login?".to_string();
         return Err(malformed(&answer.url, why));
     }
     let body = answer.text(MAX_INFO_BYTES)?;
@@ -113,7 +120,12 @@ fn remote(sibling: Sibling) -> Option<RemoteFile> {
     let size = lfs.and_then(|lfs| lfs.size).or(sibling.size)?;
     let sha256 = lfs.and_then(|lfs| lfs.sha256.clone()).map(|hash| hash.to_ascii_lowercase());
     let is_plain = sibling.path.split('/').all(|word| check_word(word).is_ok());
-    is_plain.then(|| RemoteFile { path: sibling.path, size, sha256: sha256.filter(|hash| is_sha256(hash)), etag: None })
+    is_plain.then(|| RemoteFile {
+        path: sibling.path,
+        size,
+        sha256: sha256.filter(|hash| is_sha256(hash)),
+        etag: None,
+    })
 }
 
 fn licence(card: Card) -> Option<String> {
@@ -162,7 +174,9 @@ pub fn is_file(answer: &Answer) -> bool {
 /// A path in an address.
 fn encoded(path: &str) -> String {
     let one = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
+            char::from(byte).to_string()
+        }
         other => format!("%{other:02X}"),
     };
     path.bytes().map(one).collect()

@@ -94,7 +94,9 @@ impl Entry {
     pub fn sha256(&self) -> String {
         match &self.files[..] {
             [one] => one.sha256.clone(),
-            several => of_text(&several.iter().map(|file| file.sha256.as_str()).collect::<Vec<_>>().join("\n")),
+            several => of_text(
+                &several.iter().map(|file| file.sha256.as_str()).collect::<Vec<_>>().join("\n"),
+            ),
         }
     }
 
@@ -127,26 +129,33 @@ impl Lock {
         let wrong = |why: String| HubError::Lock { path: path.clone(), why };
         let meta = match fs::metadata(&path) {
             Ok(meta) => meta,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
             Err(error) => return Err(HubError::io("read", &path)(error)),
         };
         if meta.len() > MAX_LOCK_BYTES {
             return Err(wrong(format!("it is longer than {MAX_LOCK_BYTES} bytes: {MOVE_AWAY}")));
         }
         let text = fs::read(&path).map_err(HubError::io("read", &path))?;
-        let damaged = |error: serde_json::Error| wrong(format!("it is damaged ({error}): {MOVE_AWAY}"));
+        let damaged =
+            |error: serde_json::Error| wrong(format!("it is damaged ({error}): {MOVE_AWAY}"));
         let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(VERSION) => {}
             Some(other) => {
-                let why = format!("it is of version {other}, and this brigade knows version {VERSION}: use the brigade that wrote it, or {MOVE_AWAY}");
+                let why = format!(
+                    "it is of version {other}, and this brigade knows version {VERSION}: use the brigade that wrote it, or {MOVE_AWAY}"
+                );
                 return Err(wrong(why));
             }
             None => return Err(wrong(format!("it has no version: {MOVE_AWAY}"))),
         }
         let lock: Self = serde_json::from_value(value).map_err(damaged)?;
         match lock.models.iter().find(|entry| !is_sound(entry)) {
-            Some(entry) => Err(wrong(format!("what it says of {:?} makes no sense: {MOVE_AWAY}", entry.name))),
+            Some(entry) => {
+                Err(wrong(format!("what it says of {:?} makes no sense: {MOVE_AWAY}", entry.name)))
+            }
             None => Ok(lock),
         }
     }
@@ -162,7 +171,9 @@ impl Lock {
             name => {
                 let text = name.to_string();
                 let kin = match name {
-                    ModelName::Hub(HubName { repo, quant: Some(quant) }) => format!("hf:{repo}:UD-{quant}"),
+                    ModelName::Hub(HubName { repo, quant: Some(quant) }) => {
+                        format!("hf:{repo}:UD-{quant}")
+                    }
                     _ => text.clone(),
                 };
                 let is = |wanted: &str| newest(&|entry| entry.name.eq_ignore_ascii_case(wanted));
@@ -173,7 +184,9 @@ impl Lock {
 
     /// Puts `entry` in the place of the same state of the same name, or at the end.
     pub fn put(&mut self, entry: Entry) {
-        let same = |old: &Entry| old.name == entry.name && old.commit == entry.commit && old.sha256() == entry.sha256();
+        let same = |old: &Entry| {
+            old.name == entry.name && old.commit == entry.commit && old.sha256() == entry.sha256()
+        };
         let usual = entry.usual || self.models.iter().any(|old| same(old) && old.usual);
         self.models.retain(|old| !same(old));
         self.models.push(Entry { usual, ..entry });
@@ -217,7 +230,8 @@ impl Lock {
     }
 }
 
-const MOVE_AWAY: &str = "move it away, and names are resolved anew; files that are there are not fetched again";
+const MOVE_AWAY: &str =
+    "move it away, and names are resolved anew; files that are there are not fetched again";
 
 fn is_sound(entry: &Entry) -> bool {
     !entry.files.is_empty() && entry.files.iter().all(|file| is_sha256(&file.sha256))
@@ -251,7 +265,9 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("brigade-lock-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         assert!(Lock::read(&dir).unwrap().models.is_empty());
-        for (name, commit, usual) in [("hf:u/r:Q8_0", "1", true), ("hf:u/r:Q8_0", "2", true), ("hf:u/r:F16", "2", false)] {
+        for (name, commit, usual) in
+            [("hf:u/r:Q8_0", "1", true), ("hf:u/r:Q8_0", "2", true), ("hf:u/r:F16", "2", false)]
+        {
             Lock::update(&dir, |lock| lock.put(entry(name, commit, usual))).unwrap();
         }
         Lock::update(&dir, |lock| lock.put(entry("hf:u/r:Q8_0", "2", false))).unwrap();

@@ -57,7 +57,14 @@ impl ModelName {
         let Some(name) = text.to_str() else { return Ok(Self::Path(text.to_path_buf())) };
         let wrong = |why: &str| HubError::Name { name: cut(name), why: why.to_string() };
         let rest = |starts: &[&str]| starts.iter().find_map(|start| name.strip_prefix(start));
-        let hub = rest(&["hf://", "hf:", "https://hf.co/", "hf.co/", "https://huggingface.co/", "huggingface.co/"]);
+        let hub = rest(&[
+            "hf://",
+            "hf:",
+            "https://hf.co/",
+            "hf.co/",
+            "https://huggingface.co/",
+            "huggingface.co/",
+        ]);
         let is_file_of_hub = name.starts_with("https://") && name.contains("/resolve/");
         if name.len() > MAX_NAME_BYTES {
             return Err(wrong("it is too long"));
@@ -83,7 +90,9 @@ impl HubName {
         };
         let parts: Vec<&str> = repo.trim_end_matches('/').split('/').collect();
         let [user, model] = parts[..] else {
-            return Err("hf:USER/REPO or hf:USER/REPO:QUANT is needed, such as hf:bartowski/Qwen_Qwen3-8B-GGUF:Q4_K_M");
+            return Err(
+                "hf:USER/REPO or hf:USER/REPO:QUANT is needed, such as hf:bartowski/Qwen_Qwen3-8B-GGUF:Q4_K_M",
+            );
         };
         check_word(user)?;
         check_word(model)?;
@@ -105,7 +114,11 @@ impl OllamaName {
             [last] => (OLLAMA_REGISTRY, "library", last),
             [namespace, last] => (OLLAMA_REGISTRY, namespace, last),
             [host, namespace, last] => (host, namespace, last),
-            _ => return Err("ollama:NAME:TAG or ollama:USER/NAME:TAG is needed, such as ollama:llama3.3:70b"),
+            _ => {
+                return Err(
+                    "ollama:NAME:TAG or ollama:USER/NAME:TAG is needed, such as ollama:llama3.3:70b",
+                );
+            }
         };
         let (model, tag) = last.split_once(':').unwrap_or((last, "latest"));
         for word in [host.split(':').next().unwrap_or(host), namespace, model, tag] {
@@ -115,7 +128,13 @@ impl OllamaName {
             return Err("what stands behind the host is no port");
         }
         let own = |word: &str| word.to_string();
-        Ok(Self { scheme, host: own(host), namespace: own(namespace), model: own(model), tag: own(tag) })
+        Ok(Self {
+            scheme,
+            host: own(host),
+            namespace: own(namespace),
+            model: own(model),
+            tag: own(tag),
+        })
     }
 }
 
@@ -125,7 +144,9 @@ pub(crate) fn check_word(word: &str) -> Result<(), &'static str> {
         return Err("a part of it is empty");
     }
     if word.starts_with('.') || word.contains("..") {
-        return Err("a part of it begins with a dot or has two in a row, and names lead to no other folder");
+        return Err(
+            "a part of it begins with a dot or has two in a row, and names lead to no other folder",
+        );
     }
     if !word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.+ ()[],=@".contains(c)) {
         return Err("it has characters that no name has");
@@ -136,7 +157,9 @@ pub(crate) fn check_word(word: &str) -> Result<(), &'static str> {
 fn check_address(name: &str) -> Result<(), &'static str> {
     let bare = without_query(name);
     let (_, rest) = bare.split_once("://").unwrap_or(("", bare));
-    let (host, path) = rest.split_once('/').ok_or("an address ends with a file, such as https://host/model.gguf")?;
+    let (host, path) = rest
+        .split_once('/')
+        .ok_or("an address ends with a file, such as https://host/model.gguf")?;
     if host.contains('@') {
         return Err("an address with a user's name in it would stand in logs: leave it out");
     }
@@ -216,11 +239,16 @@ mod tests {
             ("ollama:me/x:1", "ollama:me/x:1"),
             ("ollama:http://127.0.0.1:80/library/x:1", "ollama:http://127.0.0.1:80/library/x:1"),
             ("https://host/a/b.gguf?sig=secret", "https://host/a/b.gguf"),
-            ("https://huggingface.co/u/r/resolve/main/x.gguf", "https://huggingface.co/u/r/resolve/main/x.gguf"),
+            (
+                "https://huggingface.co/u/r/resolve/main/x.gguf",
+                "https://huggingface.co/u/r/resolve/main/x.gguf",
+            ),
         ] {
             assert_eq!(parsed(text).unwrap().to_string(), shown, "{text}");
         }
-        for path in ["model.gguf", "/a/hf:b", "./hf:u/r", "sha256-0123", "llama3.3:70b", "../x.gguf"] {
+        for path in
+            ["model.gguf", "/a/hf:b", "./hf:u/r", "sha256-0123", "llama3.3:70b", "../x.gguf"]
+        {
             assert_eq!(parsed(path).unwrap(), ModelName::Path(path.into()));
         }
     }

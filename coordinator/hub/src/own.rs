@@ -46,7 +46,10 @@ impl Own {
     }
 
     fn check(&self, relative: &str) -> Result<(), HubError> {
-        let outside = |why: &str| HubError::Outside { path: self.folder.join(relative), why: why.to_string() };
+        let outside = |why: &str| HubError::Outside {
+            path: self.folder.join(relative),
+            why: why.to_string(),
+        };
         let words: Vec<&str> = relative.split('/').collect();
         if words.len() > MAX_DEPTH {
             return Err(outside("it lies too deep"));
@@ -94,7 +97,9 @@ impl Own {
     /// Says that this process uses what `place` is the first file of, until it ends. Fails nowhere: a folder that cannot be
     /// written to is one that nobody prunes.
     pub fn hold(&self, place: &str) {
-        let held = self.lock_file(place).and_then(|file| file.lock_shared().map(|()| file).map_err(HubError::io("lock", &self.folder)));
+        let held = self.lock_file(place).and_then(|file| {
+            file.lock_shared().map(|()| file).map_err(HubError::io("lock", &self.folder))
+        });
         match held {
             // Its lock ends with the process, however that ends.
             Ok(file) => std::mem::forget(file),
@@ -106,7 +111,12 @@ impl Own {
     ///
     /// # Errors
     /// It is in use.
-    pub fn claim(&self, place: &str, name: &str, wait: Option<&dyn Fn(&str)>) -> Result<File, HubError> {
+    pub fn claim(
+        &self,
+        place: &str,
+        name: &str,
+        wait: Option<&dyn Fn(&str)>,
+    ) -> Result<File, HubError> {
         let file = self.lock_file(place)?;
         match (file.try_lock(), wait) {
             (Ok(()), _) => Ok(file),
@@ -175,8 +185,17 @@ impl Own {
 
 fn open_folder(at: impl std::os::fd::AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     // The folder itself may be a link: the operator has named it.
-    let own = if path.components().count() > 1 || path.is_absolute() { OFlags::empty() } else { OFlags::NOFOLLOW };
-    rustix::fs::openat(at, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | own, Mode::empty())
+    let own = if path.components().count() > 1 || path.is_absolute() {
+        OFlags::empty()
+    } else {
+        OFlags::NOFOLLOW
+    };
+    rustix::fs::openat(
+        at,
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | own,
+        Mode::empty(),
+    )
 }
 
 fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<(String, fs::Metadata)>) {
@@ -244,7 +263,15 @@ mod tests {
         fs::write(own.folder().join("x/y/b.gguf"), "b").unwrap();
         own.delete("x/y/b.gguf").unwrap();
         assert!(!own.folder().join("x").exists() && own.folder().exists());
-        for bad in ["hf/link/secret.gguf", "hf/up/secret.gguf", "hf/u/r/link.gguf", "hf/u", "../secret.gguf", "/etc/passwd", ""] {
+        for bad in [
+            "hf/link/secret.gguf",
+            "hf/up/secret.gguf",
+            "hf/u/r/link.gguf",
+            "hf/u",
+            "../secret.gguf",
+            "/etc/passwd",
+            "",
+        ] {
             assert!(own.delete(bad).is_err(), "{bad}");
         }
         assert!(outside(&dir).iter().all(|file| file.exists()));

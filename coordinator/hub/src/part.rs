@@ -54,10 +54,14 @@ impl PartFile {
         if let Some(folder) = target.parent() {
             fs::create_dir_all(folder).map_err(HubError::io("make", folder))?;
         }
-        let opened = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let opened =
+            File::options().create(true).truncate(false).read(true).write(true).open(&path);
         let file = opened.map_err(HubError::io("open", &path))?;
-        let kept: Option<Whole> = fs::read(&side).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let is_same = kept.as_ref().is_some_and(|kept| kept.size == whole.size && kept.sha256 == whole.sha256);
+        let kept: Option<Whole> =
+            fs::read(&side).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let is_same = kept
+            .as_ref()
+            .is_some_and(|kept| kept.size == whole.size && kept.sha256 == whole.sha256);
         let (hash, length) = Sha256::of_start(&file).map_err(HubError::io("read", &path))?;
         let whole = Whole { etag: kept.and_then(|kept| kept.etag), ..whole };
         let target = target.to_path_buf();
@@ -140,7 +144,10 @@ impl PartFile {
 /// Names of a part and of what stands beside it.
 pub fn paths(target: &Path) -> (PathBuf, PathBuf) {
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    (target.with_file_name(format!("{name}.part")), target.with_file_name(format!("{name}.part.json")))
+    (
+        target.with_file_name(format!("{name}.part")),
+        target.with_file_name(format!("{name}.part.json")),
+    )
 }
 
 /// Bytes that are there of a target, complete or not.
@@ -207,7 +214,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_says_what_helps() {
-        let error = full(std::io::Error::from_raw_os_error(28), Path::new("/d/x.gguf.part")).to_string();
+        let error =
+            full(std::io::Error::from_raw_os_error(28), Path::new("/d/x.gguf.part")).to_string();
         assert!(error.contains("brigade prune") && error.contains("--download-dir"), "{error}");
     }
 }

@@ -40,7 +40,8 @@ pub fn weights(manifest: &str, name: &OllamaName) -> Result<RemoteFile, String> 
     let manifest: Manifest = serde_json::from_str(manifest).map_err(|error| error.to_string())?;
     let mut models = manifest.layers.iter().filter(|layer| layer.media_type == MODEL_MEDIA_TYPE);
     let (Some(layer), None) = (models.next(), models.next()) else {
-        let is_tensors = manifest.layers.iter().any(|layer| layer.media_type.starts_with(TENSOR_MEDIA_TYPE));
+        let is_tensors =
+            manifest.layers.iter().any(|layer| layer.media_type.starts_with(TENSOR_MEDIA_TYPE));
         return Err(match is_tensors {
             true => "its weights are one file for each tensor, and not GGUF: take the model from a repository with GGUF files",
             false => "it does not have exactly one file of weights",
@@ -49,7 +50,12 @@ pub fn weights(manifest: &str, name: &OllamaName) -> Result<RemoteFile, String> 
     };
     let hash = layer.digest.strip_prefix("sha256:").filter(|hash| is_sha256(hash));
     let sha256 = Some(hash.ok_or("the digest of its weights is no SHA-256")?.to_string());
-    Ok(RemoteFile { path: format!("{}-{}.gguf", name.model, name.tag), size: layer.size, sha256, etag: None })
+    Ok(RemoteFile {
+        path: format!("{}-{}.gguf", name.model, name.tag),
+        size: layer.size,
+        sha256,
+        etag: None,
+    })
 }
 
 /// Asks the registry what `name` is now.
@@ -62,8 +68,10 @@ pub fn resolve(client: &Client, name: &OllamaName) -> Result<Resolved, HubError>
     let mut answer = client.get(&format!("{base}/manifests/{tag}"), Part::default())?;
     refuse(&mut answer, &format!("{scheme}://{host}"), &name.to_string())?;
     let text = answer.text(MAX_MANIFEST_BYTES)?;
-    let file = weights(&text, name).map_err(|why| {
-        HubError::Malformed { url: answer.url.clone(), what: "manifest that brigade can use", why }
+    let file = weights(&text, name).map_err(|why| HubError::Malformed {
+        url: answer.url.clone(),
+        what: "manifest that brigade can use",
+        why,
     })?;
     let urls = file.sha256.iter().map(|hash| format!("{base}/blobs/sha256:{hash}")).collect();
     let choice = Choice { quant: tag.clone(), files: vec![file] };
@@ -86,11 +94,15 @@ mod tests {
         };
         let hash = of_text("weights");
         let layer = |ty: &str, digest: &str| {
-            format!(r#"{{"mediaType":"application/vnd.ollama.image.{ty}","digest":"{digest}","size":7}}"#)
+            format!(
+                r#"{{"mediaType":"application/vnd.ollama.image.{ty}","digest":"{digest}","size":7}}"#
+            )
         };
-        let read = |layers: &[String]| weights(&format!(r#"{{"layers":[{}]}}"#, layers.join(",")), &name);
+        let read =
+            |layers: &[String]| weights(&format!(r#"{{"layers":[{}]}}"#, layers.join(",")), &name);
         let model = layer("model", &format!("sha256:{hash}"));
-        let file = read(&[layer("template", "sha256:0"), model.clone(), layer("projector", "x")]).unwrap();
+        let file =
+            read(&[layer("template", "sha256:0"), model.clone(), layer("projector", "x")]).unwrap();
         assert_eq!((file.path.as_str(), file.size, file.sha256), ("x-1b.gguf", 7, Some(hash)));
         assert!(read(&[layer("tensor", "sha256:0")]).unwrap_err().contains("for each tensor"));
         assert!(read(&[layer("model", "sha256:../../x")]).unwrap_err().contains("no SHA-256"));

@@ -83,7 +83,8 @@ impl<'a> Resolver<'a> {
         let name = ModelName::parse(text)?;
         let given = || text.display().to_string();
         if matches!(name, ModelName::Path(_)) {
-            let why = "a path is there or not; a name begins with hf:, ollama: or https://".to_string();
+            let why =
+                "a path is there or not; a name begins with hf:, ollama: or https://".to_string();
             return Err(HubError::Name { name: given(), why });
         }
         if self.settings.offline {
@@ -100,7 +101,12 @@ impl<'a> Resolver<'a> {
         let path = match entry.files.first().map(|file| &file.place) {
             Some(Place::Own(place)) => self.own.path(place)?,
             Some(Place::Elsewhere { path, .. }) => path.clone(),
-            None => return Err(HubError::NotOurs { name: name.to_string(), hint: "it has no files".to_string() }),
+            None => {
+                return Err(HubError::NotOurs {
+                    name: name.to_string(),
+                    hint: "it has no files".to_string(),
+                });
+            }
         };
         let served_as = match name {
             ModelName::Ollama(_) => name.to_string().strip_prefix("ollama:").map(str::to_string),
@@ -130,22 +136,31 @@ impl<'a> Resolver<'a> {
             let path = file.url.rsplit('/').next().unwrap_or_default().to_string();
             RemoteFile { path, size: file.size, sha256: Some(file.sha256.clone()), etag: None }
         };
-        let choice = Choice { quant: entry.quant.clone(), files: entry.files.iter().map(file).collect() };
+        let choice =
+            Choice { quant: entry.quant.clone(), files: entry.files.iter().map(file).collect() };
         let urls = entry.files.iter().map(|file| format!("{}{query}", file.url)).collect();
         let (commit, licence) = (entry.commit.clone(), entry.licence.clone());
-        let places: Vec<String> = entry.files.iter().filter_map(|file| match &file.place {
-            Place::Own(place) => Some(place.clone()),
-            Place::Elsewhere { .. } => None,
-        }).collect();
+        let places: Vec<String> = entry
+            .files
+            .iter()
+            .filter_map(|file| match &file.place {
+                Place::Own(place) => Some(place.clone()),
+                Place::Elsewhere { .. } => None,
+            })
+            .collect();
         let resolved = Resolved { commit, licence, choice, urls };
         self.fetched(name, &resolved, &places).map(|files| Some(Entry { files, ..entry.clone() }))
     }
 
     fn is_there(&self, file: &LockedFile) -> bool {
-        let meta = |path: &Path| std::fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() == file.size);
+        let meta = |path: &Path| {
+            std::fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() == file.size)
+        };
         match &file.place {
             Place::Own(place) => self.own.path(place).is_ok_and(|path| meta(&path).is_some()),
-            Place::Elsewhere { path, mtime_ns: known } => meta(path).is_some_and(|meta| mtime_ns(&meta) == *known),
+            Place::Elsewhere { path, mtime_ns: known } => {
+                meta(path).is_some_and(|meta| mtime_ns(&meta) == *known)
+            }
         }
     }
 
@@ -197,15 +212,22 @@ impl<'a> Resolver<'a> {
     }
 
     /// What was resolved, from wherever it can be had at least cost. `usual`: the source itself said what the name means.
-    fn obtained(&self, name: &ModelName, resolved: &Resolved, usual: bool) -> Result<Entry, HubError> {
+    fn obtained(
+        &self,
+        name: &ModelName,
+        resolved: &Resolved,
+        usual: bool,
+    ) -> Result<Entry, HubError> {
         let places = self.own.places(name, resolved)?;
-        let own: Vec<PathBuf> = places.iter().map(|place| self.own.path(place)).collect::<Result<_, _>>()?;
+        let own: Vec<PathBuf> =
+            places.iter().map(|place| self.own.path(place)).collect::<Result<_, _>>()?;
         let begun = own.iter().any(|path| bytes_of(path) > 0);
         let elsewhere = if begun { None } else { stores::lookup(self.settings, name, resolved) };
         if let Some(paths) = elsewhere {
             match self.adopted(name, resolved, paths, usual) {
                 Err(HubError::Hash { what, .. }) => {
-                    self.watch.say(&format!("{what} is another file than the source's; fetching that"));
+                    self.watch
+                        .say(&format!("{what} is another file than the source's; fetching that"));
                 }
                 other => return other,
             }
@@ -215,7 +237,13 @@ impl<'a> Resolver<'a> {
     }
 
     /// Takes files where they lie. Each is read once, to know that it is what its source says.
-    fn adopted(&self, name: &ModelName, resolved: &Resolved, paths: Vec<PathBuf>, usual: bool) -> Result<Entry, HubError> {
+    fn adopted(
+        &self,
+        name: &ModelName,
+        resolved: &Resolved,
+        paths: Vec<PathBuf>,
+        usual: bool,
+    ) -> Result<Entry, HubError> {
         let mut files = Vec::new();
         for ((file, path), i) in resolved.choice.files.iter().zip(paths).zip(0..) {
             self.watch.say(&format!("checking {}", path.display()));
@@ -225,7 +253,8 @@ impl<'a> Resolver<'a> {
                 let (what, expected) = (path.display().to_string(), expected.clone());
                 return Err(HubError::Hash { what, got: sha256, expected });
             }
-            let url = resolved.urls.get(i).map_or(String::new(), |url| without_query(url).to_string());
+            let url =
+                resolved.urls.get(i).map_or(String::new(), |url| without_query(url).to_string());
             let place = Place::Elsewhere { mtime_ns: mtime_ns(&meta), path };
             files.push(LockedFile { url, size: file.size, sha256, place });
         }
@@ -233,13 +262,21 @@ impl<'a> Resolver<'a> {
     }
 
     /// The files in the own folder, what is missing fetched. Another process that fetches them is waited for.
-    fn fetched(&self, name: &ModelName, resolved: &Resolved, places: &[String]) -> Result<Vec<LockedFile>, HubError> {
+    fn fetched(
+        &self,
+        name: &ModelName,
+        resolved: &Resolved,
+        places: &[String],
+    ) -> Result<Vec<LockedFile>, HubError> {
         let shown = name.to_string();
         let first = places.first().map_or("", String::as_str);
         let say = |text: &str| self.watch.say(&format!("{shown}: {text}"));
-        let targets: Vec<PathBuf> = places.iter().map(|place| self.own.path(place)).collect::<Result<_, _>>()?;
+        let targets: Vec<PathBuf> =
+            places.iter().map(|place| self.own.path(place)).collect::<Result<_, _>>()?;
         let files = &resolved.choice.files;
-        let is_whole = |(target, file): (&PathBuf, &RemoteFile)| std::fs::metadata(target).is_ok_and(|m| m.len() == file.size);
+        let is_whole = |(target, file): (&PathBuf, &RemoteFile)| {
+            std::fs::metadata(target).is_ok_and(|m| m.len() == file.size)
+        };
         let claim = match targets.iter().zip(files).all(is_whole) {
             true => None,
             false => Some(self.own.claim(first, &shown, Some(&say))?),
@@ -248,18 +285,37 @@ impl<'a> Resolver<'a> {
         self.check_room(&shown, total, &targets)?;
         let client = self.client(name)?;
         let (mut done, mut locked) = (0, Vec::new());
-        for (((file, url), target), place) in files.iter().zip(&resolved.urls).zip(&targets).zip(places) {
-            let sha256 = self.one(&client, Wanted { url, file, target, name: &shown }, place, (done, total))?;
+        for (((file, url), target), place) in
+            files.iter().zip(&resolved.urls).zip(&targets).zip(places)
+        {
+            let source = match name {
+                ModelName::Hub(name) => &name.repo,
+                _ => &shown,
+            };
+            let mut progress = |here: u64| self.watch.show(&shown, done + here, total);
+            let sha256 =
+                self.one(&client, Wanted { url, file, target, source }, place, &mut progress)?;
             done += file.size;
             let url = without_query(url).to_string();
-            locked.push(LockedFile { url, size: file.size, sha256, place: Place::Own(place.clone()) });
+            locked.push(LockedFile {
+                url,
+                size: file.size,
+                sha256,
+                place: Place::Own(place.clone()),
+            });
         }
         drop(claim);
         Ok(locked)
     }
 
     /// One file. One that is there under its name is whole; whether it is the right one, the lock or its hash tells.
-    fn one(&self, client: &Client, wanted: Wanted<'_>, place: &str, (done, total): (u64, u64)) -> Result<String, HubError> {
+    fn one(
+        &self,
+        client: &Client,
+        wanted: Wanted<'_>,
+        place: &str,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<String, HubError> {
         let RemoteFile { size, sha256: expected, .. } = wanted.file;
         if std::fs::metadata(wanted.target).is_ok_and(|meta| meta.len() == *size) {
             let known = self.known_hash(place);
@@ -275,8 +331,7 @@ impl<'a> Resolver<'a> {
             }
             self.own.delete(place)?;
         }
-        let what = wanted.name.to_string();
-        fetch(client, wanted, &mut |here| self.watch.show(&what, done + here, total))
+        fetch(client, wanted, progress)
     }
 
     fn known_hash(&self, place: &str) -> Option<String> {
@@ -297,7 +352,13 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn noted(&self, name: &ModelName, resolved: &Resolved, files: Vec<LockedFile>, usual: bool) -> Result<Entry, HubError> {
+    fn noted(
+        &self,
+        name: &ModelName,
+        resolved: &Resolved,
+        files: Vec<LockedFile>,
+        usual: bool,
+    ) -> Result<Entry, HubError> {
         let quant = resolved.choice.quant.clone();
         let (name, usual) = match name {
             ModelName::Hub(HubName { repo, quant: None }) => (format!("hf:{repo}:{quant}"), usual),

@@ -49,20 +49,29 @@ impl std::fmt::Debug for Settings {
 
 impl Settings {
     /// What the environment says, for models in `folder` and a lock in `data_dir`.
-    pub fn from_env(folder: PathBuf, data_dir: PathBuf, env: &dyn Fn(&str) -> Option<String>) -> Self {
+    pub fn from_env(
+        folder: PathBuf,
+        data_dir: PathBuf,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
         let set = |name: &str| env(name).filter(|value| !value.trim().is_empty());
         let path = |name: &str| set(name).map(PathBuf::from);
         let home = path("HOME");
-        let cache = path("XDG_CACHE_HOME").or_else(|| home.as_ref().map(|home| home.join(".cache")));
+        let cache =
+            path("XDG_CACHE_HOME").or_else(|| home.as_ref().map(|home| home.join(".cache")));
         let in_cache = |name: &str| cache.as_ref().map(|cache| cache.join(name));
         let hf_home = path("HF_HOME").or_else(|| in_cache("huggingface"));
         let hub = path("HF_HUB_CACHE").or_else(|| hf_home.as_ref().map(|home| home.join("hub")));
-        let token_file = path("HF_TOKEN_PATH").or_else(|| hf_home.as_ref().map(|home| home.join("token")));
+        let token_file =
+            path("HF_TOKEN_PATH").or_else(|| hf_home.as_ref().map(|home| home.join("token")));
         let token = set("HF_TOKEN").or_else(|| token_file.and_then(|file| token_in(&file)));
         let of_home = home.map(|home| home.join(".ollama/models"));
         let ollama = match path("OLLAMA_MODELS") {
             Some(folder) => vec![folder],
-            None => of_home.into_iter().chain([PathBuf::from("/usr/share/ollama/.ollama/models")]).collect(),
+            None => of_home
+                .into_iter()
+                .chain([PathBuf::from("/usr/share/ollama/.ollama/models")])
+                .collect(),
         };
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_string());
         Self {
@@ -120,7 +129,10 @@ mod tests {
             ("OLLAMA_MODELS", "/o"),
         ]);
         assert_eq!(set.hugging_face.as_deref().unwrap(), Path::new("/x/hub"));
-        assert_eq!((set.endpoint.as_str(), set.token.as_deref()), ("http://mirror:1", Some("hf_secret")));
+        assert_eq!(
+            (set.endpoint.as_str(), set.token.as_deref()),
+            ("http://mirror:1", Some("hf_secret"))
+        );
         assert!(set.offline && set.ollama == [PathBuf::from("/o")]);
         assert!(!format!("{set:?}").contains("secret"));
     }

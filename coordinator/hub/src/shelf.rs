@@ -49,12 +49,20 @@ pub struct Taken {
 /// The lock cannot be read.
 pub fn list(settings: &Settings) -> Result<Vec<Row>, HubError> {
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
-    let mut rows: Vec<Row> = lock.models.iter().rev().filter_map(|entry| row(&own, entry)).collect();
+    let mut rows: Vec<Row> =
+        lock.models.iter().rev().filter_map(|entry| row(&own, entry)).collect();
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     let seen: BTreeSet<PathBuf> = rows.iter().map(|row| row.path.clone()).collect();
     for stored in stores::all(settings) {
-        let Some(path) = stored.paths.first().filter(|path| !seen.contains(*path)).cloned() else { continue };
-        let size = stored.paths.iter().filter_map(|path| std::fs::metadata(path).ok()).map(|meta| meta.len()).sum();
+        let Some(path) = stored.paths.first().filter(|path| !seen.contains(*path)).cloned() else {
+            continue;
+        };
+        let size = stored
+            .paths
+            .iter()
+            .filter_map(|path| std::fs::metadata(path).ok())
+            .map(|meta| meta.len())
+            .sum();
         let (name, quant, store) = (stored.name, stored.quant, stored.store);
         rows.push(Row { name, quant, size, licence: None, last_used: None, store, path });
     }
@@ -90,13 +98,15 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
         return Err(not_ours("brigade models lists what is here; files by path and of other programs are theirs to delete".to_string()));
     };
     if let Some(Place::Elsewhere { path, .. }) = newest.files.first().map(|file| &file.place) {
-        let hint = format!("it lies in another program's store, {}, and stays there", path.display());
+        let hint =
+            format!("it lies in another program's store, {}, and stays there", path.display());
         return Err(not_ours(hint));
     }
     if let Some(by) = configured(newest, kept) {
         return Err(HubError::InUse { name: shown, by });
     }
-    let states: Vec<Entry> = lock.models.iter().filter(|entry| entry.name == newest.name).cloned().collect();
+    let states: Vec<Entry> =
+        lock.models.iter().filter(|entry| entry.name == newest.name).cloned().collect();
     let mut claims = Vec::new();
     for place in states.iter().filter_map(Entry::own_place) {
         claims.push(own.claim(place, &shown, None)?);
@@ -109,13 +119,19 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
 ///
 /// # Errors
 /// The lock cannot be read or written, or a file not be deleted.
-pub fn prune(settings: &Settings, unused_s: u64, kept: &[String], yes: bool) -> Result<Taken, HubError> {
+pub fn prune(
+    settings: &Settings,
+    unused_s: u64,
+    kept: &[String],
+    yes: bool,
+) -> Result<Taken, HubError> {
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
     let before = unix_now().saturating_sub(unused_s);
     let (mut states, mut claims, mut stay) = (Vec::new(), Vec::new(), Vec::new());
     for entry in lock.models.iter().filter(|entry| entry.last_used <= before) {
         let Some(place) = entry.own_place() else { continue };
-        let is_newest = lock.models.iter().rev().find(|other| other.name == entry.name) == Some(entry);
+        let is_newest =
+            lock.models.iter().rev().find(|other| other.name == entry.name) == Some(entry);
         match (configured(entry, kept).filter(|_| is_newest), own.claim(place, &entry.name, None)) {
             (Some(by), _) => stay.push(format!("{}: {by}", entry.name)),
             (None, Err(error)) => stay.push(error.to_string()),
@@ -154,8 +170,13 @@ fn configured(entry: &Entry, kept: &[String]) -> Option<String> {
 
 /// The files that only `states` need.
 fn would_take(lock: &Lock, states: &[Entry]) -> Taken {
-    let others: BTreeSet<&Place> =
-        lock.models.iter().filter(|entry| !states.contains(entry)).flat_map(|e| &e.files).map(|f| &f.place).collect();
+    let others: BTreeSet<&Place> = lock
+        .models
+        .iter()
+        .filter(|entry| !states.contains(entry))
+        .flat_map(|e| &e.files)
+        .map(|f| &f.place)
+        .collect();
     let mut taken = Taken::default();
     for entry in states {
         taken.what.push(match entry.commit.get(..8) {
@@ -190,19 +211,30 @@ fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Take
 
 /// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
 fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
-    let named: BTreeSet<&str> = lock.models.iter().flat_map(|e| &e.files).filter_map(|file| match &file.place {
-        Place::Own(place) => Some(place.as_str()),
-        Place::Elsewhere { .. } => None,
-    }).collect();
-    let is_ours = |place: &str| ["hf/", "ollama/", "address/"].iter().any(|start| place.starts_with(start));
+    let named: BTreeSet<&str> = lock
+        .models
+        .iter()
+        .flat_map(|e| &e.files)
+        .filter_map(|file| match &file.place {
+            Place::Own(place) => Some(place.as_str()),
+            Place::Elsewhere { .. } => None,
+        })
+        .collect();
+    let is_ours =
+        |place: &str| ["hf/", "ollama/", "address/"].iter().any(|start| place.starts_with(start));
     let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
     let is_free = |place: &str| {
-        let target = place.strip_suffix(".part.json").or_else(|| place.strip_suffix(".part")).unwrap_or(place);
+        let target = place
+            .strip_suffix(".part.json")
+            .or_else(|| place.strip_suffix(".part"))
+            .unwrap_or(place);
         own.claim(target, place, None).is_ok()
     };
     let files = own.files().into_iter();
     files
-        .filter(|(place, meta)| is_ours(place) && !named.contains(place.as_str()) && is_old(meta) && is_free(place))
+        .filter(|(place, meta)| {
+            is_ours(place) && !named.contains(place.as_str()) && is_old(meta) && is_free(place)
+        })
         .map(|(place, meta)| (place, meta.len()))
         .collect()
 }

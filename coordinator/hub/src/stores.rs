@@ -36,7 +36,10 @@ pub struct Stored {
 ///
 /// # Errors
 /// It is here, but not what the name asks for.
-pub fn resolve(settings: &Settings, name: &ModelName) -> Result<Option<(Resolved, Vec<PathBuf>)>, HubError> {
+pub fn resolve(
+    settings: &Settings,
+    name: &ModelName,
+) -> Result<Option<(Resolved, Vec<PathBuf>)>, HubError> {
     match name {
         ModelName::Hub(name) => {
             if let Some(found) = hugging_face(settings, name)? {
@@ -54,18 +57,25 @@ pub fn lookup(settings: &Settings, name: &ModelName, resolved: &Resolved) -> Opt
     let files = &resolved.choice.files;
     let all = |find: &dyn Fn(&RemoteFile) -> PathBuf| {
         let paths: Vec<PathBuf> = files.iter().map(find).collect();
-        let fits = |(path, file): (&PathBuf, &RemoteFile)| fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == file.size);
+        let fits = |(path, file): (&PathBuf, &RemoteFile)| {
+            fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == file.size)
+        };
         paths.iter().zip(files).all(fits).then_some(paths)
     };
     match name {
         ModelName::Hub(name) => {
             let snapshots = settings.hugging_face.iter().flat_map(|cache| snapshots(cache, name));
-            let in_snapshot = snapshots.into_iter().find_map(|(_, folder)| all(&|file| folder.join(&file.path)));
+            let in_snapshot =
+                snapshots.into_iter().find_map(|(_, folder)| all(&|file| folder.join(&file.path)));
             let flat = settings.llama_cpp.as_ref();
-            in_snapshot.or_else(|| flat.and_then(|cache| all(&|file| cache.join(flat_name(&name.repo, &file.path)))))
+            in_snapshot.or_else(|| {
+                flat.and_then(|cache| all(&|file| cache.join(flat_name(&name.repo, &file.path))))
+            })
         }
         ModelName::Ollama(_) => {
-            let blob = |store: &Path, file: &RemoteFile| store.join(format!("blobs/sha256-{}", file.sha256.as_deref().unwrap_or("")));
+            let blob = |store: &Path, file: &RemoteFile| {
+                store.join(format!("blobs/sha256-{}", file.sha256.as_deref().unwrap_or("")))
+            };
             settings.ollama.iter().find_map(|store| all(&|file| blob(store, file)))
         }
         ModelName::Address(_) | ModelName::Path(_) => None,
@@ -81,7 +91,10 @@ fn snapshots(cache: &Path, name: &HubName) -> Vec<(String, PathBuf)> {
     found
 }
 
-fn hugging_face(settings: &Settings, name: &HubName) -> Result<Option<(Resolved, Vec<PathBuf>)>, HubError> {
+fn hugging_face(
+    settings: &Settings,
+    name: &HubName,
+) -> Result<Option<(Resolved, Vec<PathBuf>)>, HubError> {
     let Some(cache) = &settings.hugging_face else { return Ok(None) };
     let mut missing = None;
     for (commit, folder) in snapshots(cache, name) {
@@ -102,7 +115,10 @@ fn hugging_face(settings: &Settings, name: &HubName) -> Result<Option<(Resolved,
     })
 }
 
-fn llama_cpp(settings: &Settings, name: &HubName) -> Result<Option<(Resolved, Vec<PathBuf>)>, HubError> {
+fn llama_cpp(
+    settings: &Settings,
+    name: &HubName,
+) -> Result<Option<(Resolved, Vec<PathBuf>)>, HubError> {
     let Some(cache) = &settings.llama_cpp else { return Ok(None) };
     let start = flat_name(&name.repo, "");
     let all = files_in(cache);
@@ -114,7 +130,11 @@ fn llama_cpp(settings: &Settings, name: &HubName) -> Result<Option<(Resolved, Ve
     // What is there may be all that was downloaded: it is the first that stands for the usual one.
     match choose(name, &files) {
         Ok(choice) => {
-            let paths = choice.files.iter().map(|file| cache.join(flat_name(&name.repo, &file.path))).collect();
+            let paths = choice
+                .files
+                .iter()
+                .map(|file| cache.join(flat_name(&name.repo, &file.path)))
+                .collect();
             Ok(Some((resolved(String::new(), choice), paths)))
         }
         Err(HubError::NoQuant { .. } | HubError::Incomplete { .. }) => Ok(None),
@@ -123,7 +143,8 @@ fn llama_cpp(settings: &Settings, name: &HubName) -> Result<Option<(Resolved, Ve
 }
 
 fn ollama(settings: &Settings, name: &OllamaName) -> Option<(Resolved, Vec<PathBuf>)> {
-    let manifest = format!("manifests/{}/{}/{}/{}", name.host, name.namespace, name.model, name.tag);
+    let manifest =
+        format!("manifests/{}/{}/{}/{}", name.host, name.namespace, name.model, name.tag);
     settings.ollama.iter().find_map(|store| {
         let text = small_text(&store.join(&manifest))?;
         let file = registry::weights(&text, name).ok()?;
@@ -142,9 +163,14 @@ fn resolved(commit: String, choice: Choice) -> Resolved {
 pub fn all(settings: &Settings) -> Vec<Stored> {
     let mut found = Vec::new();
     for (folder, _) in settings.hugging_face.iter().flat_map(|cache| folders(cache)) {
-        let Some(repo) = folder.strip_prefix("models--").map(|repo| repo.replacen("--", "/", 1)) else { continue };
+        let Some(repo) = folder.strip_prefix("models--").map(|repo| repo.replacen("--", "/", 1))
+        else {
+            continue;
+        };
         let name = HubName { repo, quant: None };
-        for (_, snapshot) in settings.hugging_face.iter().flat_map(|cache| snapshots(cache, &name)).take(1) {
+        for (_, snapshot) in
+            settings.hugging_face.iter().flat_map(|cache| snapshots(cache, &name)).take(1)
+        {
             let mut files = Vec::new();
             walk(&snapshot, &snapshot, 0, &mut files);
             found.extend(stored(&name, "Hugging Face", &files, &|path| snapshot.join(path)));
@@ -152,7 +178,8 @@ pub fn all(settings: &Settings) -> Vec<Stored> {
     }
     if let Some(cache) = &settings.llama_cpp {
         // Where the repository's name ends in the file's is not written down: they are listed by path.
-        let files = files_in(cache).into_iter().filter(|(file, _)| super::choice::is_first_model(file));
+        let files =
+            files_in(cache).into_iter().filter(|(file, _)| super::choice::is_first_model(file));
         found.extend(files.map(|(file, _)| Stored {
             name: cache.join(&file).display().to_string(),
             store: "llama.cpp",
@@ -166,7 +193,12 @@ pub fn all(settings: &Settings) -> Vec<Stored> {
     found
 }
 
-fn stored(name: &HubName, store: &'static str, files: &[RemoteFile], at: &dyn Fn(&str) -> PathBuf) -> Vec<Stored> {
+fn stored(
+    name: &HubName,
+    store: &'static str,
+    files: &[RemoteFile],
+    at: &dyn Fn(&str) -> PathBuf,
+) -> Vec<Stored> {
     let firsts = files.iter().filter(|file| super::choice::is_first_model(&file.path));
     let of_file = |file: &RemoteFile| {
         let by_file = HubName { repo: name.repo.clone(), quant: Some(file.path.clone()) };
@@ -208,14 +240,20 @@ fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<RemoteFile>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let Ok(meta) = fs::metadata(&path) else { continue };
-        let relative = path.strip_prefix(root).ok().filter(|path| is_plain(path)).and_then(Path::to_str);
+        let relative =
+            path.strip_prefix(root).ok().filter(|path| is_plain(path)).and_then(Path::to_str);
         match relative {
             Some(_) if meta.is_dir() && depth < MAX_DEPTH => walk(root, &path, depth + 1, found),
             Some(relative) if meta.is_file() => {
                 let blob = fs::read_link(&path).ok();
                 let hash = blob.as_ref().and_then(|blob| blob.file_name()?.to_str());
                 let sha256 = hash.filter(|hash| is_sha256(hash)).map(str::to_string);
-                found.push(RemoteFile { path: relative.to_string(), size: meta.len(), sha256, etag: None });
+                found.push(RemoteFile {
+                    path: relative.to_string(),
+                    size: meta.len(),
+                    sha256,
+                    etag: None,
+                });
             }
             _ => {}
         }
@@ -226,8 +264,9 @@ fn walk(root: &Path, folder: &Path, depth: usize, found: &mut Vec<RemoteFile>) {
 fn folders(of: &Path) -> Vec<(String, PathBuf)> {
     let entries = fs::read_dir(of).into_iter().flatten().flatten();
     let folders = entries.filter(|entry| entry.path().is_dir());
-    let mut found: Vec<_> =
-        folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect();
+    let mut found: Vec<_> = folders
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
+        .collect();
     found.sort();
     found
 }
@@ -244,6 +283,7 @@ fn files_in(folder: &Path) -> Vec<(String, u64)> {
 }
 
 fn small_text(path: &Path) -> Option<String> {
-    let is_small = fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= MAX_TEXT_BYTES);
+    let is_small =
+        fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= MAX_TEXT_BYTES);
     is_small.then(|| fs::read_to_string(path).ok()).flatten()
 }

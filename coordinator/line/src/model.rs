@@ -347,7 +347,8 @@ impl Model {
         let stamps: String = files[of_adapters].iter().map(stamp).collect();
         let vectors = self.control_vectors.as_ref().map(|vectors| format!(" {}", vectors.id()));
         let vectors = vectors.unwrap_or_default();
-        let source = self.source.as_ref().map(|sha256| format!(" sha256 {sha256}")).unwrap_or_default();
+        let source =
+            self.source.as_ref().map(|sha256| format!(" sha256 {sha256}")).unwrap_or_default();
         format!("{}{source}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
     }
 

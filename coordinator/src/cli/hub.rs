@@ -108,8 +108,10 @@ impl Watch for Watcher {
             Some((at, before)) if now - at >= TOLD_EVERY => {
                 self.told.set(Some((now, done)));
                 let per_second = done.saturating_sub(before) as f64 / (now - at).as_secs_f64();
-                let left = units::span((total.saturating_sub(done) as f64 / per_second.max(1.0)) as u64);
-                let (done, total, speed) = (format_bytes(done), format_bytes(total), format_bytes(per_second as u64));
+                let left =
+                    units::span((total.saturating_sub(done) as f64 / per_second.max(1.0)) as u64);
+                let (done, total, speed) =
+                    (format_bytes(done), format_bytes(total), format_bytes(per_second as u64));
                 self.say(&format!("{what}: {done} of {total}, {speed}/s, {left} left"));
             }
             Some(_) => {}
@@ -152,7 +154,8 @@ mod tests {
     fn names_of_llama_cpp_are_names_here() {
         let of = |line: &str| {
             let given = line.split(' ').map(OsString::from);
-            let out: Vec<String> = arguments(given).iter().map(|a| a.to_string_lossy().into_owned()).collect();
+            let out: Vec<String> =
+                arguments(given).iter().map(|a| a.to_string_lossy().into_owned()).collect();
             out.join(" ")
         };
         assert_eq!(of("run -hf u/r:Q4_K_M -p hi"), "run -m hf:u/r:Q4_K_M -p hi");

@@ -103,7 +103,11 @@ pub fn pull(args: &PullArgs) -> Result<()> {
     drop(watcher);
     let (entry, path) = (&found.entry, found.path.display());
     if args.json {
-        let files: Vec<_> = entry.files.iter().map(|file| json!({ "size": file.size, "sha256": file.sha256 })).collect();
+        let files: Vec<_> = entry
+            .files
+            .iter()
+            .map(|file| json!({ "size": file.size, "sha256": file.sha256 }))
+            .collect();
         return output::json(&json!({
             "name": entry.name,
             "path": found.path,
@@ -115,8 +119,14 @@ pub fn pull(args: &PullArgs) -> Result<()> {
         }));
     }
     let state = if is_news { "" } else { ", as before" };
-    let commit = entry.commit.get(..SHOWN_COMMIT).map_or(String::new(), |commit| format!(", commit {commit}"));
-    let licence = entry.licence.as_ref().map_or(String::new(), |licence| format!(", licence {}", output::plain(licence)));
+    let commit = entry
+        .commit
+        .get(..SHOWN_COMMIT)
+        .map_or(String::new(), |commit| format!(", commit {commit}"));
+    let licence = entry
+        .licence
+        .as_ref()
+        .map_or(String::new(), |licence| format!(", licence {}", output::plain(licence)));
     let size = format_bytes(entry.size());
     output::line(format_args!("{}: {size}{commit}{licence}{state}", entry.name))?;
     output::line(format_args!("{path}"))
@@ -134,7 +144,9 @@ pub fn models(args: &ModelsArgs) -> Result<()> {
         return output::json(&all);
     }
     if rows.is_empty() {
-        return output::line(format_args!("no models yet: brigade pull hf:USER/REPO:QUANT fetches one"));
+        return output::line(format_args!(
+            "no models yet: brigade pull hf:USER/REPO:QUANT fetches one"
+        ));
     }
     let now = clock::unix_now();
     let cells: Vec<Vec<String>> = rows.iter().map(|row| cells(row, now)).collect();
@@ -177,7 +189,11 @@ pub fn rm(args: &RmArgs) -> Result<()> {
     let settings = args.hub.settings(&args.data_dir)?;
     for name in &args.names {
         let taken = shelf::remove(&settings, name, &configured())?;
-        output::line(format_args!("deleted {}, {}", taken.what.join(", "), format_bytes(taken.bytes)))?;
+        output::line(format_args!(
+            "deleted {}, {}",
+            taken.what.join(", "),
+            format_bytes(taken.bytes)
+        ))?;
     }
     Ok(())
 }
@@ -188,7 +204,9 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
     let taken = shelf::prune(&settings, args.unused_since.as_secs(), &configured(), args.yes)?;
     if args.json {
         let Taken { what, files, bytes, kept } = &taken;
-        return output::json(&json!({ "deleted": args.yes, "models": what, "files": files, "bytes": bytes, "kept": kept }));
+        return output::json(
+            &json!({ "deleted": args.yes, "models": what, "files": files, "bytes": bytes, "kept": kept }),
+        );
     }
     let verb = if args.yes { "deleted" } else { "would delete" };
     for what in &taken.what {
@@ -198,7 +216,10 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
         output::line(format_args!("kept: {}", output::plain(kept)))?;
     }
     let (n, bytes) = (taken.files.len(), format_bytes(taken.bytes));
-    output::line(format_args!("{n} files, {bytes}{}", if args.yes || n == 0 { "" } else { "; --yes deletes them" }))
+    output::line(format_args!(
+        "{n} files, {bytes}{}",
+        if args.yes || n == 0 { "" } else { "; --yes deletes them" }
+    ))
 }
 
 /// Names that this machine's configuration has: they stay.
