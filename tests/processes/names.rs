@@ -172,6 +172,45 @@ fn split_models_in_folders_are_one_model() {
     assert!(machine.hub.seen().is_empty());
 }
 
+fn what_needs_no_weights_fetches_none() {
+    let whole = model();
+    let plain = Machine::new();
+    let [first, second] = split_in_two(&whole, &plain.dir);
+    let file = plain.dir.join("whole.gguf");
+    let parts = [
+        ("a/b-00001-of-00002.gguf", File::new(first)),
+        ("a/b-00002-of-00002.gguf", File::new(second)),
+    ];
+    for (machine, name) in [(Machine::new(), NAME), (Machine::with(&parts), "hf:user/repo")] {
+        for args in [
+            vec!["inspect", "--json"],
+            vec!["plan", "--workers", "2", "--json", "-m"],
+            vec!["tokenize", "hello", "-m"],
+        ] {
+            let of = |machine: &Machine, model: &str| machine.out(&[&args[..], &[model]].concat());
+            let (by_name, by_path) = (of(&machine, name), of(&plain, file.to_str().unwrap()));
+            if args[0] == "tokenize" {
+                assert_eq!(by_name, by_path);
+            }
+            if args[0] == "inspect" {
+                let [a, b] = [by_name, by_path]
+                    .map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap());
+                assert_eq!((&a["layers"], &a["tensor_types"]), (&b["layers"], &b["tensor_types"]));
+                assert!(
+                    a["missing_data"].is_null()
+                        && a["notes"][0]
+                            .as_str()
+                            .unwrap()
+                            .contains("only what is shown was fetched")
+                );
+            }
+            let sent = machine.hub.sent();
+            assert!(sent < whole.len() as u64 / 2, "{args:?}: {sent} bytes");
+        }
+        assert!(!machine.dir.join("data/models.lock").exists());
+    }
+}
+
 fn addresses_and_registries_are_names_too() {
     let machine = Machine::new();
     let by_name = machine.ids(NAME);
@@ -194,5 +233,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         two_pulls_of_one_file_are_one,
         broken_connections_go_on_where_they_broke,
         split_models_in_folders_are_one_model,
+        what_needs_no_weights_fetches_none,
         addresses_and_registries_are_names_too;
 ];

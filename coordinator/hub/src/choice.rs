@@ -54,7 +54,7 @@ pub fn choose(name: &HubName, files: &[RemoteFile]) -> Result<Choice, HubError> 
             Err(HubError::NoQuant { repo: name.repo.clone(), wanted: wanted(), found })
         }
         [model] => model.complete(&name.repo),
-        [ref first, ..] => {
+        [first, ..] => {
             let paths: Vec<&str> = found.iter().map(|m| m.first_path()).collect();
             let why = format!(
                 "its repository has {} models of {}: name one by its file, such as hf:{}:{}; they are {}",

@@ -173,7 +173,11 @@ fn strong_etag(answer: &Answer) -> Option<String> {
     text(&answer.head, "etag").filter(|etag| etag.starts_with('"')).map(str::to_string)
 }
 
-fn check_magic(url: &str, start: &[u8]) -> Result<(), HubError> {
+/// Refuses what does not begin like a model file.
+///
+/// # Errors
+/// It does not.
+pub fn check_magic(url: &str, start: &[u8]) -> Result<(), HubError> {
     let n = start.len().min(MAGIC.len());
     if start[..n] == MAGIC[..n] {
         return Ok(());

@@ -8,7 +8,8 @@
 //!   of one quantisation.
 //! - [`stores`] finds files that other programs have downloaded.
 //! - [`lock`] is `models.lock`: what each name was resolved to.
-//! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it.
+//! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it, and
+//!   [`heads`] with beginnings of files, for who wants to know about a model without its weights.
 //! - [`resolver`] joins them: a name in, a file that can be opened out. [`shelf`] lists, removes and prunes.
 
 pub mod address;
@@ -18,6 +19,7 @@ pub mod download;
 pub mod error;
 pub mod guard;
 pub mod hash;
+pub mod heads;
 pub mod huggingface;
 pub mod lock;
 pub mod name;

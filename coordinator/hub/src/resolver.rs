@@ -7,6 +7,7 @@ use super::client::Client;
 use super::download::{Wanted, fetch};
 use super::error::HubError;
 use super::hash::of_file;
+use super::heads::{self, Beginning};
 use super::huggingface::{self, Resolved};
 use super::lock::{Entry, Lock, LockedFile, Place, mtime_ns, unix_now};
 use super::name::{HubName, ModelName, without_query};
@@ -17,6 +18,9 @@ use super::{address, registry, stores};
 
 /// Bytes that stay free on the disk.
 const SPARE_ROOM: u64 = 16 << 20;
+
+/// The folder of beginnings of files in the own one.
+pub const HEADS: &str = "heads";
 
 /// Who watches what is done.
 pub trait Watch {
@@ -35,6 +39,25 @@ pub struct Found {
     pub entry: Entry,
     /// A name for requests, where the file's says nothing.
     pub served_as: Option<String>,
+}
+
+/// What is known of a model without running it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Described {
+    /// The first of its files, which are here.
+    Whole(PathBuf),
+    /// The beginnings of its files.
+    Beginning(Beginning),
+}
+
+impl Described {
+    /// The first file.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Whole(path) => path,
+            Self::Beginning(beginning) => &beginning.path,
+        }
+    }
 }
 
 /// Resolves names.
@@ -95,6 +118,52 @@ impl<'a> Resolver<'a> {
         let entry = self.obtained(&name, &resolved, true)?;
         let is_news = before != Some(entry.sha256());
         Ok((self.found(&name, entry)?, is_news))
+    }
+
+    /// A model for its metadata and list of tensors: what lies here, else the beginnings of its files. `is_enough`: whether
+    /// the first file's path leads to all of that. `None`: `text` is a path, and means itself.
+    ///
+    /// # Errors
+    /// As [`Resolver::find`].
+    pub fn describe(
+        &self,
+        text: &Path,
+        is_enough: &dyn Fn(&Path) -> bool,
+    ) -> Result<Option<Described>, HubError> {
+        let name = ModelName::parse(text)?;
+        if matches!(name, ModelName::Path(_)) {
+            return Ok(None);
+        }
+        let lock = Lock::read(&self.settings.data_dir)?;
+        if let Some(entry) =
+            lock.find(&name).filter(|entry| entry.files.iter().all(|file| self.is_there(file)))
+        {
+            return self
+                .found(&name, entry.clone())
+                .map(|found| Some(Described::Whole(found.path)));
+        }
+        let is_of_store = matches!(name, ModelName::Ollama(_));
+        if (is_of_store || self.settings.offline)
+            && let Some((_, paths)) = stores::resolve(self.settings, &name)?
+        {
+            return Ok(paths.into_iter().next().map(Described::Whole));
+        }
+        if self.settings.offline {
+            return Err(HubError::Offline { name: name.to_string() });
+        }
+        let resolved = self.asked(&name)?;
+        if let Some(path) = stores::lookup(self.settings, &name, &resolved)
+            .and_then(|paths| paths.into_iter().next())
+        {
+            return Ok(Some(Described::Whole(path)));
+        }
+        let places = self.own.places(&name, &resolved)?;
+        let head = |place: &String| self.own.path(&format!("{HEADS}/{place}"));
+        let targets: Vec<PathBuf> = places.iter().map(head).collect::<Result<_, _>>()?;
+        let source = source_of(&name);
+        let beginning =
+            heads::fetch(&self.client(&name)?, &source, &resolved, &targets, is_enough)?;
+        Ok(Some(Described::Beginning(beginning)))
     }
 
     fn found(&self, name: &ModelName, entry: Entry) -> Result<Found, HubError> {
@@ -168,10 +237,9 @@ impl<'a> Resolver<'a> {
     fn anew(&self, name: &ModelName) -> Result<Entry, HubError> {
         let here = || stores::resolve(self.settings, name);
         // Who has a model in Ollama's store means that one.
-        if self.settings.offline || matches!(name, ModelName::Ollama(_)) {
-            if let Some((resolved, paths)) = here()? {
-                return self.adopted(name, &resolved, paths, false);
-            }
+        let prefers_here = self.settings.offline || matches!(name, ModelName::Ollama(_));
+        if prefers_here && let Some((resolved, paths)) = here()? {
+            return self.adopted(name, &resolved, paths, false);
         }
         if self.settings.offline {
             return Err(HubError::Offline { name: name.to_string() });
@@ -283,15 +351,11 @@ impl<'a> Resolver<'a> {
         };
         let total: u64 = files.iter().map(|file| file.size).sum();
         self.check_room(&shown, total, &targets)?;
-        let client = self.client(name)?;
+        let (client, source) = (self.client(name)?, &source_of(name));
         let (mut done, mut locked) = (0, Vec::new());
         for (((file, url), target), place) in
             files.iter().zip(&resolved.urls).zip(&targets).zip(places)
         {
-            let source = match name {
-                ModelName::Hub(name) => &name.repo,
-                _ => &shown,
-            };
             let mut progress = |here: u64| self.watch.show(&shown, done + here, total);
             let sha256 =
                 self.one(&client, Wanted { url, file, target, source }, place, &mut progress)?;
@@ -371,5 +435,13 @@ impl<'a> Resolver<'a> {
         let entry = Entry { name, usual, commit, licence, quant, last_used: unix_now(), files };
         Lock::update(&self.settings.data_dir, |lock| lock.put(entry.clone()))?;
         Ok(entry)
+    }
+}
+
+/// What messages call the source of a model.
+fn source_of(name: &ModelName) -> String {
+    match name {
+        ModelName::Hub(name) => name.repo.clone(),
+        name => name.to_string(),
     }
 }

@@ -146,6 +146,18 @@ impl ModelArgs {
         }
         Ok(())
     }
+
+    /// As [`ModelArgs::find`], for a command that needs no weights.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be asked about.
+    pub fn describe(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        let described = self.model.as_ref().map(|model| self.hub.describe(model, data_dir));
+        if let Some(described) = described.transpose()?.flatten() {
+            self.model = Some(described.path().to_path_buf());
+        }
+        Ok(())
+    }
 }
 
 /// The chat template that a command uses.

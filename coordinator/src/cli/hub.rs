@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use brigade_gguf::Gguf;
 use brigade_hub::name::ModelName;
 use brigade_hub::own::Own;
-use brigade_hub::resolver::{Found, Resolver, Watch};
+use brigade_hub::resolver::{Described, Found, Resolver, Watch};
 use brigade_hub::settings::Settings;
 use brigade_plan::format_bytes;
 use clap::Args;
@@ -68,6 +69,20 @@ impl HubArgs {
         let settings = self.settings(data_dir)?;
         let watcher = Watcher::new();
         Ok(Resolver::new(&settings, &watcher).find(model)?)
+    }
+
+    /// The file that tells about `model`, for who needs no weights: of a name that is not here, the beginnings of its files.
+    /// `None`: it is a path, and means itself.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be asked about.
+    pub fn describe(&self, model: &Path, data_dir: &DataDirArgs) -> Result<Option<Described>> {
+        if matches!(ModelName::parse(model)?, ModelName::Path(_)) {
+            return Ok(None);
+        }
+        let (settings, watcher) = (self.settings(data_dir)?, Watcher::new());
+        let is_enough = |path: &Path| Gguf::open_header_only(path).is_ok();
+        Ok(Resolver::new(&settings, &watcher).describe(model, &is_enough)?)
     }
 
     /// A path may lead into our own folder too: nobody prunes what runs.

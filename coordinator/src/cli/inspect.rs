@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use brigade_gguf::{ArrayRef, Gguf, Value};
+use brigade_hub::heads::Beginning;
+use brigade_hub::resolver::Described;
 use brigade_line::model::Model;
 use brigade_plan::{ModelFacts, SequenceBytes, format_bytes};
 use brigade_proto::net::with_causes;
@@ -43,6 +45,9 @@ pub struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// What came of a model that is not here.
+    #[arg(skip)]
+    beginning: Option<Beginning>,
 }
 
 impl InspectArgs {
@@ -51,8 +56,13 @@ impl InspectArgs {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find(&mut self) -> Result<()> {
-        if let Some(found) = self.hub.find(&self.model, &self.data_dir)? {
-            self.model = found.path;
+        match self.hub.describe(&self.model, &self.data_dir)? {
+            Some(Described::Whole(path)) => self.model = path,
+            Some(Described::Beginning(beginning)) => {
+                self.model.clone_from(&beginning.path);
+                self.beginning = Some(beginning);
+            }
+            None => {}
         }
         Ok(())
     }
@@ -78,13 +88,21 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         sum.elements += t.n_elems() as u64;
         sum.bytes += t.nbytes;
     }
-    let missing = Gguf::open(&args.model).err().map(|error| with_causes(&error));
+    let missing = match &args.beginning {
+        // Nobody asked for them.
+        Some(_) => None,
+        None => Gguf::open(&args.model).err().map(|error| with_causes(&error)),
+    };
     let described = input::open_model(&args.model, Model::open_header_only).and_then(|model| {
         let facts = model.facts(args.kv_type.engine())?;
         Ok((model, facts))
     });
     let cannot_run = described.as_ref().err().map(|error| with_causes(error.as_ref()));
-    let notes = described.as_ref().map_or(Vec::new(), |(model, _)| model.notes());
+    let mut notes = described.as_ref().map_or(Vec::new(), |(model, _)| model.notes());
+    notes.extend(args.beginning.as_ref().map(|Beginning { fetched, size, .. }| {
+        let (fetched, size) = (format_bytes(*fetched), format_bytes(*size));
+        format!("only what is shown was fetched: {fetched} of {size}")
+    }));
     if args.json {
         let mut object = match &described {
             Ok((model, facts)) => described_json(model, facts),

@@ -44,7 +44,7 @@ const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__p
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name. What changes in texts, models and random
 /// models so compiles nothing that computes, and what changes in an HTTP handler compiles no scheduler.
-const MAY_NEED: [(&str, &[&str]); 29] = [
+const MAY_NEED: [(&str, &[&str]); 30] = [
     ("proto", &[]),
     ("engine/shapes", &[]),
     ("engine/quant", &[]),
@@ -65,6 +65,7 @@ const MAY_NEED: [(&str, &[&str]); 29] = [
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
     ("worker", &["engine", "gguf", "models", "proto", "quant", "spec", "text"]),
     ("coordinator/draft", &[]),
+    ("coordinator/hub", &[]),
     ("coordinator/sched", &["draft", "engine", "spec"]),
     ("coordinator/plan", &["engine", "gguf", "models", "sched", "spec", "worker"]),
     ("coordinator/dialect", &["engine", "gguf", "models", "proto", "text"]),
@@ -80,8 +81,8 @@ const MAY_NEED: [(&str, &[&str]); 29] = [
     (
         "coordinator",
         &[
-            "cluster", "dialect", "draft", "engine", "gguf", "http", "line", "plan", "proto",
-            "sched", "synth", "text", "worker",
+            "cluster", "dialect", "draft", "engine", "gguf", "http", "hub", "line", "plan",
+            "proto", "sched", "synth", "text", "worker",
         ],
     ),
     ("tests/harness", &[]),
@@ -361,6 +362,7 @@ fn modules_point_in_one_direction() {
         "coordinator/line",
         "coordinator/cluster",
         "coordinator/http",
+        "coordinator/hub",
         "coordinator",
         "tests",
         "tests/models",
