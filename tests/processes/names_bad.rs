@@ -9,7 +9,7 @@ use brigade_tests::process::brigade;
 /// How the hub behaves, what is asked for, and what the message must have.
 type Bad = (&'static str, Mood, &'static str, &'static [&'static str]);
 
-const BAD: [Bad; 17] = [
+const BAD: [Bad; 19] = [
     (
         "no repository",
         Mood::Good,
@@ -44,6 +44,13 @@ const BAD: [Bad; 17] = [
         NAME,
         &["127.0.0.3", "only what the operator names", "--private-host"],
     ),
+    (
+        "a name of this machine",
+        Mood::InsideByName,
+        NAME,
+        &["localhost", "only what the operator names"],
+    ),
+    ("a listing without an end", Mood::EndlessListing, NAME, &["is no answer", "longer than"]),
     ("a circle", Mood::Circle, NAME, &["more than 5 redirects"]),
     ("a name with dots", Mood::Good, "hf:user/../../etc", &["no name of a model", "is needed"]),
     (

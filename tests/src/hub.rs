@@ -72,6 +72,10 @@ pub enum Mood {
     Endless,
     /// The file is at an address of this network that nobody named.
     Inside,
+    /// The same under a name, which resolves to it.
+    InsideByName,
+    /// A listing without an end.
+    EndlessListing,
     /// Redirects in a circle.
     Circle,
 }
@@ -229,6 +233,15 @@ impl Hub {
                     b"slow down",
                 );
             }
+            Mood::InsideByName if !is_api => {
+                return reply(
+                    &mut out,
+                    "302 Found",
+                    &[("Location", "http://localhost:9/metadata")],
+                    b"",
+                );
+            }
+            Mood::EndlessListing => return endless(&[b' '; 1 << 16], &mut out),
             Mood::Circle if !is_api => {
                 return reply(&mut out, "302 Found", &[("Location", path)], b"");
             }

@@ -28,6 +28,12 @@ pub fn model() -> Vec<u8> {
     std::fs::read(Golden::repository().folder.join("llama.gguf")).unwrap()
 }
 
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Machine {
     /// One with a hub that has the small model.
     pub fn new() -> Self {

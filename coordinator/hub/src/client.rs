@@ -96,6 +96,12 @@ impl Client {
                 _ => None,
             });
             let found: Vec<Certificate<'static>> = found.collect();
+            if found.is_empty() {
+                let source = std::io::Error::other(
+                    "SSL_CERT_FILE names it, and there is no certificate in it",
+                );
+                return Err(HubError::io("use", path)(source));
+            }
             tls = tls.root_certs(RootCerts::new_with_certs(&found));
         }
         let config = Agent::config_builder()

@@ -88,7 +88,7 @@ pub struct ChatArgs {
     pub(super) model: ModelArgs,
     /// Chat with an OpenAI-compatible server instead of starting workers
     #[arg(long, value_name = "URL", conflicts_with_all = OF_OWN_LINE)]
-    url: Option<String>,
+    pub(super) url: Option<String>,
     /// The server's key
     #[arg(
         long,

@@ -138,6 +138,8 @@ impl Command {
     pub fn find_model(&mut self) -> Result<()> {
         let (model, line) = match self {
             Self::Run(args) => (&mut args.model, &args.line),
+            // A server has its own model.
+            Self::Chat(args) if args.url.is_some() => return Ok(()),
             Self::Chat(args) => (&mut args.model, &args.line),
             Self::Serve(args) => (&mut args.model, &args.line),
             Self::Bench(args) => (&mut args.model, &args.line),
