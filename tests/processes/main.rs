@@ -20,6 +20,7 @@ mod lora_line;
 mod names;
 mod names_bad;
 mod names_kept;
+mod names_lines;
 mod perplexity;
 mod positions;
 mod real_files;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         names,
         names_bad,
         names_kept,
+        names_lines,
         perplexity,
         positions,
         replay,

@@ -198,10 +198,7 @@ fn what_needs_no_weights_fetches_none() {
                 assert_eq!((&a["layers"], &a["tensor_types"]), (&b["layers"], &b["tensor_types"]));
                 assert!(
                     a["missing_data"].is_null()
-                        && a["notes"][0]
-                            .as_str()
-                            .unwrap()
-                            .contains("only what is shown was fetched")
+                        && a["notes"][0].as_str().unwrap().contains("its weights were not fetched")
                 );
             }
             let sent = machine.hub.sent();

@@ -28,6 +28,7 @@ mod departed;
 mod dial;
 mod enough;
 mod facts;
+mod fetch;
 mod hashes;
 mod hearts;
 mod join;

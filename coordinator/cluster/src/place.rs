@@ -27,7 +27,7 @@ use thiserror::Error;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{hashes, push};
+use super::{fetch, hashes, push};
 use crate::config::StageOptions;
 use crate::conn::{Conn, WorkerError};
 use crate::facts::{self, worker_facts};
@@ -45,6 +45,9 @@ const PREPARE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Bytes a second that a worker at least compares its own copy of a model at: a slow disk.
 const SLOWEST_DISK: u64 = 50_000_000;
+
+/// How often a worker is asked to fetch what it lacks: the second time, what was thrown out of its cache meanwhile.
+const FETCHES: usize = 3;
 
 /// When one worker has failed, how long the others' failures are waited for: so that all are known at once.
 const OTHERS_FAIL_WITHIN: Duration = Duration::from_millis(500);
@@ -406,7 +409,11 @@ pub fn orders(
     placement: &Placement,
     options: &StageOptions,
 ) -> Result<Vec<StageOrder>, PlaceError> {
-    let files = file_hints(model.files().map_err(HashError::from)?, &host_id())?;
+    let files = match model.files() {
+        Ok(files) => file_hints(files, &host_id())?,
+        Err(_) if model.remote.is_some() => Vec::new(),
+        Err(error) => return Err(HashError::from(error).into()),
+    };
     let order = |(index, stage): (usize, &PlacedStage)| {
         let request = prepare_request(model, placement, index, options, files.clone());
         StageOrder { stage: stage.clone(), request, ahead: false }
@@ -541,6 +548,9 @@ pub async fn prepare(
     let failed = |error| Refusal::Worker(stage.member, error);
     let conn = &stage.conn;
     let mut reply = call_prepare(conn, &request, ahead, PREPARE_WITHIN).await.map_err(failed)?;
+    if model.remote.is_some() && model.files().is_err() {
+        reply = remotely(&model, &stage, &mut request, ahead, reply, &progress).await?;
+    }
     if reply.needs_hashes {
         let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), progress.clone());
         let hashes = hashed.await.map_err(Refusal::Hash)?;
@@ -561,6 +571,65 @@ pub async fn prepare(
         weight_bytes: reply.weight_bytes,
     };
     push::push(&model, conn, job, reply.missing, &progress).await.map_err(failed)
+}
+
+/// A stage of a model whose weights are not here: its worker fetches what it lacks. Where it cannot, the model is fetched here
+/// after all, and the answer says that the worker waits for it.
+async fn remotely(
+    model: &Arc<Model>,
+    stage: &PlacedStage,
+    request: &mut PrepareRequest,
+    ahead: bool,
+    mut reply: PrepareReply,
+    progress: &Progress,
+) -> Result<PrepareReply, Refusal> {
+    let Some(remote) = &model.remote else { return Ok(reply) };
+    let failed = |error| Refusal::Worker(stage.member, error);
+    let (conn, order) = (&stage.conn, fetch::Order::of(request));
+    let bytes: u64 = request.tensors.iter().filter_map(|t| Some(t.blob.as_ref()?.nbytes)).sum();
+    let within = PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK);
+    for _ in 0..FETCHES {
+        if fetch::fill(remote, &mut request.tensors) {
+            reply = call_prepare(conn, request, ahead, within).await.map_err(failed)?;
+        }
+        let lacking = lacking(model, request, &reply);
+        if lacking.is_empty() {
+            return Ok(reply);
+        }
+        let fetched = match knows(conn, Feature::Fetch) {
+            true => fetch::fetch(model, conn, &order, &lacking, progress).await,
+            false => Err(fetch::FetchError::Source("it is of a release that does not".to_string())),
+        };
+        if let Err(error) = fetched {
+            tracing::warn!(
+                worker = conn.name(),
+                %error,
+                "the worker cannot fetch its weights: the model is fetched here, and its layers are pushed"
+            );
+            break;
+        }
+    }
+    let pulled = model.clone();
+    let pulled = tokio::task::spawn_blocking(move || pulled.pull()).await;
+    let pulled = pulled.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    pulled.map_err(|reason| {
+        failed(WorkerError::Refused { worker: conn.name().to_string(), reason })
+    })?;
+    // Hashes of the files that are here now: those that were told by whoever could not fetch are none.
+    Ok(PrepareReply { needs_hashes: true, ..reply })
+}
+
+/// Tensors of an order that have no hash yet, or whose bytes the worker lacks.
+fn lacking<'m>(
+    model: &'m Model,
+    request: &PrepareRequest,
+    reply: &PrepareReply,
+) -> Vec<&'m TensorInfo> {
+    let missing: BTreeSet<&[u8]> =
+        reply.missing.iter().filter_map(|m| Some(&m.blob.as_ref()?.blake3[..])).collect();
+    let lacks = |blob: &Blob| blob.blake3.is_empty() || missing.contains(&blob.blake3[..]);
+    let named = request.tensors.iter().filter(|tensor| tensor.blob.as_ref().is_some_and(lacks));
+    named.filter_map(|tensor| model.gguf.require(&tensor.name).ok()).collect()
 }
 
 async fn call_prepare(

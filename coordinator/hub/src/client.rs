@@ -1,6 +1,7 @@
 //! Asking other hosts. Redirects are followed by hand: the token goes to the hub itself and to no second host, and each
 //! step is checked ([`super::guard`]).
 
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -121,6 +122,28 @@ impl Client {
         let agent =
             Agent::with_parts(config, DefaultConnector::default(), Guard::new(hosts.clone()));
         Ok(Self { agent, guard: Guard::new(hosts), endpoint, token: settings.token.clone() })
+    }
+
+    /// One that has no token and no hub: it reaches the internet, and these hosts.
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub fn without_token(private_hosts: Vec<String>) -> Result<Self, HubError> {
+        let env = |name: &str| std::env::var(name).ok();
+        let settings = Settings::from_env(PathBuf::new(), PathBuf::new(), &env);
+        Self::new(
+            &Settings { token: None, endpoint: String::new(), private_hosts, ..settings },
+            &[],
+        )
+    }
+
+    /// Whether an address is of the hub that has our token.
+    pub fn is_ours(&self, address: &str) -> bool {
+        let uri: Option<Uri> = address.parse().ok();
+        let is_hub = uri
+            .zip(self.endpoint.as_ref())
+            .is_some_and(|(uri, endpoint)| same_origin(&uri, endpoint));
+        is_hub && self.token.is_some()
     }
 
     /// GET. Waits and asks again where the server is busy or the connection breaks before an answer.

@@ -139,6 +139,8 @@ fn take(
             check_magic(&url, &piece[..n])?;
         }
         if part.length + n as u64 > size {
+            // Nothing of what it sent is believed.
+            part.begin_anew(None)?;
             let hint = "the source sends more than it says; ask whoever runs it".to_string();
             return Err(HubError::Length {
                 url,

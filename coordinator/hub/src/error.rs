@@ -168,6 +168,16 @@ pub enum HubError {
         /// SHA-256 of the lock or the listing.
         expected: String,
     },
+    /// Another file, or another state of it, than before.
+    #[error(
+        "{url} has changed since the model was resolved ({what}): brigade pull takes what is there now"
+    )]
+    Changed {
+        /// Address without its query.
+        url: String,
+        /// What shows it.
+        what: String,
+    },
     /// An answer that makes no sense.
     #[error("{url} answers with what is no {what}: {why}")]
     Malformed {

@@ -9,6 +9,7 @@ use super::client::{Client, Part};
 use super::download::check_magic;
 use super::error::HubError;
 use super::huggingface::{Resolved, is_file, refuse};
+use super::name::without_query;
 
 /// Bytes of the first file that are asked for at first. Most headers with a vocabulary are shorter than a few of these.
 const FIRST_BYTES: u64 = 256 << 10;
@@ -21,6 +22,9 @@ const GROWTH: u64 = 4;
 
 /// Most bytes of one file; the largest vocabularies take some ten million.
 const MAX_BYTES: u64 = 256 << 20;
+
+/// Connections in a row that may break without a byte.
+const MAX_IN_VAIN: u32 = 5;
 
 /// A model of which only the beginnings are here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +51,9 @@ pub fn fetch(
     let files = &resolved.choice.files;
     let size = files.iter().map(|file| file.size).sum();
     let path = targets.first().cloned().unwrap_or_default();
+    if targets.iter().all(|target| target.is_file()) && is_enough(&path) {
+        return Ok(Beginning { path, fetched: 0, size });
+    }
     let mut heads = vec![Vec::new(); files.len()];
     let mut factor = 1;
     loop {
@@ -70,7 +77,8 @@ pub fn fetch(
     }
 }
 
-/// Reads on to `until`. A server without ranges sends all of the file, of which the rest is not read.
+/// Reads on to `until`, over connections that break. A server without ranges sends all of the file, of which the rest is not
+/// read.
 fn extend(
     client: &Client,
     source: &str,
@@ -78,10 +86,27 @@ fn extend(
     head: &mut Vec<u8>,
     until: u64,
 ) -> Result<(), HubError> {
-    let have = head.len() as u64;
-    if have >= until {
-        return Ok(());
+    let mut in_vain = 0;
+    while (head.len() as u64) < until {
+        let before = head.len();
+        let why = stretch(client, source, url, head, until)?;
+        in_vain = if head.len() > before { 0 } else { in_vain + 1 };
+        if in_vain == MAX_IN_VAIN {
+            return Err(HubError::Broken { url: without_query(url).to_string(), why });
+        }
     }
+    Ok(())
+}
+
+/// As much as one connection brings; why it is not all.
+fn stretch(
+    client: &Client,
+    source: &str,
+    url: &str,
+    head: &mut Vec<u8>,
+    until: u64,
+) -> Result<String, HubError> {
+    let have = head.len() as u64;
     let mut answer = client.get(url, Part { from: have, until: Some(until), etag: None })?;
     if !is_file(&answer) {
         let host = url.split('/').take(3).collect::<Vec<_>>().join("/");
@@ -95,17 +120,16 @@ fn extend(
     if from != have {
         head.clear();
     }
-    let broken = |why: String| HubError::Broken { url: answer.url.clone(), why };
     if from > head.len() as u64 {
-        return Err(broken(format!("it sends from byte {from}, and {have} was asked for")));
+        return Ok(format!("it sends from byte {from}, and {have} was asked for"));
     }
     let most = until - head.len() as u64;
     let mut reader = answer.body.with_config().limit(u64::MAX).reader().take(most);
-    reader.read_to_end(head).map_err(|error| broken(error.to_string()))?;
-    if (head.len() as u64) < until {
-        return Err(broken(format!("it ended after {} of {until} bytes", head.len())));
+    let read = reader.read_to_end(head);
+    if !head.is_empty() {
+        check_magic(&answer.url, head)?;
     }
-    check_magic(&answer.url, head)
+    Ok(read.map_or_else(|error| error.to_string(), |_| "it ended early".to_string()))
 }
 
 /// Under its name at once, for whoever reads it beside us.

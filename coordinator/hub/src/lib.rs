@@ -10,6 +10,8 @@
 //! - [`lock`] is `models.lock`: what each name was resolved to.
 //! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it, and
 //!   [`heads`] with beginnings of files, for who wants to know about a model without its weights.
+//! - [`ranges`] reads stretches of files, for workers that need a part of a model; [`remote`] is a model that has none of its
+//!   weights here.
 //! - [`resolver`] joins them: a name in, a file that can be opened out. [`shelf`] lists, removes and prunes.
 
 pub mod address;
@@ -25,7 +27,9 @@ pub mod lock;
 pub mod name;
 pub mod own;
 pub mod part;
+pub mod ranges;
 pub mod registry;
+pub mod remote;
 pub mod resolver;
 pub mod settings;
 pub mod shelf;

@@ -13,6 +13,7 @@ use super::lock::{Entry, Lock, LockedFile, Place, mtime_ns, unix_now};
 use super::name::{HubName, ModelName, without_query};
 use super::own::Own;
 use super::part::{bytes_of, free_in};
+use super::remote::Remote;
 use super::settings::Settings;
 use super::{address, registry, stores};
 
@@ -196,29 +197,83 @@ impl<'a> Resolver<'a> {
         if self.settings.offline {
             return Err(HubError::Offline { name: entry.name.clone() });
         }
-        // The same state again, and no newer one.
-        let query = match name {
-            ModelName::Address(address) => &address[without_query(address).len()..],
-            _ => "",
-        };
-        let file = |file: &LockedFile| {
-            let path = file.url.rsplit('/').next().unwrap_or_default().to_string();
-            RemoteFile { path, size: file.size, sha256: Some(file.sha256.clone()), etag: None }
-        };
-        let choice =
-            Choice { quant: entry.quant.clone(), files: entry.files.iter().map(file).collect() };
-        let urls = entry.files.iter().map(|file| format!("{}{query}", file.url)).collect();
-        let (commit, licence) = (entry.commit.clone(), entry.licence.clone());
-        let places: Vec<String> = entry
-            .files
-            .iter()
-            .filter_map(|file| match &file.place {
-                Place::Own(place) => Some(place.clone()),
-                Place::Elsewhere { .. } => None,
-            })
-            .collect();
-        let resolved = Resolved { commit, licence, choice, urls };
+        let (resolved, places) = (as_resolved(name, entry), own_places(entry));
         self.fetched(name, &resolved, &places).map(|files| Some(Entry { files, ..entry.clone() }))
+    }
+
+    /// A model whose weights others fetch: its beginnings, and what tells where the rest is. `None`: `text` is a path, or all of
+    /// it is here, or its source lists no hashes; then [`Resolver::find`] finds it.
+    ///
+    /// # Errors
+    /// As [`Resolver::describe`].
+    pub fn remote(
+        &self,
+        text: &Path,
+        is_enough: &dyn Fn(&Path) -> bool,
+    ) -> Result<Option<(Found, Remote)>, HubError> {
+        let name = ModelName::parse(text)?;
+        if matches!(name, ModelName::Path(_)) || self.settings.offline {
+            return Ok(None);
+        }
+        let known = Lock::read(&self.settings.data_dir)?.find(&name).cloned();
+        let (resolved, places) = match &known {
+            Some(entry)
+                if entry.files.iter().all(|file| self.is_there(file))
+                    || entry.own_place().is_none() =>
+            {
+                return Ok(None);
+            }
+            // The same state again, and no newer one.
+            Some(entry) => (as_resolved(&name, entry), own_places(entry)),
+            None => {
+                let resolved = self.asked(&name)?;
+                let is_here = stores::lookup(self.settings, &name, &resolved).is_some();
+                if is_here || resolved.choice.files.iter().any(|file| file.sha256.is_none()) {
+                    return Ok(None);
+                }
+                let places = self.own.places(&name, &resolved)?;
+                (resolved, places)
+            }
+        };
+        let head = |place: &String| self.own.path(&format!("{HEADS}/{place}"));
+        let targets: Vec<PathBuf> = places.iter().map(head).collect::<Result<_, _>>()?;
+        let client = self.client(&name)?;
+        let path = heads::fetch(&client, &source_of(&name), &resolved, &targets, is_enough)?.path;
+        let entry = match known {
+            Some(entry) => entry,
+            None => {
+                let files = resolved.choice.files.iter().zip(&resolved.urls).zip(&places);
+                let locked = files.map(|((file, url), place)| LockedFile {
+                    url: without_query(url).to_string(),
+                    size: file.size,
+                    sha256: file.sha256.clone().unwrap_or_default(),
+                    place: Place::Own(place.clone()),
+                });
+                self.noted(&name, &resolved, locked.collect(), true)?
+            }
+        };
+        Lock::touch(&self.settings.data_dir, &entry);
+        let remote = Remote::new(self.settings, name, resolved, &entry.sha256());
+        Ok(Some((Found { path, entry, served_as: None }, remote)))
+    }
+
+    /// All files of a resolved name in the own folder; the first one.
+    ///
+    /// # Errors
+    /// As [`Resolver::find`].
+    pub fn fetch_resolved(
+        &self,
+        name: &ModelName,
+        resolved: &Resolved,
+    ) -> Result<PathBuf, HubError> {
+        let places = match Lock::read(&self.settings.data_dir)?.find(name) {
+            Some(entry) if entry.commit == resolved.commit => own_places(entry),
+            _ => self.own.places(name, resolved)?,
+        };
+        self.fetched(name, resolved, &places)?;
+        let first = places.first().map_or("", String::as_str);
+        self.own.hold(first);
+        self.own.path(first)
     }
 
     fn is_there(&self, file: &LockedFile) -> bool {
@@ -444,4 +499,29 @@ fn source_of(name: &ModelName) -> String {
         ModelName::Hub(name) => name.repo.clone(),
         name => name.to_string(),
     }
+}
+
+/// What an entry's name was resolved to.
+fn as_resolved(name: &ModelName, entry: &Entry) -> Resolved {
+    let query = match name {
+        ModelName::Address(address) => &address[without_query(address).len()..],
+        _ => "",
+    };
+    let file = |file: &LockedFile| {
+        let path = file.url.rsplit('/').next().unwrap_or_default().to_string();
+        RemoteFile { path, size: file.size, sha256: Some(file.sha256.clone()), etag: None }
+    };
+    let choice =
+        Choice { quant: entry.quant.clone(), files: entry.files.iter().map(file).collect() };
+    let urls = entry.files.iter().map(|file| format!("{}{query}", file.url)).collect();
+    Resolved { commit: entry.commit.clone(), licence: entry.licence.clone(), choice, urls }
+}
+
+/// Where an entry's own files are.
+fn own_places(entry: &Entry) -> Vec<String> {
+    let own = |file: &LockedFile| match &file.place {
+        Place::Own(place) => Some(place.clone()),
+        Place::Elsewhere { .. } => None,
+    };
+    entry.files.iter().filter_map(own).collect()
 }

@@ -221,7 +221,9 @@ fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
         })
         .collect();
     let is_ours = |place: &str| {
-        ["hf/", "ollama/", "address/", "heads/"].iter().any(|start| place.starts_with(start))
+        ["hf/", "ollama/", "address/", "heads/", "tensors/"]
+            .iter()
+            .any(|start| place.starts_with(start))
     };
     let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
     let is_free = |place: &str| {

@@ -14,7 +14,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use brigade_dialect::text_model::TextModel;
-use brigade_gguf::Gguf;
 use brigade_http::router;
 use brigade_line::metrics;
 use clap::Args;
@@ -194,7 +193,7 @@ pub async fn near(
         options.max_seqs = options.max_seqs.max(2);
     }
     let model = options.model.path()?;
-    let gguf = input::open_model(&model, |path| Gguf::open(path))?;
+    let gguf = options.model.open()?;
     // Before anything is started and anybody types.
     if options.chat_template.is_none() {
         let text = input::open_model(&model, |_| TextModel::from_gguf(String::new(), &gguf))?;

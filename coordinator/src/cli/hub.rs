@@ -3,14 +3,17 @@
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use brigade_gguf::Gguf;
 use brigade_hub::name::ModelName;
 use brigade_hub::own::Own;
+use brigade_hub::remote::Remote;
 use brigade_hub::resolver::{Described, Found, Resolver, Watch};
 use brigade_hub::settings::Settings;
+use brigade_line::model::Model;
 use brigade_plan::format_bytes;
 use clap::Args;
 
@@ -37,6 +40,10 @@ pub struct HubArgs {
     /// Fetch nothing and ask nobody: models that are here, or an error
     #[arg(long, env = "BRIGADE_OFFLINE", value_parser = clap::builder::BoolishValueParser::new())]
     pub offline: bool,
+    /// With workers on other machines: fetch the whole model here and send them their layers, and do not have each worker
+    /// fetch its own layers from where the model is
+    #[arg(long)]
+    pub push: bool,
     /// A host that models may be fetched from although its address is of this machine or network, beside that of
     /// HF_ENDPOINT; repeatable
     #[arg(long, value_name = "HOST[:PORT]", env = "BRIGADE_PRIVATE_HOSTS", value_delimiter = ',')]
@@ -69,6 +76,28 @@ impl HubArgs {
         let settings = self.settings(data_dir)?;
         let watcher = Watcher::new();
         Ok(Resolver::new(&settings, &watcher).find(model)?)
+    }
+
+    /// A model whose weights workers fetch for themselves. `None`: it is a path, it is here, or it has to be here.
+    ///
+    /// # Errors
+    /// As [`HubArgs::find`].
+    pub fn remote(
+        &self,
+        model: &Path,
+        data_dir: &DataDirArgs,
+    ) -> Result<Option<(Found, Arc<Remote>)>> {
+        if self.push || matches!(ModelName::parse(model)?, ModelName::Path(_)) {
+            return Ok(None);
+        }
+        let (settings, watcher) = (self.settings(data_dir)?, Watcher::new());
+        let is_enough = |path: &Path| Gguf::open_header_only(path).is_ok();
+        let found = Resolver::new(&settings, &watcher).remote(model, &is_enough)?;
+        // Heads that judge texts are computed here, of tensors that are here.
+        let found = found.filter(|(found, _)| {
+            Model::open_header_only(&found.path).is_ok_and(|m| !m.spec.is_encoder())
+        });
+        Ok(found.map(|(found, remote)| (found, Arc::new(remote))))
     }
 
     /// The file that tells about `model`, for who needs no weights: of a name that is not here, the beginnings of its files.

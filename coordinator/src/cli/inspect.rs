@@ -99,9 +99,9 @@ pub fn execute(args: InspectArgs) -> Result<()> {
     });
     let cannot_run = described.as_ref().err().map(|error| with_causes(error.as_ref()));
     let mut notes = described.as_ref().map_or(Vec::new(), |(model, _)| model.notes());
-    notes.extend(args.beginning.as_ref().map(|Beginning { fetched, size, .. }| {
-        let (fetched, size) = (format_bytes(*fetched), format_bytes(*size));
-        format!("only what is shown was fetched: {fetched} of {size}")
+    notes.extend(args.beginning.as_ref().map(|beginning| {
+        let size = format_bytes(beginning.size);
+        format!("its weights were not fetched: {size} in all")
     }));
     if args.json {
         let mut object = match &described {

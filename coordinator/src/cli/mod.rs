@@ -136,6 +136,7 @@ impl Command {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find_model(&mut self) -> Result<()> {
+        let joins = matches!(self, Self::Serve(args) if args.control.is_some());
         let (model, line) = match self {
             Self::Run(args) => (&mut args.model, &args.line),
             // A server has its own model.
@@ -153,7 +154,10 @@ impl Command {
             Self::Synth(args) => return args.find(),
             _ => return Ok(()),
         };
-        model.find(&line.data_dir)
+        match line.is_elsewhere() || (joins && line.lora.is_empty()) {
+            true => model.find_for_others(&line.data_dir),
+            false => model.find(&line.data_dir),
+        }
     }
 
     /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.

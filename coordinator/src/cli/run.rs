@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use brigade_dialect::text_model::{Chat, TextModel};
-use brigade_gguf::Gguf;
 use brigade_line::generation::{End, Generation, Part};
 use brigade_line::handle::Failure;
 use brigade_line::meter::{Stretch, summarise};
@@ -162,7 +161,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
         return chat::near(options, talk, chat::history(&args.line, false)?).await;
     }
     // Nobody types a prompt for a model that is not there.
-    input::open_model(&args.model.path()?, |path| Gguf::open(path))?;
+    args.model.open()?;
     let prompt = args.prompt()?;
     with_session(options, async |session| generate(session, &args, prompt).await).await
 }

@@ -66,7 +66,7 @@ pub struct ServeArgs {
     pub(super) model: ModelArgs,
     /// Let workers join on this address (brigade worker --join)
     #[arg(long, value_name = "ADDR")]
-    control: Option<Address>,
+    pub(super) control: Option<Address>,
     /// Workers to wait for before the first line is built, joined ones included; later ones are built by those
     /// that are there, as soon as they have the memory
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]

@@ -63,7 +63,7 @@ const MAY_NEED: [(&str, &[&str]); 30] = [
     ("engine/kernels/unfused", &["kernels"]),
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
-    ("worker", &["engine", "gguf", "models", "proto", "quant", "spec", "text"]),
+    ("worker", &["engine", "gguf", "hub", "models", "proto", "quant", "spec", "text"]),
     ("coordinator/draft", &[]),
     ("coordinator/hub", &[]),
     ("coordinator/sched", &["draft", "engine", "spec"]),
@@ -71,11 +71,14 @@ const MAY_NEED: [(&str, &[&str]); 30] = [
     ("coordinator/dialect", &["engine", "gguf", "models", "proto", "text"]),
     (
         "coordinator/line",
-        &["dialect", "draft", "engine", "gguf", "models", "plan", "proto", "sched", "spec", "text"],
+        &[
+            "dialect", "draft", "engine", "gguf", "hub", "models", "plan", "proto", "sched",
+            "spec", "text",
+        ],
     ),
     (
         "coordinator/cluster",
-        &["engine", "gguf", "line", "plan", "proto", "sched", "spec", "worker"],
+        &["engine", "gguf", "hub", "line", "plan", "proto", "sched", "spec", "worker"],
     ),
     ("coordinator/http", &["dialect", "engine", "line", "proto", "sched", "text"]),
     (
