@@ -135,10 +135,73 @@ fn other_weights_under_the_same_header_are_refused() {
     );
 }
 
+/// The figures of a large model: who receives what of it.
+fn a_large_model_over_three_workers() {
+    let machine = Machine::with(&[]);
+    let file = machine.dir.join("large.gguf");
+    let path = file.to_str().unwrap();
+    machine.out(&["synth", "--arch", "llama", "--size", "1b", "--quant", "F16", "--out", path]);
+    machine.hub.put(PATH, File::new(std::fs::read(&file).unwrap()));
+    let gguf = Gguf::open(&file).unwrap();
+    let spec = brigade_models::describe(&gguf).unwrap();
+    let (n, header) = (spec.n_layer(), gguf.header_bytes().len() as u64);
+    let caches: Vec<_> = (0..3).map(|i| machine.dir.join(format!("cache-{i}"))).collect();
+    let workers: Vec<_> = caches.iter().map(|cache| worker(cache, None)).collect();
+    let cuts = format!("{},{}", n / 3, 2 * n / 3);
+    let mut line = args(&workers, "1,1,1", &["--ctx", "256"]);
+    let at = line.iter().position(|arg| *arg == "--tensor-split").unwrap();
+    line.splice(at..at + 2, ["--cuts", cuts.as_str()]);
+    let by_name = machine.out(&line);
+    let sent = machine.hub.sent();
+    let mut fetched = 0;
+    for (i, layers) in [0..n / 3, n / 3..2 * n / 3, 2 * n / 3..n].into_iter().enumerate() {
+        let tensors = brigade_spec::stage_tensors(&gguf, &spec, &layers);
+        let own: u64 = tensors.iter().map(|tensor| tensor.nbytes).sum();
+        let got = blobs(&caches[i], header);
+        println!(
+            "worker {i}: layers {layers:?}, {own} bytes of weights, {got} received, header {header}"
+        );
+        assert_eq!(got, own);
+        fetched += got;
+    }
+    let here = machine
+        .files("data")
+        .iter()
+        .map(|f| machine.dir.join("data").join(f).metadata().unwrap().len())
+        .sum::<u64>();
+    println!(
+        "file {} bytes; sent {sent}; coordinator: {} received, {here} on its disk",
+        file.metadata().unwrap().len(),
+        sent - fetched
+    );
+    assert!(here < 50_000_000 && sent < fetched + 50_000_000);
+    let by_path = [
+        "run",
+        "-m",
+        path,
+        "--tokens",
+        "1,266,278",
+        "-n",
+        "8",
+        "--temp",
+        "0",
+        "--ids",
+        "--workers",
+        "1",
+        "--ctx",
+        "256",
+    ];
+    assert_eq!(by_name, machine.out(&by_path));
+    println!("the same bytes as by path: {by_name}");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         each_worker_fetches_its_own_layers_and_the_coordinator_none,
         connections_that_break_cost_no_byte_twice,
         a_worker_without_a_way_out_is_pushed_to,
         other_weights_under_the_same_header_are_refused;
+    alone:
+        a_large_model_over_three_workers
+            ignored("a minute, and 8 GB of disk: prints who receives what of a model of 2 GB");
 ];

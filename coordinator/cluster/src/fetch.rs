@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use brigade_gguf::TensorInfo;
+use brigade_hub::HubError;
 use brigade_hub::ranges::FileAt;
 use brigade_hub::remote::Remote;
 use brigade_line::model::Model;
 use brigade_proto::control::{FetchRequest, PrepareRequest, Span, TensorRef, fetch_event};
-use brigade_proto::limits::MAX_SPANS;
+use brigade_proto::limits::{MAX_PRIVATE_HOSTS, MAX_SPANS};
 
 use crate::conn::{Conn, WorkerError};
 use crate::progress::{Part, Phase, Progress};
@@ -101,14 +102,15 @@ async fn once(
     part: &Part,
     before: u64,
 ) -> Result<Vec<(String, String)>, FetchError> {
-    let at = address(remote, file).await?;
-    Ok(call(conn, request(remote, file, &at, batch, order), batch, part, before).await?)
+    let (at, hosts) = address(remote, file).await?;
+    Ok(call(conn, request(remote, file, at, hosts, batch, order), batch, part, before).await?)
 }
 
 /// Asked anew for each batch: a signed address ends.
-async fn address(remote: &Arc<Remote>, file: usize) -> Result<FileAt, FetchError> {
+async fn address(remote: &Arc<Remote>, file: usize) -> Result<(FileAt, Vec<String>), FetchError> {
     let remote = remote.clone();
-    let asked = tokio::task::spawn_blocking(move || remote.address(file)).await;
+    let asked = move || Ok::<_, HubError>((remote.address(file)?, remote.named_hosts()?));
+    let asked = tokio::task::spawn_blocking(asked).await;
     let asked = asked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     asked.map_err(|error| FetchError::Source(error.to_string()))
 }
@@ -116,7 +118,8 @@ async fn address(remote: &Arc<Remote>, file: usize) -> Result<FileAt, FetchError
 fn request(
     remote: &Remote,
     file: usize,
-    at: &FileAt,
+    at: FileAt,
+    hosts: Vec<String>,
     batch: &[&TensorInfo],
     order: &Order,
 ) -> FetchRequest {
@@ -128,12 +131,12 @@ fn request(
     FetchRequest {
         epoch: order.epoch,
         coordinator_id: order.coordinator_id.clone(),
-        address: at.url.clone(),
+        address: at.url,
         file_bytes: at.size,
-        etag: at.etag.clone().unwrap_or_default(),
+        etag: at.etag.unwrap_or_default(),
         file_sha256: (0..sha256.len() / 2).map(|i| byte(i, sha256)).collect(),
         spans: batch.iter().map(span).collect(),
-        private_hosts: remote.private_hosts().to_vec(),
+        private_hosts: hosts.into_iter().take(MAX_PRIVATE_HOSTS).collect(),
     }
 }
 

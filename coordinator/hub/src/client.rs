@@ -137,6 +137,11 @@ impl Client {
         )
     }
 
+    /// Hosts that the operator has named, by settings and by names of models.
+    pub fn named(&self) -> &[String] {
+        self.guard.named()
+    }
+
     /// Whether an address is of the hub that has our token.
     pub fn is_ours(&self, address: &str) -> bool {
         let uri: Option<Uri> = address.parse().ok();

@@ -41,6 +41,11 @@ impl Guard {
         Self { inner: DefaultResolver::default(), named }
     }
 
+    /// Those that were named.
+    pub fn named(&self) -> &[String] {
+        &self.named
+    }
+
     /// Whether the operator has named the host of this address.
     pub fn is_named(&self, uri: &Uri) -> bool {
         let Some(host) = uri.host() else { return false };

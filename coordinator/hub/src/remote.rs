@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use super::client::{Client, Part, text};
+use super::client::{Part, text};
 use super::error::HubError;
 use super::hash::is_sha256;
 use super::huggingface::{Resolved, refuse};
 use super::name::ModelName;
 use super::ranges::FileAt;
-use super::resolver::{Resolver, Watch};
+use super::resolver::{Resolver, Watch, client_for};
 use super::settings::Settings;
 
 /// The folder of hashes of tensors in the own one.
@@ -54,8 +54,11 @@ impl Remote {
     }
 
     /// Hosts that the operator has named, as others are told.
-    pub fn private_hosts(&self) -> &[String] {
-        &self.settings.private_hosts
+    ///
+    /// # Errors
+    /// The certificates that were named cannot be read.
+    pub fn named_hosts(&self) -> Result<Vec<String>, HubError> {
+        Ok(client_for(&self.settings, &self.name)?.named().to_vec())
     }
 
     /// Where a file can be had by whoever has no token, for a while.
@@ -71,7 +74,10 @@ impl Remote {
                 hint: format!("it has no file {file}"),
             });
         };
-        let client = Client::new(&self.settings, &[])?;
+        if self.settings.offline {
+            return Err(HubError::Offline { name: self.name.to_string() });
+        }
+        let client = client_for(&self.settings, &self.name)?;
         let mut answer = client.get(url, Part { from: 0, until: Some(1), etag: None })?;
         refuse(&mut answer, &self.settings.endpoint, &self.name.to_string())?;
         if client.is_ours(&answer.at) {

@@ -212,7 +212,7 @@ impl<'a> Resolver<'a> {
         is_enough: &dyn Fn(&Path) -> bool,
     ) -> Result<Option<(Found, Remote)>, HubError> {
         let name = ModelName::parse(text)?;
-        if matches!(name, ModelName::Path(_)) || self.settings.offline {
+        if matches!(name, ModelName::Path(_)) {
             return Ok(None);
         }
         let known = Lock::read(&self.settings.data_dir)?.find(&name).cloned();
@@ -225,6 +225,7 @@ impl<'a> Resolver<'a> {
             }
             // The same state again, and no newer one.
             Some(entry) => (as_resolved(&name, entry), own_places(entry)),
+            None if self.settings.offline => return Ok(None),
             None => {
                 let resolved = self.asked(&name)?;
                 let is_here = stores::lookup(self.settings, &name, &resolved).is_some();
@@ -237,6 +238,11 @@ impl<'a> Resolver<'a> {
         };
         let head = |place: &String| self.own.path(&format!("{HEADS}/{place}"));
         let targets: Vec<PathBuf> = places.iter().map(head).collect::<Result<_, _>>()?;
+        let begins_here = targets.iter().all(|target| target.is_file())
+            && targets.first().is_some_and(|first| is_enough(first));
+        if self.settings.offline && !begins_here {
+            return Ok(None);
+        }
         let client = self.client(&name)?;
         let path = heads::fetch(&client, &source_of(&name), &resolved, &targets, is_enough)?.path;
         let entry = match known {
@@ -266,6 +272,9 @@ impl<'a> Resolver<'a> {
         name: &ModelName,
         resolved: &Resolved,
     ) -> Result<PathBuf, HubError> {
+        if self.settings.offline {
+            return Err(HubError::Offline { name: name.to_string() });
+        }
         let places = match Lock::read(&self.settings.data_dir)?.find(name) {
             Some(entry) if entry.commit == resolved.commit => own_places(entry),
             _ => self.own.places(name, resolved)?,
@@ -313,12 +322,7 @@ impl<'a> Resolver<'a> {
     }
 
     fn client(&self, name: &ModelName) -> Result<Client, HubError> {
-        let named = match name {
-            ModelName::Address(address) => address.clone(),
-            ModelName::Ollama(name) => format!("{}://{}", name.scheme, name.host),
-            ModelName::Hub(_) | ModelName::Path(_) => String::new(),
-        };
-        Client::new(self.settings, &[&named])
+        client_for(self.settings, name)
     }
 
     fn asked(&self, name: &ModelName) -> Result<Resolved, HubError> {
@@ -524,4 +528,14 @@ fn own_places(entry: &Entry) -> Vec<String> {
         Place::Elsewhere { .. } => None,
     };
     entry.files.iter().filter_map(own).collect()
+}
+
+/// Who asks for a name: the host that the name itself has is the operator's word.
+pub(crate) fn client_for(settings: &Settings, name: &ModelName) -> Result<Client, HubError> {
+    let named = match name {
+        ModelName::Address(address) => address.clone(),
+        ModelName::Ollama(name) => format!("{}://{}", name.scheme, name.host),
+        ModelName::Hub(_) | ModelName::Path(_) => String::new(),
+    };
+    Client::new(settings, &[&named])
 }

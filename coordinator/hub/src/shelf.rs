@@ -8,6 +8,8 @@ use super::error::HubError;
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::ModelName;
 use super::own::Own;
+use super::remote::HASHES;
+use super::resolver::HEADS;
 use super::settings::Settings;
 use super::stores;
 
@@ -211,15 +213,16 @@ fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Take
 
 /// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
 fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
-    let named: BTreeSet<&str> = lock
-        .models
-        .iter()
-        .flat_map(|e| &e.files)
-        .filter_map(|file| match &file.place {
-            Place::Own(place) => Some(place.as_str()),
-            Place::Elsewhere { .. } => None,
-        })
-        .collect();
+    let mut named = BTreeSet::new();
+    for entry in &lock.models {
+        named.insert(format!("{HASHES}/{}.json", entry.sha256()));
+        for file in &entry.files {
+            if let Place::Own(place) = &file.place {
+                named.insert(format!("{HEADS}/{place}"));
+                named.insert(place.clone());
+            }
+        }
+    }
     let is_ours = |place: &str| {
         ["hf/", "ollama/", "address/", "heads/", "tensors/"]
             .iter()
@@ -236,7 +239,7 @@ fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
     let files = own.files().into_iter();
     files
         .filter(|(place, meta)| {
-            is_ours(place) && !named.contains(place.as_str()) && is_old(meta) && is_free(place)
+            is_ours(place) && !named.contains(place) && is_old(meta) && is_free(place)
         })
         .map(|(place, meta)| (place, meta.len()))
         .collect()
