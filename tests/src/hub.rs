@@ -100,6 +100,9 @@ struct State {
     sent: u64,
 }
 
+/// A status, fields of a head and a body.
+type Bad = (&'static str, Vec<(&'static str, String)>, String);
+
 /// The running hub. It serves until the process ends.
 #[derive(Clone)]
 pub struct Hub {
@@ -192,86 +195,65 @@ impl Hub {
     }
 
     fn hub(&self, seen: &Seen, mut out: TcpStream) -> std::io::Result<()> {
-        let mood = self.state().mood.clone();
         let path = seen.target.split('?').next().unwrap_or_default();
         let is_api = path.starts_with("/api/");
-        match mood {
-            Mood::Gated if !is_api => {
-                return error(&mut out, "403 Forbidden", "GatedRepo", "Access is restricted");
+        if let Some((status, fields, body)) = self.bad(path, is_api) {
+            let fields: Vec<(&str, &str)> = fields.iter().map(|(a, b)| (*a, b.as_str())).collect();
+            return reply(&mut out, status, &fields, body.as_bytes());
+        }
+        if is_api && self.state().mood == Mood::EndlessListing {
+            return endless(&[b' '; 1 << 16], &mut out);
+        }
+        if path == "/api/models/user/repo/revision/main" {
+            let (json, listing) = ([("Content-Type", "application/json")], self.listing());
+            return reply(&mut out, "200 OK", &json, listing.to_string().as_bytes());
+        }
+        match (is_api, path.contains("/manifests/")) {
+            (true, _) => {
+                error(&mut out, "401 Unauthorized", "RepoNotFound", "Repository not found")
             }
+            (false, true) => self.manifest(&mut out),
+            (false, false) => self.redirect(path, &mut out),
+        }
+    }
+
+    /// What the hub answers in a bad mood: a status, fields and a body.
+    fn bad(&self, path: &str, is_api: bool) -> Option<Bad> {
+        let mut state = self.state();
+        let to = |address: &str| {
+            Some(("302 Found", vec![("Location", address.to_string())], String::new()))
+        };
+        let no = |status, code: &str, message: &str| {
+            let said = ("X-Error-Message", message.to_string());
+            let code = (!code.is_empty()).then(|| ("X-Error-Code", code.to_string()));
+            Some((
+                status,
+                [said].into_iter().chain(code).collect(),
+                json!({ "error": message }).to_string(),
+            ))
+        };
+        match state.mood {
             Mood::Private => {
-                return error(
-                    &mut out,
-                    "401 Unauthorized",
-                    "RepoNotFound",
-                    "Invalid username or password.",
-                );
+                no("401 Unauthorized", "RepoNotFound", "Invalid username or password.")
             }
             Mood::BadToken => {
-                return error(
-                    &mut out,
-                    "401 Unauthorized",
-                    "",
-                    "Invalid credentials in Authorization header",
-                );
+                no("401 Unauthorized", "", "Invalid credentials in Authorization header")
             }
             Mood::Page => {
-                return reply(
-                    &mut out,
-                    "200 OK",
-                    &[("Content-Type", "text/html")],
-                    b"<html>log in</html>",
-                );
+                let page = vec![("Content-Type", "text/html".to_string())];
+                Some(("200 OK", page, "<html>log in</html>".to_string()))
             }
             Mood::Busy(n, seconds) if n > 0 => {
-                self.state().mood = Mood::Busy(n - 1, seconds);
-                let seconds = seconds.to_string();
-                return reply(
-                    &mut out,
-                    "429 Too Many Requests",
-                    &[("Retry-After", &seconds)],
-                    b"slow down",
-                );
+                state.mood = Mood::Busy(n - 1, seconds);
+                let after = vec![("Retry-After", seconds.to_string())];
+                Some(("429 Too Many Requests", after, "slow down".to_string()))
             }
-            Mood::InsideByName if !is_api => {
-                return reply(
-                    &mut out,
-                    "302 Found",
-                    &[("Location", "http://localhost:9/metadata")],
-                    b"",
-                );
-            }
-            Mood::EndlessListing => return endless(&[b' '; 1 << 16], &mut out),
-            Mood::Circle if !is_api => {
-                return reply(&mut out, "302 Found", &[("Location", path)], b"");
-            }
-            Mood::Inside if !is_api => {
-                return reply(
-                    &mut out,
-                    "302 Found",
-                    &[("Location", "http://127.0.0.3:9/metadata")],
-                    b"",
-                );
-            }
-            _ => {}
+            Mood::Gated if !is_api => no("403 Forbidden", "GatedRepo", "Access is restricted"),
+            Mood::InsideByName if !is_api => to("http://localhost:9/metadata"),
+            Mood::Inside if !is_api => to("http://127.0.0.3:9/metadata"),
+            Mood::Circle if !is_api => to(path),
+            _ => None,
         }
-        if is_api {
-            return match path == "/api/models/user/repo/revision/main" {
-                true => reply(
-                    &mut out,
-                    "200 OK",
-                    &[("Content-Type", "application/json")],
-                    self.listing().to_string().as_bytes(),
-                ),
-                false => {
-                    error(&mut out, "401 Unauthorized", "RepoNotFound", "Repository not found")
-                }
-            };
-        }
-        if path.contains("/manifests/") {
-            return self.manifest(&mut out);
-        }
-        self.redirect(path, &mut out)
     }
 
     fn listing(&self) -> Value {

@@ -41,6 +41,7 @@ mod own_name;
 pub mod pki;
 mod place;
 mod placed_stage;
+mod prepare;
 mod progress;
 mod pulse;
 mod push;

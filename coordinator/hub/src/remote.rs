@@ -8,11 +8,16 @@ use std::sync::{Mutex, PoisonError};
 use super::client::{Part, text};
 use super::error::HubError;
 use super::hash::is_sha256;
+use super::heads;
 use super::huggingface::{Resolved, refuse};
-use super::name::ModelName;
+use super::lock::{Lock, LockedFile, Place};
+use super::name::{ModelName, without_query};
 use super::ranges::FileAt;
-use super::resolver::{Resolver, Watch, client_for};
+use super::resolver::{
+    Found, HEADS, Resolver, Watch, as_resolved, client_for, own_places, source_of,
+};
 use super::settings::Settings;
+use super::stores;
 
 /// The folder of hashes of tensors in the own one.
 pub const HASHES: &str = "tensors";
@@ -123,6 +128,70 @@ impl Remote {
     /// As [`Resolver::find`].
     pub fn pull(&self) -> Result<PathBuf, HubError> {
         Resolver::new(&self.settings, &Quiet).fetch_resolved(&self.name, &self.resolved)
+    }
+}
+
+impl Resolver<'_> {
+    /// A model whose weights others fetch: its beginnings, and what tells where the rest is. `None`: `text` is a path, or all of
+    /// it is here, or its source lists no hashes; then [`Resolver::find`] finds it.
+    ///
+    /// # Errors
+    /// As [`Resolver::describe`].
+    pub fn remote(
+        &self,
+        text: &Path,
+        is_enough: &dyn Fn(&Path) -> bool,
+    ) -> Result<Option<(Found, Remote)>, HubError> {
+        let name = ModelName::parse(text)?;
+        if matches!(name, ModelName::Path(_)) {
+            return Ok(None);
+        }
+        let known = Lock::read(&self.settings.data_dir)?.find(&name).cloned();
+        let (resolved, places) = match &known {
+            Some(entry)
+                if entry.files.iter().all(|file| self.is_there(file))
+                    || entry.own_place().is_none() =>
+            {
+                return Ok(None);
+            }
+            // The same state again, and no newer one.
+            Some(entry) => (as_resolved(&name, entry), own_places(entry)),
+            None if self.settings.offline => return Ok(None),
+            None => {
+                let resolved = self.asked(&name)?;
+                let is_here = stores::lookup(self.settings, &name, &resolved).is_some();
+                if is_here || resolved.choice.files.iter().any(|file| file.sha256.is_none()) {
+                    return Ok(None);
+                }
+                let places = self.own.places(&name, &resolved)?;
+                (resolved, places)
+            }
+        };
+        let head = |place: &String| self.own.path(&format!("{HEADS}/{place}"));
+        let targets: Vec<PathBuf> = places.iter().map(head).collect::<Result<_, _>>()?;
+        let begins_here = targets.iter().all(|target| target.is_file())
+            && targets.first().is_some_and(|first| is_enough(first));
+        if self.settings.offline && !begins_here {
+            return Ok(None);
+        }
+        let client = client_for(self.settings, &name)?;
+        let path = heads::fetch(&client, &source_of(&name), &resolved, &targets, is_enough)?.path;
+        let entry = match known {
+            Some(entry) => entry,
+            None => {
+                let files = resolved.choice.files.iter().zip(&resolved.urls).zip(&places);
+                let locked = files.map(|((file, url), place)| LockedFile {
+                    url: without_query(url).to_string(),
+                    size: file.size,
+                    sha256: file.sha256.clone().unwrap_or_default(),
+                    place: Place::Own(place.clone()),
+                });
+                self.noted(&name, &resolved, locked.collect(), true)?
+            }
+        };
+        Lock::touch(&self.settings.data_dir, &entry);
+        let remote = Remote::new(self.settings, name, resolved, &entry.sha256());
+        Ok(Some((Found { path, entry, served_as: None }, remote)))
     }
 }
 

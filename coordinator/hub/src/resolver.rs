@@ -13,7 +13,6 @@ use super::lock::{Entry, Lock, LockedFile, Place, mtime_ns, unix_now};
 use super::name::{HubName, ModelName, without_query};
 use super::own::Own;
 use super::part::{bytes_of, free_in};
-use super::remote::Remote;
 use super::settings::Settings;
 use super::{address, registry, stores};
 
@@ -63,8 +62,8 @@ impl Described {
 
 /// Resolves names.
 pub struct Resolver<'a> {
-    settings: &'a Settings,
-    own: Own,
+    pub(crate) settings: &'a Settings,
+    pub(crate) own: Own,
     watch: &'a dyn Watch,
 }
 
@@ -201,68 +200,6 @@ impl<'a> Resolver<'a> {
         self.fetched(name, &resolved, &places).map(|files| Some(Entry { files, ..entry.clone() }))
     }
 
-    /// A model whose weights others fetch: its beginnings, and what tells where the rest is. `None`: `text` is a path, or all of
-    /// it is here, or its source lists no hashes; then [`Resolver::find`] finds it.
-    ///
-    /// # Errors
-    /// As [`Resolver::describe`].
-    pub fn remote(
-        &self,
-        text: &Path,
-        is_enough: &dyn Fn(&Path) -> bool,
-    ) -> Result<Option<(Found, Remote)>, HubError> {
-        let name = ModelName::parse(text)?;
-        if matches!(name, ModelName::Path(_)) {
-            return Ok(None);
-        }
-        let known = Lock::read(&self.settings.data_dir)?.find(&name).cloned();
-        let (resolved, places) = match &known {
-            Some(entry)
-                if entry.files.iter().all(|file| self.is_there(file))
-                    || entry.own_place().is_none() =>
-            {
-                return Ok(None);
-            }
-            // The same state again, and no newer one.
-            Some(entry) => (as_resolved(&name, entry), own_places(entry)),
-            None if self.settings.offline => return Ok(None),
-            None => {
-                let resolved = self.asked(&name)?;
-                let is_here = stores::lookup(self.settings, &name, &resolved).is_some();
-                if is_here || resolved.choice.files.iter().any(|file| file.sha256.is_none()) {
-                    return Ok(None);
-                }
-                let places = self.own.places(&name, &resolved)?;
-                (resolved, places)
-            }
-        };
-        let head = |place: &String| self.own.path(&format!("{HEADS}/{place}"));
-        let targets: Vec<PathBuf> = places.iter().map(head).collect::<Result<_, _>>()?;
-        let begins_here = targets.iter().all(|target| target.is_file())
-            && targets.first().is_some_and(|first| is_enough(first));
-        if self.settings.offline && !begins_here {
-            return Ok(None);
-        }
-        let client = self.client(&name)?;
-        let path = heads::fetch(&client, &source_of(&name), &resolved, &targets, is_enough)?.path;
-        let entry = match known {
-            Some(entry) => entry,
-            None => {
-                let files = resolved.choice.files.iter().zip(&resolved.urls).zip(&places);
-                let locked = files.map(|((file, url), place)| LockedFile {
-                    url: without_query(url).to_string(),
-                    size: file.size,
-                    sha256: file.sha256.clone().unwrap_or_default(),
-                    place: Place::Own(place.clone()),
-                });
-                self.noted(&name, &resolved, locked.collect(), true)?
-            }
-        };
-        Lock::touch(&self.settings.data_dir, &entry);
-        let remote = Remote::new(self.settings, name, resolved, &entry.sha256());
-        Ok(Some((Found { path, entry, served_as: None }, remote)))
-    }
-
     /// All files of a resolved name in the own folder; the first one.
     ///
     /// # Errors
@@ -285,7 +222,7 @@ impl<'a> Resolver<'a> {
         self.own.path(first)
     }
 
-    fn is_there(&self, file: &LockedFile) -> bool {
+    pub(crate) fn is_there(&self, file: &LockedFile) -> bool {
         let meta = |path: &Path| {
             std::fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() == file.size)
         };
@@ -325,7 +262,7 @@ impl<'a> Resolver<'a> {
         client_for(self.settings, name)
     }
 
-    fn asked(&self, name: &ModelName) -> Result<Resolved, HubError> {
+    pub(crate) fn asked(&self, name: &ModelName) -> Result<Resolved, HubError> {
         let client = self.client(name)?;
         match name {
             ModelName::Hub(name) => huggingface::resolve(&client, &self.settings.endpoint, name),
@@ -475,7 +412,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn noted(
+    pub(crate) fn noted(
         &self,
         name: &ModelName,
         resolved: &Resolved,
@@ -498,7 +435,7 @@ impl<'a> Resolver<'a> {
 }
 
 /// What messages call the source of a model.
-fn source_of(name: &ModelName) -> String {
+pub(crate) fn source_of(name: &ModelName) -> String {
     match name {
         ModelName::Hub(name) => name.repo.clone(),
         name => name.to_string(),
@@ -506,7 +443,7 @@ fn source_of(name: &ModelName) -> String {
 }
 
 /// What an entry's name was resolved to.
-fn as_resolved(name: &ModelName, entry: &Entry) -> Resolved {
+pub(crate) fn as_resolved(name: &ModelName, entry: &Entry) -> Resolved {
     let query = match name {
         ModelName::Address(address) => &address[without_query(address).len()..],
         _ => "",
@@ -522,7 +459,7 @@ fn as_resolved(name: &ModelName, entry: &Entry) -> Resolved {
 }
 
 /// Where an entry's own files are.
-fn own_places(entry: &Entry) -> Vec<String> {
+pub(crate) fn own_places(entry: &Entry) -> Vec<String> {
     let own = |file: &LockedFile| match &file.place {
         Place::Own(place) => Some(place.clone()),
         Place::Elsewhere { .. } => None,
