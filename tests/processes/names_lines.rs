@@ -135,6 +135,47 @@ fn other_weights_under_the_same_header_are_refused() {
     );
 }
 
+fn what_a_dead_worker_has_of_a_tensor_goes_on_as_the_same_state_only() {
+    let by_path = Machine::new().ids(NAME);
+    for is_same in [true, false] {
+        let machine = Machine::new();
+        let cache = machine.dir.join("cache");
+        // The beginning comes for the coordinator, and a piece for the worker; then nobody answers any more.
+        machine.hub.mood(Mood::Dead(300_000, 3));
+        let workers = [worker(&cache, None)];
+        machine.error(&args(&workers, "1", &[]));
+        drop(workers);
+        let parts: u64 = std::fs::read_dir(cache.join("parts"))
+            .unwrap()
+            .flatten()
+            .map(|p| p.metadata().unwrap().len())
+            .sum();
+        let done = blobs(&cache, 0);
+        assert!(parts > 0, "nothing had come");
+        let whole = File::new(model());
+        let etag = if is_same { whole.etag.clone() } else { "\"another\"".to_string() };
+        machine.hub.put(PATH, File { etag, ..whole });
+        machine.hub.mood(Mood::Good);
+        machine.hub.sent();
+        let workers = [worker(&cache, None)];
+        assert_eq!(machine.out(&args(&workers, "1", &[])), by_path);
+        let (sent, gguf) = (machine.hub.sent(), machine.dir.join("same.gguf"));
+        std::fs::write(&gguf, model()).unwrap();
+        let weights: u64 =
+            Gguf::open(&gguf).unwrap().tensors().iter().map(|tensor| tensor.nbytes).sum();
+        // Whole tensors stay: they are remembered by their hash. A piece of one goes on only if the state is the same.
+        assert!(
+            sent >= weights - done - parts && sent < weights - done + 1000,
+            "{sent} of {weights}, {done}, {parts}"
+        );
+        assert_eq!(
+            sent < weights - done,
+            is_same,
+            "{sent} of {weights}: {done} were there, {parts} in part"
+        );
+    }
+}
+
 /// The figures of a large model: who receives what of it.
 fn a_large_model_over_three_workers() {
     let machine = Machine::with(&[]);
@@ -200,7 +241,8 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         each_worker_fetches_its_own_layers_and_the_coordinator_none,
         connections_that_break_cost_no_byte_twice,
         a_worker_without_a_way_out_is_pushed_to,
-        other_weights_under_the_same_header_are_refused;
+        other_weights_under_the_same_header_are_refused,
+        what_a_dead_worker_has_of_a_tensor_goes_on_as_the_same_state_only;
     alone:
         a_large_model_over_three_workers
             ignored("a minute, and 8 GB of disk: prints who receives what of a model of 2 GB");

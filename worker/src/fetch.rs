@@ -198,9 +198,9 @@ impl Fetch {
     ) -> Result<(), Ended> {
         let mut filler = Filler { fetch: self, cache, keys, spans, at: 0, open: None, bytes, step };
         filler.begin()?;
-        if filler.spans.is_empty() {
-            return Ok(());
-        }
+        let Some(open) = &filler.open else { return Ok(()) };
+        // What is there of the first one is not asked for again; of later ones it is read over.
+        filler.at = self.spans[filler.spans.start].start + open.have();
         let range = filler.at..self.spans[filler.spans.end - 1].end;
         ranges::read(client, &self.file, range, &mut |data| filler.take(data))
     }
@@ -230,7 +230,6 @@ impl Filler<'_> {
             let have = writer.have();
             self.open = Some(writer);
             if have < span.end - span.start {
-                self.at = self.at.max(span.start + have);
                 return Ok(());
             }
             self.publish()?;

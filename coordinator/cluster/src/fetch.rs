@@ -76,16 +76,15 @@ pub async fn fetch(
     for (file, mut tensors) in by_file {
         tensors.sort_by_key(|tensor| tensor.offset);
         for batch in tensors.chunks(MAX_SPANS) {
-            let found = match once(remote, file, conn, order, batch, &part, done).await {
-                // An address that was signed for a while may have ended. What came stays, and is not fetched again.
+            match once(remote, file, conn, order, batch, &part, done).await {
+                // An address that was signed for a while may have ended.
                 Err(FetchError::Worker(_)) => {
-                    once(remote, file, conn, order, batch, &part, done).await?
+                    once(remote, file, conn, order, batch, &part, done).await?;
                 }
                 other => other?,
-            };
+            }
             done += batch.iter().map(|tensor| tensor.nbytes).sum::<u64>();
             part.at(done);
-            remote.record(&found).map_err(|error| FetchError::Source(error.to_string()))?;
         }
     }
     tracing::info!(worker = conn.name(), fetched_bytes = done, "weights fetched from their source");
@@ -101,9 +100,14 @@ async fn once(
     batch: &[&TensorInfo],
     part: &Part,
     before: u64,
-) -> Result<Vec<(String, String)>, FetchError> {
+) -> Result<(), FetchError> {
     let (at, hosts) = address(remote, file).await?;
-    Ok(call(conn, request(remote, file, at, hosts, batch, order), batch, part, before).await?)
+    let mut found = Vec::new();
+    let request = request(remote, file, at, hosts, batch, order);
+    let called = call(conn, request, batch, part, before, &mut found).await;
+    // What came before it broke is not fetched again, by nobody.
+    remote.record(&found).map_err(|error| FetchError::Source(error.to_string()))?;
+    Ok(called?)
 }
 
 /// Asked anew for each batch: a signed address ends.
@@ -140,18 +144,19 @@ fn request(
     }
 }
 
-/// One call: names of tensors and their hashes.
+/// One call; `found`: names of tensors and their hashes, also of a call that breaks.
 async fn call(
     conn: &Conn,
     request: FetchRequest,
     batch: &[&TensorInfo],
     part: &Part,
     before: u64,
-) -> Result<Vec<(String, String)>, WorkerError> {
+    found: &mut Vec<(String, String)>,
+) -> Result<(), WorkerError> {
     let mut control = conn.control();
     let call = async {
         let stream = control.fetch_tensors(request).await.map_err(|status| conn.error(&status))?;
-        let (mut stream, mut found) = (stream.into_inner(), Vec::new());
+        let mut stream = stream.into_inner();
         while let Some(event) = stream.message().await.map_err(|status| conn.error(&status))? {
             match event.event {
                 Some(fetch_event::Event::Progress(progress)) => {
@@ -169,7 +174,7 @@ async fn call(
                 None => {}
             }
         }
-        Ok(found)
+        Ok(())
     };
     conn.while_alive(call).await
 }
