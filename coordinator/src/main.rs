@@ -4,7 +4,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use brigade_coordinator::cli::{
-    Cli, args::LogFormat, hint, is_interrupt, is_unread, log_text::TextFields, no_color, output,
+    Cli, args::LogFormat, arguments, hint, is_interrupt, is_unread, log_text::TextFields, no_color,
+    output,
 };
 use brigade_proto::net::with_causes;
 use clap::Parser;
@@ -19,12 +20,16 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut cli = match Cli::try_parse_from(arguments(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
     set_up_logs(&cli);
     cli.command.prepare();
+    if let Err(error) = cli.command.find_model() {
+        output::remark(format_args!("error: {}", with_causes(error.as_ref())));
+        return ExitCode::FAILURE;
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -331,6 +331,63 @@ pub struct PushReply {
     #[prost(uint32, tag = "2")]
     pub completed_blobs: u32,
 }
+/// Parts of one file at an address, each a tensor.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FetchRequest {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(string, tag = "2")]
+    pub coordinator_id: ::prost::alloc::string::String,
+    /// It may be signed: it stands in no log and no error.
+    #[prost(string, tag = "3")]
+    pub address: ::prost::alloc::string::String,
+    /// Bytes of the whole file, which every answer must name.
+    #[prost(uint64, tag = "4")]
+    pub file_bytes: u64,
+    /// What the server calls this state of the file; every answer must name it, unless it is empty.
+    #[prost(string, tag = "5")]
+    pub etag: ::prost::alloc::string::String,
+    /// SHA-256 of the whole file as its source lists it: what is on disk of one file is never taken for another's.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub file_sha256: ::prost::bytes::Bytes,
+    /// In order of their offsets, and apart from each other.
+    #[prost(message, repeated, tag = "7")]
+    pub spans: ::prost::alloc::vec::Vec<Span>,
+    /// Hosts (or host:port) that may have an address of this network, because the coordinator's operator named them.
+    #[prost(string, repeated, tag = "8")]
+    pub private_hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Span {
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    #[prost(uint64, tag = "2")]
+    pub nbytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FetchEvent {
+    #[prost(oneof = "fetch_event::Event", tags = "1, 2")]
+    pub event: ::core::option::Option<fetch_event::Event>,
+}
+/// Nested message and enum types in `FetchEvent`.
+pub mod fetch_event {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Event {
+        /// Of the spans of this call.
+        #[prost(message, tag = "1")]
+        Progress(super::LoadProgress),
+        #[prost(message, tag = "2")]
+        Fetched(super::FetchedSpan),
+    }
+}
+/// A span is in the cache, under its hash.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FetchedSpan {
+    #[prost(uint32, tag = "1")]
+    pub span: u32,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub blake3: ::prost::bytes::Bytes,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadRequest {
     #[prost(uint64, tag = "1")]
@@ -562,6 +619,8 @@ pub enum Feature {
     Growth = 7,
     /// SeqPart.ahead, TruncateOp.from, WANT_VERIFY, RowResult.refuted.
     Ahead = 8,
+    /// FetchTensors.
+    Fetch = 9,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -579,6 +638,7 @@ impl Feature {
             Self::LaterDraws => "FEATURE_LATER_DRAWS",
             Self::Growth => "FEATURE_GROWTH",
             Self::Ahead => "FEATURE_AHEAD",
+            Self::Fetch => "FEATURE_FETCH",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -593,6 +653,7 @@ impl Feature {
             "FEATURE_LATER_DRAWS" => Some(Self::LaterDraws),
             "FEATURE_GROWTH" => Some(Self::Growth),
             "FEATURE_AHEAD" => Some(Self::Ahead),
+            "FEATURE_FETCH" => Some(Self::Fetch),
             _ => None,
         }
     }
@@ -1314,6 +1375,32 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "PushTensors"));
             self.inner.client_streaming(req, path, codec).await
         }
+        /// Only where the capabilities name FEATURE_FETCH: brings tensors that nobody has hashed yet from where the model came
+        /// from, into the cache, and says their hashes. The next Prepare names them.
+        pub async fn fetch_tensors(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FetchRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FetchEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::CountedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/brigade.control.Worker/FetchTensors",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("brigade.control.Worker", "FetchTensors"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Loads what was prepared: progress, then the facts of the loaded stage, then the end.
         pub async fn load(
             &mut self,
@@ -1557,6 +1644,21 @@ pub mod worker_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::TensorChunk>>,
         ) -> std::result::Result<tonic::Response<super::PushReply>, tonic::Status>;
+        /// Server streaming response type for the FetchTensors method.
+        type FetchTensorsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FetchEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Only where the capabilities name FEATURE_FETCH: brings tensors that nobody has hashed yet from where the model came
+        /// from, into the cache, and says their hashes. The next Prepare names them.
+        async fn fetch_tensors(
+            &self,
+            request: tonic::Request<super::FetchRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::FetchTensorsStream>,
+            tonic::Status,
+        >;
         /// Server streaming response type for the Load method.
         type LoadStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::LoadEvent, tonic::Status>,
@@ -1829,6 +1931,52 @@ pub mod worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.client_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/brigade.control.Worker/FetchTensors" => {
+                    #[allow(non_camel_case_types)]
+                    struct FetchTensorsSvc<T: Worker>(pub Arc<T>);
+                    impl<
+                        T: Worker,
+                    > tonic::server::ServerStreamingService<super::FetchRequest>
+                    for FetchTensorsSvc<T> {
+                        type Response = super::FetchEvent;
+                        type ResponseStream = T::FetchTensorsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FetchRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::fetch_tensors(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FetchTensorsSvc(inner);
+                        let codec = crate::codec::CountedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

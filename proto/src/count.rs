@@ -145,6 +145,7 @@ flat!(
     c::HelloRequest,
     c::TensorChunk,
     c::PushReply,
+    c::FetchEvent,
     c::LoadRequest,
     c::LoadEvent,
     c::UnloadRequest,
@@ -192,6 +193,13 @@ impl Countable for c::PrepareRequest {
     const SHAPE: Shape = Shape(&[
         (6, Kind::Many(cap(0, "prepare.tensors count", MAX_TENSORS), &FLAT)),
         (7, Kind::Many(cap(1, "prepare.files count", MAX_FILES), &FLAT)),
+    ]);
+}
+
+impl Countable for c::FetchRequest {
+    const SHAPE: Shape = Shape(&[
+        (7, Kind::Many(cap(0, "fetch.spans count", MAX_SPANS), &FLAT)),
+        (8, Kind::Texts(cap(1, "fetch.private_hosts count", MAX_PRIVATE_HOSTS))),
     ]);
 }
 

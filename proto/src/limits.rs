@@ -79,6 +79,10 @@ pub const MAX_BLOB_BYTES: u64 = 1 << 40;
 pub const MAX_TENSORS: usize = 100_000;
 /// Files of a split model.
 pub const MAX_FILES: usize = 1024;
+/// Tensors that one call fetches: so many, and an address, are less than [`MAX_SMALL_BYTES`].
+pub const MAX_SPANS: usize = 512;
+/// Hosts of this network that a fetch may reach.
+pub const MAX_PRIVATE_HOSTS: usize = 16;
 /// Bytes of a name or an address.
 pub const MAX_NAME_BYTES: usize = 4096;
 /// Bytes of a failure's reason; longer ones are cut.

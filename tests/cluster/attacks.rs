@@ -103,7 +103,7 @@ async fn says_hello(who: &Somebody, to: &Address) -> Seen {
 }
 
 /// The calls of the control service.
-const ALL_CALLS: [&str; 11] = [
+const ALL_CALLS: [&str; 12] = [
     "Hello",
     "Health",
     "Prepare",
@@ -113,6 +113,7 @@ const ALL_CALLS: [&str; 11] = [
     "Unload",
     "Snapshot",
     "PushTensors",
+    "FetchTensors",
     "Drain",
     "Retire",
 ];
@@ -149,6 +150,10 @@ async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
         "PushTensors" => {
             let chunk = TensorChunk { epoch: 1, coordinator_id, ..Default::default() };
             answer(client.push_tensors(tokio_stream::once(chunk)).await)
+        }
+        "FetchTensors" => {
+            let request = FetchRequest { epoch: 1, coordinator_id, ..Default::default() };
+            answer(client.fetch_tensors(request).await.map(quiet))
         }
         "Drain" => answer(client.drain(DrainRequest {}).await),
         "Retire" => {

@@ -17,6 +17,10 @@ mod hybrids;
 mod kept_layers;
 mod logs;
 mod lora_line;
+mod names;
+mod names_bad;
+mod names_kept;
+mod names_lines;
 mod perplexity;
 mod positions;
 mod real_files;
@@ -49,6 +53,10 @@ fn main() -> ExitCode {
         kept_layers,
         logs,
         lora_line,
+        names,
+        names_bad,
+        names_kept,
+        names_lines,
         perplexity,
         positions,
         replay,

@@ -13,10 +13,10 @@ use brigade_proto::control::cluster_client::ClusterClient;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::worker_server::{Worker, WorkerServer};
 use brigade_proto::control::{
-    Capabilities, DrainReply, DrainRequest, HealthReply, HealthRequest, HelloReply, HelloRequest,
-    JoinReply, JoinRequest, LoadEvent, LoadRequest, PrepareReply, PrepareRequest, PushReply,
-    RestoreReply, RestoreRequest, RetireReply, RetireRequest, SnapshotRequest, StateChunk,
-    TensorChunk, UnloadReply, UnloadRequest,
+    Capabilities, DrainReply, DrainRequest, FetchEvent, FetchRequest, HealthReply, HealthRequest,
+    HelloReply, HelloRequest, JoinReply, JoinRequest, LoadEvent, LoadRequest, PrepareReply,
+    PrepareRequest, PushReply, RestoreReply, RestoreRequest, RetireReply, RetireRequest,
+    SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest,
 };
 use brigade_proto::net::{Listener, dial, server};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
@@ -173,6 +173,7 @@ fn refused<T>() -> Result<T, Status> {
 #[tonic::async_trait]
 impl Worker for Calls {
     type LoadStream = Empty<Result<LoadEvent, Status>>;
+    type FetchTensorsStream = Empty<Result<FetchEvent, Status>>;
     type LoadAheadStream = Self::LoadStream;
     type SnapshotStream = Empty<Result<StateChunk, Status>>;
 
@@ -191,6 +192,13 @@ impl Worker for Calls {
         &self,
         _: Request<Streaming<TensorChunk>>,
     ) -> Result<Response<PushReply>, Status> {
+        refused()
+    }
+
+    async fn fetch_tensors(
+        &self,
+        _: Request<FetchRequest>,
+    ) -> Result<Response<Self::FetchTensorsStream>, Status> {
         refused()
     }
 

@@ -284,7 +284,23 @@ impl Cache {
             Some(_) => nbytes,
             None => file.metadata().map_err(at(&path))?.len(),
         };
-        Ok(BlobWriter { cache: self.clone(), file, path, hash, nbytes, have, done })
+        Ok(BlobWriter { cache: self.clone(), file, path, hash, is_named: true, nbytes, have, done })
+    }
+
+    /// As [`Cache::receive`], of bytes whose hash nobody knows yet: `key` is what tells them from others until they have one.
+    ///
+    /// # Errors
+    /// As [`Cache::receive`].
+    pub fn receive_unnamed(&self, key: Hash, nbytes: u64) -> Result<BlobWriter, CacheError> {
+        let path = self.part(&key);
+        let file = lock_part(&path, key).map_err(|error| self.unwritable(error))?;
+        let mut have = file.metadata().map_err(at(&path))?.len();
+        if have > nbytes {
+            file.set_len(0).map_err(at(&path))?;
+            have = 0;
+        }
+        let (cache, hash, done) = (self.clone(), key, None);
+        Ok(BlobWriter { cache, file, path, hash, is_named: false, nbytes, have, done })
     }
 
     /// What a refusal to write says of the whole directory.
@@ -354,6 +370,8 @@ pub struct BlobWriter {
     file: File,
     path: PathBuf,
     hash: Hash,
+    /// Whether `hash` is the bytes' own.
+    is_named: bool,
     nbytes: u64,
     have: u64,
     /// Another worker completed it while we waited: what comes is not needed.
@@ -361,6 +379,11 @@ pub struct BlobWriter {
 }
 
 impl BlobWriter {
+    /// Bytes that are there.
+    pub fn have(&self) -> u64 {
+        self.have
+    }
+
     /// True if a chunk that ends at `end` was the blob's last.
     pub fn is_complete(&self, end: u64) -> bool {
         end == self.nbytes && self.have == self.nbytes
@@ -389,29 +412,37 @@ impl BlobWriter {
     /// # Errors
     /// [`CacheError::Corrupt`], and the part is gone; [`CacheError::Gap`] if it is not complete;
     /// [`CacheError::Io`].
-    pub fn finish(mut self) -> Result<CachedBlob, CacheError> {
+    pub fn finish(self) -> Result<CachedBlob, CacheError> {
+        self.publish().map(|(_, blob)| blob)
+    }
+
+    /// As [`BlobWriter::finish`], with the hash that the bytes have.
+    ///
+    /// # Errors
+    /// As [`BlobWriter::finish`].
+    pub fn publish(mut self) -> Result<(Hash, CachedBlob), CacheError> {
         if let Some(blob) = self.done.take() {
             // The part was created anew, empty, when the other worker renamed its own.
             remove_if_there(&self.path)?;
-            return Ok(blob);
+            return Ok((self.hash, blob));
         }
-        let Self { hash, nbytes, have, .. } = self;
+        let Self { hash, is_named, nbytes, have, .. } = self;
         if have != nbytes {
             return Err(CacheError::Gap { hash, offset: nbytes, len: 0, have, nbytes });
         }
         self.file.rewind().map_err(at(&self.path))?;
         let found = self.cache.hash_file(&self.file, &self.path)?;
-        if found != hash {
+        if is_named && found != hash {
             remove_if_there(&self.path)?;
             return Err(CacheError::Corrupt { hash, found, nbytes });
         }
         self.file.sync_all().map_err(|error| self.failed(error))?;
-        let target = self.cache.blob(&hash);
+        let target = self.cache.blob(&found);
         fs::rename(&self.path, &target).map_err(at(&target))?;
         let dir = target.parent().unwrap_or(Path::new("."));
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(at(dir))?;
-        let state = self.cache.mark_verified(&hash, &self.file, &target)?;
-        Ok(CachedBlob { path: target, state })
+        let state = self.cache.mark_verified(&found, &self.file, &target)?;
+        Ok((found, CachedBlob { path: target, state }))
     }
 
     fn failed(&self, error: io::Error) -> CacheError {

@@ -2,16 +2,16 @@
 //! state of its own.
 
 use brigade_proto::task;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use brigade_proto::capability::check_version;
 use brigade_proto::control::worker_server;
 use brigade_proto::control::{
-    DrainReply, DrainRequest, HealthReply, HealthRequest, HelloReply, HelloRequest, LoadEvent,
-    LoadProgress, LoadRequest, LoadedFacts, PrepareReply, PrepareRequest, PushReply, RestoreReply,
-    RestoreRequest, RetireReply, RetireRequest, SnapshotRequest, StateChunk, TensorChunk,
-    UnloadReply, UnloadRequest, load_event,
+    DrainReply, DrainRequest, FetchEvent, FetchRequest, FetchedSpan, HealthReply, HealthRequest,
+    HelloReply, HelloRequest, LoadEvent, LoadProgress, LoadRequest, LoadedFacts, PrepareReply,
+    PrepareRequest, PushReply, RestoreReply, RestoreRequest, RetireReply, RetireRequest,
+    SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest, fetch_event, load_event,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::net::{Caller, Intake, NetError};
@@ -22,10 +22,11 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::fetch::{Fetch, Step};
 use crate::order::{Order, keys_from_wire};
 use crate::pace::Pace;
 use crate::push;
-use crate::state::{Worker, check_speaker};
+use crate::state::{Worker, blocking, check_speaker};
 use crate::transfer;
 
 /// Load events not yet taken by the transport; progress that does not fit is skipped.
@@ -35,6 +36,9 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// How far a load is, and what came of it.
 type LoadEvents = ReceiverStream<Result<LoadEvent, Status>>;
+
+/// What is fetched.
+type FetchEvents = ReceiverStream<Result<FetchEvent, Status>>;
 
 /// The service.
 #[derive(Clone)]
@@ -156,6 +160,7 @@ impl Origin {
 #[tonic::async_trait]
 impl worker_server::Worker for ControlService {
     type LoadStream = LoadEvents;
+    type FetchTensorsStream = FetchEvents;
     type LoadAheadStream = LoadEvents;
     type SnapshotStream = ReceiverStream<Result<StateChunk, Status>>;
 
@@ -196,6 +201,18 @@ impl worker_server::Worker for ControlService {
         let chunks = request.into_inner();
         let pushed = push::receive(&self.worker, chunks, intake, &from.who()).await;
         Ok(Response::new(self.ended(&from, pushed).await?))
+    }
+
+    async fn fetch_tensors(
+        &self,
+        request: Request<FetchRequest>,
+    ) -> Result<Response<Self::FetchTensorsStream>, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let (coordinator_id, epoch) = (request.coordinator_id.clone(), request.epoch);
+        self.turn(&from, &coordinator_id).await?;
+        self.worker.check(&coordinator_id, epoch)?;
+        let fetch = Fetch::parse(request)?;
+        Ok(Response::new(fetching(self.worker.clone(), fetch, coordinator_id, epoch)))
     }
 
     async fn load(
@@ -284,6 +301,42 @@ impl worker_server::Worker for ControlService {
         self.worker.check_may_drain(&from.who())?;
         Ok(Response::new(DrainReply { epoch: self.worker.drain().await }))
     }
+}
+
+/// Fetches on a thread of its own, and streams what is there. Who no longer listens ends it.
+fn fetching(worker: Arc<Worker>, fetch: Fetch, coordinator_id: String, epoch: u64) -> FetchEvents {
+    let (events, stream) = mpsc::channel(LOAD_QUEUE);
+    let cache = worker.loader().cache.clone();
+    let last = std::sync::Mutex::new(Instant::now());
+    let to = events.clone();
+    let step = move |step: Step| match step {
+        Step::Done(span, hash) => {
+            let fetched =
+                FetchedSpan { span: span as u32, blake3: hash.as_bytes().to_vec().into() };
+            let event = FetchEvent { event: Some(fetch_event::Event::Fetched(fetched)) };
+            to.blocking_send(Ok(event)).is_ok()
+        }
+        Step::Bytes(done_bytes) => {
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.elapsed() < PROGRESS_EVERY {
+                return !to.is_closed();
+            }
+            *last = Instant::now();
+            // While the coordinator listens its lease is renewed.
+            worker.health(&coordinator_id, epoch);
+            let progress = LoadProgress { done_bytes, total_bytes: 0 };
+            let event = FetchEvent { event: Some(fetch_event::Event::Progress(progress)) };
+            !matches!(to.try_send(Ok(event)), Err(mpsc::error::TrySendError::Closed(_)))
+        }
+    };
+    task::spawn(async move {
+        let fetched = blocking(move || fetch.run(&cache, &step)).await;
+        if let Err(failure) = fetched {
+            // Who has left does not hear it.
+            let _ = events.send(Err(Status::from(failure))).await;
+        }
+    });
+    ReceiverStream::new(stream)
 }
 
 /// What says how much a stream may bring.

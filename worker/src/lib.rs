@@ -24,6 +24,7 @@ pub mod control;
 pub mod copies;
 pub mod credentials;
 pub mod executor;
+pub mod fetch;
 pub mod hashes;
 pub mod host;
 pub mod jobs;

@@ -15,8 +15,9 @@ use crate::config::StageOptions;
 use crate::conn::Conn;
 use crate::facts;
 use crate::load;
-use crate::place::{self, PlaceError, Placement, StageOrder};
+use crate::place::{self, PlaceError, Placement};
 use crate::placed_stage::Identity;
+use crate::prepare::{StageOrder, prepare};
 use crate::progress::{Phase, Progress};
 use crate::reconcile::MemberId;
 use brigade_line::model::Model;
@@ -96,7 +97,7 @@ async fn one(model: Arc<Model>, order: StageOrder, progress: Progress) -> u64 {
     let (conn, ahead) = (order.stage.conn.clone(), order.ahead);
     let (epoch, coordinator_id) = (order.request.epoch, order.request.coordinator_id.clone());
     let part = progress.part(Phase::Loading, order.stage.weight_bytes);
-    if let Err(why) = place::prepare(model, order, progress).await {
+    if let Err(why) = prepare(model, order, progress).await {
         tracing::info!(worker = conn.name(), %why, "it loads nothing ahead");
         return 0;
     }

@@ -14,8 +14,8 @@ use brigade_gguf::TensorInfo;
 use brigade_plan::{Checkpoint, Plan, PlanError, PlanSettings, plan_line};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
-    Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareReply, PrepareRequest,
-    StageSpec, TensorRef,
+    Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
+    TensorRef,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_sched::LineSpec;
@@ -27,24 +27,18 @@ use thiserror::Error;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{hashes, push};
 use crate::config::StageOptions;
 use crate::conn::{Conn, WorkerError};
 use crate::facts::{self, worker_facts};
 use crate::lane::LineEnds;
 use crate::lease::Lease;
 use crate::placed_stage::{Identity, Pace, PlacedStage};
+use crate::prepare::{Refusal, StageOrder, prepare};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
 use crate::states::StageStates;
 use brigade_line::handle::{LineInfo, StageInfo};
 use brigade_line::model::Model;
-
-/// How long a worker may take to accept a stage, its files apart.
-const PREPARE_WITHIN: Duration = Duration::from_secs(5);
-
-/// Bytes a second that a worker at least compares its own copy of a model at: a slow disk.
-const SLOWEST_DISK: u64 = 50_000_000;
 
 /// When one worker has failed, how long the others' failures are waited for: so that all are known at once.
 const OTHERS_FAIL_WITHIN: Duration = Duration::from_millis(500);
@@ -386,17 +380,6 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
     }
 }
 
-/// What a worker is told to have ready.
-#[derive(Clone, Debug)]
-pub struct StageOrder {
-    /// Its stage.
-    pub stage: PlacedStage,
-    /// What it is told.
-    pub request: PrepareRequest,
-    /// Whether it runs a stage of another line meanwhile.
-    pub ahead: bool,
-}
-
 /// An order for each stage of a placement, to be prepared now.
 ///
 /// # Errors
@@ -406,7 +389,11 @@ pub fn orders(
     placement: &Placement,
     options: &StageOptions,
 ) -> Result<Vec<StageOrder>, PlaceError> {
-    let files = file_hints(model.files().map_err(HashError::from)?, &host_id())?;
+    let files = match model.files() {
+        Ok(files) => file_hints(files, &host_id())?,
+        Err(_) if model.remote.is_some() => Vec::new(),
+        Err(error) => return Err(HashError::from(error).into()),
+    };
     let order = |(index, stage): (usize, &PlacedStage)| {
         let request = prepare_request(model, placement, index, options, files.clone());
         StageOrder { stage: stage.clone(), request, ahead: false }
@@ -432,17 +419,6 @@ async fn all_prepared(mut tasks: JoinSet<Result<(), Refusal>>) -> Result<(), Pla
         }
     }
     if failed.is_empty() { Ok(()) } else { Err(PlaceError::Workers(failed)) }
-}
-
-/// Why a stage was not prepared.
-#[derive(Debug, Error)]
-pub enum Refusal {
-    /// Its worker.
-    #[error("{1}")]
-    Worker(MemberId, WorkerError),
-    /// The model's file.
-    #[error(transparent)]
-    Hash(HashError),
 }
 
 fn prepare_request(
@@ -526,59 +502,4 @@ fn stage_tensors<'m>(model: &'m Model, stage: &PlacedStage) -> Vec<&'m TensorInf
 fn header_blob(model: &Model) -> Blob {
     let blake3 = model.header_hash.as_bytes().to_vec().into();
     Blob { blake3, nbytes: model.header.len() as u64 }
-}
-
-/// Has a worker accept an order, and sends it the bytes that it lacks.
-///
-/// # Errors
-/// [`Refusal`].
-pub async fn prepare(
-    model: Arc<Model>,
-    order: StageOrder,
-    progress: Progress,
-) -> Result<(), Refusal> {
-    let StageOrder { stage, mut request, ahead } = order;
-    let failed = |error| Refusal::Worker(stage.member, error);
-    let conn = &stage.conn;
-    let mut reply = call_prepare(conn, &request, ahead, PREPARE_WITHIN).await.map_err(failed)?;
-    if reply.needs_hashes {
-        let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), progress.clone());
-        let hashes = hashed.await.map_err(Refusal::Hash)?;
-        for (tensor, hash) in request.tensors.iter_mut().zip(&hashes) {
-            if let Some(blob) = &mut tensor.blob {
-                blob.blake3 = hash.as_bytes().to_vec().into();
-            }
-        }
-        let bytes: u64 = request.tensors.iter().filter_map(|t| Some(t.blob.as_ref()?.nbytes)).sum();
-        let within = PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK);
-        reply = call_prepare(conn, &request, ahead, within).await.map_err(failed)?;
-    }
-    let job = push::Job {
-        epoch: request.epoch,
-        coordinator_id: request.coordinator_id,
-        stage: request.spec.map_or(0, |s| s.stage),
-        tensors: request.tensors,
-        weight_bytes: reply.weight_bytes,
-    };
-    push::push(&model, conn, job, reply.missing, &progress).await.map_err(failed)
-}
-
-async fn call_prepare(
-    conn: &Conn,
-    request: &PrepareRequest,
-    ahead: bool,
-    within: Duration,
-) -> Result<PrepareReply, WorkerError> {
-    let mut control = conn.control();
-    let call = async {
-        let reply = match ahead {
-            true => control.prepare_ahead(request.clone()).await,
-            false => control.prepare(request.clone()).await,
-        };
-        reply.map(tonic::Response::into_inner).map_err(|s| conn.error(&s))
-    };
-    timeout(within, conn.while_alive(call)).await.unwrap_or_else(|_| {
-        let reason = format!("it did not accept its stage within {} s", within.as_secs());
-        Err(WorkerError::Stalled { worker: conn.name().to_string(), reason })
-    })
 }

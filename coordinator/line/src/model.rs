@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::control_vectors::ControlVectors;
@@ -12,6 +12,7 @@ use brigade_engine::kernels::KvType;
 use brigade_engine::stage::check_tensors;
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_hub::remote::Remote;
 use brigade_plan::{LEAST_CTX, ModelFacts, default_keep};
 use brigade_proto::limits::{MAX_CTX, MAX_ROWS};
 use brigade_spec::{ModelError, ModelSpec, is_of_other_senses};
@@ -112,6 +113,12 @@ pub struct Model {
     pub adapters: Arc<Adapters>,
     /// What is added to the stream behind its layers.
     pub control_vectors: Option<Arc<ControlVectors>>,
+    /// Where its weights are, of a model that has none of them here.
+    pub remote: Option<Arc<Remote>>,
+    /// Its files, where they had to be fetched after all.
+    late_files: OnceLock<TensorFiles>,
+    /// SHA-256 of its files, of a model that came by name: other weights under the same header are another model.
+    pub source: Option<String>,
 }
 
 /// Facts about a model.
@@ -232,6 +239,9 @@ impl Model {
             header_hash,
             adapters,
             control_vectors: None,
+            remote: None,
+            late_files: OnceLock::new(),
+            source: None,
         })
     }
 
@@ -257,10 +267,29 @@ impl Model {
     /// # Errors
     /// The model was opened for its description only.
     pub fn files(&self) -> Result<&TensorFiles, GgufError> {
-        self.files.as_ref().ok_or_else(|| GgufError::NoData {
+        self.files.as_ref().or(self.late_files.get()).ok_or_else(|| GgufError::NoData {
             name: "of any name".to_string(),
             file: self.gguf.name().to_string(),
         })
+    }
+
+    /// Fetches all files of a remote model here, for workers that cannot fetch for themselves. Takes as long as that takes.
+    ///
+    /// # Errors
+    /// They cannot be fetched, or are another model's.
+    pub fn pull(&self) -> Result<(), String> {
+        let Some(remote) = &self.remote else { return Err("it has no source".to_string()) };
+        let path = remote.pull().map_err(|error| error.to_string())?;
+        let (gguf, files) = Gguf::open_files_with(&path, &[]).map_err(|error| error.to_string())?;
+        if gguf.header_bytes() != self.header[..] {
+            return Err(format!(
+                "{} is another model than the one that was resolved",
+                path.display()
+            ));
+        }
+        // Somebody else was as fast: the files are the same.
+        let _ = self.late_files.set(files);
+        Ok(())
     }
 
     /// Name in logs, requests and answers.
@@ -332,8 +361,8 @@ impl Model {
             .sum()
     }
 
-    /// All that answers depend on besides requests and the line: the metadata, the scales of adapters, and the files of
-    /// these, which a training run writes anew; and control vectors.
+    /// All that answers depend on besides requests and the line: the metadata, and the weights as far as a lock knows them;
+    /// the scales of adapters, and the files of these, which a training run writes anew; and control vectors.
     pub fn identity(&self) -> String {
         let n = self.adapters.iter().len();
         let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
@@ -344,7 +373,9 @@ impl Model {
         let stamps: String = files[of_adapters].iter().map(stamp).collect();
         let vectors = self.control_vectors.as_ref().map(|vectors| format!(" {}", vectors.id()));
         let vectors = vectors.unwrap_or_default();
-        format!("{}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
+        let source =
+            self.source.as_ref().map(|sha256| format!(" sha256 {sha256}")).unwrap_or_default();
+        format!("{}{source}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
     }
 
     /// Its tensors without those of adapters, and without those that no stage of a text model has.

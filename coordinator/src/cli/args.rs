@@ -1,12 +1,15 @@
 //! Command-line arguments that several commands share: which model, which workers, how tokens are drawn.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::batch::SamplingParams;
 use brigade_engine::kernels::KvType;
+use brigade_gguf::Gguf;
+use brigade_hub::remote::Remote;
+use brigade_hub::resolver::Found;
 use brigade_line::adapters::{AdapterFile, LayerSpan};
 use brigade_line::model::{Model, OpenError};
 use brigade_plan::{Balance, HandCut, parse_bytes};
@@ -15,6 +18,7 @@ use clap::{Args, ValueEnum};
 
 use super::data_dir::DataDirArgs;
 use super::devices::DeviceList;
+use super::hub::HubArgs;
 use super::units::{self, CpuLists};
 use super::{demo, input};
 
@@ -109,9 +113,19 @@ impl KvArg {
 /// Which model.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// GGUF file, or the first file of a split one [default: the built-in demo model]
-    #[arg(short, long, value_name = "FILE", env = "BRIGADE_MODEL")]
+    /// GGUF file, the first file of a split one, or a name: hf:USER/REPO:QUANT, ollama:NAME:TAG, https://HOST/FILE.gguf; -hf
+    /// USER/REPO:QUANT as in llama.cpp [default: the built-in demo model]
+    #[arg(short, long, value_name = "MODEL", env = "BRIGADE_MODEL")]
     pub model: Option<PathBuf>,
+    /// Where names lead.
+    #[command(flatten)]
+    pub hub: HubArgs,
+    /// What the name was found to be.
+    #[arg(skip)]
+    pub found: Option<Found>,
+    /// Where its weights are, if they are not here: `found` is its beginning then.
+    #[arg(skip)]
+    pub remote: Option<Arc<Remote>>,
 }
 
 impl ModelArgs {
@@ -120,10 +134,59 @@ impl ModelArgs {
     /// # Errors
     /// The demo model's file cannot be written.
     pub fn path(&self) -> Result<PathBuf> {
-        match &self.model {
-            Some(path) => Ok(path.clone()),
-            None => demo::path(),
+        match (&self.found, &self.model) {
+            (Some(found), _) => Ok(found.path.clone()),
+            (None, Some(path)) => Ok(path.clone()),
+            (None, None) => demo::path(),
         }
+    }
+
+    /// Finds what the name means, once; a path means itself.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        if let Some(model) = &self.model {
+            self.found = self.hub.find(model, data_dir)?;
+        }
+        Ok(())
+    }
+
+    /// As [`ModelArgs::find`], for workers that fetch for themselves what is not here.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find_for_others(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        let remote = self.model.as_ref().map(|model| self.hub.remote(model, data_dir));
+        match remote.transpose()?.flatten() {
+            Some((found, remote)) => (self.found, self.remote) = (Some(found), Some(remote)),
+            None => self.find(data_dir)?,
+        }
+        Ok(())
+    }
+
+    /// Opens what tells about the model: of one whose weights are not here, its beginning.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn open(&self) -> Result<Gguf> {
+        let path = self.path()?;
+        match self.remote {
+            Some(_) => input::open_model(&path, |path| Gguf::open_header_only(path)),
+            None => input::open_model(&path, |path| Gguf::open(path)),
+        }
+    }
+
+    /// As [`ModelArgs::find`], for a command that needs no weights.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be asked about.
+    pub fn describe(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        let described = self.model.as_ref().map(|model| self.hub.describe(model, data_dir));
+        if let Some(described) = described.transpose()?.flatten() {
+            self.model = Some(described.path().to_path_buf());
+        }
+        Ok(())
     }
 }
 
@@ -251,6 +314,12 @@ impl LineArgs {
         let mut model = open(path, &self.lora)?;
         model.add_control_vectors(&self.control_vector, self.control_vector_layers)?;
         Ok(model)
+    }
+
+    /// Whether its workers may be on other machines, which fetch for themselves.
+    pub fn is_elsewhere(&self) -> bool {
+        // Adapters are files beside the model's.
+        !self.worker.is_empty() && self.lora.is_empty()
     }
 
     /// Workers to start on this machine: as said, or as many as a cut by hand names.

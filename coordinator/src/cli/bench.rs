@@ -54,7 +54,7 @@ Examples:
   brigade bench -m model.gguf --workers 2 --prompt 1024 --gen 256 --parallel 8 --mixed")]
 pub struct BenchArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Prompt tokens of the prefill test; 0: no prefill test
     #[arg(long, value_name = "N", default_value_t = 512)]
     prompt: u32,
@@ -92,7 +92,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// One row of the output.

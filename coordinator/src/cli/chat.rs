@@ -14,7 +14,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use brigade_dialect::text_model::TextModel;
-use brigade_gguf::Gguf;
 use brigade_http::router;
 use brigade_line::metrics;
 use clap::Args;
@@ -85,10 +84,10 @@ Ctrl-C ends an answer, Ctrl-D the chat. /help lists the commands. Where standard
 a message. Answers go to standard output, everything else to standard error.")]
 pub struct ChatArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Chat with an OpenAI-compatible server instead of starting workers
     #[arg(long, value_name = "URL", conflicts_with_all = OF_OWN_LINE)]
-    url: Option<String>,
+    pub(super) url: Option<String>,
     /// The server's key
     #[arg(
         long,
@@ -124,7 +123,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     speculation: SpeculateArgs,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -195,7 +194,7 @@ pub async fn near(
         options.max_seqs = options.max_seqs.max(2);
     }
     let model = options.model.path()?;
-    let gguf = input::open_model(&model, |path| Gguf::open(path))?;
+    let gguf = options.model.open()?;
     // Before anything is started and anybody types.
     if options.chat_template.is_none() {
         let text = input::open_model(&model, |_| TextModel::from_gguf(String::new(), &gguf))?;

@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::args::ModelArgs;
+use super::data_dir::DataDirArgs;
 use super::output;
 use super::tokenize::tokenizer;
 use super::units::{TokenIds, token_ids};
@@ -13,7 +14,9 @@ use super::units::{TokenIds, token_ids};
 #[command(after_help = "Example:\n  brigade detokenize -m model.gguf 1,15043,3186")]
 pub struct DetokenizeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) data_dir: DataDirArgs,
     /// Ids: 1,2,3 or a JSON list
     #[arg(value_parser = token_ids)]
     ids: TokenIds,

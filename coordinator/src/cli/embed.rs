@@ -33,7 +33,7 @@ Examples:
 Every line of the file is a text. A line of the output is its vector: numbers with spaces between them.")]
 pub struct EmbedArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// The texts, one a line; - is standard input
     #[arg(short, long)]
     file: PathBuf,
@@ -53,7 +53,7 @@ pub struct EmbedArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// [`Pooling`] on the command line.

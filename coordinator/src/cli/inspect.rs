@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use brigade_gguf::{ArrayRef, Gguf, Value};
+use brigade_hub::heads::Beginning;
+use brigade_hub::resolver::Described;
 use brigade_line::model::Model;
 use brigade_plan::{ModelFacts, SequenceBytes, format_bytes};
 use brigade_proto::net::with_causes;
@@ -13,6 +15,8 @@ use serde::Serialize;
 use serde_json::{Map, json};
 
 use super::args::KvArg;
+use super::data_dir::DataDirArgs;
+use super::hub::HubArgs;
 use super::{input, output};
 
 /// Values of an array that are shown.
@@ -28,15 +32,40 @@ Examples:
   brigade inspect model.gguf
   brigade inspect model-00001-of-00003.gguf --json")]
 pub struct InspectArgs {
-    /// GGUF file, or the first file of a split one
+    /// GGUF file, the first file of a split one, or a name: hf:USER/REPO:QUANT, ollama:NAME:TAG, https://HOST/FILE.gguf
     #[arg(value_name = "MODEL")]
     model: PathBuf,
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
     /// Type of the KV cache that sizes are given for
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// What came of a model that is not here.
+    #[arg(skip)]
+    beginning: Option<Beginning>,
+}
+
+impl InspectArgs {
+    /// Finds what the name means; a path means itself.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find(&mut self) -> Result<()> {
+        match self.hub.describe(&self.model, &self.data_dir)? {
+            Some(Described::Whole(path)) => self.model = path,
+            Some(Described::Beginning(beginning)) => {
+                self.model.clone_from(&beginning.path);
+                self.beginning = Some(beginning);
+            }
+            None => {}
+        }
+        Ok(())
+    }
 }
 
 /// Tensors of one type.
@@ -59,13 +88,21 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         sum.elements += t.n_elems() as u64;
         sum.bytes += t.nbytes;
     }
-    let missing = Gguf::open(&args.model).err().map(|error| with_causes(&error));
+    let missing = match &args.beginning {
+        // Nobody asked for them.
+        Some(_) => None,
+        None => Gguf::open(&args.model).err().map(|error| with_causes(&error)),
+    };
     let described = input::open_model(&args.model, Model::open_header_only).and_then(|model| {
         let facts = model.facts(args.kv_type.engine())?;
         Ok((model, facts))
     });
     let cannot_run = described.as_ref().err().map(|error| with_causes(error.as_ref()));
-    let notes = described.as_ref().map_or(Vec::new(), |(model, _)| model.notes());
+    let mut notes = described.as_ref().map_or(Vec::new(), |(model, _)| model.notes());
+    notes.extend(args.beginning.as_ref().map(|beginning| {
+        let size = format_bytes(beginning.size);
+        format!("its weights were not fetched: {size} in all")
+    }));
     if args.json {
         let mut object = match &described {
             Ok((model, facts)) => described_json(model, facts),

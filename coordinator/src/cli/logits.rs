@@ -24,7 +24,7 @@ Examples:
 The file is f32 [n_tokens, n_vocab]. The KV cache is f32 here unless --kv-type says otherwise.")]
 pub struct LogitsArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// The prompt
     #[arg(
         short,
@@ -53,7 +53,7 @@ pub struct LogitsArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// Runs the command.

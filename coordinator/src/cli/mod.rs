@@ -15,6 +15,7 @@ mod detokenize;
 mod devices;
 mod embed;
 mod gpu_shares;
+mod hub;
 mod input;
 mod inspect;
 mod keeping;
@@ -22,6 +23,7 @@ mod key;
 pub mod log_text;
 mod logits;
 mod machines;
+mod models;
 mod npy;
 pub mod output;
 mod perplexity;
@@ -43,10 +45,13 @@ use std::io;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+pub use hub::arguments;
+
 const AFTER_HELP: &str = "\
 Examples:
   brigade run                                  the built-in demo model over two local workers
   brigade run -m model.gguf -p 'Once upon'     your model, two local workers
+  brigade run -hf USER/REPO:Q4_K_M             one of Hugging Face's, fetched once
   brigade chat -m model.gguf                   talk with it
   brigade serve -m model.gguf --workers 4      an OpenAI-compatible server on 127.0.0.1:8080
   brigade plan -m model.gguf --workers 3 --explain
@@ -78,6 +83,14 @@ pub enum Command {
     Worker(worker::WorkerArgs),
     /// Make, list and revoke API keys of the HTTP server
     Key(key::KeyArgs),
+    /// Fetch a model by name
+    Pull(models::PullArgs),
+    /// List the models on this machine
+    Models(models::ModelsArgs),
+    /// Delete a model that was fetched
+    Rm(models::RmArgs),
+    /// Delete fetched models that nobody uses
+    Prune(models::PruneArgs),
     /// Show how a model's layers would be cut over workers
     Plan(plan::PlanArgs),
     /// Show what is in a GGUF file
@@ -118,6 +131,35 @@ impl Command {
         }
     }
 
+    /// Finds the model that the command names, fetched if need be, before anything else begins.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find_model(&mut self) -> Result<()> {
+        let joins = matches!(self, Self::Serve(args) if args.control.is_some());
+        let (model, line) = match self {
+            Self::Run(args) => (&mut args.model, &args.line),
+            // A server has its own model.
+            Self::Chat(args) if args.url.is_some() => return Ok(()),
+            Self::Chat(args) => (&mut args.model, &args.line),
+            Self::Serve(args) => (&mut args.model, &args.line),
+            Self::Bench(args) => (&mut args.model, &args.line),
+            Self::Embed(args) => (&mut args.model, &args.line),
+            Self::Logits(args) => (&mut args.model, &args.line),
+            Self::Perplexity(args) => (&mut args.model, &args.line),
+            Self::Plan(args) => return args.model.describe(&args.line.data_dir),
+            Self::Tokenize(args) => return args.model.describe(&args.data_dir),
+            Self::Detokenize(args) => return args.model.describe(&args.data_dir),
+            Self::Inspect(args) => return args.find(),
+            Self::Synth(args) => return args.find(),
+            _ => return Ok(()),
+        };
+        match line.is_elsewhere() || (joins && line.lora.is_empty()) {
+            true => model.find_for_others(&line.data_dir),
+            false => model.find(&line.data_dir),
+        }
+    }
+
     /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.
     pub fn default_log(&self) -> &'static str {
         match self {
@@ -134,6 +176,10 @@ impl Command {
             Self::Serve(args) => serve::execute(args).await,
             Self::Worker(args) => worker::execute(args).await,
             Self::Key(args) => key::execute(args),
+            Self::Pull(args) => models::pull(&args),
+            Self::Models(args) => models::models(&args),
+            Self::Rm(args) => models::rm(&args),
+            Self::Prune(args) => models::prune(&args),
             Self::Plan(args) => plan::execute(args).await,
             Self::Inspect(args) => inspect::execute(args),
             Self::Bench(args) => bench::execute(args).await,
@@ -201,7 +247,6 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
     (&["--interactive", "-i", "--conversation"], "brigade chat talks with a model"),
     (&["--reverse-prompt", "-r"], "--stop TEXT ends an answer"),
-    (&["--hf-repo"], "download the file, and name it with -m FILE"),
     (&["--verbose", "-v"], "RUST_LOG=brigade=debug shows more"),
     (&["--data_dir"], "--data-dir DIR"),
 ];
@@ -271,6 +316,12 @@ mod tests {
             "brigade worker --join 10.0.0.1:7000 --token-file -",
             "brigade serve --allow-host chat.example --allow-host *.lab.example",
             "brigade cluster rebalance --data-dir /x",
+            "brigade pull hf:u/r:Q4_K_M --data-dir d --download-dir m --offline --private-host lab:80 --json",
+            "brigade models --json --data-dir d",
+            "brigade rm hf:u/r:Q4_K_M ollama:x:1b",
+            "brigade prune --unused-since 30d --yes --json",
+            "brigade inspect hf:u/r:Q4_K_M --offline",
+            "brigade tokenize -m hf:u/r hello --data-dir d",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -41,7 +41,7 @@ What a smaller wire type costs, as distance from a run with f32 everywhere:
 A file of logits takes 4 bytes for each scored token and token of the vocabulary.")]
 pub struct PerplexityArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// The text; - is standard input
     #[arg(short, long)]
     file: PathBuf,
@@ -64,7 +64,7 @@ pub struct PerplexityArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// Runs the command.

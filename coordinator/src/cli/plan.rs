@@ -37,7 +37,7 @@ A cluster file describes workers that need not exist yet:
   count = 2")]
 pub struct PlanArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Workers from a file
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["workers", "worker"])]
     cluster: Option<PathBuf>,
@@ -63,7 +63,7 @@ pub struct PlanArgs {
     #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
     checkpoint: Checkpoint,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// What the columns mean.

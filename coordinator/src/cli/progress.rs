@@ -14,6 +14,9 @@ const TEMPLATE: &str = "{spinner} {msg} {bar:30} {bytes}/{total_bytes}";
 /// Look while rows are computed.
 const ROWS: &str = "{spinner} {msg} {bar:30} {pos} of {len} rows";
 
+/// Look of a download.
+const DOWNLOAD: &str = "{spinner} {msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
+
 /// Look while no size is known.
 const SPINNER: &str = "{spinner} {msg}";
 
@@ -42,6 +45,21 @@ impl Bar {
     pub fn show(&self, what: &str, done_bytes: u64, total_bytes: u64) {
         let template = if total_bytes == 0 { SPINNER } else { TEMPLATE };
         self.draw(template, what, done_bytes, total_bytes);
+    }
+
+    /// Whether anybody sees it.
+    pub fn is_drawn(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    /// Shows how much of a model is there, how fast more comes and when all of it will be.
+    pub fn download(&self, what: &str, done: u64, total: u64) {
+        // What was there before says nothing about speed.
+        let is_first = self.bar.length() != Some(total);
+        self.draw(DOWNLOAD, what, done, total);
+        if is_first {
+            self.bar.reset_eta();
+        }
     }
 
     /// Shows how many rows of how many are computed.

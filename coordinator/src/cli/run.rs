@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use brigade_dialect::text_model::{Chat, TextModel};
-use brigade_gguf::Gguf;
 use brigade_line::generation::{End, Generation, Part};
 use brigade_line::handle::Failure;
 use brigade_line::meter::{Stretch, summarise};
@@ -64,7 +63,7 @@ shown before its continuation. The chat template is applied only with --chat; ot
 is continued as it is.")]
 pub struct RunArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// The prompt; - is standard input, which is also read where there is no prompt
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file", "tokens"])]
     text: Option<String>,
@@ -139,7 +138,7 @@ pub struct RunArgs {
     #[command(flatten)]
     speculation: SpeculateArgs,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -163,7 +162,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
         return chat::near(options, talk, chat::history(&args.line, false)?).await;
     }
     // Nobody types a prompt for a model that is not there.
-    input::open_model(&args.model.path()?, |path| Gguf::open(path))?;
+    args.model.open()?;
     let prompt = args.prompt()?;
     with_session(options, async |session| generate(session, &args, prompt).await).await
 }

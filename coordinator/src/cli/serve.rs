@@ -63,10 +63,10 @@ The first SIGINT or SIGTERM lets running answers end within 20 s, the second cut
 With --tls-cert, SIGHUP reads the certificate again.")]
 pub struct ServeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Let workers join on this address (brigade worker --join)
     #[arg(long, value_name = "ADDR")]
-    control: Option<Address>,
+    pub(super) control: Option<Address>,
     /// Workers to wait for before the first line is built, joined ones included; later ones are built by those
     /// that are there, as soon as they have the memory
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
@@ -135,7 +135,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     #[command(flatten)]
-    line: LineArgs,
+    pub(super) line: LineArgs,
 }
 
 /// Runs the command.

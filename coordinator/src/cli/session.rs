@@ -352,9 +352,21 @@ impl Session {
 /// Opens the model of a session, with its adapters and control vectors, under the names and with the template that were asked for.
 async fn open_model(options: &SessionOptions) -> Result<Model> {
     let (path, line) = (options.model.path()?, options.line.clone());
-    let open = move |path: &Path| line.open(path, Model::open_with);
+    let is_here = options.model.remote.is_none();
+    let open = move |path: &Path| match is_here {
+        true => line.open(path, Model::open_with),
+        false => line.open(path, Model::open_header_only_with),
+    };
     let opened = tokio::task::spawn_blocking(move || input::open_model(&path, open));
     let mut model = opened.await.context("opening the model")??;
+    model.remote.clone_from(&options.model.remote);
+    if let Some(found) = &options.model.found {
+        model.source = Some(found.entry.sha256());
+        if let Some(name) = &found.served_as {
+            let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
+            text.set_names(std::slice::from_ref(name));
+        }
+    }
     if let Some(template) = &options.chat_template {
         let text = Arc::get_mut(&mut model.text).context("the model was just opened")?;
         text.set_template(template).context("--chat-template")?;

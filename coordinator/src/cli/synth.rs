@@ -9,6 +9,8 @@ use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, wri
 use clap::Args;
 use serde_json::json;
 
+use super::data_dir::DataDirArgs;
+use super::hub::HubArgs;
 use super::npy::{part_name, refuse_overwrite};
 use super::{input, output, progress};
 
@@ -56,6 +58,24 @@ pub struct SynthArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+impl SynthArgs {
+    /// Finds what the name of the model means that an adapter is for.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be had.
+    pub fn find(&mut self) -> Result<()> {
+        let found = self.adapter_of.as_ref().map(|model| self.hub.find(model, &self.data_dir));
+        if let Some(found) = found.transpose()?.flatten() {
+            self.adapter_of = Some(found.path);
+        }
+        Ok(())
+    }
 }
 
 /// Runs the command.

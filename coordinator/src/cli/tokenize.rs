@@ -8,6 +8,7 @@ use brigade_text::Tokenizer;
 use clap::Args;
 
 use super::args::ModelArgs;
+use super::data_dir::DataDirArgs;
 use super::{input, output};
 
 /// Turn text into token ids, printed as a JSON list.
@@ -20,7 +21,9 @@ Examples:
 The model may be a vocabulary-only GGUF.")]
 pub struct TokenizeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) data_dir: DataDirArgs,
     /// The text
     #[arg(required_unless_present = "file", conflicts_with = "file")]
     text: Option<String>,

@@ -44,7 +44,7 @@ const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__p
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name. What changes in texts, models and random
 /// models so compiles nothing that computes, and what changes in an HTTP handler compiles no scheduler.
-const MAY_NEED: [(&str, &[&str]); 29] = [
+const MAY_NEED: [(&str, &[&str]); 30] = [
     ("proto", &[]),
     ("engine/shapes", &[]),
     ("engine/quant", &[]),
@@ -63,25 +63,29 @@ const MAY_NEED: [(&str, &[&str]); 29] = [
     ("engine/kernels/unfused", &["kernels"]),
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
-    ("worker", &["engine", "gguf", "models", "proto", "quant", "spec", "text"]),
+    ("worker", &["engine", "gguf", "hub", "models", "proto", "quant", "spec", "text"]),
     ("coordinator/draft", &[]),
+    ("coordinator/hub", &[]),
     ("coordinator/sched", &["draft", "engine", "spec"]),
     ("coordinator/plan", &["engine", "gguf", "models", "sched", "spec", "worker"]),
     ("coordinator/dialect", &["engine", "gguf", "models", "proto", "text"]),
     (
         "coordinator/line",
-        &["dialect", "draft", "engine", "gguf", "models", "plan", "proto", "sched", "spec", "text"],
+        &[
+            "dialect", "draft", "engine", "gguf", "hub", "models", "plan", "proto", "sched",
+            "spec", "text",
+        ],
     ),
     (
         "coordinator/cluster",
-        &["engine", "gguf", "line", "plan", "proto", "sched", "spec", "worker"],
+        &["engine", "gguf", "hub", "line", "plan", "proto", "sched", "spec", "worker"],
     ),
     ("coordinator/http", &["dialect", "engine", "line", "proto", "sched", "text"]),
     (
         "coordinator",
         &[
-            "cluster", "dialect", "draft", "engine", "gguf", "http", "line", "plan", "proto",
-            "sched", "synth", "text", "worker",
+            "cluster", "dialect", "draft", "engine", "gguf", "http", "hub", "line", "plan",
+            "proto", "sched", "synth", "text", "worker",
         ],
     ),
     ("tests/harness", &[]),
@@ -361,6 +365,7 @@ fn modules_point_in_one_direction() {
         "coordinator/line",
         "coordinator/cluster",
         "coordinator/http",
+        "coordinator/hub",
         "coordinator",
         "tests",
         "tests/models",

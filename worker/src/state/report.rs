@@ -38,7 +38,7 @@ fn fresh<T: Copy>(
 }
 
 /// What this release can do besides its wire version.
-const FEATURES: [Feature; 8] = [
+const FEATURES: [Feature; 9] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Guide,
@@ -47,6 +47,7 @@ const FEATURES: [Feature; 8] = [
     Feature::LaterDraws,
     Feature::Growth,
     Feature::Ahead,
+    Feature::Fetch,
 ];
 
 impl Worker {

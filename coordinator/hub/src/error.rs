@@ -1,0 +1,268 @@
+//! What can go wrong with a model by name. Every message says what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why a name leads to no model here.
+#[derive(Debug, Error)]
+pub enum HubError {
+    /// The name is none.
+    #[error("{name:?} is no name of a model: {why}")]
+    Name {
+        /// As it was given.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is no such repository, or it is not for everybody.
+    #[error(
+        "{what} does not exist at {host}, or is private: check the spelling; for a private one set HF_TOKEN to a token \
+         that may read it"
+    )]
+    NoRepo {
+        /// The repository or model.
+        what: String,
+        /// Who was asked.
+        host: String,
+    },
+    /// Its owner wants something to be accepted first.
+    #[error(
+        "{repo} is gated: open {page} in a browser, accept its terms there, and set HF_TOKEN to a token of that account \
+         (https://huggingface.co/settings/tokens)"
+    )]
+    Gated {
+        /// The repository.
+        repo: String,
+        /// Where to click.
+        page: String,
+    },
+    /// The token was not taken.
+    #[error(
+        "{host} does not take the token in HF_TOKEN: make a new one, or unset it for public models"
+    )]
+    Token {
+        /// Who was asked.
+        host: String,
+    },
+    /// The repository has no such quantisation.
+    #[error("{repo} has no {wanted}: {}", offered(.found))]
+    NoQuant {
+        /// The repository.
+        repo: String,
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        found: Vec<String>,
+    },
+    /// A split model of which files are missing at the source.
+    #[error(
+        "{repo}: {name} is split into {count} files, and {missing} is not there: its upload is not complete"
+    )]
+    Incomplete {
+        /// The repository.
+        repo: String,
+        /// The quantisation.
+        name: String,
+        /// Files that make it.
+        count: usize,
+        /// The first one that is missing.
+        missing: String,
+    },
+    /// Nothing of it is here, and the network may not be asked.
+    #[error(
+        "{name} is not on this machine, and --offline forbids to fetch it: run brigade pull {name} once without"
+    )]
+    Offline {
+        /// The name.
+        name: String,
+    },
+    /// Some other answer than what was asked for.
+    #[error("{url} answers with status {status}{}", said(.text))]
+    Status {
+        /// Address without its query.
+        url: String,
+        /// The status.
+        status: u16,
+        /// What it says.
+        text: String,
+    },
+    /// Too many requests, and waiting did not help.
+    #[error(
+        "{url} wants fewer requests (status {status}) and {tries} tries did not help: try again in {wait_s} s, or with a token"
+    )]
+    Busy {
+        /// Address without its query.
+        url: String,
+        /// The status.
+        status: u16,
+        /// Requests made.
+        tries: u32,
+        /// What it asked for last, in seconds.
+        wait_s: u64,
+    },
+    /// No connection, or one that breaks.
+    #[error(
+        "cannot fetch {url}: {why}; what is on disk stays there, the same command goes on from it"
+    )]
+    Broken {
+        /// Address without its query.
+        url: String,
+        /// What happened.
+        why: String,
+    },
+    /// A redirect that must not be followed.
+    #[error("{url} redirects to {to}: {why}")]
+    Redirect {
+        /// From where, without the query.
+        url: String,
+        /// To where, without the query.
+        to: String,
+        /// Why not.
+        why: String,
+    },
+    /// An address inside this network that nobody named.
+    #[error(
+        "{host} is at {address}, an address of this machine or network: only what the operator names may be there \
+         (HF_ENDPOINT, the address itself, or --private-host {host})"
+    )]
+    Private {
+        /// The host.
+        host: String,
+        /// Where it is.
+        address: String,
+    },
+    /// The answer is no model file.
+    #[error("{url} is {what}, no GGUF file: {hint}")]
+    NotGguf {
+        /// Address without its query.
+        url: String,
+        /// What it is instead.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The source says one size and sends another.
+    #[error("{url} has {got} bytes where {expected} were expected: {hint}")]
+    Length {
+        /// Address without its query.
+        url: String,
+        /// Bytes that came or were announced.
+        got: String,
+        /// Bytes of the lock or the listing.
+        expected: u64,
+        /// What to do.
+        hint: String,
+    },
+    /// Other bytes than the lock has.
+    #[error(
+        "{what} has the hash {got} where {expected} was expected: the source has changed or the transfer was damaged; it \
+         was not kept. Run brigade pull for the name to take what is there now"
+    )]
+    Hash {
+        /// File or address.
+        what: String,
+        /// SHA-256 as found.
+        got: String,
+        /// SHA-256 of the lock or the listing.
+        expected: String,
+    },
+    /// Another file, or another state of it, than before.
+    #[error(
+        "{url} has changed since the model was resolved ({what}): brigade pull takes what is there now"
+    )]
+    Changed {
+        /// Address without its query.
+        url: String,
+        /// What shows it.
+        what: String,
+    },
+    /// An answer that makes no sense.
+    #[error("{url} answers with what is no {what}: {why}")]
+    Malformed {
+        /// Address without its query.
+        url: String,
+        /// What it should be.
+        what: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// There is no room.
+    #[error(
+        "{folder} has {free} bytes free, {name} needs {needed} more: make room (brigade prune), or name another folder with --download-dir"
+    )]
+    NoRoom {
+        /// The folder.
+        folder: PathBuf,
+        /// The name.
+        name: String,
+        /// Bytes free.
+        free: u64,
+        /// Bytes missing on disk.
+        needed: u64,
+    },
+    /// `models.lock` cannot be used.
+    #[error("{path}: {why}")]
+    Lock {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// Something uses it.
+    #[error("{name} is in use: {by}")]
+    InUse {
+        /// The name.
+        name: String,
+        /// By what.
+        by: String,
+    },
+    /// No model of that name was fetched here.
+    #[error("{name} was not fetched by brigade: {hint}")]
+    NotOurs {
+        /// The name.
+        name: String,
+        /// What there is.
+        hint: String,
+    },
+    /// A file that must not be touched.
+    #[error("{path} is not in brigade's own folder of models, and stays: {why}")]
+    Outside {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// The system.
+    #[error("cannot {what} {path}: {source}")]
+    Io {
+        /// A verb.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl HubError {
+    /// For `map_err` at a call of the system's.
+    pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { what, path, source }
+    }
+}
+
+fn offered(found: &[String]) -> String {
+    match found {
+        [] => "it has no GGUF files at all; look for a repository whose name ends with -GGUF"
+            .to_string(),
+        found => format!("it has {}", found.join(", ")),
+    }
+}
+
+fn said(text: &str) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.trim().is_empty() { String::new() } else { format!(": {}", line.trim()) }
+}

@@ -1,0 +1,308 @@
+//! `models.lock` in the data folder: what each name was resolved to, and where its files are. A name is resolved once; from
+//! then on everybody means that commit, those sizes and those hashes, until `brigade pull` asks again.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::HubError;
+use super::hash::{is_sha256, of_text};
+use super::name::{HubName, ModelName};
+
+/// The file's name.
+pub const FILE_NAME: &str = "models.lock";
+
+/// The form of the file.
+const VERSION: u64 = 1;
+
+/// Most bytes of it.
+const MAX_LOCK_BYTES: u64 = 64 << 20;
+
+/// How old a time of last use gets before it is written anew.
+const USE_PRECISION_S: u64 = 3600;
+
+/// All of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Lock {
+    version: u64,
+    /// The models, the newest state of each name last.
+    pub models: Vec<Entry>,
+}
+
+/// What one name means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name, with its quantisation.
+    pub name: String,
+    /// It is what the name without a quantisation means.
+    #[serde(default)]
+    pub usual: bool,
+    /// The source's commit; empty where it has none.
+    #[serde(default)]
+    pub commit: String,
+    /// As its card says.
+    #[serde(default)]
+    pub licence: Option<String>,
+    /// What its quantisation is called.
+    pub quant: String,
+    /// When it was last run, or fetched: seconds since 1970.
+    pub last_used: u64,
+    /// Its files, the first one first.
+    pub files: Vec<LockedFile>,
+}
+
+/// A file of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedFile {
+    /// Its address, without a query.
+    #[serde(default)]
+    pub url: String,
+    /// Bytes.
+    pub size: u64,
+    /// SHA-256, 64 hex digits.
+    pub sha256: String,
+    /// Where it is.
+    #[serde(flatten)]
+    pub place: Place,
+}
+
+/// Where a file is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// In brigade's own folder, which it was fetched into: by what leads there from the folder.
+    Own(String),
+    /// Where another program has put it: its path, and the time stamp it had when its hash was computed.
+    Elsewhere {
+        /// Absolute.
+        path: PathBuf,
+        /// Nanoseconds since 1970.
+        mtime_ns: u64,
+    },
+}
+
+impl Default for Lock {
+    fn default() -> Self {
+        Self { version: VERSION, models: Vec::new() }
+    }
+}
+
+impl Entry {
+    /// Tells the weights from all others: the hash of its file, or of the list of those of its files.
+    pub fn sha256(&self) -> String {
+        match &self.files[..] {
+            [one] => one.sha256.clone(),
+            several => of_text(
+                &several.iter().map(|file| file.sha256.as_str()).collect::<Vec<_>>().join("\n"),
+            ),
+        }
+    }
+
+    /// What the right to change it hangs on: its first file's place. `None`: it is not ours.
+    pub fn own_place(&self) -> Option<&str> {
+        match &self.files.first()?.place {
+            Place::Own(place) => Some(place),
+            Place::Elsewhere { .. } => None,
+        }
+    }
+
+    /// Bytes of its files.
+    pub fn size(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+}
+
+impl Lock {
+    /// One of these models.
+    pub fn of(models: &[Entry]) -> Self {
+        Self { version: VERSION, models: models.to_vec() }
+    }
+
+    /// Reads it. One that is not there is empty.
+    ///
+    /// # Errors
+    /// It is damaged, or of a newer program.
+    pub fn read(data_dir: &Path) -> Result<Self, HubError> {
+        let path = data_dir.join(FILE_NAME);
+        let wrong = |why: String| HubError::Lock { path: path.clone(), why };
+        let meta = match fs::metadata(&path) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            Err(error) => return Err(HubError::io("read", &path)(error)),
+        };
+        if meta.len() > MAX_LOCK_BYTES {
+            return Err(wrong(format!("it is longer than {MAX_LOCK_BYTES} bytes: {MOVE_AWAY}")));
+        }
+        let text = fs::read(&path).map_err(HubError::io("read", &path))?;
+        let damaged =
+            |error: serde_json::Error| wrong(format!("it is damaged ({error}): {MOVE_AWAY}"));
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(VERSION) => {}
+            Some(other) => {
+                let why = format!(
+                    "it is of version {other}, and this brigade knows version {VERSION}: use the brigade that wrote it, or {MOVE_AWAY}"
+                );
+                return Err(wrong(why));
+            }
+            None => return Err(wrong(format!("it has no version: {MOVE_AWAY}"))),
+        }
+        let lock: Self = serde_json::from_value(value).map_err(damaged)?;
+        match lock.models.iter().find(|entry| !is_sound(entry)) {
+            Some(entry) => {
+                Err(wrong(format!("what it says of {:?} makes no sense: {MOVE_AWAY}", entry.name)))
+            }
+            None => Ok(lock),
+        }
+    }
+
+    /// The newest state of `name`.
+    pub fn find(&self, name: &ModelName) -> Option<&Entry> {
+        let newest = |is: &dyn Fn(&Entry) -> bool| self.models.iter().rev().find(|entry| is(entry));
+        match name {
+            ModelName::Hub(hub) if hub.quant.is_none() => {
+                let start = format!("{hub}:");
+                newest(&|entry| entry.usual && entry.name.starts_with(&start))
+            }
+            name => {
+                let text = name.to_string();
+                let kin = match name {
+                    ModelName::Hub(HubName { repo, quant: Some(quant) }) => {
+                        format!("hf:{repo}:UD-{quant}")
+                    }
+                    _ => text.clone(),
+                };
+                let is = |wanted: &str| newest(&|entry| entry.name.eq_ignore_ascii_case(wanted));
+                is(&text).or_else(|| is(&kin))
+            }
+        }
+    }
+
+    /// Puts `entry` in the place of the same state of the same name, or at the end.
+    pub fn put(&mut self, entry: Entry) {
+        let same = |old: &Entry| {
+            old.name == entry.name && old.commit == entry.commit && old.sha256() == entry.sha256()
+        };
+        let usual = entry.usual || self.models.iter().any(|old| same(old) && old.usual);
+        self.models.retain(|old| !same(old));
+        self.models.push(Entry { usual, ..entry });
+    }
+
+    /// Changes the file, alone: others wait.
+    ///
+    /// # Errors
+    /// It cannot be read or written.
+    pub fn update(data_dir: &Path, change: impl FnOnce(&mut Self)) -> Result<(), HubError> {
+        fs::create_dir_all(data_dir).map_err(HubError::io("make", data_dir))?;
+        let guard = data_dir.join(format!("{FILE_NAME}.guard"));
+        let opened = File::options().create(true).truncate(false).write(true).open(&guard);
+        let alone = opened.map_err(HubError::io("open", &guard))?;
+        alone.lock().map_err(HubError::io("lock", &guard))?;
+        let mut lock = Self::read(data_dir)?;
+        change(&mut lock);
+        let (path, new) = (data_dir.join(FILE_NAME), data_dir.join(format!("{FILE_NAME}.new")));
+        let text = serde_json::to_vec_pretty(&lock).unwrap_or_default();
+        let written = || -> std::io::Result<()> {
+            fs::write(&new, text)?;
+            File::open(&new)?.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        written().map_err(HubError::io("write", &path))
+    }
+
+    /// Notes that `entry` was used now, where that is news.
+    pub fn touch(data_dir: &Path, entry: &Entry) {
+        let now = unix_now();
+        if now.saturating_sub(entry.last_used) < USE_PRECISION_S {
+            return;
+        }
+        let noted = Self::update(data_dir, |lock| {
+            let same = |old: &&mut Entry| old.name == entry.name && old.commit == entry.commit;
+            lock.models.iter_mut().filter(same).for_each(|old| old.last_used = now);
+        });
+        if let Err(error) = noted {
+            tracing::debug!(%error, "the time of last use is not noted");
+        }
+    }
+}
+
+const MOVE_AWAY: &str =
+    "move it away, and names are resolved anew; files that are there are not fetched again";
+
+fn is_sound(entry: &Entry) -> bool {
+    !entry.files.is_empty() && entry.files.iter().all(|file| is_sha256(&file.sha256))
+}
+
+/// Seconds since 1970.
+pub fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// When a file was last written: nanoseconds since 1970.
+pub fn mtime_ns(meta: &fs::Metadata) -> u64 {
+    let since = meta.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, commit: &str, usual: bool) -> Entry {
+        let place = Place::Own("hf/u/r/c/x.gguf".to_string());
+        let file = LockedFile { url: String::new(), size: 1, sha256: of_text(commit), place };
+        let (name, commit, quant) = (name.to_string(), commit.to_string(), "Q8_0".to_string());
+        Entry { name, usual, commit, licence: None, quant, last_used: 0, files: vec![file] }
+    }
+
+    #[test]
+    fn the_newest_state_of_a_name_is_found_and_kept() {
+        let dir = std::env::temp_dir().join(format!("brigade-lock-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        assert!(Lock::read(&dir).unwrap().models.is_empty());
+        for (name, commit, usual) in
+            [("hf:u/r:Q8_0", "1", true), ("hf:u/r:Q8_0", "2", true), ("hf:u/r:F16", "2", false)]
+        {
+            Lock::update(&dir, |lock| lock.put(entry(name, commit, usual))).unwrap();
+        }
+        Lock::update(&dir, |lock| lock.put(entry("hf:u/r:Q8_0", "2", false))).unwrap();
+        let lock = Lock::read(&dir).unwrap();
+        let find = |text: &str| {
+            let name = ModelName::parse(Path::new(text)).unwrap();
+            lock.find(&name).map(|entry| (entry.name.as_str(), entry.commit.as_str()))
+        };
+        assert_eq!(find("hf:u/r"), Some(("hf:u/r:Q8_0", "2")));
+        assert_eq!(find("hf:u/r:q8_0"), Some(("hf:u/r:Q8_0", "2")));
+        assert_eq!((find("hf:u/r:F16"), find("hf:u/r2")), (Some(("hf:u/r:F16", "2")), None));
+        assert_eq!(lock.models.len(), 3);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn files_of_others_and_halves_of_files_are_refused_by_name() {
+        let dir = std::env::temp_dir().join(format!("brigade-lock-bad-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        Lock::update(&dir, |lock| lock.put(entry("hf:u/r:Q8_0", "1", true))).unwrap();
+        let good = fs::read_to_string(dir.join(FILE_NAME)).unwrap();
+        let newer = good.replacen("\"version\": 1", "\"version\": 2", 1);
+        let shorter = good.replace(&of_text("1"), "12");
+        for (text, expected) in [
+            (&good[..good.len() / 2], "is damaged"),
+            (newer.as_str(), "version 2, and this brigade knows version 1"),
+            ("{}", "no version"),
+            (shorter.as_str(), "makes no sense"),
+        ] {
+            fs::write(dir.join(FILE_NAME), text).unwrap();
+            let error = Lock::read(&dir).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("move it away"), "{error}");
+            assert!(Lock::update(&dir, |_| ()).is_err(), "{text} is not written over");
+            assert_eq!(fs::read_to_string(dir.join(FILE_NAME)).unwrap(), text);
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

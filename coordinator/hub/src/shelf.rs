@@ -1,0 +1,246 @@
+//! What lies on this machine by name, and taking away what brigade itself has fetched. Nothing else is ever deleted: not what
+//! other programs have downloaded, not what a process uses, not what another name needs.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::error::HubError;
+use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
+use super::name::ModelName;
+use super::own::Own;
+use super::remote::HASHES;
+use super::resolver::HEADS;
+use super::settings::Settings;
+use super::stores;
+
+/// A model on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// By what name it is run.
+    pub name: String,
+    /// What its quantisation is called.
+    pub quant: String,
+    /// Bytes.
+    pub size: u64,
+    /// As its source says.
+    pub licence: Option<String>,
+    /// Seconds since 1970; `None`: never by brigade.
+    pub last_used: Option<u64>,
+    /// Whose store it is in: `brigade`, or another program's.
+    pub store: &'static str,
+    /// Its first file.
+    pub path: PathBuf,
+}
+
+/// What would be taken away, or was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Names, or what a file is.
+    pub what: Vec<String>,
+    /// Files, by what leads to them from the own folder.
+    pub files: Vec<String>,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// What stays although it was asked for, and why.
+    pub kept: Vec<String>,
+}
+
+/// All models: those that the lock has, then those of other programs.
+///
+/// # Errors
+/// The lock cannot be read.
+pub fn list(settings: &Settings) -> Result<Vec<Row>, HubError> {
+    let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
+    let mut rows: Vec<Row> =
+        lock.models.iter().rev().filter_map(|entry| row(&own, entry)).collect();
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    let seen: BTreeSet<PathBuf> = rows.iter().map(|row| row.path.clone()).collect();
+    for stored in stores::all(settings) {
+        let Some(path) = stored.paths.first().filter(|path| !seen.contains(*path)).cloned() else {
+            continue;
+        };
+        let size = stored
+            .paths
+            .iter()
+            .filter_map(|path| std::fs::metadata(path).ok())
+            .map(|meta| meta.len())
+            .sum();
+        let (name, quant, store) = (stored.name, stored.quant, stored.store);
+        rows.push(Row { name, quant, size, licence: None, last_used: None, store, path });
+    }
+    Ok(rows)
+}
+
+fn row(own: &Own, entry: &Entry) -> Option<Row> {
+    let (path, store) = match &entry.files.first()?.place {
+        Place::Own(place) => (own.path(place).ok()?, "brigade"),
+        Place::Elsewhere { path, .. } => (path.clone(), "another program"),
+    };
+    path.is_file().then(|| Row {
+        name: entry.name.clone(),
+        quant: entry.quant.clone(),
+        size: entry.size(),
+        licence: entry.licence.clone(),
+        last_used: Some(entry.last_used),
+        store,
+        path,
+    })
+}
+
+/// Takes away all states of one model. `kept`: names that the configuration has.
+///
+/// # Errors
+/// It is not ours, is in use, or is configured.
+pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken, HubError> {
+    let name = ModelName::parse(text)?;
+    let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
+    let shown = lock.find(&name).map_or_else(|| name.to_string(), |entry| entry.name.clone());
+    let not_ours = |hint: String| HubError::NotOurs { name: shown.clone(), hint };
+    let Some(newest) = lock.find(&name) else {
+        return Err(not_ours("brigade models lists what is here; files by path and of other programs are theirs to delete".to_string()));
+    };
+    if let Some(Place::Elsewhere { path, .. }) = newest.files.first().map(|file| &file.place) {
+        let hint =
+            format!("it lies in another program's store, {}, and stays there", path.display());
+        return Err(not_ours(hint));
+    }
+    if let Some(by) = configured(newest, kept) {
+        return Err(HubError::InUse { name: shown, by });
+    }
+    let states: Vec<Entry> =
+        lock.models.iter().filter(|entry| entry.name == newest.name).cloned().collect();
+    let mut claims = Vec::new();
+    for place in states.iter().filter_map(Entry::own_place) {
+        claims.push(own.claim(place, &shown, None)?);
+    }
+    take_entries(settings, &own, &states)
+}
+
+/// Takes away what was not used for `unused_s` seconds: models, and files of downloads that nobody finished. Without `yes`
+/// it only says what it would do.
+///
+/// # Errors
+/// The lock cannot be read or written, or a file not be deleted.
+pub fn prune(
+    settings: &Settings,
+    unused_s: u64,
+    kept: &[String],
+    yes: bool,
+) -> Result<Taken, HubError> {
+    let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
+    let before = unix_now().saturating_sub(unused_s);
+    let (mut states, mut claims, mut stay) = (Vec::new(), Vec::new(), Vec::new());
+    for entry in lock.models.iter().filter(|entry| entry.last_used <= before) {
+        let Some(place) = entry.own_place() else { continue };
+        let is_newest =
+            lock.models.iter().rev().find(|other| other.name == entry.name) == Some(entry);
+        match (configured(entry, kept).filter(|_| is_newest), own.claim(place, &entry.name, None)) {
+            (Some(by), _) => stay.push(format!("{}: {by}", entry.name)),
+            (None, Err(error)) => stay.push(error.to_string()),
+            (None, Ok(claim)) => {
+                claims.push(claim);
+                states.push(entry.clone());
+            }
+        }
+    }
+    let left = leftovers(&own, &lock, before);
+    let mut taken = match yes {
+        true => take_entries(settings, &own, &states)?,
+        false => would_take(&lock, &states),
+    };
+    taken.kept = stay;
+    for (place, bytes) in left {
+        if yes {
+            own.delete(&place)?;
+        }
+        taken.what.push(format!("left over: {place}"));
+        taken.bytes += bytes;
+        taken.files.push(place);
+    }
+    Ok(taken)
+}
+
+/// Why the configuration keeps a model.
+fn configured(entry: &Entry, kept: &[String]) -> Option<String> {
+    let is = |name: &&String| {
+        let parsed = ModelName::parse(Path::new(name.as_str())).ok();
+        let lock = Lock::of(std::slice::from_ref(entry));
+        parsed.is_some_and(|parsed| lock.find(&parsed).is_some())
+    };
+    kept.iter().find(is).map(|name| format!("the configuration names it ({name})"))
+}
+
+/// The files that only `states` need.
+fn would_take(lock: &Lock, states: &[Entry]) -> Taken {
+    let others: BTreeSet<&Place> = lock
+        .models
+        .iter()
+        .filter(|entry| !states.contains(entry))
+        .flat_map(|e| &e.files)
+        .map(|f| &f.place)
+        .collect();
+    let mut taken = Taken::default();
+    for entry in states {
+        taken.what.push(match entry.commit.get(..8) {
+            Some(commit) => format!("{} ({commit})", entry.name),
+            None => entry.name.clone(),
+        });
+        for file in entry.files.iter().filter(|file| !others.contains(&file.place)) {
+            if let Place::Own(place) = &file.place {
+                taken.files.push(place.clone());
+                taken.bytes += file.size;
+            }
+        }
+    }
+    taken
+}
+
+/// The lock forgets them first: a file that stays by a fault is a leftover, and never a model with a hole.
+fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Taken, HubError> {
+    let mut taken = Taken::default();
+    Lock::update(&settings.data_dir, |lock| {
+        taken = would_take(lock, states);
+        lock.models.retain(|entry| !states.contains(entry));
+    })?;
+    for place in &taken.files {
+        match own.delete(place) {
+            Err(HubError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    Ok(taken)
+}
+
+/// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
+fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
+    let mut named = BTreeSet::new();
+    for entry in &lock.models {
+        named.insert(format!("{HASHES}/{}.json", entry.sha256()));
+        for file in &entry.files {
+            if let Place::Own(place) = &file.place {
+                named.insert(format!("{HEADS}/{place}"));
+                named.insert(place.clone());
+            }
+        }
+    }
+    let is_ours = |place: &str| {
+        ["hf/", "ollama/", "address/", "heads/", "tensors/"]
+            .iter()
+            .any(|start| place.starts_with(start))
+    };
+    let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
+    let is_free = |place: &str| {
+        let target = place
+            .strip_suffix(".part.json")
+            .or_else(|| place.strip_suffix(".part"))
+            .unwrap_or(place);
+        own.claim(target, place, None).is_ok()
+    };
+    let files = own.files().into_iter();
+    files
+        .filter(|(place, meta)| {
+            is_ours(place) && !named.contains(place) && is_old(meta) && is_free(place)
+        })
+        .map(|(place, meta)| (place, meta.len()))
+        .collect()
+}

@@ -1,0 +1,228 @@
+//! `brigade pull`, `models`, `rm` and `prune`: models by name on this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use brigade_gguf::Gguf;
+use brigade_hub::resolver::Resolver;
+use brigade_hub::shelf::{self, Row, Taken};
+use brigade_line::clock;
+use brigade_plan::format_bytes;
+use clap::Args;
+use serde_json::json;
+
+use super::data_dir::DataDirArgs;
+use super::hub::{HubArgs, Watcher};
+use super::{output, units};
+
+/// Characters of a commit that are shown.
+const SHOWN_COMMIT: usize = 8;
+
+/// What stands where something is not known.
+const NOTHING: &str = "-";
+
+/// Fetch a model by name, or the state that its source has now.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade pull hf:bartowski/Qwen_Qwen3-8B-GGUF:Q4_K_M
+  brigade pull hf:unsloth/DeepSeek-V3-GGUF:UD-Q2_K_XL      all files of a split model
+  brigade pull ollama:llama3.3:70b
+  brigade pull https://example.com/model.gguf
+
+HF_TOKEN is for gated and private repositories, HF_ENDPOINT names another hub, HTTPS_PROXY a proxy.
+A model that was pulled before is fetched anew only where its source has changed.")]
+pub struct PullArgs {
+    /// What to fetch: hf:USER/REPO[:QUANT], ollama:NAME[:TAG] or https://HOST/FILE.gguf
+    #[arg(value_name = "NAME")]
+    name: PathBuf,
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the models on this machine that can be named.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What brigade has fetched comes first, then what lies in the caches of Hugging Face's and llama.cpp's programs and in
+Ollama's store. These are used where they lie, and never deleted.")]
+pub struct ModelsArgs {
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Delete a model that brigade has fetched.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The name, as `brigade models` has it; repeatable
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<PathBuf>,
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+/// Delete models that brigade has fetched and nobody uses.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  brigade prune --unused-since 30d          says what it would delete
+  brigade prune --unused-since 30d --yes    deletes it")]
+pub struct PruneArgs {
+    /// Models that were not run for so long, such as 12h, 30d
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = units::duration)]
+    unused_since: Duration,
+    /// Delete, and not only say what would be deleted
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `brigade pull`.
+pub fn pull(args: &PullArgs) -> Result<()> {
+    let settings = args.hub.settings(&args.data_dir)?;
+    let watcher = Watcher::new();
+    let (found, is_news) = Resolver::new(&settings, &watcher).pull(&args.name)?;
+    drop(watcher);
+    let (entry, path) = (&found.entry, found.path.display());
+    if args.json {
+        let files: Vec<_> = entry
+            .files
+            .iter()
+            .map(|file| json!({ "size": file.size, "sha256": file.sha256 }))
+            .collect();
+        return output::json(&json!({
+            "name": entry.name,
+            "path": found.path,
+            "commit": entry.commit,
+            "licence": entry.licence,
+            "quant": entry.quant,
+            "files": files,
+            "changed": is_news,
+        }));
+    }
+    let state = if is_news { "" } else { ", as before" };
+    let commit = entry
+        .commit
+        .get(..SHOWN_COMMIT)
+        .map_or(String::new(), |commit| format!(", commit {commit}"));
+    let licence = entry
+        .licence
+        .as_ref()
+        .map_or(String::new(), |licence| format!(", licence {}", output::plain(licence)));
+    let size = format_bytes(entry.size());
+    output::line(format_args!("{}: {size}{commit}{licence}{state}", entry.name))?;
+    output::line(format_args!("{path}"))
+}
+
+/// Runs `brigade models`.
+pub fn models(args: &ModelsArgs) -> Result<()> {
+    let mut rows = shelf::list(&args.hub.settings(&args.data_dir)?)?;
+    for row in &mut rows {
+        let unknown = row.licence.is_none();
+        row.licence = if unknown { licence_in(&row.path) } else { row.licence.take() };
+    }
+    if args.json {
+        let all: Vec<_> = rows.iter().map(as_json).collect();
+        return output::json(&all);
+    }
+    if rows.is_empty() {
+        return output::line(format_args!(
+            "no models yet: brigade pull hf:USER/REPO:QUANT fetches one"
+        ));
+    }
+    let now = clock::unix_now();
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| cells(row, now)).collect();
+    output::table(&["name", "quant", "size", "licence", "last used", "where"], &cells)
+}
+
+fn as_json(row: &Row) -> serde_json::Value {
+    json!({
+        "name": row.name,
+        "quant": row.quant,
+        "size": row.size,
+        "licence": row.licence,
+        "last_used": row.last_used,
+        "store": row.store,
+        "path": row.path,
+    })
+}
+
+fn cells(row: &Row, now: u64) -> Vec<String> {
+    let used = row.last_used.map(|at| format!("{} ago", units::span(now.saturating_sub(at))));
+    let nothing = || NOTHING.to_string();
+    vec![
+        row.name.clone(),
+        row.quant.clone(),
+        format_bytes(row.size),
+        row.licence.clone().unwrap_or_else(nothing),
+        used.unwrap_or_else(nothing),
+        row.store.to_string(),
+    ]
+}
+
+/// What a file says about its licence; a file that cannot be read says nothing.
+fn licence_in(path: &Path) -> Option<String> {
+    let gguf = Gguf::open_header_only(path).ok()?;
+    gguf.meta().opt_str("general.license").ok().flatten().map(str::to_string)
+}
+
+/// Runs `brigade rm`.
+pub fn rm(args: &RmArgs) -> Result<()> {
+    let settings = args.hub.settings(&args.data_dir)?;
+    for name in &args.names {
+        let taken = shelf::remove(&settings, name, &configured())?;
+        output::line(format_args!(
+            "deleted {}, {}",
+            taken.what.join(", "),
+            format_bytes(taken.bytes)
+        ))?;
+    }
+    Ok(())
+}
+
+/// Runs `brigade prune`.
+pub fn prune(args: &PruneArgs) -> Result<()> {
+    let settings = args.hub.settings(&args.data_dir)?;
+    let taken = shelf::prune(&settings, args.unused_since.as_secs(), &configured(), args.yes)?;
+    if args.json {
+        let Taken { what, files, bytes, kept } = &taken;
+        return output::json(
+            &json!({ "deleted": args.yes, "models": what, "files": files, "bytes": bytes, "kept": kept }),
+        );
+    }
+    let verb = if args.yes { "deleted" } else { "would delete" };
+    for what in &taken.what {
+        output::line(format_args!("{verb} {}", output::plain(what)))?;
+    }
+    for kept in &taken.kept {
+        output::line(format_args!("kept: {}", output::plain(kept)))?;
+    }
+    let (n, bytes) = (taken.files.len(), format_bytes(taken.bytes));
+    output::line(format_args!(
+        "{n} files, {bytes}{}",
+        if args.yes || n == 0 { "" } else { "; --yes deletes them" }
+    ))
+}
+
+/// Names that this machine's configuration has: they stay.
+fn configured() -> Vec<String> {
+    std::env::var("BRIGADE_MODEL").ok().filter(|name| !name.is_empty()).into_iter().collect()
+}
