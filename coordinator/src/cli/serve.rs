@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use super::config::ConfigFile;
 use super::keeping::{KeepArgs, Keeping, journal};
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
@@ -62,6 +63,8 @@ Examples:
 The first SIGINT or SIGTERM lets running answers end within 20 s, the second cuts them.
 With --tls-cert, SIGHUP reads the certificate again.")]
 pub struct ServeArgs {
+    #[command(flatten)]
+    config: ConfigFile,
     #[command(flatten)]
     model: ModelArgs,
     /// Let workers join on this address (brigade worker --join)
@@ -136,6 +139,13 @@ pub struct ServeArgs {
     cluster: ClusterArgs,
     #[command(flatten)]
     line: LineArgs,
+}
+
+impl ServeArgs {
+    /// The model is in this file; `None`: the demo model.
+    pub fn set_model(&mut self, file: Option<PathBuf>) {
+        self.model.model = file;
+    }
 }
 
 /// Runs the command.
