@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod binary;
+mod changed_files;
 mod chat;
 mod commands;
 mod control_vectors;
@@ -17,6 +18,7 @@ mod hybrids;
 mod kept_layers;
 mod logs;
 mod lora_line;
+mod options_file;
 mod perplexity;
 mod positions;
 mod real_files;
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
     brigade_harness::main(brigade_harness::modules![
         bad_input,
         binary,
+        changed_files,
         chat,
         commands,
         control_vectors,
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         kept_layers,
         logs,
         lora_line,
+        options_file,
         perplexity,
         positions,
         replay,

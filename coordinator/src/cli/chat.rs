@@ -194,7 +194,7 @@ pub async fn near(
         options.max_seqs = options.max_seqs.max(2);
     }
     let model = options.model.path()?;
-    let gguf = input::open_model(&model, |path| Gguf::open(path))?;
+    let (gguf, _) = input::open_model(&model, |path| Gguf::open_files(path))?;
     // Before anything is started and anybody types.
     if options.chat_template.is_none() {
         let text = input::open_model(&model, |_| TextModel::from_gguf(String::new(), &gguf))?;

@@ -59,7 +59,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         sum.elements += t.n_elems() as u64;
         sum.bytes += t.nbytes;
     }
-    let missing = Gguf::open(&args.model).err().map(|error| with_causes(&error));
+    let missing = Gguf::open_files(&args.model).err().map(|error| with_causes(&error));
     let described = input::open_model(&args.model, Model::open_header_only).and_then(|model| {
         let facts = model.facts(args.kv_type.engine())?;
         Ok((model, facts))

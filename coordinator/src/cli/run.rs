@@ -165,7 +165,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
         return chat::near(options, talk, chat::history(&args.line, false)?).await;
     }
     // Nobody types a prompt for a model that is not there.
-    input::open_model(&args.model.path()?, |path| Gguf::open(path))?;
+    input::open_model(&args.model.path()?, |path| Gguf::open_files(path))?;
     let prompt = args.prompt()?;
     with_session(options, async |session| generate(session, &args, prompt).await).await
 }

@@ -315,7 +315,8 @@ async fn is_promising(session: &Session) -> bool {
     let news = async {
         loop {
             match &*status.borrow_and_update() {
-                Status::Failed { .. } => return false,
+                // It answers, and says why there is no line.
+                Status::Failed { .. } => return session.model.check_unchanged().is_err(),
                 Status::Ready(_) | Status::Stopping => return true,
                 // An attempt that failed may have been the last one.
                 Status::Loading(_) | Status::Down { .. } => {}
@@ -332,12 +333,23 @@ async fn is_promising(session: &Session) -> bool {
     tokio::time::timeout(TROUBLE_SHOWS_WITHIN, news).await.unwrap_or(true)
 }
 
-/// The reason why there will never be a line.
+/// The reason why there will never be a line, and the server ends. Where the model's file was cut off or written to, the line
+/// alone ends: the server lives on, and whoever asks is told so.
 async fn failed(session: &Session) -> String {
     let mut status = session.engine.watch();
     loop {
-        if let Status::Failed { reason } = &*status.borrow_and_update() {
-            return reason.clone();
+        // Nobody is kept from saying what comes next.
+        let reason = match &*status.borrow_and_update() {
+            Status::Failed { reason } => Some(reason.clone()),
+            _ => None,
+        };
+        match reason {
+            Some(reason) if session.model.check_unchanged().is_ok() => return reason,
+            Some(reason) => {
+                tracing::error!(reason, "the line has ended for good");
+                std::future::pending::<()>().await;
+            }
+            None => {}
         }
         if status.changed().await.is_err() {
             return "the driver has ended".to_string();

@@ -21,7 +21,6 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
 pub use merge::{Refused, parse};
-pub use text::reference;
 
 use super::output;
 

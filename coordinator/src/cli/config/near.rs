@@ -11,19 +11,27 @@ pub fn near<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Option
     with_distance.filter(|(far, _)| *far <= bound).min_by_key(|(far, _)| *far).map(|(_, name)| name)
 }
 
-/// Letters to write anew, add or leave out between two words.
+/// Letters to write anew, add, leave out or exchange with the next one between two words.
 fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    // Row i, column j: between the first i letters of one word and the first j of the other.
+    let mut rows = vec![vec![0; other.len() + 1]; one.len() + 1];
+    for i in 0..=one.len() {
+        for j in 0..=other.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let written = rows[i - 1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
+                written.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1)
+            };
+            let is_exchanged =
+                i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1];
+            if is_exchanged {
+                rows[i][j] = rows[i][j].min(rows[i - 2][j - 2] + 1);
+            }
         }
     }
-    row[other.len()]
+    rows[one.len()][other.len()]
 }
 
 #[cfg(test)]
@@ -37,7 +45,8 @@ mod tests {
         assert_eq!(near("lisen", names), Some("listen"));
         assert_eq!(near("Listen", names), Some("listen"));
         assert_eq!(near("kvtype", names), Some("kv-type"));
-        assert_eq!(near("cxt", ["ctx"]), None, "two letters of three are another word");
+        assert_eq!(near("cxt", names), Some("ctx"));
+        assert_eq!(near("cat", names), None, "two letters of three are another word");
         assert_eq!(near("nonsense", names), None);
         assert_eq!(distance("kitten", "sitting"), 3);
     }

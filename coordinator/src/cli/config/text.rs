@@ -1,10 +1,8 @@
-//! The definitions written down for people: a commented file, and the reference of the manual.
-
-use std::fmt::Write;
+//! The definitions written down for people: a commented file. A test writes the reference of the manual from them.
 
 use serde_json::Value;
 
-use super::options::{self, Kind, MODEL, NAME, Opt, Section};
+use super::options::{self, Kind, MODEL, NAME, Opt};
 use super::source::VERSION;
 
 /// Columns of a comment.
@@ -95,26 +93,68 @@ fn example(option: &Opt) -> String {
     if option.is_list() { format!("[{one}]") } else { one }
 }
 
-/// The reference of the manual: a table for each section.
-pub fn reference() -> String {
-    let mut text = String::new();
-    for section in options::sections() {
-        let _ = write!(text, "\n## [{}]\n\n{}", section.name, table(section));
-    }
-    text
-}
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::path::Path;
 
-fn table(section: &Section) -> String {
-    let mut table = "| key | value | meaning |\n|---|---|---|\n".to_owned();
-    for option in &section.options {
-        let value = match option.default() {
-            Some(_) => format!("`{}`", example(option)),
-            None => format!("`{}`", example(option).replace("false", "true or false")),
-        };
-        let env = option.env().map_or(String::new(), |name| format!(" (`{name}`)"));
-        let cells = [format!("`{}`{env}", option.key()), value, about(option)];
-        let cells = cells.map(|cell| cell.replace('|', "\\|"));
-        let _ = writeln!(table, "| {} |", cells.join(" | "));
+    use super::super::options::Section;
+    use super::*;
+
+    /// The page of the manual that has the reference.
+    const PAGE: &str = "docs/configuration.md";
+    /// What stands around the reference.
+    const MARKERS: [&str; 2] =
+        ["<!-- options: made by a test, `just bless` writes it -->\n", "<!-- options: end -->"];
+
+    /// A table for each section.
+    fn reference() -> String {
+        let mut text = String::new();
+        for section in options::sections() {
+            let _ = writeln!(text, "\n### {}\n\n{}", section.name, table(section));
+        }
+        text
     }
-    table
+
+    fn table(section: &Section) -> String {
+        let mut table = "| key | value | meaning |\n|---|---|---|\n".to_owned();
+        for option in &section.options {
+            let value = match option.kind() {
+                Kind::Switch => "`true`, `false`".to_owned(),
+                _ => format!("`{}`", example(option)),
+            };
+            let env = option.env().map_or(String::new(), |name| format!(", `{name}`"));
+            let cells = [format!("`{}`{env}", option.key()), value, about(option)];
+            let cells = cells.map(|cell| cell.replace('|', "\\|").replace('*', "\\*"));
+            let _ = writeln!(table, "| {} |", cells.join(" | "));
+        }
+        table
+    }
+
+    #[test]
+    fn the_manual_has_every_option() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = here.ancestors().nth(2).expect("this package is `coordinator/unit`").join(PAGE);
+        let page = std::fs::read_to_string(&path).expect("the page");
+        let (before, rest) = page.split_once(MARKERS[0]).expect("the first marker");
+        let (_, behind) = rest.split_once(MARKERS[1]).expect("the second marker");
+        let made = [before, MARKERS[0], &reference(), MARKERS[1], behind].concat();
+        if std::env::var_os("BRIGADE_BLESS").is_some_and(|value| value == "1") {
+            std::fs::write(&path, made).expect("the page is written");
+        } else {
+            assert!(made == page, "{PAGE} has other options: BRIGADE_BLESS=1 writes it");
+        }
+    }
+
+    #[test]
+    fn comments_have_every_option_and_fit_a_screen() {
+        let text = commented();
+        for section in options::sections() {
+            for option in &section.options {
+                assert!(text.contains(&format!("\n#{} = ", option.key())), "{}", option.key());
+            }
+        }
+        let longest = text.lines().filter(|line| line.starts_with("# ")).map(|l| l.chars().count());
+        assert!(longest.max() <= Some(WIDTH + 10), "{:?}", text.lines().max_by_key(|l| l.len()));
+    }
 }
