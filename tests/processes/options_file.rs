@@ -52,7 +52,9 @@ impl Drop for Scratch {
 
 fn command(args: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(brigade());
-    VARIABLES.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
     command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
     command
 }

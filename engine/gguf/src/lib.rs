@@ -1,4 +1,4 @@
-//! GGUF files: a checked, zero-copy reader over a memory map, and a writer.
+//! GGUF files: a checked reader that copies nothing of a header in memory or of a memory map, and a writer.
 //!
 //! Every count, length and offset is checked against the file and a named cap before it is used. So a damaged
 //! or hostile file is an error that names the field. It never causes a panic, a huge allocation or a read out

@@ -6,9 +6,12 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::merge::{self, contradictions};
+use super::complaint::contradictions;
+use super::loaded::{Loaded, Setting};
+use super::merge;
 use super::options;
-use super::source::{Loaded, Problem, Setting};
+use super::place::Problem;
+use super::source;
 use super::{ConfigFile, complain};
 use crate::cli::output;
 
@@ -21,9 +24,9 @@ const OTHERS_READ: u32 = 0o004;
 /// There is something wrong, or no file.
 pub fn execute(file: &ConfigFile, as_json: bool) -> Result<()> {
     let Some(path) = merge::file(file.config.as_deref()) else {
-        bail!("there is no {}: name a file with --config", merge::DEFAULT_FILE)
+        bail!("no file is named, and there is no {}: give --config FILE", merge::DEFAULT_FILE)
     };
-    let loaded = Loaded::read(&path);
+    let loaded = source::read(&path);
     let problems = problems(&loaded);
     let warnings = open_secrets(&loaded);
     if as_json {

@@ -1,21 +1,33 @@
 //! `brigade config` checks, shows and writes the file that options may stand in.
 //!
-//! [`options`] reads what may stand there from clap's definitions, [`source`] reads files, and [`merge`] puts what they say
-//! among the arguments of a command. [`text`] and [`schema`] write the definitions down, for people and for editors.
+//! Reading order:
+//!
+//! - [`options`] reads what may stand there from clap's definitions.
+//! - [`source`] reads the file and its drop-ins into what is [`loaded`], each by `one_file`, with values by `value`, problems
+//!   and their places by `place`, and what was meant by a wrong name by `unknown` and `near`.
+//! - [`merge`] puts what they say among the arguments of a command: what stands of it is in `take`, and what clap says about
+//!   the whole in `complaint`.
+//! - `check` and `show` are the commands; [`text`] and [`schema`] write the definitions down, for people and for editors.
 
 mod check;
+mod complaint;
+mod loaded;
 pub mod merge;
 mod near;
+mod one_file;
 mod options;
+mod place;
 mod schema;
 mod show;
 mod source;
+mod take;
 mod text;
+mod unknown;
 mod value;
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -111,6 +123,9 @@ fn init(args: &InitArgs) -> Result<()> {
     if path.as_os_str() == "-" {
         return output::line(format_args!("{}", text.trim_end()));
     }
+    if path == Path::new(merge::NO_FILE) {
+        bail!("`{}` is what stands for no file: name one with --config FILE", merge::NO_FILE);
+    }
     let mut options = std::fs::OpenOptions::new();
     options.write(true);
     match args.force {
@@ -129,7 +144,7 @@ fn init(args: &InitArgs) -> Result<()> {
 }
 
 /// Says what is wrong with files, a line for each.
-pub fn complain(problems: &[source::Problem]) {
+pub fn complain(problems: &[place::Problem]) {
     for problem in problems {
         output::remark(format_args!("{}", output::plain(&problem.to_string())));
     }

@@ -21,6 +21,11 @@ pub const MODEL: &str = "model";
 /// What a model is called, beside the options of its line.
 pub const NAME: &str = "name";
 
+/// The version of the file that this program reads, and those before it.
+pub const VERSION: i128 = 1;
+/// The key that it stands at.
+pub const VERSION_KEY: &str = "version";
+
 /// Options that say where the file is, and so do not stand in it.
 pub const CONFIG: &str = "config";
 

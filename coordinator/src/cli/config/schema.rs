@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::options::{self, Kind, MODEL, NAME, Opt};
-use super::source::VERSION;
+use super::options::{self, Kind, MODEL, NAME, Opt, VERSION};
 
 /// The dialect that it is written in: of those that editors of TOML read, the one that all have.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";

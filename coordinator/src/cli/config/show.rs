@@ -7,9 +7,11 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use serde_json::{Value, json};
 
+use super::loaded::{Loaded, ModelEntry, Setting};
 use super::merge::{self, Merged, Purpose, Refused};
 use super::options::{self, Kind, Opt, Section};
-use super::source::{Loaded, ModelEntry, Setting};
+use super::source;
+use super::take;
 use super::{ConfigFile, complain};
 use crate::cli::output;
 
@@ -22,7 +24,7 @@ const REDACTED: &str = "(secret)";
 /// The file or the command line is wrong.
 pub fn execute(file: &ConfigFile, command: &[OsString], as_json: bool) -> Result<()> {
     let loaded = match merge::file(file.config.as_deref()) {
-        Some(path) => Loaded::read(&path),
+        Some(path) => source::read(&path),
         None => Loaded::default(),
     };
     if !loaded.problems.is_empty() {
@@ -137,8 +139,8 @@ fn as_json(option: &Opt, texts: Option<&[String]>) -> Value {
 /// The texts of an option's value, `None` where it has none, and where they come from.
 fn found(option: &Opt, matches: &ArgMatches, merged: &Merged) -> (Option<Vec<String>>, String) {
     let of_model = merged.model.iter().flat_map(|model| &model.settings);
-    if option.key() == merge::MODEL
-        && let Some(setting) = of_model.into_iter().find(|setting| setting.key == merge::MODEL)
+    if option.key() == take::MODEL
+        && let Some(setting) = of_model.into_iter().find(|setting| setting.key == take::MODEL)
     {
         return (Some(setting.value.texts().to_vec()), setting.at.to_string());
     }

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use super::options::{self, Kind, MODEL, NAME, Opt};
-use super::source::VERSION;
+use super::options::{self, Kind, MODEL, NAME, Opt, VERSION};
 
 /// Columns of a comment.
 const WIDTH: usize = 110;

@@ -97,6 +97,9 @@ fn accept(option: &Opt, text: &str) -> Result<(), String> {
     let Err(error) = Command::new("it").arg(alone).try_get_matches_from(words) else {
         return Ok(());
     };
+    if option.is_secret() {
+        return Err("this value cannot be used".to_owned());
+    }
     let reason = std::error::Error::source(&error).map(ToString::to_string);
     Err(match (error.kind(), reason) {
         (_, Some(reason)) => format!("{text:?}: {reason}"),
@@ -112,4 +115,52 @@ fn accept(option: &Opt, text: &str) -> Result<(), String> {
         }
         _ => format!("{text:?} cannot be used"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::section;
+    use super::*;
+
+    /// What becomes of `key = TEXT` in a section.
+    fn read(name: &str, key: &str, text: &str) -> Result<Value, String> {
+        let option = section(name).unwrap().option(key).expect("an option");
+        Value::read(option, DeValue::parse(text).unwrap().get_ref())
+    }
+
+    #[test]
+    fn values_are_what_the_command_line_would_have() {
+        let one = |text: &str| Ok(Value::One(text.to_owned()));
+        assert_eq!(read("serve", "ctx", "4_096"), one("4096"));
+        assert_eq!(read("serve", "ctx", "0x10"), one("16"));
+        assert_eq!(read("run", "temp", "0.5"), one("0.5"));
+        assert_eq!(read("run", "temp", "0"), one("0"));
+        assert_eq!(read("run", "repeat-last-n", "-1"), one("-1"));
+        assert_eq!(read("serve", "memory", "'12G'"), one("12G"));
+        assert_eq!(read("serve", "tensor-split", "'3,1'"), one("3,1"));
+        assert_eq!(read("serve", "no-auth", "true"), Ok(Value::Switch(true)));
+        let list =
+            |texts: &[&str]| Ok(Value::List(texts.iter().map(ToString::to_string).collect()));
+        assert_eq!(read("serve", "worker", "['a:1', 'b:2']"), list(&["a:1", "b:2"]));
+        assert_eq!(read("serve", "worker", "'a:1'"), list(&["a:1"]));
+    }
+
+    #[test]
+    fn what_no_flag_would_take_is_refused() {
+        for (key, text, why) in [
+            ("ctx", "-1", "invalid digit"),
+            ("ctx", "true", "a number is needed, not true or false"),
+            ("ctx", "[1]", "a number is needed, not a list"),
+            ("keep", "5000000000", "5000000000 is not in"),
+            ("kv-type", "'f61'", "none of f32, f16, q8_0"),
+            ("journal", "true", "one of on, off is needed"),
+            ("model", "''", "a text that is not empty"),
+            ("no-auth", "1", "true or false is needed, not a number"),
+            ("worker", "[1.5, {}]", "not a table"),
+            ("ctx", "999999999999999999999999999999999999999999", "too large"),
+        ] {
+            let refused = read("serve", key, text).expect_err(key);
+            assert!(refused.contains(why), "{key} = {text}: {refused}");
+        }
+    }
 }
