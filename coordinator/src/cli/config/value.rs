@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn what_no_flag_would_take_is_refused() {
         for (key, text, why) in [
-            ("ctx", "-1", "invalid digit"),
+            ("ctx", "-1", "-1 is not in 0..="),
             ("ctx", "true", "a number is needed, not true or false"),
             ("ctx", "[1]", "a number is needed, not a list"),
             ("keep", "5000000000", "5000000000 is not in"),
