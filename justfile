@@ -29,6 +29,7 @@ test-gpu:
 bless:
     BRIGADE_BLESS=1 cargo test --release --workspace --test models -- arch_table::
     BRIGADE_BLESS=1 cargo test --release --workspace --test generated
+    BRIGADE_BLESS=1 cargo test --release -p brigade-coordinator-unit config::text::
     BRIGADE_UPDATE_GOLDEN=1 cargo test --release --workspace --test scheduler -- sched_scripts::
 
 # What takes too long for every change, all of it or some of its parts: just nightly, just nightly losses crowds

@@ -4,11 +4,10 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use brigade_coordinator::cli::{
-    Cli, args::LogFormat, arguments, hint, is_interrupt, is_unread, log_text::TextFields, no_color,
-    output,
+    Cli, args::LogFormat, arguments, config, config::Refused, hint, is_interrupt, is_unread,
+    log_text::TextFields, no_color, output,
 };
 use brigade_proto::net::with_causes;
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use tracing_subscriber::EnvFilter;
 
@@ -16,13 +15,21 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Exit code where options are wrong, as clap has it.
+const WRONG_ARGUMENTS: u8 = 2;
+
 /// Exit code after a signal, as shells have it for SIGINT.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let mut cli = match Cli::try_parse_from(arguments(std::env::args_os())) {
+    let args = arguments(std::env::args_os());
+    let mut cli = match config::parse(&args) {
         Ok(cli) => cli,
-        Err(error) => return refused(&error),
+        Err(Refused::Arguments(error, remarks)) => return refused(&error, &remarks),
+        Err(Refused::File(problems)) => {
+            config::complain(&problems);
+            return ExitCode::from(WRONG_ARGUMENTS);
+        }
     };
     set_up_logs(&cli);
     cli.command.prepare();
@@ -52,9 +59,12 @@ fn main() -> ExitCode {
 }
 
 /// Says what is wrong with the arguments, or what was asked for: help, the version.
-fn refused(error: &clap::Error) -> ExitCode {
+fn refused(error: &clap::Error, remarks: &[String]) -> ExitCode {
     // Where nobody reads it, nothing is lost.
     let _ = error.print();
+    for remark in remarks {
+        output::remark(format_args!("note: {remark}"));
+    }
     if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
         && error.kind() == ErrorKind::UnknownArgument
         && let Some(hint) = hint(argument)

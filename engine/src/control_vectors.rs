@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::{Gguf, TensorFiles, TensorInfo};
 use crate::quant::GgmlType;
 use crate::spec::{Beside, ModelError, ModelSpec};
 
@@ -50,14 +50,14 @@ impl ControlVectors {
                 let file = path.display();
                 ModelError::Unsupported(format!("control vector {file}: {why}"))
             };
-            let file = open(path)?;
+            let (file, data) = Gguf::open_files(path)?;
             check_kind(&file).map_err(refused)?;
             if file.tensors().is_empty() {
                 return Err(refused(format!("it has no {DIRECTION}N tensors: convert it again")));
             }
             for tensor in file.tensors() {
                 let layer = check_direction(tensor, model).map_err(refused)?;
-                let values = values(&file, tensor)?;
+                let values = values(&data, tensor)?;
                 if values.iter().any(|value| !value.is_finite()) {
                     let why =
                         format!("{} has values that are no numbers: train it again", tensor.name);
@@ -122,10 +122,6 @@ pub struct StageVectors {
     pub rows: Vec<f32>,
 }
 
-fn open(path: &Path) -> Result<Gguf, ModelError> {
-    Ok(Gguf::open(path)?)
-}
-
 /// `controlvector.model_hint` is not compared: trainers write the name that their own library has for the architecture.
 fn check_kind(file: &Gguf) -> Result<(), String> {
     match file.architecture() {
@@ -163,7 +159,10 @@ fn check_direction(tensor: &TensorInfo, model: &ModelSpec) -> Result<usize, Stri
     Ok(layer)
 }
 
-fn values(file: &Gguf, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
-    let (values, _) = file.data(tensor)?.as_chunks::<4>();
+/// The values of a tensor whose type and shape were checked.
+fn values(data: &TensorFiles, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
+    let mut bytes = vec![0; tensor.nbytes as usize];
+    data.read(tensor, 0, &mut bytes)?;
+    let (values, _) = bytes.as_chunks::<4>();
     Ok(values.iter().map(|value| f32::from_le_bytes(*value)).collect())
 }

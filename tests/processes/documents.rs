@@ -1,7 +1,7 @@
 //! Documents: how long they are, where they link to, that the manual has all its pages, and that command lines do what
 //! stands there. A fenced block of `sh` is run, line by line, against real processes; words behind `sh` name the machines
 //! that it runs on. A block of `sh not-run` is not. A block whose second word is a file's name, such as `toml three.toml`,
-//! is that file.
+//! is that file, on the machines that are named behind it.
 //!
 //! Each page has a folder, and each machine of it one within: its home, its data, its files.
 
@@ -191,7 +191,13 @@ fn run_page(name: &str) {
     let mut page = Page::new(name);
     for block in &blocks {
         if let Some(file) = block.info.get(1).filter(|file| file.contains('.')) {
-            fs::write(page.folder(HERE).join(file), block.lines.join("\n")).unwrap();
+            // Words behind its name are the machines that have it.
+            let named: Vec<&str> = block.info.iter().skip(2).map(String::as_str).collect();
+            let machines = if named.is_empty() { vec![HERE] } else { named };
+            for machine in machines {
+                let text = page.with_own_addresses(&block.lines.join("\n"));
+                fs::write(page.folder(machine).join(file), text).unwrap();
+            }
         }
         for line in block.is_run().then(|| block.commands()).into_iter().flatten() {
             for machine in block.machines() {
@@ -320,20 +326,23 @@ impl Page {
         }
     }
 
+    /// A text of the page with what takes the place of what stands there.
+    fn with_own_addresses(&self, text: &str) -> String {
+        self.table.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+    }
+
     /// The line as it is run.
     fn put_in(&self, machine: &str, line: &str) -> String {
-        let mut line = line.to_owned();
-        for (from, to) in &self.table {
-            line = line.replace(from, to);
-        }
+        let mut line = self.with_own_addresses(line);
         // What differs between machines by itself differs here by options.
         let at = ["desk", "lab", "attic"].iter().position(|name| *name == machine);
-        if let (true, Some(at)) = (line.starts_with("brigade worker --join"), at) {
+        if let (true, Some(at)) = (line.starts_with("brigade worker --"), at) {
             let listen = &self.table[2 + at].1;
             line.push_str(&format!(" --listen {listen} --name {machine} --threads 1"));
         }
         // Nobody makes a cluster for workers of its own machine, unless a data folder is named.
-        if line.starts_with("brigade serve") && line.contains("--control") {
+        let is_cluster = line.contains("--control") || line.contains("--config");
+        if line.starts_with("brigade serve") && is_cluster {
             line.push_str(" --data-dir ~/.local/share/brigade");
         }
         line.replacen("curl ", "curl -sS --fail-with-body --max-time 60 ", 1)

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod binary;
+mod changed_files;
 mod chat;
 mod commands;
 mod control_vectors;
@@ -21,6 +22,7 @@ mod names;
 mod names_bad;
 mod names_kept;
 mod names_lines;
+mod options_file;
 mod perplexity;
 mod positions;
 mod real_files;
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
     brigade_harness::main(brigade_harness::modules![
         bad_input,
         binary,
+        changed_files,
         chat,
         commands,
         control_vectors,
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         names_bad,
         names_kept,
         names_lines,
+        options_file,
         perplexity,
         positions,
         replay,

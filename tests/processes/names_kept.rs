@@ -143,6 +143,24 @@ fn models_are_listed_and_pruned_when_nobody_uses_them() {
     let kept = configured.env("BRIGADE_MODEL", "hf:user/repo:Q8_0").output().unwrap();
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.contains("the configuration names it") && kept.contains("0 files"), "{kept}");
+    // So does a file of options; and of a wrong one nobody knows what it names.
+    let file = machine.dir.join("brigade.toml");
+    for (text, says) in [
+        (
+            "version = 1\n[[model]]\nname = \"small\"\nmodel = \"hf:user/repo:Q8_0\"\n",
+            "the configuration names it",
+        ),
+        ("version = 1\n[serve]\nmodel = \"hf:user/repo:Q8_0\"\n", "the configuration names it"),
+        ("version = 1\n[serve]\nmodle = \"x\"\n", "correct the file first"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let mut command = machine.command(&["prune", "--unused-since", "0", "--yes"]);
+        let said = command.env("BRIGADE_CONFIG", &file).output().unwrap();
+        let said = [said.stdout, said.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains(says), "{text}: {said}");
+        assert_eq!(machine.files("data/models"), before, "{text}");
+    }
     let said = machine.out(&["prune", "--unused-since", "0", "--yes"]);
     assert!(said.contains("deleted hf:user/repo:Q8_0 (11111111)"), "{said}");
     assert_eq!(machine.files("data/models"), [""; 0]);

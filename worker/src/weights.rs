@@ -127,7 +127,13 @@ impl Weights {
         let from = range.start as u64;
         match &self.source {
             Source::Files(files) => {
-                self.fill(&mut out, |at, piece| files.read(tensor, from + at, piece))?;
+                let filled = self.fill(&mut out, |at, piece| files.read(tensor, from + at, piece));
+                if self.is_loaded.load(Ordering::Relaxed) {
+                    // Rows that are read while the line runs are those that it was loaded with. (What is loaded is looked at
+                    // once, when all of it is.)
+                    files.check_unchanged_at(tensor)?;
+                }
+                filled?;
             }
             Source::Blobs(blobs) => {
                 let blob = blobs.get(&tensor.name).filter(|b| b.state.nbytes == tensor.nbytes);

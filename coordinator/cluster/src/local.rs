@@ -176,6 +176,8 @@ impl LocalWorker {
 fn command(options: &LocalOptions, index: usize) -> Command {
     let mut command = Command::new(&options.program);
     command.args(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin"]);
+    // Its options are these, and not those of a worker that this machine has for others.
+    command.args(["--config", "none"]);
     command.args(["--log-format", options.log_format]);
     if let Some(cpus) = options.cpus.get(index).filter(|c| !c.is_empty()) {
         let list: Vec<String> = cpus.iter().map(usize::to_string).collect();

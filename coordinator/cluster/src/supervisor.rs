@@ -195,6 +195,8 @@ impl Supervisor {
                 result = self.turn() => result,
             };
             if let Err(GiveUp(reason)) = result {
+                // Whatever else was seen: this is why.
+                let reason = self.check_model().err().map_or(reason, |GiveUp(why)| why);
                 // The driver may be gone already; then nobody needs to know.
                 let _ = self.ends.events.send(LineEvent::Failed { reason }).await;
                 break;
@@ -210,7 +212,10 @@ impl Supervisor {
         match self.next_step() {
             Step::Forget(ids) => ids.into_iter().for_each(|id| self.forget(id)),
             Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
-            Step::Build(ids) => self.build(ids),
+            Step::Build(ids) => {
+                self.check_model()?;
+                self.build(ids);
+            }
             Step::GiveUp(why) => return Err(GiveUp(self.why_nobody(why))),
             Step::Wait { within, lacking } => {
                 if let Some(lacking) = lacking {
@@ -221,6 +226,13 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+
+    /// That the model's files are what they were: no line can be built of others, however often it is tried.
+    fn check_model(&self) -> Result<(), GiveUp> {
+        self.ends.model.check_unchanged().map_err(|error| {
+            GiveUp(format!("{error}; start brigade anew, and it reads the file as it is now"))
+        })
     }
 
     fn next_step(&mut self) -> Step {

@@ -424,7 +424,13 @@ impl Engine {
         let counts = Arc::new(Counts::default());
         let force = request.force.clone();
         let submission = Submission { id, request, events, verdict, counts: counts.clone(), past };
-        let gone = || SubmitError::Unavailable { reason: "the driver has stopped".to_string() };
+        let gone = || {
+            let reason = match &*self.status.borrow() {
+                Status::Failed { reason } => reason.clone(),
+                _ => "the driver has stopped".to_string(),
+            };
+            SubmitError::Unavailable { reason }
+        };
         self.submissions.send(submission).await.map_err(|_| gone())?;
         taken.await.map_err(|_| gone())??;
         Ok(Sequence { id, events: receiver, counts, force, ended: false })

@@ -292,6 +292,14 @@ impl Model {
         Ok(())
     }
 
+    /// What has become of its files since they were opened: cut off, or written to. A line can be built of them no more.
+    ///
+    /// # Errors
+    /// The file, and how that shows.
+    pub fn check_unchanged(&self) -> Result<(), GgufError> {
+        self.files.as_ref().map_or(Ok(()), TensorFiles::check_unchanged)
+    }
+
     /// Name in logs, requests and answers.
     pub fn name(&self) -> &str {
         self.text.name()

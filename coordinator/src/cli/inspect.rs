@@ -91,7 +91,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
     let missing = match &args.beginning {
         // Nobody asked for them.
         Some(_) => None,
-        None => Gguf::open(&args.model).err().map(|error| with_causes(&error)),
+        None => Gguf::open_files(&args.model).err().map(|error| with_causes(&error)),
     };
     let described = input::open_model(&args.model, Model::open_header_only).and_then(|model| {
         let facts = model.facts(args.kv_type.engine())?;

@@ -9,6 +9,7 @@ mod bench;
 mod chat;
 mod cluster;
 mod completions;
+pub mod config;
 mod data_dir;
 mod demo;
 mod detokenize;
@@ -119,6 +120,8 @@ pub enum Command {
     Revoke(security::RevokeArgs),
     /// See and change a running cluster
     Cluster(cluster::ClusterArgs),
+    /// Check, show and write the file of options
+    Config(config::ConfigArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -194,6 +197,7 @@ impl Command {
             Self::Nodes(args) => security::nodes(&args).await,
             Self::Revoke(args) => security::revoke(&args),
             Self::Cluster(args) => cluster::execute(args).await,
+            Self::Config(args) => config::execute(args),
             Self::Completions(args) => completions::execute(args),
         }
     }

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::data_dir::DataDirArgs;
 use super::hub::{HubArgs, Watcher};
-use super::{output, units};
+use super::{config, output, units};
 
 /// Characters of a commit that are shown.
 const SHOWN_COMMIT: usize = 8;
@@ -188,7 +188,7 @@ fn licence_in(path: &Path) -> Option<String> {
 pub fn rm(args: &RmArgs) -> Result<()> {
     let settings = args.hub.settings(&args.data_dir)?;
     for name in &args.names {
-        let taken = shelf::remove(&settings, name, &configured())?;
+        let taken = shelf::remove(&settings, name, &configured()?)?;
         output::line(format_args!(
             "deleted {}, {}",
             taken.what.join(", "),
@@ -201,7 +201,7 @@ pub fn rm(args: &RmArgs) -> Result<()> {
 /// Runs `brigade prune`.
 pub fn prune(args: &PruneArgs) -> Result<()> {
     let settings = args.hub.settings(&args.data_dir)?;
-    let taken = shelf::prune(&settings, args.unused_since.as_secs(), &configured(), args.yes)?;
+    let taken = shelf::prune(&settings, args.unused_since.as_secs(), &configured()?, args.yes)?;
     if args.json {
         let Taken { what, files, bytes, kept } = &taken;
         return output::json(
@@ -223,6 +223,9 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
 }
 
 /// Names that this machine's configuration has: they stay.
-fn configured() -> Vec<String> {
-    std::env::var("BRIGADE_MODEL").ok().filter(|name| !name.is_empty()).into_iter().collect()
+fn configured() -> Result<Vec<String>> {
+    let variable = std::env::var("BRIGADE_MODEL").ok().filter(|name| !name.is_empty());
+    let mut names = config::model_names()?;
+    names.extend(variable);
+    Ok(names)
 }

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::chat::{self, Talk};
+use super::config::ConfigFile;
 use super::input;
 use super::output;
 use super::progress::Bar;
@@ -62,6 +63,8 @@ The text goes to standard output, everything else to standard error; on a termin
 shown before its continuation. The chat template is applied only with --chat; otherwise the prompt
 is continued as it is.")]
 pub struct RunArgs {
+    #[command(flatten)]
+    config: ConfigFile,
     #[command(flatten)]
     pub(super) model: ModelArgs,
     /// The prompt; - is standard input, which is also read where there is no prompt
@@ -174,6 +177,11 @@ enum Prompt {
 }
 
 impl RunArgs {
+    /// The model is in this file; `None`: the demo model.
+    pub fn set_model(&mut self, file: Option<PathBuf>) {
+        self.model.model = file;
+    }
+
     /// Whether somebody sits there who wants to chat: no prompt, and nothing that only one prompt can have.
     fn is_talk(&self) -> bool {
         let has_prompt = self.text.is_some() || self.prompt.is_some() || self.file.is_some();

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use super::config::ConfigFile;
 use super::keeping::{KeepArgs, Keeping, journal};
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
@@ -62,6 +63,8 @@ Examples:
 The first SIGINT or SIGTERM lets running answers end within 20 s, the second cuts them.
 With --tls-cert, SIGHUP reads the certificate again.")]
 pub struct ServeArgs {
+    #[command(flatten)]
+    config: ConfigFile,
     #[command(flatten)]
     pub(super) model: ModelArgs,
     /// Let workers join on this address (brigade worker --join)
@@ -136,6 +139,13 @@ pub struct ServeArgs {
     cluster: ClusterArgs,
     #[command(flatten)]
     pub(super) line: LineArgs,
+}
+
+impl ServeArgs {
+    /// The model is in this file; `None`: the demo model.
+    pub fn set_model(&mut self, file: Option<PathBuf>) {
+        self.model.model = file;
+    }
 }
 
 /// Runs the command.
@@ -306,7 +316,8 @@ async fn is_promising(session: &Session) -> bool {
     let news = async {
         loop {
             match &*status.borrow_and_update() {
-                Status::Failed { .. } => return false,
+                // It answers, and says why there is no line.
+                Status::Failed { .. } => return session.model.check_unchanged().is_err(),
                 Status::Ready(_) | Status::Stopping => return true,
                 // An attempt that failed may have been the last one.
                 Status::Loading(_) | Status::Down { .. } => {}
@@ -323,12 +334,23 @@ async fn is_promising(session: &Session) -> bool {
     tokio::time::timeout(TROUBLE_SHOWS_WITHIN, news).await.unwrap_or(true)
 }
 
-/// The reason why there will never be a line.
+/// The reason why there will never be a line, and the server ends. Where the model's file was cut off or written to, the line
+/// alone ends: the server lives on, and whoever asks is told so.
 async fn failed(session: &Session) -> String {
     let mut status = session.engine.watch();
     loop {
-        if let Status::Failed { reason } = &*status.borrow_and_update() {
-            return reason.clone();
+        // Nobody is kept from saying what comes next.
+        let reason = match &*status.borrow_and_update() {
+            Status::Failed { reason } => Some(reason.clone()),
+            _ => None,
+        };
+        match reason {
+            Some(reason) if session.model.check_unchanged().is_ok() => return reason,
+            Some(reason) => {
+                tracing::error!(reason, "the line has ended for good");
+                std::future::pending::<()>().await;
+            }
+            None => {}
         }
         if status.changed().await.is_err() {
             return "the driver has ended".to_string();

@@ -10,6 +10,7 @@ use brigade_worker::membership::Membership;
 use clap::Args;
 use tokio::sync::oneshot;
 
+use super::config::ConfigFile;
 use super::data_dir::DataDirArgs;
 use super::security::ClusterFiles;
 use super::session::Interrupt;
@@ -28,6 +29,8 @@ Examples:
 A worker serves one model at a time and many after one another. When it listens it prints
 'brigade worker ready on ADDRESS' on standard output.")]
 pub struct WorkerArgs {
+    #[command(flatten)]
+    config: ConfigFile,
     /// Where to listen: HOST:PORT (port 0: any free one) or unix:PATH [default with --join: port 7070 of the address
     /// by which this machine reaches the coordinator]
     #[arg(long, value_name = "ADDR", required_unless_present = "join")]

@@ -18,16 +18,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::bytes::Bytes;
+use super::Gguf;
 use super::directory::TensorInfo;
 use super::error::GgufError;
-use super::header::{self, Extent, MAX_HEADER_BYTES, Part};
-use super::{Gguf, parse};
-
-/// Bytes read at first for a header; most are within a few of them.
-const FIRST_READ: u64 = 1 << 20;
-/// How much more is read when that was not enough.
-const READ_MORE: u64 = 8;
+use super::header::{self, Extent, Part};
+use super::read::{cut_off, open_header};
 
 /// Change times younger than this may be followed by another change with the same one: file systems stamp
 /// by clocks of milliseconds, some of one or two seconds.
@@ -148,54 +143,18 @@ impl Gguf {
 /// Opens shard `no` and reads its header.
 fn read_part(no: usize, path: &Path) -> Result<(Part, OpenFile), GgufError> {
     let io = |source| GgufError::io(path, source);
-    // Looked at before it is opened: opening a pipe waits for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(io(io::Error::other("not a regular file")));
-    }
-    let file = File::open(path).map_err(io)?;
+    let (file, header) = open_header(path)?;
     let state = FileState::of(&file).map_err(io)?;
     let name = path.display().to_string();
-    let header = Bytes::Owned(read_header(&file, &state, path, &name)?.into());
     let extent = Extent::HeaderOf { file_len: state.nbytes };
     let part = Part::new(no, header, name, Some(path.to_owned()), extent)?;
     Ok((part, OpenFile { path: path.to_owned(), file, state }))
 }
 
-/// The bytes of the header alone, read in growing steps until they parse.
-fn read_header(
-    file: &File,
-    state: &FileState,
-    path: &Path,
-    name: &str,
-) -> Result<Vec<u8>, GgufError> {
-    let most = state.nbytes.min(MAX_HEADER_BYTES);
-    let mut wanted = FIRST_READ.min(most);
-    let mut bytes = Vec::new();
-    loop {
-        let have = bytes.len();
-        bytes.resize(wanted as usize, 0);
-        read_at(file, path, &mut bytes[have..], have as u64)?;
-        match parse::parse_header(&bytes, name) {
-            Ok(header) => {
-                bytes.truncate(header.len);
-                return Ok(bytes);
-            }
-            Err(error) if wanted == most || !bytes.starts_with(&parse::MAGIC) => return Err(error),
-            Err(_) => wanted = wanted.saturating_mul(READ_MORE).min(most),
-        }
-    }
-}
-
 /// Fills `out` from `offset` on; a file that ends before was cut off.
 fn read_at(file: &File, path: &Path, out: &mut [u8], offset: u64) -> Result<(), GgufError> {
-    file.read_exact_at(out, offset).map_err(|source| match source.kind() {
-        io::ErrorKind::UnexpectedEof => {
-            let end = offset.saturating_add(out.len() as u64);
-            let problem = format!("it ends before byte {end}, which it had when it was opened");
-            GgufError::Changed { path: path.to_owned(), problem }
-        }
-        _ => GgufError::io(path, source),
-    })
+    let end = offset.saturating_add(out.len() as u64);
+    file.read_exact_at(out, offset).map_err(|source| cut_off(path, end, source))
 }
 
 impl TensorFiles {
@@ -228,18 +187,34 @@ impl TensorFiles {
     /// # Errors
     /// [`GgufError::Changed`], [`GgufError::Io`].
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
-        for OpenFile { path, file, state } in &self.files {
-            let meta = file.metadata().map_err(|e| GgufError::io(path, e))?;
-            let mut now = FileState::from(&meta);
-            if meta.nlink() == 0 {
-                // Another file has taken its name, which stamps the change time too. What is open is as it was.
-                now.ctime_ns = state.ctime_ns;
-            }
-            if now != *state {
-                let problem = "it was written to".to_owned();
-                return Err(GgufError::Changed { path: path.clone(), problem });
-            }
+        self.files.iter().try_for_each(OpenFile::check_unchanged)
+    }
+
+    /// The same of the file of one tensor.
+    ///
+    /// # Errors
+    /// As [`TensorFiles::check_unchanged`].
+    pub fn check_unchanged_at(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
+        self.files.get(tensor.shard).map_or(Ok(()), OpenFile::check_unchanged)
+    }
+}
+
+impl OpenFile {
+    fn check_unchanged(&self) -> Result<(), GgufError> {
+        let Self { path, file, state } = self;
+        let meta = file.metadata().map_err(|e| GgufError::io(path, e))?;
+        let mut now = FileState::from(&meta);
+        if meta.nlink() == 0 {
+            // Another file has taken its name, which stamps the change time too. What is open is as it was.
+            now.ctime_ns = state.ctime_ns;
         }
-        Ok(())
+        if now == *state {
+            return Ok(());
+        }
+        let problem = match now.nbytes < state.nbytes {
+            true => format!("it was cut off, from {} to {} bytes", state.nbytes, now.nbytes),
+            false => "it was written to".to_owned(),
+        };
+        Err(GgufError::Changed { path: path.clone(), problem })
     }
 }

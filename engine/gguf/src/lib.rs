@@ -1,4 +1,4 @@
-//! GGUF files: a checked, zero-copy reader over a memory map, and a writer.
+//! GGUF files: a checked reader that copies nothing of a header in memory or of a memory map, and a writer.
 //!
 //! Every count, length and offset is checked against the file and a named cap before it is used. So a damaged
 //! or hostile file is an error that names the field. It never causes a panic, a huge allocation or a read out
@@ -10,7 +10,7 @@
 //! - [`Gguf`] is a model: one file, or several (`split`), with those of its [`adapters`].
 //! - `parse` reads a file's header with the help of `cursor`: metadata ([`Meta`], [`Value`], [`Number`]) and the tensors
 //!   (`directory`). `header` makes one header of those of all files.
-//! - `bytes` and `files` have the tensors' data, mapped or read. `writer` writes a file.
+//! - `bytes` and `files` have the tensors' data, mapped or read; `read` reads a header. `writer` writes a file.
 //! - Beside them, [`npy`] reads and writes arrays of NumPy.
 
 pub mod adapters;
@@ -25,6 +25,7 @@ mod meta;
 pub mod npy;
 mod number;
 mod parse;
+mod read;
 mod split;
 mod value;
 mod writer;
@@ -78,12 +79,13 @@ struct Shard {
 
 impl Gguf {
     /// Opens a model and maps its data. For a split model `path` is the first file; the others are
-    /// found beside it.
+    /// found beside it. A file that is cut off while it is mapped ends the process: what runs on opens
+    /// models by [`Gguf::open_files`].
     ///
     /// # Errors
     /// A file cannot be read, breaks the format, or ends before its tensors do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::open_mapped(path.as_ref(), &[], true)
+        Self::open_mapped(path.as_ref(), &[])
     }
 
     /// [`Gguf::open`] with adapters beside the model.
@@ -91,16 +93,16 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open`], and a file among `adapters` that is none.
     pub fn open_with(path: impl AsRef<Path>, adapters: &[PathBuf]) -> Result<Self, GgufError> {
-        Self::open_mapped(path.as_ref(), adapters, true)
+        Self::open_mapped(path.as_ref(), adapters)
     }
 
-    /// Opens a model for its metadata and tensor directory; the data need not be in the file.
-    /// [`Gguf::data`] is an error then.
+    /// Opens a model for its metadata and tensor directory, which are read into memory; the data need not
+    /// be in the file. [`Gguf::data`] is an error then.
     ///
     /// # Errors
     /// A file cannot be read or its header breaks the format.
     pub fn open_header_only(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::open_mapped(path.as_ref(), &[], false)
+        Self::open_header_only_with(path, &[])
     }
 
     /// [`Gguf::open_header_only`] with adapters beside the model.
@@ -111,7 +113,12 @@ impl Gguf {
         path: impl AsRef<Path>,
         adapters: &[PathBuf],
     ) -> Result<Self, GgufError> {
-        Self::open_mapped(path.as_ref(), adapters, false)
+        let part = |no: usize, path: &Path| {
+            let (_, header) = read::open_header(path)?;
+            let name = path.display().to_string();
+            Part::new(no, header, name, Some(path.to_owned()), Extent::Header)
+        };
+        Self::open_parts(path.as_ref(), adapters, part)
     }
 
     /// A model whose one file is in memory.
@@ -144,12 +151,20 @@ impl Gguf {
         header::pack(&self.shards)
     }
 
-    fn open_mapped(path: &Path, adapters: &[PathBuf], with_data: bool) -> Result<Self, GgufError> {
+    fn open_mapped(path: &Path, adapters: &[PathBuf]) -> Result<Self, GgufError> {
         let part = |no: usize, path: &Path| {
-            let extent = if with_data { Extent::Whole } else { Extent::Header };
             let name = path.display().to_string();
-            Part::new(no, Bytes::map(path)?, name, Some(path.to_owned()), extent)
+            Part::new(no, Bytes::map(path)?, name, Some(path.to_owned()), Extent::Whole)
         };
+        Self::open_parts(path, adapters, part)
+    }
+
+    /// The model whose first file is `path`, of parts that `part` opens by number and path.
+    fn open_parts(
+        path: &Path,
+        adapters: &[PathBuf],
+        part: impl Fn(usize, &Path) -> Result<Part, GgufError>,
+    ) -> Result<Self, GgufError> {
         let mut parts = vec![part(0, path)?];
         for other in parts[0].other_paths(path)? {
             parts.push(part(parts.len(), &other)?);

@@ -41,10 +41,15 @@ impl Embedding {
 
     /// The rows of `tokens`, `[tokens.len(), n_embd]`, times `scale`; made by the stage's threads. They are known to
     /// be in the vocabulary.
+    ///
+    /// # Panics
+    /// A row cannot be read any more, as where its file was cut off: whoever runs the stage makes a failure of that, with
+    /// the file's name.
     pub fn rows(&self, device: &Device, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
         device.host().fill_rows(&mut hidden, self.n_embd, &|i, row| {
-            self.row(tokens[i] as usize, row).expect("a row was read when loading");
+            let read = self.row(tokens[i] as usize, row);
+            read.unwrap_or_else(|error| panic!("a row cannot be read any more: {error}"));
             if scale != 1.0 {
                 row.iter_mut().for_each(|x| *x *= scale);
             }

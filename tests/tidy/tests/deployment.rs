@@ -70,7 +70,7 @@ fn a_services_data_is_called_by_one_path() {
         "docs/operations.md",
         "docs/cluster.md",
         "deploy/README.md",
-        "deploy/systemd/coordinator.env",
+        "deploy/systemd/brigade.toml",
         "deploy/systemd/brigade-coordinator.service",
     ] {
         assert!(

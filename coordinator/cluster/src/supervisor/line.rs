@@ -113,6 +113,7 @@ impl Supervisor {
     pub(super) async fn not_built(&mut self, error: BuildError) -> Result<(), GiveUp> {
         let Line::Building { who } = &self.line else { return Ok(()) };
         let who = who.clone();
+        self.check_model()?;
         let impatient = self.ends.config.patience == Patience::FailFast;
         match error {
             BuildError::Workers(failed) => {

@@ -92,7 +92,7 @@ impl ScanPart {
 
     /// As shaders take it.
     fn words(&self) -> [u32; 4] {
-        let place = self.from << 16 | self.first_pos % POSITIONS;
+        let place = (self.from << 16) | (self.first_pos % POSITIONS);
         [self.slot, place, self.first_row, self.n_rows].map(count)
     }
 }

@@ -1,0 +1,159 @@
+//! The command line with the file behind it: flag before environment before file.
+//!
+//! What the file says is put among the arguments, so that clap's parsers, ranges and messages are those of flags. What is
+//! given otherwise, or would contradict that, is left out.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+
+use super::complaint::remarks;
+use super::loaded::{Loaded, ModelEntry};
+use super::options::{self, Opt, Section};
+use super::place::Problem;
+use super::source::{self, is_there};
+use super::take::{MODEL, Taken, choose, take, with};
+use crate::cli::{Cli, Command};
+
+/// The file that is read where none is named and it exists.
+pub const DEFAULT_FILE: &str = "/etc/brigade/brigade.toml";
+/// In the place of a file's name: no file is read.
+pub const NO_FILE: &str = "none";
+
+/// What a command line is put together for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To run it.
+    Run,
+    /// To show what it would do. Values that begin with systemd's folder of credentials stay as they are written: what only
+    /// looks is in no service.
+    Show,
+    /// To show what the file has for it; a command line may be needed to complete that.
+    ShowFile,
+}
+
+/// Why there is no command to run.
+#[derive(Debug)]
+pub enum Refused {
+    /// What clap says about arguments, and which of them are not the user's own.
+    Arguments(Box<clap::Error>, Vec<String>),
+    /// The file is wrong.
+    File(Vec<Problem>),
+}
+
+impl From<clap::Error> for Refused {
+    fn from(error: clap::Error) -> Self {
+        Self::Arguments(Box::new(error), Vec::new())
+    }
+}
+
+/// A command line and what the file added to it.
+#[derive(Debug)]
+pub struct Merged {
+    /// All arguments as clap reads them.
+    pub matches: ArgMatches,
+    /// What the file gave.
+    pub taken: Vec<Taken>,
+    /// The model whose options are used.
+    pub model: Option<ModelEntry>,
+}
+
+/// Reads the command line, the environment and the file.
+///
+/// # Errors
+/// One of them is wrong.
+pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
+    let Some((section, path)) = of_file(args) else { return Ok(Cli::try_parse_from(args)?) };
+    let loaded = source::read(&path);
+    if !loaded.problems.is_empty() {
+        return Err(Refused::File(loaded.problems));
+    }
+    let mut merged = merge(args, section, &loaded, Purpose::Run)?;
+    let mut cli = Cli::from_arg_matches_mut(&mut merged.matches)?;
+    if let Some(model) = &merged.model {
+        let file = model.settings.iter().find(|setting| setting.key == MODEL);
+        let file = file.and_then(|setting| setting.value.texts().first()).map(PathBuf::from);
+        cli.command.set_model(file);
+    }
+    Ok(cli)
+}
+
+/// The section of these arguments' command, and the file that is to be read for it, if there is one.
+fn of_file(args: &[OsString]) -> Option<(&'static Section, PathBuf)> {
+    // Most commands have nothing to do with it.
+    args.iter().find(|arg| options::SECTIONS.iter().any(|name| *arg == *name))?;
+    let (section, matches) = leniently(args)?;
+    let named = matches.get_one::<PathBuf>(options::CONFIG).cloned();
+    Some((section, file(named.as_deref())?))
+}
+
+/// The file that is read where `named` was named; `None`: none.
+pub fn file(named: Option<&Path>) -> Option<PathBuf> {
+    match named {
+        Some(path) if path == Path::new(NO_FILE) => None,
+        Some(path) => Some(path.to_owned()),
+        None => {
+            let path = PathBuf::from(DEFAULT_FILE);
+            (is_there(&path) || path.with_extension("d").is_dir()).then_some(path)
+        }
+    }
+}
+
+/// What arguments and variables say, even where they are not complete without the file.
+fn leniently(args: &[OsString]) -> Option<(&'static Section, ArgMatches)> {
+    let mut matches = Cli::command().ignore_errors(true).try_get_matches_from(args).ok()?;
+    let (name, matches) = matches.remove_subcommand()?;
+    Some((options::section(&name)?, matches))
+}
+
+/// Puts what the file says among the arguments `args`, a command line of `section`.
+///
+/// # Errors
+/// No model can be chosen, or the options together make no sense.
+pub fn merge(
+    args: &[OsString],
+    section: &'static Section,
+    loaded: &Loaded,
+    purpose: Purpose,
+) -> Result<Merged, Refused> {
+    // What clap says without a command line to read, it says below.
+    let said = leniently(args).map(|(_, matches)| matches).unwrap_or_default();
+    let is_said = |option: &Opt| {
+        let source =
+            said.try_contains_id(option.id()).ok().and_then(|_| said.value_source(option.id()));
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    let own = loaded.section(section.name);
+    let model = match choose(section, loaded, &said, own) {
+        // What they have in common is shown.
+        Err(_) if purpose == Purpose::ShowFile => None,
+        chosen => chosen.map_err(|problem| Refused::File(vec![problem]))?,
+    };
+    let mut taken = take(section, own, model.as_ref(), &is_said);
+    if purpose == Purpose::Run {
+        let found = taken.iter_mut().try_for_each(Taken::find_credentials);
+        found.map_err(|problem| Refused::File(vec![problem]))?;
+    }
+    let words = with(args, section.name, &taken);
+    let command = Cli::command().ignore_errors(purpose == Purpose::ShowFile);
+    match command.try_get_matches_from(words) {
+        Ok(matches) => Ok(Merged { matches, taken, model }),
+        Err(error) => {
+            let remarks = remarks(args, section, &mut taken);
+            Err(Refused::Arguments(Box::new(error), remarks))
+        }
+    }
+}
+
+impl Command {
+    /// Puts the file of a model in the place of its name.
+    fn set_model(&mut self, file: Option<PathBuf>) {
+        match self {
+            Self::Serve(args) => args.set_model(file),
+            Self::Run(args) => args.set_model(file),
+            _ => {}
+        }
+    }
+}

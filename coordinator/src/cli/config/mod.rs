@@ -1,0 +1,169 @@
+//! `brigade config` checks, shows and writes the file that options may stand in.
+//!
+//! Reading order:
+//!
+//! - [`options`] reads what may stand there from clap's definitions.
+//! - [`source`] reads the file and its drop-ins into what is [`loaded`], each by `one_file`, with values by `value`, problems
+//!   and their places by `place`, and what was meant by a wrong name by `unknown` and `near`.
+//! - [`merge`] puts what they say among the arguments of a command: what stands of it is in `take`, and what clap says about
+//!   the whole in `complaint`.
+//! - `check` and `show` are the commands; [`text`] and [`schema`] write the definitions down, for people and for editors.
+
+mod check;
+mod complaint;
+mod loaded;
+pub mod merge;
+mod near;
+mod one_file;
+mod options;
+mod place;
+mod schema;
+mod show;
+mod source;
+mod take;
+mod text;
+mod unknown;
+mod value;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+
+pub use merge::{Refused, parse};
+
+use super::output;
+
+/// Where options may stand beside the command line.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ConfigFile {
+    /// Options that stand in this file, or none, count where the command line and the environment do not name them
+    /// [default: /etc/brigade/brigade.toml, where it exists]
+    #[arg(long, value_name = "FILE", env = "BRIGADE_CONFIG")]
+    pub config: Option<PathBuf>,
+}
+
+/// Check, show and write the file of options.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  brigade config init --config brigade.toml     a file with all options, commented out
+  brigade config check --config brigade.toml
+  brigade config show serve --ctx 4096          what this command line means, and where each value comes from
+  brigade config schema > brigade.schema.json   for editors
+
+A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
+brigade.toml, in the order of their names, before it.")]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Say all that is wrong with the file and its drop-ins, each with its line
+    Check(CheckArgs),
+    /// Print the values that count, and where each comes from
+    Show(ShowArgs),
+    /// Write a file that has all options, commented out
+    Init(InitArgs),
+    /// Print the file's JSON Schema
+    Schema,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    file: ConfigFile,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    file: ConfigFile,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// A command with its arguments: serve, run or worker [default: all three, without arguments]
+    #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+struct InitArgs {
+    /// The file to write; -: print it [default: /etc/brigade/brigade.toml]
+    #[arg(long, value_name = "FILE", env = "BRIGADE_CONFIG", default_value = merge::DEFAULT_FILE, hide_default_value = true)]
+    config: PathBuf,
+    /// Replace the file if it exists
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The file is wrong, or cannot be written.
+pub fn execute(args: ConfigArgs) -> Result<()> {
+    match args.action {
+        Action::Check(args) => check::execute(&args.file, args.json),
+        Action::Show(args) => show::execute(&args.file, &args.command, args.json),
+        Action::Init(args) => init(&args),
+        Action::Schema => output::json(&schema::schema()),
+    }
+}
+
+fn init(args: &InitArgs) -> Result<()> {
+    let text = text::commented();
+    let path = &args.config;
+    if path.as_os_str() == "-" {
+        return output::line(format_args!("{}", text.trim_end()));
+    }
+    if path == Path::new(merge::NO_FILE) {
+        bail!("`{}` is what stands for no file: name one with --config FILE", merge::NO_FILE);
+    }
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true);
+    match args.force {
+        true => options.create(true).truncate(true),
+        false => options.create_new(true),
+    };
+    let file = match options.open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            bail!("{} exists: --force replaces it", path.display())
+        }
+        opened => opened,
+    };
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    output::line(format_args!("{} has all options, commented out", path.display()))
+}
+
+/// The models that the file of options names, whoever uses them. It is the one that `BRIGADE_CONFIG` says, or that of the
+/// system.
+///
+/// # Errors
+/// The file is wrong: nobody knows what else it would name.
+pub fn model_names() -> Result<Vec<String>> {
+    let named = std::env::var_os("BRIGADE_CONFIG").filter(|path| !path.is_empty());
+    let Some(path) = merge::file(named.as_ref().map(Path::new)) else { return Ok(Vec::new()) };
+    let loaded = source::read(&path);
+    if let Some(problem) = loaded.problems.first() {
+        bail!("{problem}: correct the file first, which may name models");
+    }
+    let of_models = loaded.models.iter().flat_map(|model| &model.settings);
+    let all = of_models.chain(loaded.sections.values().flatten());
+    let models = all.filter(|setting| setting.key == take::MODEL);
+    Ok(models.flat_map(|setting| setting.value.texts().to_vec()).collect())
+}
+
+/// Says what is wrong with files, a line for each.
+pub fn complain(problems: &[place::Problem]) {
+    for problem in problems {
+        output::remark(format_args!("{}", output::plain(&problem.to_string())));
+    }
+}
