@@ -37,6 +37,24 @@ fn a_model_is_fetched_once_and_gives_the_same_as_its_file() {
     assert!(!lock.contains("a-signature") && !lock.contains(TOKEN));
 }
 
+fn a_file_of_options_names_models_by_name() {
+    let machine = Machine::new();
+    let by_name = machine.ids(NAME);
+    let file = machine.dir.join("brigade.toml");
+    let text = format!(
+        "version = 1\n[[model]]\nname = \"small\"\nmodel = \"{NAME}\"\nworkers = 1\n\
+         [run]\noffline = true\ntemp = 0\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    // Whether it is chosen by the file's name for it or because it is the only one.
+    for model in [&["-m", "small"][..], &[]] {
+        let args = [&["run"], model, &["--tokens", "1,266,278", "-n", "8", "--ids"]].concat();
+        let output = machine.command(&args).env("BRIGADE_CONFIG", &file).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), by_name, "{model:?}");
+    }
+}
+
 fn pull_takes_a_new_state_and_keeps_the_name() {
     let machine = Machine::new();
     let first = machine.out(&["pull", NAME]);
@@ -225,6 +243,7 @@ fn addresses_and_registries_are_names_too() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         a_model_is_fetched_once_and_gives_the_same_as_its_file,
+        a_file_of_options_names_models_by_name,
         pull_takes_a_new_state_and_keeps_the_name,
         without_a_quantisation_it_is_the_usual_one,
         two_pulls_of_one_file_are_one,
