@@ -32,6 +32,11 @@ impl Marks {
         }
     }
 
+    /// Whether a plane has a state of the sequence in `slot`.
+    pub(super) fn is_of(&self, plane: SlotId, slot: SlotId) -> bool {
+        self.0.get(plane.0 as usize).is_some_and(|mark| mark.is_some_and(|(of, _)| of == slot))
+    }
+
     /// Refuses a plane that there is not.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! [`Sequences::apply`] checks a whole ubatch before it changes anything. So a refused ubatch leaves every
 //! sequence as it was. This file knows pages and lengths, not what lies in them.
 
+mod borrowed;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +27,8 @@ pub struct Sequence {
     pub len: u32,
     /// Those of them that are never taken back: rows to come see what the first row behind them sees.
     pub sure: u32,
-    /// The slot whose place has its recurrent states: its own, unless it runs ahead.
+    /// The slot whose place has its recurrent states: its own, unless it runs ahead, or is a copy without rows of its own
+    /// ([`borrowed`]).
     pub plane: SlotId,
     /// Page `i` holds positions `i * KV_PAGE ..`.
     pub blocks: Arc<[BlockId]>,
@@ -70,7 +72,7 @@ pub struct PartRows {
     pub planes: Planes,
 }
 
-/// Where one sequence's state is copied from and to.
+/// Which pages are copied where for a sequence that begins as a copy of another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateCopy {
     /// Pages to copy from, in position order: of those that hold the first `len` positions, all that
@@ -78,8 +80,6 @@ pub struct StateCopy {
     pub src_blocks: Vec<BlockId>,
     /// Pages to copy to, as many.
     pub dst_blocks: Vec<BlockId>,
-    /// Slots, for state of a fixed size.
-    pub slots: (SlotId, SlotId),
 }
 
 /// A change of state that the ops of a ubatch ask of the pages' and slots' owners.
@@ -177,6 +177,9 @@ impl Sequences {
             return Ok(Cow::Borrowed(sequence));
         };
         self.marks.check(plane, slot, len)?;
+        // The state of a copy that is named by its own place may still be where it was.
+        let is_own = plane == slot && self.borrows(slot, sequence);
+        let plane = if is_own { sequence.plane } else { plane };
         Ok(Cow::Owned(Sequence { len, plane, ..sequence.clone() }))
     }
 
@@ -190,6 +193,7 @@ impl Sequences {
         for op in &ub.ops {
             draft.apply_op(op, &mut applied)?;
         }
+        draft.before_parts(&ub.parts, &mut applied);
         let mut row = 0;
         for part in &ub.parts {
             let rows = row..row + part.tokens.len();
@@ -281,8 +285,14 @@ impl Draft<'_> {
         beyond.map_or(Ok(()), |b| Err(BatchError::NoSuchBlock { block: b.0, n_blocks }))
     }
 
-    fn open(&mut self, slot: SlotId, sequence: Sequence) -> Result<(), BatchError> {
+    fn open(
+        &mut self,
+        slot: SlotId,
+        sequence: Sequence,
+        applied: &mut Applied,
+    ) -> Result<(), BatchError> {
         self.check_blocks(&sequence.blocks)?;
+        self.before_writing(slot, slot, applied);
         let place = self.slot(slot)?;
         if place.is_some() {
             return Err(BatchError::AlreadyOpen(slot));
@@ -318,7 +328,8 @@ impl Draft<'_> {
             SeqOp::Open { slot, blocks, sampler, .. } => {
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
                 let (adapters, plane) = (Arc::from([]), *slot);
-                self.open(*slot, Sequence { len: 0, sure: 0, plane, blocks, sampler, adapters })?;
+                let empty = Sequence { len: 0, sure: 0, plane, blocks, sampler, adapters };
+                self.open(*slot, empty, applied)?;
                 applied.actions.push(StateAction::Zero(*slot));
             }
             SeqOp::Copy { src, dst, len, blocks, sampler, .. } => {
@@ -327,18 +338,22 @@ impl Draft<'_> {
                 check_room(*dst, *len, blocks.len())?;
                 let pages = source.blocks.iter().zip(blocks).take(pages_of(*len));
                 let (src_blocks, dst_blocks) = pages.filter(|(src, dst)| src != dst).unzip();
-                let slots = (source.plane, *dst);
-                applied.actions.push(StateAction::Copy(StateCopy {
-                    src_blocks,
-                    dst_blocks,
-                    slots,
-                }));
+                let plane = match self.base.prefixes {
+                    Prefixes::Whole => source.plane,
+                    Prefixes::All | Prefixes::None => *dst,
+                };
+                let copied = StateAction::Copy(StateCopy { src_blocks, dst_blocks });
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
-                let (adapters, plane, sure) = (source.adapters, *dst, *len);
+                let (adapters, sure) = (source.adapters, *len);
                 let copy = Sequence { len: *len, sure, plane, blocks, sampler, adapters };
-                self.open(*dst, copy)?;
+                self.open(*dst, copy, applied)?;
+                applied.actions.push(copied);
             }
             SeqOp::Truncate { slot, len, planes } => {
+                if let Some(Planes { to, .. }) = planes {
+                    self.bring_home(*slot, applied);
+                    self.before_writing(*to, *slot, applied);
+                }
                 if let Some(action) = self.truncate(*slot, *len, *planes)? {
                     applied.actions.push(action);
                 }
@@ -386,9 +401,12 @@ impl Draft<'_> {
         let Sequence { len: have, sure, plane, .. } = *self.sequence(slot)?;
         let Some(planes) = planes else {
             self.check_prefix(slot, len, have)?;
+            let is_borrowed = self.is_borrowed(slot);
             let sequence = self.sequence(slot)?;
             (sequence.len, sequence.sure) = (len, sure.min(len));
-            self.marks.set(plane, slot, len);
+            if !is_borrowed {
+                self.marks.set(plane, slot, len);
+            }
             return Ok(None);
         };
         self.check_planes(slot, len, planes)?;
@@ -410,6 +428,7 @@ impl Draft<'_> {
         if tokens.is_empty() {
             return Err(BatchError::Malformed(format!("slot {}: a part without tokens", slot.0)));
         }
+        let is_borrowed = self.is_borrowed(slot);
         let sequence = self.sequence(slot)?;
         if sequence.len != pos {
             return Err(BatchError::WrongPosition { slot, expected: sequence.len, found: pos });
@@ -431,7 +450,8 @@ impl Draft<'_> {
             let why = "drafts of a sequence that waits for masks, or has a guide or mirostat";
             return Err(BatchError::Malformed(format!("slot {}: {why}", slot.0)));
         }
-        let own = Planes { from: sequence.plane, to: sequence.plane };
+        let plane = sequence.plane;
+        let own = Planes { from: plane, to: if is_borrowed { slot } else { plane } };
         let (sure, planes) = match ahead {
             Some(Ahead { sure, planes, .. }) => (*sure, planes.unwrap_or(own)),
             None => (end, own),

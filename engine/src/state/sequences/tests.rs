@@ -51,11 +51,7 @@ fn a_slot_can_be_reused_within_one_ubatch_and_copies_keep_the_order_of_ops() {
     apply(&mut s, vec![open(0, &[4, 5])], vec![part(0, 0, 70)]).unwrap();
     let ops = vec![copy(0, 1, 65, &[1, 2, 3]), SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
     let applied = apply(&mut s, ops, vec![part(1, 65, 1), part(0, 0, 3)]).unwrap();
-    let copy = StateCopy {
-        src_blocks: blocks(&[4, 5]),
-        dst_blocks: blocks(&[1, 2]),
-        slots: (SlotId(0), SlotId(1)),
-    };
+    let copy = StateCopy { src_blocks: blocks(&[4, 5]), dst_blocks: blocks(&[1, 2]) };
     let actions = [StateAction::Copy(copy), StateAction::Zero(SlotId(0))];
     assert_eq!(applied.actions, actions);
     assert_eq!(applied.parts[1].rows, 1..4);
@@ -163,8 +159,7 @@ fn shared_pages_are_not_copied() {
     let mut s = sequences(Prefixes::All, false);
     apply(&mut s, vec![open(0, &[0, 1, 2])], vec![part(0, 0, 150)]).unwrap();
     let applied = apply(&mut s, vec![copy(0, 1, 150, &[0, 1, 3, 4])], vec![]).unwrap();
-    let slots = (SlotId(0), SlotId(1));
-    let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]), slots };
+    let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]) };
     assert_eq!(applied.actions, [StateAction::Copy(copy)]);
 }
 
@@ -243,12 +238,64 @@ fn nobody_writes_over_the_state_of_another_sequence() {
     // A copy is of the state as it is, wherever that lies.
     apply(&mut s, vec![SeqOp::Close { slot: SlotId(1) }], vec![]).unwrap();
     let applied = apply(&mut s, vec![copy(0, 1, 7, &[1])], vec![]).unwrap();
-    let [StateAction::Copy(copied)] = &applied.actions[..] else { panic!("{applied:?}") };
-    assert_eq!(copied.slots, (SlotId(2), SlotId(1)));
+    assert!(matches!(applied.actions[..], [StateAction::Copy(_)]), "{applied:?}");
+    assert_eq!(s.get(SlotId(1)).unwrap().plane, SlotId(2));
     // Once it is closed, its planes are anybody's, and none of its states is left for who comes.
     apply(&mut s, vec![SeqOp::Close { slot: SlotId(0) }, open(0, 0)], vec![]).unwrap();
     let refused = why(&mut s, vec![], window(0, 0, 2, 0, Some((2, 0))));
     assert!(refused.contains("slot 2 has not its state after 0"), "{refused}");
+}
+
+#[test]
+fn a_copy_reads_where_its_source_is_until_it_has_rows_of_its_own() {
+    let sequence = |slot, len| drawing(slot, &[slot, 3 + slot, len], SamplerSetup::default());
+    let copied = |src, dst| match copy(src, dst, 5, &[dst]) {
+        SeqOp::Copy { src, dst, len, blocks, request, .. } => {
+            let sampler = Some(Arc::default());
+            SeqOp::Copy { src, dst, len, blocks, request, sampler }
+        }
+        other => other,
+    };
+    let start = || {
+        let mut s = sequences(Prefixes::Whole, false);
+        apply(&mut s, vec![sequence(0, 6)], vec![part(0, 0, 5)]).unwrap();
+        let applied = apply(&mut s, vec![copied(0, 1), copied(1, 2)], vec![]).unwrap();
+        assert!(applied.actions.iter().all(|a| matches!(a, StateAction::Copy(_))), "{applied:?}");
+        s
+    };
+    let home = |slot| StateAction::CopySlot { from: SlotId(0), to: SlotId(slot) };
+    let reads = |from, to| Planes { from: SlotId(from), to: SlotId(to) };
+    // Two copies read the same place, and leave their states in their own.
+    let mut s = start();
+    let applied = apply(&mut s, vec![], vec![part(1, 5, 1), part(2, 5, 3)]).unwrap();
+    assert_eq!(applied.actions, []);
+    let planes: Vec<Planes> = applied.parts.iter().map(|part| part.planes).collect();
+    assert_eq!(planes, [reads(0, 1), reads(0, 2)]);
+    let applied = apply(&mut s, vec![], vec![part(1, 6, 1), part(0, 5, 1)]).unwrap();
+    assert_eq!((applied.actions, applied.parts[0].planes), (vec![], reads(1, 1)));
+    // The source goes on first, also in the same ubatch: its copies get their states.
+    let mut s = start();
+    let applied = apply(&mut s, vec![], vec![part(1, 5, 1), part(0, 5, 1)]).unwrap();
+    assert_eq!(applied.actions, [home(1), home(2)]);
+    assert_eq!(applied.parts[0].planes, reads(1, 1));
+    // The source is closed, and its place is another's from then on.
+    let mut s = start();
+    let close = SeqOp::Close { slot: SlotId(0) };
+    let applied = apply(&mut s, vec![close, sequence(0, 6)], vec![]).unwrap();
+    assert_eq!(applied.actions, [home(1), home(2), StateAction::Zero(SlotId(0))]);
+    // Its place is lent to one that runs ahead.
+    let mut s = start();
+    apply(&mut s, vec![SeqOp::Close { slot: SlotId(0) }], vec![part(2, 5, 1)]).unwrap();
+    let applied = apply(&mut s, vec![], vec![window(2, 6, 2, 6, Some((2, 0)))]).unwrap();
+    assert_eq!((applied.actions, applied.parts[0].planes), (vec![home(1)], reads(2, 0)));
+    // A copy that runs ahead names its own place.
+    let mut s = start();
+    assert_eq!(s.with_prefix(SlotId(1), 5, Some(SlotId(1))).unwrap().plane, SlotId(0));
+    let applied = apply(&mut s, vec![], vec![window(1, 5, 2, 5, Some((1, 3)))]);
+    assert!(applied.unwrap_err().to_string().contains("out of range"), "there are three places");
+    let back = SeqOp::Truncate { slot: SlotId(1), len: 5, planes: Some(reads(1, 1)) };
+    assert_eq!(apply(&mut s, vec![back], vec![]).unwrap().actions, [home(1)]);
+    assert_eq!(s.get(SlotId(1)).unwrap().plane, SlotId(1));
 }
 
 #[test]
