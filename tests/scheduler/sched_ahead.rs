@@ -1,7 +1,8 @@
 //! Sequences that run ahead of what was drawn, under simulation. Besides what every run of the simulator checks: drafts
 //! change no token, states that are put back are those of exactly the sure tokens, and lent planes come back.
 
-use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, StageModel, Workload};
+use brigade_sched::Share;
+use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, SimRequest, StageModel, Workload};
 use brigade_spec::Prefixes;
 
 use super::sched_sim::{random_sim, with_many_outages};
@@ -146,6 +147,48 @@ fn streams_that_fill_the_line_lose_nothing_by_drafts() {
     }
 }
 
+/// Streams of a key that drafts nothing, beside as many of another one with drafts: what the first key gets when the other's
+/// are drafted, over what it gets when they are not. Tokens, and the mean time to the first of them.
+fn beside_drafts(n_each: u64) -> [f64; 2] {
+    let of = |owner, at, max_tokens| SimRequest {
+        at,
+        prompt: 32,
+        max_tokens: Some(max_tokens),
+        share: Share { owner, weight: 1, leaves_room: false },
+        without_drafts: owner == 1,
+        ..SimRequest::default()
+    };
+    let seconds = 20_u64;
+    let run = |drafts| {
+        // Short ones of the first key follow each other; the other key's go on all the time.
+        let short = (0..seconds * n_each).map(|i| of(1, 1_000_000 * i / n_each, 20));
+        let long = (0..n_each).map(|_| of(2, 0, 6_000));
+        let mut requests: Vec<SimRequest> = long.chain(short).collect();
+        requests.sort_by_key(|request| request.at);
+        let mut sim = line(2, Prefixes::All, 0.0, drafts);
+        sim.audit = false;
+        let outcome = sim.run(&Workload { requests, stop_every: 0 }).unwrap();
+        let own: Vec<_> = outcome.clients.iter().filter(|c| c.request.share.owner == 1).collect();
+        let until = seconds * 1_000_000;
+        let received = own.iter().flat_map(|c| &c.received).filter(|at| **at < until).count();
+        let firsts = own.iter().filter_map(|c| Some((c.received.first()? - c.request.at) as f64));
+        [received as f64, firsts.sum::<f64>() / own.len() as f64]
+    };
+    let ([tokens, first], [tokens_beside, first_beside]) = (run(None), run(Some(0.9)));
+    [tokens_beside / tokens, first_beside / first]
+}
+
+fn a_key_that_drafts_takes_nothing_from_one_that_does_not() {
+    for n_each in [1, 2, 4] {
+        let [tokens, first] = beside_drafts(n_each);
+        println!(
+            "{n_each} streams each: {tokens:.3} of the tokens, {first:.3} of the first tokens' time"
+        );
+        // A stage that would have been idle is at a window when a prompt arrives.
+        assert!(tokens > 0.98 && first < 1.15, "{n_each} streams each: {tokens}, {first}");
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         random_lines_with_drafts_keep_every_promise,
@@ -153,5 +196,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         states_are_copied_while_windows_are_in_flight,
         one_stream_is_faster_with_drafts,
         drafts_that_are_often_wrong_cost_next_to_nothing,
-        streams_that_fill_the_line_lose_nothing_by_drafts;
+        streams_that_fill_the_line_lose_nothing_by_drafts,
+        a_key_that_drafts_takes_nothing_from_one_that_does_not;
 ];

@@ -38,6 +38,8 @@ pub struct SimRequest {
     pub without_copies: bool,
     /// Tokens of the prompt that guides its draws, the same ones for all clients. Not of those that want logits.
     pub guide: Option<u32>,
+    /// Whether nothing of it is drafted.
+    pub without_drafts: bool,
 }
 
 impl SimRequest {
@@ -262,8 +264,7 @@ impl Clients {
         let adapters = client.request.adapters();
         let guide = client.request.guide.map(|n| guide_tokens(n).into());
         let copied = !client.request.without_copies;
-        // A drafter drafts for all, where there is one.
-        let drafts = Some([].into());
+        let drafts = (!client.request.without_drafts).then(|| [].into());
         Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
     }
 
