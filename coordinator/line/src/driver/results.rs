@@ -25,10 +25,13 @@ impl Driver {
             .collect();
         let back_at = self.now();
         let done = frame.last.then(|| stages.clone());
-        self.step(Event::Results(Results { epoch: frame.epoch, ubatch: frame.id, rows, done }));
+        let results = Results { epoch: frame.epoch, ubatch: frame.id, rows, done };
+        let actions = self.sched.step(back_at, Event::Results(results));
+        // Before clients hear of it: who has an answer finds all its ubatches recorded.
         if frame.last {
             self.record(back_at, &frame, stages);
         }
+        self.perform(actions);
         self.start_transfers();
         Ok(())
     }
