@@ -273,11 +273,14 @@ fn a_stop_signal_lets_running_answers_end() {
     let n = (Duration::from_secs(2).as_nanos() / each.as_nanos().max(1)).clamp(few.into(), 400);
     let request = json!({ "messages": [{ "role": "user", "content": "Go on" }], "max_tokens": n as u32,
                           "temperature": 0, "ignore_eos": true });
+    // The metrics follow the scheduler: they may still show the last completion.
+    let running = || server.metric("brigade_requests_running{phase=\"decode\"}");
+    wait_for("an idle line", || running() == 0.0);
     let streaming = {
         let (server, request) = (Arc::clone(&server), request.clone());
         std::thread::spawn(move || server.chat_stream(&request))
     };
-    wait_for("the stream", || server.metric("brigade_requests_running{phase=\"decode\"}") == 1.0);
+    wait_for("the stream", || running() == 1.0);
     signal("TERM", server.process.pid());
     let seen = streaming.join().unwrap();
     assert_eq!(seen.error, None);
