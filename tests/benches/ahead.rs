@@ -7,9 +7,9 @@
 //! ```
 //!
 //! `--hop-ms` is how long bytes take over each hop: to the first worker, from each to the next, and from the last one back.
-//! With `--costs` stages sleep: what `brigade bench --json` measured of a whole model on one worker is divided among them, for
-//! each number of rows, and what they compute in earnest (the demo model, or `--model`) is a part of that time. Without it
-//! they compute, on one thread each, pinned to a core where there are enough.
+//! With `--costs` stages sleep. The file is what `brigade bench --json` printed of a whole model on one worker; each stage takes
+//! an equal share of its time for so many rows. What a stage computes in earnest (the demo model, or `--model`) is a part of
+//! that time. Without `--costs` stages compute, on one thread each, pinned to a core where there are enough.
 //!
 //! Prints what `brigade bench --speculate` prints on that line, with one window at a time beside (`--sync`). `--hold` measures
 //! nothing: it prints the options that make other commands use these workers, and waits for the end of its input.

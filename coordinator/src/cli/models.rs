@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use brigade_gguf::Gguf;
 use brigade_hub::resolver::Resolver;
+use brigade_hub::settings::Settings;
 use brigade_hub::shelf::{self, Row, Taken};
 use brigade_line::clock;
 use brigade_plan::format_bytes;
@@ -21,6 +22,21 @@ const SHOWN_COMMIT: usize = 8;
 
 /// What stands where something is not known.
 const NOTHING: &str = "-";
+
+/// Where models by name are, and where they come from.
+#[derive(Debug, Args)]
+struct FromArgs {
+    #[command(flatten)]
+    hub: HubArgs,
+    #[command(flatten)]
+    data_dir: DataDirArgs,
+}
+
+impl FromArgs {
+    fn settings(&self) -> Result<Settings> {
+        self.hub.settings(&self.data_dir)
+    }
+}
 
 /// Fetch a model by name, or the state that its source has now.
 #[derive(Debug, Args)]
@@ -38,9 +54,7 @@ pub struct PullArgs {
     #[arg(value_name = "NAME")]
     name: PathBuf,
     #[command(flatten)]
-    hub: HubArgs,
-    #[command(flatten)]
-    data_dir: DataDirArgs,
+    from: FromArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -53,9 +67,7 @@ What brigade has fetched comes first, then what lies in the caches of Hugging Fa
 Ollama's store. These are used where they lie, and never deleted.")]
 pub struct ModelsArgs {
     #[command(flatten)]
-    hub: HubArgs,
-    #[command(flatten)]
-    data_dir: DataDirArgs,
+    from: FromArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,9 +80,7 @@ pub struct RmArgs {
     #[arg(value_name = "NAME", required = true)]
     names: Vec<PathBuf>,
     #[command(flatten)]
-    hub: HubArgs,
-    #[command(flatten)]
-    data_dir: DataDirArgs,
+    from: FromArgs,
 }
 
 /// Delete models that brigade has fetched and nobody uses.
@@ -87,9 +97,7 @@ pub struct PruneArgs {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    hub: HubArgs,
-    #[command(flatten)]
-    data_dir: DataDirArgs,
+    from: FromArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -97,7 +105,7 @@ pub struct PruneArgs {
 
 /// Runs `brigade pull`.
 pub fn pull(args: &PullArgs) -> Result<()> {
-    let settings = args.hub.settings(&args.data_dir)?;
+    let settings = args.from.settings()?;
     let watcher = Watcher::new();
     let (found, is_news) = Resolver::new(&settings, &watcher).pull(&args.name)?;
     drop(watcher);
@@ -134,7 +142,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
 
 /// Runs `brigade models`.
 pub fn models(args: &ModelsArgs) -> Result<()> {
-    let mut rows = shelf::list(&args.hub.settings(&args.data_dir)?)?;
+    let mut rows = shelf::list(&args.from.settings()?)?;
     for row in &mut rows {
         let unknown = row.licence.is_none();
         row.licence = if unknown { licence_in(&row.path) } else { row.licence.take() };
@@ -186,7 +194,7 @@ fn licence_in(path: &Path) -> Option<String> {
 
 /// Runs `brigade rm`.
 pub fn rm(args: &RmArgs) -> Result<()> {
-    let settings = args.hub.settings(&args.data_dir)?;
+    let settings = args.from.settings()?;
     for name in &args.names {
         let taken = shelf::remove(&settings, name, &configured()?)?;
         output::line(format_args!(
@@ -200,7 +208,7 @@ pub fn rm(args: &RmArgs) -> Result<()> {
 
 /// Runs `brigade prune`.
 pub fn prune(args: &PruneArgs) -> Result<()> {
-    let settings = args.hub.settings(&args.data_dir)?;
+    let settings = args.from.settings()?;
     let taken = shelf::prune(&settings, args.unused_since.as_secs(), &configured()?, args.yes)?;
     if args.json {
         let Taken { what, files, bytes, kept } = &taken;

@@ -32,9 +32,11 @@ impl Marks {
         }
     }
 
-    /// Whether a plane has a state of the sequence in `slot`.
-    pub(super) fn is_of(&self, plane: SlotId, slot: SlotId) -> bool {
-        self.0.get(plane.0 as usize).is_some_and(|mark| mark.is_some_and(|(of, _)| of == slot))
+    /// Whether the sequence in `slot`, whose states are in `plane`, has them in another sequence's place: in none of its own,
+    /// and in none that is lent to it.
+    pub(super) fn is_borrowed(&self, plane: SlotId, slot: SlotId) -> bool {
+        let mark = self.0.get(plane.0 as usize).copied().flatten();
+        plane != slot && mark.is_none_or(|(of, _)| of != slot)
     }
 
     /// Refuses a plane that there is not.

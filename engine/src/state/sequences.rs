@@ -178,7 +178,7 @@ impl Sequences {
         };
         self.marks.check(plane, slot, len)?;
         // The state of a copy that is named by its own place may still be where it was.
-        let is_own = plane == slot && self.borrows(slot, sequence);
+        let is_own = plane == slot && self.marks.is_borrowed(sequence.plane, slot);
         let plane = if is_own { sequence.plane } else { plane };
         Ok(Cow::Owned(Sequence { len, plane, ..sequence.clone() }))
     }

@@ -3,8 +3,8 @@
 //! Reading order:
 //!
 //! - [`options`] reads what may stand there from clap's definitions.
-//! - [`source`] reads the file and its drop-ins into what is [`loaded`], each by `one_file`, with values by `value`, problems
-//!   and their places by `place`, and what was meant by a wrong name by `unknown` and `near`.
+//! - [`source`] reads the file and its drop-ins into what is [`loaded`]. `one_file` reads one of them, `value` a value.
+//!   `place` has problems with their places. `unknown` and `near` tell what was meant by a wrong name.
 //! - [`merge`] puts what they say among the arguments of a command: what stands of it is in `take`, and what clap says about
 //!   the whole in `complaint`.
 //! - `check` and `show` are the commands; [`text`] and [`schema`] write the definitions down, for people and for editors.

@@ -2,15 +2,8 @@
 //! that it is a copy of, and leaves them in its own behind its first rows. If somebody writes to that place before, the states
 //! are copied after all.
 
-use super::{Applied, Draft, Sequence, Sequences, StateAction};
+use super::{Applied, Draft, Sequence, StateAction};
 use crate::batch::{SeqPart, SlotId};
-
-impl Sequences {
-    /// Whether the sequence in `slot` has its states in another one's place.
-    pub(super) fn borrows(&self, slot: SlotId, sequence: &Sequence) -> bool {
-        sequence.plane != slot && !self.marks.is_of(sequence.plane, slot)
-    }
-}
 
 impl Draft<'_> {
     fn now(&self, slot: SlotId) -> Option<&Sequence> {
@@ -20,8 +13,7 @@ impl Draft<'_> {
 
     /// Whether the sequence in `slot`, if there is one, has its states in another one's place.
     pub(super) fn is_borrowed(&self, slot: SlotId) -> bool {
-        let is = |now: &Sequence| now.plane != slot && !self.marks.is_of(now.plane, slot);
-        self.now(slot).is_some_and(is)
+        self.now(slot).is_some_and(|now| self.marks.is_borrowed(now.plane, slot))
     }
 
     /// Copies the states of a sequence that are in another one's place to its own.
