@@ -280,6 +280,17 @@ fn answered(page: &mut Page, n: usize) {
     page.wait(IDLE);
 }
 
+/// Waits until a tab that did not ask for them shows these answers. It may read the last one on from its beginning, and
+/// takes no question meanwhile.
+fn shows_whole(page: &mut Page, answers: &[String]) {
+    let shown =
+        "[...document.querySelectorAll('#messages li.assistant .text')].map(e => e.innerText)";
+    page.wait(&format!("JSON.stringify({shown}) === {:?}", serde_json::json!(answers).to_string()));
+    let kept = "JSON.parse(localStorage.getItem('brigade-chat-' + JSON.parse(sessionStorage.getItem('brigade-current'))))";
+    page.wait(&format!("!{kept}.at(-1).under_way"));
+    page.wait(IDLE);
+}
+
 fn an_answer_that_had_not_begun_is_asked_for_again() {
     let Some(chromium) = browser::find() else {
         println!("skipped: this machine has no Chromium");
@@ -320,8 +331,9 @@ fn two_tabs_keep_the_same_chat() {
     page.value("document.getElementById('max_tokens').value = 8");
     ask(page, "The second");
     answered(page, 2);
+    let answers = texts(page, "assistant");
     let second = page.show_tab(first);
-    answered(page, 2);
+    shows_whole(page, &answers);
     ask(page, "The third");
     answered(page, 3);
     let all = ["The first", "The second", "The third"];

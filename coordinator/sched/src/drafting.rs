@@ -3,12 +3,11 @@
 use brigade_draft::{Draft, Drafter, StreamId};
 use brigade_spec::Prefixes;
 
-use super::ahead::Judged;
-use super::events::{LineSpec, RequestId, Work};
+use super::events::{LineSpec, Micros, RequestId, Work};
 use super::line::Line;
 use super::sequence::{Admitted, Live, SeqNo};
 use super::sizing::Sizing;
-use super::windows::{LEAST_ODDS, MAX_WINDOW_ROWS, Windows};
+use super::windows::{LEAST_ODDS, Leave, MAX_WINDOW_ROWS, Windows};
 
 /// A draft ends where all of it would be right with less than this probability.
 const LEAST_CHANCE: f32 = 0.1;
@@ -18,6 +17,7 @@ const ODDS_OF: usize = 8;
 
 /// Who drafts, and whether he may now.
 pub(super) struct Drafting<'a> {
+    pub now: Micros,
     /// `None`: nobody.
     pub drafter: Option<&'a mut (dyn Drafter + 'static)>,
     /// Nobody waits for a place.
@@ -119,8 +119,9 @@ impl Drafting<'_> {
             Prefixes::Whole | Prefixes::None => 0,
         };
         let most = most.min(sizing.config.max_windows.unwrap_or(u32::MAX));
+        let another_may_come = live.owners.another_may_come(self.now, sequence.share);
         let n_streams = live.n_decoding();
-        let windows = sizing.windows(mean, n_streams, most);
+        let windows = sizing.windows(mean, n_streams, Leave { most, another_may_come });
         let windows = match windows {
             Windows::NONE => return None,
             windows if draft.is_proven => windows,
@@ -151,14 +152,6 @@ impl Drafting<'_> {
             }
         }
         Some(Window { drafts: draft, in_planes })
-    }
-
-    /// What became of a draft.
-    pub fn judged(&mut self, request: RequestId, judged: Judged) {
-        let Judged { source, matched, right, .. } = judged;
-        if let Some(drafter) = self.drafter.as_deref_mut() {
-            drafter.judged(stream(request), source, matched, right);
-        }
     }
 }
 

@@ -21,13 +21,16 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::events::Share;
+use super::events::{Micros, Share};
 
 /// Of the places, one in so many is left to owners that hold less than their part.
 const RESERVED_ONE_IN: u32 = 4;
 
 /// Rows by which an owner is ahead of all others when it comes after a pause: a prompt of usual length.
 const CREDIT_ROWS: u64 = 1024;
+
+/// An owner that had a new request so lately may soon have another one.
+const COMES_AGAIN_WITHIN: Micros = 10_000_000;
 
 /// What a row counts for an owner of weight 1: divisible by usual weights.
 const ROW: u64 = 1 << 16;
@@ -44,6 +47,8 @@ struct Owner {
     running: u32,
     /// Their pages.
     pages: u32,
+    /// When its last request came.
+    came: Option<Micros>,
 }
 
 /// Places that a request takes.
@@ -83,7 +88,20 @@ impl Owners {
     }
 
     /// Somebody has a new request, while these have some that wait.
-    pub fn arrive(&mut self, share: Share, waiting: &BTreeSet<u64>) {
+    pub fn arrive(&mut self, now: Micros, share: Share, waiting: &BTreeSet<u64>) {
+        self.rank_newcomer(share, waiting);
+        self.get_mut(share).came = Some(now);
+    }
+
+    /// Whether a request of somebody else may come soon.
+    pub fn another_may_come(&self, now: Micros, share: Share) -> bool {
+        let is_soon = |came: Micros| now.saturating_sub(came) < COMES_AGAIN_WITHIN;
+        let mut others = self.0.iter().filter(|(id, _)| **id != share.owner);
+        others.any(|(_, other)| other.came.is_some_and(is_soon))
+    }
+
+    /// Somebody who was away has a place among those that were not.
+    fn rank_newcomer(&mut self, share: Share, waiting: &BTreeSet<u64>) {
         let active = |id: &u64, owner: &Owner| owner.running > 0 || waiting.contains(id);
         if self.0.get(&share.owner).is_some_and(|owner| active(&share.owner, owner)) {
             return;
@@ -124,7 +142,8 @@ impl Owners {
     /// Nobody has a place any more.
     pub fn all_left(&mut self) {
         for owner in self.0.values_mut() {
-            *owner = Owner { served: owner.served, weight: owner.weight, ..Owner::default() };
+            let Owner { weight, served, came, .. } = *owner;
+            *owner = Owner { weight, served, came, ..Owner::default() };
         }
     }
 
@@ -205,14 +224,14 @@ mod tests {
     fn rows_count_by_weight_and_turns_are_not_saved_up() {
         let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
         let (a, b) = (share(1, 4), share(2, 1));
-        owners.arrive(a, &nobody);
+        owners.arrive(0, a, &nobody);
         owners.admitted(a, 100, needs(2));
         owners.sent(a, 100, 100);
-        owners.arrive(b, &nobody);
+        owners.arrive(0, b, &nobody);
         assert_eq!(owners.rank_for_rows(b).0, 0, "who is new is ahead");
         owners.sent(a, 9_900, 0);
         owners.left(b, 0, needs(0));
-        owners.arrive(b, &nobody);
+        owners.arrive(0, b, &nobody);
         let credit = owners.rank_for_rows(a).0 - owners.rank_for_rows(b).0;
         assert_eq!(credit, CREDIT_ROWS * ROW, "but not by more than that");
         owners.sent(b, CREDIT_ROWS as u32, 0);
@@ -227,7 +246,7 @@ mod tests {
         assert!(owners.rank_for_rows(a) > owners.rank_for_rows(b));
         owners.left(a, 0, needs(2));
         owners.left(b, 0, needs(1));
-        owners.arrive(a, &nobody);
+        owners.arrive(0, a, &nobody);
         assert_eq!(owners.rank_for_place(a), (0, 0), "everybody was idle");
     }
 
@@ -235,9 +254,9 @@ mod tests {
     fn what_is_charged_counts_as_rows_do() {
         let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
         let (a, b) = (share(1, 2), share(2, 2));
-        owners.arrive(a, &nobody);
+        owners.arrive(0, a, &nobody);
         owners.admitted(a, 0, needs(1));
-        owners.arrive(b, &nobody);
+        owners.arrive(0, b, &nobody);
         owners.admitted(b, 0, needs(1));
         owners.charge(a, 100);
         owners.sent(b, 99, 0);

@@ -7,7 +7,7 @@ use super::events::{LineSpec, Micros, StageTime};
 use super::sim::roomy;
 use super::sizing::Sizing;
 use super::timing::LineTimes;
-use super::windows::{MAX_WINDOWS, SUREST};
+use super::windows::{Leave, MAX_WINDOWS, SUREST};
 
 /// Measured times of a line, and what follows from them for a sequence that runs ahead of its draws.
 #[derive(Debug)]
@@ -36,7 +36,8 @@ impl Forecast {
         }
         let (odds, config) = (odds.clamp(0.0, SUREST), SchedConfig::default());
         let sizing = Sizing { times: &self.times, spec: &self.spec, config: &config };
-        let windows = sizing.windows(odds, 1, most.unwrap_or(MAX_WINDOWS));
+        let leave = Leave { most: most.unwrap_or(MAX_WINDOWS), another_may_come: false };
+        let windows = sizing.windows(odds, 1, leave);
         1e6 * sizing.rate(windows, if windows.any() { odds } else { 0.0 }, 1)
     }
 }

@@ -124,7 +124,7 @@ impl Scheduler {
     pub fn step(&mut self, now: Micros, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         match event {
-            Event::Submit(request) => self.submit(request, &mut out),
+            Event::Submit(request) => self.submit(now, request, &mut out),
             Event::GoOn { request, generated, mu } => {
                 let pending = Pending::gone_on(request, generated, mu);
                 self.go_on(now, pending, &mut out);
@@ -149,7 +149,7 @@ impl Scheduler {
         out
     }
 
-    fn submit(&mut self, request: Request, out: &mut Vec<Action>) {
+    fn submit(&mut self, now: Micros, request: Request, out: &mut Vec<Action>) {
         let id = request.id;
         assert!(
             self.live.find(id).is_none() && !self.waiting.contains(id),
@@ -159,16 +159,21 @@ impl Scheduler {
             .and_then(|()| {
                 self.line.as_ref().map_or(Ok(()), |line| admit::check_fits(&request, &line.spec))
             })
-            .and_then(|()| self.take_in(request, out));
+            .and_then(|()| self.take_in(now, request, out));
         if let Err(why) = checked {
             out.push(Action::Rejected { request: id, why });
         }
     }
 
     /// Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
-    fn take_in(&mut self, request: Request, out: &mut Vec<Action>) -> Result<(), Rejection> {
+    fn take_in(
+        &mut self,
+        now: Micros,
+        request: Request,
+        out: &mut Vec<Action>,
+    ) -> Result<(), Rejection> {
         let waiting = self.waiting.owners();
-        self.live.owners.arrive(request.share, &waiting);
+        self.live.owners.arrive(now, request.share, &waiting);
         let (live, queue) = (&self.live, &self.waiting);
         let may_start = |line: &Line| {
             let needs = line.needs(&request);
@@ -207,7 +212,7 @@ impl Scheduler {
         if let Err(why) = admit::check_sense(request) {
             return out.push(Action::Rejected { request: id, why });
         }
-        self.live.owners.arrive(request.share, &self.waiting.owners());
+        self.live.owners.arrive(now, request.share, &self.waiting.owners());
         let fits = self.line.as_ref().map(|l| admit::check_fits(request, &l.spec).is_ok());
         self.waiting.go_on(now, pending, fits);
     }
@@ -358,7 +363,7 @@ impl Scheduler {
             let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
             let n_lent = line.n_lent;
             let lends = self.waiting.len() == 0;
-            let drafting = Drafting { drafter: self.drafter.as_deref_mut(), lends };
+            let drafting = Drafting { now, drafter: self.drafter.as_deref_mut(), lends };
             match compose::compose(now, &self.config, (line, &mut self.live), drafting) {
                 Some(ubatch) => out.push(Action::Send(ubatch)),
                 // What was lent may be what somebody waits for.

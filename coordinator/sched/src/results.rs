@@ -5,7 +5,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{RowValue, SampledToken};
 
 use super::ahead::{Judged, Outcome};
-use super::drafting::{self, Drafting};
+use super::drafting;
 use super::events::{
     Action, FinishReason, LineFault, Micros, RequestError, RequestId, Results, Share, Work,
 };
@@ -195,9 +195,8 @@ impl Scheduler {
         }
         let Some(drafter) = &mut self.drafter else { return };
         drafter.push(drafting::stream(request), token);
-        if let Some(judged) = judged {
-            let mut drafting = Drafting { drafter: Some(&mut **drafter), lends: false };
-            drafting.judged(request, judged);
+        if let Some(Judged { source, matched, right, .. }) = judged {
+            drafter.judged(drafting::stream(request), source, matched, right);
         }
     }
 

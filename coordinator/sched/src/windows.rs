@@ -7,6 +7,9 @@
 //! behind a wrong draft stands before its correction for `D * t(w) - L(w)`. A simulation of lines of two to eight stages
 //! agrees within 5 %. Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
 //! more step.
+//!
+//! A prompt of somebody else's finds stages at windows that would have been idle. So where one may come, windows are only
+//! as many and as long as leave that prompt its time.
 
 use brigade_spec::Prefixes;
 
@@ -26,6 +29,12 @@ pub(super) const SUREST: f64 = 0.98;
 
 /// Running ahead must make tokens come so much faster to be worth it.
 const LEAST_GAIN: f64 = 1.1;
+
+/// Where somebody else's prompt may come, windows may hold it up by this share of its own time.
+const HOLDS_UP: f64 = 0.02;
+
+/// Rows of such a prompt: a short one notices most.
+const SHORT_PROMPT: u32 = 32;
 
 /// Drafts that are less likely are not sent.
 pub(super) const LEAST_ODDS: f32 = 0.5;
@@ -52,20 +61,39 @@ impl Windows {
     }
 }
 
+/// How far a sequence may run ahead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leave {
+    /// Windows in flight, at most.
+    pub most: u32,
+    /// Somebody else's prompt may come, and is to find little before it.
+    pub another_may_come: bool,
+}
+
 impl Sizing<'_> {
     /// The windows with which a sequence gets its tokens soonest, where drafts are right with probability `odds` and
-    /// `n_streams` share the line; at most `most` in flight.
-    pub fn windows(&self, odds: f64, n_streams: usize, most: u32) -> Windows {
+    /// `n_streams` share the line.
+    pub fn windows(&self, odds: f64, n_streams: usize, leave: Leave) -> Windows {
         let odds = odds.clamp(0.0, SUREST);
         if !self.times.measured() || odds <= 0.0 {
             return Windows::NONE;
         }
         let n_streams = n_streams.max(1) as u32;
+        let longest = match leave.another_may_come {
+            true => {
+                self.before_newcomer(Windows::NONE, n_streams)
+                    + HOLDS_UP * self.times.of(SHORT_PROMPT)[1]
+            }
+            false => f64::INFINITY,
+        };
         let (mut best, mut best_rate) =
             (Windows::NONE, LEAST_GAIN * self.rate(Windows::NONE, 0.0, 1));
         for rows in 1..=MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams) {
-            for count in 1..=most.min(MAX_WINDOWS).min(MAX_ROWS_AHEAD / rows) {
+            for count in 1..=leave.most.min(MAX_WINDOWS).min(MAX_ROWS_AHEAD / rows) {
                 let windows = Windows { rows, count };
+                if self.before_newcomer(windows, n_streams) > longest {
+                    break;
+                }
                 let rate = self.rate(windows, odds, n_streams);
                 if windows.any() && rate > best_rate {
                     (best, best_rate) = (windows, rate);
@@ -82,6 +110,17 @@ impl Sizing<'_> {
         let [without, with] = [rows, rows + 1].map(|rows| self.times.of(rows)[0]);
         let tokens = (f64::from(rows) + odds) / f64::from(rows);
         self.times.measured() && with <= tokens * without
+    }
+
+    /// Microseconds that a ubatch which comes at any time waits for the slowest stage, while each of so many sequences has
+    /// such windows.
+    fn before_newcomer(&self, Windows { rows, count }: Windows, n_streams: u32) -> f64 {
+        let n_groups = n_streams.min(self.spec.n_stages as u32);
+        let [slowest, through] = self.times.of(n_streams.div_ceil(n_groups) * rows);
+        let (in_flight, trip) =
+            (f64::from(n_groups * count) * slowest, through + self.times.overhead());
+        // Half of what it is at, and all that queues.
+        slowest / 2.0 * (in_flight / trip).min(1.0) + (in_flight - trip).max(0.0)
     }
 
     /// Tokens of one of so many sequences in a microsecond. Those beside it have a window each wherever it has one; those of a
@@ -113,6 +152,16 @@ mod tests {
 
     /// The choice on a line whose stages take `us` for so many rows, with so much time outside them.
     fn choose(stages: &[fn(f64) -> f64], outside: f64, odds: f64, n_streams: usize) -> Windows {
+        choose_beside(stages, outside, odds, (n_streams, false))
+    }
+
+    /// The same where somebody else's prompt may come.
+    fn choose_beside(
+        stages: &[fn(f64) -> f64],
+        outside: f64,
+        odds: f64,
+        (n_streams, another_may_come): (usize, bool),
+    ) -> Windows {
         let mut times = LineTimes::new(stages.len());
         for rows in (1..=16).cycle().take(400) {
             let of = |us: &fn(f64) -> f64| StageTime {
@@ -126,7 +175,7 @@ mod tests {
         let spec = roomy(stages.len());
         let config = SchedConfig::default();
         let sizing = Sizing { times: &times, spec: &spec, config: &config };
-        sizing.windows(odds, n_streams, MAX_WINDOWS)
+        sizing.windows(odds, n_streams, Leave { most: MAX_WINDOWS, another_may_come })
     }
 
     /// Two rows wait for memory, more cost arithmetic by tiles of four.
@@ -159,6 +208,17 @@ mod tests {
         }
         assert_eq!(choose(&[dear], 0.0, 0.3, 1), Windows::NONE);
         assert_eq!(choose(&[tiles, tiles], 500.0, 0.0, 1), Windows::NONE);
+    }
+
+    #[test]
+    fn where_another_may_come_stages_stay_as_idle_as_they_were() {
+        let [alone, beside] =
+            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, (1, beside)));
+        assert!(alone.count > 1 && beside.count == 1 && beside.rows > 1, "{alone:?} {beside:?}");
+        // Nor are the ubatches of two streams much longer.
+        let [alone, beside] =
+            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, (2, beside)));
+        assert!(beside.rows < alone.rows, "{alone:?} {beside:?}");
     }
 
     #[test]

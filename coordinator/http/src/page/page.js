@@ -224,12 +224,14 @@ function readOn(of) {
   follow(of, message, from);
 }
 
-// Reads an answer to its end into a message of a chat; `from` gives the response.
+// Reads an answer to its end into a message of a chat; `from` gives the response. The page that asked keeps what there is;
+// one that reads along would undo what that one has kept.
 async function follow(of, message, from) {
-  const run = { message, abort: new AbortController(), show: () => {}, due: false, kept: -Infinity };
+  const isOwn = message.page === page;
+  const run = { message, isOwn, abort: new AbortController(), show: () => {}, due: false, kept: -Infinity };
   running.set(of.id, run);
   message.under_way = true;
-  chats.keep(of);
+  if (isOwn) chats.keep(of);
   showAll();
   try {
     const response = await from(of, run.abort.signal);
@@ -256,11 +258,19 @@ async function follow(of, message, from) {
   if (!message.reasoning_content) delete message.reasoning_content;
   if (!message.under_way) for (const field of ['last', 'page']) delete message[field];
   running.delete(of.id);
-  chats.keep(of);
+  if (isOwn) chats.keep(of);
+  else keepRead(of);
   if (message.under_way && !message.refused) setTimeout(() => readOn(of), LINE_EVERY_MS);
   if (of !== chat) return showChats();
   showAll();
   $('input').focus();
+}
+
+// An answer was read along to its end. Unless its own page went away before that, it has kept it.
+function keepRead(of) {
+  const kept = chats.load(of.id)?.messages ?? [];
+  if (kept.length === of.messages.length && kept.at(-1).under_way) chats.keep(of);
+  else of.messages = kept;
 }
 
 function take(of, message, event) {
@@ -278,7 +288,7 @@ function take(of, message, event) {
 // Shows what there is with the next frame, and keeps it now and then: text and place in the stream together.
 function soon(of, run) {
   const now = performance.now();
-  if (now - run.kept > KEEP_EVERY_MS) {
+  if (run.isOwn && now - run.kept > KEEP_EVERY_MS) {
     run.kept = now;
     chats.keep(of);
   }
