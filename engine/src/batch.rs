@@ -468,8 +468,11 @@ pub enum RowValue {
     Refuted,
 }
 
+/// Most tokens that are told to follow a drawn one because its answer's grammar leaves no choice.
+pub const MAX_FORCED: usize = 8;
+
 /// A drawn token with what was asked about it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SampledToken {
     /// Its id.
     pub id: u32,
@@ -479,6 +482,9 @@ pub struct SampledToken {
     pub top: Vec<(u32, f32)>,
     /// For the next draw with [`Mirostat`]; `None` without.
     pub mu: Option<f32>,
+    /// Tokens whose text must follow by the answer's grammar, at most [`MAX_FORCED`]. It may come in other tokens: they are
+    /// drafts like others.
+    pub forced: Vec<u32>,
 }
 
 /// Hidden rows between two stages: for each tensor of the cut's

@@ -486,6 +486,9 @@ pub struct Sampled {
     /// With mirostat: for the next draw.
     #[prost(float, optional, tag = "4")]
     pub mu: ::core::option::Option<f32>,
+    /// Tokens whose text must follow by the answer's grammar, 8 at most: drafts. It may come in other tokens.
+    #[prost(uint32, repeated, tag = "5")]
+    pub forced: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct TokenLogprob {

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use brigade_draft::{Drafter, Forced};
+use brigade_draft::{Drafter, Forced, Source, Suffix};
 use brigade_engine::batch::{
     Ahead, Constraint, DryParams, Grammar, Marker, Planes, RowValue, SampledToken, SamplerSetup,
     SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
@@ -22,8 +22,8 @@ use brigade_model_tests::golden::Golden;
 use brigade_model_tests::kinds::{Named, one_of_each_memory, unquantised};
 use brigade_model_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS};
 use brigade_sched::{
-    Action, Event, LineSpec, Micros, Request, RequestId, Results, SchedConfig, Scheduler, Share,
-    StageTime, Work,
+    Action, DraftCounts, Event, LineSpec, Micros, Request, RequestId, Results, SchedConfig,
+    Scheduler, Share, StageTime, Work,
 };
 use brigade_spec::Prefixes;
 
@@ -55,7 +55,8 @@ struct Said {
 /// How a run drafts.
 #[derive(Clone, Copy, Debug)]
 struct Drafts {
-    acceptance: f64,
+    /// The share of right ones; `None`: what is found in texts and what a grammar forces.
+    acceptance: Option<f64>,
     /// Microseconds that a stage is said to take for so many rows: windows follow from it.
     costs: (u64, u64),
 }
@@ -108,6 +109,7 @@ struct Run<'a> {
     scheduler: Scheduler,
     n_stages: usize,
     costs: (u64, u64),
+    has_drafter: bool,
     pending: VecDeque<Results>,
     now: Micros,
     said: Vec<Said>,
@@ -117,14 +119,26 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(line: &'a mut Line, spec: LineSpec, drafts: Option<Drafts>, n_vocab: u32) -> Self {
-        let drafter = drafts.map(|Drafts { acceptance, .. }| {
-            Box::new(Forced::new(acceptance, 5, n_vocab)) as Box<dyn Drafter>
+        let drafter = drafts.map(|Drafts { acceptance, .. }| match acceptance {
+            Some(share) => Box::new(Forced::new(share, 5, n_vocab)) as Box<dyn Drafter>,
+            None => Box::new(Suffix::default()),
         });
         let scheduler = Scheduler::new(SchedConfig::default()).with_drafter(drafter);
+        let has_drafter = drafts.is_some();
         let costs = drafts.map_or((1_000, 100), |drafts| drafts.costs);
         let (pending, said) = (VecDeque::new(), Vec::new());
         let n_stages = spec.n_stages;
-        let mut run = Self { line, scheduler, n_stages, costs, pending, now: 0, said, verified: 0 };
+        let mut run = Self {
+            line,
+            scheduler,
+            n_stages,
+            costs,
+            has_drafter,
+            pending,
+            now: 0,
+            said,
+            verified: 0,
+        };
         run.step(Event::LineUp { epoch: 1, line: spec });
         run
     }
@@ -165,11 +179,12 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a chat; `expected` has the answers that are drafted.
-    fn chat(mut self, chat: &Chat, expected: Option<&[Said]>) -> (Vec<Said>, usize) {
+    fn chat(mut self, chat: &Chat, expected: Option<&[Said]>) -> (Vec<Said>, usize, DraftCounts) {
         let mut prompt = chat.prompt.clone();
         for turn in 0..TURNS {
             let ids = |said: &Said| said.tokens.iter().map(|token| token.id).collect();
-            let drafts = expected.map(|expected| ids(&expected[turn as usize]));
+            let known = expected.map(|expected| ids(&expected[turn as usize]));
+            let drafts = known.or_else(|| self.has_drafter.then(Default::default));
             let id = RequestId(turn);
             let said = Said { tokens: Vec::new(), reused: 0, kept: None };
             self.said.push(said);
@@ -208,7 +223,7 @@ impl<'a> Run<'a> {
         self.step(Event::ClearKept);
         self.hear(0);
         self.scheduler.check_idle().unwrap();
-        (self.said, self.verified)
+        (self.said, self.verified, self.scheduler.drafts())
     }
 }
 
@@ -280,19 +295,19 @@ fn check(golden: &Golden, (name, entry): Named<'_>) {
         last.set_vocabulary(Box::new(move || Ok(letters(vocab))));
         for (chat, drafts) in [
             // Rows that cost nothing: long windows. Rows that cost as much as ubatches: many short ones.
-            (&greedy, Drafts { acceptance: 0.9, costs: (10_000, 10) }),
-            (&drawn, Drafts { acceptance: 0.8, costs: (1_000, 900) }),
-            (&drawn, Drafts { acceptance: 0.6, costs: (10_000, 2_000) }),
-            (&held, Drafts { acceptance: 0.9, costs: (10_000, 10) }),
-            (&half_held, Drafts { acceptance: 0.8, costs: (1_000, 900) }),
+            (&greedy, Drafts { acceptance: Some(0.9), costs: (10_000, 10) }),
+            (&drawn, Drafts { acceptance: Some(0.8), costs: (1_000, 900) }),
+            (&drawn, Drafts { acceptance: Some(0.6), costs: (10_000, 2_000) }),
+            (&held, Drafts { acceptance: Some(0.9), costs: (10_000, 10) }),
+            (&half_held, Drafts { acceptance: Some(0.8), costs: (1_000, 900) }),
         ] {
             let mut run = |drafts, expected: Option<&[Said]>| {
                 // Every line begins with ubatch 0.
                 line.reset();
                 Run::new(&mut line, line_spec, drafts, vocab).chat(chat, expected)
             };
-            let (without, none) = run(None, None);
-            let (with, verified) = run(Some(drafts), Some(&without));
+            let (without, none, _) = run(None, None);
+            let (with, verified, _) = run(Some(drafts), Some(&without));
             assert_eq!(none, 0);
             assert!(verified > ANSWER as usize, "{name}: {verified} rows were verified");
             for (turn, (with, without)) in with.iter().zip(&without).enumerate() {
@@ -314,6 +329,51 @@ fn drafts_change_no_token_and_no_state() {
     let models = if all { unquantised(&golden).collect() } else { one_of_each_memory(&golden) };
     println!("{} models", models.len());
     each(&models, |model| check(&golden, *model));
+}
+
+/// What tokens mean to [`choices`]: no two the same, and none the beginning of another.
+fn words(n_vocab: u32) -> Vocabulary {
+    let word = |id: u32| format!("<{id}>").into_bytes();
+    Vocabulary::new((0..n_vocab).map(word).collect(), |id| id == END, &[END]).unwrap()
+}
+
+/// Every fifth token is a choice, those behind it must follow.
+fn choices(n_vocab: u32) -> Constraint {
+    let of = |first: u32| (first..first + 5).map(|id| format!("<{id}>")).collect::<String>();
+    let all: Vec<String> =
+        (5..n_vocab - 5).step_by(5).map(|id| format!("\"{}\"", of(id))).collect();
+    let text = format!("start: ({})+ \"<!>\"", all.join(" | "));
+    let grammars = vec![Grammar { text, then_free: false }];
+    Constraint { grammars, first: Some(0), later: true, ..Constraint::default() }
+}
+
+/// Pages alone, and a state at a sequence's end.
+fn what_a_grammar_forces_is_drafted() {
+    let golden = Golden::repository();
+    for name in ["llama", "granitehybrid"] {
+        let path = golden.named(name);
+        let model = brigade_gguf::Gguf::open(&path).unwrap();
+        let spec = brigade_models::describe(&model).unwrap();
+        let n_vocab = spec.n_vocab as u32;
+        let (sampler, held) = (looking_back(), Some(choices(n_vocab)));
+        let prompt = golden.manifest.tokens.iter().cycle().copied().take(PROMPT).collect();
+        let chat = Chat { prompt, sampler, held };
+        let cuts = Line::even_cuts(spec.n_layer(), 2);
+        let line_spec = line_spec(2, spec.prefixes(false), SLOT_POSITIONS as u32);
+        let mut line = Line::open(&path, &LineConfig { cuts, ..LineConfig::default() });
+        let last = line.stages().last_mut().unwrap();
+        last.set_vocabulary(Box::new(move || Ok(words(n_vocab))));
+        let mut run = |drafts| {
+            line.reset();
+            Run::new(&mut line, line_spec, drafts, n_vocab).chat(&chat, None)
+        };
+        let (without, ..) = run(None);
+        let (with, _, counts) = run(Some(Drafts { acceptance: None, costs: (10_000, 10) }));
+        assert!(with == without, "{name}: other tokens or states");
+        let [right, wrong] = counts.judged(Source::Grammar);
+        println!("{name}: {right} tokens that were forced were drafted; of {:?}", counts.parts);
+        assert!(right > 0 && wrong == 0, "{name}: {right} right, {wrong} wrong");
+    }
 }
 
 /// Windows that are begun before the ones before them are finished draw the same, on the host and on a GPU where there is one.
@@ -391,5 +451,5 @@ fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    computes: drafts_change_no_token_and_no_state, windows_that_are_begun_ahead_draw_the_same;
+    computes: drafts_change_no_token_and_no_state, what_a_grammar_forces_is_drafted, windows_that_are_begun_ahead_draw_the_same;
 ];

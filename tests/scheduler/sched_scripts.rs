@@ -172,9 +172,7 @@ impl Script {
             let value = match value.parse() {
                 Err(_) if *value == NO_TOKEN => RowValue::Failed("logits are NaN".into()),
                 Err(_) if value.starts_with(LATE) => RowValue::NotYet,
-                Ok(id) => {
-                    RowValue::Sampled(SampledToken { id, logprob: None, top: vec![], mu: None })
-                }
+                Ok(id) => RowValue::Sampled(SampledToken { id, ..SampledToken::default() }),
                 Err(_) => RowValue::Logits(vec![0.0]),
             };
             RowOutput { slot, pos, value, mask_us }

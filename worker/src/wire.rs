@@ -307,6 +307,7 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
                 logprob: token.logprob,
                 top: token.top.iter().map(top).collect(),
                 mu: token.mu,
+                forced: token.forced,
             })
         }
         RowValue::Logits(values) => {

@@ -6,7 +6,8 @@
 //! Nothing here does I/O, reads a clock or draws random numbers. The same calls give the same drafts, so a scheduler that
 //! asks stays deterministic.
 //!
-//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects.
+//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects. It
+//!   takes what a grammar forces as it comes.
 //! - [`Forced`] drafts an answer that is known with a chosen share of wrong tokens, for benches.
 
 mod forced;
@@ -37,11 +38,14 @@ pub enum Source {
     Expected,
     /// An answer that is known, see [`Forced`].
     Forced,
+    /// The answer's grammar, which leaves no choice.
+    Grammar,
 }
 
 impl Source {
     /// Each of them.
-    pub const ALL: [Self; 4] = [Self::Own, Self::Recent, Self::Expected, Self::Forced];
+    pub const ALL: [Self; 5] =
+        [Self::Own, Self::Recent, Self::Expected, Self::Forced, Self::Grammar];
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
@@ -50,6 +54,7 @@ impl Source {
             Self::Recent => "recent",
             Self::Expected => "expected",
             Self::Forced => "forced",
+            Self::Grammar => "grammar",
         }
     }
 }
@@ -90,6 +95,11 @@ pub trait Drafter: Send + Debug {
 
     /// A token was drawn: it is sure.
     fn push(&mut self, stream: StreamId, token: u32);
+
+    /// The text of these tokens must follow the stream's sure tokens, by its grammar; it may come in other tokens.
+    fn must_follow(&mut self, stream: StreamId, tokens: &[u32]) {
+        let _ = (stream, tokens);
+    }
 
     /// At most `most` tokens that may follow the stream's sure tokens and `ahead`, which were drafted before and are in
     /// flight. There may be fewer where a text ends; what follows then comes with the next call.

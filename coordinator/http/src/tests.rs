@@ -144,14 +144,14 @@ async fn perform(
     for id_drawn in ids.take(max_tokens as usize) {
         let logprob = sampler.top_logprobs.map(|_| -0.5);
         let top = vec![(id_drawn, -0.5); sampler.top_logprobs.unwrap_or(0) as usize];
-        let token = SampledToken { id: id_drawn, logprob, top, mu: None };
+        let token = SampledToken { id: id_drawn, logprob, top, ..SampledToken::default() };
         if events.send(SeqEvent::Token(token)).await.is_err() {
             gone.send(id.0).await.unwrap();
             return;
         }
         tokio::task::yield_now().await;
     }
-    let eos = SampledToken { id: 2, logprob: None, top: Vec::new(), mu: None };
+    let eos = SampledToken { id: 2, ..SampledToken::default() };
     let reason = match play {
         Play::Break => {
             let reason = SECRET.to_string();

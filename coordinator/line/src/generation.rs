@@ -300,7 +300,7 @@ mod tests {
             let submission = ends.submissions.recv().await.unwrap();
             submission.verdict.send(Ok(())).unwrap();
             for id in tokens {
-                let token = SampledToken { id, logprob: Some(-1.0), top: Vec::new(), mu: None };
+                let token = SampledToken { id, logprob: Some(-1.0), ..SampledToken::default() };
                 let _ = submission.events.send(SeqEvent::Token(token)).await;
             }
             let (to_first, after_first) = (Duration::ZERO, Duration::ZERO);
@@ -346,7 +346,7 @@ mod tests {
     #[tokio::test]
     async fn a_character_over_two_tokens_comes_whole() {
         let tokens = ids(&["<0xC3>", "<0xA9>"]);
-        let stop = SampledToken { id: 2, logprob: None, top: Vec::new(), mu: None };
+        let stop = SampledToken { id: 2, ..SampledToken::default() };
         let (text, shown, end) = play(&tokens, &[], FinishReason::Stop(stop)).await;
         assert_eq!((text.as_str(), shown), ("\u{e9}", tokens));
         assert_eq!((end.reason, end.n_generated), (EndReason::Stop, 3));

@@ -2,8 +2,8 @@
 //! this crate converts them.
 
 use brigade_engine::batch::{
-    AdapterUse, Constraint, Planes, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp,
-    SeqPart, SlotId, UBatch, Want,
+    AdapterUse, Constraint, MAX_FORCED, Planes, RowOutput, RowValue, SampledToken, SamplerSetup,
+    SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
@@ -232,7 +232,11 @@ fn row_output(row: pb::RowResult, n_vocab: u32) -> Result<RowOutput, ResultError
 
 fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, ResultError> {
     let top: Vec<(u32, f32)> = sampled.top.iter().map(|t| (t.token, t.logprob)).collect();
-    for token in top.iter().map(|(token, _)| *token).chain([sampled.token]) {
+    let mut forced = sampled.forced;
+    // A later release may tell of more.
+    forced.truncate(MAX_FORCED);
+    let told = top.iter().map(|(token, _)| *token).chain([sampled.token]);
+    for token in told.chain(forced.iter().copied()) {
         if token >= n_vocab {
             return Err(ResultError::Token { token, n_vocab });
         }
@@ -240,7 +244,7 @@ fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, Res
     if let Some(mu) = sampled.mu.filter(|mu| !mu.is_finite()) {
         return Err(ResultError::Mu { mu });
     }
-    Ok(SampledToken { id: sampled.token, logprob: sampled.logprob, top, mu: sampled.mu })
+    Ok(SampledToken { id: sampled.token, logprob: sampled.logprob, top, mu: sampled.mu, forced })
 }
 
 #[cfg(test)]
@@ -374,6 +378,12 @@ mod tests {
         let row = result(pb::row_result::Value::Sampled(sampled));
         assert_eq!(rows(row.clone(), 11).unwrap().len(), 1);
         assert_eq!(rows(row, 10).unwrap_err(), ResultError::Token { token: 10, n_vocab: 10 });
+        let sampled = pb::Sampled { forced: vec![3; MAX_FORCED + 2], ..pb::Sampled::default() };
+        let told = rows(result(pb::row_result::Value::Sampled(sampled.clone())), 10).unwrap();
+        let RowValue::Sampled(token) = &told[0].value else { panic!("{told:?}") };
+        assert_eq!(token.forced, [3; MAX_FORCED], "a later release may tell of more");
+        let row = result(pb::row_result::Value::Sampled(sampled));
+        assert_eq!(rows(row, 3).unwrap_err(), ResultError::Token { token: 3, n_vocab: 3 });
         let sampled = pb::Sampled { mu: Some(f32::INFINITY), ..pb::Sampled::default() };
         let row = result(pb::row_result::Value::Sampled(sampled));
         assert_eq!(rows(row, 10).unwrap_err(), ResultError::Mu { mu: f32::INFINITY });

@@ -262,7 +262,7 @@ mod tests {
                 drawn += u32::from(!ubatch.parts.is_empty());
                 let rows = ubatch.parts.iter().map(|part| {
                     let pos = part.pos + part.tokens.len() as u32 - 1;
-                    let token = SampledToken { id: 7, logprob: None, top: Vec::new(), mu: None };
+                    let token = SampledToken { id: 7, ..SampledToken::default() };
                     RowOutput { slot: part.slot, pos, value: RowValue::Sampled(token), mask_us: 0 }
                 });
                 let (rows, done) = (rows.collect(), Some(vec![StageTime::default()]));

@@ -124,7 +124,8 @@ impl Scheduler {
     }
 
     /// A sampled token of a sequence that may have ended meanwhile.
-    fn token(&mut self, now: Micros, of: &Wanted, token: SampledToken, out: &mut Vec<Action>) {
+    fn token(&mut self, now: Micros, of: &Wanted, mut token: SampledToken, out: &mut Vec<Action>) {
+        let forced = std::mem::take(&mut token.forced);
         let no = of.seq;
         let Some(sequence) = self.live.get_mut(no) else { return };
         let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
@@ -143,7 +144,7 @@ impl Scheduler {
             if let Some(ahead) = &mut sequence.ahead {
                 self.drafts.overlapped_us += std::mem::take(&mut ahead.overlapped.1);
             }
-            self.note_drawn(request, id, outcome.judged());
+            self.note_drawn(request, (id, &forced), outcome.judged());
             if index + 1 < max_tokens && self.has_place_for_next(no) {
                 if let Outcome::Ready(_) = outcome {
                     self.ready(no);
@@ -188,13 +189,21 @@ impl Scheduler {
         }
     }
 
-    /// Tells the drafter what was drawn, and whether its draft was that.
-    fn note_drawn(&mut self, request: RequestId, token: u32, judged: Option<Judged>) {
+    /// Tells the drafter what was drawn and what must follow that, and whether its draft was that.
+    fn note_drawn(
+        &mut self,
+        request: RequestId,
+        (token, forced): (u32, &[u32]),
+        judged: Option<Judged>,
+    ) {
         if let Some(judged) = judged {
             self.drafts.note(judged);
         }
         let Some(drafter) = &mut self.drafter else { return };
         drafter.push(drafting::stream(request), token);
+        if !forced.is_empty() {
+            drafter.must_follow(drafting::stream(request), forced);
+        }
         if let Some(Judged { source, matched, right, .. }) = judged {
             drafter.judged(drafting::stream(request), source, matched, right);
         }

@@ -5,6 +5,9 @@
 //!
 //! Where a sequence runs ahead of what was drawn, masks are made along its drafts while they are computed
 //! ([`Masks::draft`]). A drawn token that is another one takes them back.
+//!
+//! Where a grammar leaves no choice, the answer is followed on without being asked, and what must come is told with the
+//! token before it ([`Masks::forced`]): a draft that costs nothing to find.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,9 +16,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::turns::Turns;
+use super::vocabulary::Only;
 use super::work_time::WorkTime;
 use super::{ConstraintError, Mask, Running, Vocabulary};
-use crate::batch::{Constraint, SeqOp, SlotId};
+use crate::batch::{Constraint, MAX_FORCED, SeqOp, SlotId};
 
 /// Makes the vocabulary when the first constraint needs it.
 pub type VocabularySource = Box<dyn FnOnce() -> Result<Vocabulary, ConstraintError> + Send>;
@@ -69,10 +73,12 @@ type May = Result<Option<Arc<Mask>>, ConstraintError>;
 struct Made {
     /// The answer; the last tokens may be drafts.
     tokens: Vec<u32>,
-    /// What may follow so many of `tokens`.
-    may: BTreeMap<usize, May>,
+    /// What may follow so many of `tokens`, and the token that must where there is no choice.
+    may: BTreeMap<usize, (May, Option<Only>)>,
     /// Why there are no masks, whatever the tokens are.
     failed: Option<ConstraintError>,
+    /// Where there was no choice last but how much of a token comes at once, not all of it came.
+    comes_in_parts: bool,
 }
 
 impl Made {
@@ -82,11 +88,42 @@ impl Made {
             return Some(Err(error.clone()));
         }
         if self.tokens.starts_with(known) {
-            return self.may.get(&known.len()).cloned();
+            return self.may.get(&known.len()).map(|(may, _)| may.clone());
         }
         // Nothing may follow what something may not follow.
-        let last = self.may.get(&self.tokens.len()).filter(|may| may.is_err());
-        last.filter(|_| known.starts_with(&self.tokens)).cloned()
+        let (last, _) = self.may.get(&self.tokens.len()).filter(|(may, _)| may.is_err())?;
+        known.starts_with(&self.tokens).then(|| last.clone())
+    }
+
+    /// The tokens that must follow `known` and then `token`, as far as is known.
+    fn forced(&self, known: &[u32], token: u32) -> Vec<u32> {
+        let mut forced = Vec::new();
+        if !self.is_made_behind(known, token) {
+            return forced;
+        }
+        for at in known.len() + 1..=known.len() + MAX_FORCED {
+            let only = self.may.get(&at).and_then(|(_, only)| *only);
+            let Some(only) = only.filter(|only| self.expects(*only)) else { break };
+            forced.push(only.token);
+            if self.tokens.get(at) != Some(&only.token) {
+                break;
+            }
+        }
+        forced
+    }
+
+    /// Token number `at` was drawn.
+    fn drawn(&mut self, at: usize, token: u32) {
+        if let Some((_, Some(only))) = self.may.get(&at)
+            && !only.is_sure
+        {
+            self.comes_in_parts = only.token != token;
+        }
+    }
+
+    /// Whether a token that must follow is likely to come at once.
+    fn expects(&self, only: Only) -> bool {
+        only.is_sure || !self.comes_in_parts
     }
 
     /// Whether it is known what may follow `known` and then `token`.
@@ -102,7 +139,7 @@ impl Made {
         self.tokens.truncate(same);
         self.tokens.extend_from_slice(&seen[same..]);
         if let Some(may) = running.made() {
-            self.may.insert(seen.len(), may);
+            self.may.insert(seen.len(), (may, running.only()));
         }
     }
 
@@ -190,6 +227,7 @@ impl Masks {
         let drawn = draw(may?.as_deref());
         if let Some(token) = token(&drawn) {
             let mut made = answer.made();
+            made.drawn(known.len(), token);
             made.forget_before(known.len());
             let is_made = made.is_made_behind(known, token);
             drop(made);
@@ -198,6 +236,20 @@ impl Masks {
             }
         }
         Ok(Drawn::Now(drawn))
+    }
+
+    /// The tokens that must follow the answer `history[rule.answer_at..]` of a slot and then `token`, which was drawn, as far
+    /// as is known by now: at most [`MAX_FORCED`]. An answer may come in other tokens of the same text.
+    pub fn forced(
+        &mut self,
+        slot: SlotId,
+        rule: &Arc<Constraint>,
+        history: &[u32],
+        token: u32,
+    ) -> Vec<u32> {
+        let Some(known) = history.get(rule.answer_at as usize..) else { return Vec::new() };
+        let answer = self.slots.get(&slot).filter(|answer| Arc::ptr_eq(&answer.rule, rule));
+        answer.map_or_else(Vec::new, |answer| answer.made().forced(known, token))
     }
 
     /// Begins with the masks along `tokens`, which may come from position `pos` on.
@@ -312,6 +364,23 @@ impl Answer {
         }
         running.prepare(vocabulary);
         self.made().learn(&running);
+        self.along_forced(vocabulary, &mut running);
+    }
+
+    /// Follows the answer on, as long as there is no choice and nothing else to do for it.
+    fn along_forced(&self, vocabulary: &Vocabulary, running: &mut Running) {
+        for _ in 0..MAX_FORCED {
+            let is_asked = self.jobs.load(Ordering::Acquire) > 1;
+            if is_asked || self.gone.load(Ordering::Acquire) {
+                return;
+            }
+            let only = running.only().filter(|only| self.made().expects(*only));
+            if !only.is_some_and(|only| running.draft(vocabulary, only.token)) {
+                return;
+            }
+            running.prepare(vocabulary);
+            self.made().learn(running);
+        }
     }
 
     /// Makes the masks along drafts, up to the first that does not fit.
@@ -337,6 +406,7 @@ impl Answer {
             running.prepare(vocabulary);
             self.made().learn(running);
         }
+        self.along_forced(vocabulary, running);
     }
 }
 

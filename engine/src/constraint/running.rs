@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use llguidance::Matcher;
 
+use super::vocabulary::Only;
 use super::{ConstraintError, Mask, Vocabulary};
 use crate::batch::{Constraint, Marker};
 
@@ -42,6 +43,8 @@ pub struct Running {
     undo: VecDeque<Undo>,
     /// For the token after `seen`, once it is made; `None` inside: anything.
     mask: Option<Option<Arc<Mask>>>,
+    /// The token that must come then, once the mask is made, where there is no choice.
+    only: Option<Only>,
     failed: Option<ConstraintError>,
 }
 
@@ -55,6 +58,7 @@ impl Running {
             tail: Vec::new(),
             undo: VecDeque::new(),
             mask: None,
+            only: None,
             failed: None,
         }
     }
@@ -70,7 +74,10 @@ impl Running {
             return;
         }
         match self.begun(vocabulary).and_then(|()| self.make_mask(vocabulary)) {
-            Ok(mask) => self.mask = Some(mask.map(Arc::new)),
+            Ok(mask) => {
+                self.only = mask.as_ref().and_then(|mask| vocabulary.only(mask));
+                self.mask = Some(mask.map(Arc::new));
+            }
             Err(error) => self.failed = Some(error),
         }
     }
@@ -192,6 +199,11 @@ impl Running {
             Some(error) => Some(Err(error.clone())),
             None => self.mask.clone().map(Ok),
         }
+    }
+
+    /// The token that must follow [`Running::seen`], where its mask is made and leaves no choice.
+    pub(super) fn only(&self) -> Option<Only> {
+        self.only.filter(|_| self.failed.is_none() && self.mask.is_some())
     }
 
     fn begun(&mut self, vocabulary: &Vocabulary) -> Result<(), ConstraintError> {

@@ -301,6 +301,46 @@ fn masks_along_right_drafts_are_there_and_wrong_ones_cost_nothing() {
 }
 
 #[test]
+fn what_must_follow_is_told_with_the_token_before() {
+    let rule = Arc::new(Constraint {
+        later: true,
+        ..(*whole(r#"start: "call:" ("name" "12" "true" | "a]") "true" "#)).clone()
+    });
+    let tokenizer = tokenizer();
+    let id = |word: &str| {
+        let texts = tokenizer.texts().unwrap();
+        texts.iter().rposition(|text| text == word.as_bytes()).unwrap() as u32
+    };
+    let mut masks = Masks::new(Box::new(|| vocabulary_of(&self::tokenizer())));
+    let slot = SlotId(0);
+    let mut history = Vec::new();
+    let mut say = |token: u32| {
+        let pick = |mask: Option<&Mask>| (mask.unwrap().allows(token), token);
+        loop {
+            let drawn = masks.draw(slot, &rule, &history, pick, |(_, token)| Some(*token)).unwrap();
+            let forced = masks.forced(slot, &rule, &history, token);
+            masks.wait_for_any(&[slot], std::time::Duration::from_secs(60));
+            if drawn != Drawn::NotYet {
+                assert_eq!(drawn, Drawn::Now((true, token)), "it may follow");
+                history.push(token);
+                return forced;
+            }
+        }
+    };
+    assert!(say(id("call:")).is_empty(), "there is a choice");
+    assert!(say(id("name")).is_empty(), "the mask behind it is not made by then");
+    assert_eq!(say(id("12")), [id("true"), id("true")]);
+    // It comes in other tokens.
+    assert!(say(id("t")).is_empty());
+    assert_eq!(
+        say(id("r")),
+        [id("u"), id("e")],
+        "what can only come so; the rest may come in parts"
+    );
+    assert_eq!(say(id("u")), [id("e")]);
+}
+
+#[test]
 fn what_does_not_fit_is_an_error() {
     assert!(matches!(check_grammar("start: %json {"), Err(ConstraintError::Grammar(_))));
     assert!(matches!(check_grammar("start: foo"), Err(ConstraintError::Grammar(_))));

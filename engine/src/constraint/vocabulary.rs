@@ -32,6 +32,9 @@ const MAX_MASK_STEPS: u64 = 200_000;
 /// Places in a grammar that are looked at for one mask.
 const MAX_MASK_ITEMS: usize = 50_000;
 
+/// Where more tokens may follow, some choice is left: a token has no more beginnings that are tokens.
+const MAX_BEGINNINGS: usize = 32;
+
 /// Tokens that may follow, a bit for each.
 #[derive(Debug)]
 pub struct Mask(SimpleVob);
@@ -74,6 +77,15 @@ impl Mask {
         }
         self
     }
+}
+
+/// A token that must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Only {
+    /// The longest whose text must follow.
+    pub token: u32,
+    /// No other may. If not, tokens may follow that are beginnings of it.
+    pub is_sure: bool,
 }
 
 /// The tokens of a model, ready for grammars; shared by all sequences.
@@ -125,6 +137,20 @@ impl Vocabulary {
     /// Text of a token, the names of control tokens too.
     pub(super) fn text(&self, id: u32) -> &[u8] {
         self.texts.get(id as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// The token that must follow; `None`: there is a choice, or the answer may end.
+    pub(super) fn only(&self, mask: &Mask) -> Option<Only> {
+        let n = mask.0.num_set();
+        if n == 0 || n > MAX_BEGINNINGS {
+            return None;
+        }
+        let may: Vec<u32> = mask.0.iter().collect();
+        let longest = may.iter().copied().max_by_key(|id| self.text(*id).len())?;
+        let is_beginning = |id: &u32| self.text(longest).starts_with(self.text(*id));
+        let ends = may.iter().any(|id| self.end.is_allowed(*id));
+        let only = Only { token: longest, is_sure: n == 1 };
+        (!ends && may.iter().all(is_beginning)).then_some(only)
     }
 
     /// Tokens that end an answer.

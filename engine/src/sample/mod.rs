@@ -144,7 +144,7 @@ impl Sampler {
                 (Some(own), top)
             }
         };
-        Ok(SampledToken { id, logprob, top, mu })
+        Ok(SampledToken { id, logprob, top, mu, ..SampledToken::default() })
     }
 
     /// [`Sampler::sample`] where the draw looks at no other logits than these ([`looks_at`]): ids ascend, and so many of the best
@@ -160,7 +160,7 @@ impl Sampler {
     ) -> Result<SampledToken, SampleError> {
         let row = Row::Few(few);
         let id = choose(&mut self.candidates, row, &setup.params, setup.seed, pos)?;
-        Ok(SampledToken { id, logprob: None, top: Vec::new(), mu: None })
+        Ok(SampledToken { id, ..SampledToken::default() })
     }
 }
 

@@ -372,7 +372,10 @@ impl Head {
                 };
                 let token = |drawn: &Result<SampledToken, _>| drawn.as_ref().ok().map(|t| t.id);
                 match self.masks.draw(slot, rule, history, draw, token) {
-                    Ok(Drawn::Now(drawn)) => drawn,
+                    Ok(Drawn::Now(drawn)) => drawn.map(|token| SampledToken {
+                        forced: self.masks.forced(slot, rule, history, token.id),
+                        ..token
+                    }),
                     Ok(Drawn::NotYet) => return RowValue::NotYet,
                     Err(error) => return RowValue::Failed(error.to_string()),
                 }

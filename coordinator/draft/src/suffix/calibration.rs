@@ -2,8 +2,8 @@
 
 use crate::Source;
 
-/// Kinds of text that a suffix is looked up in.
-const N_SOURCES: usize = 3;
+/// Kinds of text that drafts come from.
+const N_SOURCES: usize = 4;
 /// The largest number of matched tokens of each group but the last.
 const GROUPS: [usize; N_GROUPS - 1] = [1, 2, 3, 5, 8, 16, 32];
 /// Groups of numbers of matched tokens.
@@ -44,6 +44,8 @@ const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
         (0.98, 1.00),
         (0.99, 1.00),
     ],
+    // A grammar: the text is sure, and nearly always comes in its longest tokens.
+    [(0.90, 1.00); N_GROUPS],
 ];
 /// Tokens seen that an expectation counts for.
 const WEIGHT_AT_FIRST: f32 = 8.0;
@@ -116,6 +118,7 @@ fn row(source: Source) -> usize {
         Source::Own | Source::Forced => 0,
         Source::Recent => 1,
         Source::Expected => 2,
+        Source::Grammar => 3,
     }
 }
 

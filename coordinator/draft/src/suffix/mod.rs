@@ -3,7 +3,7 @@
 //! The longest end of a stream that stands in a text is looked up ([`index`]: chains of places by hashes of their last
 //! tokens). What followed there most often is drafted, and what followed that; places that went another way are left
 //! ([`cursor`]). As long as the stream says what was drafted, the same places are followed, and nothing is looked up.
-//! The texts are the stream's own ([`stream`]), recent answers to its owner ([`owner`]), and what its client expects
+//! What a grammar forces comes before that ([`must`]). The texts are the stream's own ([`stream`]), recent answers to its owner ([`owner`]), and what its client expects
 //! ([`expected`]). How often drafts were right is kept by text and length of match ([`calibration`]).
 //!
 //! All together stay below one limit of memory. For what is new, the owner that holds most loses the answer whose last
@@ -14,6 +14,7 @@ mod cursor;
 mod expected;
 mod filter;
 mod index;
+mod must;
 mod owner;
 mod path;
 mod record;
@@ -198,13 +199,21 @@ impl Drafter for Suffix {
         }
     }
 
+    fn must_follow(&mut self, id: StreamId, tokens: &[u32]) {
+        if let Some((stream, _)) = self.get(id) {
+            stream.must.tell(tokens);
+        }
+    }
+
     fn draft(&mut self, id: StreamId, ahead: &[u32], most: usize) -> Draft {
         let found = self.get(id);
         found.map_or_else(Draft::default, |(stream, owner)| stream.draft(ahead, most, owner))
     }
 
     fn judged(&mut self, id: StreamId, source: Source, matched: usize, right: bool) {
-        if let Some((stream, owner)) = self.get(id).filter(|_| source != Source::Forced) {
+        // Drafts of a grammar are judged by what came, sent or not. They say nothing of what a text repeats.
+        let is_of_text = !matches!(source, Source::Forced | Source::Grammar);
+        if let Some((stream, owner)) = self.get(id).filter(|_| is_of_text) {
             stream.judged(source, matched, right);
             owner.seen.judged(source, matched, right);
         }

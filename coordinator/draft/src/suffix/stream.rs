@@ -5,6 +5,7 @@ use super::cursor::{Context, Cursor, Part};
 use super::expected::Expected;
 use super::filter::WIDTH;
 use super::index::Index;
+use super::must::Must;
 use super::owner::{Answer, Owner};
 use super::path::{MAX_AHEAD, Path};
 use super::record::Record;
@@ -39,6 +40,7 @@ pub struct Stream {
     path: Path,
     seen: Calibration,
     record: Record,
+    pub must: Must,
 }
 
 /// Tokens that a text of `n` has room for.
@@ -77,6 +79,7 @@ impl Stream {
             path: Path::new(),
             seen: owner.seen.for_a_stream(),
             record: Record::default(),
+            must: Must::default(),
         };
         stream.prepare(FIRST_STEP);
         tokens[stream.n_prompt..].iter().for_each(|token| stream.expected.push(*token));
@@ -121,6 +124,12 @@ impl Stream {
         follow(&mut self.recent, token, Source::Recent, texts);
         self.path.push(token, texts);
         self.expected.push(token);
+        // Whether it was drafted or not: else one that was wrong would be the last.
+        if let Some((n_came, right)) = self.must.push(token) {
+            for seen in [&mut self.seen, &mut owner.seen] {
+                seen.judged(Source::Grammar, n_came, right);
+            }
+        }
         if self.tokens.len() == self.tokens.capacity() {
             self.tokens.reserve_exact(room(self.tokens.len()) - self.tokens.len());
         }
@@ -142,6 +151,12 @@ impl Stream {
         if most == 0 {
             return Draft::default();
         }
+        let found = self.found(ahead, most, owner);
+        self.must.before(found, ahead, most, &self.seen)
+    }
+
+    /// The same from texts.
+    fn found(&mut self, ahead: &[u32], most: usize, owner: &mut Owner) -> Draft {
         // What goes on along one text is drafted from that text, wherever it is cut.
         let texts = Texts::new(&self.tokens, &self.expected, owner);
         let begun = self.path.lead_to(ahead, texts).or_else(|| self.best(ahead, owner));
@@ -208,14 +223,14 @@ impl Stream {
             Source::Own => self.own,
             Source::Recent => self.recent,
             Source::Expected => self.expected.at(),
-            Source::Forced => None,
+            Source::Forced | Source::Grammar => None,
         };
         let found = known.or_else(|| self.search(source, &[], owner));
         match source {
             Source::Own => self.own = found,
             Source::Recent => self.recent = found,
             Source::Expected => self.expected.go_to(found),
-            Source::Forced => {}
+            Source::Forced | Source::Grammar => {}
         }
         found
     }
@@ -226,7 +241,7 @@ impl Stream {
             Source::Own => Cursor::search(&context, 1, self.parts()),
             Source::Recent => Cursor::search(&context, WIDTH, owner.parts(&context)),
             Source::Expected => self.expected.found(&context),
-            Source::Forced => None,
+            Source::Forced | Source::Grammar => None,
         }
     }
 

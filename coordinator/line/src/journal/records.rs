@@ -88,7 +88,7 @@ impl From<Token> for SampledToken {
         let value = |bits: Option<u32>| bits.map(f32::from_bits);
         let top = token.top.into_iter().map(|(id, bits)| (id, f32::from_bits(bits)));
         let (logprob, mu) = (value(token.logprob), value(token.mu));
-        Self { id: token.id, logprob, top: top.collect(), mu }
+        Self { id: token.id, logprob, top: top.collect(), mu, ..Self::default() }
     }
 }
 

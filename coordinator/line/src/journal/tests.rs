@@ -35,7 +35,7 @@ fn token(id: u32) -> SampledToken {
         id,
         logprob: Some(-0.1 - id as f32),
         top: vec![(id, f32::NEG_INFINITY)],
-        mu: None,
+        ..SampledToken::default()
     }
 }
 

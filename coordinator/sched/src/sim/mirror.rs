@@ -111,8 +111,7 @@ impl Mirror {
             return Ok(RowOutput { slot, pos, value: RowValue::NotYet, mask_us: 300 });
         }
         open.put_off = None;
-        let value =
-            RowValue::Sampled(SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+        let value = RowValue::Sampled(SampledToken { id, ..SampledToken::default() });
         Ok(RowOutput { slot, pos, value, mask_us: 0 })
     }
 
@@ -327,7 +326,7 @@ impl Mirror {
                 slot.refuted = true;
                 return put(pos, RowValue::NotYet);
             }
-            let token = SampledToken { id, logprob: None, top: Vec::new(), mu: None };
+            let token = SampledToken { id, ..SampledToken::default() };
             put(pos, RowValue::Sampled(token));
             match slot.tokens.get(pos + 1) {
                 None => slot.drawn = Some((pos + 1, id)),
@@ -453,8 +452,7 @@ impl Mirror {
             ensure(its == slot.adapters, || format!("{name:?}'s guide has other adapters"))?;
             let both = [slot.tokens.as_slice(), &before].concat();
             let id = next_token(&both, &slot.adapters, self.stop_every);
-            let (pos, token) =
-                (end as u32 - 1, SampledToken { id, logprob: None, top: Vec::new(), mu: None });
+            let (pos, token) = (end as u32 - 1, SampledToken { id, ..SampledToken::default() });
             slot.put_off = late[0].then_some((id, pos));
             let value = if late[0] { RowValue::NotYet } else { RowValue::Sampled(token) };
             out.push(RowOutput { slot: name, pos, value, mask_us: 0 });

@@ -274,12 +274,7 @@ impl FakeStage {
                     }
                     Want::Sample if is_last => {
                         let id = row[0] as u32;
-                        RowValue::Sampled(SampledToken {
-                            id,
-                            logprob: None,
-                            top: Vec::new(),
-                            mu: None,
-                        })
+                        RowValue::Sampled(SampledToken { id, ..SampledToken::default() })
                     }
                     Want::Logits => RowValue::Logits(row.to_vec()),
                     _ => continue,
