@@ -1,17 +1,19 @@
 //! Memory for packed weights: zeroed, aligned to cache lines, and in huge pages where the system has them.
+//!
+//! Weights are read from end to end for each token, and with small pages a core spends up to half of that time on finding
+//! where pages are. The system makes a huge page where a whole one of its places is in one mapping. So weights lie side by side
+//! in large mappings that begin at such a place ([`crate::slab`]).
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use memmap2::MmapMut;
-
 use brigade_quant::KernelError;
 
-/// Smallest allocation that gets pages of its own, and huge ones if the system has them. Smaller ones
-/// (there may be tens of thousands, one for each expert of each layer) come from the heap, because a
-/// process has only so many mappings.
-const MAP_FROM: usize = 4 << 20;
+use crate::slab::Piece;
+
+/// Smallest allocation that lies in a slab. Smaller ones come from the heap.
+const SLAB_FROM: usize = 64 << 10;
 
 /// A cache line.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -34,7 +36,7 @@ pub(crate) struct AlignedBytes {
 
 enum Memory {
     Heap(Box<[Line]>),
-    Map(MmapMut),
+    Slab(Piece),
     /// A device's. What is shared stays as it is.
     Device(Arc<dyn DeviceMemory>),
 }
@@ -46,7 +48,7 @@ impl AlignedBytes {
     /// [`KernelError::Memory`] when the system has none.
     #[inline]
     pub(crate) fn zeroed(len: usize) -> Result<Self, KernelError> {
-        let memory = if len < MAP_FROM {
+        let memory = if len < SLAB_FROM {
             let lines = len.div_ceil(size_of::<Line>());
             let lines = bytemuck::allocation::try_zeroed_slice_box(lines);
             Memory::Heap(lines.map_err(|()| KernelError::Memory {
@@ -54,7 +56,7 @@ impl AlignedBytes {
                 source: std::io::ErrorKind::OutOfMemory.into(),
             })?)
         } else {
-            Memory::Map(map(len)?)
+            Memory::Slab(Piece::zeroed(len)?)
         };
         Ok(Self { len, memory })
     }
@@ -73,22 +75,10 @@ impl AlignedBytes {
     /// The device's memory, if they lie with one.
     pub(crate) fn with(&self) -> Option<&Arc<dyn DeviceMemory>> {
         match &self.memory {
-            Memory::Heap(_) | Memory::Map(_) => None,
+            Memory::Heap(_) | Memory::Slab(_) => None,
             Memory::Device(memory) => Some(memory),
         }
     }
-}
-
-/// `len` zero bytes on pages of their own.
-fn map(len: usize) -> Result<MmapMut, KernelError> {
-    let map =
-        MmapMut::map_anon(len).map_err(|source| KernelError::Memory { bytes: len, source })?;
-    #[cfg(target_os = "linux")]
-    // Advice only: without huge pages the weights read a little slower.
-    if let Err(reason) = map.advise(memmap2::Advice::HugePage) {
-        tracing::debug!(%reason, "no huge pages for packed weights");
-    }
-    Ok(map)
 }
 
 /// For what runs on the host. Of a card with a memory of its own it sees nothing: weights there are read by its ops.
@@ -97,7 +87,7 @@ impl Deref for AlignedBytes {
     fn deref(&self) -> &[u8] {
         match &self.memory {
             Memory::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
-            Memory::Map(map) => map,
+            Memory::Slab(piece) => piece.bytes(),
             Memory::Device(memory) => memory.bytes(),
         }
     }
@@ -107,7 +97,7 @@ impl DerefMut for AlignedBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             Memory::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
-            Memory::Map(map) => map,
+            Memory::Slab(piece) => piece.bytes_mut(),
             Memory::Device(memory) => {
                 Arc::get_mut(memory).expect("nobody writes what is shared").bytes_mut()
             }

@@ -28,6 +28,7 @@ mod ops;
 mod pool;
 pub mod probe;
 mod simd;
+mod slab;
 mod table;
 mod tiles;
 mod vector;

@@ -28,6 +28,7 @@ mod pooling;
 mod probe;
 mod reference;
 mod scan_parts;
+mod slabs;
 mod ssd;
 mod streams;
 mod tables;
