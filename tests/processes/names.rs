@@ -126,7 +126,7 @@ fn broken_connections_go_on_where_they_broke() {
 }
 
 /// A model in two files, the first of which has no tensors, as large ones are uploaded.
-fn split_in_two(bytes: &[u8], folder: &Path) -> [Vec<u8>; 2] {
+pub fn split_in_two(bytes: &[u8], folder: &Path) -> [Vec<u8>; 2] {
     let whole = folder.join("whole.gguf");
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(&whole, bytes).unwrap();

@@ -14,6 +14,9 @@ use super::name::{ModelName, check_word, without_query};
 /// The folder of the files whose locks say who uses what. They are empty.
 const LOCKS: &str = ".locks";
 
+/// Folders in the own one that brigade fills. Whatever else lies beside them is somebody else's.
+pub const FOLDERS: [&str; 5] = ["hf", "ollama", "address", "heads", "relay"];
+
 /// Hex digits of a hash in names of files and folders.
 const DIGITS: usize = 16;
 

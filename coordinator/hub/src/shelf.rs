@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::error::HubError;
+use super::folder::{self, Filed};
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::ModelName;
-use super::own::Own;
-use super::remote::HASHES;
+use super::own::{FOLDERS, Own};
+use super::remote::RELAY;
 use super::resolver::HEADS;
 use super::settings::Settings;
 use super::stores;
@@ -30,6 +31,8 @@ pub struct Row {
     pub store: &'static str,
     /// Its first file.
     pub path: PathBuf,
+    /// Why it cannot be used.
+    pub wrong: Option<String>,
 }
 
 /// What would be taken away, or was.
@@ -45,15 +48,27 @@ pub struct Taken {
     pub kept: Vec<String>,
 }
 
-/// All models: those that the lock has, then those of other programs.
+/// What a model of the operator's folder is called in lists.
+const FILED: &str = "models-dir";
+
+/// All models: those that the lock has, those of the operator's folder, then those of other programs. `check` reads the header
+/// of a file of the operator's, and says what is wrong with it.
 ///
 /// # Errors
-/// The lock cannot be read.
-pub fn list(settings: &Settings) -> Result<Vec<Row>, HubError> {
+/// The lock or the operator's folder cannot be read.
+pub fn list(
+    settings: &Settings,
+    check: &dyn Fn(&Path) -> Result<(), String>,
+) -> Result<Vec<Row>, HubError> {
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
     let mut rows: Vec<Row> =
         lock.models.iter().rev().filter_map(|entry| row(&own, entry)).collect();
     rows.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(dir) = &settings.models_dir {
+        rows.extend(
+            folder::list(dir, &settings.folder)?.into_iter().map(|model| of_dir(model, check)),
+        );
+    }
     let seen: BTreeSet<PathBuf> = rows.iter().map(|row| row.path.clone()).collect();
     for stored in stores::all(settings) {
         let Some(path) = stored.paths.first().filter(|path| !seen.contains(*path)).cloned() else {
@@ -66,9 +81,17 @@ pub fn list(settings: &Settings) -> Result<Vec<Row>, HubError> {
             .map(|meta| meta.len())
             .sum();
         let (name, quant, store) = (stored.name, stored.quant, stored.store);
-        rows.push(Row { name, quant, size, licence: None, last_used: None, store, path });
+        let (licence, last_used, wrong) = (None, None, None);
+        rows.push(Row { name, quant, size, licence, last_used, store, path, wrong });
     }
     Ok(rows)
+}
+
+fn of_dir(model: Filed, check: &dyn Fn(&Path) -> Result<(), String>) -> Row {
+    let Filed { name, quant, paths, size, wrong } = model;
+    let path = paths.into_iter().next().unwrap_or_default();
+    let wrong = wrong.or_else(|| check(&path).err());
+    Row { name, quant, size, licence: None, last_used: None, store: FILED, path, wrong }
 }
 
 fn row(own: &Own, entry: &Entry) -> Option<Row> {
@@ -84,6 +107,7 @@ fn row(own: &Own, entry: &Entry) -> Option<Row> {
         last_used: Some(entry.last_used),
         store,
         path,
+        wrong: None,
     })
 }
 
@@ -96,7 +120,15 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
     let shown = lock.find(&name).map_or_else(|| name.to_string(), |entry| entry.name.clone());
     let not_ours = |hint: String| HubError::NotOurs { name: shown.clone(), hint };
+    let filed = || {
+        let dir = settings.models_dir.as_ref()?;
+        let found = folder::find(dir, &settings.folder, folder::may_be_name(text)?).ok()??;
+        Some(format!("{} is yours, in --models-dir, and stays there", found.display()))
+    };
     let Some(newest) = lock.find(&name) else {
+        if let Some(hint) = filed() {
+            return Err(not_ours(hint));
+        }
         return Err(not_ours("brigade models lists what is here; files by path and of other programs are theirs to delete".to_string()));
     };
     if let Some(Place::Elsewhere { path, .. }) = newest.files.first().map(|file| &file.place) {
@@ -201,6 +233,7 @@ fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Take
     Lock::update(&settings.data_dir, |lock| {
         taken = would_take(lock, states);
         lock.models.retain(|entry| !states.contains(entry));
+        lock.forget_tensors();
     })?;
     for place in &taken.files {
         match own.delete(place) {
@@ -211,11 +244,16 @@ fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Take
     Ok(taken)
 }
 
+/// What is claimed of a file that is on its way to a worker: all of its model's.
+fn relayed(place: &str) -> Option<&str> {
+    let model = place.strip_prefix(RELAY)?.strip_prefix('/')?.split('/').next()?;
+    place.get(..RELAY.len() + 1 + model.len())
+}
+
 /// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
 fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
     let mut named = BTreeSet::new();
     for entry in &lock.models {
-        named.insert(format!("{HASHES}/{}.json", entry.sha256()));
         for file in &entry.files {
             if let Place::Own(place) = &file.place {
                 named.insert(format!("{HEADS}/{place}"));
@@ -224,17 +262,14 @@ fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
         }
     }
     let is_ours = |place: &str| {
-        ["hf/", "ollama/", "address/", "heads/", "tensors/"]
+        FOLDERS
             .iter()
-            .any(|start| place.starts_with(start))
+            .any(|folder| place.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     };
     let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
     let is_free = |place: &str| {
-        let target = place
-            .strip_suffix(".part.json")
-            .or_else(|| place.strip_suffix(".part"))
-            .unwrap_or(place);
-        own.claim(target, place, None).is_ok()
+        let target = place.strip_suffix(".part.json").or_else(|| place.strip_suffix(".part"));
+        own.claim(relayed(place).or(target).unwrap_or(place), place, None).is_ok()
     };
     let files = own.files().into_iter();
     files

@@ -6,7 +6,7 @@
 //! - [`source`] reads the file and its drop-ins into what is [`loaded`]. `one_file` reads one of them, `value` a value.
 //!   `place` has problems with their places. `unknown` and `near` tell what was meant by a wrong name.
 //! - [`merge`] puts what they say among the arguments of a command: what stands of it is in `take`, and what clap says about
-//!   the whole in `complaint`.
+//!   the whole in `complaint`. `switches` are what a command line turns off.
 //! - `check` and `show` are the commands; [`text`] and [`schema`] write the definitions down, for people and for editors.
 
 mod check;
@@ -16,10 +16,11 @@ pub mod merge;
 mod near;
 mod one_file;
 mod options;
-mod place;
+pub mod place;
 mod schema;
 mod show;
 mod source;
+mod switches;
 mod take;
 mod text;
 mod unknown;
@@ -54,7 +55,7 @@ Examples:
   brigade config show serve --ctx 4096          what this command line means, and where each value comes from
   brigade config schema > brigade.schema.json   for editors
 
-A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
+--SWITCH=false turns off what the file turns on. A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
 brigade.toml, in the order of their names, before it.")]
 pub struct ConfigArgs {
     #[command(subcommand)]
@@ -159,6 +160,13 @@ pub fn model_names() -> Result<Vec<String>> {
     let all = of_models.chain(loaded.sections.values().flatten());
     let models = all.filter(|setting| setting.key == take::MODEL);
     Ok(models.flat_map(|setting| setting.value.texts().to_vec()).collect())
+}
+
+/// All that is wrong with one text, as `check` says it of a file at `path`.
+pub fn wrong_in(path: &Path, text: &str) -> Vec<place::Problem> {
+    let mut loaded = loaded::Loaded::default();
+    one_file::OneFile { path, text, file_no: 0 }.add_to(&mut loaded);
+    check::problems(&loaded)
 }
 
 /// Says what is wrong with files, a line for each.
