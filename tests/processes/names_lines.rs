@@ -147,7 +147,8 @@ fn other_weights_under_the_same_header_are_refused() {
         assert!(error.contains("hf:user/repo:Q8_0: ") && error.contains("brigade pull"), "{error}");
     }
     assert_eq!(std::fs::read_to_string(&lock).unwrap(), before, "what was seen first stays");
-    assert!(machine.files("data/models").iter().all(|file| file.starts_with("heads/")));
+    let here = machine.files("data/models");
+    assert!(here.iter().all(|file| file.starts_with("heads/")), "{here:?}");
     // The right ones are taken still.
     machine.hub.put(PATH, File::new(model()));
     let workers =

@@ -15,6 +15,7 @@ use brigade_worker::fetch::{Fetch, Step};
 use brigade_worker::host;
 use brigade_worker::pool::{Pool, PoolError};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Order, request};
 use crate::progress::{Part, Phase, Progress};
@@ -71,56 +72,84 @@ pub async fn relay(
 ) -> Result<Relayed, RelayError> {
     // Nobody closes it.
     let turn = TURNS.acquire().await.expect("it is never closed");
+    let given_up = CancellationToken::new();
+    // Who drops the future gives up: the thread ends with its next piece, and only then is it the next one's turn.
+    let _until_dropped = given_up.clone().drop_guard();
     let names: Vec<String> = tensors.iter().map(|tensor| tensor.name.clone()).collect();
     let part = progress.part(Phase::Sending, tensors.iter().map(|tensor| tensor.nbytes).sum());
     let (model, remote, order) = (model.clone(), remote.clone(), order.clone());
-    let work = move || fetched(&model, &remote, &order, &names, &part);
+    let work = move || {
+        let passing = Passing { remote: &remote, order: &order, part: &part, given_up: &given_up };
+        let (cache, hashes) = passing.all(&model, &names)?;
+        Ok(Relayed { cache, hashes, _turn: turn })
+    };
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-    done.map(|(cache, hashes)| Relayed { cache, hashes, _turn: turn })
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-fn fetched(
-    model: &Model,
-    remote: &Arc<Remote>,
-    order: &Order,
-    names: &[String],
-    part: &Part,
-) -> Result<(Cache, Vec<Hash>), RelayError> {
-    let mut by_file = BTreeMap::<usize, Vec<&TensorInfo>>::new();
-    for tensor in names.iter().filter_map(|name| model.gguf.require(name).ok()) {
-        by_file.entry(tensor.shard).or_default().push(tensor);
-    }
-    let needed = by_file.values().flatten().map(|tensor| tensor.nbytes).sum();
-    let folder = remote.relay(needed)?;
-    let cache = Cache::open(&folder, u64::MAX, Pool::new(host::cores(), &[])?);
-    let (mut hashes, mut before) = (Vec::new(), 0);
-    for (file, mut tensors) in by_file {
-        tensors.sort_by_key(|tensor| tensor.offset);
-        for batch in tensors.chunks(MAX_SPANS) {
-            let (client, at) = remote.file(file)?;
-            let request = request(remote, file, at, remote.named_hosts()?, batch, order);
-            let fetch = Fetch::parse(request).map_err(RelayError::Fetch)?;
-            let found = Mutex::new(Vec::new());
-            let step = |step: Step| {
-                match step {
-                    Step::Bytes(done) => part.at(before + done),
-                    Step::Done(i, hash) => {
-                        found.lock().unwrap_or_else(PoisonError::into_inner).push((i, hash));
-                    }
-                }
-                true
-            };
-            let ran = fetch.run_with(&client, &cache, &step);
-            let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-            hashes.extend(found.iter().map(|(_, hash)| *hash));
-            let named = found.iter().filter_map(|(i, hash)| {
-                Some((batch.get(*i)?.name.clone(), hash.to_hex().to_string()))
-            });
-            remote.record(&named.collect::<Vec<_>>())?;
-            ran.map_err(RelayError::Fetch)?;
-            before += batch.iter().map(|tensor| tensor.nbytes).sum::<u64>();
+/// What fetching tensors to be sent on takes.
+struct Passing<'a> {
+    remote: &'a Remote,
+    order: &'a Order,
+    part: &'a Part,
+    given_up: &'a CancellationToken,
+}
+
+impl Passing<'_> {
+    /// Fetches the tensors of these names; where they are, and their hashes.
+    fn all(&self, model: &Model, names: &[String]) -> Result<(Cache, Vec<Hash>), RelayError> {
+        let mut by_file = BTreeMap::<usize, Vec<&TensorInfo>>::new();
+        for tensor in names.iter().filter_map(|name| model.gguf.require(name).ok()) {
+            by_file.entry(tensor.shard).or_default().push(tensor);
         }
+        let needed = by_file.values().flatten().map(|tensor| tensor.nbytes).sum();
+        let folder = self.remote.relay(needed)?;
+        let cache = Cache::open(&folder, u64::MAX, Pool::new(host::cores(), &[])?);
+        let (mut hashes, mut before) = (Vec::new(), 0);
+        for (file, mut tensors) in by_file {
+            tensors.sort_by_key(|tensor| tensor.offset);
+            for batch in tensors.chunks(MAX_SPANS) {
+                hashes.extend(self.batch(file, batch, before, &cache)?);
+                before += batch.iter().map(|tensor| tensor.nbytes).sum::<u64>();
+            }
+        }
+        Ok((cache, hashes))
     }
-    Ok((cache, hashes))
+
+    /// Fetches tensors of one file; their hashes. `before`: bytes that came before them.
+    fn batch(
+        &self,
+        file: usize,
+        batch: &[&TensorInfo],
+        before: u64,
+        cache: &Cache,
+    ) -> Result<Vec<Hash>, RelayError> {
+        let (client, at) = self.remote.file(file)?;
+        let hosts = self.remote.named_hosts()?;
+        let request = request(self.remote, file, at, hosts, batch, self.order);
+        let fetch = Fetch::parse(request).map_err(RelayError::Fetch)?;
+        let found = Mutex::new(Vec::new());
+        let step = |step: Step| {
+            match step {
+                Step::Bytes(done) => self.part.at(before + done),
+                Step::Done(i, hash) => {
+                    found.lock().unwrap_or_else(PoisonError::into_inner).push((i, hash));
+                }
+            }
+            !self.given_up.is_cancelled()
+        };
+        let ran = fetch.run_with(&client, cache, &step);
+        let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let named = found
+            .iter()
+            .filter_map(|(i, hash)| Some((batch.get(*i)?.name.clone(), hash.to_hex().to_string())));
+        if let Err(error) = self.remote.record(&named.collect::<Vec<_>>()) {
+            // Other bytes than those that were seen first: nobody is sent them.
+            let forgotten = found.iter().try_for_each(|(_, hash)| cache.forget(hash));
+            forgotten.unwrap_or_else(|error| tracing::warn!(%error, "they are still there"));
+            return Err(error.into());
+        }
+        ran.map_err(RelayError::Fetch)?;
+        Ok(found.into_iter().map(|(_, hash)| hash).collect())
+    }
 }
