@@ -30,7 +30,7 @@ fn what_moves_comes_from_the_worker_that_has_it() {
     let workers = [worker(&caches[0], None), worker(&caches[1], None)];
     let (all_but_one, header) = weights(&machine, |n| 0..n - 1);
     let (first, _) = weights(&machine, |_| 0..1);
-    let gguf = Gguf::open(&machine.dir.join("same.gguf")).unwrap();
+    let gguf = Gguf::open(machine.dir.join("same.gguf")).unwrap();
     let last = (brigade_models::describe(&gguf).unwrap().n_layer() - 1).to_string();
     let cut = |at: &str| {
         let mut line: Vec<String> =

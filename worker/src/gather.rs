@@ -35,6 +35,9 @@ use crate::state::blocking;
 /// Messages made and not yet taken by the transport, and pieces received and not yet written.
 const QUEUE: usize = 4;
 
+/// Patience with a holder that does not answer at all: the source may.
+const DIAL_WITHIN: Duration = Duration::from_secs(5);
+
 /// Patience with the other end.
 const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 
@@ -151,7 +154,7 @@ impl Gather {
         let lost = |why: String| Ended::Holder(why);
         network.check(address, key.is_some()).await.map_err(|e| lost(e.to_string()))?;
         let expected = key.map(|key| Expected { role: Role::Worker, key: Some(key) });
-        let channel = timeout(STALL, network.dial(address, expected)).await;
+        let channel = timeout(DIAL_WITHIN, network.dial(address, expected)).await;
         let channel = channel.map_err(|_| lost("no connection".to_string()))?;
         let channel = channel.map_err(|error| lost(with_causes(&error)))?;
         let mut client = CopiesClient::new(channel).max_decoding_message_size(MAX_PIECE_BYTES);

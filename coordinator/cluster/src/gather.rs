@@ -69,7 +69,13 @@ pub async fn gather<'m>(
         }
         part.at(done);
     }
-    tracing::info!(worker = conn.name(), gathered_bytes = done, "weights came from other workers");
+    if done > 0 {
+        tracing::info!(
+            worker = conn.name(),
+            gathered_bytes = done,
+            "weights came from other workers"
+        );
+    }
     tensors.into_iter().filter(|tensor| !came.contains(tensor.name.as_str())).collect()
 }
 

@@ -279,3 +279,96 @@ fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
         .map(|(place, meta)| (place, meta.len()))
         .collect()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+    use crate::hash::of_text;
+    use crate::lock::LockedFile;
+    use proptest::prelude::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// Files that are nobody's to delete: outside of the own folder, and the operator's in it.
+    const KEPT: [&str; 4] = ["outside/x.gguf", "x.gguf", "own/mine.gguf", "own/mine/hf/y.gguf"];
+
+    /// Such files, one of ours, links that lead out, and settings whose own folder is also the operator's.
+    fn laid_out(dir: &Path) -> Settings {
+        let _ = fs::remove_dir_all(dir);
+        for file in KEPT.iter().chain(&["own/hf/u/r/c/x.gguf"]) {
+            let path = dir.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        symlink(dir.join("outside"), dir.join("own/hf/link")).unwrap();
+        symlink(dir.join("x.gguf"), dir.join("own/hf/u/r/link.gguf")).unwrap();
+        let own = dir.join("own");
+        let settings = Settings::from_env(own.clone(), dir.join("data"), &|_| None);
+        Settings { models_dir: Some(own), ..settings }
+    }
+
+    /// What might stand in a lock: parts of paths, among them those that lead out.
+    fn words() -> impl Strategy<Value = String> {
+        let word = prop::sample::select(vec![
+            "hf",
+            "u",
+            "r",
+            "c",
+            "x.gguf",
+            "link",
+            "link.gguf",
+            "..",
+            ".",
+            "",
+            "outside",
+            "own",
+            "mine.gguf",
+            "mine",
+            "relay",
+            "heads",
+        ]);
+        prop::collection::vec(word, 1..7).prop_map(|words| words.join("/"))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn whatever_a_lock_says_rm_and_prune_delete_only_what_was_fetched(
+            places in prop::collection::vec(words(), 1..4), is_rm in any::<bool>(),
+        ) {
+            let dir = std::env::temp_dir().join(format!("brigade-shelf-{}", std::process::id()));
+            let settings = laid_out(&dir);
+            let file = |place: &String| LockedFile {
+                url: String::new(),
+                size: 1,
+                sha256: of_text(place),
+                place: Place::Own(place.clone()),
+            };
+            let entry = Entry {
+                name: "hf:u/r:Q8_0".to_string(),
+                usual: true,
+                commit: "c".to_string(),
+                licence: None,
+                quant: "Q8_0".to_string(),
+                last_used: 0,
+                files: places.iter().map(file).collect(),
+            };
+            Lock::update(&settings.data_dir, |lock| lock.put(entry)).unwrap();
+            let _ = match is_rm {
+                true => remove(&settings, Path::new("hf:u/r:Q8_0"), &[]),
+                false => prune(&settings, 0, &[], true),
+            };
+            for kept in ["outside/x.gguf", "x.gguf"] {
+                prop_assert!(dir.join(kept).is_file(), "{kept}: {places:?}");
+            }
+            // A lock is brigade's own: what it names in the folder was fetched. Nothing else there goes.
+            for kept in ["mine.gguf", "mine/hf/y.gguf"] {
+                let is_named = places.iter().any(|place| place == kept);
+                prop_assert!(is_named || settings.folder.join(kept).is_file(), "{kept}: {places:?}");
+            }
+            prop_assert!(settings.folder.join("hf/link").is_symlink());
+            fs::remove_dir_all(dir).unwrap();
+        }
+    }
+}
