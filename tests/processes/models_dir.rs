@@ -77,6 +77,8 @@ fn a_file_of_the_folder_goes_by_its_name_in_every_command() {
     let output = machine.command(&run).env("BRIGADE_CONFIG", &file).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), by_path);
+    let listed = machine.command(&["models"]).env("BRIGADE_CONFIG", &file).output().unwrap();
+    assert!(String::from_utf8(listed.stdout).unwrap().contains("user/repo/split"));
     assert!(machine.hub.seen().is_empty(), "nobody was asked");
 }
 

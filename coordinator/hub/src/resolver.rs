@@ -431,6 +431,11 @@ impl<'a> Resolver<'a> {
         };
         let (commit, licence) = (resolved.commit.clone(), resolved.licence.clone());
         let entry = Entry { name, usual, commit, licence, quant, last_used: unix_now(), files };
+        if entry.own_place().is_some() {
+            std::fs::create_dir_all(&self.settings.data_dir)
+                .map_err(HubError::io("make", &self.settings.data_dir))?;
+            self.own.add_owner(&self.settings.data_dir);
+        }
         Lock::update(&self.settings.data_dir, |lock| lock.put(entry.clone()))?;
         Ok(entry)
     }

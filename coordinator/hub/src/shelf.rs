@@ -145,7 +145,7 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
     for place in states.iter().filter_map(Entry::own_place) {
         claims.push(own.claim(place, &shown, None)?);
     }
-    take_entries(settings, &own, &states)
+    take_entries(settings, &own, &states, &of_others(settings, &own)?)
 }
 
 /// Takes away what was not used for `unused_s` seconds: models, and files of downloads that nobody finished. Without `yes`
@@ -175,10 +175,11 @@ pub fn prune(
             }
         }
     }
-    let left = leftovers(&own, &lock, before);
+    let others = of_others(settings, &own)?;
+    let left = leftovers(&own, lock.models.iter().chain(&others), before);
     let mut taken = match yes {
-        true => take_entries(settings, &own, &states)?,
-        false => would_take(&lock, &states),
+        true => take_entries(settings, &own, &states, &others)?,
+        false => would_take(&lock, &states, &others),
     };
     taken.kept = stay;
     for (place, bytes) in left {
@@ -202,15 +203,24 @@ fn configured(entry: &Entry, kept: &[String]) -> Option<String> {
     kept.iter().find(is).map(|name| format!("the configuration names it ({name})"))
 }
 
-/// The files that only `states` need.
-fn would_take(lock: &Lock, states: &[Entry]) -> Taken {
-    let others: BTreeSet<&Place> = lock
-        .models
-        .iter()
-        .filter(|entry| !states.contains(entry))
-        .flat_map(|e| &e.files)
-        .map(|f| &f.place)
-        .collect();
+/// What locks in other data folders name of this folder of models.
+///
+/// # Errors
+/// One of them cannot be read: nobody knows what it names.
+fn of_others(settings: &Settings, own: &Own) -> Result<Vec<Entry>, HubError> {
+    let here = std::fs::canonicalize(&settings.data_dir).ok();
+    let others = own.owners().into_iter().filter(|data_dir| Some(data_dir) != here.as_ref());
+    let mut found = Vec::new();
+    for data_dir in others {
+        found.extend(Lock::read(&data_dir)?.models);
+    }
+    Ok(found)
+}
+
+/// The files that only `states` need. `foreign`: what other locks name.
+fn would_take(lock: &Lock, states: &[Entry], foreign: &[Entry]) -> Taken {
+    let stay = lock.models.iter().filter(|entry| !states.contains(entry)).chain(foreign);
+    let others: BTreeSet<&Place> = stay.flat_map(|e| &e.files).map(|f| &f.place).collect();
     let mut taken = Taken::default();
     for entry in states {
         taken.what.push(match entry.commit.get(..8) {
@@ -228,10 +238,15 @@ fn would_take(lock: &Lock, states: &[Entry]) -> Taken {
 }
 
 /// The lock forgets them first: a file that stays by a fault is a leftover, and never a model with a hole.
-fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Taken, HubError> {
+fn take_entries(
+    settings: &Settings,
+    own: &Own,
+    states: &[Entry],
+    foreign: &[Entry],
+) -> Result<Taken, HubError> {
     let mut taken = Taken::default();
     Lock::update(&settings.data_dir, |lock| {
-        taken = would_take(lock, states);
+        taken = would_take(lock, states, foreign);
         lock.models.retain(|entry| !states.contains(entry));
         lock.forget_tensors();
     })?;
@@ -251,9 +266,13 @@ fn relayed(place: &str) -> Option<&str> {
 }
 
 /// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
-fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
+fn leftovers<'e>(
+    own: &Own,
+    entries: impl Iterator<Item = &'e Entry>,
+    before: u64,
+) -> Vec<(String, u64)> {
     let mut named = BTreeSet::new();
-    for entry in &lock.models {
+    for entry in entries {
         for file in &entry.files {
             if let Place::Own(place) = &file.place {
                 named.insert(format!("{HEADS}/{place}"));

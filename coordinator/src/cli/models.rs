@@ -34,7 +34,11 @@ struct FromArgs {
 
 impl FromArgs {
     fn settings(&self) -> Result<Settings> {
-        self.hub.settings(&self.data_dir)
+        let mut settings = self.hub.settings(&self.data_dir)?;
+        if settings.models_dir.is_none() {
+            settings.models_dir = config::models_dir()?;
+        }
+        Ok(settings)
     }
 }
 

@@ -37,6 +37,9 @@ pub use merge::{Refused, parse};
 
 use super::output;
 
+/// The option that names the operator's folder of models.
+const MODELS_DIR: &str = "models-dir";
+
 /// Where options may stand beside the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigFile {
@@ -150,6 +153,20 @@ fn init(args: &InitArgs) -> Result<()> {
 /// # Errors
 /// The file is wrong: nobody knows what else it would name.
 pub fn model_names() -> Result<Vec<String>> {
+    Ok(said(take::MODEL)?.into_iter().flat_map(|setting| setting.value.texts().to_vec()).collect())
+}
+
+/// The operator's folder of models, where that file names one.
+///
+/// # Errors
+/// As [`model_names`].
+pub fn models_dir() -> Result<Option<PathBuf>> {
+    let last = said(MODELS_DIR)?.pop();
+    Ok(last.and_then(|setting| setting.value.texts().first().map(PathBuf::from)))
+}
+
+/// What that file says about an option, of models and then of commands.
+fn said(key: &str) -> Result<Vec<loaded::Setting>> {
     let named = std::env::var_os("BRIGADE_CONFIG").filter(|path| !path.is_empty());
     let Some(path) = merge::file(named.as_ref().map(Path::new)) else { return Ok(Vec::new()) };
     let loaded = source::read(&path);
@@ -158,8 +175,7 @@ pub fn model_names() -> Result<Vec<String>> {
     }
     let of_models = loaded.models.iter().flat_map(|model| &model.settings);
     let all = of_models.chain(loaded.sections.values().flatten());
-    let models = all.filter(|setting| setting.key == take::MODEL);
-    Ok(models.flat_map(|setting| setting.value.texts().to_vec()).collect())
+    Ok(all.filter(|setting| setting.key == key).cloned().collect())
 }
 
 /// All that is wrong with one text, as `check` says it of a file at `path`.
