@@ -33,7 +33,9 @@ pub enum RelayError {
     #[error(transparent)]
     Hub(#[from] HubError),
     /// What fetching says.
-    #[error("what it lacks does not come by way of this machine's folder of models (--download-dir): {0}")]
+    #[error(
+        "what it lacks does not come by way of this machine's folder of models (--download-dir): {0}"
+    )]
     Fetch(Failure),
     /// The system refuses threads.
     #[error(transparent)]
