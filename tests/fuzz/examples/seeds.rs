@@ -3,8 +3,8 @@
 
 use brigade_engine::state::SnapshotWriter;
 use brigade_gguf::{Gguf, GgufWriter};
-use brigade_proto::copies::{WantedBlob, WeightsRequest};
 use brigade_proto::control::{self, Blob, PrepareRequest, StageSpec, TensorRef, WireType};
+use brigade_proto::copies::{WantedBlob, WeightsRequest};
 use brigade_proto::pipeline::{self as pb, lane_frame::Body};
 use brigade_proto::tls::authority::{Validity, newcomer_certificate};
 use brigade_proto::tls::{Authority, NodeKey, Role, Token};
@@ -62,7 +62,8 @@ fn names() -> Result<(), Box<dyn Error>> {
     save("hub", "hugging-face", b"hf:user/repo:Q4_K_M")?;
     save("hub", "ollama", b"ollama:user/name:tag")?;
     save("hub", "address", b"https://host/folder/file.gguf?query")?;
-    let spans = vec![control::Span { offset: 64, nbytes: 9 }, control::Span { offset: 96, nbytes: 1 }];
+    let spans =
+        vec![control::Span { offset: 64, nbytes: 9 }, control::Span { offset: 96, nbytes: 1 }];
     let fetch = control::FetchRequest {
         epoch: 1,
         coordinator_id: "c".into(),
@@ -88,8 +89,7 @@ const LISTING: &str = r#"{"sha": "0123456789012345678901234567890123456789", "si
  {"rfilename": "a/b-Q4_K_M-00001-of-00001.gguf", "size": 9, "lfs": {"sha256": "HASH", "size": 9}}],
  "cardData": {"license": "other", "license_name": "own"}}"#;
 
-const MANIFEST: &str =
-    r#"{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:HASH", "size": 7}]}"#;
+const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:HASH", "size": 7}]}"#;
 
 const LOCK: &str = r#"{"version": 1, "models": [{"name": "hf:u/r:Q8_0", "usual": true, "commit": "1", "licence": null,
  "quant": "Q8_0", "last_used": 1, "files": [{"url": "https://host/x.gguf", "size": 1, "sha256": "HASH",
