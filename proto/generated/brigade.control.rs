@@ -364,6 +364,29 @@ pub struct Span {
     #[prost(uint64, tag = "2")]
     pub nbytes: u64,
 }
+/// Blobs that other workers may have.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GatherRequest {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(string, tag = "2")]
+    pub coordinator_id: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "3")]
+    pub blobs: ::prost::alloc::vec::Vec<Blob>,
+    /// Whom to ask, in this order.
+    #[prost(message, repeated, tag = "4")]
+    pub holders: ::prost::alloc::vec::Vec<Holder>,
+}
+/// A worker that another one may ask.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Holder {
+    /// HOST:PORT or unix:PATH.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Id of its key; empty where workers speak without TLS.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub key: ::prost::bytes::Bytes,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FetchEvent {
     #[prost(oneof = "fetch_event::Event", tags = "1, 2")]
@@ -373,16 +396,17 @@ pub struct FetchEvent {
 pub mod fetch_event {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Event {
-        /// Of the spans of this call.
+        /// Of the spans or blobs of this call.
         #[prost(message, tag = "1")]
         Progress(super::LoadProgress),
         #[prost(message, tag = "2")]
         Fetched(super::FetchedSpan),
     }
 }
-/// A span is in the cache, under its hash.
+/// A span or blob is in the cache, under its hash.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FetchedSpan {
+    /// Its number in the request.
     #[prost(uint32, tag = "1")]
     pub span: u32,
     #[prost(bytes = "bytes", tag = "2")]
@@ -621,6 +645,8 @@ pub enum Feature {
     Ahead = 8,
     /// FetchTensors.
     Fetch = 9,
+    /// GatherTensors, and Copies.Weights.
+    Gather = 10,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -639,6 +665,7 @@ impl Feature {
             Self::Growth => "FEATURE_GROWTH",
             Self::Ahead => "FEATURE_AHEAD",
             Self::Fetch => "FEATURE_FETCH",
+            Self::Gather => "FEATURE_GATHER",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -654,6 +681,7 @@ impl Feature {
             "FEATURE_GROWTH" => Some(Self::Growth),
             "FEATURE_AHEAD" => Some(Self::Ahead),
             "FEATURE_FETCH" => Some(Self::Fetch),
+            "FEATURE_GATHER" => Some(Self::Gather),
             _ => None,
         }
     }
@@ -1401,6 +1429,32 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "FetchTensors"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Only where the capabilities name FEATURE_GATHER: brings blobs whose hashes are known from other workers that have
+        /// them, into the cache, and says which came. That some did not is no failure.
+        pub async fn gather_tensors(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GatherRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FetchEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::CountedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/brigade.control.Worker/GatherTensors",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("brigade.control.Worker", "GatherTensors"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Loads what was prepared: progress, then the facts of the loaded stage, then the end.
         pub async fn load(
             &mut self,
@@ -1657,6 +1711,21 @@ pub mod worker_server {
             request: tonic::Request<super::FetchRequest>,
         ) -> std::result::Result<
             tonic::Response<Self::FetchTensorsStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the GatherTensors method.
+        type GatherTensorsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FetchEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Only where the capabilities name FEATURE_GATHER: brings blobs whose hashes are known from other workers that have
+        /// them, into the cache, and says which came. That some did not is no failure.
+        async fn gather_tensors(
+            &self,
+            request: tonic::Request<super::GatherRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::GatherTensorsStream>,
             tonic::Status,
         >;
         /// Server streaming response type for the Load method.
@@ -1966,6 +2035,52 @@ pub mod worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = FetchTensorsSvc(inner);
+                        let codec = crate::codec::CountedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/brigade.control.Worker/GatherTensors" => {
+                    #[allow(non_camel_case_types)]
+                    struct GatherTensorsSvc<T: Worker>(pub Arc<T>);
+                    impl<
+                        T: Worker,
+                    > tonic::server::ServerStreamingService<super::GatherRequest>
+                    for GatherTensorsSvc<T> {
+                        type Response = super::FetchEvent;
+                        type ResponseStream = T::GatherTensorsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GatherRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::gather_tensors(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GatherTensorsSvc(inner);
                         let codec = crate::codec::CountedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

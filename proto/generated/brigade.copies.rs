@@ -200,6 +200,30 @@ pub struct SettleRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SettleReply {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WeightsRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub blobs: ::prost::alloc::vec::Vec<WantedBlob>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WantedBlob {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub blake3: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub nbytes: u64,
+    /// Bytes that are there; the rest is wanted.
+    #[prost(uint64, tag = "3")]
+    pub offset: u64,
+}
+/// The next bytes of a blob; one after the other, in the order of the request.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WeightsPart {
+    /// Its number in the request.
+    #[prost(uint32, tag = "1")]
+    pub blob: u32,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub data: ::prost::bytes::Bytes,
+}
 /// Generated client implementations.
 pub mod copies_client {
     #![allow(
@@ -385,6 +409,31 @@ pub mod copies_client {
                 .insert(GrpcMethod::new("brigade.copies.Copies", "PutBack"));
             self.inner.unary(req, path, codec).await
         }
+        /// Weights out of this worker's cache, for another one, which knows their hashes. Blobs that are not here are left out.
+        pub async fn weights(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WeightsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WeightsPart>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::CountedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/brigade.copies.Copies/Weights",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("brigade.copies.Copies", "Weights"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// All sequences that go back have their states: parting copies, and what was held in place, are dropped.
         pub async fn settle(
             &mut self,
@@ -450,6 +499,17 @@ pub mod copies_server {
             &self,
             request: tonic::Request<super::PutBackRequest>,
         ) -> std::result::Result<tonic::Response<super::PutBackReply>, tonic::Status>;
+        /// Server streaming response type for the Weights method.
+        type WeightsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WeightsPart, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Weights out of this worker's cache, for another one, which knows their hashes. Blobs that are not here are left out.
+        async fn weights(
+            &self,
+            request: tonic::Request<super::WeightsRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WeightsStream>, tonic::Status>;
         /// All sequences that go back have their states: parting copies, and what was held in place, are dropped.
         async fn settle(
             &self,
@@ -706,6 +766,52 @@ pub mod copies_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/brigade.copies.Copies/Weights" => {
+                    #[allow(non_camel_case_types)]
+                    struct WeightsSvc<T: Copies>(pub Arc<T>);
+                    impl<
+                        T: Copies,
+                    > tonic::server::ServerStreamingService<super::WeightsRequest>
+                    for WeightsSvc<T> {
+                        type Response = super::WeightsPart;
+                        type ResponseStream = T::WeightsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WeightsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Copies>::weights(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WeightsSvc(inner);
+                        let codec = crate::codec::CountedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

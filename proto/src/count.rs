@@ -171,6 +171,7 @@ flat!(
     k::PutBackReply,
     k::SettleRequest,
     k::SettleReply,
+    k::WeightsPart,
 );
 
 const CAPABILITIES: Shape = Shape(&[
@@ -201,6 +202,18 @@ impl Countable for c::FetchRequest {
         (7, Kind::Many(cap(0, "fetch.spans count", MAX_SPANS), &FLAT)),
         (8, Kind::Texts(cap(1, "fetch.private_hosts count", MAX_PRIVATE_HOSTS))),
     ]);
+}
+
+impl Countable for c::GatherRequest {
+    const SHAPE: Shape = Shape(&[
+        (3, Kind::Many(cap(0, "gather.blobs count", MAX_GATHERED), &FLAT)),
+        (4, Kind::Many(cap(1, "gather.holders count", MAX_HOLDERS), &FLAT)),
+    ]);
+}
+
+impl Countable for k::WeightsRequest {
+    const SHAPE: Shape =
+        Shape(&[(1, Kind::Many(cap(0, "weights.blobs count", MAX_GATHERED), &FLAT))]);
 }
 
 impl Countable for c::PrepareReply {

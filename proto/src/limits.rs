@@ -81,6 +81,15 @@ pub const MAX_TENSORS: usize = 100_000;
 pub const MAX_FILES: usize = 1024;
 /// Tensors that one call fetches: so many, and an address, are less than [`MAX_SMALL_BYTES`].
 pub const MAX_SPANS: usize = 512;
+/// Blobs that one call gathers from other workers: with their holders less than [`MAX_SMALL_BYTES`].
+pub const MAX_GATHERED: usize = 256;
+/// Workers that one call may ask for blobs.
+pub const MAX_HOLDERS: usize = 16;
+/// Calls at a time in which a worker fetches or gathers tensors. One coordinator has one, and one that it gave up may last a
+/// while; each has a few connections, and a piece of each in memory.
+pub const FETCHES_AT_ONCE: usize = 4;
+/// Calls at a time in which a worker hands out weights to others.
+pub const WEIGHTS_AT_ONCE: usize = 4;
 /// Hosts of this network that a fetch may reach.
 pub const MAX_PRIVATE_HOSTS: usize = 16;
 /// Bytes of a name or an address.

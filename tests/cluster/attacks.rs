@@ -12,7 +12,10 @@ use brigade_proto::address::Address;
 use brigade_proto::control::cluster_client::ClusterClient;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::*;
+use brigade_proto::copies::copies_client::CopiesClient;
+use brigade_proto::copies::{WantedBlob, WeightsRequest};
 use brigade_proto::failure::Failure;
+use brigade_proto::limits::MAX_GATHERED;
 use brigade_proto::net::{Connection, Network, dial};
 use brigade_proto::pipeline::pipeline_client::PipelineClient;
 use brigade_proto::pipeline::{LaneFrame, LaneOpen, ResultsRequest, lane_frame};
@@ -103,7 +106,7 @@ async fn says_hello(who: &Somebody, to: &Address) -> Seen {
 }
 
 /// The calls of the control service.
-const ALL_CALLS: [&str; 12] = [
+const ALL_CALLS: [&str; 13] = [
     "Hello",
     "Health",
     "Prepare",
@@ -114,6 +117,7 @@ const ALL_CALLS: [&str; 12] = [
     "Snapshot",
     "PushTensors",
     "FetchTensors",
+    "GatherTensors",
     "Drain",
     "Retire",
 ];
@@ -155,6 +159,10 @@ async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
             let request = FetchRequest { epoch: 1, coordinator_id, ..Default::default() };
             answer(client.fetch_tensors(request).await.map(quiet))
         }
+        "GatherTensors" => {
+            let request = GatherRequest { epoch: 1, coordinator_id, ..Default::default() };
+            answer(client.gather_tensors(request).await.map(quiet))
+        }
         "Drain" => answer(client.drain(DrainRequest {}).await),
         "Retire" => {
             let request = RetireRequest { epoch: 99, coordinator_id, ..Default::default() };
@@ -173,6 +181,20 @@ async fn asks_for_results(who: &Somebody, to: &Address) -> Seen {
     let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
     let request = ResultsRequest { epoch: 1, coordinator_id: who.coordinator_id(), lane: 0 };
     answer(PipelineClient::new(connection).results(request).await.map(quiet))
+}
+
+/// Asks a worker for so many blobs of its cache, by hashes that were made up; what it sends.
+async fn asks_for_weights(who: &Somebody, to: &Address, n: usize, offset: u64) -> Seen {
+    let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
+    let blob = WantedBlob { blake3: vec![7; 32].into(), nbytes: 1 << 20, offset };
+    let request = WeightsRequest { blobs: vec![blob; n] };
+    let parts = CopiesClient::new(connection).weights(request).await;
+    let mut parts = parts.map_err(|status| of_status(&status))?.into_inner();
+    match parts.message().await {
+        Ok(Some(part)) => Ok(format!("{} bytes", part.data.len())),
+        Ok(None) => Err("nothing of that is here".to_owned()),
+        Err(status) => Err(of_status(&status)),
+    }
 }
 
 /// Opens a lane at a stage, as this coordinator.
@@ -412,6 +434,15 @@ async fn with_the_wrong_role(scene: &Scene, table: &mut Table) {
             table.enter(&attack, "Forbidden", seen);
         }
     }
+    let desk = scene.member(Role::Coordinator, "desk");
+    let seen = asks_for_weights(&desk, &worker, 1, 0).await;
+    table.enter("a coordinator asks for weights as workers do", "Forbidden", seen);
+    let seen = asks_for_weights(&neighbour, &worker, 1, 0).await;
+    table.enter("a worker guesses the hash of a tensor", "nothing of that is here", seen);
+    let seen = asks_for_weights(&neighbour, &worker, MAX_GATHERED + 1, 0).await;
+    table.enter("a worker asks for more tensors than one call may", "weights.blobs", seen);
+    let seen = asks_for_weights(&neighbour, &worker, 1, 1 << 20).await;
+    table.enter("a worker asks for what is behind a tensor's end", "weights.blobs.offset", seen);
     // The name alone is nothing: keys count.
     for (worker, name) in scene.workers.iter().zip(["attic", "lab"]) {
         let (worker, namesake) =
@@ -433,6 +464,8 @@ async fn as_another_coordinator(scene: &Scene, table: &mut Table) {
         ("Drain", "Forbidden"),
         ("Load", "does not hold"),
         ("Retire", "does not hold"),
+        ("FetchTensors", "does not hold"),
+        ("GatherTensors", "does not hold"),
     ] {
         let seen = calls(&second, &worker, call).await;
         table.enter(&format!("a second coordinator calls {call}"), words, seen);

@@ -18,10 +18,12 @@ mod hybrids;
 mod kept_layers;
 mod logs;
 mod lora_line;
+mod models_dir;
 mod names;
 mod names_bad;
 mod names_kept;
 mod names_lines;
+mod names_moves;
 mod options_file;
 mod perplexity;
 mod positions;
@@ -56,10 +58,12 @@ fn main() -> ExitCode {
         kept_layers,
         logs,
         lora_line,
+        models_dir,
         names,
         names_bad,
         names_kept,
         names_lines,
+        names_moves,
         options_file,
         perplexity,
         positions,

@@ -126,7 +126,7 @@ fn broken_connections_go_on_where_they_broke() {
 }
 
 /// A model in two files, the first of which has no tensors, as large ones are uploaded.
-fn split_in_two(bytes: &[u8], folder: &Path) -> [Vec<u8>; 2] {
+pub fn split_in_two(bytes: &[u8], folder: &Path) -> [Vec<u8>; 2] {
     let whole = folder.join("whole.gguf");
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(&whole, bytes).unwrap();
@@ -240,6 +240,62 @@ fn addresses_and_registries_are_names_too() {
     assert!(!lock.contains("a-secret") && lock.contains("/files/"), "{lock}");
 }
 
+/// What starting by name costs on a warm cache, beside the same file by path: prints pairs.
+fn a_name_starts_as_fast_as_a_path() {
+    const PAIRS: usize = 20;
+    let machine = Machine::with(&[]);
+    let made = machine.dir.join("large.gguf");
+    let path = made.to_str().unwrap();
+    machine.out(&["synth", "--arch", "llama", "--size", "0.6b", "--quant", "Q8_0", "--out", path]);
+    machine.hub.put(PATH, File::new(std::fs::read(&made).unwrap()));
+    machine.out(&["pull", NAME]);
+    machine.hub.seen();
+    let started = |model: &str| {
+        let begin = std::time::Instant::now();
+        machine.out(&[
+            "run",
+            "-m",
+            model,
+            "--tokens",
+            "1,2,3",
+            "-n",
+            "1",
+            "--ids",
+            "--workers",
+            "1",
+        ]);
+        begin.elapsed().as_secs_f64() * 1e3
+    };
+    let (mut by_name, mut by_path) = (Vec::new(), Vec::new());
+    // The first of each is not counted: it reads the file.
+    for pair in 0..=PAIRS {
+        // Which goes first changes, so that what else happens here favours neither.
+        let (a, b) = match pair % 2 {
+            0 => (started(NAME), started(path)),
+            _ => {
+                let b = started(path);
+                (started(NAME), b)
+            }
+        };
+        if pair > 0 {
+            println!("pair {pair}: by name {a:.0} ms, by path {b:.0} ms");
+            by_name.push(a);
+            by_path.push(b);
+        }
+    }
+    let median = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let faster = by_name.iter().zip(&by_path).filter(|(a, b)| a <= b).count();
+    println!(
+        "{PAIRS} pairs: median by name {:.0} ms, by path {:.0} ms; by name was faster in {faster}",
+        median(&mut by_name),
+        median(&mut by_path)
+    );
+    assert!(machine.hub.seen().is_empty(), "nobody was asked");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         a_model_is_fetched_once_and_gives_the_same_as_its_file,
@@ -251,4 +307,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         split_models_in_folders_are_one_model,
         what_needs_no_weights_fetches_none,
         addresses_and_registries_are_names_too;
+    alone:
+        a_name_starts_as_fast_as_a_path
+            ignored("a minute: prints how long a model takes to start by name and by path, in pairs");
 ];

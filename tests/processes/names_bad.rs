@@ -66,6 +66,7 @@ fn each_fault_is_said_and_nothing_is_lost() {
     for (what, mood, name, words) in BAD {
         machine.hub.mood(mood);
         let error = machine.error(&["pull", name]);
+        println!("{what}: {}", error.trim());
         for word in words {
             assert!(error.contains(word), "{what}: {word:?} is not in {error}");
         }

@@ -187,6 +187,47 @@ fn what_runs_is_not_deleted() {
     assert!(error.contains("was not fetched by brigade"), "{error}");
 }
 
+fn a_folder_that_two_have_keeps_what_either_names() {
+    let machine = Machine::new();
+    let shared = machine.dir.join("shared");
+    let of = |data: &str, args: &[&str]| {
+        let mut command = machine.command(args);
+        let command = command.env("BRIGADE_DOWNLOAD_DIR", &shared);
+        let output = command.env("BRIGADE_DATA_DIR", machine.dir.join(data)).output().unwrap();
+        (
+            output.status.success(),
+            String::from_utf8([output.stdout, output.stderr].concat()).unwrap(),
+        )
+    };
+    let done = |data: &str, args: &[&str]| {
+        let (is_done, said) = of(data, args);
+        assert!(is_done, "{data}: {args:?}: {said}");
+        said
+    };
+    done("desk", &["pull", NAME]);
+    let files = machine.files("shared");
+    let all = ["prune", "--unused-since", "0", "--yes"];
+    // Whose lock does not name it does not delete it, and whose does not either while another's does.
+    assert!(done("lab", &all).contains("0 files"));
+    done("lab", &["pull", NAME]);
+    let said = done("lab", &["rm", NAME]);
+    assert!(said.contains("deleted hf:user/repo:Q8_0") && said.contains(", 0 B"), "{said}");
+    assert_eq!(machine.files("shared"), files);
+    // A lock that cannot be read may name anything.
+    done("lab", &["pull", NAME]);
+    let lock = machine.dir.join("desk/models.lock");
+    let text = std::fs::read(&lock).unwrap();
+    std::fs::write(&lock, &text[..text.len() / 2]).unwrap();
+    let (is_done, said) = of("lab", &all);
+    assert!(!is_done && said.contains("desk/models.lock") && said.contains("damaged"), "{said}");
+    assert_eq!(machine.files("shared"), files);
+    std::fs::write(&lock, text).unwrap();
+    done("lab", &all);
+    assert_eq!(machine.files("shared"), files);
+    done("desk", &all);
+    assert_eq!(machine.files("shared"), [""; 0]);
+}
+
 fn ends_of_downloads_and_files_of_others_in_the_folder() {
     let machine = Machine::with(&[(PATH, File::new(model()))]);
     machine.hub.mood(Mood::Dead(300_000, 1));
@@ -205,5 +246,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         a_cache_with_other_bytes_is_not_trusted,
         models_are_listed_and_pruned_when_nobody_uses_them,
         what_runs_is_not_deleted,
+        a_folder_that_two_have_keeps_what_either_names,
         ends_of_downloads_and_files_of_others_in_the_folder;
 ];

@@ -12,7 +12,7 @@ use brigade_tests::process::{Running, brigade};
 const HEAD_BYTES: u64 = (256 << 10) + 16;
 
 /// A worker that reads no model files and keeps what it is sent in `cache`. `proxy`: all it asks goes there.
-fn worker(cache: &Path, proxy: Option<&str>) -> Running {
+pub fn worker(cache: &Path, proxy: Option<&str>) -> Running {
     let mut command = Command::new(brigade());
     let cache = cache.to_str().unwrap();
     command.args(["worker", "--listen", "127.0.0.1:0", "--no-model-files", "--cache-dir", cache]);
@@ -25,7 +25,7 @@ fn worker(cache: &Path, proxy: Option<&str>) -> Running {
 }
 
 /// What a line of these workers is asked for; each has a third of the layers, or what `split` says.
-fn args<'a>(workers: &'a [Running], split: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub fn args<'a>(workers: &'a [Running], split: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut args =
         vec!["run", "-m", NAME, "--tokens", "1,266,278", "-n", "8", "--temp", "0", "--ids"];
     args.extend(["--tensor-split", split]);
@@ -35,7 +35,7 @@ fn args<'a>(workers: &'a [Running], split: &'a str, more: &[&'a str]) -> Vec<&'a
 }
 
 /// Bytes of weights in a worker's cache, the header apart.
-fn blobs(cache: &Path, header: u64) -> u64 {
+pub fn blobs(cache: &Path, header: u64) -> u64 {
     let blobs = std::fs::read_dir(cache.join("blobs")).into_iter().flatten().flatten();
     blobs.map(|entry| entry.metadata().unwrap().len()).filter(|nbytes| *nbytes != header).sum()
 }
@@ -68,10 +68,12 @@ fn each_worker_fetches_its_own_layers_and_the_coordinator_none() {
         seen.iter().filter(|r| r.host == "second").all(|r| !r.head.contains_key("authorization"))
     );
     let here = machine.files("data/models");
-    assert!(
-        here.iter().all(|file| file.starts_with("heads/") || file.starts_with("tensors/")),
-        "{here:?}"
-    );
+    assert!(here.iter().all(|file| file.starts_with("heads/")), "{here:?}");
+    // Each tensor's hash is in the lock.
+    let lock = std::fs::read_to_string(machine.dir.join("data/models.lock")).unwrap();
+    let lock: serde_json::Value = serde_json::from_str(&lock).unwrap();
+    let seen = lock["tensors"][sha256(&model())].as_object().unwrap();
+    assert_eq!(seen.len(), gguf.tensors().len());
     // The second time everybody has what it needs, and nobody is asked.
     assert_eq!(machine.out(&line), by_path);
     assert_eq!((machine.hub.sent(), machine.hub.seen().len()), (0, 0));
@@ -102,12 +104,17 @@ fn a_worker_without_a_way_out_is_pushed_to() {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), by_path);
         assert_eq!(said.contains("cannot fetch its weights"), proxy.is_some(), "{said}");
         assert!(!said.contains("a-signature"), "{said}");
-        assert!(
-            machine
-                .files("data/models")
-                .iter()
-                .any(|file| file.ends_with(PATH) && !file.starts_with("heads/"))
+        // Its layers and no others came by way of the coordinator, which keeps none of them.
+        let (sent, whole) = (machine.hub.sent(), model().len() as u64);
+        assert!(sent < whole + HEAD_BYTES + whole / 50, "{sent} of {whole}");
+        let here = machine.files("data/models");
+        assert!(here.iter().all(|file| file.starts_with("heads/")), "{here:?}");
+        println!(
+            "{}: {sent} bytes sent for a file of {whole}",
+            more.first().unwrap_or(&"no way out")
         );
+        assert_eq!(machine.out(&args), by_path);
+        assert_eq!(machine.hub.sent(), 0, "what they were sent they have");
     }
 }
 
@@ -115,7 +122,7 @@ fn other_weights_under_the_same_header_are_refused() {
     let machine = Machine::new();
     let caches = [machine.dir.join("cache-0"), machine.dir.join("cache-1")];
     let workers: Vec<_> = caches.iter().map(|cache| worker(cache, None)).collect();
-    machine.out(&args(&workers, "1,1", &[]));
+    let ids = machine.out(&args(&workers, "1,1", &[]));
     drop(workers);
     // The machines change, and so do the weights: all tensors, under the listing and the state of before.
     let mut bytes = model();
@@ -123,16 +130,32 @@ fn other_weights_under_the_same_header_are_refused() {
     bytes[from..].iter_mut().for_each(|byte| *byte ^= 1);
     let good = File::new(model());
     machine.hub.put(PATH, File { sha256: sha256(&model()), etag: good.etag, ..File::new(bytes) });
-    let others = [machine.dir.join("cache-2"), machine.dir.join("cache-3")];
-    let workers: Vec<_> = others.iter().map(|cache| worker(cache, None)).collect();
-    let error = machine.error(&args(&workers, "1,1", &[]));
-    assert!(error.contains("has the hash") && error.contains("was expected"), "{error}");
-    assert!(
-        !machine
-            .files("data/models")
-            .iter()
-            .any(|file| file.ends_with(PATH) && !file.starts_with("heads/"))
-    );
+    let lock = machine.dir.join("data/models.lock");
+    let before = std::fs::read_to_string(&lock).unwrap();
+    // A coordinator on a second machine, which has the lock of the first and nothing else.
+    let second = machine.dir.join("second");
+    std::fs::create_dir(&second).unwrap();
+    std::fs::copy(&lock, second.join("models.lock")).unwrap();
+    for (i, data) in [machine.dir.join("data"), machine.dir.join("data"), second].iter().enumerate()
+    {
+        let cache = |n: usize| machine.dir.join(format!("cache-{i}-{n}"));
+        let workers = [worker(&cache(0), None), worker(&cache(1), None)];
+        let args = args(&workers, "1,1", &[]);
+        let output = machine.command(&args).env("BRIGADE_DATA_DIR", data).output().unwrap();
+        let error = brigade_tests::named::said(&output, &args);
+        assert!(error.contains("has the hash") && error.contains("was expected"), "{error}");
+        assert!(error.contains("hf:user/repo:Q8_0: ") && error.contains("brigade pull"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&lock).unwrap(), before, "what was seen first stays");
+    let here = machine.files("data/models");
+    // A coordinator that ended while it fetched for the other worker has left that.
+    let is_part = |file: &String| file.starts_with("heads/") || file.starts_with("relay/");
+    assert!(here.iter().all(is_part), "{here:?}");
+    // The right ones are taken still.
+    machine.hub.put(PATH, File::new(model()));
+    let workers =
+        [worker(&machine.dir.join("cache-8"), None), worker(&machine.dir.join("cache-9"), None)];
+    assert_eq!(machine.out(&args(&workers, "1,1", &[])), ids);
 }
 
 fn what_a_dead_worker_has_of_a_tensor_goes_on_as_the_same_state_only() {

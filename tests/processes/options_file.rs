@@ -121,6 +121,25 @@ fn a_flag_counts_before_a_variable_and_that_before_the_file() {
     assert_eq!(none, (Value::Null, "not set".to_owned()));
 }
 
+fn a_switch_of_the_file_is_turned_off_by_a_flag_or_a_variable() {
+    let scratch = Scratch::new();
+    let text = "version = 1\n[serve]\noffline = true\npush = true\nfast-math = true\n";
+    let file = scratch.write("brigade.toml", text);
+    let serve = |more: &[&str], key: &str, variables: &[(&str, &str)]| {
+        shown(&[&["serve"], more].concat(), key, variables, &file)
+    };
+    assert_eq!(serve(&[], "push", &[]), (json!(true), format!("{}:4", file.display())));
+    let off = (json!(false), "command line".to_owned());
+    assert_eq!(serve(&["--push=false"], "push", &[]), off);
+    assert_eq!(serve(&["--offline=false"], "offline", &[("BRIGADE_OFFLINE", "1")]), off);
+    let variable = (json!(false), "environment variable BRIGADE_OFFLINE".to_owned());
+    assert_eq!(serve(&[], "offline", &[("BRIGADE_OFFLINE", "0")]), variable);
+    // What is turned off excludes nothing.
+    assert_eq!(serve(&["--fast-math=false", "--no-coopmat"], "no-coopmat", &[]).0, json!(true));
+    let refused = output(&["serve", "--push=maybe"], &[]);
+    assert_eq!(refused.status.code(), Some(2), "{}", errors(&refused));
+}
+
 /// What is wrong with a file, the line where that stands, and what its message has to have in it.
 const WRONG: [(&str, &str, usize, &str); 20] = [
     ("a misspelt option", "version = 1\n[serve]\nlisen = \"a:1\"\n", 3, "did you mean \"listen\""),
@@ -422,6 +441,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         one_file_starts_the_server_and_the_workers_that_join_it,
         a_model_of_several_is_chosen_by_its_name,
         a_flag_counts_before_a_variable_and_that_before_the_file,
+        a_switch_of_the_file_is_turned_off_by_a_flag_or_a_variable,
         twenty_wrong_files_are_found_with_their_lines,
         all_that_is_wrong_is_said_at_once_and_nothing_starts,
         a_newer_version_is_refused_by_name,

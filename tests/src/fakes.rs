@@ -13,10 +13,10 @@ use brigade_proto::control::cluster_client::ClusterClient;
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::worker_server::{Worker, WorkerServer};
 use brigade_proto::control::{
-    Capabilities, DrainReply, DrainRequest, FetchEvent, FetchRequest, HealthReply, HealthRequest,
-    HelloReply, HelloRequest, JoinReply, JoinRequest, LoadEvent, LoadRequest, PrepareReply,
-    PrepareRequest, PushReply, RestoreReply, RestoreRequest, RetireReply, RetireRequest,
-    SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest,
+    Capabilities, DrainReply, DrainRequest, FetchEvent, FetchRequest, GatherRequest, HealthReply,
+    HealthRequest, HelloReply, HelloRequest, JoinReply, JoinRequest, LoadEvent, LoadRequest,
+    PrepareReply, PrepareRequest, PushReply, RestoreReply, RestoreRequest, RetireReply,
+    RetireRequest, SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest,
 };
 use brigade_proto::net::{Listener, dial, server};
 use brigade_proto::{SOFTWARE, WIRE_VERSION};
@@ -174,6 +174,7 @@ fn refused<T>() -> Result<T, Status> {
 impl Worker for Calls {
     type LoadStream = Empty<Result<LoadEvent, Status>>;
     type FetchTensorsStream = Empty<Result<FetchEvent, Status>>;
+    type GatherTensorsStream = Self::FetchTensorsStream;
     type LoadAheadStream = Self::LoadStream;
     type SnapshotStream = Empty<Result<StateChunk, Status>>;
 
@@ -199,6 +200,13 @@ impl Worker for Calls {
         &self,
         _: Request<FetchRequest>,
     ) -> Result<Response<Self::FetchTensorsStream>, Status> {
+        refused()
+    }
+
+    async fn gather_tensors(
+        &self,
+        _: Request<GatherRequest>,
+    ) -> Result<Response<Self::GatherTensorsStream>, Status> {
         refused()
     }
 

@@ -73,6 +73,9 @@ impl Machine {
             "https_proxy",
             "all_proxy",
             "BRIGADE_MODEL",
+            "BRIGADE_MODELS_DIR",
+            "BRIGADE_DOWNLOAD_DIR",
+            "BRIGADE_OFFLINE",
         ] {
             command.env_remove(name);
         }

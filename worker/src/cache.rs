@@ -18,10 +18,14 @@
 
 mod space;
 
+pub use space::Reserved;
+
 use std::fs::{self, File, FileTimes, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
 use blake3::Hash;
@@ -48,6 +52,8 @@ pub struct Cache {
     dir: PathBuf,
     limit_bytes: u64,
     pool: Pool,
+    /// Bytes that calls are fetching.
+    reserved: Arc<AtomicU64>,
 }
 
 /// A complete blob whose bytes were right when it was in this state.
@@ -153,7 +159,7 @@ impl Cache {
     /// `pool`. A directory that cannot be written is told in the log: a worker that has the model's file,
     /// or all blobs, needs none.
     pub fn open(dir: &Path, limit_bytes: u64, pool: Pool) -> Self {
-        let cache = Self { dir: dir.to_owned(), limit_bytes, pool };
+        let cache = Self { dir: dir.to_owned(), limit_bytes, pool, reserved: Arc::default() };
         if let Err(reason) = cache.check_writable() {
             tracing::warn!(%reason, "weights cannot be sent to this worker");
         }
@@ -301,6 +307,15 @@ impl Cache {
         }
         let (cache, hash, done) = (self.clone(), key, None);
         Ok(BlobWriter { cache, file, path, hash, is_named: false, nbytes, have, done })
+    }
+
+    /// Deletes a blob that nobody needs any more.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`].
+    pub fn forget(&self, hash: &Hash) -> Result<(), CacheError> {
+        remove_if_there(&self.blob(hash))?;
+        remove_if_there(&self.note(hash))
     }
 
     /// What a refusal to write says of the whole directory.

@@ -2,16 +2,20 @@
 //! state of its own.
 
 use brigade_proto::task;
-use std::sync::{Arc, PoisonError};
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use blake3::Hash;
 use brigade_proto::capability::check_version;
 use brigade_proto::control::worker_server;
 use brigade_proto::control::{
-    DrainReply, DrainRequest, FetchEvent, FetchRequest, FetchedSpan, HealthReply, HealthRequest,
-    HelloReply, HelloRequest, LoadEvent, LoadProgress, LoadRequest, LoadedFacts, PrepareReply,
-    PrepareRequest, PushReply, RestoreReply, RestoreRequest, RetireReply, RetireRequest,
-    SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest, fetch_event, load_event,
+    DrainReply, DrainRequest, FetchEvent, FetchRequest, FetchedSpan, GatherRequest, HealthReply,
+    HealthRequest, HelloReply, HelloRequest, LoadEvent, LoadProgress, LoadRequest, LoadedFacts,
+    PrepareReply, PrepareRequest, PushReply, RestoreReply, RestoreRequest, RetireReply,
+    RetireRequest, SnapshotRequest, StateChunk, TensorChunk, UnloadReply, UnloadRequest,
+    fetch_event, load_event,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::net::{Caller, Intake, NetError};
@@ -22,7 +26,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::cache::{Cache, Reserved};
 use crate::fetch::{Fetch, Step};
+use crate::gather::Gather;
+use crate::load::cache_failure;
 use crate::order::{Order, keys_from_wire};
 use crate::pace::Pace;
 use crate::push;
@@ -39,6 +46,9 @@ type LoadEvents = ReceiverStream<Result<LoadEvent, Status>>;
 
 /// What is fetched.
 type FetchEvents = ReceiverStream<Result<FetchEvent, Status>>;
+
+/// Where that is told.
+type FetchSender = mpsc::Sender<Result<FetchEvent, Status>>;
 
 /// The service.
 #[derive(Clone)]
@@ -161,6 +171,7 @@ impl Origin {
 impl worker_server::Worker for ControlService {
     type LoadStream = LoadEvents;
     type FetchTensorsStream = FetchEvents;
+    type GatherTensorsStream = FetchEvents;
     type LoadAheadStream = LoadEvents;
     type SnapshotStream = ReceiverStream<Result<StateChunk, Status>>;
 
@@ -212,7 +223,42 @@ impl worker_server::Worker for ControlService {
         self.turn(&from, &coordinator_id).await?;
         self.worker.check(&coordinator_id, epoch)?;
         let fetch = Fetch::parse(request)?;
-        Ok(Response::new(fetching(self.worker.clone(), fetch, coordinator_id, epoch)))
+        let turn = self.worker.fetch_turn()?;
+        let (cache, (step, events, stream)) =
+            (self.worker.loader().cache.clone(), told(&self.worker, coordinator_id, epoch));
+        let room = reserved(&cache, fetch.nbytes(), fetch.keep()).await?;
+        task::spawn(async move {
+            let work = blocking(move || {
+                let _turn = turn;
+                fetch.run(&cache, &step)
+            });
+            answered(work, room, events).await;
+        });
+        Ok(Response::new(stream))
+    }
+
+    async fn gather_tensors(
+        &self,
+        request: Request<GatherRequest>,
+    ) -> Result<Response<Self::GatherTensorsStream>, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let (coordinator_id, epoch) = (request.coordinator_id.clone(), request.epoch);
+        self.turn(&from, &coordinator_id).await?;
+        self.worker.check(&coordinator_id, epoch)?;
+        let gather = Gather::parse(request)?;
+        let turn = self.worker.fetch_turn()?;
+        let (cache, (step, events, stream)) =
+            (self.worker.loader().cache.clone(), told(&self.worker, coordinator_id, epoch));
+        let room = reserved(&cache, gather.nbytes(), gather.keep()).await?;
+        let network = self.worker.network().clone();
+        task::spawn(async move {
+            let work = async {
+                let _turn = turn;
+                gather.run(&cache, &network, step).await
+            };
+            answered(work, room, events).await;
+        });
+        Ok(Response::new(stream))
     }
 
     async fn load(
@@ -303,12 +349,19 @@ impl worker_server::Worker for ControlService {
     }
 }
 
-/// Fetches on a thread of its own, and streams what is there. Who no longer listens ends it.
-fn fetching(worker: Arc<Worker>, fetch: Fetch, coordinator_id: String, epoch: u64) -> FetchEvents {
+async fn reserved(cache: &Cache, nbytes: u64, keep: HashSet<Hash>) -> Result<Reserved, Failure> {
+    let cache = cache.clone();
+    blocking(move || cache.reserve(nbytes, &keep).map_err(cache_failure)).await
+}
+
+/// Where events of a fetch go, and the stream that they come out of. What is told says whether anybody listens still.
+fn told(
+    worker: &Arc<Worker>,
+    coordinator_id: String,
+    epoch: u64,
+) -> (impl Fn(Step) -> bool + Clone + Send + Sync + 'static, FetchSender, FetchEvents) {
     let (events, stream) = mpsc::channel(LOAD_QUEUE);
-    let cache = worker.loader().cache.clone();
-    let last = std::sync::Mutex::new(Instant::now());
-    let to = events.clone();
+    let (worker, last, to) = (worker.clone(), Arc::new(Mutex::new(Instant::now())), events.clone());
     let step = move |step: Step| match step {
         Step::Done(span, hash) => {
             let fetched =
@@ -329,14 +382,30 @@ fn fetching(worker: Arc<Worker>, fetch: Fetch, coordinator_id: String, epoch: u6
             !matches!(to.try_send(Ok(event)), Err(mpsc::error::TrySendError::Closed(_)))
         }
     };
-    task::spawn(async move {
-        let fetched = blocking(move || fetch.run(&cache, &step)).await;
-        if let Err(failure) = fetched {
+    (step, events, ReceiverStream::new(stream))
+}
+
+/// Waits for the end of a fetch, and says why it failed. Where nobody listens any more, the room that it had is free at once:
+/// the work ends with its next piece.
+async fn answered(
+    work: impl Future<Output = Result<(), Failure>>,
+    room: Reserved,
+    events: FetchSender,
+) {
+    tokio::pin!(work);
+    let done = tokio::select! {
+        done = &mut work => done,
+        () = events.closed() => {
+            drop(room);
             // Who has left does not hear it.
-            let _ = events.send(Err(Status::from(failure))).await;
+            let _ = work.await;
+            return;
         }
-    });
-    ReceiverStream::new(stream)
+    };
+    drop(room);
+    if let Err(failure) = done {
+        let _ = events.send(Err(Status::from(failure))).await;
+    }
 }
 
 /// What says how much a stream may bring.

@@ -1,6 +1,7 @@
 //! Fetches tensors from where their model came from, by range, into the cache. Nobody knows their hashes before; this worker
 //! says what they are.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -113,17 +114,37 @@ impl Fetch {
         Ok(Self { file, sha256: file_sha256.to_vec(), spans: checked, private_hosts })
     }
 
-    /// Fetches all spans into `cache`; `step` hears of it, and says whether to go on.
+    /// Bytes of all spans.
+    pub fn nbytes(&self) -> u64 {
+        self.spans.iter().map(|span| span.end - span.start).sum()
+    }
+
+    /// What makes room for them leaves these, which are pieces of them.
+    pub fn keep(&self) -> HashSet<Hash> {
+        self.spans.iter().map(|span| self.key(span)).collect()
+    }
+
+    /// Fetches all spans into `cache`, where there is room for them; `step` hears of it, and says whether to go on.
     ///
     /// # Errors
     /// Io where the source cannot be reached or has something else, the cache's otherwise. What is there stays for the next
     /// call.
     pub fn run(&self, cache: &Cache, step: &(dyn Fn(Step) -> bool + Sync)) -> Result<(), Failure> {
-        let io = |error: HubError| Failure::refusal(FailureKind::Io, error.to_string());
-        let keys: Vec<Hash> = self.spans.iter().map(|span| self.key(span)).collect();
-        let total = self.spans.iter().map(|span| span.end - span.start).sum();
-        cache.make_room(total, &keys.iter().copied().collect()).map_err(cache_failure)?;
         let client = Client::without_token(self.private_hosts.clone()).map_err(io)?;
+        self.run_with(&client, cache, step)
+    }
+
+    /// As [`Fetch::run`], by a client that may have a token.
+    ///
+    /// # Errors
+    /// As [`Fetch::run`].
+    pub fn run_with(
+        &self,
+        client: &Client,
+        cache: &Cache,
+        step: &(dyn Fn(Step) -> bool + Sync),
+    ) -> Result<(), Failure> {
+        let keys: Vec<Hash> = self.spans.iter().map(|span| self.key(span)).collect();
         let stretches = self.stretches();
         let (next, done, over) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let failed = Mutex::new(None);
@@ -137,7 +158,7 @@ impl Fetch {
                         && step(Step::Bytes(done.fetch_add(n, Ordering::Relaxed) + n))
                 };
                 if let Err(error) =
-                    self.stretch(&client, cache, &keys, stretch.clone(), &bytes, step)
+                    self.stretch(client, cache, &keys, stretch.clone(), &bytes, step)
                 {
                     over.store(true, Ordering::Relaxed);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -204,6 +225,10 @@ impl Fetch {
         let range = filler.at..self.spans[filler.spans.end - 1].end;
         ranges::read(client, &self.file, range, &mut |data| filler.take(data))
     }
+}
+
+fn io(error: HubError) -> Failure {
+    Failure::refusal(FailureKind::Io, error.to_string())
 }
 
 /// Parts the bytes of a stretch into its spans.

@@ -6,7 +6,7 @@
 //!   is.
 //! - [`state`] is what a worker holds. [`session`] says who may call what.
 //! - [`credentials`] and [`membership`] say who the worker is itself.
-//! - [`control`], [`push`] and [`transfer`] are the control service. [`pace`] limits how many strangers it
+//! - [`control`], [`push`], [`fetch`], [`gather`] and [`transfer`] are the control service. [`pace`] limits how many strangers it
 //!   answers.
 //! - [`order`] and [`load`] say what to load, from where, and whether it fits. Below them are [`cache`],
 //!   [`hashes`], [`weights`] and [`pool`].
@@ -25,6 +25,7 @@ pub mod copies;
 pub mod credentials;
 pub mod executor;
 pub mod fetch;
+pub mod gather;
 pub mod hashes;
 pub mod host;
 pub mod jobs;

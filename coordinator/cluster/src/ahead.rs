@@ -44,6 +44,8 @@ pub struct Order {
     pub running: Vec<(MemberId, Range<usize>)>,
     /// Its epoch.
     pub running_epoch: u64,
+    /// All workers that are there, which may have weights.
+    pub holders: Vec<Conn>,
     /// Epoch of spares that load, above that one.
     pub identity: Identity,
 }
@@ -64,11 +66,11 @@ pub struct Ahead {
 /// # Errors
 /// The workers do not suffice.
 pub async fn load(order: Order) -> Result<Ahead, PlaceError> {
-    let Order { conns, model, options, running, running_epoch, identity } = order;
+    let Order { conns, model, options, running, running_epoch, holders, identity } = order;
     let placement = place::placed(&model, conns, &options, identity).await?;
     let progress = Progress::beside_a_line();
     let mut loading = JoinSet::new();
-    for mut order in place::orders(&model, &placement, &options)? {
+    for mut order in place::orders(&model, &placement, &options, &holders)? {
         let layers = &order.stage.layers;
         let on_line = running.iter().find(|(member, _)| *member == order.stage.member);
         if let Some((_, has)) = on_line {

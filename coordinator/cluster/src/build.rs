@@ -33,6 +33,8 @@ pub struct Order {
     pub identity: Identity,
     /// Workers of the last line, which have the states of its sequences.
     pub before: Vec<(MemberId, Conn)>,
+    /// All workers that are there, which may have weights.
+    pub holders: Vec<Conn>,
     /// Where progress goes.
     pub events: mpsc::Sender<LineEvent>,
 }
@@ -64,10 +66,10 @@ pub enum BuildError {
 /// # Errors
 /// [`BuildError`]; stages that have loaded stay so, for the next attempt.
 pub async fn build(order: Order) -> Result<Built, BuildError> {
-    let Order { conns, model, options, identity, before, events } = order;
+    let Order { conns, model, options, identity, before, holders, events } = order;
     let Identity { epoch, coordinator_id } = identity.clone();
     let progress = Progress::new(events);
-    let placed = place::place(&model, conns, &options, identity, &progress).await;
+    let placed = place::place(&model, conns, &options, identity, &progress, &holders).await;
     let placement = placed.map_err(|error| match error {
         PlaceError::Workers(failed) => BuildError::Workers(failed),
         error => BuildError::Other(error.to_string()),

@@ -119,7 +119,8 @@ async fn address(remote: &Arc<Remote>, file: usize) -> Result<(FileAt, Vec<Strin
     asked.map_err(|error| FetchError::Source(error.to_string()))
 }
 
-fn request(
+/// What a worker, or whoever fetches in its place, is told.
+pub fn request(
     remote: &Remote,
     file: usize,
     at: FileAt,

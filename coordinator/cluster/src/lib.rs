@@ -13,6 +13,8 @@
 //! - `local` starts child processes. `join` hears of workers that come by themselves.
 //! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
 //!   `lease`, `load`, `progress` and `lane`.
+//! - `prepare` sees to it that a worker has its weights: `fetch` lets it fetch them, `gather` ask others, `relay` and `push` send
+//!   them.
 //! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
 //!   `choose` names.
 //! - `own_name` is under which name workers are held, over restarts.
@@ -29,6 +31,7 @@ mod dial;
 mod enough;
 mod facts;
 mod fetch;
+mod gather;
 mod hashes;
 mod hearts;
 mod join;
@@ -47,6 +50,7 @@ mod pulse;
 mod push;
 mod reach;
 pub mod reconcile;
+mod relay;
 mod roll;
 mod start;
 mod states;

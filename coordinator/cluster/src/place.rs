@@ -30,6 +30,7 @@ use tokio::time::timeout;
 use crate::config::StageOptions;
 use crate::conn::{Conn, WorkerError};
 use crate::facts::{self, worker_facts};
+use crate::gather;
 use crate::lane::LineEnds;
 use crate::lease::Lease;
 use crate::placed_stage::{Identity, Pace, PlacedStage};
@@ -168,11 +169,12 @@ pub async fn place(
     options: &StageOptions,
     identity: Identity,
     progress: &Progress,
+    holders: &[Conn],
 ) -> Result<Placement, PlaceError> {
     let placement = placed(model, conns, options, identity).await?;
     tell_kernels(&placement.info());
     let mut preparing = JoinSet::new();
-    for order in orders(model, &placement, options)? {
+    for order in orders(model, &placement, options, holders)? {
         preparing.spawn(prepare(model.clone(), order, progress.clone()));
     }
     all_prepared(preparing).await?;
@@ -380,7 +382,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
     }
 }
 
-/// An order for each stage of a placement, to be prepared now.
+/// An order for each stage of a placement, to be prepared now. `holders`: workers that may have weights.
 ///
 /// # Errors
 /// The model's files cannot be read any more.
@@ -388,6 +390,7 @@ pub fn orders(
     model: &Model,
     placement: &Placement,
     options: &StageOptions,
+    holders: &[Conn],
 ) -> Result<Vec<StageOrder>, PlaceError> {
     let files = match model.files() {
         Ok(files) => file_hints(files, &host_id())?,
@@ -396,7 +399,11 @@ pub fn orders(
     };
     let order = |(index, stage): (usize, &PlacedStage)| {
         let request = prepare_request(model, placement, index, options, files.clone());
-        StageOrder { stage: stage.clone(), request, ahead: false }
+        let holders = match model.remote {
+            Some(_) => gather::holders(&stage.conn, holders.iter()),
+            None => Vec::new(),
+        };
+        StageOrder { stage: stage.clone(), request, ahead: false, holders }
     };
     Ok(placement.stages.iter().enumerate().map(order).collect())
 }

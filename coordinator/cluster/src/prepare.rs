@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_gguf::TensorInfo;
-use brigade_proto::control::{Blob, Feature, PrepareReply, PrepareRequest};
+use brigade_hub::remote::Remote;
+use brigade_proto::control::{Blob, Feature, Holder, PrepareReply, PrepareRequest};
 use brigade_worker::hashes::HashError;
 use thiserror::Error;
 use tokio::time::timeout;
 
-use super::{fetch, hashes, push};
+use super::relay::Relayed;
+use super::{fetch, gather, hashes, push, relay};
 use crate::conn::{Conn, WorkerError};
 use crate::facts;
 use crate::placed_stage::PlacedStage;
@@ -36,6 +38,8 @@ pub struct StageOrder {
     pub request: PrepareRequest,
     /// Whether it runs a stage of another line meanwhile.
     pub ahead: bool,
+    /// Other workers, which may have what it lacks.
+    pub holders: Vec<Holder>,
 }
 
 /// Why a stage was not prepared.
@@ -49,7 +53,7 @@ pub enum Refusal {
     Hash(HashError),
 }
 
-/// Has a worker accept an order, and sends it the bytes that it lacks.
+/// Has a worker accept an order, and sees to it that it has the bytes.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -58,14 +62,15 @@ pub async fn prepare(
     order: StageOrder,
     progress: Progress,
 ) -> Result<(), Refusal> {
-    let StageOrder { stage, mut request, ahead } = order;
+    let StageOrder { stage, mut request, ahead, holders } = order;
     let failed = |error| Refusal::Worker(stage.member, error);
     let conn = &stage.conn;
     let mut reply = call_prepare(conn, &request, ahead, PREPARE_WITHIN).await.map_err(failed)?;
-    if model.remote.is_some() && model.files().is_err() {
-        reply = remotely(&model, &stage, &mut request, ahead, reply, &progress).await?;
-    }
-    if reply.needs_hashes {
+    let mut relayed = None;
+    if let Some(remote) = &model.remote {
+        let remote = Source { model: &model, remote, stage: &stage, ahead, progress: &progress };
+        (reply, relayed) = remote.brought(&mut request, reply, &holders).await?;
+    } else if reply.needs_hashes {
         let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), progress.clone());
         let hashes = hashed.await.map_err(Refusal::Hash)?;
         for (tensor, hash) in request.tensors.iter_mut().zip(&hashes) {
@@ -73,8 +78,7 @@ pub async fn prepare(
                 blob.blake3 = hash.as_bytes().to_vec().into();
             }
         }
-        let bytes: u64 = request.tensors.iter().filter_map(|t| Some(t.blob.as_ref()?.nbytes)).sum();
-        let within = PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK);
+        let within = looks_within(&request);
         reply = call_prepare(conn, &request, ahead, within).await.map_err(failed)?;
     }
     let job = push::Job {
@@ -83,54 +87,83 @@ pub async fn prepare(
         stage: request.spec.map_or(0, |s| s.stage),
         tensors: request.tensors,
         weight_bytes: reply.weight_bytes,
+        relayed: relayed.as_ref().map(|relayed: &Relayed| relayed.cache.clone()),
     };
     push::push(&model, conn, job, reply.missing, &progress).await.map_err(failed)
 }
 
-/// A stage of a model whose weights are not here: its worker fetches what it lacks. Where it cannot, the model is fetched here
-/// after all, and the answer says that the worker waits for it.
-async fn remotely(
-    model: &Arc<Model>,
-    stage: &PlacedStage,
-    request: &mut PrepareRequest,
-    ahead: bool,
-    mut reply: PrepareReply,
-    progress: &Progress,
-) -> Result<PrepareReply, Refusal> {
-    let Some(remote) = &model.remote else { return Ok(reply) };
-    let failed = |error| Refusal::Worker(stage.member, error);
-    let (conn, order) = (&stage.conn, fetch::Order::of(request));
+/// How long a worker may take that looks through what it has.
+fn looks_within(request: &PrepareRequest) -> Duration {
     let bytes: u64 = request.tensors.iter().filter_map(|t| Some(t.blob.as_ref()?.nbytes)).sum();
-    let within = PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK);
-    for _ in 0..FETCHES {
-        if fetch::fill(remote, &mut request.tensors) {
-            reply = call_prepare(conn, request, ahead, within).await.map_err(failed)?;
+    PREPARE_WITHIN + Duration::from_secs(bytes / SLOWEST_DISK)
+}
+
+/// A stage of a model whose weights are not here.
+struct Source<'a> {
+    model: &'a Arc<Model>,
+    remote: &'a Arc<Remote>,
+    stage: &'a PlacedStage,
+    ahead: bool,
+    progress: &'a Progress,
+}
+
+impl Source<'_> {
+    /// The worker gets what it lacks from others that have it, or from where the model came from. What it cannot fetch is
+    /// fetched here, to be sent: that, and no more.
+    async fn brought(
+        &self,
+        request: &mut PrepareRequest,
+        mut reply: PrepareReply,
+        holders: &[Holder],
+    ) -> Result<(PrepareReply, Option<Relayed>), Refusal> {
+        let Self { model, remote, stage, progress, .. } = *self;
+        let failed = |error| Refusal::Worker(stage.member, error);
+        let (conn, order) = (&stage.conn, fetch::Order::of(request));
+        let mut lacks = Vec::new();
+        for _ in 0..FETCHES {
+            if fetch::fill(remote, &mut request.tensors) {
+                reply = self.asked(request).await?;
+            }
+            lacks = lacking(model, request, &reply);
+            if lacks.is_empty() {
+                return Ok((reply, None));
+            }
+            lacks = gather::gather(remote, conn, &order, lacks, holders, progress).await;
+            if lacks.is_empty() {
+                continue;
+            }
+            if remote.is_pushed() {
+                break;
+            }
+            let fetched = match facts::knows(conn.capabilities(), Feature::Fetch) {
+                true => fetch::fetch(model, conn, &order, &lacks, progress).await,
+                false => {
+                    Err(fetch::FetchError::Source("it is of a release that does not".to_string()))
+                }
+            };
+            if let Err(error) = fetched {
+                tracing::warn!(
+                    worker = conn.name(),
+                    %error,
+                    "the worker cannot fetch its weights: what it lacks is fetched here and sent to it"
+                );
+                break;
+            }
         }
-        let lacking = lacking(model, request, &reply);
-        if lacking.is_empty() {
-            return Ok(reply);
-        }
-        let fetched = match facts::knows(conn.capabilities(), Feature::Fetch) {
-            true => fetch::fetch(model, conn, &order, &lacking, progress).await,
-            false => Err(fetch::FetchError::Source("it is of a release that does not".to_string())),
-        };
-        if let Err(error) = fetched {
-            tracing::warn!(
-                worker = conn.name(),
-                %error,
-                "the worker cannot fetch its weights: the model is fetched here, and its layers are pushed"
-            );
-            break;
-        }
+        let relayed = relay::relay(model, remote, &order, &lacks, progress).await;
+        let relayed = relayed.map_err(|error| {
+            let (worker, reason) = (conn.name().to_string(), error.to_string());
+            failed(WorkerError::Refused { worker, reason })
+        })?;
+        fetch::fill(remote, &mut request.tensors);
+        Ok((self.asked(request).await?, Some(relayed)))
     }
-    let pulled = model.clone();
-    let pulled = tokio::task::spawn_blocking(move || pulled.pull()).await;
-    let pulled = pulled.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-    pulled.map_err(|reason| {
-        failed(WorkerError::Refused { worker: conn.name().to_string(), reason })
-    })?;
-    // Hashes of the files that are here now: those that were told by whoever could not fetch are none.
-    Ok(PrepareReply { needs_hashes: true, ..reply })
+
+    async fn asked(&self, request: &PrepareRequest) -> Result<PrepareReply, Refusal> {
+        let reply =
+            call_prepare(&self.stage.conn, request, self.ahead, looks_within(request)).await;
+        reply.map_err(|error| Refusal::Worker(self.stage.member, error))
+    }
 }
 
 /// Tensors of an order that have no hash yet, or whose bytes the worker lacks.

@@ -2,6 +2,8 @@
 //! once.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use brigade_gguf::TensorInfo;
@@ -9,6 +11,7 @@ use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, MissingBlob, TensorChunk, TensorRef};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CONTROL_BYTES};
 use brigade_proto::net::with_causes;
+use brigade_worker::cache::Cache;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -32,6 +35,8 @@ pub struct Job {
     pub tensors: Vec<TensorRef>,
     /// What the stage's weights take, for the log.
     pub weight_bytes: u64,
+    /// Where the bytes are of a model that has no files here.
+    pub relayed: Option<Cache>,
 }
 
 /// Sends the missing blobs, each from the offset the worker has it up to.
@@ -138,6 +143,14 @@ impl Reader {
         let Some(name) = names.get(&blob.blake3) else {
             return Err("it asks for bytes that are not of its stage".to_string());
         };
+        if let Some(cache) = &self.job.relayed {
+            let hash = blake3::Hash::from_slice(&blob.blake3).map_err(|e| e.to_string())?;
+            let found = cache.lookup(&hash, blob.nbytes).map_err(|e| e.to_string())?;
+            let found = found.ok_or_else(|| format!("{name} was not fetched for it"))?;
+            let file =
+                File::open(&found.path).map_err(|e| format!("{}: {e}", found.path.display()))?;
+            return Ok(Data::Relayed(file, blob.nbytes));
+        }
         self.model.gguf.require(name).map(Data::Tensor).map_err(|e| e.to_string())
     }
 }
@@ -146,6 +159,7 @@ impl Reader {
 enum Data<'a> {
     Header,
     Tensor(&'a TensorInfo),
+    Relayed(File, u64),
 }
 
 impl Data<'_> {
@@ -153,6 +167,7 @@ impl Data<'_> {
         match self {
             Self::Header => model.header.len() as u64,
             Self::Tensor(tensor) => tensor.nbytes,
+            Self::Relayed(_, nbytes) => *nbytes,
         }
     }
 
@@ -164,6 +179,11 @@ impl Data<'_> {
             Self::Tensor(tensor) => {
                 let mut chunk = vec![0; len as usize];
                 let read = model.files().and_then(|files| files.read(tensor, offset, &mut chunk));
+                read.map(|()| chunk.into()).map_err(|e| e.to_string())
+            }
+            Self::Relayed(file, _) => {
+                let mut chunk = vec![0; len as usize];
+                let read = file.read_exact_at(&mut chunk, offset);
                 read.map(|()| chunk.into()).map_err(|e| e.to_string())
             }
         }

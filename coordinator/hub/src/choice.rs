@@ -109,7 +109,8 @@ fn models(files: &[RemoteFile]) -> Vec<Model<'_>> {
     found.into_values().collect()
 }
 
-fn is_model(path: &str) -> bool {
+/// Whether a file is a model, or a part of one: no projector of images, and no importance matrix.
+pub fn is_model(path: &str) -> bool {
     let lower = path.to_ascii_lowercase();
     let file = lower.rsplit('/').next().unwrap_or(&lower);
     lower.ends_with(".gguf") && !file.contains("mmproj") && !file.contains("imatrix")

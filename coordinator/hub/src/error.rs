@@ -226,6 +226,16 @@ pub enum HubError {
         /// What there is.
         hint: String,
     },
+    /// A model of the operator's folder that cannot be used.
+    #[error("{name} in --models-dir {folder}: {why}; brigade models lists what is there")]
+    Filed {
+        /// The name.
+        name: String,
+        /// The folder.
+        folder: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// A file that must not be touched.
     #[error("{path} is not in brigade's own folder of models, and stays: {why}")]
     Outside {

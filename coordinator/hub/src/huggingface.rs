@@ -76,12 +76,28 @@ pub fn resolve(client: &Client, endpoint: &str, name: &HubName) -> Result<Resolv
     let url = format!("{endpoint}/api/models/{}/revision/main?blobs=true", encoded(repo));
     let mut answer = client.get(&url, Part::default())?;
     refuse(&mut answer, endpoint, repo)?;
-    let info = parsed(&mut answer)?;
-    let malformed = |why: String| HubError::Malformed {
-        url: answer.url.clone(),
-        what: "description of a repository",
-        why,
-    };
+    let is_page = text(&answer.head, "content-type").is_some_and(|ty| ty.starts_with("text/html"));
+    if is_page {
+        let why =
+            "it is a web page; is HF_ENDPOINT a hub, and does a proxy ask for a login?".to_string();
+        return Err(malformed(&answer.url, why));
+    }
+    let body = answer.text(MAX_INFO_BYTES)?;
+    described(&body, &answer.url, endpoint, name)
+}
+
+/// What the description of a repository says that `name` is. It came from `url`.
+///
+/// # Errors
+/// It makes no sense, or there is no such quantisation.
+pub fn described(
+    body: &str,
+    url: &str,
+    endpoint: &str,
+    name: &HubName,
+) -> Result<Resolved, HubError> {
+    let malformed = |why: String| malformed(url, why);
+    let info: Info = serde_json::from_str(body).map_err(|error| malformed(error.to_string()))?;
     if info.sha.len() != COMMIT_DIGITS || !info.sha.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(malformed("sha is no commit of 40 hex digits".to_string()));
     }
@@ -91,27 +107,15 @@ pub fn resolve(client: &Client, endpoint: &str, name: &HubName) -> Result<Resolv
     let files: Vec<RemoteFile> = info.siblings.into_iter().filter_map(remote).collect();
     let choice = choice::choose(name, &files)?;
     let to_url = |file: &RemoteFile| {
-        format!("{endpoint}/{}/resolve/{}/{}", encoded(repo), info.sha, encoded(&file.path))
+        format!("{endpoint}/{}/resolve/{}/{}", encoded(&name.repo), info.sha, encoded(&file.path))
     };
     let urls = choice.files.iter().map(to_url).collect();
     let licence = info.card.and_then(licence);
     Ok(Resolved { commit: info.sha, licence, choice, urls })
 }
 
-fn parsed(answer: &mut Answer) -> Result<Info, HubError> {
-    let is_page = text(&answer.head, "content-type").is_some_and(|ty| ty.starts_with("text/html"));
-    let malformed = |url: &str, why: String| HubError::Malformed {
-        url: url.to_string(),
-        what: "description of a repository",
-        why,
-    };
-    if is_page {
-        let why =
-            "it is a web page; is HF_ENDPOINT a hub, and does a proxy ask for a login?".to_string();
-        return Err(malformed(&answer.url, why));
-    }
-    let body = answer.text(MAX_INFO_BYTES)?;
-    serde_json::from_str(&body).map_err(|error| malformed(&answer.url, error.to_string()))
+fn malformed(url: &str, why: String) -> HubError {
+    HubError::Malformed { url: url.to_string(), what: "description of a repository", why }
 }
 
 /// A file with a size, whose path leads nowhere else. Others are not for us.

@@ -7,6 +7,7 @@
 //! - [`huggingface`], [`registry`] and [`address`] resolve a name to files with sizes and hashes; [`choice`] picks the files
 //!   of one quantisation.
 //! - [`stores`] finds files that other programs have downloaded.
+//! - [`folder`] is a folder of models that the operator fills.
 //! - [`lock`] is `models.lock`: what each name was resolved to.
 //! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it, and
 //!   [`heads`] with beginnings of files, for who wants to know about a model without its weights.
@@ -19,6 +20,7 @@ pub mod choice;
 pub mod client;
 pub mod download;
 pub mod error;
+pub mod folder;
 pub mod guard;
 pub mod hash;
 pub mod heads;

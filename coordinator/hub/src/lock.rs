@@ -1,6 +1,7 @@
 //! `models.lock` in the data folder: what each name was resolved to, and where its files are. A name is resolved once; from
 //! then on everybody means that commit, those sizes and those hashes, until `brigade pull` asks again.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -29,7 +30,14 @@ pub struct Lock {
     version: u64,
     /// The models, the newest state of each name last.
     pub models: Vec<Entry>,
+    /// BLAKE3 of tensors by name, as they were when they were first seen, of models whose whole files are not here: by
+    /// [`Entry::sha256`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tensors: BTreeMap<String, Hashes>,
 }
+
+/// BLAKE3 of tensors by name, as 64 hex digits.
+pub type Hashes = BTreeMap<String, String>;
 
 /// What one name means.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +93,7 @@ pub enum Place {
 
 impl Default for Lock {
     fn default() -> Self {
-        Self { version: VERSION, models: Vec::new() }
+        Self { version: VERSION, models: Vec::new(), tensors: BTreeMap::new() }
     }
 }
 
@@ -117,7 +125,7 @@ impl Entry {
 impl Lock {
     /// One of these models.
     pub fn of(models: &[Entry]) -> Self {
-        Self { version: VERSION, models: models.to_vec() }
+        Self { models: models.to_vec(), ..Self::default() }
     }
 
     /// Reads it. One that is not there is empty.
@@ -138,9 +146,18 @@ impl Lock {
             return Err(wrong(format!("it is longer than {MAX_LOCK_BYTES} bytes: {MOVE_AWAY}")));
         }
         let text = fs::read(&path).map_err(HubError::io("read", &path))?;
+        Self::parse(&text, &path)
+    }
+
+    /// The lock that `text` is, which came from `path`.
+    ///
+    /// # Errors
+    /// As [`Lock::read`].
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self, HubError> {
+        let wrong = |why: String| HubError::Lock { path: path.to_path_buf(), why };
         let damaged =
             |error: serde_json::Error| wrong(format!("it is damaged ({error}): {MOVE_AWAY}"));
-        let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
+        let value: serde_json::Value = serde_json::from_slice(text).map_err(damaged)?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(VERSION) => {}
             Some(other) => {
@@ -152,12 +169,43 @@ impl Lock {
             None => return Err(wrong(format!("it has no version: {MOVE_AWAY}"))),
         }
         let lock: Self = serde_json::from_value(value).map_err(damaged)?;
-        match lock.models.iter().find(|entry| !is_sound(entry)) {
-            Some(entry) => {
-                Err(wrong(format!("what it says of {:?} makes no sense: {MOVE_AWAY}", entry.name)))
-            }
+        let no_sense =
+            |of: &str| wrong(format!("what it says of {of:?} makes no sense: {MOVE_AWAY}"));
+        if let Some(entry) = lock.models.iter().find(|entry| !is_sound(entry)) {
+            return Err(no_sense(&entry.name));
+        }
+        let are_hashes = |hashes: &Hashes| hashes.values().all(|hash| is_sha256(hash));
+        match lock.tensors.iter().find(|(_, hashes)| !are_hashes(hashes)) {
+            Some((sha256, _)) => Err(no_sense(sha256)),
             None => Ok(lock),
         }
+    }
+
+    /// Remembers hashes of tensors of the weights `sha256`. One that is another than it was when it was first seen is refused,
+    /// and what was known stays.
+    ///
+    /// # Errors
+    /// Such a tensor, and the hash that it had.
+    pub fn see(
+        &mut self,
+        sha256: &str,
+        found: &[(String, String)],
+    ) -> Result<(), (String, String)> {
+        let known = self.tensors.entry(sha256.to_string()).or_default();
+        for (tensor, got) in found {
+            match known.get(tensor) {
+                Some(before) if before != got => return Err((tensor.clone(), before.clone())),
+                Some(_) => {}
+                None => drop(known.insert(tensor.clone(), got.clone())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the tensors of weights that no name means any more.
+    pub fn forget_tensors(&mut self) {
+        let named: BTreeSet<String> = self.models.iter().map(Entry::sha256).collect();
+        self.tensors.retain(|sha256, _| named.contains(sha256));
     }
 
     /// The newest state of `name`.
@@ -206,6 +254,12 @@ impl Lock {
         change(&mut lock);
         let (path, new) = (data_dir.join(FILE_NAME), data_dir.join(format!("{FILE_NAME}.new")));
         let text = serde_json::to_vec_pretty(&lock).unwrap_or_default();
+        if text.len() as u64 > MAX_LOCK_BYTES {
+            let why = format!(
+                "it would be longer than {MAX_LOCK_BYTES} bytes: brigade prune forgets models that nobody uses"
+            );
+            return Err(HubError::Lock { path, why });
+        }
         let written = || -> std::io::Result<()> {
             fs::write(&new, text)?;
             File::open(&new)?.sync_all()?;
@@ -281,6 +335,24 @@ mod tests {
         assert_eq!((find("hf:u/r:F16"), find("hf:u/r2")), (Some(("hf:u/r:F16", "2")), None));
         assert_eq!(lock.models.len(), 3);
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_tensor_has_the_hash_that_it_had_when_it_was_first_seen() {
+        let mut lock = Lock::of(&[entry("hf:u/r:Q8_0", "1", true)]);
+        let weights = lock.models[0].sha256();
+        let seen = |name: &str, of: &str| (name.to_string(), of_text(of));
+        lock.see(&weights, &[seen("a", "1"), seen("b", "2")]).unwrap();
+        lock.see(&weights, &[seen("b", "2"), seen("c", "3")]).unwrap();
+        let refused = lock.see(&weights, &[seen("d", "4"), seen("a", "x")]).unwrap_err();
+        assert_eq!(refused, ("a".to_string(), of_text("1")));
+        // It stays so, and another machine that has the file knows it.
+        let text = serde_json::to_string(&lock).unwrap();
+        let mut other: Lock = serde_json::from_str(&text).unwrap();
+        assert!(other.see(&weights, &[seen("a", "x")]).is_err());
+        assert!(other.see(&of_text("other weights"), &[seen("a", "x")]).is_ok());
+        other.forget_tensors();
+        assert_eq!(other.tensors.keys().collect::<Vec<_>>(), [&weights]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Brigade's own folder of models: where files lie in it, who uses them, and the only place where any is deleted.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
@@ -13,6 +14,12 @@ use super::name::{ModelName, check_word, without_query};
 
 /// The folder of the files whose locks say who uses what. They are empty.
 const LOCKS: &str = ".locks";
+
+/// The file, among them, of the folders whose locks name files of this one.
+const OWNERS: &str = "owners";
+
+/// Folders in the own one that brigade fills. Whatever else lies beside them is somebody else's.
+pub const FOLDERS: [&str; 5] = ["hf", "ollama", "address", "heads", "relay"];
 
 /// Hex digits of a hash in names of files and folders.
 const DIGITS: usize = 16;
@@ -138,6 +145,38 @@ impl Own {
         let path = folder.join(&of_text(place)[..DIGITS * 2]);
         let opened = File::options().create(true).truncate(false).write(true).open(&path);
         opened.map_err(HubError::io("open", &path))
+    }
+
+    /// Notes that the lock in `data_dir` names files of this folder: several may, where their operators have one folder for all.
+    /// Where that cannot be written, nobody else can delete either.
+    pub fn add_owner(&self, data_dir: &Path) {
+        let Ok(data_dir) = fs::canonicalize(data_dir) else { return };
+        let mut owners = self.owners();
+        if owners.contains(&data_dir) {
+            return;
+        }
+        owners.push(data_dir);
+        let noted = || -> Result<(), HubError> {
+            let path = self.folder.join(LOCKS).join(OWNERS);
+            let alone = self.lock_file(OWNERS)?;
+            alone.lock().map_err(HubError::io("lock", &path))?;
+            // What another process has noted meanwhile stays.
+            let all: BTreeSet<PathBuf> = self.owners().into_iter().chain(owners).collect();
+            let text = serde_json::to_vec(&all).unwrap_or_default();
+            let new = path.with_extension(format!("{}.new", std::process::id()));
+            fs::write(&new, text)
+                .and_then(|()| fs::rename(&new, &path))
+                .map_err(HubError::io("write", &path))
+        };
+        if let Err(error) = noted() {
+            tracing::debug!(%error, "nobody is told whose the files are");
+        }
+    }
+
+    /// The folders of locks that name files of this one.
+    pub fn owners(&self) -> Vec<PathBuf> {
+        let text = fs::read(self.folder.join(LOCKS).join(OWNERS)).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// Deletes a file, and the folders that it leaves empty. No link is followed on the way, so nothing outside is reached

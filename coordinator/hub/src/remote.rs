@@ -1,29 +1,25 @@
 //! A model of which only the beginnings are here: whoever needs weights is told where they are, and what came is remembered.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use super::client::{Part, text};
+use super::client::{Client, Part, text};
 use super::error::HubError;
-use super::hash::is_sha256;
 use super::heads;
 use super::huggingface::{Resolved, refuse};
-use super::lock::{Lock, LockedFile, Place};
+use super::lock::{Hashes, Lock, LockedFile, Place};
 use super::name::{ModelName, without_query};
+use super::own::Own;
+use super::part::free_in;
 use super::ranges::FileAt;
 use super::resolver::{
-    Found, HEADS, Resolver, Watch, as_resolved, client_for, own_places, source_of,
+    Found, HEADS, Resolver, SPARE_ROOM, as_resolved, client_for, own_places, source_of,
 };
 use super::settings::Settings;
 use super::stores;
 
-/// The folder of hashes of tensors in the own one.
-pub const HASHES: &str = "tensors";
-
-/// BLAKE3 of tensors by name, as 64 hex digits.
-type Hashes = BTreeMap<String, String>;
+/// The folder, in the own one, of what is on its way to workers that cannot fetch.
+pub const RELAY: &str = "relay";
 
 /// Such a model.
 #[derive(Debug)]
@@ -31,26 +27,33 @@ pub struct Remote {
     settings: Settings,
     name: ModelName,
     resolved: Resolved,
-    record: PathBuf,
+    /// SHA-256 of its weights.
+    weights: String,
     known: Mutex<Hashes>,
-}
-
-/// Says nothing to anybody.
-struct Quiet;
-
-impl Watch for Quiet {
-    fn say(&self, text: &str) {
-        tracing::info!("{text}");
-    }
-    fn show(&self, _: &str, _: u64, _: u64) {}
+    is_pushed: bool,
 }
 
 impl Remote {
-    /// The model that `name` was resolved to, whose weights together have this SHA-256.
-    pub fn new(settings: &Settings, name: ModelName, resolved: Resolved, sha256: &str) -> Self {
-        let record = settings.folder.join(HASHES).join(format!("{sha256}.json"));
-        let known = read(&record).unwrap_or_default();
-        Self { settings: settings.clone(), name, resolved, record, known: Mutex::new(known) }
+    /// The model that `name` was resolved to, whose weights together have this SHA-256. `is_pushed`: no worker fetches for
+    /// itself.
+    ///
+    /// # Errors
+    /// The lock cannot be read.
+    pub fn new(
+        settings: &Settings,
+        name: ModelName,
+        resolved: Resolved,
+        weights: String,
+        is_pushed: bool,
+    ) -> Result<Self, HubError> {
+        let known = Lock::read(&settings.data_dir)?.tensors.remove(&weights).unwrap_or_default();
+        let (settings, known) = (settings.clone(), Mutex::new(known));
+        Ok(Self { settings, name, resolved, weights, known, is_pushed })
+    }
+
+    /// Whether workers are sent what they need, and do not fetch it.
+    pub fn is_pushed(&self) -> bool {
+        self.is_pushed
     }
 
     /// SHA-256 of each file, as the source lists it.
@@ -71,6 +74,25 @@ impl Remote {
     /// # Errors
     /// The source does not answer, has another file now, or gives it to holders of the token only.
     pub fn address(&self, file: usize) -> Result<FileAt, HubError> {
+        let (client, at, found) = self.asked(file)?;
+        if client.is_ours(&found.url) {
+            let why = "it is sent to holders of the token alone".to_string();
+            return Err(HubError::Broken { url: without_query(&at).to_string(), why });
+        }
+        Ok(found)
+    }
+
+    /// A file for this process, and who reads it: with the token, where the source wants it.
+    ///
+    /// # Errors
+    /// The source does not answer, or has another file now.
+    pub fn file(&self, file: usize) -> Result<(Client, FileAt), HubError> {
+        let (client, url, found) = self.asked(file)?;
+        Ok((client, FileAt { url, ..found }))
+    }
+
+    /// Who has asked for a file, its own address, and the one that it is at for now.
+    fn asked(&self, file: usize) -> Result<(Client, String, FileAt), HubError> {
         let (Some(wanted), Some(url)) =
             (self.resolved.choice.files.get(file), self.resolved.urls.get(file))
         else {
@@ -85,13 +107,30 @@ impl Remote {
         let client = client_for(&self.settings, &self.name)?;
         let mut answer = client.get(url, Part { from: 0, until: Some(1), etag: None })?;
         refuse(&mut answer, &self.settings.endpoint, &self.name.to_string())?;
-        if client.is_ours(&answer.at) {
-            let why = "it is sent to holders of the token alone".to_string();
-            return Err(HubError::Broken { url: answer.url, why });
-        }
         let etag =
             text(&answer.head, "etag").filter(|etag| etag.starts_with('"')).map(str::to_string);
-        Ok(FileAt { url: answer.at, size: wanted.size, etag })
+        Ok((client, url.clone(), FileAt { url: answer.at, size: wanted.size, etag }))
+    }
+
+    /// The folder of what is on its way to a worker, where there is room for `needed` bytes more. In use until this process
+    /// ends.
+    ///
+    /// # Errors
+    /// There is no such room.
+    pub fn relay(&self, needed: u64) -> Result<PathBuf, HubError> {
+        let own = Own::new(&self.settings.folder);
+        let place = format!("{RELAY}/{}", self.weights);
+        let folder = own.path(&place)?;
+        match free_in(&folder) {
+            Some(free) if free < needed.saturating_add(SPARE_ROOM) => {
+                let name = format!("what a worker that cannot fetch needs of {}", self.name);
+                Err(HubError::NoRoom { folder: self.settings.folder.clone(), name, free, needed })
+            }
+            _ => {
+                own.hold(&place);
+                Ok(folder)
+            }
+        }
     }
 
     /// The hash of a tensor, as it was when it was first seen.
@@ -99,47 +138,49 @@ impl Remote {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(tensor).cloned()
     }
 
-    /// Remembers hashes of tensors. One that differs from what was seen before is refused, with the tensor's name.
+    /// Remembers hashes of tensors, in the lock too. One that differs from what was seen before is refused, with the tensor's
+    /// name, whichever process or machine saw it.
     ///
     /// # Errors
-    /// Such a hash. That they cannot be written down is told in the log: they are computed again.
+    /// Such a hash. That they cannot be written down is told in the log: they are seen anew.
     pub fn record(&self, found: &[(String, String)]) -> Result<(), HubError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let differs =
-            |(tensor, got): &&(String, String)| known.get(tensor).is_some_and(|known| known != got);
-        if let Some((tensor, got)) = found.iter().find(differs) {
-            let (what, got) = (format!("{}: {tensor}", self.name), got.clone());
-            let expected = known.get(tensor).cloned().unwrap_or_default();
-            // Nobody knows which of the two is right: from now on neither is believed.
-            known.clear();
-            let _ = fs::remove_file(&self.record);
-            return Err(HubError::Hash { what, got, expected });
+        let is_news = |(tensor, got): &(String, String)| known.get(tensor) != Some(got);
+        if !found.iter().any(is_news) {
+            return Ok(());
+        }
+        let mut seen = Ok(());
+        let noted = Lock::update(&self.settings.data_dir, |lock| {
+            // What this process has seen counts even where the lock was moved away meanwhile.
+            let ours: Vec<_> = known.iter().map(|(a, b)| (a.clone(), b.clone())).collect();
+            seen = lock.see(&self.weights, &ours).and_then(|()| lock.see(&self.weights, found));
+        });
+        if let Err(error) = noted {
+            tracing::warn!(%error, "hashes of tensors cannot be kept");
+            let mut here = Lock::default();
+            here.tensors.insert(self.weights.clone(), known.clone());
+            seen = here.see(&self.weights, found);
+        }
+        if let Err((tensor, expected)) = seen {
+            let got = found.iter().find(|(name, _)| *name == tensor).or(found.first());
+            let got = got.map(|(_, hash)| hash.clone()).unwrap_or_default();
+            return Err(HubError::Hash { what: format!("{}: {tensor}", self.name), got, expected });
         }
         known.extend(found.iter().cloned());
-        if let Err(error) = write(&self.record, &known) {
-            tracing::warn!(path = %self.record.display(), %error, "hashes of tensors cannot be kept");
-        }
         Ok(())
-    }
-
-    /// All of its files, fetched here; the first one.
-    ///
-    /// # Errors
-    /// As [`Resolver::find`].
-    pub fn pull(&self) -> Result<PathBuf, HubError> {
-        Resolver::new(&self.settings, &Quiet).fetch_resolved(&self.name, &self.resolved)
     }
 }
 
 impl Resolver<'_> {
-    /// A model whose weights others fetch: its beginnings, and what tells where the rest is. `None`: `text` is a path, or all of
-    /// it is here, or its source lists no hashes; then [`Resolver::find`] finds it.
+    /// A model whose weights others fetch, or are sent (`is_pushed`): its beginnings, and what tells where the rest is. `None`:
+    /// `text` is a path, or all of it is here, or its source lists no hashes; then [`Resolver::find`] finds it.
     ///
     /// # Errors
     /// As [`Resolver::describe`].
     pub fn remote(
         &self,
         text: &Path,
+        is_pushed: bool,
         is_enough: &dyn Fn(&Path) -> bool,
     ) -> Result<Option<(Found, Remote)>, HubError> {
         let name = ModelName::parse(text)?;
@@ -190,21 +231,7 @@ impl Resolver<'_> {
             }
         };
         Lock::touch(&self.settings.data_dir, &entry);
-        let remote = Remote::new(self.settings, name, resolved, &entry.sha256());
+        let remote = Remote::new(self.settings, name, resolved, entry.sha256(), is_pushed)?;
         Ok(Some((Found { path, entry, served_as: None }, remote)))
     }
-}
-
-fn read(path: &Path) -> Option<Hashes> {
-    let hashes: Hashes = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    hashes.values().all(|hash| is_sha256(hash)).then_some(hashes)
-}
-
-fn write(path: &Path, hashes: &Hashes) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let new = path.with_extension(format!("{}.part", std::process::id()));
-    fs::write(&new, serde_json::to_vec(hashes)?)?;
-    fs::rename(&new, path)
 }

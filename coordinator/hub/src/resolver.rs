@@ -14,10 +14,10 @@ use super::name::{HubName, ModelName, without_query};
 use super::own::Own;
 use super::part::{bytes_of, free_in};
 use super::settings::Settings;
-use super::{address, registry, stores};
+use super::{address, folder, registry, stores};
 
 /// Bytes that stay free on the disk.
-const SPARE_ROOM: u64 = 16 << 20;
+pub const SPARE_ROOM: u64 = 16 << 20;
 
 /// The folder of beginnings of files in the own one.
 pub const HEADS: &str = "heads";
@@ -98,6 +98,25 @@ impl<'a> Resolver<'a> {
         self.found(&name, entry).map(Some)
     }
 
+    /// The file of `--models-dir` that `text` means, where it is no name of another kind and no path that exists.
+    ///
+    /// # Errors
+    /// There is no such model in the folder, or it cannot be used.
+    pub fn filed(&self, text: &Path) -> Result<Option<PathBuf>, HubError> {
+        let Some(dir) = &self.settings.models_dir else { return Ok(None) };
+        let is_path = matches!(ModelName::parse(text)?, ModelName::Path(_));
+        let Some(name) = folder::may_be_name(text).filter(|_| is_path && !text.exists()) else {
+            return Ok(None);
+        };
+        let nothing = || HubError::Filed {
+            name: name.to_string(),
+            folder: dir.clone(),
+            why: "there is no model of that name, and no such file elsewhere".to_string(),
+        };
+        let found = folder::find(dir, &self.settings.folder, name)?;
+        found.map(Some).ok_or_else(nothing)
+    }
+
     /// Asks the source what the name is now, and fetches that. Whether it is another state than before.
     ///
     /// # Errors
@@ -117,6 +136,11 @@ impl<'a> Resolver<'a> {
         let resolved = self.asked(&name)?;
         let entry = self.obtained(&name, &resolved, true)?;
         let is_news = before != Some(entry.sha256());
+        // The whole file is the right one: what its tensors were taken for is not needed any more.
+        if Lock::read(&self.settings.data_dir)?.tensors.contains_key(&entry.sha256()) {
+            let forget = |lock: &mut Lock| drop(lock.tensors.remove(&entry.sha256()));
+            Lock::update(&self.settings.data_dir, forget)?;
+        }
         Ok((self.found(&name, entry)?, is_news))
     }
 
@@ -198,28 +222,6 @@ impl<'a> Resolver<'a> {
         }
         let (resolved, places) = (as_resolved(name, entry), own_places(entry));
         self.fetched(name, &resolved, &places).map(|files| Some(Entry { files, ..entry.clone() }))
-    }
-
-    /// All files of a resolved name in the own folder; the first one.
-    ///
-    /// # Errors
-    /// As [`Resolver::find`].
-    pub fn fetch_resolved(
-        &self,
-        name: &ModelName,
-        resolved: &Resolved,
-    ) -> Result<PathBuf, HubError> {
-        if self.settings.offline {
-            return Err(HubError::Offline { name: name.to_string() });
-        }
-        let places = match Lock::read(&self.settings.data_dir)?.find(name) {
-            Some(entry) if entry.commit == resolved.commit => own_places(entry),
-            _ => self.own.places(name, resolved)?,
-        };
-        self.fetched(name, resolved, &places)?;
-        let first = places.first().map_or("", String::as_str);
-        self.own.hold(first);
-        self.own.path(first)
     }
 
     pub(crate) fn is_there(&self, file: &LockedFile) -> bool {
@@ -429,6 +431,11 @@ impl<'a> Resolver<'a> {
         };
         let (commit, licence) = (resolved.commit.clone(), resolved.licence.clone());
         let entry = Entry { name, usual, commit, licence, quant, last_used: unix_now(), files };
+        if entry.own_place().is_some() {
+            std::fs::create_dir_all(&self.settings.data_dir)
+                .map_err(HubError::io("make", &self.settings.data_dir))?;
+            self.own.add_owner(&self.settings.data_dir);
+        }
         Lock::update(&self.settings.data_dir, |lock| lock.put(entry.clone()))?;
         Ok(entry)
     }

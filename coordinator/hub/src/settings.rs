@@ -13,6 +13,8 @@ const MAX_TOKEN_BYTES: usize = 1024;
 pub struct Settings {
     /// Brigade's own folder of models.
     pub folder: PathBuf,
+    /// A folder of models that the operator fills: read, and never written to.
+    pub models_dir: Option<PathBuf>,
     /// The folder of `models.lock`.
     pub data_dir: PathBuf,
     /// Address of the hub, without a slash at its end.
@@ -36,9 +38,10 @@ pub struct Settings {
 /// The token stands in no log.
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { folder, data_dir, endpoint, offline, private_hosts, .. } = self;
+        let Self { folder, models_dir, data_dir, endpoint, offline, private_hosts, .. } = self;
         f.debug_struct("Settings")
             .field("folder", folder)
+            .field("models_dir", models_dir)
             .field("data_dir", data_dir)
             .field("endpoint", endpoint)
             .field("offline", offline)
@@ -76,6 +79,7 @@ impl Settings {
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_string());
         Self {
             folder,
+            models_dir: None,
             data_dir,
             endpoint: endpoint.trim().trim_end_matches('/').to_string(),
             token: token.map(|token| token.trim().to_string()),

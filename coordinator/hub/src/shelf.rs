@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::error::HubError;
+use super::folder::{self, Filed};
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::ModelName;
-use super::own::Own;
-use super::remote::HASHES;
+use super::own::{FOLDERS, Own};
+use super::remote::RELAY;
 use super::resolver::HEADS;
 use super::settings::Settings;
 use super::stores;
@@ -30,6 +31,8 @@ pub struct Row {
     pub store: &'static str,
     /// Its first file.
     pub path: PathBuf,
+    /// Why it cannot be used.
+    pub wrong: Option<String>,
 }
 
 /// What would be taken away, or was.
@@ -45,15 +48,27 @@ pub struct Taken {
     pub kept: Vec<String>,
 }
 
-/// All models: those that the lock has, then those of other programs.
+/// What a model of the operator's folder is called in lists.
+const FILED: &str = "models-dir";
+
+/// All models: those that the lock has, those of the operator's folder, then those of other programs. `check` reads the header
+/// of a file of the operator's, and says what is wrong with it.
 ///
 /// # Errors
-/// The lock cannot be read.
-pub fn list(settings: &Settings) -> Result<Vec<Row>, HubError> {
+/// The lock or the operator's folder cannot be read.
+pub fn list(
+    settings: &Settings,
+    check: &dyn Fn(&Path) -> Result<(), String>,
+) -> Result<Vec<Row>, HubError> {
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
     let mut rows: Vec<Row> =
         lock.models.iter().rev().filter_map(|entry| row(&own, entry)).collect();
     rows.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(dir) = &settings.models_dir {
+        rows.extend(
+            folder::list(dir, &settings.folder)?.into_iter().map(|model| of_dir(model, check)),
+        );
+    }
     let seen: BTreeSet<PathBuf> = rows.iter().map(|row| row.path.clone()).collect();
     for stored in stores::all(settings) {
         let Some(path) = stored.paths.first().filter(|path| !seen.contains(*path)).cloned() else {
@@ -66,9 +81,17 @@ pub fn list(settings: &Settings) -> Result<Vec<Row>, HubError> {
             .map(|meta| meta.len())
             .sum();
         let (name, quant, store) = (stored.name, stored.quant, stored.store);
-        rows.push(Row { name, quant, size, licence: None, last_used: None, store, path });
+        let (licence, last_used, wrong) = (None, None, None);
+        rows.push(Row { name, quant, size, licence, last_used, store, path, wrong });
     }
     Ok(rows)
+}
+
+fn of_dir(model: Filed, check: &dyn Fn(&Path) -> Result<(), String>) -> Row {
+    let Filed { name, quant, paths, size, wrong } = model;
+    let path = paths.into_iter().next().unwrap_or_default();
+    let wrong = wrong.or_else(|| check(&path).err());
+    Row { name, quant, size, licence: None, last_used: None, store: FILED, path, wrong }
 }
 
 fn row(own: &Own, entry: &Entry) -> Option<Row> {
@@ -84,6 +107,7 @@ fn row(own: &Own, entry: &Entry) -> Option<Row> {
         last_used: Some(entry.last_used),
         store,
         path,
+        wrong: None,
     })
 }
 
@@ -96,7 +120,15 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
     let shown = lock.find(&name).map_or_else(|| name.to_string(), |entry| entry.name.clone());
     let not_ours = |hint: String| HubError::NotOurs { name: shown.clone(), hint };
+    let filed = || {
+        let dir = settings.models_dir.as_ref()?;
+        let found = folder::find(dir, &settings.folder, folder::may_be_name(text)?).ok()??;
+        Some(format!("{} is yours, in --models-dir, and stays there", found.display()))
+    };
     let Some(newest) = lock.find(&name) else {
+        if let Some(hint) = filed() {
+            return Err(not_ours(hint));
+        }
         return Err(not_ours("brigade models lists what is here; files by path and of other programs are theirs to delete".to_string()));
     };
     if let Some(Place::Elsewhere { path, .. }) = newest.files.first().map(|file| &file.place) {
@@ -113,7 +145,7 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
     for place in states.iter().filter_map(Entry::own_place) {
         claims.push(own.claim(place, &shown, None)?);
     }
-    take_entries(settings, &own, &states)
+    take_entries(settings, &own, &states, &of_others(settings, &own)?)
 }
 
 /// Takes away what was not used for `unused_s` seconds: models, and files of downloads that nobody finished. Without `yes`
@@ -143,10 +175,11 @@ pub fn prune(
             }
         }
     }
-    let left = leftovers(&own, &lock, before);
+    let others = of_others(settings, &own)?;
+    let left = leftovers(&own, lock.models.iter().chain(&others), before);
     let mut taken = match yes {
-        true => take_entries(settings, &own, &states)?,
-        false => would_take(&lock, &states),
+        true => take_entries(settings, &own, &states, &others)?,
+        false => would_take(&lock, &states, &others),
     };
     taken.kept = stay;
     for (place, bytes) in left {
@@ -170,15 +203,24 @@ fn configured(entry: &Entry, kept: &[String]) -> Option<String> {
     kept.iter().find(is).map(|name| format!("the configuration names it ({name})"))
 }
 
-/// The files that only `states` need.
-fn would_take(lock: &Lock, states: &[Entry]) -> Taken {
-    let others: BTreeSet<&Place> = lock
-        .models
-        .iter()
-        .filter(|entry| !states.contains(entry))
-        .flat_map(|e| &e.files)
-        .map(|f| &f.place)
-        .collect();
+/// What locks in other data folders name of this folder of models.
+///
+/// # Errors
+/// One of them cannot be read: nobody knows what it names.
+fn of_others(settings: &Settings, own: &Own) -> Result<Vec<Entry>, HubError> {
+    let here = std::fs::canonicalize(&settings.data_dir).ok();
+    let others = own.owners().into_iter().filter(|data_dir| Some(data_dir) != here.as_ref());
+    let mut found = Vec::new();
+    for data_dir in others {
+        found.extend(Lock::read(&data_dir)?.models);
+    }
+    Ok(found)
+}
+
+/// The files that only `states` need. `foreign`: what other locks name.
+fn would_take(lock: &Lock, states: &[Entry], foreign: &[Entry]) -> Taken {
+    let stay = lock.models.iter().filter(|entry| !states.contains(entry)).chain(foreign);
+    let others: BTreeSet<&Place> = stay.flat_map(|e| &e.files).map(|f| &f.place).collect();
     let mut taken = Taken::default();
     for entry in states {
         taken.what.push(match entry.commit.get(..8) {
@@ -196,11 +238,17 @@ fn would_take(lock: &Lock, states: &[Entry]) -> Taken {
 }
 
 /// The lock forgets them first: a file that stays by a fault is a leftover, and never a model with a hole.
-fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Taken, HubError> {
+fn take_entries(
+    settings: &Settings,
+    own: &Own,
+    states: &[Entry],
+    foreign: &[Entry],
+) -> Result<Taken, HubError> {
     let mut taken = Taken::default();
     Lock::update(&settings.data_dir, |lock| {
-        taken = would_take(lock, states);
+        taken = would_take(lock, states, foreign);
         lock.models.retain(|entry| !states.contains(entry));
+        lock.forget_tensors();
     })?;
     for place in &taken.files {
         match own.delete(place) {
@@ -211,11 +259,20 @@ fn take_entries(settings: &Settings, own: &Own, states: &[Entry]) -> Result<Take
     Ok(taken)
 }
 
+/// What is claimed of a file that is on its way to a worker: all of its model's.
+fn relayed(place: &str) -> Option<&str> {
+    let model = place.strip_prefix(RELAY)?.strip_prefix('/')?.split('/').next()?;
+    place.get(..RELAY.len() + 1 + model.len())
+}
+
 /// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
-fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
+fn leftovers<'e>(
+    own: &Own,
+    entries: impl Iterator<Item = &'e Entry>,
+    before: u64,
+) -> Vec<(String, u64)> {
     let mut named = BTreeSet::new();
-    for entry in &lock.models {
-        named.insert(format!("{HASHES}/{}.json", entry.sha256()));
+    for entry in entries {
         for file in &entry.files {
             if let Place::Own(place) = &file.place {
                 named.insert(format!("{HEADS}/{place}"));
@@ -224,17 +281,14 @@ fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
         }
     }
     let is_ours = |place: &str| {
-        ["hf/", "ollama/", "address/", "heads/", "tensors/"]
+        FOLDERS
             .iter()
-            .any(|start| place.starts_with(start))
+            .any(|folder| place.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     };
     let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
     let is_free = |place: &str| {
-        let target = place
-            .strip_suffix(".part.json")
-            .or_else(|| place.strip_suffix(".part"))
-            .unwrap_or(place);
-        own.claim(target, place, None).is_ok()
+        let target = place.strip_suffix(".part.json").or_else(|| place.strip_suffix(".part"));
+        own.claim(relayed(place).or(target).unwrap_or(place), place, None).is_ok()
     };
     let files = own.files().into_iter();
     files
@@ -243,4 +297,97 @@ fn leftovers(own: &Own, lock: &Lock, before: u64) -> Vec<(String, u64)> {
         })
         .map(|(place, meta)| (place, meta.len()))
         .collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+    use crate::hash::of_text;
+    use crate::lock::LockedFile;
+    use proptest::prelude::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// Files that are nobody's to delete: outside of the own folder, and the operator's in it.
+    const KEPT: [&str; 4] = ["outside/x.gguf", "x.gguf", "own/mine.gguf", "own/mine/hf/y.gguf"];
+
+    /// Such files, one of ours, links that lead out, and settings whose own folder is also the operator's.
+    fn laid_out(dir: &Path) -> Settings {
+        let _ = fs::remove_dir_all(dir);
+        for file in KEPT.iter().chain(&["own/hf/u/r/c/x.gguf"]) {
+            let path = dir.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        symlink(dir.join("outside"), dir.join("own/hf/link")).unwrap();
+        symlink(dir.join("x.gguf"), dir.join("own/hf/u/r/link.gguf")).unwrap();
+        let own = dir.join("own");
+        let settings = Settings::from_env(own.clone(), dir.join("data"), &|_| None);
+        Settings { models_dir: Some(own), ..settings }
+    }
+
+    /// What might stand in a lock: parts of paths, among them those that lead out.
+    fn words() -> impl Strategy<Value = String> {
+        let word = prop::sample::select(vec![
+            "hf",
+            "u",
+            "r",
+            "c",
+            "x.gguf",
+            "link",
+            "link.gguf",
+            "..",
+            ".",
+            "",
+            "outside",
+            "own",
+            "mine.gguf",
+            "mine",
+            "relay",
+            "heads",
+        ]);
+        prop::collection::vec(word, 1..7).prop_map(|words| words.join("/"))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn whatever_a_lock_says_rm_and_prune_delete_only_what_was_fetched(
+            places in prop::collection::vec(words(), 1..4), is_rm in any::<bool>(),
+        ) {
+            let dir = std::env::temp_dir().join(format!("brigade-shelf-{}", std::process::id()));
+            let settings = laid_out(&dir);
+            let file = |place: &String| LockedFile {
+                url: String::new(),
+                size: 1,
+                sha256: of_text(place),
+                place: Place::Own(place.clone()),
+            };
+            let entry = Entry {
+                name: "hf:u/r:Q8_0".to_string(),
+                usual: true,
+                commit: "c".to_string(),
+                licence: None,
+                quant: "Q8_0".to_string(),
+                last_used: 0,
+                files: places.iter().map(file).collect(),
+            };
+            Lock::update(&settings.data_dir, |lock| lock.put(entry)).unwrap();
+            let _ = match is_rm {
+                true => remove(&settings, Path::new("hf:u/r:Q8_0"), &[]),
+                false => prune(&settings, 0, &[], true),
+            };
+            for kept in ["outside/x.gguf", "x.gguf"] {
+                prop_assert!(dir.join(kept).is_file(), "{kept}: {places:?}");
+            }
+            // A lock is brigade's own: what it names in the folder was fetched. Nothing else there goes.
+            for kept in ["mine.gguf", "mine/hf/y.gguf"] {
+                let is_named = places.iter().any(|place| place == kept);
+                prop_assert!(is_named || settings.folder.join(kept).is_file(), "{kept}: {places:?}");
+            }
+            prop_assert!(settings.folder.join("hf/link").is_symlink());
+            fs::remove_dir_all(dir).unwrap();
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::control_vectors::ControlVectors;
@@ -115,8 +115,6 @@ pub struct Model {
     pub control_vectors: Option<Arc<ControlVectors>>,
     /// Where its weights are, of a model that has none of them here.
     pub remote: Option<Arc<Remote>>,
-    /// Its files, where they had to be fetched after all.
-    late_files: OnceLock<TensorFiles>,
     /// SHA-256 of its files, of a model that came by name: other weights under the same header are another model.
     pub source: Option<String>,
 }
@@ -240,7 +238,6 @@ impl Model {
             adapters,
             control_vectors: None,
             remote: None,
-            late_files: OnceLock::new(),
             source: None,
         })
     }
@@ -267,29 +264,10 @@ impl Model {
     /// # Errors
     /// The model was opened for its description only.
     pub fn files(&self) -> Result<&TensorFiles, GgufError> {
-        self.files.as_ref().or(self.late_files.get()).ok_or_else(|| GgufError::NoData {
+        self.files.as_ref().ok_or_else(|| GgufError::NoData {
             name: "of any name".to_string(),
             file: self.gguf.name().to_string(),
         })
-    }
-
-    /// Fetches all files of a remote model here, for workers that cannot fetch for themselves. Takes as long as that takes.
-    ///
-    /// # Errors
-    /// They cannot be fetched, or are another model's.
-    pub fn pull(&self) -> Result<(), String> {
-        let Some(remote) = &self.remote else { return Err("it has no source".to_string()) };
-        let path = remote.pull().map_err(|error| error.to_string())?;
-        let (gguf, files) = Gguf::open_files_with(&path, &[]).map_err(|error| error.to_string())?;
-        if gguf.header_bytes() != self.header[..] {
-            return Err(format!(
-                "{} is another model than the one that was resolved",
-                path.display()
-            ));
-        }
-        // Somebody else was as fast: the files are the same.
-        let _ = self.late_files.set(files);
-        Ok(())
     }
 
     /// What has become of its files since they were opened: cut off, or written to. A line can be built of them no more.

@@ -146,8 +146,18 @@ impl ModelArgs {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        self.find_filed(data_dir)?;
         if let Some(model) = &self.model {
             self.found = self.hub.find(model, data_dir)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a file of the operator's folder in the place of its name.
+    fn find_filed(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        let filed = self.model.as_ref().map(|model| self.hub.filed(model, data_dir));
+        if let Some(path) = filed.transpose()?.flatten() {
+            self.model = Some(path);
         }
         Ok(())
     }
@@ -157,6 +167,7 @@ impl ModelArgs {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find_for_others(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        self.find_filed(data_dir)?;
         let remote = self.model.as_ref().map(|model| self.hub.remote(model, data_dir));
         match remote.transpose()?.flatten() {
             Some((found, remote)) => (self.found, self.remote) = (Some(found), Some(remote)),
@@ -182,6 +193,7 @@ impl ModelArgs {
     /// # Errors
     /// There is no such model, or it cannot be asked about.
     pub fn describe(&mut self, data_dir: &DataDirArgs) -> Result<()> {
+        self.find_filed(data_dir)?;
         let described = self.model.as_ref().map(|model| self.hub.describe(model, data_dir));
         if let Some(described) = described.transpose()?.flatten() {
             self.model = Some(described.path().to_path_buf());

@@ -37,11 +37,14 @@ pub struct HubArgs {
     /// Folder that models are fetched into [default: models in the data folder]
     #[arg(long, value_name = "DIR", env = "BRIGADE_DOWNLOAD_DIR")]
     pub download_dir: Option<PathBuf>,
+    /// Folder of GGUF files that -m finds by their names, without ending; nothing in it is ever changed or deleted
+    #[arg(long, value_name = "DIR", env = "BRIGADE_MODELS_DIR")]
+    pub models_dir: Option<PathBuf>,
     /// Fetch nothing and ask nobody: models that are here, or an error
     #[arg(long, env = "BRIGADE_OFFLINE", value_parser = clap::builder::BoolishValueParser::new())]
     pub offline: bool,
-    /// With workers on other machines: fetch the whole model here and send them their layers, and do not have each worker
-    /// fetch its own layers from where the model is
+    /// With workers on other machines: send each its layers from here, and do not have it fetch them itself from where the
+    /// model is
     #[arg(long)]
     pub push: bool,
     /// A host that models may be fetched from although its address is of this machine or network, beside that of
@@ -60,6 +63,7 @@ impl HubArgs {
         let folder = self.download_dir.clone().unwrap_or_else(|| data_dir.join(FOLDER));
         let mut settings = Settings::from_env(folder, data_dir, &|name| std::env::var(name).ok());
         settings.offline |= self.offline;
+        settings.models_dir.clone_from(&self.models_dir);
         settings.private_hosts.clone_from(&self.private_host);
         Ok(settings)
     }
@@ -78,7 +82,20 @@ impl HubArgs {
         Ok(Resolver::new(&settings, &watcher).find(model)?)
     }
 
-    /// A model whose weights workers fetch for themselves. `None`: it is a path, it is here, or it has to be here.
+    /// The file of the operator's folder that `model` names. `None`: it is a path or another name.
+    ///
+    /// # Errors
+    /// There is no such model in the folder, or it cannot be used.
+    pub fn filed(&self, model: &Path, data_dir: &DataDirArgs) -> Result<Option<PathBuf>> {
+        if self.models_dir.is_none() {
+            return Ok(None);
+        }
+        let (settings, watcher) = (self.settings(data_dir)?, Watcher::new());
+        Ok(Resolver::new(&settings, &watcher).filed(model)?)
+    }
+
+    /// A model whose weights are not fetched here: by each worker for itself, or in passing with --push. `None`: it is a path,
+    /// it is here, or it has to be here.
     ///
     /// # Errors
     /// As [`HubArgs::find`].
@@ -87,12 +104,12 @@ impl HubArgs {
         model: &Path,
         data_dir: &DataDirArgs,
     ) -> Result<Option<(Found, Arc<Remote>)>> {
-        if self.push || matches!(ModelName::parse(model)?, ModelName::Path(_)) {
+        if matches!(ModelName::parse(model)?, ModelName::Path(_)) {
             return Ok(None);
         }
         let (settings, watcher) = (self.settings(data_dir)?, Watcher::new());
         let is_enough = |path: &Path| Gguf::open_header_only(path).is_ok();
-        let found = Resolver::new(&settings, &watcher).remote(model, &is_enough)?;
+        let found = Resolver::new(&settings, &watcher).remote(model, self.push, &is_enough)?;
         // Heads that judge texts are computed here, of tensors that are here.
         let found = found.filter(|(found, _)| {
             Model::open_header_only(&found.path).is_ok_and(|m| !m.spec.is_encoder())

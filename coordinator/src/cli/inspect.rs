@@ -56,6 +56,9 @@ impl InspectArgs {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find(&mut self) -> Result<()> {
+        if let Some(path) = self.hub.filed(&self.model, &self.data_dir)? {
+            self.model = path;
+        }
         match self.hub.describe(&self.model, &self.data_dir)? {
             Some(Described::Whole(path)) => self.model = path,
             Some(Described::Beginning(beginning)) => {

@@ -34,7 +34,11 @@ struct FromArgs {
 
 impl FromArgs {
     fn settings(&self) -> Result<Settings> {
-        self.hub.settings(&self.data_dir)
+        let mut settings = self.hub.settings(&self.data_dir)?;
+        if settings.models_dir.is_none() {
+            settings.models_dir = config::models_dir()?;
+        }
+        Ok(settings)
     }
 }
 
@@ -63,8 +67,8 @@ pub struct PullArgs {
 /// List the models on this machine that can be named.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What brigade has fetched comes first, then what lies in the caches of Hugging Face's and llama.cpp's programs and in
-Ollama's store. These are used where they lie, and never deleted.")]
+What brigade has fetched comes first, then what lies in --models-dir, in the caches of Hugging Face's and llama.cpp's
+programs and in Ollama's store. These are used where they lie, and never deleted.")]
 pub struct ModelsArgs {
     #[command(flatten)]
     from: FromArgs,
@@ -142,8 +146,9 @@ pub fn pull(args: &PullArgs) -> Result<()> {
 
 /// Runs `brigade models`.
 pub fn models(args: &ModelsArgs) -> Result<()> {
-    let mut rows = shelf::list(&args.from.settings()?)?;
-    for row in &mut rows {
+    let check = |path: &Path| Gguf::open(path).map(drop).map_err(|error| error.to_string());
+    let mut rows = shelf::list(&args.from.settings()?, &check)?;
+    for row in rows.iter_mut().filter(|row| row.wrong.is_none()) {
         let unknown = row.licence.is_none();
         row.licence = if unknown { licence_in(&row.path) } else { row.licence.take() };
     }
@@ -158,7 +163,14 @@ pub fn models(args: &ModelsArgs) -> Result<()> {
     }
     let now = clock::unix_now();
     let cells: Vec<Vec<String>> = rows.iter().map(|row| cells(row, now)).collect();
-    output::table(&["name", "quant", "size", "licence", "last used", "where"], &cells)
+    output::table(&["name", "quant", "size", "licence", "last used", "where"], &cells)?;
+    for row in &rows {
+        if let Some(why) = &row.wrong {
+            let (name, why) = (output::plain(&row.name), output::plain(why));
+            output::line(format_args!("{name} cannot be used: {why}"))?;
+        }
+    }
+    Ok(())
 }
 
 fn as_json(row: &Row) -> serde_json::Value {
@@ -170,6 +182,7 @@ fn as_json(row: &Row) -> serde_json::Value {
         "last_used": row.last_used,
         "store": row.store,
         "path": row.path,
+        "wrong": row.wrong,
     })
 }
 

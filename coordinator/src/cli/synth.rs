@@ -70,6 +70,10 @@ impl SynthArgs {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find(&mut self) -> Result<()> {
+        let filed = self.adapter_of.as_ref().map(|model| self.hub.filed(model, &self.data_dir));
+        if let Some(path) = filed.transpose()?.flatten() {
+            self.adapter_of = Some(path);
+        }
         let found = self.adapter_of.as_ref().map(|model| self.hub.find(model, &self.data_dir));
         if let Some(found) = found.transpose()?.flatten() {
             self.adapter_of = Some(found.path);

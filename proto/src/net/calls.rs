@@ -27,6 +27,7 @@ const KEEP: &str = "/brigade.copies.Copies/Keep";
 const FIND: &str = "/brigade.copies.Copies/Find";
 const FETCH: &str = "/brigade.copies.Copies/Fetch";
 const PUT_BACK: &str = "/brigade.copies.Copies/PutBack";
+const WEIGHTS: &str = "/brigade.copies.Copies/Weights";
 const SETTLE: &str = "/brigade.copies.Copies/Settle";
 const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
 
@@ -42,7 +43,7 @@ fn may_call(who: &Who, path: &str) -> Result<(), Failure> {
     let wanted: &[Role] = match path {
         ENROL => return Ok(()),
         RESULTS | FIND | PUT_BACK | SETTLE => &[Role::Coordinator],
-        KEEP | FETCH => &[Role::Worker],
+        KEEP | FETCH | WEIGHTS => &[Role::Worker],
         _ if path.starts_with(WORKER) => &[Role::Coordinator],
         _ if path.starts_with(CLUSTER) => &[Role::Worker],
         _ => &[Role::Coordinator, Role::Worker],
@@ -76,7 +77,7 @@ fn request_bytes(path: &str) -> usize {
 fn reply_bytes(path: &str) -> usize {
     match path {
         PREPARE | FIND => MAX_CONTROL_BYTES,
-        SNAPSHOT | FETCH => MAX_PIECE_BYTES,
+        SNAPSHOT | FETCH | WEIGHTS => MAX_PIECE_BYTES,
         RESULTS => MAX_FRAME_BYTES,
         _ => MAX_SMALL_BYTES,
     }

@@ -4,6 +4,7 @@
 use brigade_engine::state::SnapshotWriter;
 use brigade_gguf::{Gguf, GgufWriter};
 use brigade_proto::control::{self, Blob, PrepareRequest, StageSpec, TensorRef, WireType};
+use brigade_proto::copies::{WantedBlob, WeightsRequest};
 use brigade_proto::pipeline::{self as pb, lane_frame::Body};
 use brigade_proto::tls::authority::{Validity, newcomer_certificate};
 use brigade_proto::tls::{Authority, NodeKey, Role, Token};
@@ -24,6 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     gguf()?;
     frame()?;
     texts()?;
+    names()?;
     cluster()
 }
 
@@ -50,6 +52,52 @@ fn cluster() -> Result<(), Box<dyn Error>> {
     save("certificates", "newcomer", &newcomer_certificate(&key, "lab", NOW)?)?;
     Ok(save("certificates", "revoked", key.id().as_bytes())?)
 }
+
+/// What a hub answers, a manifest, a lock, names; requests to fetch; a file of options.
+fn names() -> Result<(), Box<dyn Error>> {
+    let hash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    save("hub", "listing", LISTING.replace("HASH", hash).as_bytes())?;
+    save("hub", "manifest", MANIFEST.replace("HASH", hash).as_bytes())?;
+    save("hub", "lock", LOCK.replace("HASH", hash).as_bytes())?;
+    save("hub", "hugging-face", b"hf:user/repo:Q4_K_M")?;
+    save("hub", "ollama", b"ollama:user/name:tag")?;
+    save("hub", "address", b"https://host/folder/file.gguf?query")?;
+    let spans =
+        vec![control::Span { offset: 64, nbytes: 9 }, control::Span { offset: 96, nbytes: 1 }];
+    let fetch = control::FetchRequest {
+        epoch: 1,
+        coordinator_id: "c".into(),
+        address: "https://host/file?signature".into(),
+        file_bytes: 100,
+        etag: "\"1\"".into(),
+        file_sha256: vec![1; 32].into(),
+        spans,
+        private_hosts: vec!["host:80".into()],
+    };
+    save("fetch", "fetch", &fetch.encode_to_vec())?;
+    let blob = Blob { blake3: vec![3; 32].into(), nbytes: 100 };
+    let holder = control::Holder { address: "10.0.0.1:7".into(), key: vec![].into() };
+    let (epoch, coordinator_id, blobs, holders) = (1, "c".into(), vec![blob], vec![holder]);
+    let gather = control::GatherRequest { epoch, coordinator_id, blobs, holders };
+    save("fetch", "gather", &gather.encode_to_vec())?;
+    let wanted = WantedBlob { blake3: vec![3; 32].into(), nbytes: 100, offset: 9 };
+    save("fetch", "weights", &WeightsRequest { blobs: vec![wanted] }.encode_to_vec())?;
+    Ok(save("options", "small", OPTIONS.as_bytes())?)
+}
+
+const LISTING: &str = r#"{"sha": "0123456789012345678901234567890123456789", "siblings": [{"rfilename": "README.md", "size": 3},
+ {"rfilename": "a/b-Q4_K_M-00001-of-00001.gguf", "size": 9, "lfs": {"sha256": "HASH", "size": 9}}],
+ "cardData": {"license": "other", "license_name": "own"}}"#;
+
+const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:HASH", "size": 7}]}"#;
+
+const LOCK: &str = r#"{"version": 1, "models": [{"name": "hf:u/r:Q8_0", "usual": true, "commit": "1", "licence": null,
+ "quant": "Q8_0", "last_used": 1, "files": [{"url": "https://host/x.gguf", "size": 1, "sha256": "HASH",
+ "own": "hf/u/r/1/x.gguf"}, {"size": 1, "sha256": "HASH", "elsewhere": {"path": "/x.gguf", "mtime_ns": 1}}]}],
+ "tensors": {"HASH": {"blk.0.w": "HASH"}}}"#;
+
+const OPTIONS: &str = "version = 1\n[serve]\nlisten = \"a:1\"\nctx = 4_096\nworker = ['a:1']\nno-auth = true\n\
+[[model]]\nname = \"a\"\nmodel = \"b.gguf\"\n[worker]\njoin = \"a:2\"\n[run]\ntemp = 0.5\n";
 
 /// Bodies, templates, messages, a snapshot, a file of keys.
 fn texts() -> Result<(), Box<dyn Error>> {

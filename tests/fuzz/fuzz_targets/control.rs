@@ -29,12 +29,17 @@ fuzz_target!(|bytes: &[u8]| {
     check::<c::HelloReply>(bytes);
     check::<c::PrepareRequest>(bytes);
     check::<c::PrepareReply>(bytes);
+    check::<c::FetchRequest>(bytes);
+    check::<c::GatherRequest>(bytes);
+    check::<c::FetchEvent>(bytes);
     check::<c::LoadRequest>(bytes);
     check::<c::HealthReply>(bytes);
     check::<c::RetireRequest>(bytes);
     check::<k::KeepRequest>(bytes);
     check::<k::FindReply>(bytes);
     check::<k::FetchRequest>(bytes);
+    check::<k::WeightsRequest>(bytes);
+    check::<k::WeightsPart>(bytes);
     check::<k::PutBackRequest>(bytes);
     check::<k::SettleRequest>(bytes);
     check::<p::LaneFrame>(bytes);

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use blake3::Hash;
@@ -18,7 +20,32 @@ struct Entry {
     note: Option<PathBuf>,
 }
 
+/// Room that a call has for what it fetches, until it is dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    of: Arc<AtomicU64>,
+    nbytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.nbytes, Relaxed);
+    }
+}
+
 impl Cache {
+    /// Makes room for `nbytes` more beside what others have reserved; none of `keep` is deleted. All calls together reserve no
+    /// more than the bound.
+    ///
+    /// # Errors
+    /// As [`Cache::make_room`].
+    pub fn reserve(&self, nbytes: u64, keep: &HashSet<Hash>) -> Result<Reserved, CacheError> {
+        let before = self.reserved.fetch_add(nbytes, Relaxed);
+        let reserved = Reserved { of: self.reserved.clone(), nbytes };
+        self.make_room(before.saturating_add(nbytes), keep)?;
+        Ok(reserved)
+    }
+
     /// Makes room for `incoming_bytes` more by deleting the blobs and parts longest unused, but
     /// none of `keep`.
     ///

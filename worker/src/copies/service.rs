@@ -6,7 +6,7 @@ use brigade_engine::batch::CopyName;
 use brigade_proto::copies::copies_server;
 use brigade_proto::copies::{
     CopyPart, FetchRequest, FindReply, FindRequest, KeepReply, KeepRequest, PutBackReply,
-    PutBackRequest, SettleReply, SettleRequest, keep_request,
+    PutBackRequest, SettleReply, SettleRequest, WeightsPart, WeightsRequest, keep_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{COPY_NAME_BYTES, MAX_COPY_NAMES, MAX_PIECE_BYTES};
@@ -20,6 +20,7 @@ use super::parts::{Assembler, Event, bad, name_of};
 use super::piece::Piece;
 use super::store::{ENTRY_BYTES, Item, Store, What};
 use super::{IN_QUEUE_BYTES, fetch};
+use crate::gather;
 use crate::pace::Pace;
 use crate::state::Worker;
 
@@ -60,6 +61,7 @@ fn who_of(caller: Option<&Caller>) -> Who {
 #[tonic::async_trait]
 impl copies_server::Copies for CopiesService {
     type FetchStream = ReceiverStream<Result<CopyPart, Status>>;
+    type WeightsStream = ReceiverStream<Result<WeightsPart, Status>>;
 
     async fn keep(
         &self,
@@ -93,6 +95,18 @@ impl copies_server::Copies for CopiesService {
         let pieces = self.worker.copies_for(&request, &who_of(caller.as_ref()));
         let pieces = self.ended(caller, pieces).await?;
         Ok(Response::new(ReceiverStream::new(fetch::stream(pieces))))
+    }
+
+    async fn weights(
+        &self,
+        request: Request<WeightsRequest>,
+    ) -> Result<Response<Self::WeightsStream>, Status> {
+        let (caller, request) = (caller_of(&request), request.into_inner());
+        let turn = self.worker.weights_turn();
+        let asked = turn.and_then(|turn| Ok((gather::wanted(&request)?, turn)));
+        let (wanted, turn) = self.ended(caller, asked).await?;
+        let cache = self.worker.loader().cache.clone();
+        Ok(Response::new(ReceiverStream::new(gather::stream(cache, wanted, turn))))
     }
 
     async fn put_back(

@@ -24,11 +24,11 @@ use brigade_proto::control::{
     Blob, LoadedFacts, MissingBlob, Phase, PrepareReply, TensorChunk, WeightSource,
 };
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::limits::STATES_AT_ONCE;
+use brigade_proto::limits::{FETCHES_AT_ONCE, STATES_AT_ONCE, WEIGHTS_AT_ONCE};
 use brigade_proto::net::Network;
 use brigade_proto::tls::party::is_of_key;
 use brigade_proto::tls::{KeyId, Who};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{KeptWeights, StageNeeds, StageShape};
@@ -52,6 +52,8 @@ pub struct Worker {
     stop: CancellationToken,
     readings: report::Readings,
     states: Arc<Semaphore>,
+    fetches: Arc<Semaphore>,
+    weights: Arc<Semaphore>,
     copies: Copies,
     /// Why this process cannot go on, once it cannot.
     stuck: watch::Sender<Option<Stuck>>,
@@ -107,6 +109,8 @@ impl Worker {
             stop,
             readings: report::Readings::default(),
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
+            fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
+            weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
             copies: Copies::default(),
             stuck: watch::Sender::new(None),
         }
@@ -120,6 +124,27 @@ impl Worker {
     /// The cache that pushes fill.
     pub fn loader(&self) -> &Loader {
         &self.loader
+    }
+
+    /// The right to fetch or gather tensors, until it is dropped.
+    ///
+    /// # Errors
+    /// Busy: [`FETCHES_AT_ONCE`] calls do so.
+    pub fn fetch_turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        let why = format!("{FETCHES_AT_ONCE} calls fetch tensors: try again");
+        let turn = self.fetches.clone().try_acquire_owned();
+        turn.map_err(|_| Failure::refusal(FailureKind::Busy, why))
+    }
+
+    /// The right to be sent weights, until it is dropped. It is for whoever the door lets in (over TLS the cluster's workers) and
+    /// knows the hash of what it asks for.
+    ///
+    /// # Errors
+    /// Busy: [`WEIGHTS_AT_ONCE`] calls are answered.
+    pub fn weights_turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        let why = format!("{WEIGHTS_AT_ONCE} calls are sent weights: try again");
+        let turn = self.weights.clone().try_acquire_owned();
+        turn.map_err(|_| Failure::refusal(FailureKind::Busy, why))
     }
 
     /// Highest epoch accepted from this coordinator so far.

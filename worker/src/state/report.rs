@@ -38,7 +38,7 @@ fn fresh<T: Copy>(
 }
 
 /// What this release can do besides its wire version.
-const FEATURES: [Feature; 9] = [
+const FEATURES: [Feature; 10] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Guide,
@@ -48,6 +48,7 @@ const FEATURES: [Feature; 9] = [
     Feature::Growth,
     Feature::Ahead,
     Feature::Fetch,
+    Feature::Gather,
 ];
 
 impl Worker {

@@ -196,3 +196,18 @@ fn a_directory_that_cannot_be_written_serves_nothing_new_and_says_so() {
     assert!(text.contains(dir.to_str().unwrap()) && text.contains("--cache-dir"), "{text}");
     fs::remove_file(dir).unwrap();
 }
+
+#[test]
+fn calls_together_reserve_no_more_than_the_bound() {
+    let cache = open(&scratch("reserved"), 100);
+    let nothing = HashSet::new();
+    let first = cache.reserve(60, &nothing).unwrap();
+    let error = cache.clone().reserve(60, &nothing).unwrap_err();
+    assert!(matches!(error, CacheError::TooLarge { needed_bytes: 120, .. }), "{error}");
+    // What was refused holds nothing, and what has ended neither.
+    let second = cache.reserve(40, &nothing).unwrap();
+    drop(first);
+    let third = cache.reserve(60, &nothing).unwrap();
+    drop((second, third));
+    cache.reserve(100, &nothing).unwrap();
+}

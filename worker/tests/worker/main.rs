@@ -7,6 +7,7 @@ mod cache;
 mod common;
 mod control;
 mod engine;
+mod gathering;
 mod hashing;
 mod join;
 mod lane;

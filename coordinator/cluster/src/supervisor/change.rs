@@ -329,6 +329,11 @@ impl Supervisor {
         tracing::warn!(why, "the line's states do not move: its streams are computed again");
     }
 
+    /// All workers that are connected.
+    pub(super) fn all_conns(&self) -> Vec<Conn> {
+        self.members.values().filter_map(|member| member.conn().cloned()).collect()
+    }
+
     /// Who may have states of sequences for the next line.
     pub(super) fn before(&self) -> Vec<(MemberId, Conn)> {
         let before = self.change.as_ref().map_or(&[][..], |change| &change.before);

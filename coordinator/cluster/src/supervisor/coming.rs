@@ -55,7 +55,9 @@ impl Supervisor {
         let identity =
             Identity { epoch: spare_epoch, coordinator_id: self.ends.coordinator_id.clone() };
         let (model, running_epoch) = (self.ends.model.clone(), self.epoch);
-        let order = ahead::Order { conns, model, options, running, running_epoch, identity };
+        let holders = self.all_conns();
+        let order =
+            ahead::Order { conns, model, options, running, running_epoch, holders, identity };
         self.loading_ahead.spawn(async move {
             let loading = async { ahead::load(order).await.map_err(|error| error.to_string()) };
             let Some(within) = within else { return loading.await };

@@ -68,6 +68,7 @@ impl Supervisor {
                 coordinator_id: self.ends.coordinator_id.clone(),
             },
             before: self.before(),
+            holders: self.all_conns(),
             events: self.ends.events.clone(),
         };
         self.said.clear();

@@ -53,7 +53,7 @@ pub fn contradictions(section: &'static Section, loaded: &Loaded) -> Vec<Problem
     let of_nothing = complaint(&start);
     let mut problems = Vec::new();
     for model in models {
-        let mut taken = take(section, loaded.section(section.name), model, &|_| false);
+        let mut taken = take(section, loaded.section(section.name), model, &|_| false, &|_| false);
         let what = complaint(&with(&start, section.name, &taken));
         let Some(what) = what.filter(|what| of_nothing.as_ref() != Some(what)) else { continue };
         let whole = || Place { file: loaded.files.first().cloned().unwrap_or_default(), line: 0 };

@@ -14,6 +14,7 @@ use super::loaded::{Loaded, ModelEntry};
 use super::options::{self, Opt, Section};
 use super::place::Problem;
 use super::source::{self, is_there};
+use super::switches::Switched;
 use super::take::{MODEL, Taken, choose, take, with};
 use crate::cli::{Cli, Command};
 
@@ -58,6 +59,8 @@ pub struct Merged {
     pub taken: Vec<Taken>,
     /// The model whose options are used.
     pub model: Option<ModelEntry>,
+    /// Switches that the command line turns off.
+    pub off: Vec<String>,
 }
 
 /// Reads the command line, the environment and the file.
@@ -66,7 +69,7 @@ pub struct Merged {
 /// One of them is wrong.
 pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
     let Some((section, path)) = of_file(args) else { return Ok(Cli::try_parse_from(args)?) };
-    let loaded = source::read(&path);
+    let loaded = path.map(|path| source::read(&path)).unwrap_or_default();
     if !loaded.problems.is_empty() {
         return Err(Refused::File(loaded.problems));
     }
@@ -80,13 +83,13 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
     Ok(cli)
 }
 
-/// The section of these arguments' command, and the file that is to be read for it, if there is one.
-fn of_file(args: &[OsString]) -> Option<(&'static Section, PathBuf)> {
+/// The section of these arguments' command, if it has one, and the file that is to be read for it, if there is one.
+fn of_file(args: &[OsString]) -> Option<(&'static Section, Option<PathBuf>)> {
     // Most commands have nothing to do with it.
     args.iter().find(|arg| options::SECTIONS.iter().any(|name| *arg == *name))?;
     let (section, matches) = leniently(args)?;
     let named = matches.get_one::<PathBuf>(options::CONFIG).cloned();
-    Some((section, file(named.as_deref())?))
+    Some((section, file(named.as_deref())))
 }
 
 /// The file that is read where `named` was named; `None`: none.
@@ -118,12 +121,14 @@ pub fn merge(
     loaded: &Loaded,
     purpose: Purpose,
 ) -> Result<Merged, Refused> {
+    let switched = Switched::read(args, section);
     // What clap says without a command line to read, it says below.
-    let said = leniently(args).map(|(_, matches)| matches).unwrap_or_default();
+    let said = leniently(&switched.args).map(|(_, matches)| matches).unwrap_or_default();
     let is_said = |option: &Opt| {
         let source =
             said.try_contains_id(option.id()).ok().and_then(|_| said.value_source(option.id()));
-        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        let is_given = matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+        is_given || switched.is_off(option)
     };
     let own = loaded.section(section.name);
     let model = match choose(section, loaded, &said, own) {
@@ -131,20 +136,29 @@ pub fn merge(
         Err(_) if purpose == Purpose::ShowFile => None,
         chosen => chosen.map_err(|problem| Refused::File(vec![problem]))?,
     };
-    let mut taken = take(section, own, model.as_ref(), &is_said);
+    let is_set = |option: &Opt| is_said(option) && !switched.is_off(option);
+    let mut taken = take(section, own, model.as_ref(), &is_said, &is_set);
     if purpose == Purpose::Run {
         let found = taken.iter_mut().try_for_each(Taken::find_credentials);
         found.map_err(|problem| Refused::File(vec![problem]))?;
     }
-    let words = with(args, section.name, &taken);
-    let command = Cli::command().ignore_errors(purpose == Purpose::ShowFile);
+    let words = with(&switched.args, section.name, &taken);
+    let command = without_variables(&switched, section).ignore_errors(purpose == Purpose::ShowFile);
     match command.try_get_matches_from(words) {
-        Ok(matches) => Ok(Merged { matches, taken, model }),
+        Ok(matches) => Ok(Merged { matches, taken, model, off: switched.off }),
         Err(error) => {
-            let remarks = remarks(args, section, &mut taken);
+            let remarks = remarks(&switched.args, section, &mut taken);
             Err(Refused::Arguments(Box::new(error), remarks))
         }
     }
+}
+
+/// The command line's definition, where no variable turns on what is turned off.
+fn without_variables(switched: &Switched, section: &Section) -> clap::Command {
+    let off = |command: clap::Command| {
+        switched.off.iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.env(None)))
+    };
+    Cli::command().mut_subcommand(section.name, off)
 }
 
 impl Command {

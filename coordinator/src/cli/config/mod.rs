@@ -6,7 +6,7 @@
 //! - [`source`] reads the file and its drop-ins into what is [`loaded`]. `one_file` reads one of them, `value` a value.
 //!   `place` has problems with their places. `unknown` and `near` tell what was meant by a wrong name.
 //! - [`merge`] puts what they say among the arguments of a command: what stands of it is in `take`, and what clap says about
-//!   the whole in `complaint`.
+//!   the whole in `complaint`. `switches` are what a command line turns off.
 //! - `check` and `show` are the commands; [`text`] and [`schema`] write the definitions down, for people and for editors.
 
 mod check;
@@ -16,10 +16,11 @@ pub mod merge;
 mod near;
 mod one_file;
 mod options;
-mod place;
+pub mod place;
 mod schema;
 mod show;
 mod source;
+mod switches;
 mod take;
 mod text;
 mod unknown;
@@ -35,6 +36,9 @@ use clap::{Args, Subcommand};
 pub use merge::{Refused, parse};
 
 use super::output;
+
+/// The option that names the operator's folder of models.
+const MODELS_DIR: &str = "models-dir";
 
 /// Where options may stand beside the command line.
 #[derive(Clone, Debug, Default, Args)]
@@ -54,7 +58,7 @@ Examples:
   brigade config show serve --ctx 4096          what this command line means, and where each value comes from
   brigade config schema > brigade.schema.json   for editors
 
-A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
+--SWITCH=false turns off what the file turns on. A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
 brigade.toml, in the order of their names, before it.")]
 pub struct ConfigArgs {
     #[command(subcommand)]
@@ -149,6 +153,20 @@ fn init(args: &InitArgs) -> Result<()> {
 /// # Errors
 /// The file is wrong: nobody knows what else it would name.
 pub fn model_names() -> Result<Vec<String>> {
+    Ok(said(take::MODEL)?.into_iter().flat_map(|setting| setting.value.texts().to_vec()).collect())
+}
+
+/// The operator's folder of models, where that file names one.
+///
+/// # Errors
+/// As [`model_names`].
+pub fn models_dir() -> Result<Option<PathBuf>> {
+    let last = said(MODELS_DIR)?.pop();
+    Ok(last.and_then(|setting| setting.value.texts().first().map(PathBuf::from)))
+}
+
+/// What that file says about an option, of models and then of commands.
+fn said(key: &str) -> Result<Vec<loaded::Setting>> {
     let named = std::env::var_os("BRIGADE_CONFIG").filter(|path| !path.is_empty());
     let Some(path) = merge::file(named.as_ref().map(Path::new)) else { return Ok(Vec::new()) };
     let loaded = source::read(&path);
@@ -157,8 +175,14 @@ pub fn model_names() -> Result<Vec<String>> {
     }
     let of_models = loaded.models.iter().flat_map(|model| &model.settings);
     let all = of_models.chain(loaded.sections.values().flatten());
-    let models = all.filter(|setting| setting.key == take::MODEL);
-    Ok(models.flat_map(|setting| setting.value.texts().to_vec()).collect())
+    Ok(all.filter(|setting| setting.key == key).cloned().collect())
+}
+
+/// All that is wrong with one text, as `check` says it of a file at `path`.
+pub fn wrong_in(path: &Path, text: &str) -> Vec<place::Problem> {
+    let mut loaded = loaded::Loaded::default();
+    one_file::OneFile { path, text, file_no: 0 }.add_to(&mut loaded);
+    check::problems(&loaded)
 }
 
 /// Says what is wrong with files, a line for each.

@@ -147,6 +147,9 @@ fn found(option: &Opt, matches: &ArgMatches, merged: &Merged) -> (Option<Vec<Str
     if let Some(taken) = merged.taken.iter().find(|taken| taken.option.id() == option.id()) {
         return (Some(taken.value.texts().to_vec()), taken.at.to_string());
     }
+    if merged.off.iter().any(|id| id == option.id()) {
+        return (None, "command line".to_owned());
+    }
     let raw = matches.get_raw(option.id());
     let texts = raw.map(|raw| raw.map(|text| text.to_string_lossy().into_owned()).collect());
     let from = match matches.value_source(option.id()) {

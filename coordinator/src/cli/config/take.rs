@@ -96,12 +96,14 @@ pub fn choose(
 }
 
 /// The settings of the file that stand. A model's come before its section's, and those of later files before those of
-/// earlier ones; what contradicts any before it is left out.
+/// earlier ones; what contradicts any before it is left out. `is_said`: the command line or a variable decides it; `is_set`: it
+/// does not only turn it off.
 pub fn take(
     section: &'static Section,
     own: &[Setting],
     model: Option<&ModelEntry>,
     is_said: &dyn Fn(&Opt) -> bool,
+    is_set: &dyn Fn(&Opt) -> bool,
 ) -> Vec<Taken> {
     let of_model = model.iter().flat_map(|model| &model.settings).map(|setting| (1, setting));
     let mut settings: Vec<(usize, &Setting)> =
@@ -116,7 +118,7 @@ pub fn take(
         let rank = (layer, setting.file_no);
         let is_there = said.iter().any(|other| other.id() == option.id())
             || taken.iter().any(|(_, other)| other.option.id() == option.id());
-        let is_excluded = said.iter().any(|other| section.conflict(option, other))
+        let is_excluded = said.iter().any(|other| is_set(other) && section.conflict(option, other))
             || taken.iter().any(|(other, by)| *other > rank && section.conflict(option, by.option));
         if is_chosen || is_there || is_excluded {
             continue;

@@ -1,0 +1,31 @@
+//! What a coordinator has a worker fetch, from a source or from other workers, and what these are asked for: counted, decoded,
+//! checked.
+
+#![no_main]
+
+use brigade_proto::control::{FetchRequest, GatherRequest};
+use brigade_proto::copies::WeightsRequest;
+use brigade_proto::count::{Countable, count_fields};
+use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_GATHERED, MAX_SPANS};
+use brigade_worker::fetch::Fetch;
+use brigade_worker::gather::{self, Gather};
+use libfuzzer_sys::fuzz_target;
+use prost::Message;
+
+fn decoded<M: Countable + Message + Default>(bytes: &[u8]) -> Option<M> {
+    count_fields::<M>(bytes).ok()?;
+    M::decode(bytes).ok()
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some(fetch) = decoded::<FetchRequest>(bytes).and_then(|r| Fetch::parse(r).ok()) {
+        assert!(fetch.nbytes() > 0 && (1..=MAX_SPANS).contains(&fetch.keep().len()));
+    }
+    if let Some(gather) = decoded::<GatherRequest>(bytes).and_then(|r| Gather::parse(r).ok()) {
+        assert!(gather.nbytes() <= MAX_GATHERED as u64 * MAX_BLOB_BYTES);
+        assert!((1..=MAX_GATHERED).contains(&gather.keep().len()));
+    }
+    if let Some(Ok(wanted)) = decoded::<WeightsRequest>(bytes).map(|r| gather::wanted(&r)) {
+        assert!(wanted.iter().all(|(_, nbytes, offset)| offset < nbytes));
+    }
+});
