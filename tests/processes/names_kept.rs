@@ -167,6 +167,28 @@ fn models_are_listed_and_pruned_when_nobody_uses_them() {
     assert!(machine.out(&["models"]).contains("no models yet"));
 }
 
+fn folders_of_the_file_of_options_are_those_of_all_commands() {
+    let machine = Machine::new();
+    let [data, models] = ["kept", "fetched"].map(|name| machine.dir.join(name));
+    let file = machine.dir.join("brigade.toml");
+    let text = format!(
+        "version = 1\n[serve]\ndata-dir = {data:?}\ndownload-dir = {models:?}\n[worker]\ncache-dir = \"/nowhere\"\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let said = |args: &[&str]| {
+        let mut command = machine.command(args);
+        let output =
+            command.env("BRIGADE_CONFIG", &file).env_remove("BRIGADE_DATA_DIR").output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(said(&["pull", NAME]).contains(models.to_str().unwrap()));
+    assert!(data.join("models.lock").is_file() && machine.files("data/models").is_empty());
+    assert!(said(&["models"]).contains(NAME));
+    assert!(said(&["prune", "--unused-since", "0", "--yes"]).contains("deleted hf:user/repo:Q8_0"));
+    assert!(said(&["models"]).contains("no models yet"));
+}
+
 fn what_runs_is_not_deleted() {
     let machine = Machine::new();
     machine.out(&["pull", NAME]);
@@ -245,6 +267,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         other_programs_files_are_used_where_they_lie_and_stay,
         a_cache_with_other_bytes_is_not_trusted,
         models_are_listed_and_pruned_when_nobody_uses_them,
+        folders_of_the_file_of_options_are_those_of_all_commands,
         what_runs_is_not_deleted,
         a_folder_that_two_have_keeps_what_either_names,
         ends_of_downloads_and_files_of_others_in_the_folder;

@@ -34,11 +34,18 @@ struct FromArgs {
 
 impl FromArgs {
     fn settings(&self) -> Result<Settings> {
-        let mut settings = self.hub.settings(&self.data_dir)?;
-        if settings.models_dir.is_none() {
-            settings.models_dir = config::models_dir()?;
+        // As `serve` has them: what is pulled is what it uses, and what is deleted is what it has fetched.
+        let (mut hub, mut data_dir) = (self.hub.clone(), self.data_dir.clone());
+        for (folder, key) in [
+            (&mut data_dir.data_dir, "data-dir"),
+            (&mut hub.download_dir, "download-dir"),
+            (&mut hub.models_dir, "models-dir"),
+        ] {
+            if folder.is_none() {
+                *folder = config::folder(key)?;
+            }
         }
-        Ok(settings)
+        hub.settings(&data_dir)
     }
 }
 

@@ -37,9 +37,6 @@ pub use merge::{Refused, parse};
 
 use super::output;
 
-/// The option that names the operator's folder of models.
-const MODELS_DIR: &str = "models-dir";
-
 /// Where options may stand beside the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigFile {
@@ -156,26 +153,38 @@ pub fn model_names() -> Result<Vec<String>> {
     Ok(said(take::MODEL)?.into_iter().flat_map(|setting| setting.value.texts().to_vec()).collect())
 }
 
-/// The operator's folder of models, where that file names one.
+/// The folder that an option of that file names for `serve`, or else for `run`.
 ///
 /// # Errors
 /// As [`model_names`].
-pub fn models_dir() -> Result<Option<PathBuf>> {
-    let last = said(MODELS_DIR)?.pop();
-    Ok(last.and_then(|setting| setting.value.texts().first().map(PathBuf::from)))
+pub fn folder(key: &str) -> Result<Option<PathBuf>> {
+    let Some(loaded) = loaded()? else { return Ok(None) };
+    let sections = ["serve", "run"].into_iter().map(|section| loaded.section(section));
+    let of_models = loaded.models.iter().map(|model| &model.settings[..]);
+    let said = |settings: &[loaded::Setting]| {
+        let last = settings.iter().rfind(|setting| setting.key == key)?;
+        last.value.texts().first().map(PathBuf::from)
+    };
+    Ok(sections.chain(of_models).find_map(said))
 }
 
 /// What that file says about an option, of models and then of commands.
 fn said(key: &str) -> Result<Vec<loaded::Setting>> {
+    let Some(loaded) = loaded()? else { return Ok(Vec::new()) };
+    let of_models = loaded.models.iter().flat_map(|model| &model.settings);
+    let all = of_models.chain(loaded.sections.values().flatten());
+    Ok(all.filter(|setting| setting.key == key).cloned().collect())
+}
+
+/// That file, where there is one.
+fn loaded() -> Result<Option<loaded::Loaded>> {
     let named = std::env::var_os("BRIGADE_CONFIG").filter(|path| !path.is_empty());
-    let Some(path) = merge::file(named.as_ref().map(Path::new)) else { return Ok(Vec::new()) };
+    let Some(path) = merge::file(named.as_ref().map(Path::new)) else { return Ok(None) };
     let loaded = source::read(&path);
     if let Some(problem) = loaded.problems.first() {
         bail!("{problem}: correct the file first, which may name models");
     }
-    let of_models = loaded.models.iter().flat_map(|model| &model.settings);
-    let all = of_models.chain(loaded.sections.values().flatten());
-    Ok(all.filter(|setting| setting.key == key).cloned().collect())
+    Ok(Some(loaded))
 }
 
 /// All that is wrong with one text, as `check` says it of a file at `path`.
