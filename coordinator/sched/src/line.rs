@@ -9,9 +9,9 @@ use brigade_engine::batch::{BlockId, SeqOp, SeqPart};
 use super::events::{KeptId, LineFault, LineSpec, Micros};
 use super::groups::Chosen;
 use super::in_flight::InFlight;
-use super::kept::KeptPool;
 use super::pages::Pages;
 use super::pool::Pool;
+use super::prefix::KeptPool;
 use super::sequence::Live;
 use super::timing::LineTimes;
 
