@@ -361,8 +361,20 @@ mod tests {
         let (share, deadline) = (Share::default(), None);
         let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
         let (label, adapters, copied, guide) = ("r".into(), [].into(), true, None);
-        let drafts = None;
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
+        let (drafts, borders) = (None, [].into());
+        Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        }
     }
 
     #[test]

@@ -178,9 +178,10 @@ impl Scheduler {
         self.live.owners.arrive(request.share, &waiting);
         // In a full queue nobody waits who need not.
         let waits = !self.waiting.is_full()
-            && self.line.as_ref().is_some_and(|line| {
-                line.shared_read(now, &mut self.live, &request).is_some()
-            });
+            && self
+                .line
+                .as_ref()
+                .is_some_and(|line| line.shared_read(now, &mut self.live, &request).is_some());
         let (live, queue) = (&self.live, &self.waiting);
         let may_start = |line: &Line| {
             let needs = line.needs(&request);

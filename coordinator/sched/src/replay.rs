@@ -106,8 +106,20 @@ impl Pending {
         let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
-        let mut request =
-            Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts };
+        let borders = [].into();
+        let mut request = Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        };
         request.has_generated(generated.len());
         Self {
             request,

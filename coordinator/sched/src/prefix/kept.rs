@@ -397,7 +397,12 @@ mod tests {
         pool
     }
 
-    fn best(pool: &KeptPool, space: &Space, tokens: &[u32], prefixes: Prefixes) -> Option<(u64, u32)> {
+    fn best(
+        pool: &KeptPool,
+        space: &Space,
+        tokens: &[u32],
+        prefixes: Prefixes,
+    ) -> Option<(u64, u32)> {
         let best = pool.best(Prompt { tokens, space }, prefixes, |_, _| 0);
         best.map(|(source, len)| match source {
             Source::Kept(id) => (id.0, len),
@@ -408,7 +413,8 @@ mod tests {
     #[test]
     fn the_longest_usable_one_begins_a_prompt() {
         let mut pool = pool(&[&[1, 2], &[1, 2, 3, 9], &[1, 2, 3, 4], &[7]]);
-        let of = |pool: &KeptPool, tokens: &[u32], prefixes| best(pool, &space(7), tokens, prefixes);
+        let of =
+            |pool: &KeptPool, tokens: &[u32], prefixes| best(pool, &space(7), tokens, prefixes);
         assert_eq!(of(&pool, &[1, 2, 3, 4, 5], Prefixes::All), Some((2, 4)));
         assert_eq!(of(&pool, &[1, 2, 3, 4, 5], Prefixes::Whole), Some((2, 4)));
         // One row must be left to compute.
@@ -451,7 +457,7 @@ mod tests {
         assert_eq!(at(&[1, 2, 3, 4, 5, 8, 8], 0), [1, 4, 5]);
         assert_eq!(at(&[1, 2, 3, 4, 5, 8, 8], 4), [5]);
         assert_eq!(at(&[1, 2, 8], 0), [1, 2]);
-        assert_eq!(at(&[8, 8], 0), []);
+        assert!(at(&[8, 8], 0).is_empty());
     }
 
     #[test]
@@ -463,9 +469,8 @@ mod tests {
         assert_eq!(of(&space(7)), Some((0, 3)));
         assert_eq!(of(&scaled(0.5)), Some((1, 2)));
         assert_eq!(of(&scaled(0.25)), None);
-        let covered = |space: &Space| {
-            pool.covered_by(Prompt { tokens: &[1, 2, 3], space }, Prefixes::All)
-        };
+        let covered =
+            |space: &Space| pool.covered_by(Prompt { tokens: &[1, 2, 3], space }, Prefixes::All);
         assert_eq!(covered(&space(7)), [KeptId(0)]);
         assert_eq!(covered(&scaled(0.5)), [KeptId(1)]);
         let same = |space: &Space| pool.same(Prompt { tokens: &[1, 2], space });

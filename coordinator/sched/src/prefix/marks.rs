@@ -2,6 +2,8 @@
 //!
 //! - Before the last row: the same prompt once more computes that row alone, and the next turn of a chat whose template
 //!   rewrites the answer goes on from there.
+//! - At borders of a chat that its reader knows: behind instructions and tools, and before the last user's message. So the
+//!   first agent leaves a state that the second one begins with.
 //! - Where other prompts went another way, or ended: agents with one system prompt, branches. A prompt is looked up before
 //!   it is read, so the second one that goes on behind a fork leaves a state there.
 //! - At growing distances back from the end: an edit near the end costs little.
@@ -33,11 +35,18 @@ pub(crate) struct Mark {
 
 /// Marks of a prompt of `n` tokens of which the first `begun` are there, ascending, at most so many. The more important
 /// come first: the end, the borders between its messages as far as they are known, forks, then distances.
-fn marks(n: u32, begun: u32, forks: &[u32], most: usize) -> VecDeque<Mark> {
+fn marks(
+    (n, begun): (u32, u32),
+    page: u32,
+    (borders, forks): (&[u32], &[u32]),
+    most: usize,
+) -> VecDeque<Mark> {
     let mut chosen: Vec<Mark> = Vec::new();
-    let forks = forks.iter().rev().map(|at| Mark { at: *at, place: Place::Fork });
+    let forks =
+        borders.iter().chain(forks.iter().rev()).map(|at| Mark { at: *at, place: Place::Fork });
     let distances = std::iter::successors(Some(FIRST_DISTANCE), |d| d.checked_mul(NEXT_DISTANCE));
-    let distances = distances.map_while(|distance| n.checked_sub(distance));
+    // A whole number of pages, so that nothing but the state is copied.
+    let distances = distances.map_while(|d| Some(n.checked_sub(d)? / page * page));
     let distances = distances.map(|at| Mark { at, place: Place::Distance });
     let end = Mark { at: n.saturating_sub(1), place: Place::Prompt };
     for mark in [end].into_iter().chain(forks).chain(distances) {
@@ -57,14 +66,16 @@ fn marks(n: u32, begun: u32, forks: &[u32], most: usize) -> VecDeque<Mark> {
 
 impl Line {
     /// Where the state of a sequence is to be kept while its prompt is read, of which the first `begun` tokens are there.
-    pub(super) fn marks(&self, prompt: Prompt<'_>, begun: u32) -> VecDeque<Mark> {
+    pub(super) fn marks(&self, prompt: Prompt<'_>, begun: u32, borders: &[u32]) -> VecDeque<Mark> {
         if self.spec.prefixes != Prefixes::Whole || self.n_kept_places() == 0 {
             return VecDeque::new();
         }
         // Half of all places: one prompt does not take those of all others.
         let most = 1 + self.n_kept_places() / 2;
         let forks = self.kept.forks(prompt, begun);
-        marks(prompt.tokens.len() as u32, begun, &forks, most.min(self.n_kept_places()))
+        let most = most.min(self.n_kept_places());
+        let page = self.spec.block_positions;
+        marks((prompt.tokens.len() as u32, begun), page, (borders, &forks), most)
     }
 }
 
@@ -112,24 +123,34 @@ mod tests {
     use super::*;
 
     fn at(n: u32, begun: u32, forks: &[u32], most: usize) -> Vec<u32> {
-        marks(n, begun, forks, most).iter().map(|mark| mark.at).collect()
+        marks((n, begun), 64, (&[], forks), most).iter().map(|mark| mark.at).collect()
     }
 
     #[test]
     fn the_end_comes_first_then_forks_then_distances() {
-        assert_eq!(at(10_000, 0, &[3_000], 9), [3_000, 5_904, 9_488, 9_936, 9_999]);
+        assert_eq!(at(10_000, 0, &[3_000], 9), [3_000, 5_888, 9_472, 9_920, 9_999]);
         assert_eq!(at(10_000, 0, &[3_000], 2), [3_000, 9_999]);
         assert_eq!(at(10_000, 0, &[3_000], 1), [9_999]);
         assert_eq!(at(10_000, 0, &[3_000, 4_000], 2), [4_000, 9_999], "the deepest");
     }
 
     #[test]
+    fn borders_of_messages_come_before_forks() {
+        let at = |borders: &[u32], most| -> Vec<u32> {
+            let marks = marks((1_000, 100), 64, (borders, &[400, 700]), most);
+            marks.iter().map(|mark| mark.at).collect()
+        };
+        assert_eq!(at(&[300, 90, 1_000], 3), [300, 700, 999], "those that are still to be read");
+        assert_eq!(at(&[300], 9), [300, 400, 448, 700, 896, 999]);
+    }
+
+    #[test]
     fn marks_that_would_save_few_rows_are_left_out() {
         assert_eq!(at(100, 0, &[95], 9), [99]);
-        assert_eq!(at(200, 0, &[195], 9), [136, 199]);
+        assert_eq!(at(200, 0, &[195], 9), [128, 199]);
         assert_eq!(at(100, 30, &[40, 60], 9), [60, 99]);
         assert_eq!(at(100, 98, &[], 9), [99], "but that before the last row");
-        assert_eq!(at(100, 99, &[], 9), []);
-        assert_eq!(at(1, 0, &[], 9), []);
+        assert!(at(100, 99, &[], 9).is_empty());
+        assert!(at(1, 0, &[], 9).is_empty());
     }
 }

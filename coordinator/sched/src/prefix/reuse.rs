@@ -12,7 +12,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SeqPart, SlotId, Want};
 use brigade_spec::Prefixes;
 
-use super::kept::{KeptInfo, NewKept, Place, Prompt, Source};
+use super::kept::{Kept, KeptInfo, NewKept, Place, Prompt, Source};
 use super::marks::Mark;
 use super::tree::Space;
 use crate::events::{KeptId, Request, RequestId, Share, Work};
@@ -147,6 +147,7 @@ impl Line {
             blocks: had,
             restorable,
             mu,
+            held,
             ..
         } = pending;
         let n_pages = self.pages_of(request.positions());
@@ -169,11 +170,14 @@ impl Line {
                 (like.expect("has_room was asked"), 0)
             }
         };
-        let marks = if reuses { self.marks(prompt, reused) } else { Default::default() };
+        let borders = if half == Half::Own { &request.borders[..] } else { &[] };
+        let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
         if reuses {
             self.kept.counts.prompt_tokens += u64::from(tokens.len() as u32);
             self.kept.counts.reused_tokens += u64::from(reused);
+            let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
+            self.kept.counts.rows_avoided += u64::from(spared);
         }
         let source = best.and_then(|(source, _)| match source {
             Source::Kept(id) => Some(id),
@@ -511,14 +515,20 @@ impl Line {
 
     /// Closes kept states, or gives up their last pages, until `n` pages are free or only `except` and pinned ones are left.
     pub fn make_room(&mut self, n: u32, except: Option<KeptId>) {
+        let prefixes = self.spec.prefixes;
         while self.blocks.n_free() < n
-            && let Some(id) = self.kept.next_for_pages(except, self.spec.prefixes)
+            && let Some(id) = self.kept.next_for_pages(except, prefixes, |kept| self.own(kept))
         {
             if !self.shorten(id, n - self.blocks.n_free()) {
                 self.kept.counts.evicted_for_pages += 1;
                 self.evict(id);
             }
         }
+    }
+
+    /// Pages that a kept state alone has.
+    fn own(&self, kept: &Kept) -> usize {
+        kept.blocks.iter().filter(|block| self.blocks.n_holders(**block) == 1).count()
     }
 
     /// Gives up the last pages of a kept state until `n` of them are free; whether something of its own is left before

@@ -80,11 +80,20 @@ impl KeptPool {
     }
 
     /// The same when pages are needed: of the owner that has the most pages. Not `except`. Where states give up single
-    /// pages, the one whose last use is longest ago.
-    pub fn next_for_pages(&self, except: Option<KeptId>, prefixes: Prefixes) -> Option<KeptId> {
+    /// pages, the one whose last use is longest ago; else the one whose `own` pages are worth least each.
+    pub fn next_for_pages(
+        &self,
+        except: Option<KeptId>,
+        prefixes: Prefixes,
+        own: impl Fn(&Kept) -> usize,
+    ) -> Option<KeptId> {
         let value = |kept: &Kept| match prefixes {
             Prefixes::All => kept.last_use as f64,
-            Prefixes::Whole | Prefixes::None => self.value(kept, prefixes),
+            Prefixes::Whole | Prefixes::None => match own(kept) {
+                // Nobody would gain by it.
+                0 => f64::INFINITY,
+                pages => self.value(kept, prefixes) / pages as f64,
+            },
         };
         self.next_to_go(except, None, |kept| kept.blocks.len(), value)
     }
@@ -141,8 +150,8 @@ mod tests {
         let [first, second, third] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
         pool.touch(first);
         for prefixes in [Prefixes::All, Prefixes::Whole] {
-            assert_eq!(pool.next_for_pages(None, prefixes), Some(second));
-            assert_eq!(pool.next_for_pages(Some(second), prefixes), Some(third));
+            assert_eq!(pool.next_for_pages(None, prefixes, |_| 1), Some(second));
+            assert_eq!(pool.next_for_pages(Some(second), prefixes, |_| 1), Some(third));
         }
         pool.get_mut(second).unwrap().pinned = true;
         assert_eq!(next(&pool), Some(third));
@@ -178,6 +187,18 @@ mod tests {
     }
 
     #[test]
+    fn of_equals_the_one_goes_that_frees_most_pages() {
+        let mut pool = KeptPool::default();
+        let [few, many, none] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        let own = |kept: &Kept| [1, 9, 0][kept.id.0 as usize];
+        assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(many));
+        pool.remove(many);
+        assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(few));
+        pool.remove(few);
+        assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(none), "if need be");
+    }
+
+    #[test]
     fn the_owner_that_has_most_gives_up_something() {
         let mut pool = KeptPool::default();
         let old = add(&mut pool, 1, &[1; 10], Place::End);
@@ -185,6 +206,10 @@ mod tests {
         let goes = pool.next_for_slot(None, Prefixes::Whole);
         assert!(goes.is_some_and(|id| id != old), "not that of who has less");
         pool.remove(theirs);
-        assert_eq!(pool.next_for_slot(Some(1), Prefixes::Whole), Some(old), "a second one of its own");
+        assert_eq!(
+            pool.next_for_slot(Some(1), Prefixes::Whole),
+            Some(old),
+            "a second one of its own"
+        );
     }
 }

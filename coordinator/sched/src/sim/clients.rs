@@ -265,7 +265,20 @@ impl Clients {
         let guide = client.request.guide.map(|n| guide_tokens(n).into());
         let copied = !client.request.without_copies;
         let drafts = (!client.request.without_drafts).then(|| [].into());
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
+        let borders = [].into();
+        Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        }
     }
 
     /// The client goes away; whether it was still waiting for something.

@@ -22,7 +22,9 @@ use brigade_draft::Drafter;
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
 use brigade_spec::Prefixes;
 
-use crate::{Action, Event, LineSpec, Micros, PrefixCounts, Results, SchedConfig, Scheduler, Stats};
+use crate::{
+    Action, Event, LineSpec, Micros, PrefixCounts, Results, SchedConfig, Scheduler, Stats,
+};
 use clients::Clients;
 use copies::{Arrived, Copies};
 use drafts::Oracle;
