@@ -47,6 +47,7 @@ impl Trace {
             let block = trace.rng.between(500, 2_500) as u32;
             let said = trace.rng.between(30, 300) as u32;
             let first = trace.ask(owner, None, block + said);
+            trace.requests[first].border = Some(block);
             trace.blocks.push((first, block));
             trace.talks.push(Talk { owner, turns: vec![first] });
             trace.pause();
@@ -69,6 +70,7 @@ impl Trace {
             prompt: own,
             max_tokens: Some(answer),
             share: Share { owner, weight: 1, leaves_room: false },
+            border: Some(0),
             ..SimRequest::default()
         });
         self.requests.len() - 1

@@ -45,7 +45,6 @@ fn tokens_before(tokenizer: &Tokenizer, rest: usize, tokens: &[u32]) -> Option<u
 mod tests {
     use serde_json::json;
 
-    use super::*;
     use crate::text_model::{Chat, TextModel};
 
     #[test]

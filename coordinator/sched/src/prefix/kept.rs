@@ -262,7 +262,7 @@ impl KeptPool {
         let mut best: Option<(Source, u32)> = None;
         let mut seen = None;
         for Level { node, common } in self.levels(walk) {
-            if best.is_some_and(|(_, len)| len >= common) {
+            if best.is_some_and(|(_, len)| len > common) {
                 break;
             }
             let (mut newest, mut live) = (None, best);

@@ -18,7 +18,7 @@ use crate::line::Line;
 use crate::sequence::Admitted;
 use brigade_spec::Prefixes;
 
-/// Rows that a mark must save beside the one before it. That before a prompt's last row is always made.
+/// Rows that a mark must save beside another one. That before a prompt's last row is always made.
 const LEAST_ROWS: u32 = 16;
 
 /// The first distance from the end, in rows, which one at a distance must save at least; and how many times as far the next
@@ -51,10 +51,12 @@ fn marks(
     let end = Mark { at: n.saturating_sub(1), place: Place::Prompt };
     for mark in [end].into_iter().chain(forks).chain(distances) {
         let is_near = |other: u32| mark.at.abs_diff(other) < LEAST_ROWS;
+        // Whoever parts before the end has nothing of what is there.
+        let counts = |other: &&Mark| other.place != Place::Prompt || mark.place != Place::Fork;
         let is_new = match mark.place {
             Place::Prompt => true,
             Place::Distance if mark.at < begun.saturating_add(FIRST_DISTANCE) => false,
-            _ => !is_near(begun) && chosen.iter().all(|other| !is_near(other.at)),
+            _ => !is_near(begun) && !chosen.iter().filter(counts).any(|other| is_near(other.at)),
         };
         if mark.at > begun && mark.at < n && is_new && chosen.len() < most {
             chosen.push(mark);
@@ -146,8 +148,8 @@ mod tests {
 
     #[test]
     fn marks_that_would_save_few_rows_are_left_out() {
-        assert_eq!(at(100, 0, &[95], 9), [99]);
-        assert_eq!(at(200, 0, &[195], 9), [128, 199]);
+        assert_eq!(at(100, 0, &[95], 9), [95, 99]);
+        assert_eq!(at(200, 0, &[195], 9), [128, 195, 199]);
         assert_eq!(at(100, 30, &[40, 60], 9), [60, 99]);
         assert_eq!(at(100, 98, &[], 9), [99], "but that before the last row");
         assert!(at(100, 99, &[], 9).is_empty());

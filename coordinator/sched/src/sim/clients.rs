@@ -40,6 +40,8 @@ pub struct SimRequest {
     pub guide: Option<u32>,
     /// Whether nothing of it is drafted.
     pub without_drafts: bool,
+    /// After so many of its own prompt tokens another one is likely to go on otherwise, as it says.
+    pub border: Option<u32>,
 }
 
 impl SimRequest {
@@ -265,7 +267,8 @@ impl Clients {
         let guide = client.request.guide.map(|n| guide_tokens(n).into());
         let copied = !client.request.without_copies;
         let drafts = (!client.request.without_drafts).then(|| [].into());
-        let borders = [].into();
+        let begin = client.n_prompt - client.request.prompt.min(client.n_prompt);
+        let borders = client.request.border.map(|at| begin + at).into_iter().collect();
         Request {
             id,
             label,
