@@ -19,7 +19,7 @@ pub(crate) fn borders(
     let before = messages.iter().take_while(is_before).filter_map(content);
     let begins = before.filter_map(|c| Some(text.rfind(&c)? + c.len())).max().unwrap_or(0);
     let first = users().next().and_then(|c| Some(begins + text.get(begins..)?.find(&c)?));
-    let last = users().last().and_then(|c| text.rfind(&c));
+    let last = users().next_back().and_then(|c| text.rfind(&c));
     let mut borders: Vec<u32> = first
         .into_iter()
         .chain(last)

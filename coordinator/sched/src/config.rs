@@ -41,6 +41,8 @@ pub struct SchedConfig {
     pub repair_within_us: Micros,
     /// Windows of drafts that a sequence may have in flight; `None`: as many as bring it forward.
     pub max_windows: Option<u32>,
+    /// Whether states are kept in the middle of prompts, where a model has recurrent ones.
+    pub marks: bool,
     /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
     pub checkpoint_every: Option<u32>,
 }
@@ -55,6 +57,7 @@ impl Default for SchedConfig {
             max_logits_rows: DEFAULT_MAX_LOGITS_ROWS,
             repair_within_us: DEFAULT_REPAIR_WITHIN_US,
             max_windows: None,
+            marks: true,
             checkpoint_every: None,
         }
     }

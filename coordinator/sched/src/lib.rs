@@ -292,7 +292,7 @@ impl Scheduler {
         out.extend(refused.into_iter().map(|(request, why)| Action::Rejected { request, why }));
         let wanted = self.waiting.interrupted().filter(|pending| pending.restorable.is_some());
         let last: Vec<_> = wanted.flat_map(|pending| pending.blocks.iter().copied()).collect();
-        self.line = Some(Line::new(epoch, spec, now, &last));
+        self.line = Some(Line::new(epoch, spec, &self.config, now, &last));
     }
 
     /// Everybody who had a place loses it, and waits for the next line ahead of those who have none yet.
@@ -402,15 +402,14 @@ impl Scheduler {
             && !self.live.has_suspect()
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
         {
+            if !line.has_room(&next.request) {
+                return;
+            }
             if let Some(hold) = line.hold(now, &mut self.live, next) {
                 self.waiting.hold(at, hold);
-            } else if line.has_room(&next.request)
-                && let Some(next) = self.waiting.take(at)
-            {
+            } else if let Some(next) = self.waiting.take(at) {
                 let no = admit(&self.config, line, &mut self.live, next, out);
                 begin_drafts(&mut self.drafter, &self.live, no);
-            } else {
-                return;
             }
         }
     }

@@ -16,7 +16,6 @@ use std::collections::VecDeque;
 use super::kept::{Place, Prompt};
 use crate::line::Line;
 use crate::sequence::Admitted;
-use brigade_spec::Prefixes;
 
 /// Rows that a mark must save beside another one. That before a prompt's last row is always made.
 const LEAST_ROWS: u32 = 16;
@@ -69,7 +68,7 @@ fn marks(
 impl Line {
     /// Where the state of a sequence is to be kept while its prompt is read, of which the first `begun` tokens are there.
     pub(super) fn marks(&self, prompt: Prompt<'_>, begun: u32, borders: &[u32]) -> VecDeque<Mark> {
-        if self.spec.prefixes != Prefixes::Whole || self.n_kept_places() == 0 {
+        if !self.marks {
             return VecDeque::new();
         }
         // Half of all places: one prompt does not take those of all others.

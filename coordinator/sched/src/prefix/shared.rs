@@ -92,7 +92,8 @@ impl Line {
 
     /// For whom a request should wait, that could have a place now; whoever that is leaves a state where the two part.
     pub fn shared_read(&self, now: Micros, live: &mut Live, request: &Request) -> Option<Hold> {
-        if !self.reuses(request) || request.guide.is_some() {
+        let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
+        if !self.reuses(request) || !leaves_states || request.guide.is_some() {
             return None;
         }
         let space = Space::new(request.share.owner, &request.adapters);

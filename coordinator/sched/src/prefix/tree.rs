@@ -299,7 +299,8 @@ mod tests {
         let shares = |held: &[u32]| held.starts_with(&tokens[..common]);
         let sharing = own().filter(|((_, held, _), _)| shares(held));
         let mut expected: Vec<u32> = sharing.map(|((_, _, holder), _)| *holder).collect();
-        (behind.sort_unstable(), expected.sort_unstable());
+        behind.sort_unstable();
+        expected.sort_unstable();
         assert_eq!(behind, expected);
         let on_path = |held: &[u32]| tokens.starts_with(held);
         let passed = walk.passed.iter().flat_map(|node| tree.holders(*node).to_vec());
@@ -308,7 +309,8 @@ mod tests {
             .filter(|((_, held, _), _)| on_path(held))
             .map(|((_, _, holder), _)| *holder)
             .collect();
-        (passed.sort_unstable(), whole.sort_unstable());
+        passed.sort_unstable();
+        whole.sort_unstable();
         assert_eq!(passed, whole);
     }
 
