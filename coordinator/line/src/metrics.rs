@@ -161,6 +161,18 @@ impl Workers {
     }
 }
 
+fn describe_prefixes() {
+    describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
+    describe_gauge!(HELD, "Requests that wait for what another one reads");
+    describe_counter!(STATES_KEPT, "States that were kept");
+    describe_counter!(
+        STATES_GONE,
+        "Kept states that went before their time, or lost their last pages, by cause"
+    );
+    describe_counter!(SHARED_READS, "Requests that waited until another had read what they share");
+    describe_counter!(ROWS_AVOIDED, "Prompt tokens that such requests did not compute again");
+}
+
 fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
     describe_counter!(REUSED_TOKENS, "Prompt tokens that were computed before");
@@ -181,15 +193,7 @@ fn describe() {
     describe_gauge!(KEPT, "States kept for later requests that begin alike");
     describe_gauge!(KEPT_PLACES, "States that may be kept");
     describe_gauge!(KEPT_BLOCKS, "KV pages held for kept states until others need them");
-    describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
-    describe_gauge!(HELD, "Requests that wait for what another one reads");
-    describe_counter!(STATES_KEPT, "States that were kept");
-    describe_counter!(
-        STATES_GONE,
-        "Kept states that went before their time, or lost their last pages, by cause"
-    );
-    describe_counter!(SHARED_READS, "Requests that waited until another had read what they share");
-    describe_counter!(ROWS_AVOIDED, "Prompt tokens that such requests did not compute again");
+    describe_prefixes();
     describe_counter!(
         DRAFTS,
         "Drafted tokens that were right and wrong, by where they came from and how far ahead they were"

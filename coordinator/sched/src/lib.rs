@@ -395,7 +395,7 @@ impl Scheduler {
     /// Gives places to those who wait, as far as there are any.
     fn admit_waiting(&mut self, now: Micros, out: &mut Vec<Action>) {
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
-        self.waiting.review_holds(|hold| hold.lasts(now, line, &self.live));
+        self.waiting.review_holds(|hold| line.lasts(now, &self.live, hold));
         line.want(&self.live, &mut self.waiting);
         while let Some(at) = self.waiting.turn(&self.live.owners, line)
             && let Some(next) = self.waiting.get(at)

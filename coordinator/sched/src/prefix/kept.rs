@@ -6,6 +6,7 @@ use brigade_engine::batch::{BlockId, SlotId};
 use brigade_spec::Prefixes;
 
 use super::PrefixCounts;
+use super::place::Place;
 use super::tree::{NodeId, Space, Tree, Walk};
 use crate::events::{KeptId, RequestId};
 use crate::sequence::{Half, SeqNo};
@@ -33,19 +34,6 @@ pub struct KeptInfo {
     pub slot: SlotId,
     /// The tokens of its positions.
     pub tokens: Vec<u32>,
-}
-
-/// Why there is a state at a position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// A sequence ended there, or it came from elsewhere.
-    End,
-    /// The last row of a prompt comes behind it.
-    Prompt,
-    /// Another prompt goes on otherwise there.
-    Fork,
-    /// A prompt that was changed near its end may go on otherwise behind it.
-    Distance,
 }
 
 /// A kept state.

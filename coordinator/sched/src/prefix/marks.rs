@@ -13,7 +13,8 @@
 
 use std::collections::VecDeque;
 
-use super::kept::{Place, Prompt};
+use super::kept::Prompt;
+use super::place::{Mark, Place};
 use crate::line::Line;
 use crate::sequence::Admitted;
 
@@ -24,13 +25,6 @@ const LEAST_ROWS: u32 = 16;
 /// one is.
 const FIRST_DISTANCE: u32 = 64;
 const NEXT_DISTANCE: u32 = 8;
-
-/// A position in a prompt whose state is to be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub at: u32,
-    pub place: Place,
-}
 
 /// Marks of a prompt of `n` tokens of which the first `begun` are there, ascending, at most so many. The more important
 /// come first: the end, the borders between its messages as far as they are known, forks, then distances.

@@ -14,17 +14,19 @@
 //!   such states are copied while it is read.
 //! - `shared` lets requests wait that share an unread beginning with one that is being read.
 
+mod hold;
 mod kept;
 mod marks;
+mod place;
 mod reuse;
 mod shared;
 mod tree;
 mod value;
 
+pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;
-pub(crate) use marks::Mark;
-pub(crate) use shared::Hold;
+pub(crate) use place::Mark;
 pub(crate) use tree::{NodeId, Space};
 
 /// What became of prompts and of kept states, since the beginning.

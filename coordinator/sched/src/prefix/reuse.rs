@@ -12,8 +12,9 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SeqPart, SlotId, Want};
 use brigade_spec::Prefixes;
 
-use super::kept::{Kept, KeptInfo, NewKept, Place, Prompt, Source};
-use super::marks::Mark;
+use super::hold::Hold;
+use super::kept::{Kept, KeptInfo, NewKept, Prompt, Source};
+use super::place::{Mark, Place};
 use super::tree::Space;
 use crate::events::{KeptId, Request, RequestId, Share, Work};
 use crate::fair::{Needs, Places};
@@ -154,35 +155,15 @@ impl Line {
         let space = Space::new(request.share.owner, &request.adapters);
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
-        let best = if reuses { self.best(live, prompt) } else { None };
-        // A state of its own that can be put back has more.
-        let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
-        let (blocks, reused) = match best {
-            Some((source, len)) => {
-                let from = (live, source, len);
-                (self.begin_with(from, slot, n_pages, (&request, half)), len)
-            }
-            None => {
-                self.make_room(n_pages, None);
-                // A stage that stayed loaded still holds its state in them.
-                let had = if restorable.is_some() { &had[..] } else { &[] };
-                let like = self.blocks.take_like(had, n_pages, Holder::Running);
-                (like.expect("has_room was asked"), 0)
-            }
-        };
+        let before = (&had[..], restorable);
+        let (blocks, reused, source) =
+            self.begin(live, prompt, (slot, n_pages), (&request, half), before);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
         if reuses {
-            self.kept.counts.prompt_tokens += u64::from(tokens.len() as u32);
-            self.kept.counts.reused_tokens += u64::from(reused);
-            let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
-            self.kept.counts.rows_avoided += u64::from(spared);
+            self.count(tokens.len() as u32, reused, held);
         }
-        let source = best.and_then(|(source, _)| match source {
-            Source::Kept(id) => Some(id),
-            Source::Live(..) => None,
-        });
         Admitted {
             whole: self.spec.prefixes == Prefixes::None,
             request: request.id,
@@ -220,6 +201,43 @@ impl Line {
             drafts: request.drafts,
             ahead: None,
         }
+    }
+
+    /// Pages for a request whose sequence begins in `slot`, how many tokens of its prompt are in them, and the kept state
+    /// that they come from. `before`: the pages it had on a line before, and the position of a state of its own that can be
+    /// put back.
+    fn begin(
+        &mut self,
+        live: &Live,
+        prompt: Prompt<'_>,
+        (slot, n_pages): (SlotId, u32),
+        (request, half): (&Request, Half),
+        (had, restorable): (&[BlockId], Option<u32>),
+    ) -> (Vec<BlockId>, u32, Option<KeptId>) {
+        let best = if self.reuses(request) { self.best(live, prompt) } else { None };
+        // A state of its own has more.
+        let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
+        let Some((source, len)) = best else {
+            self.make_room(n_pages, None);
+            // A stage that stayed loaded still holds its state in them.
+            let had = if restorable.is_some() { had } else { &[] };
+            let like = self.blocks.take_like(had, n_pages, Holder::Running);
+            return (like.expect("has_room was asked"), 0, None);
+        };
+        let blocks = self.begin_with((live, source, len), slot, n_pages, (request, half));
+        let kept = match source {
+            Source::Kept(id) => Some(id),
+            Source::Live(..) => None,
+        };
+        (blocks, len, kept)
+    }
+
+    /// Counts a prompt that got its place.
+    fn count(&mut self, n_tokens: u32, reused: u32, held: Option<Hold>) {
+        self.kept.counts.prompt_tokens += u64::from(n_tokens);
+        self.kept.counts.reused_tokens += u64::from(reused);
+        let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
+        self.kept.counts.rows_avoided += u64::from(spared);
     }
 
     /// Starts `slot` as a copy of the first `len` positions of another sequence. Its full pages are shared; where there is

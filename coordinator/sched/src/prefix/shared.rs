@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use brigade_spec::Prefixes;
 
+use super::hold::Hold;
 use super::kept::{Prompt, Source};
 use super::tree::Space;
 use crate::admit::Waiting;
@@ -24,34 +25,21 @@ const LEAST_ROWS: u32 = 64;
 /// So many times as long as its own reading would take where nobody else is there, a request waits for somebody else's.
 const MOST_TIMES: u64 = 4;
 
-/// For whom a request waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hold {
-    pub reader: SeqNo,
-    /// Up to which position.
-    pub until: u32,
-    /// Where it would have to begin by itself.
-    pub begin: u32,
-    pub since: Micros,
-}
-
-impl Hold {
-    /// Whether the one that reads is still on its way there.
-    pub fn lasts(&self, now: Micros, line: &Line, live: &Live) -> bool {
-        let reads = live.of(self.reader).is_some_and(|reader| is_reading(reader, self.until));
-        let rows = u64::from(self.until - self.begin);
-        let waited = now.saturating_sub(self.since);
-        let is_long = line.times.measured() && line.times.rows_in(waited) > MOST_TIMES * rows;
-        reads && !is_long
-    }
-}
-
 /// Whether a sequence still has to read what is before a position, and nothing but that keeps it.
 fn is_reading(reader: &Admitted, until: u32) -> bool {
     !reader.restoring && !is_suspect(reader.losses) && reader.own_left() > 0 && reader.sent < until
 }
 
 impl Line {
+    /// Whether the one that a request waits for is still on its way there, and that does not take too long.
+    pub fn lasts(&self, now: Micros, live: &Live, hold: &Hold) -> bool {
+        let reads = live.of(hold.reader).is_some_and(|reader| is_reading(reader, hold.until));
+        let rows = u64::from(hold.until - hold.begin);
+        let waited = now.saturating_sub(hold.since);
+        let is_long = self.times.measured() && self.times.rows_in(waited) > MOST_TIMES * rows;
+        reads && !is_long
+    }
+
     /// The states that requests in the queue would begin with go last. Each is looked up when it comes to the queue, and when
     /// its state is gone.
     pub fn want(&mut self, live: &Live, waiting: &mut Waiting) {
@@ -87,7 +75,7 @@ impl Line {
         };
         // All its waiting together is as long as one may be.
         let hold = Hold { since: before.since, begin: before.begin.min(hold.begin), ..hold };
-        hold.lasts(now, self, live).then_some(hold)
+        self.lasts(now, live, &hold).then_some(hold)
     }
 
     /// For whom a request should wait, that could have a place now; whoever that is leaves a state where the two part.

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 
 use brigade_spec::Prefixes;
 
-use super::kept::{Holder, Kept, KeptPool, Place};
+use super::kept::{Holder, Kept, KeptPool};
+use super::place::Place;
 use crate::events::KeptId;
 
 /// How likely it is that a prompt goes on behind a state beside the only way that is known, beside one where ways part.
