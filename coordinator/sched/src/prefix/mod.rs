@@ -9,7 +9,7 @@
 //! first token, and the number of tokens that were there already, would tell a guesser what others have asked.
 //!
 //! - [`kept`] has the states and the tree; `value` says which of them goes first when places are needed.
-//! - `reuse` begins sequences, keeps those that end, and makes room.
+//! - `reuse` begins sequences and keeps those that end; `room` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
 //! - `shared` lets requests wait that share an unread beginning with one that is being read.
@@ -19,6 +19,7 @@ mod kept;
 mod marks;
 mod place;
 mod reuse;
+mod room;
 mod shared;
 mod tree;
 mod value;
