@@ -71,7 +71,7 @@ impl Line {
     }
 
     /// Frees a kept sequence's places; its slot is still to be closed.
-    fn give_up(&mut self, id: KeptId) -> Option<SlotId> {
+    pub(super) fn give_up(&mut self, id: KeptId) -> Option<SlotId> {
         let kept = self.kept.remove(id)?;
         self.settling.retain(|(of, _)| *of != id);
         let holder = if kept.pinned { Holder::Running } else { Holder::Kept };
