@@ -204,6 +204,7 @@ impl<'a> Run<'a> {
                 copied: false,
                 guide: None,
                 drafts,
+                borders: [].into(),
             }));
             while self.last().tokens.len() < ANSWER as usize {
                 let late = if self.pending.len() > LATE { LATE } else { self.pending.len() - 1 };

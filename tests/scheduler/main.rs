@@ -10,6 +10,8 @@ mod plan_depth;
 mod plan_held;
 mod plan_passes;
 mod plan_random;
+mod prefix_stages;
+mod prefix_traces;
 mod sched_ahead;
 mod sched_fair;
 mod sched_reuse;
@@ -30,6 +32,8 @@ fn main() -> ExitCode {
         plan_held,
         plan_passes,
         plan_random,
+        prefix_stages,
+        prefix_traces,
         sched_ahead,
         sched_fair,
         sched_reuse,

@@ -149,6 +149,7 @@ impl Script {
                 copied: true,
                 guide: find("guide").map(|n| (101..).take(n as usize).collect()),
                 drafts: None,
+                borders: [].into(),
             }),
             "ready" => Event::KeptReady(KeptId(number(words[0]))),
             "drop" => Event::DropKept(KeptId(number(words[0]))),

@@ -30,6 +30,7 @@
 
 pub mod arrange;
 pub mod body;
+mod borders;
 pub mod channel;
 pub mod constrain;
 pub mod control;

@@ -7,6 +7,7 @@ use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Token
 use serde_json::{Value, json};
 
 use crate::arrange::Arrangement;
+use crate::borders::borders;
 use crate::channel::MARKERS;
 use crate::control::{control, told_dialect};
 use crate::detect::detect;
@@ -310,7 +311,8 @@ impl TextModel {
         let name = match &chat.force {
             Force::Free => {
                 let tokens = self.tokenizer.encode(&text, true, true)?;
-                return Ok(Prompt { tokens, begins, opening: String::new() });
+                let borders = borders(&self.tokenizer, (&text, &tokens), &chat.messages);
+                return Ok(Prompt { tokens, borders, begins, opening: String::new() });
             }
             Force::Any => None,
             Force::Tool(name) => Some(name.as_str()),
@@ -327,7 +329,8 @@ impl TextModel {
         }
         text.push_str(&opening);
         let tokens = self.tokenizer.encode(&text, true, true)?;
-        Ok(Prompt { tokens, begins, opening })
+        let borders = borders(&self.tokenizer, (&text, &tokens), &chat.messages);
+        Ok(Prompt { tokens, borders, begins, opening })
     }
 
     /// Renders a chat in the first arrangement that the template takes.
@@ -572,6 +575,8 @@ pub enum Force {
 pub struct Prompt {
     /// Its tokens.
     pub tokens: Vec<u32>,
+    /// Positions at which another chat is likely to go on otherwise, the more important first.
+    pub borders: Vec<u32>,
     /// What it has of the answer that is not a part of it: the answer's parser begins with this.
     pub begins: String,
     /// What it has of the answer and is a part of it: the beginning of a forced call.

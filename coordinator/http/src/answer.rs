@@ -152,6 +152,7 @@ pub async fn submit(
                     .map(|held| Constraint { owner: share.owner, ..held }),
                 guidance: common.guidance.clone(),
                 drafts: common.drafts.clone(),
+                borders: common.borders.clone(),
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits.now())?;
             let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);

@@ -145,6 +145,7 @@ impl ChatRequest {
     pub fn prompt(&mut self, text: &TextModel) -> Result<Prompt, ApiError> {
         let chat = std::mem::take(&mut self.chat);
         let prompt = text.encode_chat(&chat).map_err(text_error)?;
+        self.common.borders = prompt.borders.as_slice().into();
         let wishes = Wishes {
             form: self.common.form.as_ref(),
             force: &chat.force,

@@ -63,6 +63,8 @@ pub struct Common {
     /// Whether next tokens may be drafted, which changes no answer: what the answer is expected to be like, as far as the
     /// client says; `None`: no.
     pub drafts: Option<Arc<[u32]>>,
+    /// Positions at which other prompts are likely to go on otherwise: known when the endpoint has its prompt.
+    pub borders: Arc<[u32]>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
     /// Classifier-free guidance; its guide's tokens are known when the endpoint has its prompt.
@@ -159,6 +161,7 @@ impl Common {
             resumable,
             checkpoint: fields.take("checkpoint")?.unwrap_or(true),
             drafts: prediction::drafts(fields, limits, text)?,
+            borders: [].into(),
             lora: lora(fields)?,
             include_usage,
             within: timeout(fields)?,

@@ -307,6 +307,7 @@ impl Driver {
             copied,
             guide,
             drafts: request.drafts,
+            borders: request.borders,
         };
         self.step(match generated {
             None => Event::Submit(request),

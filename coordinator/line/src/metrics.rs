@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use brigade_draft::Source;
 use brigade_proto::control::HealthReply;
-use brigade_sched::{DRAFT_DEPTHS, DraftCounts, Micros, Stats};
+use brigade_sched::{DRAFT_DEPTHS, DraftCounts, Micros, PrefixCounts, Stats};
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
@@ -49,6 +49,12 @@ const KV_TOTAL: &str = "brigade_kv_blocks";
 const KEPT: &str = "brigade_kept_sequences";
 const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
 const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
+const PREFIX_NODES: &str = "brigade_prefix_nodes";
+const HELD: &str = "brigade_requests_waiting_for_reads";
+const STATES_KEPT: &str = "brigade_states_kept_total";
+const STATES_GONE: &str = "brigade_states_gone_total";
+const SHARED_READS: &str = "brigade_shared_reads_total";
+const ROWS_AVOIDED: &str = "brigade_shared_read_rows_avoided_total";
 const DRAFTS: &str = "brigade_drafts_total";
 const DRAFT_PARTS: &str = "brigade_draft_parts_cut_total";
 const DRAWN_PARTS: &str = "brigade_drawn_parts_total";
@@ -155,9 +161,21 @@ impl Workers {
     }
 }
 
+fn describe_prefixes() {
+    describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
+    describe_gauge!(HELD, "Requests that wait for what another one reads");
+    describe_counter!(STATES_KEPT, "States that were kept");
+    describe_counter!(
+        STATES_GONE,
+        "Kept states that went before their time, or lost their last pages, by cause"
+    );
+    describe_counter!(SHARED_READS, "Requests that waited until another had read what they share");
+    describe_counter!(ROWS_AVOIDED, "Prompt tokens that such requests did not compute again");
+}
+
 fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
-    describe_counter!(REUSED_TOKENS, "Prompt tokens that a kept sequence stood for");
+    describe_counter!(REUSED_TOKENS, "Prompt tokens that were computed before");
     describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
     describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
     describe_counter!(
@@ -172,9 +190,10 @@ fn describe() {
     describe_gauge!(RUNNING, "Sequences admitted, by phase");
     describe_gauge!(KV_USED, "KV pages that admitted sequences use, equal on every stage");
     describe_gauge!(KV_TOTAL, "KV pages there are");
-    describe_gauge!(KEPT, "Sequences kept for later requests that begin alike");
-    describe_gauge!(KEPT_PLACES, "Sequences that may be kept");
-    describe_gauge!(KEPT_BLOCKS, "KV pages held for kept sequences until others need them");
+    describe_gauge!(KEPT, "States kept for later requests that begin alike");
+    describe_gauge!(KEPT_PLACES, "States that may be kept");
+    describe_gauge!(KEPT_BLOCKS, "KV pages held for kept states until others need them");
+    describe_prefixes();
     describe_counter!(
         DRAFTS,
         "Drafted tokens that were right and wrong, by where they came from and how far ahead they were"
@@ -297,9 +316,27 @@ pub fn scheduler(stats: &Stats) {
     gauge!(KEPT).set(stats.kept);
     gauge!(KEPT_PLACES).set(stats.kept_total);
     gauge!(KEPT_BLOCKS).set(stats.blocks_kept);
+    gauge!(PREFIX_NODES).set(stats.nodes as f64);
+    gauge!(HELD).set(stats.held as f64);
+    prefixes(&stats.prefixes);
     gauge!(IN_FLIGHT).set(stats.in_flight as f64);
     gauge!(GROUPS).set(stats.groups as f64);
     drafts(&stats.drafts);
+}
+
+/// What became of prompts and kept states.
+fn prefixes(counts: &PrefixCounts) {
+    counter!(STATES_KEPT).absolute(counts.kept);
+    for (cause, n) in [
+        ("places", counts.evicted_for_places),
+        ("pages", counts.evicted_for_pages),
+        ("shortened", counts.shortened),
+        ("failed", counts.spoilt),
+    ] {
+        counter!(STATES_GONE, "cause" => cause).absolute(n);
+    }
+    counter!(SHARED_READS).absolute(counts.waits);
+    counter!(ROWS_AVOIDED).absolute(counts.rows_avoided);
 }
 
 /// What became of drafts, by where they came from. Of answers that are known no server drafts.

@@ -83,6 +83,8 @@ pub struct Request {
     pub guide: Option<Arc<[u32]>>,
     /// Whether its next tokens may be drafted: what its answer is expected to be like, as far as anybody says; `None`: no.
     pub drafts: Option<Arc<[u32]>>,
+    /// Positions of the prompt at which others are likely to go on otherwise, the more important first.
+    pub borders: Arc<[u32]>,
 }
 
 /// Largest scale of guidance.
@@ -120,6 +122,8 @@ pub struct Drawing {
     pub guidance: Option<Guiding>,
     /// As in [`Request::drafts`].
     pub drafts: Option<Arc<[u32]>>,
+    /// As in [`Request::borders`].
+    pub borders: Arc<[u32]>,
 }
 
 /// Why a request cannot run, and on which field that lies.
@@ -237,13 +241,15 @@ impl Request {
         let max_tokens = drawing.max_tokens.unwrap_or(u32::MAX).min(room);
         let sure = drawing.max_tokens.unwrap_or(limits.answer).min(room);
         let work = Work::Generate { max_tokens, sure, sampler, stop_tokens: drawing.stop_tokens };
-        Ok(Self { guide, drafts: drawing.drafts, ..Self::of(tokens, work) })
+        let Drawing { drafts, borders, .. } = drawing;
+        Ok(Self { guide, drafts, borders, ..Self::of(tokens, work) })
     }
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
         let (within, adapters, copied, guide, drafts) = (None, None, true, None, None);
-        Self { tokens, work, label, share, force, within, adapters, copied, guide, drafts }
+        let borders = [].into();
+        Self { tokens, work, label, share, force, within, adapters, copied, guide, drafts, borders }
     }
 
     /// A prompt of which the last norm's rows are wanted that `pooling` is made of.

@@ -9,6 +9,7 @@ use brigade_spec::Prefixes;
 use super::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work};
 use super::fair::{self, Owners};
 use super::line::Line;
+use super::prefix::Hold;
 use super::replay::Pending;
 
 /// Bounds of the advice in [`Rejection::QueueFull`], seconds.
@@ -47,7 +48,7 @@ impl Waiting {
     /// the newest of them for somebody who has fewer: it is returned, with when to come back.
     pub fn push(&mut self, request: Request) -> Result<Option<(RequestId, u64)>, Rejection> {
         // Whoever had a place does not take one in the queue.
-        let waiting = self.queue.iter().filter(|pending| !pending.interrupted).count();
+        let waiting = self.n_new();
         let mut displaced = None;
         if waiting >= self.limit {
             let retry_after_s = self.retry_after_s();
@@ -63,6 +64,45 @@ impl Waiting {
         }
         self.queue.push_back(Pending::new(request));
         Ok(displaced)
+    }
+
+    /// Requests that never had a place.
+    fn n_new(&self) -> usize {
+        self.queue.iter().filter(|pending| !pending.interrupted).count()
+    }
+
+    /// Whether somebody would have to give up a place in the queue for another one.
+    pub fn is_full(&self) -> bool {
+        self.n_new() >= self.limit
+    }
+
+    /// Those in the queue, first come first.
+    pub fn queue(&self) -> impl Iterator<Item = &Pending> {
+        self.queue.iter()
+    }
+
+    /// The same, to be changed.
+    pub fn queue_mut(&mut self) -> impl Iterator<Item = &mut Pending> {
+        self.queue.iter_mut()
+    }
+
+    /// One waits for what another one reads.
+    pub fn hold(&mut self, at: usize, hold: Hold) {
+        if let Some(pending) = self.queue.get_mut(at) {
+            (pending.hold, pending.held) = (Some(hold), Some(hold));
+        }
+    }
+
+    /// Whoever has waited long enough for what another one reads may have a place.
+    pub fn review_holds(&mut self, lasts: impl Fn(&Hold) -> bool) {
+        for pending in &mut self.queue {
+            pending.hold = pending.hold.filter(&lasts);
+        }
+    }
+
+    /// Requests that wait for what another one reads.
+    pub fn n_held(&self) -> usize {
+        self.queue.iter().filter(|pending| pending.hold.is_some()).count()
     }
 
     /// How many requests of each owner wait that never had a place.
@@ -107,16 +147,18 @@ impl Waiting {
     }
 
     /// Whose turn it is: those who had a place first, in order; then the first request of the owner that is next,
-    /// of those that may take a place. Nobody overtakes it, so that a large request gets its room some day.
+    /// of those that may take a place. Nobody overtakes it, so that a large request gets its room some day. Whoever waits for
+    /// what another one reads has no turn.
     pub fn turn(&self, owners: &Owners, line: &Line) -> Option<usize> {
-        let first = self.queue.front()?;
+        let at = self.queue.iter().position(|pending| pending.hold.is_none())?;
+        let first = self.queue.get(at)?;
         if first.interrupted || !first.request.share.leaves_room && self.is_of_one_owner() {
-            return Some(0);
+            return Some(at);
         }
         let (waiting, places) = (self.owners(), line.places());
         let mut seen = BTreeSet::new();
-        let heads =
-            self.queue.iter().enumerate().filter(|(_, p)| seen.insert(p.request.share.owner));
+        let free = self.queue.iter().enumerate().filter(|(_, p)| p.hold.is_none());
+        let heads = free.filter(|(_, p)| seen.insert(p.request.share.owner));
         let may = |(_, pending): &(usize, &Pending)| {
             let needs = line.needs(&pending.request);
             owners.leaves_room(pending.request.share, needs, places, &waiting)
@@ -166,6 +208,7 @@ impl Waiting {
         }
         for pending in self.queue.iter_mut().chain(&mut self.parked) {
             pending.without_line_since.get_or_insert(now);
+            (pending.hold, pending.held, pending.begins) = (None, None, None);
         }
     }
 
@@ -318,8 +361,20 @@ mod tests {
         let (share, deadline) = (Share::default(), None);
         let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
         let (label, adapters, copied, guide) = ("r".into(), [].into(), true, None);
-        let drafts = None;
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
+        let (drafts, borders) = (None, [].into());
+        Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        }
     }
 
     #[test]

@@ -165,8 +165,20 @@ mod tests {
         };
         let (id, label, prompt) = (RequestId(id), id.to_string().into(), vec![id as u32; 20]);
         let (adapters, share) = ([].into(), Share::default());
-        let (deadline, guide, drafts) = (None, None, None);
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
+        let (deadline, guide, drafts, borders) = (None, None, None, [].into());
+        Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        }
     }
 
     /// Slots that are named and those of which copies are taken, while the prompts of both requests are computed.

@@ -82,9 +82,6 @@ pub(super) fn compose(
     if !only_ops {
         line.prefill_owed = draft.prompt_rows == 0 && !live.prefilling.is_empty();
     }
-    for no in &draft.first_decodes {
-        live.of(*no).iter().flat_map(|s| s.halves()).for_each(|half| line.keep_prompt(half));
-    }
     line.ops.append(&mut draft.checkpoints);
     Some(draft.send(line))
 }
@@ -104,8 +101,6 @@ struct Draft {
     draws: Vec<SeqOp>,
     /// Of sequences that have rows in it.
     checkpoints: Vec<SeqOp>,
-    /// Sequences whose first row after the prompt is in it.
-    first_decodes: Vec<SeqNo>,
     parts: Vec<SeqPart>,
     computed: Vec<(SeqNo, u32)>,
     wanted: VecDeque<Wanted>,
@@ -132,7 +127,6 @@ impl Draft {
             opens: Vec::new(),
             draws: Vec::new(),
             checkpoints: Vec::new(),
-            first_decodes: Vec::new(),
             parts: Vec::new(),
             computed: Vec::new(),
             wanted: VecDeque::new(),
@@ -173,16 +167,12 @@ impl Draft {
         while n_left > 0 {
             n_left -= 1;
             let Some(sequence) = live.ready.front().and_then(|no| live.of(*no)) else { break };
-            let is_first = sequence.sent == sequence.n_prompt && !sequence.is_taken_back();
             // What was right before it was taken back is read again.
             let rows = (sequence.n_tokens() - sequence.sent).max(sequence.n_slots());
             if rows > self.rows_left {
                 break;
             }
             let Some(no) = live.ready.pop_front() else { break };
-            if is_first {
-                self.first_decodes.push(no);
-            }
             let room = self.rows_left - rows - n_left.min(self.rows_left - rows);
             let window = drafting.first(sizing, (line, live), no, room);
             let n_sent = match window {
@@ -281,7 +271,9 @@ impl Draft {
     /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
     fn take_prompts(&mut self, live: &mut Live, limit: u32) {
         let mut left = limit.min(self.rows_left);
-        while let Some(at) = live.next_prompt() {
+        // Those that end at a mark here: what is behind it has to come in another ubatch.
+        let mut cut = Vec::new();
+        while let Some(at) = live.next_prompt_but(&cut) {
             let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
             let (mut rows, of_guide) = sequence.next_rows(left, self.rows_left);
@@ -303,10 +295,13 @@ impl Draft {
             self.add_halves(live, no, (rows, of_guide));
             self.prompt_rows += rows + of_guide;
             left = left.saturating_sub(rows + of_guide);
-            if !all_sent {
+            if all_sent {
+                live.prefilling.remove(at);
+            } else if live.of(no).is_some_and(Admitted::is_at_mark) {
+                cut.push(no);
+            } else {
                 break;
             }
-            live.prefilling.remove(at);
         }
     }
 

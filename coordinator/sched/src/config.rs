@@ -2,6 +2,7 @@
 
 use super::drafted::DraftCounts;
 use super::events::Micros;
+use super::prefix::PrefixCounts;
 
 /// Requests that may wait for a place before new ones are turned away.
 pub const DEFAULT_MAX_WAITING: usize = 256;
@@ -40,6 +41,8 @@ pub struct SchedConfig {
     pub repair_within_us: Micros,
     /// Windows of drafts that a sequence may have in flight; `None`: as many as bring it forward.
     pub max_windows: Option<u32>,
+    /// Whether states are kept in the middle of prompts, where a model has recurrent ones.
+    pub marks: bool,
     /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
     pub checkpoint_every: Option<u32>,
 }
@@ -54,6 +57,7 @@ impl Default for SchedConfig {
             max_logits_rows: DEFAULT_MAX_LOGITS_ROWS,
             repair_within_us: DEFAULT_REPAIR_WITHIN_US,
             max_windows: None,
+            marks: true,
             checkpoint_every: None,
         }
     }
@@ -79,6 +83,8 @@ pub struct Running {
 pub struct Stats {
     /// Requests without a place: not yet admitted, or waiting for another line.
     pub waiting: usize,
+    /// Those of them that could have one, and wait for what another one reads.
+    pub held: usize,
     /// Whether a request that may have broken its lines runs alone, or is the next to do so.
     pub suspect_alone: bool,
     /// Admitted sequences whose prompt is not yet sent completely.
@@ -97,10 +103,14 @@ pub struct Stats {
     pub slots_lent: u32,
     /// Slots for admitted sequences.
     pub slots_total: u32,
-    /// Kept sequences.
+    /// Kept states.
     pub kept: u32,
-    /// Slots for kept sequences.
+    /// Slots for kept states.
     pub kept_total: u32,
+    /// Nodes of the trees in which kept states and running prompts stand.
+    pub nodes: usize,
+    /// What became of prompts and kept states, since the beginning.
+    pub prefixes: PrefixCounts,
     /// What became of drafts, since the beginning.
     pub drafts: DraftCounts,
     /// Ubatches sent and not back.

@@ -48,6 +48,9 @@ pub struct Request {
     pub guide: Option<Arc<[u32]>>,
     /// Whether its next tokens may be drafted: what its answer is expected to be like, as far as anybody says; `None`: no.
     pub drafts: Option<Arc<[u32]>>,
+    /// Positions of its prompt, the more important first, at which others are likely to go on otherwise, as far as anybody
+    /// says: borders of a chat's messages.
+    pub borders: Arc<[u32]>,
 }
 
 /// Whose a request is, and how much of the line that owner gets beside others.

@@ -8,7 +8,7 @@
 //! Reading order:
 //!
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `admit` and `fair` say who begins, `pages`, `pool` and `kept` where, `reuse` with what; `growth` how long answers get.
+//! - `admit` and `fair` say who begins, `pages` and `pool` where, `prefix` with what; `growth` how long answers get.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
 //! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, and
@@ -30,14 +30,13 @@ mod forecast;
 mod groups;
 mod growth;
 mod in_flight;
-mod kept;
 mod line;
 mod pages;
 mod parting;
 mod pool;
+mod prefix;
 mod replay;
 mod results;
-mod reuse;
 mod sequence;
 pub mod sim;
 mod sizing;
@@ -69,7 +68,7 @@ pub use events::{
     Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
 pub use forecast::Forecast;
-pub use kept::KeptInfo;
+pub use prefix::{KeptInfo, PrefixCounts};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
 /// millisecond.
@@ -95,6 +94,8 @@ pub struct Scheduler {
     drafts: DraftCounts,
     /// The last ubatch that came back.
     last_done: Given,
+    /// What became of prompts and kept states on lines before this one.
+    prefixes: PrefixCounts,
 }
 
 impl Scheduler {
@@ -112,6 +113,7 @@ impl Scheduler {
             drafter: None,
             drafts,
             last_done: Given::default(),
+            prefixes: PrefixCounts::default(),
         }
     }
 
@@ -174,6 +176,12 @@ impl Scheduler {
     ) -> Result<(), Rejection> {
         let waiting = self.waiting.owners();
         self.live.owners.arrive(now, request.share, &waiting);
+        // In a full queue nobody waits who need not.
+        let waits = !self.waiting.is_full()
+            && self
+                .line
+                .as_ref()
+                .is_some_and(|line| line.shared_read(now, &mut self.live, &request).is_some());
         let (live, queue) = (&self.live, &self.waiting);
         let may_start = |line: &Line| {
             let needs = line.needs(&request);
@@ -182,7 +190,8 @@ impl Scheduler {
                 let rank = |share| live.owners.rank_for_place(share);
                 other.interrupted || rank(other.request.share) <= rank(request.share)
             };
-            !line.faulted
+            !waits
+                && !line.faulted
                 && !line.is_parting()
                 && !live.has_suspect()
                 && !ahead.is_some_and(is_ahead)
@@ -283,12 +292,14 @@ impl Scheduler {
         out.extend(refused.into_iter().map(|(request, why)| Action::Rejected { request, why }));
         let wanted = self.waiting.interrupted().filter(|pending| pending.restorable.is_some());
         let last: Vec<_> = wanted.flat_map(|pending| pending.blocks.iter().copied()).collect();
-        self.line = Some(Line::new(epoch, spec, now, &last));
+        self.line = Some(Line::new(epoch, spec, &self.config, now, &last));
     }
 
     /// Everybody who had a place loses it, and waits for the next line ahead of those who have none yet.
     fn line_down(&mut self, now: Micros, reason: String, planned: bool, out: &mut Vec<Action>) {
-        self.line = None;
+        if let Some(line) = self.line.take() {
+            self.prefixes = self.prefixes.plus(line.kept.counts);
+        }
         let mut interrupted = Vec::new();
         for sequence in self.live.drain() {
             self.end_drafts(sequence.request);
@@ -359,7 +370,8 @@ impl Scheduler {
             return self.go_on_parting(now, out);
         }
         loop {
-            self.admit_waiting(out);
+            self.keep_marks();
+            self.admit_waiting(now, out);
             let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
             let n_lent = line.n_lent;
             let lends = self.waiting.len() == 0;
@@ -373,19 +385,42 @@ impl Scheduler {
         }
     }
 
+    /// Keeps the states at marks that prompts have reached.
+    fn keep_marks(&mut self) {
+        if let Some(line) = self.line.as_mut().filter(|line| !line.faulted) {
+            line.keep_marks(&mut self.live);
+        }
+    }
+
     /// Gives places to those who wait, as far as there are any.
-    fn admit_waiting(&mut self, out: &mut Vec<Action>) {
+    fn admit_waiting(&mut self, now: Micros, out: &mut Vec<Action>) {
         let Some(line) = self.line.as_mut().filter(|line| !line.faulted) else { return };
+        self.waiting.review_holds(|hold| line.lasts(now, &self.live, hold));
+        line.want(&self.live, &mut self.waiting);
         while let Some(at) = self.waiting.turn(&self.live.owners, line)
             && let Some(next) = self.waiting.get(at)
-            && line.has_room(&next.request)
             && !self.live.has_suspect()
             && (self.live.len() == 0 || !sequence::is_suspect(next.losses))
-            && let Some(next) = self.waiting.take(at)
         {
-            let no = admit(&self.config, line, &mut self.live, next, out);
-            begin_drafts(&mut self.drafter, &self.live, no);
+            if !line.has_room(&next.request) {
+                return;
+            }
+            if let Some(hold) = line.hold(now, &mut self.live, next) {
+                self.waiting.hold(at, hold);
+            } else if let Some(next) = self.waiting.take(at) {
+                let no = admit(&self.config, line, &mut self.live, next, out);
+                begin_drafts(&mut self.drafter, &self.live, no);
+            }
         }
+    }
+
+    /// Requests without a place, in the order in which they came, each with the one that it waits for where that reads what
+    /// both begin with.
+    pub fn queue(&self) -> impl Iterator<Item = (RequestId, Option<RequestId>)> {
+        self.waiting.queue().map(|pending| {
+            let reader = pending.hold.and_then(|hold| self.live.of(hold.reader));
+            (pending.request.id, reader.map(|reader| reader.request))
+        })
     }
 
     /// Microseconds of computing one ubatch after which a stage of this line is stuck, for the ubatches in
@@ -441,6 +476,8 @@ impl Scheduler {
         let decoding = self.live.n_decoding() + self.live.n_put_off();
         let mut stats = Stats {
             waiting: self.waiting.len(),
+            held: self.waiting.n_held(),
+            prefixes: self.prefixes,
             suspect_alone: self.live.has_suspect()
                 || self.waiting.front().is_some_and(|next| sequence::is_suspect(next.losses)),
             prefilling: self.live.len() - decoding,
@@ -458,6 +495,8 @@ impl Scheduler {
             stats.blocks_kept = line.blocks.n_kept_only();
             (stats.slots_used, stats.slots_total) = (line.n_running(), line.spec.n_slots);
             stats.slots_lent = line.n_lent;
+            stats.nodes = line.kept.n_nodes();
+            stats.prefixes = stats.prefixes.plus(line.kept.counts);
             (stats.kept, stats.kept_total) = (line.kept.len() as u32, line.spec.n_kept);
             let costs = line.times.costs().unwrap_or_default();
             stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
@@ -520,7 +559,7 @@ fn admit(
         line.burst_rows = 0;
     }
     let (again, restorable) = (pending.interrupted, pending.restorable);
-    let mut sequence = line.admit(pending);
+    let mut sequence = line.admit(live, pending);
     line.name(config, live, &mut sequence);
     if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
         return checkpoints::begin_restore(line, live, sequence, (name, len), out);

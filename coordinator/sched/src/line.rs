@@ -5,13 +5,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use brigade_engine::batch::{BlockId, SeqOp, SeqPart};
+use brigade_spec::Prefixes;
 
+use super::config::SchedConfig;
 use super::events::{KeptId, LineFault, LineSpec, Micros};
 use super::groups::Chosen;
 use super::in_flight::InFlight;
-use super::kept::KeptPool;
 use super::pages::Pages;
 use super::pool::Pool;
+use super::prefix::KeptPool;
 use super::sequence::Live;
 use super::timing::LineTimes;
 
@@ -47,6 +49,8 @@ pub(super) struct Line {
     pub blocks: Pages,
     pub slots: Pool,
     pub kept: KeptPool,
+    /// Whether states are kept in the middle of prompts.
+    pub marks: bool,
     /// Slots whose places are lent to sequences that run ahead.
     pub n_lent: u32,
     /// Rows that kept sequences lack, which ended between two states.
@@ -74,10 +78,17 @@ pub(super) struct Line {
 
 impl Line {
     /// A line on which nothing runs; pages `last` are given to others only when there are none else.
-    pub fn new(epoch: u64, spec: LineSpec, now: Micros, last: &[BlockId]) -> Self {
+    pub fn new(
+        epoch: u64,
+        spec: LineSpec,
+        config: &SchedConfig,
+        now: Micros,
+        last: &[BlockId],
+    ) -> Self {
         Self {
             epoch,
             spec,
+            marks: config.marks && spec.prefixes == Prefixes::Whole && spec.n_kept > 0,
             blocks: Pages::new(spec.n_blocks, last),
             slots: Pool::new(spec.n_slots + spec.n_kept),
             kept: KeptPool::default(),

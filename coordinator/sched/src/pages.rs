@@ -96,6 +96,12 @@ impl Pages {
         self.n_running
     }
 
+    /// How often a page is held.
+    pub fn n_holders(&self, id: BlockId) -> u32 {
+        let holds = self.holds[id.0 as usize];
+        holds.running + holds.kept
+    }
+
     /// Pages that are held for kept sequences alone.
     pub fn n_kept_only(&self) -> u32 {
         self.total() - self.n_free() - self.n_running

@@ -11,7 +11,8 @@
 
 use brigade_engine::batch::{BlockId, CopyName};
 
-use super::events::{Micros, Request, RequestError, RequestId, Work};
+use super::events::{KeptId, Micros, Request, RequestError, RequestId};
+use super::prefix::Hold;
 use super::sequence::Admitted;
 
 /// A request under which so many lines were lost since it last got further than ever ends with an error;
@@ -42,6 +43,12 @@ pub(super) struct Pending {
     pub mu: Option<f32>,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
+    /// The kept state that it would begin with, if it was looked up.
+    pub begins: Option<Option<KeptId>>,
+    /// It could have a place, and waits for what another one reads.
+    pub hold: Option<Hold>,
+    /// It has waited for that, up to which position and from where; not again where that took too long.
+    pub held: Option<Hold>,
 }
 
 impl Pending {
@@ -58,6 +65,9 @@ impl Pending {
             losses: 0,
             interrupted: false,
             without_line_since: None,
+            begins: None,
+            hold: None,
+            held: None,
         }
     }
 
@@ -96,8 +106,20 @@ impl Pending {
         let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
-        let mut request =
-            Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts };
+        let borders = [].into();
+        let mut request = Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        };
         request.has_generated(generated.len());
         Self {
             request,
@@ -111,6 +133,9 @@ impl Pending {
             restorable: None,
             mu: sequence.mu,
             without_line_since: None,
+            begins: None,
+            hold: None,
+            held: None,
         }
     }
 
@@ -140,10 +165,5 @@ impl Pending {
     /// All tokens of it that are known.
     pub fn tokens(&self) -> Vec<u32> {
         [self.request.prompt.as_slice(), &self.generated].concat()
-    }
-
-    /// Whether it wants tokens, not logits rows.
-    pub fn generates(&self) -> bool {
-        matches!(self.request.work, Work::Generate { .. })
     }
 }

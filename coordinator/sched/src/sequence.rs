@@ -24,8 +24,9 @@ use brigade_engine::batch::{
 };
 
 use super::ahead::RunAhead;
-use super::events::{HiddenRows, Micros, RequestId, Share, Work};
+use super::events::{HiddenRows, KeptId, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
+use super::prefix::{Mark, NodeId, Space};
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;
@@ -57,7 +58,15 @@ pub(super) struct Admitted {
     pub whole: bool,
     pub slot: SlotId,
     pub blocks: Vec<BlockId>,
-    /// Tokens of the prompt that a kept sequence stood for.
+    /// What has to be the same for others to begin with what it computes.
+    pub space: Space,
+    /// Where in the tree of prompts it stands, and under which number; `None`: others begin with nothing of it.
+    pub node: Option<(SeqNo, NodeId)>,
+    /// The kept state that it began with, if that was one.
+    pub source: Option<KeptId>,
+    /// Where its state is to be kept while its prompt is read, ascending.
+    pub marks: VecDeque<Mark>,
+    /// Tokens of the prompt that others stood for.
     pub reused: u32,
     /// Whether its open was sent or its copy decided (only then does it need a close).
     pub opened: bool,
@@ -215,17 +224,21 @@ impl Admitted {
     /// The last known row of one comes with that of the other, so that one draw has both.
     pub fn next_rows(&self, max_rows: u32, room: u32) -> (u32, u32) {
         let own = self.own_left();
-        let Some(guide) = self.guide.as_deref().map(Admitted::own_left) else {
-            return (own.min(max_rows), 0);
+        let to_mark = self.rows_to_mark().unwrap_or(u32::MAX);
+        let Some(of_guide) = self.guide.as_deref() else {
+            return (own.min(max_rows).min(to_mark), 0);
         };
+        let (guide, guide_to_mark) =
+            (of_guide.own_left(), of_guide.rows_to_mark().unwrap_or(u32::MAX));
         if max_rows == 0 {
             return (0, 0);
         }
-        if own + guide <= max_rows.max(2).min(room) {
+        let is_marked = own > to_mark || guide > guide_to_mark;
+        if own + guide <= max_rows.max(2).min(room) && !is_marked {
             return (own, guide);
         }
-        let of_guide = max_rows.min(guide - 1);
-        ((max_rows - of_guide).min(own - 1), of_guide)
+        let of_guide = max_rows.min(guide - 1).min(guide_to_mark);
+        ((max_rows - of_guide).min(own - 1).min(to_mark), of_guide)
     }
 
     /// Positions of sure tokens that are on the line, its guide's among them.
@@ -314,6 +327,11 @@ impl Live {
         no
     }
 
+    /// What the next one is called.
+    pub fn next_no(&self) -> SeqNo {
+        SeqNo(self.next)
+    }
+
     /// Whether a sequence has this name.
     pub fn has_name(&self, name: CopyName) -> bool {
         self.seqs.values().any(|sequence| sequence.name == Some(name))
@@ -395,8 +413,14 @@ impl Live {
 
     /// The prompt whose rows come next: the oldest of the owner whose turn it is. Its place in `prefilling`.
     pub fn next_prompt(&self) -> Option<usize> {
+        self.next_prompt_but(&[])
+    }
+
+    /// The same without those that go on with another ubatch.
+    pub fn next_prompt_but(&self, cut: &[SeqNo]) -> Option<usize> {
         let rank = |no: &SeqNo| self.seqs.get(no).map(|s| self.owners.rank_for_rows(s.share));
-        let ranked = self.prefilling.iter().enumerate().map(|(at, no)| (rank(no), at));
+        let all = self.prefilling.iter().enumerate().filter(|(_, no)| !cut.contains(no));
+        let ranked = all.map(|(at, no)| (rank(no), at));
         ranked.min().map(|(_, at)| at)
     }
 

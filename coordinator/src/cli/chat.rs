@@ -188,7 +188,7 @@ pub async fn near(
     mut talk: Talk,
     history: Option<PathBuf>,
 ) -> Result<()> {
-    options.keep = None;
+    (options.keep, options.marks) = (None, true);
     // An answer that is guided is computed with a second sequence.
     if talk.is_guided() {
         options.max_seqs = options.max_seqs.max(2);

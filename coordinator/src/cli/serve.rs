@@ -259,6 +259,7 @@ async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<
         kv_type: args.kv_type,
         max_seqs: args.max_seqs,
         keep: args.keep,
+        marks: true,
         control: args.control.clone().map(|address| (address, args.expect)),
         security: Some(security),
         patience: Patience::Forever,

@@ -68,6 +68,8 @@ pub struct SessionOptions {
     pub max_seqs: u32,
     /// Sequences kept for later requests that begin alike; `None`: as many as suit the model.
     pub keep: Option<u32>,
+    /// Whether recurrent states are kept in the middle of prompts, too.
+    pub marks: bool,
     /// Where workers may join, and how many must be there.
     pub control: Option<(Address, usize)>,
     /// As who it speaks with workers; `None`: as the arguments of the line say.
@@ -113,6 +115,7 @@ impl SessionOptions {
             max_seqs: 1,
             // What a command measures or prints must be computed.
             keep: Some(0),
+            marks: false,
             control: None,
             security: None,
             patience: Patience::FailFast,
@@ -271,6 +274,7 @@ impl Session {
             max_waiting: options.max_waiting,
             repair_within_us: options.repair_within.as_micros() as u64,
             max_windows: options.max_windows,
+            marks: options.marks,
             checkpoint_every: (mode != Checkpoint::Off).then_some(every),
             ..SchedConfig::default()
         };

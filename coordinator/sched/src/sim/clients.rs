@@ -40,6 +40,8 @@ pub struct SimRequest {
     pub guide: Option<u32>,
     /// Whether nothing of it is drafted.
     pub without_drafts: bool,
+    /// After so many of its own prompt tokens another one is likely to go on otherwise, as it says.
+    pub border: Option<u32>,
 }
 
 impl SimRequest {
@@ -265,7 +267,21 @@ impl Clients {
         let guide = client.request.guide.map(|n| guide_tokens(n).into());
         let copied = !client.request.without_copies;
         let drafts = (!client.request.without_drafts).then(|| [].into());
-        Request { id, label, prompt, work, adapters, share, deadline, copied, guide, drafts }
+        let begin = client.n_prompt - client.request.prompt.min(client.n_prompt);
+        let borders = client.request.border.map(|at| begin + at).into_iter().collect();
+        Request {
+            id,
+            label,
+            prompt,
+            work,
+            adapters,
+            share,
+            deadline,
+            copied,
+            guide,
+            drafts,
+            borders,
+        }
     }
 
     /// The client goes away; whether it was still waiting for something.
@@ -346,10 +362,13 @@ impl Clients {
         open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_known)
     }
 
-    /// Of the live clients in order of submission, the last `waiting` wait: the pages and the slots that the others
-    /// need, and those that the first one waiting needs.
-    pub fn demand(&self, waiting: usize, page: u32) -> Option<[(u64, u64); 2]> {
-        let live = self.submitted.iter().map(|&i| &self.all[i]).filter(|c| c.is_live());
+    /// Of the live clients some wait, in this order: the pages and the slots that the others need, and those that the first
+    /// one needs that waits for a place.
+    pub fn demand(
+        &self,
+        waiting: &[(RequestId, Option<RequestId>)],
+        page: u32,
+    ) -> Option<[(u64, u64); 2]> {
         let needs = |client: &Client| {
             let generated = client.request.max_tokens.unwrap_or(0);
             let so_far = client.received.len() as u32 + 1;
@@ -358,10 +377,29 @@ impl Clients {
             let guide = client.request.guide;
             (pages(client.n_prompt) + guide.map_or(0, pages), 1 + u64::from(guide.is_some()))
         };
-        let needs: Vec<(u64, u64)> = live.map(needs).collect();
-        let running = needs.len().checked_sub(waiting)?;
-        let sum = |of: fn(&(u64, u64)) -> u64| needs[..running].iter().map(of).sum();
-        Some([(sum(|n| n.0), sum(|n| n.1)), *needs.get(running)?])
+        let waits = |index: usize| waiting.iter().any(|(id, _)| id.0 == index as u64);
+        let live = self.submitted.iter().filter(|&&i| self.all[i].is_live() && !waits(i));
+        let running: Vec<(u64, u64)> = live.map(|&i| needs(&self.all[i])).collect();
+        let (next, _) = waiting.iter().find(|(_, reader)| reader.is_none())?;
+        let sum = |of: fn(&(u64, u64)) -> u64| running.iter().map(of).sum();
+        Some([(sum(|n| n.0), sum(|n| n.1)), needs(self.all.get(next.0 as usize)?)])
+    }
+
+    /// Whoever waits for what another one reads shares a beginning with it, and is of the same owner with the same adapters.
+    pub fn check_holds(&self, waiting: &[(RequestId, Option<RequestId>)]) -> Result<(), String> {
+        for (id, reader) in waiting {
+            let Some(reader) = reader else { continue };
+            let [waits, reads] = [id, reader].map(|id| &self.all[id.0 as usize]);
+            let shared = waits.tokens.iter().zip(&reads.tokens).take_while(|(a, b)| a == b).count();
+            let of = |client: &Client| (client.request.share.owner, client.request.adapter);
+            check(reads.is_live() && of(waits) == of(reads) && shared > 0, || {
+                format!("{id:?} waits for {reader:?}, with which it shares {shared} tokens")
+            })?;
+            check(reads.received.is_empty() || reads.replays > 0, || {
+                format!("{id:?} waits for {reader:?}, which has read its prompt")
+            })?;
+        }
+        Ok(())
     }
 
     /// Endings, counted.

@@ -22,7 +22,9 @@ use brigade_draft::Drafter;
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
 use brigade_spec::Prefixes;
 
-use crate::{Action, Event, LineSpec, Micros, Results, SchedConfig, Scheduler, Stats};
+use crate::{
+    Action, Event, LineSpec, Micros, PrefixCounts, Results, SchedConfig, Scheduler, Stats,
+};
 use clients::Clients;
 use copies::{Arrived, Copies};
 use drafts::Oracle;
@@ -137,6 +139,10 @@ pub struct Outcome {
     pub n_copied_ahead: u64,
     /// Most sequences kept at a time, as far as that was looked at ([`Sim::audit`]).
     pub most_kept: u32,
+    /// Most requests at a time that waited for what others read, as far as that was looked at.
+    pub most_held: usize,
+    /// What became of prompts and kept states.
+    pub prefixes: PrefixCounts,
     /// Most ubatches in flight at a time.
     pub most_in_flight: usize,
     /// Largest bound of the time between two tokens of a stream that a ubatch was composed for.
@@ -225,6 +231,7 @@ struct Run<'a> {
     n_rows: u64,
     n_put_back: u64,
     most_kept: u32,
+    most_held: usize,
     most_in_flight: usize,
     gap_bound: Option<Micros>,
     log: String,
@@ -263,6 +270,7 @@ impl<'a> Run<'a> {
             n_rows: 0,
             n_put_back: 0,
             most_kept: 0,
+            most_held: 0,
             most_in_flight: 0,
             gap_bound: None,
             log: String::new(),
@@ -379,6 +387,7 @@ impl<'a> Run<'a> {
         }
         let stats = self.scheduler.stats();
         self.most_kept = self.most_kept.max(stats.kept);
+        self.most_held = self.most_held.max(stats.held);
         self.check_line(&stats)?;
         self.check_waiting(&stats)
     }
@@ -444,7 +453,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Nobody waits who would have a place if nothing were kept, and nothing is kept beyond its slots.
+    /// Nobody waits who would have a place if nothing were kept, but for somebody who reads what both begin with; and nothing
+    /// is kept beyond its slots.
     fn check_waiting(&self, stats: &Stats) -> Result<(), String> {
         let LineSpec { n_slots, n_kept, n_blocks, block_positions, .. } = self.sim.spec;
         if stats.kept > n_kept {
@@ -454,7 +464,9 @@ impl<'a> Run<'a> {
         if stats.suspect_alone || stats.slots_lent > 0 {
             return Ok(());
         }
-        let demand = self.clients.demand(stats.waiting, block_positions);
+        let waiting: Vec<_> = self.scheduler.queue().collect();
+        self.clients.check_holds(&waiting)?;
+        let demand = self.clients.demand(&waiting, block_positions);
         let Some([taken, next]) = demand.filter(|_| self.up) else { return Ok(()) };
         if taken.1 + next.1 <= n_slots.into() && taken.0 + next.0 <= u64::from(n_blocks) {
             return Err(format!(
@@ -499,6 +511,8 @@ impl<'a> Run<'a> {
             n_moved: self.copies.n_moved(),
             n_copied_ahead: self.copies.n_ahead(),
             most_kept: self.most_kept,
+            most_held: self.most_held,
+            prefixes: self.scheduler.stats().prefixes,
             most_in_flight: self.most_in_flight,
             gap_bound: self.gap_bound,
             log: self.log,

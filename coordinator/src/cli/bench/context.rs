@@ -22,8 +22,7 @@ pub(super) fn positions(depth: u32, more: u32) -> Result<u32> {
     sum.with_context(|| format!("--depth {depth} is beyond any sequence"))
 }
 
-/// Sequences to be kept: a context for each stream, and as many prompts of the test, which are kept too where
-/// only whole sequences can begin others, before the last stream has begun.
+/// Sequences to be kept: a context for each stream, and as many of the test, which may end before the last stream has begun.
 pub(super) fn kept(streams: u32) -> Result<u32> {
     let n = 2 * streams;
     if n > MAX_KEEP {

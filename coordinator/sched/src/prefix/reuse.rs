@@ -1,8 +1,8 @@
-//! Begins sequences as copies of kept ones, keeps sequences that end, and makes room again.
+//! Begins sequences with what was computed before, and keeps sequences that end.
 //!
-//! A kept sequence never stands in the way of a running one. Its slot is beyond those of running sequences.
-//! Its pages are given up when others are needed: those of the owner who keeps most go first, and of these the longest
-//! unused. So nobody who asks much takes away what is kept for somebody who asks little.
+//! A kept state never stands in the way of a running sequence. Its slot is beyond those of running sequences. Its pages are
+//! given up when others are needed ([`value`](super::value)); where any position can begin a sequence, the last pages of a
+//! state go first, and what is before them stays.
 //!
 //! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of
 //! the close of its source. A copy shares all pages that are full, and a stage copies at most one page.
@@ -12,18 +12,40 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SeqPart, SlotId, Want};
 use brigade_spec::Prefixes;
 
-use super::events::{KeptId, Request, RequestId, Share, Work};
-use super::fair::{Needs, Places};
-use super::kept::{KeptInfo, NewKept, Prompt};
-use super::line::Line;
-use super::pages::Holder;
-use super::replay::Pending;
-use super::sequence::{Admitted, Half, SeqNo};
+use super::hold::Hold;
+use super::kept::{KeptInfo, NewKept, Prompt, Source};
+use super::place::{Mark, Place};
+use super::tree::Space;
+use crate::events::{KeptId, Request, RequestId, Share, Work};
+use crate::fair::{Needs, Places};
+use crate::line::Line;
+use crate::pages::Holder;
+use crate::replay::Pending;
+use crate::sequence::{Admitted, Half, Live, SeqNo};
 
 impl Admitted {
     /// Some of its tokens as a prompt of its owner's.
     fn as_prompt<'a>(&'a self, tokens: &'a [u32]) -> Prompt<'a> {
-        Prompt { tokens, adapters: &self.adapters, owner: self.share.owner }
+        Prompt { tokens, space: &self.space }
+    }
+
+    /// Its half.
+    fn half(&self) -> Half {
+        if self.is_guide { Half::Guide } else { Half::Own }
+    }
+
+    /// How much of what it knew at first others can begin with.
+    fn readable(&self) -> u32 {
+        if self.restoring { 0 } else { self.sent.min(self.n_known) }
+    }
+}
+
+/// The half of a running sequence.
+fn half_of(live: &Live, no: SeqNo, half: Half) -> Option<&Admitted> {
+    let sequence = live.of(no)?;
+    match half {
+        Half::Own => Some(sequence),
+        Half::Guide => sequence.guide.as_deref(),
     }
 }
 
@@ -87,24 +109,36 @@ impl Line {
         }
     }
 
-    /// Reserves places for a request, on every stage at once, and begins it with what is kept of it.
+    /// What a prompt can begin with, and with how many tokens of it.
+    pub(super) fn best(&self, live: &Live, prompt: Prompt<'_>) -> Option<(Source, u32)> {
+        let progress = |no, half| half_of(live, no, half).map_or(0, Admitted::readable);
+        self.kept.best(prompt, self.spec.prefixes, progress)
+    }
+
+    /// Whether a request may begin with what others computed, and leave something to others. Where every row's logits are
+    /// wanted, every row must be computed.
+    pub(super) fn reuses(&self, request: &Request) -> bool {
+        self.n_kept_places() > 0 && matches!(request.work, Work::Generate { .. })
+    }
+
+    /// Reserves places for a request, on every stage at once, and begins it with what there is of it.
     ///
     /// # Panics
     /// If there is no room ([`Line::has_room`]).
-    pub fn admit(&mut self, pending: Pending) -> Admitted {
+    pub fn admit(&mut self, live: &Live, pending: Pending) -> Admitted {
         let guide = pending.guide();
-        let mut sequence = self.admit_one(pending, Half::Own);
-        let guide = guide.map(|guide| Box::new(self.admit_one(guide, Half::Guide)));
-        // What kept sequences stand for is no progress of this one.
+        let mut sequence = self.admit_one(live, pending, Half::Own);
+        let guide = guide.map(|guide| Box::new(self.admit_one(live, guide, Half::Guide)));
+        // What others stand for is no progress of this one.
         let reused = sequence.reused + guide.as_ref().map_or(0, |guide| guide.reused);
         sequence.furthest = sequence.furthest.max(reused);
         sequence.guide = guide;
         sequence
     }
 
-    fn admit_one(&mut self, pending: Pending, half: Half) -> Admitted {
+    fn admit_one(&mut self, live: &Live, pending: Pending, half: Half) -> Admitted {
         let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
-        let (tokens, generates) = (pending.tokens(), pending.generates());
+        let tokens = pending.tokens();
         let Pending {
             request,
             rows_returned,
@@ -114,29 +148,22 @@ impl Line {
             blocks: had,
             restorable,
             mu,
+            held,
             ..
         } = pending;
         let n_pages = self.pages_of(request.positions());
-        // Where every row's logits are wanted, every row must be computed.
-        let source = generates
-            .then(|| {
-                let (adapters, owner) = (&request.adapters[..], request.share.owner);
-                let prompt = Prompt { tokens: &tokens, adapters, owner };
-                self.kept.best(prompt, self.spec.prefixes)
-            })
-            .flatten();
-        let (blocks, reused) = match source {
-            Some((source, len)) => {
-                (self.begin_with(source, len, slot, n_pages, (&request, half)), len)
-            }
-            None => {
-                self.make_room(n_pages, None);
-                // A stage that stayed loaded still holds its state in them.
-                let had = if restorable.is_some() { &had[..] } else { &[] };
-                let like = self.blocks.take_like(had, n_pages, Holder::Running);
-                (like.expect("has_room was asked"), 0)
-            }
-        };
+        let space = Space::new(request.share.owner, &request.adapters);
+        let prompt = Prompt { tokens: &tokens, space: &space };
+        let reuses = self.reuses(&request);
+        let before = (&had[..], restorable);
+        let (blocks, reused, source) =
+            self.begin(live, prompt, (slot, n_pages), (&request, half), before);
+        let borders = if half == Half::Own { &request.borders[..] } else { &[] };
+        let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
+        let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
+        if reuses {
+            self.count(tokens.len() as u32, reused, held);
+        }
         Admitted {
             whole: self.spec.prefixes == Prefixes::None,
             request: request.id,
@@ -146,6 +173,10 @@ impl Line {
             n_prompt: request.prompt.len() as u32,
             n_known: tokens.len() as u32,
             tokens,
+            space,
+            node: node.map(|node| (live.next_no(), node)),
+            source,
+            marks,
             work: request.work,
             adapters: request.adapters,
             slot,
@@ -172,28 +203,77 @@ impl Line {
         }
     }
 
-    /// Starts `slot` as a copy of the first `len` positions of a kept sequence. Its full pages are
-    /// shared; where there is no room for both, the kept one goes.
+    /// Pages for a request whose sequence begins in `slot`, how many tokens of its prompt are in them, and the kept state
+    /// that they come from. `before`: the pages it had on a line before, and the position of a state of its own that can be
+    /// put back.
+    fn begin(
+        &mut self,
+        live: &Live,
+        prompt: Prompt<'_>,
+        (slot, n_pages): (SlotId, u32),
+        (request, half): (&Request, Half),
+        (had, restorable): (&[BlockId], Option<u32>),
+    ) -> (Vec<BlockId>, u32, Option<KeptId>) {
+        let best = if self.reuses(request) { self.best(live, prompt) } else { None };
+        // A state of its own has more.
+        let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
+        let Some((source, len)) = best else {
+            self.make_room(n_pages, None);
+            // A stage that stayed loaded still holds its state in them.
+            let had = if restorable.is_some() { had } else { &[] };
+            let like = self.blocks.take_like(had, n_pages, Holder::Running);
+            return (like.expect("has_room was asked"), 0, None);
+        };
+        let blocks = self.begin_with((live, source, len), slot, n_pages, (request, half));
+        let kept = match source {
+            Source::Kept(id) => Some(id),
+            Source::Live(..) => None,
+        };
+        (blocks, len, kept)
+    }
+
+    /// Counts a prompt that got its place.
+    fn count(&mut self, n_tokens: u32, reused: u32, held: Option<Hold>) {
+        self.kept.counts.prompt_tokens += u64::from(n_tokens);
+        self.kept.counts.reused_tokens += u64::from(reused);
+        let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
+        self.kept.counts.rows_avoided += u64::from(spared);
+    }
+
+    /// Starts `slot` as a copy of the first `len` positions of another sequence. Its full pages are shared; where there is
+    /// no room for a kept one as well, that goes.
     fn begin_with(
         &mut self,
-        source: KeptId,
-        len: u32,
+        (live, source, len): (&Live, Source, u32),
         slot: SlotId,
         n_pages: u32,
         (request, half): (&Request, Half),
     ) -> Vec<BlockId> {
-        self.kept.touch(source);
-        let kept = self.kept.get_mut(source).expect("it was just found");
-        let (src, full) = (kept.slot, (len / self.spec.block_positions) as usize);
-        let mut blocks = kept.blocks[..full].to_vec();
+        let full = (len / self.spec.block_positions) as usize;
+        let (src, mut blocks) = match source {
+            Source::Kept(id) => {
+                self.kept.touch(id);
+                let kept = self.kept.get(id).expect("it was just found");
+                (kept.slot, kept.blocks[..full].to_vec())
+            }
+            Source::Live(no, half) => {
+                let from = half_of(live, no, half).expect("it was just found");
+                (from.slot, from.blocks[..full].to_vec())
+            }
+        };
         for &block in &blocks {
             self.blocks.share(block, Holder::Running);
         }
+        let kept = match source {
+            Source::Kept(id) => Some(id),
+            Source::Live(..) => None,
+        };
         let fresh = n_pages - full as u32;
-        self.make_room(fresh, Some(source));
-        let spent = self.blocks.n_free() < fresh;
-        if spent {
-            self.give_up(source);
+        self.make_room(fresh, kept);
+        let spent = kept.filter(|_| self.blocks.n_free() < fresh);
+        if let Some(kept) = spent {
+            self.kept.counts.evicted_for_pages += 1;
+            self.give_up(kept);
         }
         blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
         let sampler = match &request.work {
@@ -202,7 +282,7 @@ impl Line {
         };
         let (copied, request) = (blocks.clone(), request.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });
-        if spent {
+        if spent.is_some() {
             self.ops.push(SeqOp::Close { slot: src });
         }
         blocks
@@ -212,6 +292,7 @@ impl Line {
     pub fn release(&mut self, sequence: &Admitted) {
         self.take_lent(sequence);
         for half in sequence.halves() {
+            self.leave(half);
             for &block in &half.blocks {
                 self.blocks.give_back(block, Holder::Running);
             }
@@ -222,10 +303,20 @@ impl Line {
         }
     }
 
+    /// What a sequence knew is not in the tree any more on its account.
+    fn leave(&mut self, sequence: &Admitted) {
+        if let Some((no, node)) = sequence.node {
+            self.kept.leave(node, no, sequence.half());
+        }
+    }
+
     /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
     pub fn discard(&mut self, sequence: &Admitted) {
         for half in sequence.halves() {
-            self.evict_covered(half.as_prompt(&half.tokens));
+            let before = self.kept.covered_by(half.as_prompt(&half.tokens), Prefixes::All);
+            // It may have begun with a part of one.
+            let source = half.source.filter(|id| self.kept.get(*id).is_some_and(|k| !k.pinned));
+            self.spoil(before.into_iter().chain(source).collect());
         }
         self.release(sequence);
     }
@@ -233,17 +324,15 @@ impl Line {
     /// The same for one that had ended and was kept when its numbers came.
     pub fn discard_kept(&mut self, no: SeqNo) {
         let left = self.kept.left_by(no);
-        let left = left.map(|kept| (kept.tokens.clone(), kept.adapters.clone(), kept.owner));
-        for (tokens, adapters, owner) in left.collect::<Vec<_>>() {
-            self.evict_covered(Prompt { tokens: &tokens, adapters: &adapters, owner });
-        }
+        let spoilt = left.into_iter().flat_map(|node| self.kept.before(node));
+        self.spoil(spoilt.collect());
     }
 
-    /// What stands for a prompt or its beginning goes.
-    fn evict_covered(&mut self, prompt: Prompt<'_>) {
-        for id in self.kept.covered_by(prompt, Prefixes::All) {
-            self.evict(id);
-        }
+    fn spoil(&mut self, mut spoilt: Vec<KeptId>) {
+        spoilt.sort_unstable();
+        spoilt.dedup();
+        self.kept.counts.spoilt += spoilt.len() as u64;
+        spoilt.into_iter().for_each(|id| self.evict(id));
     }
 
     /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
@@ -256,14 +345,15 @@ impl Line {
         if !self.worth_keeping(&sequence) {
             return self.release(&sequence);
         }
+        self.leave(&sequence);
         let n_kept = sequence.sure_sent();
         let (has, op) = sequence.settle(n_kept);
         self.ops.extend(op);
         self.take_lent(&sequence);
         let mut tokens = sequence.tokens;
         tokens.truncate(n_kept as usize);
-        let (adapters, owner) = (sequence.adapters, sequence.share.owner);
-        let prompt = Prompt { tokens: &tokens, adapters: &adapters, owner };
+        let (space, owner) = (sequence.space, sequence.share.owner);
+        let prompt = Prompt { tokens: &tokens, space: &space };
         for id in self.kept.covered_by(prompt, self.spec.prefixes) {
             self.evict(id);
         }
@@ -285,19 +375,9 @@ impl Line {
         let slot = sequence.slot;
         let rest = tokens[has as usize..].to_vec();
         let filled = rest.is_empty();
-        let id = self.kept.insert(NewKept {
-            slot,
-            blocks,
-            tokens,
-            adapters,
-            owner,
-            request,
-            left_by: Some(no),
-            filled: true,
-        });
-        if let Some(kept) = self.kept.get_mut(id) {
-            kept.filled = filled;
-        }
+        let (place, left_by, pinned) = (Place::End, Some(no), false);
+        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        let id = self.kept.insert(new);
         if !filled {
             let (want, mu, ahead) = (Want::Nothing, None, None);
             let part = SeqPart { slot, pos: has, tokens: rest, want, mu, ahead };
@@ -309,26 +389,42 @@ impl Line {
         let generated = matches!(sequence.work, Work::Generate { .. });
         // With one place only, the prompt's end is the better bet where the end of the answer is no
         // prefix of the next prompt unless the template repeats the answer as it was.
-        let prompt = &sequence.tokens[..sequence.n_prompt as usize];
-        let prompt_is_kept =
-            self.spec.n_kept == 1 && self.kept.same(sequence.as_prompt(prompt)).is_some();
+        let before_last = sequence.n_prompt.saturating_sub(1) as usize;
+        let prompt = sequence.as_prompt(&sequence.tokens[..before_last]);
+        let prompt_is_kept = self.spec.n_kept == 1 && self.kept.same(prompt).is_some();
         let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
         generated && sequence.opened && sequence.sure_sent() > 0 && has_place && !prompt_is_kept
     }
 
-    /// The prompt of `sequence` is on its way and nothing after it: where only whole sequences can begin
-    /// others, its state is copied before it goes on. Chat templates often rewrite an answer when it
-    /// becomes part of the next prompt, and then only the prompt before it is a prefix of that.
-    pub fn keep_prompt(&mut self, sequence: &Admitted) {
-        let len = sequence.n_prompt;
-        let prompt = &sequence.tokens[..len as usize];
-        if self.spec.prefixes == Prefixes::All || self.n_kept_places() == 0 {
-            return;
+    /// Keeps the states at the marks that prompts have reached, before their next rows are sent.
+    pub fn keep_marks(&mut self, live: &mut Live) {
+        for no in live.prefilling.clone() {
+            for half in [Half::Guide, Half::Own] {
+                let sequence = live.get_mut(no);
+                let sequence = sequence.and_then(|sequence| match half {
+                    Half::Own => Some(sequence),
+                    Half::Guide => sequence.guide.as_deref_mut(),
+                });
+                if let Some(sequence) = sequence
+                    && let Some(mark) = sequence.take_mark()
+                {
+                    self.keep_mark(no, sequence, mark);
+                }
+            }
         }
-        if let Some(same) = self.kept.same(sequence.as_prompt(prompt)) {
+    }
+
+    /// The state of a sequence at the end of what was sent of it is copied before it goes on.
+    fn keep_mark(&mut self, no: SeqNo, sequence: &Admitted, mark: Mark) {
+        let (len, owner) = (mark.at, sequence.share.owner);
+        let prompt = sequence.as_prompt(&sequence.tokens[..len as usize]);
+        if let Some(same) = self.kept.same(prompt) {
             return self.kept.touch(same);
         }
-        self.limit_kept(self.spec.n_kept - 1, Some(sequence.share.owner));
+        if !self.has_place_for(mark, len - sequence.reused, owner) {
+            return;
+        }
+        self.limit_kept(self.spec.n_kept - 1, Some(owner));
         let full = (len / self.spec.block_positions) as usize;
         let fresh = self.pages_of(len.into()) - full as u32;
         self.make_room(fresh, None);
@@ -342,21 +438,25 @@ impl Line {
         }
         blocks.extend(last);
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
-        let (tokens, copied) = (prompt.to_vec(), blocks.clone());
-        let (src, request) = (sequence.slot, sequence.label.clone());
+        let (src, copied, request) = (sequence.slot, blocks.clone(), sequence.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
-        let (request, adapters) = (None, sequence.adapters.clone());
-        let (left_by, filled, owner) = (None, true, sequence.share.owner);
-        self.kept.insert(NewKept {
-            slot,
-            blocks,
-            tokens,
-            adapters,
-            owner,
-            request,
-            left_by,
-            filled,
-        });
+        let (request, left_by, place) = (None, Some(no), mark.place);
+        let (filled, pinned) = (true, false);
+        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        self.kept.insert(new);
+    }
+
+    /// Whether a mark that saves at most so many rows is worth the place of another state.
+    fn has_place_for(&self, mark: Mark, rows: u32, owner: u64) -> bool {
+        if mark.place != Place::Distance || self.kept.len() < self.n_kept_places() {
+            return true;
+        }
+        let next = self.kept.next_for_slot(Some(owner), self.spec.prefixes);
+        let next = next.and_then(|id| self.kept.get(id));
+        next.is_some_and(|next| {
+            let worth = self.kept.value(next, self.spec.prefixes);
+            worth < super::KeptPool::value_of_new(rows)
+        })
     }
 
     /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
@@ -379,9 +479,13 @@ impl Line {
         let (opened, request) = (blocks.clone(), "kept".into());
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         self.ops.extend(SeqOp::adapt(slot, &adapters));
-        let (copy, request, left_by) = (tokens.clone(), None, None);
-        let (owner, filled) = (Share::default().owner, false);
-        let new = NewKept { slot, blocks, tokens: copy, adapters, owner, request, left_by, filled };
+        let owner = Share::default().owner;
+        let space = Space::new(owner, &adapters);
+        let prompt = Prompt { tokens: &tokens, space: &space };
+        let (request, left_by, place) = (None, None, Place::End);
+        // Whoever fills it holds on to it meanwhile.
+        let (filled, pinned) = (false, true);
+        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }
@@ -424,53 +528,6 @@ impl Line {
     /// The kept sequence of a request that ended.
     pub fn kept_of(&self, request: RequestId) -> Option<KeptInfo> {
         let of = self.kept.iter().find(|kept| kept.filled && kept.request == Some(request));
-        of.map(super::kept::Kept::info)
-    }
-
-    /// Closes kept sequences until `n` pages are free or only `except` and pinned ones are left.
-    pub fn make_room(&mut self, n: u32, except: Option<KeptId>) {
-        while self.blocks.n_free() < n
-            && let Some(id) = self.kept.next_for_pages(except)
-        {
-            self.evict(id);
-        }
-    }
-
-    /// Closes kept sequences until at most `n` are left, pinned ones apart; so that one of `newcomer` has a place.
-    pub fn limit_kept(&mut self, n: u32, newcomer: Option<u64>) {
-        while self.kept.len() > n as usize
-            && let Some(id) = self.kept.next_for_slot(newcomer)
-        {
-            self.evict(id);
-        }
-    }
-
-    /// Closes a kept sequence.
-    pub fn evict(&mut self, id: KeptId) {
-        if let Some(slot) = self.give_up(id) {
-            self.ops.push(SeqOp::Close { slot });
-        }
-    }
-
-    /// Frees a kept sequence's places; its slot is still to be closed.
-    fn give_up(&mut self, id: KeptId) -> Option<SlotId> {
-        let kept = self.kept.remove(id)?;
-        self.settling.retain(|(of, _)| *of != id);
-        let holder = if kept.pinned { Holder::Running } else { Holder::Kept };
-        for &block in &kept.blocks {
-            self.blocks.give_back(block, holder);
-        }
-        self.slots.give_back(kept.slot.0);
-        Some(kept.slot)
-    }
-
-    fn n_kept_places(&self) -> usize {
-        self.spec.n_kept as usize
-    }
-
-    /// Pages of so many positions.
-    pub fn pages_of(&self, positions: u64) -> u32 {
-        let pages = positions.div_ceil(u64::from(self.spec.block_positions));
-        u32::try_from(pages).unwrap_or(u32::MAX)
+        of.map(|kept| self.kept.info(kept))
     }
 }

@@ -1,0 +1,15 @@
+//! For whom a request waits that shares an unread beginning with it.
+
+use crate::events::Micros;
+use crate::sequence::SeqNo;
+
+/// For whom a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub reader: SeqNo,
+    /// Up to which position.
+    pub until: u32,
+    /// Where it would have to begin by itself.
+    pub begin: u32,
+    pub since: Micros,
+}

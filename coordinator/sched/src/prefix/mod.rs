@@ -1,0 +1,71 @@
+//! No prompt is read twice: what was computed of prompts and answers, and who begins with it.
+//!
+//! A **kept state** is a slot that stays open on all stages when nobody runs in it, with the pages that hold its positions. A
+//! new request whose prompt begins with the tokens of one starts as a copy, and computes only the rest. That is exact: a
+//! row's result depends on the tokens before it, and not on where a prompt was cut.
+//!
+//! All states stand in a radix tree of their tokens ([`tree`]), with the prompts that are being read. What one set of
+//! adapters computed begins nothing of another's, and what one owner computed nothing of another owner's: the time of a
+//! first token, and the number of tokens that were there already, would tell a guesser what others have asked.
+//!
+//! - [`kept`] has the states and the tree; `value` says which of them goes first when places are needed.
+//! - `reuse` begins sequences and keeps those that end; `room` makes room for others.
+//! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
+//!   such states are copied while it is read.
+//! - `shared` lets requests wait that share an unread beginning with one that is being read.
+
+mod hold;
+mod kept;
+mod marks;
+mod place;
+mod reuse;
+mod room;
+mod shared;
+mod tree;
+mod value;
+
+pub(crate) use hold::Hold;
+pub use kept::KeptInfo;
+pub(crate) use kept::KeptPool;
+pub(crate) use place::Mark;
+pub(crate) use tree::{NodeId, Space};
+
+/// What became of prompts and of kept states, since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixCounts {
+    /// Tokens of prompts that got their places, of those for which anything may be kept.
+    pub prompt_tokens: u64,
+    /// Those of them that were not computed again.
+    pub reused_tokens: u64,
+    /// States that were kept.
+    pub kept: u64,
+    /// States that went because a place was needed for another.
+    pub evicted_for_places: u64,
+    /// States that went because pages were needed.
+    pub evicted_for_pages: u64,
+    /// States whose last pages went because pages were needed.
+    pub shortened: u64,
+    /// States that went because somebody's numbers were no good.
+    pub spoilt: u64,
+    /// Requests that waited until another had read what they share.
+    pub waits: u64,
+    /// Rows that these did not compute for it.
+    pub rows_avoided: u64,
+}
+
+impl PrefixCounts {
+    /// Both together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            reused_tokens: self.reused_tokens + other.reused_tokens,
+            kept: self.kept + other.kept,
+            evicted_for_places: self.evicted_for_places + other.evicted_for_places,
+            evicted_for_pages: self.evicted_for_pages + other.evicted_for_pages,
+            shortened: self.shortened + other.shortened,
+            spoilt: self.spoilt + other.spoilt,
+            waits: self.waits + other.waits,
+            rows_avoided: self.rows_avoided + other.rows_avoided,
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Positions whose states are kept, and why.
+
+/// Why there is a state at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A sequence ended there, or it came from elsewhere.
+    End,
+    /// The last row of a prompt comes behind it.
+    Prompt,
+    /// Another prompt goes on otherwise there.
+    Fork,
+    /// A prompt that was changed near its end may go on otherwise behind it.
+    Distance,
+}
+
+/// A position in a prompt whose state is to be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub at: u32,
+    pub place: Place,
+}
