@@ -328,10 +328,11 @@ fn what_must_follow_is_told_with_the_token_before() {
         }
     };
     assert!(say(id("call:")).is_empty(), "there is a choice");
-    assert!(say(id("name")).is_empty(), "the mask behind it is not made by then");
+    // As much as is made by then of what is behind a token that was not expected.
+    assert!([id("12"), id("true"), id("true")].starts_with(&say(id("name"))));
     assert_eq!(say(id("12")), [id("true"), id("true")]);
     // It comes in other tokens.
-    assert!(say(id("t")).is_empty());
+    assert!([id("r"), id("u"), id("e")].starts_with(&say(id("t"))));
     assert_eq!(
         say(id("r")),
         [id("u"), id("e")],
