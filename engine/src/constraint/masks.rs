@@ -65,6 +65,10 @@ impl std::ops::Deref for Answer {
 /// Masks that are made of an answer ahead of what is drawn: more drafts are not followed.
 const MAX_AHEAD: usize = 64;
 
+/// Answers up to which each is followed on where there is no choice. More streams fill a line, and have no use for drafts: the
+/// masks that these would need are made in time.
+const MOST_FOLLOWED: usize = 2;
+
 /// What may follow (`None`: anything), or why nothing may.
 type May = Result<Option<Arc<Mask>>, ConstraintError>;
 
@@ -308,7 +312,8 @@ impl Masks {
     fn prepare(&self, answer: &Answer, job: Job) {
         answer.jobs.fetch_add(1, Ordering::AcqRel);
         let (working, vocabulary) = (answer.clone(), self.vocabulary.clone());
-        self.turns.push(answer.rule.owner, move || working.work(&vocabulary, job));
+        let follows = self.slots.len() <= MOST_FOLLOWED;
+        self.turns.push(answer.rule.owner, move || working.work(&vocabulary, job, follows));
     }
 }
 
@@ -333,11 +338,11 @@ impl Answer {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does a job, on one of the threads.
-    fn work(&self, vocabulary: &Shared, job: Job) {
+    /// Does a job, on one of the threads. Then it follows the answer on, if that is to be.
+    fn work(&self, vocabulary: &Shared, job: Job, follows: bool) {
         let began = WorkTime::now();
         if !self.gone.load(Ordering::Acquire) {
-            let made = catch_unwind(AssertUnwindSafe(|| self.make(vocabulary, job)));
+            let made = catch_unwind(AssertUnwindSafe(|| self.make(vocabulary, job, follows)));
             if made.is_err() {
                 let error = ConstraintError::Stuck("making its mask failed".to_owned());
                 self.made().failed = Some(error);
@@ -348,7 +353,7 @@ impl Answer {
         self.jobs.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn make(&self, vocabulary: &Shared, job: Job) {
+    fn make(&self, vocabulary: &Shared, job: Job, follows: bool) {
         let vocabulary = LazyLock::force(vocabulary);
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let vocabulary = match vocabulary {
@@ -360,11 +365,18 @@ impl Answer {
             Job::Drawn(at, token) => running.note(vocabulary, at, token),
             // What is wrong with it is told when a token is drawn.
             Job::Known(known) => drop(running.mask_after(vocabulary, &known)),
-            Job::Drafts(at, tokens) => return self.along(vocabulary, &mut running, at, &tokens),
+            Job::Drafts(at, tokens) => {
+                if self.along(vocabulary, &mut running, at, &tokens) && follows {
+                    self.along_forced(vocabulary, &mut running);
+                }
+                return;
+            }
         }
         running.prepare(vocabulary);
         self.made().learn(&running);
-        self.along_forced(vocabulary, &mut running);
+        if follows {
+            self.along_forced(vocabulary, &mut running);
+        }
     }
 
     /// Follows the answer on, as long as there is no choice and nothing else to do for it.
@@ -383,17 +395,23 @@ impl Answer {
         }
     }
 
-    /// Makes the masks along drafts, up to the first that does not fit.
-    fn along(&self, vocabulary: &Vocabulary, running: &mut Running, at: usize, tokens: &[u32]) {
+    /// Makes the masks along drafts, up to the first that does not fit. Whether all do.
+    fn along(
+        &self,
+        vocabulary: &Vocabulary,
+        running: &mut Running,
+        at: usize,
+        tokens: &[u32],
+    ) -> bool {
         for (at, token) in (at..).zip(tokens) {
             if self.gone.load(Ordering::Acquire) || self.made().may.len() > MAX_AHEAD {
-                return;
+                return false;
             }
             match running.seen().get(at) {
                 Some(seen) if seen == token => continue,
                 None if running.seen().len() == at => {}
                 // It has gone another way.
-                Some(_) | None => return,
+                Some(_) | None => return false,
             }
             running.prepare(vocabulary);
             let may_come = match running.made() {
@@ -401,12 +419,12 @@ impl Answer {
                 Some(Err(_)) | None => false,
             };
             if !(may_come && running.draft(vocabulary, *token)) {
-                return;
+                return false;
             }
             running.prepare(vocabulary);
             self.made().learn(running);
         }
-        self.along_forced(vocabulary, running);
+        true
     }
 }
 
