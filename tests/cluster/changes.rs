@@ -397,8 +397,9 @@ fn checkpoints_go_on_after_a_planned_change() {
         let drawn = cluster.drawn();
         until("checkpoints are taken", || cluster.drawn() > drawn + 60.0 * STREAMS as f64);
         let address = workers[2].ready.trim().to_owned();
+        // More, where a busy machine had the line begun anew meanwhile.
         let begun = cluster.put_back();
-        assert_eq!(begun, STREAMS as f64);
+        assert!(begun >= STREAMS as f64, "{begun}");
         workers[2] = {
             signal("KILL", workers[2].pid());
             until("it is gone", || cluster.stages() == 0);
