@@ -23,7 +23,7 @@ use brigade_model_tests::kinds::{Named, one_of_each_memory, unquantised};
 use brigade_model_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS};
 use brigade_sched::{
     Action, DraftCounts, Event, LineSpec, Micros, Request, RequestId, Results, SchedConfig,
-    Scheduler, Share, StageTime, Work,
+    Scheduler, StageTime, Work,
 };
 use brigade_spec::Prefixes;
 
@@ -188,24 +188,14 @@ impl<'a> Run<'a> {
             let id = RequestId(turn);
             let said = Said { tokens: Vec::new(), reused: 0, kept: None };
             self.said.push(said);
-            self.step(Event::Submit(Request {
-                id,
-                label: turn.to_string().into(),
-                prompt: prompt.clone(),
-                work: Work::Generate {
-                    max_tokens: ANSWER,
-                    sure: ANSWER,
-                    sampler: chat.sampler(prompt.len()),
-                    stop_tokens: [].into(),
-                },
-                adapters: [].into(),
-                share: Share::default(),
-                deadline: None,
-                copied: false,
-                guide: None,
-                drafts,
-                borders: [].into(),
-            }));
+            let work = Work::Generate {
+                max_tokens: ANSWER,
+                sure: ANSWER,
+                sampler: chat.sampler(prompt.len()),
+                stop_tokens: [].into(),
+            };
+            let request = Request::new(id, prompt.clone(), work);
+            self.step(Event::Submit(Request { drafts, ..request }));
             while self.last().tokens.len() < ANSWER as usize {
                 let late = if self.pending.len() > LATE { LATE } else { self.pending.len() - 1 };
                 self.hear(late);

@@ -358,23 +358,7 @@ mod tests {
     use super::*;
 
     fn request(id: u64, prompt: usize) -> Request {
-        let (share, deadline) = (Share::default(), None);
-        let (id, prompt, work) = (RequestId(id), vec![1; prompt], Work::Logits);
-        let (label, adapters, copied, guide) = ("r".into(), [].into(), true, None);
-        let (drafts, borders) = (None, [].into());
-        Request {
-            id,
-            label,
-            prompt,
-            work,
-            adapters,
-            share,
-            deadline,
-            copied,
-            guide,
-            drafts,
-            borders,
-        }
+        Request { copied: true, ..Request::new(RequestId(id), vec![1; prompt], Work::Logits) }
     }
 
     #[test]

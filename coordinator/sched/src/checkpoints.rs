@@ -154,7 +154,7 @@ mod tests {
     use brigade_engine::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SlotId, UBatch};
 
     use super::*;
-    use crate::{Event, Request, Results, Share, StageTime, Work};
+    use crate::{Event, Request, Results, StageTime, Work};
 
     fn request(id: u64, copied: bool) -> Request {
         let work = Work::Generate {
@@ -163,22 +163,7 @@ mod tests {
             sampler: SamplerSetup::default().into(),
             stop_tokens: [].into(),
         };
-        let (id, label, prompt) = (RequestId(id), id.to_string().into(), vec![id as u32; 20]);
-        let (adapters, share) = ([].into(), Share::default());
-        let (deadline, guide, drafts, borders) = (None, None, None, [].into());
-        Request {
-            id,
-            label,
-            prompt,
-            work,
-            adapters,
-            share,
-            deadline,
-            copied,
-            guide,
-            drafts,
-            borders,
-        }
+        Request { copied, ..Request::new(RequestId(id), vec![id as u32; 20], work) }
     }
 
     /// Slots that are named and those of which copies are taken, while the prompts of both requests are computed.

@@ -53,6 +53,25 @@ pub struct Request {
     pub borders: Arc<[u32]>,
 }
 
+impl Request {
+    /// One that shows no key and asks for nothing besides: no adapters, no deadline, no copies, no guide, no drafts.
+    pub fn new(id: RequestId, prompt: Vec<u32>, work: Work) -> Self {
+        Self {
+            id,
+            label: id.0.to_string().into(),
+            prompt,
+            work,
+            adapters: [].into(),
+            share: Share::default(),
+            deadline: None,
+            copied: false,
+            guide: None,
+            drafts: None,
+            borders: [].into(),
+        }
+    }
+}
+
 /// Whose a request is, and how much of the line that owner gets beside others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
