@@ -2,7 +2,8 @@
 //! brigade-engine --bench kernels [-- FILTER]`.
 //!
 //! For products it prints bytes of weights a second beside the memory's, and operations a second beside the
-//! arithmetic's. `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the sides of the matrix. [`common`] says
+//! arithmetic's. `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the sides of the matrix, and
+//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with. [`common`] says
 //! what else the environment chooses.
 
 mod common;
@@ -94,6 +95,13 @@ fn side(name: &str) -> usize {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(SIDE)
 }
 
+/// The numbers of rows that `BRIGADE_BENCH_BATCHES` lists, or a few that tell most.
+fn rows() -> Vec<usize> {
+    let given = std::env::var("BRIGADE_BENCH_BATCHES").ok();
+    let all = given.as_deref().unwrap_or("1,8,32,256").split(',');
+    all.map(|n| n.trim().parse().expect("a list of numbers of rows")).collect()
+}
+
 fn matmul(bench: &Bench, ty: GgmlType) {
     let (compute, limits) = (&bench.compute, &bench.limits);
     let (n_out, cols) = (side("BRIGADE_BENCH_ROWS"), side("BRIGADE_BENCH_COLS"));
@@ -108,7 +116,7 @@ fn matmul(bench: &Bench, ty: GgmlType) {
     let packed = (COPIES * bytes.len()) as f64 / begin.elapsed().as_secs_f64();
     println!("{ty:7} packed at {:.2} GB/s", packed / 1e9);
     let weights: Vec<_> = (0..COPIES).map(|_| pack()).collect();
-    for n_rows in [1, 8, 32, 256] {
+    for n_rows in rows() {
         let x = values(n_rows * cols);
         let mut out = vec![0.0; n_rows * n_out];
         let forms = ActForms::default();
@@ -121,7 +129,7 @@ fn matmul(bench: &Bench, ty: GgmlType) {
         let ops = (2 * n_rows * n_out * cols) as f64 / seconds;
         let (name, peak) = match ty {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => ("f32", limits.f32),
-            _ => ("int8", limits.int8),
+            _ => ("int8", limits.int8.of_bits(8.0 * row.len() as f64 / cols as f64)),
         };
         println!(
             "{ty:7} rows {n_rows:4}  {:8.3} ms  {}  {}",

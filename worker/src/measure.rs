@@ -12,10 +12,14 @@ use brigade_engine::device::{Device, refused};
 use brigade_engine::kernels::{KernelError, PackedMatrix, probe};
 use brigade_quant::GgmlType;
 
-/// Sides of the int8 product: a slice of a layer's matrix, and of a prefill ubatch.
+/// Sides of a CPU's product: a slice of a layer's matrix, and rows as a ubatch of a prompt has.
 const PRODUCT_DIM: usize = 1024;
-const PRODUCT_OUT: usize = 256;
-const PRODUCT_ROWS: usize = 32;
+const PRODUCT_OUT: usize = 512;
+const PRODUCT_ROWS: usize = 128;
+/// What most models' weights are: on CPUs types differ by how many instructions a product is.
+const PRODUCT_TYPE: GgmlType = GgmlType::Q4_K;
+/// What a GPU multiplies: bytes, which it reads as fast as its memory allows.
+const GPU_TYPE: GgmlType = GgmlType::Q8_0;
 /// Sides of the products that measure a GPU: those of a layer of a large model.
 const GPU_DIM: usize = 4096;
 const GPU_OUT: usize = 4096;
@@ -37,7 +41,7 @@ const LEAST_RUNS: u32 = 16;
 pub struct Speeds {
     /// Memory read, 10^9 bytes a second.
     pub gb_per_second: f64,
-    /// int8 products as prefill does them, 10^9 operations a second (a multiply-add is two).
+    /// Products as prefill does them, quantising included, 10^9 operations a second (a multiply-add is two).
     pub gop_per_second: f64,
 }
 
@@ -48,7 +52,8 @@ pub struct Speeds {
 pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
     let per_second = |(seconds, work): (f64, f64)| work / seconds / 1e9;
     if !device.has_gpu() {
-        let operations = products(device, 1, [PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM])?;
+        let operations =
+            products(device, PRODUCT_TYPE, 1, [PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM])?;
         return Ok(Speeds {
             gb_per_second: probe::memory_bandwidth(device.host())? / 1e9,
             gop_per_second: per_second((operations.seconds, operations.operations)),
@@ -58,8 +63,8 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
         true => (SOFTWARE_MATRICES, SOFTWARE_ROWS),
         false => (GPU_MATRICES, GPU_ROWS),
     };
-    let read = products(device, n, [1, GPU_OUT, GPU_DIM])?;
-    let computed = products(device, n, [n_rows, GPU_OUT, GPU_DIM])?;
+    let read = products(device, GPU_TYPE, n, [1, GPU_OUT, GPU_DIM])?;
+    let computed = products(device, GPU_TYPE, n, [n_rows, GPU_OUT, GPU_DIM])?;
     Ok(Speeds {
         gb_per_second: per_second((read.seconds, read.bytes)),
         gop_per_second: per_second((computed.seconds, computed.operations)),
@@ -75,10 +80,14 @@ struct Run {
     operations: f64,
 }
 
-/// Multiplies `n_rows` rows with each of `n` int8 matrices `[out, dim]`, one after the other: a GPU is waited for once for all of
+/// Multiplies `n_rows` rows with each of `n` matrices `[out, dim]` of type `ty`, one after the other: a GPU is waited for once for all of
 /// them, as in a forward pass.
-fn products(device: &Device, n: usize, [n_rows, out, dim]: [usize; 3]) -> Result<Run, KernelError> {
-    let ty = GgmlType::Q8_0;
+fn products(
+    device: &Device,
+    ty: GgmlType,
+    n: usize,
+    [n_rows, out, dim]: [usize; 3],
+) -> Result<Run, KernelError> {
     let bytes = vec![1; out * ty.row_bytes(dim).unwrap_or(0)];
     let matrix = |_| device.pack(ty, out, dim, &bytes);
     let matrices: Vec<PackedMatrix> = (0..n).map(matrix).collect::<Result<_, _>>()?;

@@ -259,7 +259,7 @@ pub struct LineArgs {
     /// with the GPU, its driver, and the requests beside them; the promise of the same bytes does not hold
     #[arg(long, conflicts_with_all = ["worker", "no_coopmat"])]
     pub fast_math: bool,
-    /// Kernel table all stages must use, e.g. reference, avx2, avx512 [default: each its best]
+    /// Kernel table all stages must use, e.g. reference, avx2, avxvnni, avx512 [default: each its best]
     #[arg(long, value_name = "NAME")]
     pub kernels: Option<String>,
     /// Type of the activations between stages; only f32 keeps results independent of the cut

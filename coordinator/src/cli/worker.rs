@@ -91,13 +91,13 @@ pub struct WorkerArgs {
     /// After so many batches of commands the GPU counts as lost, once
     #[arg(long, value_name = "N", hide = true)]
     gpu_lost_after: Option<u64>,
-    /// Kernel table, e.g. reference, avx2, avx512 [default: the best this CPU runs]
+    /// Kernel table, e.g. reference, avx2, avxvnni, avx512 [default: the best this CPU runs]
     #[arg(long, value_name = "NAME")]
     kernels: Option<String>,
     /// CPUs that threads are pinned to, e.g. 0-3,8 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
-    /// Speeds for the plan, GB/s of memory and GOP/s of int8 products, e.g. 40,900: the cut is then the same at every
+    /// Speeds for the plan, GB/s of memory and GOP/s of products, e.g. 40,900: the cut is then the same at every
     /// start, whatever else the machine does [default: measured at start, and logged]
     #[arg(long, value_name = "GBPS,GOPS", env = "BRIGADE_SPEED")]
     speed: Option<String>,

@@ -9,7 +9,8 @@
 
 use std::time::{Duration, Instant};
 
-use brigade_engine::kernels::{Compute, probe, select};
+use brigade_engine::kernels::probe::{self, Int8Peak};
+use brigade_engine::kernels::{Compute, select};
 
 /// How long a case runs where nothing is said.
 const CASE_TIME: Duration = Duration::from_millis(300);
@@ -30,7 +31,7 @@ pub struct Limits {
     /// Bytes a second read from memory.
     pub memory: f64,
     /// 8-bit operations a second.
-    pub int8: f64,
+    pub int8: Int8Peak,
     /// f32 operations a second.
     pub f32: f64,
 }
@@ -53,11 +54,13 @@ impl Bench {
             f32: probe::f32_peak(&compute),
         };
         println!(
-            "table {}, {} threads; limits: memory read {:.1} GB/s, int8 {:.0} GOP/s, f32 {:.1} GFLOP/s",
+            "table {}, {} threads; limits: memory read {:.1} GB/s, int8 {:.0} GOP/s with 4-bit codes \
+             and {:.0} with bytes, f32 {:.1} GFLOP/s",
             kernels.name,
             compute.pool().threads(),
             limits.memory / 1e9,
-            limits.int8 / 1e9,
+            limits.int8.narrow / 1e9,
+            limits.int8.wide / 1e9,
             limits.f32 / 1e9,
         );
         let case_time = variable("BRIGADE_BENCH_MS").map(|ms| Duration::from_millis(ms as u64));

@@ -78,7 +78,7 @@ pub mod lanes {
     pub use crate::cpu::unfused::Unfused;
     #[cfg(target_arch = "x86_64")]
     pub use crate::cpu::x86;
-    pub use crate::simd::{LANES, Op, Simd};
+    pub use crate::simd::{LANES, Op, Simd, chained};
 }
 
 /// What the kernels' own tests need beside that and what blocks call.

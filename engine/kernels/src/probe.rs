@@ -36,6 +36,8 @@ const MAX_READERS: usize = READ_BYTES / READ_SLICE;
 const TURNS: usize = 200_000;
 /// Operations of a four-byte dot product: a multiplication and an addition for each byte.
 const DOT_OPS: usize = 2 * 4 * LANES;
+/// Bits of a weight, its share of the scales among them, from which on its codes fill the byte.
+const WIDE_BITS: f64 = 8.0;
 /// Operations of a fused step.
 const FMA_OPS: usize = 2 * LANES;
 
@@ -85,9 +87,27 @@ fn last_cache_bytes() -> usize {
     sizes.max().unwrap_or(0).saturating_mul(1024)
 }
 
-/// 8-bit integer operations a second of all threads together, additions and multiplications counted.
-pub fn int8_peak(compute: &Compute) -> f64 {
-    arithmetic(compute, compute.kernels().probe_dots) * DOT_OPS as f64
+/// Operations a second of all threads together with 8-bit activations, additions and multiplications counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Int8Peak {
+    /// With codes of four bits.
+    pub narrow: f64,
+    /// With weights that fill the byte. As many, where one instruction does either.
+    pub wide: f64,
+}
+
+impl Int8Peak {
+    /// The one that bounds products with weights of `bits` bits each.
+    pub fn of_bits(self, bits: f64) -> f64 {
+        if bits < WIDE_BITS { self.narrow } else { self.wide }
+    }
+}
+
+/// Measures both.
+pub fn int8_peak(compute: &Compute) -> Int8Peak {
+    let rate = |dots| arithmetic(compute, dots) * DOT_OPS as f64;
+    let kernels = compute.kernels();
+    Int8Peak { narrow: rate(kernels.probe_narrow_dots), wide: rate(kernels.probe_wide_dots) }
 }
 
 /// f32 operations a second of all threads together, additions and multiplications counted.
@@ -95,9 +115,14 @@ pub fn f32_peak(compute: &Compute) -> f64 {
     arithmetic(compute, compute.kernels().probe_fmas) * FMA_OPS as f64
 }
 
-/// Four-byte dot products, and fused steps, that a thread does in `turns` rounds: what is counted of each slice.
-pub fn steps(kernels: &Kernels, turns: usize) -> [usize; 2] {
-    [(kernels.probe_dots)(turns), (kernels.probe_fmas)(turns)]
+/// Four-byte dot products with narrow and wide weights, and fused steps, that a thread does in `turns` rounds: what is
+/// counted of each slice.
+pub fn steps(kernels: &Kernels, turns: usize) -> [usize; 3] {
+    [
+        (kernels.probe_narrow_dots)(turns),
+        (kernels.probe_wide_dots)(turns),
+        (kernels.probe_fmas)(turns),
+    ]
 }
 
 /// Steps a second.

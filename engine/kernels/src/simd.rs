@@ -37,9 +37,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Tokens of a tile where weights are unpacked beforehand: [`Simd::TILE`], or more where that leaves
     /// registers free.
     const MANY_TILE: usize = Self::TILE;
+    /// Panels of such a tile: two halve the loads of activations, where registers hold the sums of both.
+    const MANY_PANELS: usize = 1;
     /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
     /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.
     const TOGETHER: bool = false;
+    /// Chains of products, each of which waits for the one before, that keep the multipliers busy: a tile of fewer rows
+    /// has several for each row, and adds them up at the end of a block. Results do not depend on it.
+    const CHAINS: usize = 1;
+    /// Whether the sums of a slice that was unpacked beforehand take all its integers before its floats: where registers
+    /// do not hold both. Results do not depend on it.
+    const INTEGERS_FIRST: bool = false;
 
     /// The proof value, if this machine has the instructions.
     fn detect() -> Option<Self>;
@@ -124,33 +132,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn dots<const T: usize, const N: usize>(
         self,
-        mut acc: [Self::I; T],
+        acc: [Self::I; T],
         w: &[Self::I; N],
         max: u8,
         x: &[&[[i8; 4]; N]; T],
     ) -> [Self::I; T] {
         let _ = max;
-        for (t, acc) in acc.iter_mut().enumerate() {
-            for (v, &w) in w.iter().enumerate() {
-                *acc = self.dot4(*acc, w, self.splat_bytes(&x[t][v]));
-            }
-        }
-        acc
+        chained(self, acc, w, x, Self::dot4)
     }
     /// [`Simd::dots`] of [`Simd::dot4_signed`].
     #[inline(always)]
     fn dots_signed<const T: usize, const N: usize>(
         self,
-        mut acc: [Self::I; T],
+        acc: [Self::I; T],
         w: &[Self::I; N],
         x: &[&[[i8; 4]; N]; T],
     ) -> [Self::I; T] {
-        for (t, acc) in acc.iter_mut().enumerate() {
-            for (v, &w) in w.iter().enumerate() {
-                *acc = self.dot4_signed(*acc, w, self.splat_bytes(&x[t][v]));
-            }
-        }
-        acc
+        chained(self, acc, w, x, Self::dot4_signed)
     }
     /// Where an accumulator of `dot4_signed` starts, given `-Σx` over all its activations.
     fn signed_start(self, neg_sum: i32) -> Self::I;
@@ -200,6 +198,44 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.store(v, &mut lanes);
         fold(lanes, |a, b| if a > b { a } else { b })
     }
+}
+
+/// Most chains of one row.
+const MAX_CHAINS: usize = 4;
+
+/// Chains that each of `n_rows` rows has.
+const fn chains<S: Simd>(n_rows: usize) -> usize {
+    match S::CHAINS / n_rows {
+        4.. => MAX_CHAINS,
+        2..4 => 2,
+        _ => 1,
+    }
+}
+
+/// To `acc[t]` is added what `dot` makes of each vector of `w` and the four bytes `x[t][v]`, in as many chains as keep the
+/// multipliers busy.
+#[inline(always)]
+pub fn chained<S: Simd, const T: usize, const N: usize>(
+    s: S,
+    mut acc: [S::I; T],
+    w: &[S::I; N],
+    x: &[&[[i8; 4]; N]; T],
+    dot: impl Fn(S, S::I, S::I, S::I) -> S::I,
+) -> [S::I; T] {
+    let chains = const { chains::<S>(T) };
+    let mut others = [[s.splat_i(0); T]; MAX_CHAINS - 1];
+    for v in 0..N {
+        let sums = if v % chains == 0 { &mut acc } else { &mut others[v % chains - 1] };
+        for t in 0..T {
+            sums[t] = dot(s, sums[t], w[v], s.splat_bytes(&x[t][v]));
+        }
+    }
+    for others in &others[..chains - 1] {
+        for t in 0..T {
+            acc[t] = s.add_i(acc[t], others[t]);
+        }
+    }
+    acc
 }
 
 /// The one tree by which lanes become a scalar.

@@ -38,7 +38,7 @@ pub fn fast_numerics(identity: &str) -> u32 {
 
 /// The kernels of one instruction set. The crate `brigade-kernels-tables` has those that this machine can run.
 pub struct Kernels {
-    /// Name for logs and for `--kernels`: `avx512`, `avx2`, `neon`, `reference`, `unfused`.
+    /// Name for logs and for `--kernels`: `avx512`, `avxvnni`, `avx2`, `neon`, `reference`, `unfused`.
     pub name: &'static str,
     /// [`NUMERICS`], or [`NUMERICS_UNFUSED`].
     pub numerics: u32,
@@ -93,7 +93,8 @@ pub struct Kernels {
     pub(super) index_products: fn(&mut ProductTile<'_>),
     pub(super) pool_keys: fn(&mut PoolTile<'_>),
     pub(super) probe_read: fn(&[u8]) -> i32,
-    pub(super) probe_dots: fn(usize) -> usize,
+    pub(super) probe_narrow_dots: fn(usize) -> usize,
+    pub(super) probe_wide_dots: fn(usize) -> usize,
     pub(super) probe_fmas: fn(usize) -> usize,
     pub(super) attend_merge: fn(&mut AttendMerge<'_>),
 }
@@ -153,7 +154,8 @@ impl Kernels {
             index_products: cpu::index::index_products::<S>,
             pool_keys: cpu::pooling::pool_keys::<S>,
             probe_read: cpu::probe::read::<S>,
-            probe_dots: cpu::probe::dots::<S>,
+            probe_narrow_dots: cpu::probe::narrow_dots::<S>,
+            probe_wide_dots: cpu::probe::wide_dots::<S>,
             probe_fmas: cpu::probe::fmas::<S>,
             attend_merge: cpu::attention::merge::<S>,
         }
@@ -161,6 +163,18 @@ impl Kernels {
 }
 
 impl Kernels {
+    /// All of `others` but products, which are compiled for the instructions of `S`, and give the same bits.
+    pub const fn with_products_of<S: Simd>(others: &Self) -> Self {
+        Self {
+            name: S::NAME,
+            detected: || S::detect().is_some(),
+            matmul: cpu::matmul::chunk::<S>,
+            probe_narrow_dots: cpu::probe::narrow_dots::<S>,
+            probe_wide_dots: cpu::probe::wide_dots::<S>,
+            ..*others
+        }
+    }
+
     /// The same kernels as those of another number.
     pub const fn with_numerics(self, numerics: u32) -> Self {
         Self { numerics, ..self }

@@ -25,7 +25,9 @@ pub(super) struct Limits {
 /// The most that arithmetic gives, 10^9 operations a second (a multiply-add is two).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Peaks {
-    /// 8-bit products.
+    /// Products of 8-bit activations with codes of four bits.
+    pub(super) nibble_gop_per_second: f64,
+    /// The same with weights that fill the byte.
     pub(super) int8_gop_per_second: f64,
     /// f32 products.
     pub(super) f32_gop_per_second: f64,
@@ -35,7 +37,9 @@ pub(super) struct Peaks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Peak {
-    /// Weights in blocks of integers.
+    /// Weights in blocks of integers that are narrower than a byte.
+    Nibble,
+    /// Weights in blocks of bytes.
     Int8,
     /// Floating-point weights.
     F32,
@@ -44,11 +48,16 @@ pub(super) enum Peak {
 impl Peak {
     /// Of a model most of whose weights have the type `quant`.
     pub(super) fn of(quant: &str) -> Self {
-        if ["F32", "F16", "BF16"].contains(&quant) { Self::F32 } else { Self::Int8 }
+        match quant {
+            "F32" | "F16" | "BF16" => Self::F32,
+            "Q8_0" => Self::Int8,
+            _ => Self::Nibble,
+        }
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::Nibble => "int8 with 4-bit codes",
             Self::Int8 => "int8",
             Self::F32 => "f32",
         }
@@ -59,6 +68,7 @@ impl Limits {
     /// The arithmetic's.
     pub(super) fn peak(&self, peak: Peak) -> Option<f64> {
         self.peaks.map(|peaks| match peak {
+            Peak::Nibble => peaks.nibble_gop_per_second,
             Peak::Int8 => peaks.int8_gop_per_second,
             Peak::F32 => peaks.f32_gop_per_second,
         })
@@ -67,13 +77,16 @@ impl Limits {
     /// Prints them as a line.
     pub(super) fn print(&self) -> Result<()> {
         let memory = self.memory_gb_per_second;
-        let Some(Peaks { int8_gop_per_second: int8, f32_gop_per_second: f32 }) = self.peaks else {
+        let Some(peaks) = self.peaks else {
             return output::line(format_args!("  the GPU: memory copied at {memory:.1} GB/s"));
         };
         output::line(format_args!(
-            "  {} thread{}: memory read {memory:.1} GB/s, int8 {int8:.0} GOP/s, f32 {f32:.1} GOP/s",
+            "  {} thread{}: memory read {memory:.1} GB/s, int8 {:.0} GOP/s ({:.0} with 4-bit codes), f32 {:.1} GOP/s",
             self.threads,
             if self.threads == 1 { "" } else { "s" },
+            peaks.int8_gop_per_second,
+            peaks.nibble_gop_per_second,
+            peaks.f32_gop_per_second,
         ))
     }
 }
@@ -118,11 +131,13 @@ pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limi
 fn of_threads(table: &str, threads: usize, cpus: Option<&[usize]>) -> Result<Limits> {
     let compute = Compute::new(select(Some(table))?, threads, cpus)?;
     compute.pool().pin_caller();
+    let int8 = probe::int8_peak(&compute);
     Ok(Limits {
         threads,
         memory_gb_per_second: probe::memory_bandwidth(&compute)? / 1e9,
         peaks: Some(Peaks {
-            int8_gop_per_second: probe::int8_peak(&compute) / 1e9,
+            nibble_gop_per_second: int8.narrow / 1e9,
+            int8_gop_per_second: int8.wide / 1e9,
             f32_gop_per_second: probe::f32_peak(&compute) / 1e9,
         }),
     })
@@ -136,8 +151,9 @@ mod tests {
     fn one_thread_has_limits() {
         let limits = of_threads("reference", 1, None).unwrap();
         assert!(limits.memory_gb_per_second > 0.0, "{limits:?}");
-        let peaks = [Peak::Int8, Peak::F32].map(|peak| limits.peak(peak).unwrap());
+        let peaks = [Peak::Nibble, Peak::Int8, Peak::F32].map(|peak| limits.peak(peak).unwrap());
         assert!(peaks.iter().all(|peak| *peak > 0.0), "{limits:?}");
-        assert_eq!([Peak::of("F16"), Peak::of("Q4_K")], [Peak::F32, Peak::Int8]);
+        let kinds = ["F16", "Q8_0", "Q4_K"].map(Peak::of);
+        assert_eq!(kinds, [Peak::F32, Peak::Int8, Peak::Nibble]);
     }
 }

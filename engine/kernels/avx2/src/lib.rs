@@ -1,4 +1,5 @@
-//! The table of AVX2: lanes in two 256-bit registers. It needs AVX2, FMA and F16C.
+//! The table of AVX2: lanes in two 256-bit registers. It needs AVX2, FMA and F16C. Its lanes are also those of AVX-VNNI,
+//! which has the four-byte dot product as one instruction: `brigade-kernels-avxvnni` is the table.
 //!
 //! The four-byte dot product goes through 16-bit pair sums, which saturate. They stay exact, because one
 //! factor is at most 128 and the other at most 127 (2 * 128 * 127 < 2^15). Of narrow codes, several products
@@ -11,14 +12,20 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use brigade_kernels::Kernels;
-use brigade_kernels::lanes::{LANES, Op, Simd, x86};
+use brigade_kernels::lanes::{LANES, Op, Simd, chained, x86};
 
 /// The table.
 pub static TABLE: Kernels = Kernels::of::<Avx2>();
 
-/// Proof that this CPU has the instructions of this file.
+/// Lanes of AVX2 alone.
+pub type Avx2 = Lanes<false>;
+
+/// Lanes of AVX2 with the products of AVX-VNNI.
+pub type AvxVnni = Lanes<true>;
+
+/// Proof that this CPU has AVX2, FMA and F16C, and with `VNNI` AVX-VNNI.
 #[derive(Clone, Copy)]
-pub struct Avx2(());
+pub struct Lanes<const VNNI: bool>(());
 
 /// Two registers as one vector of sixteen lanes.
 #[derive(Clone, Copy)]
@@ -27,7 +34,7 @@ pub struct Two<T>(T, T);
 /// An intrinsic of this file's instruction sets.
 macro_rules! isa {
     ($call:expr) => {
-        // SAFETY: an `Avx2` value exists, so the CPU has the instructions; the pointers, where there
+        // SAFETY: a `Lanes` value exists, so the CPU has the instructions; the pointers, where there
         // are any, come from references to arrays that reach as far as is accessed, and the
         // unaligned forms are used.
         unsafe { $call }
@@ -76,7 +83,7 @@ fn pinned(mut v: I) -> I {
     v
 }
 
-impl Avx2 {
+impl<const VNNI: bool> Lanes<VNNI> {
     /// The same register twice.
     #[inline(always)]
     fn both_halves(self, v: __m256i) -> I {
@@ -86,33 +93,42 @@ impl Avx2 {
     /// `acc` plus the 16-bit pair sums of unsigned `w` and signed `x`, four bytes to a lane.
     #[inline(always)]
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        if const { VNNI } {
+            return isa!(_mm256_dpbusd_avx_epi32(acc, w, x));
+        }
         isa!({
             let pairs = _mm256_maddubs_epi16(w, x);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         })
     }
 
-    /// As [`Avx2::dot`] for weights stored with 128 added.
+    /// As [`Lanes::dot`] for weights stored with 128 added.
     #[inline(always)]
     fn dot_signed(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        if const { VNNI } {
+            return self.dot(acc, w, x);
+        }
         let w = isa!(_mm256_xor_si256(w, _mm256_set1_epi8(-128)));
         self.dot(acc, isa!(_mm256_abs_epi8(w)), isa!(_mm256_sign_epi8(x, w)))
     }
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Lanes<VNNI> {
     type F = F;
     type I = I;
 
-    const NAME: &'static str = "avx2";
+    const NAME: &'static str = if VNNI { "avxvnni" } else { "avx2" };
     const TILE: usize = 4;
     const MANY_TILE: usize = 6;
     const TOGETHER: bool = true;
+    const CHAINS: usize = if VNNI { 4 } else { 1 };
+    const INTEGERS_FIRST: bool = true;
 
     fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         all.then_some(Self(()))
     }
     #[inline(always)]
@@ -121,7 +137,15 @@ impl Simd for Avx2 {
         fn enabled<O: Op>(s: Avx2, op: O) -> O::Out {
             op.eval(s)
         }
-        isa!(enabled(self, op))
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn enabled_vnni<O: Op>(s: AvxVnni, op: O) -> O::Out {
+            op.eval(s)
+        }
+        if const { VNNI } {
+            isa!(enabled_vnni(Lanes(()), op))
+        } else {
+            isa!(enabled(Lanes(()), op))
+        }
     }
 
     #[inline(always)]
@@ -298,6 +322,9 @@ impl Simd for Avx2 {
         max: u8,
         x: &[&[[i8; 4]; N]; T],
     ) -> [I; T] {
+        if const { VNNI } {
+            return chained(self, acc, w, x, Self::dot4);
+        }
         // Vectors whose 16-bit pair sums may be added up before they are widened.
         let group = i16::MAX as usize / (2 * 127 * usize::from(max));
         if group < MIN_GROUP {
@@ -336,6 +363,9 @@ impl Simd for Avx2 {
         w: &[I; N],
         x: &[&[[i8; 4]; N]; T],
     ) -> [I; T] {
+        if const { VNNI } {
+            return chained(self, acc, w, x, Self::dot4_signed);
+        }
         let high = self.both_halves(isa!(_mm256_set1_epi8(-128)));
         unrolled!(v < N => {
             let w = both!(_mm256_xor_si256; w[v], high);
@@ -352,8 +382,8 @@ impl Simd for Avx2 {
         acc
     }
     #[inline(always)]
-    fn signed_start(self, _neg_sum: i32) -> I {
-        self.splat_i(0)
+    fn signed_start(self, neg_sum: i32) -> I {
+        if const { VNNI } { self.shl_i(self.splat_i(neg_sum), 7) } else { self.splat_i(0) }
     }
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {

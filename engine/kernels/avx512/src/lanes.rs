@@ -24,6 +24,9 @@ impl Simd for Avx512 {
 
     const NAME: &'static str = on!(name);
     const TILE: usize = 8;
+    const MANY_PANELS: usize = 2;
+    const TOGETHER: bool = true;
+    const CHAINS: usize = 8;
 
     fn detect() -> Option<Self> {
         let all = on!(detected)
@@ -152,11 +155,11 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn shl_i(self, v: __m512i, n: u32) -> __m512i {
-        isa!(_mm512_sll_epi32(v, _mm_cvtsi32_si128(n as i32)))
+        isa!(_mm512_sllv_epi32(v, _mm512_set1_epi32(n as i32)))
     }
     #[inline(always)]
     fn shr_i(self, v: __m512i, n: u32) -> __m512i {
-        isa!(_mm512_srl_epi32(v, _mm_cvtsi32_si128(n as i32)))
+        isa!(_mm512_srlv_epi32(v, _mm512_set1_epi32(n as i32)))
     }
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], index: __m512i) -> __m512i {

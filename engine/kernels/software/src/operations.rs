@@ -9,8 +9,8 @@
 
 use half::f16;
 pub(super) use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_TO_NEAREST_INT, _mm_cvtsi32_si128,
-    _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
+    __m128i, __m256, __m256i, _CMP_GT_OQ, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128,
+    _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
 };
 
 /// Sixteen f32.
@@ -110,11 +110,11 @@ operations! {
     _mm512_and_si512(a: __m512i, b: __m512i) -> __m512i { __m512i(each(|i| a.0[i] & b.0[i])) }
     _mm512_or_si512(a: __m512i, b: __m512i) -> __m512i { __m512i(each(|i| a.0[i] | b.0[i])) }
     _mm512_slli_epi32<const N>(v: __m512i) -> __m512i { __m512i(v.0.map(|x| shifted(x, N as u64, u32::checked_shl))) }
-    _mm512_sll_epi32(v: __m512i, n: __m128i) -> __m512i {
-        { let [n, _]: [u64; 2] = cast(n); __m512i(v.0.map(|x| shifted(x, n, u32::checked_shl))) }
+    _mm512_sllv_epi32(v: __m512i, n: __m512i) -> __m512i {
+        __m512i(each(|i| shifted(v.0[i], n.0[i] as u64, u32::checked_shl)))
     }
-    _mm512_srl_epi32(v: __m512i, n: __m128i) -> __m512i {
-        { let [n, _]: [u64; 2] = cast(n); __m512i(v.0.map(|x| shifted(x, n, u32::checked_shr))) }
+    _mm512_srlv_epi32(v: __m512i, n: __m512i) -> __m512i {
+        __m512i(each(|i| shifted(v.0[i], n.0[i] as u64, u32::checked_shr)))
     }
     _mm512_broadcast_i32x4(v: __m128i) -> __m512i { { let v: [i32; 4] = cast(v); __m512i(each(|i| v[i % 4])) } }
     _mm512_shuffle_epi8(v: __m512i, order: __m512i) -> __m512i {

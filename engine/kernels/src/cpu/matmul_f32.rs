@@ -131,23 +131,29 @@ struct FloatSums;
 
 impl Sums for FloatSums {
     type Kind = FloatSlices;
+    const TWO_PANELS: bool = true;
 
     #[inline(always)]
-    fn add<S: Simd, const T: usize>(
+    fn add<S: Simd, const P: usize, const T: usize>(
         s: S,
-        slice: &[S::F; RUN],
+        slices: &[[S::F; RUN]; P],
         columns: usize,
         rows: &[FloatSlice; T],
-        mut sums: [S::F; T],
-    ) -> [S::F; T] {
-        let mut sum = [s.zero(); T];
-        for (k, w) in slice[..columns].iter().enumerate() {
+        mut sums: [[S::F; T]; P],
+    ) -> [[S::F; T]; P] {
+        let mut of_run = [[s.zero(); T]; P];
+        for k in 0..columns.min(RUN) {
             for t in 0..T {
-                sum[t] = s.fma(*w, s.splat(rows[t][k]), sum[t]);
+                let x = s.splat(rows[t][k]);
+                for p in 0..P {
+                    of_run[p][t] = s.fma(slices[p][k], x, of_run[p][t]);
+                }
             }
         }
-        for t in 0..T {
-            sums[t] = s.add(sums[t], sum[t]);
+        for p in 0..P {
+            for t in 0..T {
+                sums[p][t] = s.add(sums[p][t], of_run[p][t]);
+            }
         }
         sums
     }

@@ -15,7 +15,7 @@ use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::matmul::MatmulChunk;
 
 /// Rows from which on unpacking a slice for all of them beats unpacking it for every tile.
-pub const MANY_ROWS: usize = 48;
+pub const MANY_ROWS: usize = 24;
 
 /// Most panels that pass before the rows' next slice is taken: their sums share the second-level cache
 /// with the rows.
@@ -36,15 +36,17 @@ pub(super) trait SliceKind: 'static {
 pub(super) trait Sums: 'static {
     /// What unpacks to this.
     type Kind: SliceKind;
+    /// Whether registers hold the sums of a tile of two panels, on sets that have such.
+    const TWO_PANELS: bool;
 
-    /// `sums` of `T` rows plus their products with the first `columns` of a slice.
-    fn add<S: Simd, const T: usize>(
+    /// `sums` of `T` rows plus their products with the first `columns` of a slice of each of `P` panels.
+    fn add<S: Simd, const P: usize, const T: usize>(
         s: S,
-        slice: &Slice<Self, S>,
+        slices: &[Slice<Self, S>; P],
         columns: usize,
         rows: &[Row<Self>; T],
-        sums: [S::F; T],
-    ) -> [S::F; T];
+        sums: [[S::F; T]; P],
+    ) -> [[S::F; T]; P];
 }
 
 /// A slice that `A` sums over.
@@ -75,19 +77,25 @@ pub(super) trait Sliced: Tile {
 /// Unpacks the slice that begins at a column of a panel.
 type Unpack<S, D> = fn(&[u8], usize, &mut <D as SliceKind>::Slice<S>);
 
-/// Adds to the sums of so many rows their products with the first columns of a slice.
-pub(super) type AddTiles<S, D> =
-    fn(&<D as SliceKind>::Slice<S>, usize, &[<D as SliceKind>::Row], usize, &mut [<S as Simd>::F]);
+/// Adds to the sums of so many rows their products with the first columns of slices of one panel or two. Those of the
+/// second begin in the middle.
+pub(super) type AddTiles<S, D> = fn(
+    &[<D as SliceKind>::Slice<S>],
+    usize,
+    &[<D as SliceKind>::Row],
+    usize,
+    &mut [<S as Simd>::F],
+);
 
 /// Computes one chunk of a product with weights of kind `K`, by slices.
 pub(super) fn slices<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
     let s = proof::<S>();
-    let mut slice = K::empty(s);
+    let mut slices = [K::empty(s), K::empty(s)];
     s.run(Slices::<S, K::Kind> {
         s,
         chunk,
         columns: K::COLUMNS,
-        slice: &mut slice,
+        slices: &mut slices,
         unpack: unpack::<S, K>,
         add: K::add::<S>(),
     });
@@ -121,7 +129,7 @@ struct Slices<'a, 'b, L: Simd, D: SliceKind> {
     s: L,
     chunk: &'a MatmulChunk<'b>,
     columns: usize,
-    slice: &'a mut D::Slice<L>,
+    slices: &'a mut [D::Slice<L>; 2],
     unpack: Unpack<L, D>,
     add: AddTiles<L, D>,
 }
@@ -131,7 +139,7 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
     /// Computes with the lanes that the slice is made of; those that it is given are the same.
     #[inline(always)]
     fn eval<S: Simd>(self, _: S) {
-        let Self { s, chunk, columns: most, slice, unpack, add } = self;
+        let Self { s, chunk, columns: most, slices, unpack, add } = self;
         let cols = chunk.w.cols();
         // Room for a last tile that is not full, which computes what nobody reads.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
@@ -142,9 +150,13 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
             sums.fill(s.zero());
             for (i, first) in (0..cols).step_by(most).enumerate() {
                 let (columns, rows) = (most.min(cols - first), D::rows(chunk, i));
-                for (p, sums) in panels.clone().zip(sums.chunks_exact_mut(n_rows)) {
-                    unpack(chunk.w.panel(p), first, slice);
-                    add(slice, columns, rows, chunk.rows.len(), sums);
+                let sums = sums[..panels.len() * n_rows].chunks_mut(L::MANY_PANELS * n_rows);
+                for (p, sums) in panels.clone().step_by(L::MANY_PANELS).zip(sums) {
+                    let slices = &mut slices[..sums.len() / n_rows];
+                    for (p, slice) in (p..).zip(slices.iter_mut()) {
+                        unpack(chunk.w.panel(p), first, slice);
+                    }
+                    add(slices, columns, rows, chunk.rows.len(), sums);
                 }
             }
             for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {
@@ -160,39 +172,50 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
     }
 }
 
-/// Adds the products of the first `n_rows` of `rows` with a slice to `sums`.
+/// Adds the products of the first `n_rows` of `rows` with slices to `sums`.
 pub(super) fn add_tiles<S: Simd, A: Sums>(
-    slice: &Slice<A, S>,
+    slices: &[Slice<A, S>],
     columns: usize,
     rows: &[Row<A>],
     n_rows: usize,
     sums: &mut [S::F],
 ) {
     let s = proof::<S>();
-    s.run(Tiles::<S, A> { s, slice, columns, rows, n_rows, sums });
+    if const { S::MANY_PANELS > 1 && A::TWO_PANELS }
+        && let Some(slices) = slices.as_array::<2>()
+    {
+        let (low, high) = sums.split_at_mut(sums.len() / 2);
+        return s.run(Tiles::<S, A, 2> { s, slices, columns, rows, n_rows, sums: [low, high] });
+    }
+    let n_sums = sums.len() / slices.len();
+    for (slice, sums) in slices.iter().zip(sums.chunks_exact_mut(n_sums)) {
+        let slices = std::array::from_ref(slice);
+        s.run(Tiles::<S, A, 1> { s, slices, columns, rows, n_rows, sums: [sums] });
+    }
 }
 
-/// Rows that meet one slice, over lanes `L`.
-struct Tiles<'a, L: Simd, A: Sums> {
+/// Rows that meet one slice of each of `P` panels, over lanes `L`.
+struct Tiles<'a, L: Simd, A: Sums, const P: usize> {
     s: L,
-    slice: &'a Slice<A, L>,
+    slices: &'a [Slice<A, L>; P],
     columns: usize,
     rows: &'a [Row<A>],
     n_rows: usize,
-    sums: &'a mut [L::F],
+    sums: [&'a mut [L::F]; P],
 }
 
-impl<L: Simd, A: Sums> Op for Tiles<'_, L, A> {
+impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
     type Out = ();
     /// Computes with the lanes that the slice is made of; those that it is given are the same.
     #[inline(always)]
     fn eval<S: Simd>(mut self, _: S) {
         let mut first = 0;
         while first < self.n_rows {
+            let left = self.n_rows - first;
             // Conditions that are constants come first: tiles that this set does not use are not compiled for it.
-            first += if const { L::MANY_TILE > 6 } {
+            first += if const { L::MANY_TILE > 6 && P == 1 } {
                 self.tile::<8>(first)
-            } else if const { L::MANY_TILE > 4 } && self.n_rows - first > 4 {
+            } else if const { L::MANY_TILE > 4 } && !matches!(left, 0..=4 | 7 | 8) {
                 self.tile::<6>(first)
             } else if const { L::MANY_TILE > 1 } {
                 self.tile::<4>(first)
@@ -203,14 +226,20 @@ impl<L: Simd, A: Sums> Op for Tiles<'_, L, A> {
     }
 }
 
-impl<L: Simd, A: Sums> Tiles<'_, L, A> {
+impl<L: Simd, A: Sums, const P: usize> Tiles<'_, L, A, P> {
     /// Adds the products of the `T` rows from `first` on. Returns `T`.
     #[inline(always)]
     fn tile<const T: usize>(&mut self, first: usize) -> usize {
         const WHOLE: &str = "rows and sums fill whole tiles";
         let rows = self.rows[first..].first_chunk::<T>().expect(WHOLE);
-        let sums = self.sums[first..].first_chunk_mut::<T>().expect(WHOLE);
-        *sums = A::add::<L, T>(self.s, self.slice, self.columns, rows, *sums);
+        let mut sums = [[self.s.zero(); T]; P];
+        for p in 0..P {
+            sums[p] = *self.sums[p][first..].first_chunk::<T>().expect(WHOLE);
+        }
+        let sums = A::add::<L, P, T>(self.s, self.slices, self.columns, rows, sums);
+        for p in 0..P {
+            *self.sums[p][first..].first_chunk_mut::<T>().expect(WHOLE) = sums[p];
+        }
         T
     }
 }

@@ -140,43 +140,109 @@ struct QuantSums<A>(PhantomData<A>);
 
 impl<A: Arithmetic> Sums for QuantSums<A> {
     type Kind = QuantSlices;
+    const TWO_PANELS: bool = !A::HALVES;
 
     #[inline(always)]
-    fn add<S: Simd, const T: usize>(
+    fn add<S: Simd, const P: usize, const T: usize>(
         s: S,
-        slice: &QuantSlice<S>,
+        slices: &[QuantSlice<S>; P],
         columns: usize,
         rows: &[BlockSlice; T],
-        mut sums: [S::F; T],
-    ) -> [S::F; T] {
+        mut sums: [[S::F; T]; P],
+    ) -> [[S::F; T]; P] {
         let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
-        if const { !S::TOGETHER } {
-            for b in 0..n_blocks {
-                let x = blocks_at(rows, b);
-                sums =
-                    tile::<S, A, T, _>(s, &slice.codes[b], x, &slice.scales, b, slice.shift, sums);
+        if const { S::INTEGERS_FIRST } {
+            for p in 0..P {
+                sums[p] = integers_first::<S, A, T>(s, &slices[p], n_blocks, rows, sums[p]);
             }
             return sums;
         }
-        // All integers, then all floats: either alone finds registers enough.
-        let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
-        let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
         for b in 0..n_blocks {
             let x = blocks_at(rows, b);
-            let products = Products::<S, T>::of::<A>(s, &slice.codes[b], x, slice.shift);
-            low[b].write(products.0[0]);
-            if A::HALVES {
-                high[b].write(products.0[1]);
+            if const { P == 1 } {
+                let [QuantSlice { shift, codes, scales }] = slices.first_chunk().expect("one");
+                sums[0] = tile::<S, A, T, _>(s, &codes[b], x, scales, b, *shift, sums[0]);
+            } else {
+                sums = panels::<S, A, P, T>(s, slices, x, b, sums);
             }
         }
-        for b in 0..n_blocks {
-            let x = blocks_at(rows, b);
-            let high = if A::HALVES { high[b] } else { low[b] };
-            // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
-            let products = unsafe { [low[b].assume_init(), high.assume_init()] };
-            sums = Products(products).scaled::<A, _>(s, x, &slice.scales, b, sums);
-        }
         sums
+    }
+}
+
+/// `sums` of `T` rows plus the first blocks of a slice: all integers, then all floats. Either alone finds registers enough.
+#[inline(always)]
+fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
+    s: S,
+    slice: &QuantSlice<S>,
+    n_blocks: usize,
+    rows: &[BlockSlice; T],
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
+    let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
+    for b in 0..n_blocks {
+        let x = blocks_at(rows, b);
+        let products = Products::<S, T>::of::<A>(s, &slice.codes[b], x, slice.shift);
+        low[b].write(products.0[0]);
+        if A::HALVES {
+            high[b].write(products.0[1]);
+        }
+    }
+    for b in 0..n_blocks {
+        let x = blocks_at(rows, b);
+        let high = if A::HALVES { high[b] } else { low[b] };
+        // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
+        let products = unsafe { [low[b].assume_init(), high.assume_init()] };
+        sums = Products(products).scaled::<A, _>(s, x, &slice.scales, b, sums);
+    }
+    sums
+}
+
+/// `sums` of `T` rows plus block `b` of each of `P` panels, which take each four of a row's values together.
+#[inline(always)]
+fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
+    s: S,
+    slices: &[QuantSlice<S>; P],
+    x: [&ActBlock; T],
+    b: usize,
+    mut sums: [[S::F; T]; P],
+) -> [[S::F; T]; P] {
+    let mut products = [Products([[s.splat_i(0); T]; 2]); P];
+    let halves = if A::HALVES { 2 } else { 1 };
+    for h in 0..halves {
+        for t in 0..T {
+            let neg_sum = if A::HALVES { x[t].neg_sum_half[h] } else { x[t].neg_sum };
+            for p in 0..P {
+                products[p].0[h][t] = start::<S, A>(s, neg_sum, slices[p].shift);
+            }
+        }
+        for v in h * HALF..(h + 1) * VECTORS / halves {
+            for t in 0..T {
+                let x = s.splat_bytes(&x[t].quads::<VECTORS>(0)[v]);
+                for p in 0..P {
+                    let (acc, w) = (&mut products[p].0[h][t], slices[p].codes[b][v]);
+                    *acc = match A::OFFSET {
+                        Offset::Signed => s.dot4_signed(*acc, w, x),
+                        Offset::None | Offset::Shift(_) => s.dot4(*acc, w, x),
+                    };
+                }
+            }
+        }
+    }
+    for p in 0..P {
+        sums[p] = products[p].scaled::<A, _>(s, x, &slices[p].scales, b, sums[p]);
+    }
+    sums
+}
+
+/// Where the sum of a row's products begins, by what codes become integers with.
+#[inline(always)]
+fn start<S: Simd, A: Arithmetic>(s: S, neg_sum: i32, shift: u32) -> S::I {
+    match A::OFFSET {
+        Offset::None => s.splat_i(0),
+        Offset::Shift(_) => s.shl_i(s.splat_i(neg_sum), shift),
+        Offset::Signed => s.signed_start(neg_sum),
     }
 }
 
@@ -310,11 +376,7 @@ fn dots<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
     // Plain loops: the closures of array functions are not always inlined, which costs every register.
     for t in 0..T {
         quads[t] = x[t].quads(first);
-        match A::OFFSET {
-            Offset::None => {}
-            Offset::Shift(_) => acc[t] = s.splat_i(neg_sums[t] << shift),
-            Offset::Signed => acc[t] = s.signed_start(neg_sums[t]),
-        }
+        acc[t] = start::<S, A>(s, neg_sums[t], shift);
     }
     match A::OFFSET {
         Offset::Signed => s.dots_signed(acc, codes, &quads),

@@ -36,25 +36,36 @@ pub(crate) fn read<S: Simd>(bytes: &[u8]) -> i32 {
     run::<S, _>(Read(bytes))
 }
 
-/// Does `turns` rounds of independent four-byte dot products; returns their number.
-pub(crate) fn dots<S: Simd>(turns: usize) -> usize {
-    struct Dots(usize);
-    impl Op for Dots {
-        type Out = usize;
-        #[inline(always)]
-        fn eval<S: Simd>(self, s: S) -> usize {
-            if const { S::TOGETHER } {
-                dots_together::<S>(s, self.0)
-            } else if const { S::TILE >= 8 } {
-                dot_chains::<S, CHAINS>(s, self.0)
-            } else {
-                dot_chains::<S, CHAINS_OF_HALVES>(s, self.0)
-            }
-        }
-    }
-    run::<S, _>(Dots(turns))
+/// Does `turns` rounds of four-byte dot products with codes of four bits; returns their number.
+pub(crate) fn narrow_dots<S: Simd>(turns: usize) -> usize {
+    run::<S, _>(Dots { turns, narrow: true })
 }
 
+/// The same with weights that fill the byte.
+pub(crate) fn wide_dots<S: Simd>(turns: usize) -> usize {
+    run::<S, _>(Dots { turns, narrow: false })
+}
+
+struct Dots {
+    turns: usize,
+    narrow: bool,
+}
+
+impl Op for Dots {
+    type Out = usize;
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) -> usize {
+        if const { S::INTEGERS_FIRST && S::CHAINS == 1 } {
+            dots_of_a_tile::<S>(s, self)
+        } else if const { S::TILE >= 8 } {
+            dot_chains::<S, CHAINS>(s, self.turns)
+        } else {
+            dot_chains::<S, CHAINS_OF_HALVES>(s, self.turns)
+        }
+    }
+}
+
+/// Independent chains of one instruction each: such sets do not care how wide a code is.
 #[inline(always)]
 fn dot_chains<S: Simd, const N: usize>(s: S, turns: usize) -> usize {
     let w = s.splat_i(black_box(0x0102_0304));
@@ -69,18 +80,23 @@ fn dot_chains<S: Simd, const N: usize>(s: S, turns: usize) -> usize {
     turns * N
 }
 
-/// The products of a tile with narrow codes, which some sets add up before they widen them.
+/// The integers of a tile, where a product is several instructions: of narrow codes, some are added up before they are
+/// widened. The weights are not known to the compiler, and no half of them is equal to the other.
 #[inline(always)]
-fn dots_together<S: Simd>(s: S, turns: usize) -> usize {
-    let w: [S::I; VECTORS] = std::array::from_fn(
-        #[inline(always)]
-        |_| s.splat_i(black_box(0x0102_0304)),
-    );
+fn dots_of_a_tile<S: Simd>(s: S, Dots { turns, narrow }: Dots) -> usize {
+    let bytes: [[u8; 64]; VECTORS] =
+        std::array::from_fn(|v| std::array::from_fn(|i| ((v + i) % usize::from(NARROW)) as u8));
+    let bytes = black_box(bytes);
     let x = black_box([[[1i8, -2, 3, -4]; VECTORS]; ROWS]);
     let mut sums = [s.splat_i(0); ROWS];
     for _ in 0..turns {
-        let x = black_box(&x);
-        sums = s.dots(sums, &w, NARROW, &[&x[0], &x[1], &x[2], &x[3]]);
+        let (bytes, x) = (black_box(&bytes), black_box(&x));
+        let mut w = [s.splat_i(0); VECTORS];
+        for v in 0..VECTORS {
+            w[v] = s.load_bytes(&bytes[v]);
+        }
+        let x = [&x[0], &x[1], &x[2], &x[3]];
+        sums = if narrow { s.dots(sums, &w, NARROW, &x) } else { s.dots_signed(sums, &w, &x) };
     }
     black_box(sums.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v)));
     turns * VECTORS * ROWS

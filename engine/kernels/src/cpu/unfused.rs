@@ -37,7 +37,10 @@ impl<S: Simd> Simd for Unfused<S> {
     const NAME: &'static str = "unfused";
     const TILE: usize = S::TILE;
     const MANY_TILE: usize = S::MANY_TILE;
+    const MANY_PANELS: usize = S::MANY_PANELS;
     const TOGETHER: bool = S::TOGETHER;
+    const CHAINS: usize = S::CHAINS;
+    const INTEGERS_FIRST: bool = S::INTEGERS_FIRST;
 
     fn detect() -> Option<Self> {
         S::detect().map(Self)

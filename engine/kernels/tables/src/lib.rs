@@ -11,6 +11,8 @@ fn tables() -> impl Iterator<Item = &'static Kernels> {
         #[cfg(target_arch = "x86_64")]
         &brigade_kernels_avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
+        &*brigade_kernels_avxvnni::TABLE,
+        #[cfg(target_arch = "x86_64")]
         &brigade_kernels_avx2::TABLE,
         #[cfg(target_arch = "aarch64")]
         &brigade_kernels_neon::TABLE,

@@ -13,6 +13,7 @@ where
     #[cfg(target_arch = "x86_64")]
     {
         agree::<brigade_kernels_avx2::Avx2, O>(op, &want);
+        agree::<brigade_kernels_avx2::AvxVnni, O>(op, &want);
         agree::<brigade_kernels_avx512::Avx512, O>(op, &want);
     }
     #[cfg(target_arch = "aarch64")]

@@ -9,9 +9,14 @@ fn limits_are_positive_on_every_table() {
         let compute = Compute::new(kernels, 1, None).expect("starts");
         let read = memory_bandwidth(&compute).expect("memory");
         let cached = cache_bandwidth(&compute, 1 << 20);
-        for limit in [read, cached, int8_peak(&compute), f32_peak(&compute)] {
+        let int8 = int8_peak(&compute);
+        for limit in [read, cached, int8.narrow, int8.wide, f32_peak(&compute)] {
             assert!(limit.is_finite() && limit > 1e6, "{}: {limit}", kernels.name);
         }
+        assert_eq!(
+            [4.5, 6.6, 8.5].map(|bits| int8.of_bits(bits)),
+            [int8.narrow, int8.narrow, int8.wide]
+        );
     }
 }
 
