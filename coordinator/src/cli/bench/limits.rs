@@ -57,7 +57,7 @@ impl Peak {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Nibble => "int8 with 4-bit codes",
+            Self::Nibble => "4-bit int8",
             Self::Int8 => "int8",
             Self::F32 => "f32",
         }
