@@ -10,6 +10,7 @@ mod plan_depth;
 mod plan_held;
 mod plan_passes;
 mod plan_random;
+mod prefix_apart;
 mod prefix_stages;
 mod prefix_traces;
 mod sched_ahead;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         plan_held,
         plan_passes,
         plan_random,
+        prefix_apart,
         prefix_stages,
         prefix_traces,
         sched_ahead,

@@ -145,6 +145,7 @@ impl Script {
                     weight: find("weight").unwrap_or(1),
                     leaves_room: find("owner").is_some(),
                 },
+                namespace: None,
                 deadline: find("within").map(|seconds| self.now + u64::from(seconds) * 1_000_000),
                 copied: true,
                 guide: find("guide").map(|n| (101..).take(n as usize).collect()),

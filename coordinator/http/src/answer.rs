@@ -135,6 +135,11 @@ pub async fn submit(
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
     let adapters = app.adapters_of(common.lora.as_deref())?;
     let (share, force) = (name.tally.share(), name.tally.force());
+    let namespace = name.tally.namespace();
+    let namespace = match &common.cache_salt {
+        Some(salt) => namespace.salted(salt),
+        None => namespace,
+    };
     let mut requests = Vec::new();
     for tokens in prompts {
         for i in 0..common.n {
@@ -156,7 +161,8 @@ pub async fn submit(
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits.now())?;
             let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);
-            requests.push(request.named(&name.id).owned(share, force.clone(), common.within));
+            let request = request.in_namespace(namespace).named(&name.id);
+            requests.push(request.owned(share, force.clone(), common.within));
         }
     }
     let mut generations = Vec::new();

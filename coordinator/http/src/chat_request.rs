@@ -192,6 +192,7 @@ impl ChatRequest {
 mod tests {
     use super::super::fields::MAX_TEMPLATE_VALUES;
     use super::super::messages::MAX_MESSAGES;
+    use super::super::{anthropic, ollama, responses};
     use super::*;
 
     const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
@@ -210,6 +211,27 @@ mod tests {
         assert_eq!(request.chat.messages[0]["content"], "ab");
         assert_eq!(request.chat.messages[0]["name"], "x");
         assert_eq!(request.chat.extra["thinking"], false);
+    }
+
+    #[test]
+    fn a_salt_comes_through_every_interface() {
+        let bytes = |json: &str| json.replacen('{', r#"{"cache_salt": "s", "#, 1).into_bytes();
+        let of_ollama = |asked| match asked {
+            ollama::request::Asked::Chat(chat, _) => chat.into_owned(),
+            other => panic!("{other:?}"),
+        };
+        let messages = bytes(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
+        let input = bytes(r#"{"input": "a"}"#);
+        for chat in [
+            messages.clone(),
+            anthropic::request::translate(&messages).unwrap().0.into_owned(),
+            responses::request::translate(&input).unwrap().0.into_owned(),
+            of_ollama(ollama::request::chat(&messages).unwrap()),
+            of_ollama(ollama::request::generate(&bytes(r#"{"prompt": "a"}"#)).unwrap()),
+        ] {
+            let request = ChatRequest::read(&chat, &LIMITS, &TextModel::sample()).unwrap();
+            assert_eq!(request.common.cache_salt.as_deref(), Some("s"));
+        }
     }
 
     #[test]

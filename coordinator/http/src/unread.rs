@@ -12,7 +12,6 @@ pub const COMMON: Unread = &[
     ("priority", "a key's priority counts"),
     ("request_id", "requests are named here; the header x-request-id has it"),
     ("keep_alive", "the model stays loaded"),
-    ("cache_salt", "nothing is reused across keys"),
 ];
 
 /// Fields of requests for text, OpenAI's, llama.cpp's and vLLM's.
@@ -93,6 +92,7 @@ pub const INFILL: Unread = &[("t_max_prompt_ms", "the prompt is computed as a wh
 
 /// Fields of `/v1/rerank` and of text-embeddings-inference's shape of it.
 pub const RERANK: Unread = &[
+    ("cache_salt", "nothing is reused of such requests"),
     ("raw_scores", "scores are the head's own, as they are"),
     ("truncate", "a text that is too long is refused, and never cut"),
     ("truncation_direction", "a text that is too long is refused, and never cut"),
@@ -101,6 +101,7 @@ pub const RERANK: Unread = &[
 
 /// Fields of `/v1/embeddings` and `/api/embed`.
 pub const EMBEDDING: Unread = &[
+    ("cache_salt", "nothing is reused of such requests"),
     ("truncate", "a text that is too long is refused, and never cut"),
     ("add_special_tokens", "the tokenizer's file says what it adds"),
     ("options", "a vector is computed in one way"),
@@ -108,7 +109,7 @@ pub const EMBEDDING: Unread = &[
 ];
 
 /// Fields of `/tokenize` and `/detokenize`.
-pub const TOKENS: Unread = &[];
+pub const TOKENS: Unread = &[("cache_salt", "nothing is computed")];
 
 /// Fields of `/v1/messages`.
 pub const MESSAGES: Unread = &[

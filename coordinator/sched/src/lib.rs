@@ -31,6 +31,7 @@ mod groups;
 mod growth;
 mod in_flight;
 mod line;
+mod namespace;
 mod pages;
 mod parting;
 mod pool;
@@ -68,6 +69,7 @@ pub use events::{
     Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
 pub use forecast::Forecast;
+pub use namespace::Namespace;
 pub use prefix::{KeptInfo, PrefixCounts};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
@@ -360,7 +362,7 @@ impl Scheduler {
     pub fn forget_owner_of(&mut self, request: RequestId) {
         let sequence = self.live.find(request).and_then(|no| self.live.of(no));
         if let (Some(drafter), Some(sequence)) = (&mut self.drafter, sequence) {
-            drafter.forget(OwnerId(sequence.share.owner));
+            drafter.forget(sequence.share.owner);
         }
     }
 
@@ -578,7 +580,9 @@ fn admit(
 fn begin_drafts(drafter: &mut Option<Box<dyn Drafter>>, live: &Live, no: SeqNo) {
     let sequence = live.of(no).filter(|sequence| drafting::may_run_ahead(sequence));
     if let (Some(drafter), Some(sequence)) = (drafter, sequence) {
-        let (stream, owner) = (drafting::stream(sequence.request), OwnerId(sequence.share.owner));
+        let space = sequence.space.namespace.number();
+        let (stream, owner) =
+            (drafting::stream(sequence.request), OwnerId { key: sequence.share.owner, space });
         let expected = sequence.drafts.as_deref().unwrap_or(&[]);
         drafter.begin(stream, owner, &sequence.tokens, sequence.n_prompt as usize, expected);
     }

@@ -31,6 +31,7 @@ const SAME: &[&str] = &[
     "lora",
     "checkpoint",
     "speculate",
+    "cache_salt",
 ];
 
 /// Fields that would change an answer, and have no effect here.

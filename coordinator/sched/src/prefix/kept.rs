@@ -358,9 +358,10 @@ mod tests {
     use brigade_engine::batch::AdapterUse;
 
     use super::*;
+    use crate::namespace::Namespace;
 
     fn space(owner: u64) -> Space {
-        Space::new(owner, &[])
+        Space::new(Namespace::of_owner(owner), &[])
     }
 
     fn add(pool: &mut KeptPool, space: &Space, tokens: &[u32]) -> KeptId {
@@ -451,7 +452,8 @@ mod tests {
     #[test]
     fn what_other_adapters_computed_begins_nothing_and_covers_nothing() {
         let mut pool = pool(&[&[1, 2, 3]]);
-        let scaled = |scale| Space::new(7, &[AdapterUse { adapter: 0, scale }]);
+        let scaled =
+            |scale| Space::new(Namespace::of_owner(7), &[AdapterUse { adapter: 0, scale }]);
         add(&mut pool, &scaled(0.5), &[1, 2]);
         let of = |space: &Space| best(&pool, space, &[1, 2, 3, 4], Prefixes::All);
         assert_eq!(of(&space(7)), Some((0, 3)));

@@ -125,9 +125,10 @@ mod tests {
     use super::super::kept::{NewKept, Prompt};
     use super::super::tree::Space;
     use super::*;
+    use crate::namespace::Namespace;
 
     fn add(pool: &mut KeptPool, owner: u64, tokens: &[u32], place: Place) -> KeptId {
-        let space = Space::new(owner, &[]);
+        let space = Space::new(Namespace::of_owner(owner), &[]);
         pool.insert(NewKept {
             slot: SlotId(0),
             blocks: vec![],
