@@ -155,6 +155,7 @@ impl Script {
             "ready" => Event::KeptReady(KeptId(number(words[0]))),
             "drop" => Event::DropKept(KeptId(number(words[0]))),
             "clear" => Event::ClearKept,
+            "linger" => Event::Linger(RequestId(number(words[0]))),
             "cancel" => Event::Cancel(RequestId(number(words[0]))),
             "return" => self.results(self.epoch, number(words[0]), &words[1..]),
             "stale" => self.results(self.epoch - 1, number(words[0]), &[]),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, Constraint};
 use brigade_line::adapters::AdapterWish;
 use brigade_line::generation::{End, EndReason, Generation, Part, TokenPiece};
-use brigade_line::handle::{Failure, FinishReason, RequestId, Sequence};
+use brigade_line::handle::{Failure, FinishReason, Lingering, RequestId, Sequence};
 use brigade_line::journal::Drawn;
 use brigade_line::request::{Drawing, Request};
 use tokio::sync::mpsc;
@@ -93,6 +93,11 @@ impl Running {
     /// The text shows these control tokens too: whoever reads it knows what they mean.
     pub fn show(&mut self, markers: Arc<[u32]>) {
         self.generation.show(markers);
+    }
+
+    /// What asks for its state to be kept a while.
+    pub fn lingering(&self) -> Lingering {
+        self.generation.lingering()
     }
 
     /// Ends it here: whoever reads it has all.

@@ -347,6 +347,10 @@ impl Driver {
 
     fn state_call(&mut self, call: StateCall) {
         let (due, kept, transfer) = match call {
+            StateCall::Linger(request) => {
+                self.cancel(request);
+                return self.step(Event::Linger(request));
+            }
             StateCall::Save { request, reply } => {
                 self.cancel(request);
                 let kept = self.sched.kept_of(request);

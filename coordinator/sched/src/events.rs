@@ -247,6 +247,9 @@ pub enum Event {
     },
     /// Every kept sequence is given up, but those somebody holds on to.
     ClearKept,
+    /// The answer of a request that has ended calls a tool: its client comes back with the result, mostly soon. What is kept of
+    /// it stays meanwhile, before all else of its owner's.
+    Linger(RequestId),
     /// Somebody has read the kept sequence of [`super::Scheduler::pin_kept`], or put its state into the
     /// one of [`super::Scheduler::open_kept`]: it may be used and may go.
     KeptReady(KeptId),

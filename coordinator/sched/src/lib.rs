@@ -127,6 +127,7 @@ impl Scheduler {
     /// Handles one event that happened at `now` and returns what to do about it, in order.
     pub fn step(&mut self, now: Micros, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
+        self.with_line(|line| line.kept.now = now);
         match event {
             Event::Submit(request) => self.submit(now, request, &mut out),
             Event::GoOn { request, generated, mu } => {
@@ -144,6 +145,7 @@ impl Scheduler {
             Event::LineDown { reason, planned } => {
                 self.line_down(now, reason, planned, &mut out);
             }
+            Event::Linger(request) => self.with_line(|line| line.kept.linger(now, request)),
             Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),

@@ -277,8 +277,9 @@ mod tests {
     use super::*;
     use crate::sim::Rng;
 
-    /// Random histories; each has random insertions and removals.
-    const HISTORIES: u64 = 2_000;
+    /// Random histories; each has random insertions and removals. One in so many is long.
+    const HISTORIES: u64 = 100_000;
+    const LONG_ONE_IN: u64 = 50;
 
     type Held = (Space, Vec<u32>, u32);
 
@@ -330,7 +331,8 @@ mod tests {
             let mut tree = Tree::default();
             let mut all: Vec<(Held, NodeId)> = Vec::new();
             let most = [6, 30, 200][rng.between(0, 2) as usize];
-            for holder in 0..rng.between(1, 60) as u32 {
+            let steps = if seed % LONG_ONE_IN == 0 { 60 } else { 10 };
+            for holder in 0..rng.between(1, steps) as u32 {
                 if rng.one_in(3) && !all.is_empty() {
                     let at = rng.between(0, all.len() as u64 - 1) as usize;
                     let ((.., holder), node) = all.swap_remove(at);
