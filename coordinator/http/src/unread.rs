@@ -54,23 +54,16 @@ pub const CHAT: Unread = &[
 ];
 
 /// Fields of a tool and of its function. The template has all of them, and may write what it knows.
-pub const TOOL: Unread = &[
-    ("cache_control", "prompts that begin alike are found without"),
-    ("defer_loading", "all tools are in the prompt"),
-];
+pub const TOOL: Unread = &[("defer_loading", "all tools are in the prompt")];
 
 /// Fields of a content's part.
 pub const PART: Unread = &[
-    ("cache_control", "prompts that begin alike are found without"),
     ("annotations", "what a text refers to is in the text"),
     ("logprobs", "they were for who read the answer"),
 ];
 
 /// Fields of a message.
-pub const MESSAGE: Unread = &[
-    ("annotations", "what a text refers to is in the text"),
-    ("cache_control", "prompts that begin alike are found without"),
-];
+pub const MESSAGE: Unread = &[("annotations", "what a text refers to is in the text")];
 
 /// Fields of a call in an earlier answer.
 pub const CALL: Unread = &[
@@ -114,7 +107,7 @@ pub const TOKENS: Unread = &[("cache_salt", "nothing is computed")];
 /// Fields of `/v1/messages`.
 pub const MESSAGES: Unread = &[
     ("context_management", "the whole conversation is read, as it was sent"),
-    ("cache_control", "prompts that begin alike are found without"),
+    ("cache_control", "the end of a prompt is kept without"),
     ("inference_geo", "requests run here"),
     ("speed", "there is one"),
     ("betas", "all that there is here is on"),
@@ -137,7 +130,6 @@ pub const BLOCK: Unread = &[
 
 /// Fields of a tool there.
 pub const MESSAGES_TOOL: Unread = &[
-    ("cache_control", "prompts that begin alike are found without"),
     ("allowed_callers", "calls are made by the model alone"),
     ("defer_loading", "all tools are in the prompt"),
     ("eager_input_streaming", "what a call says is sent as it comes"),
