@@ -91,6 +91,13 @@ pub(super) fn mark() -> Value {
     json!({ "type": "ephemeral" })
 }
 
+/// Marks an object of a chat's.
+pub(super) fn put_mark(object: &mut Value) {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert(CACHE_CONTROL.to_string(), mark());
+    }
+}
+
 /// An object of a chat's without its mark: a template would write it.
 pub(super) fn unmarked(object: &mut Value) {
     if let Some(fields) = object.as_object_mut() {

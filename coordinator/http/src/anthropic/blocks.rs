@@ -1,9 +1,9 @@
 //! The blocks of Anthropic's messages as messages in OpenAI's form. Their texts keep their order: what cannot
 //! stand behind another in one message begins a message of its own.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::caching::{CACHE_CONTROL, Marking, mark};
+use crate::caching::{CACHE_CONTROL, Marking, mark, put_mark};
 use crate::error::ApiError;
 use crate::fields::report;
 use crate::unread;
@@ -84,7 +84,7 @@ fn add_block(
             part.end(role, all);
             let mut result = result(path, block)?;
             if marking.is_on(path, block)? {
-                result[CACHE_CONTROL] = mark();
+                put_mark(&mut result);
             }
             all.push(result);
         }
@@ -196,9 +196,13 @@ impl MarkedText {
     }
 
     /// As the content of a message: in parts where places are marked.
-    pub fn message(&self, role: &str) -> Value {
+    pub fn message(&self, role: &str) -> Map<String, Value> {
+        let of = |content: Value| {
+            let fields = [("role", json!(role)), ("content", content)];
+            fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+        };
         if self.marks.is_empty() {
-            return json!({ "role": role, "content": self.text });
+            return of(json!(self.text));
         }
         let mut begin = 0;
         let mut parts = Vec::new();
@@ -209,7 +213,7 @@ impl MarkedText {
         }
         let rest = Some(&self.text[begin..]).filter(|rest| !rest.is_empty());
         parts.extend(rest.map(|text| json!({ "type": "text", "text": text })));
-        json!({ "role": role, "content": parts })
+        of(json!(parts))
     }
 }
 
@@ -231,14 +235,14 @@ impl Part {
         }
         let mut message = text.message(role);
         if is_marked {
-            message[CACHE_CONTROL] = mark();
+            message.insert(CACHE_CONTROL.to_string(), mark());
         }
         if !thinking.is_empty() {
-            message["reasoning_content"] = json!(thinking);
+            message.insert("reasoning_content".to_string(), json!(thinking));
         }
         if !calls.is_empty() {
-            message["tool_calls"] = json!(calls);
+            message.insert("tool_calls".to_string(), json!(calls));
         }
-        all.push(message);
+        all.push(Value::Object(message));
     }
 }

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{MarkedText, add_message, text_block};
-use crate::caching::{CACHE_CONTROL, Marking, mark};
+use crate::caching::{Marking, put_mark};
 use crate::chat_request::Names;
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
@@ -51,7 +51,7 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names), ApiError> {
     let mut marking = Marking::default();
     if let Some(system) = fields.raw("system") {
         let system = system_text(&tree("system", system, &mut left)?, &mut marking)?;
-        messages.extend((!system.is_empty()).then(|| system.message("system")));
+        messages.extend((!system.is_empty()).then(|| Value::Object(system.message("system"))));
     }
     let raw = fields.require_raw("messages")?;
     let Value::Array(given) = tree("messages", raw, &mut left)? else {
@@ -210,7 +210,7 @@ fn tool(
     }
     let mut tool = json!({ "type": "function", "function": function });
     if is_marked {
-        tool[CACHE_CONTROL] = mark();
+        put_mark(&mut tool);
     }
     Ok(Some(tool))
 }
