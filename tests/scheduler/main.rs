@@ -12,6 +12,7 @@ mod plan_passes;
 mod plan_random;
 mod prefix_apart;
 mod prefix_stages;
+mod prefix_together;
 mod prefix_traces;
 mod sched_ahead;
 mod sched_fair;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         plan_random,
         prefix_apart,
         prefix_stages,
+        prefix_together,
         prefix_traces,
         sched_ahead,
         sched_fair,
