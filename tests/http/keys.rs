@@ -344,8 +344,49 @@ fn what_runs_ends_with_its_key() {
     assert_eq!(count("its key has expired"), 1, "{entries}");
 }
 
+/// Nothing is reused across keys, unless the operator says so; a salt narrows further.
+fn prompts_of_a_key_begin_none_of_another_but_where_the_operator_says_so() {
+    let data = folder("apart");
+    let [ann, bob, eve] = ["ann", "bob", "eve"].map(|name| key(&data, &["create", name]));
+    let unknown = run(&[
+        "serve",
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--listen",
+        "127.0.0.1:0",
+        "--share-prefix",
+        "ann,zoe",
+    ]);
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert!(!unknown.status.success() && said.contains("there is no key zoe"), "{said}");
+    let server = server(&data, &["--share-prefix", "ann,bob"]);
+    let text = "Once upon a time there was a line of workers that read no prompt twice. ".repeat(4);
+    let cached = |secret: &str, salt: Option<&str>| {
+        let body = json!({ "prompt": text, "max_tokens": 1, "temperature": 0, "cache_salt": salt });
+        let bearer = format!("Bearer {secret}");
+        let reply =
+            post_with(&server.url(COMPLETIONS), &body.to_string(), ("authorization", &bearer));
+        let reply = reply.unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let answer: Value = serde_json::from_str(&reply.body).unwrap();
+        let usage = &answer["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (cached, usage["prompt_tokens"].as_u64().unwrap())
+    };
+    let (first, all) = cached(&ann, None);
+    assert_eq!(first, 0);
+    assert_eq!(cached(&eve, None).0, 0, "another key");
+    assert_eq!(cached(&eve, None).0, all - 1, "its own");
+    assert_eq!(cached(&bob, None).0, all - 1, "a key that shares");
+    assert_eq!(cached(&ann, Some("s")).0, 0, "a salt");
+    assert_eq!(cached(&bob, Some("s")).0, all - 1, "the same salt");
+    assert_eq!(cached(&bob, Some("t")).0, 0, "another salt");
+    assert_eq!(cached(&eve, Some("s")).0, 0, "another key's salt");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
+        prompts_of_a_key_begin_none_of_another_but_where_the_operator_says_so,
         a_key_pays_for_both_sequences_of_a_guided_request,
         limits_of_a_key_hold_and_are_told,
         nothing_listens_beyond_this_machine_without_a_key,

@@ -10,7 +10,9 @@ mod plan_depth;
 mod plan_held;
 mod plan_passes;
 mod plan_random;
+mod prefix_apart;
 mod prefix_stages;
+mod prefix_together;
 mod prefix_traces;
 mod sched_ahead;
 mod sched_fair;
@@ -32,7 +34,9 @@ fn main() -> ExitCode {
         plan_held,
         plan_passes,
         plan_random,
+        prefix_apart,
         prefix_stages,
+        prefix_together,
         prefix_traces,
         sched_ahead,
         sched_fair,

@@ -97,6 +97,7 @@ impl<'a> Run<'a> {
             work: Work::Generate { max_tokens, sure, sampler, stop_tokens },
             adapters: [].into(),
             share: Share { owner, ..Share::default() },
+            namespace: None,
             deadline: None,
             copied: false,
             guide: None,

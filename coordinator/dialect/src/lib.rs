@@ -62,6 +62,7 @@ pub mod told;
 pub mod tools;
 mod whole;
 
+pub use borders::{Marked, TextEnd};
 pub use history::History;
 pub use parser::Parser;
 pub use sink::{Event, IdSeed};

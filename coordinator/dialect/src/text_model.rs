@@ -7,7 +7,7 @@ use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Token
 use serde_json::{Value, json};
 
 use crate::arrange::Arrangement;
-use crate::borders::borders;
+use crate::borders::{Marked, borders};
 use crate::channel::MARKERS;
 use crate::control::{control, told_dialect};
 use crate::detect::detect;
@@ -311,8 +311,9 @@ impl TextModel {
         let name = match &chat.force {
             Force::Free => {
                 let tokens = self.tokenizer.encode(&text, true, true)?;
-                let borders = borders(&self.tokenizer, (&text, &tokens), &chat.messages);
-                return Ok(Prompt { tokens, borders, begins, opening: String::new() });
+                let (borders, marked) =
+                    borders(&self.tokenizer, (&text, &tokens), (&chat.messages, &chat.marked));
+                return Ok(Prompt { tokens, borders, marked, begins, opening: String::new() });
             }
             Force::Any => None,
             Force::Tool(name) => Some(name.as_str()),
@@ -329,8 +330,9 @@ impl TextModel {
         }
         text.push_str(&opening);
         let tokens = self.tokenizer.encode(&text, true, true)?;
-        let borders = borders(&self.tokenizer, (&text, &tokens), &chat.messages);
-        Ok(Prompt { tokens, borders, begins, opening })
+        let (borders, marked) =
+            borders(&self.tokenizer, (&text, &tokens), (&chat.messages, &chat.marked));
+        Ok(Prompt { tokens, borders, marked, begins, opening })
     }
 
     /// Renders a chat in the first arrangement that the template takes.
@@ -542,6 +544,8 @@ pub struct Chat {
     pub continues: bool,
     /// Further variables for the template.
     pub extra: serde_json::Map<String, Value>,
+    /// Up to where the client wants it kept.
+    pub marked: Marked,
     /// The prompt is looked at, and no answer made: what the template leaves out is then no error.
     pub is_shown: bool,
 }
@@ -554,7 +558,8 @@ impl Chat {
             |message: &&Value| matches!(message["role"].as_str(), Some("system" | "developer"));
         let system = (!text.is_empty()).then(|| json!({ "role": "system", "content": text }));
         let rest = self.messages.iter().skip_while(is_system).cloned();
-        Self { messages: system.into_iter().chain(rest).collect(), ..self.clone() }
+        let messages = system.into_iter().chain(rest).collect();
+        Self { messages, marked: Marked::default(), ..self.clone() }
     }
 }
 
@@ -577,6 +582,8 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// Positions at which another chat is likely to go on otherwise, the more important first.
     pub borders: Vec<u32>,
+    /// Tokens up to the last place that the client marked; 0: none.
+    pub marked: u32,
     /// What it has of the answer that is not a part of it: the answer's parser begins with this.
     pub begins: String,
     /// What it has of the answer and is a part of it: the beginning of a forced call.

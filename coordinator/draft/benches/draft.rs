@@ -26,7 +26,7 @@ const REPEATS: usize = 5;
 const N_VOCAB: f64 = 50_000.0;
 /// Tokens after which the repeating text begins anew.
 const STRETCH: usize = 1_000;
-const OWNER: OwnerId = OwnerId(1);
+const OWNER: OwnerId = OwnerId::of(1);
 const STREAM: StreamId = StreamId(0);
 
 /// A seeded generator of tokens (SplitMix64, Steele, Lea, Flood 2014).

@@ -81,7 +81,7 @@ impl Drafter for Forced {
         self.streams.remove(&id);
     }
 
-    fn forget(&mut self, _: OwnerId) {}
+    fn forget(&mut self, _: u64) {}
 
     fn nbytes(&self) -> u64 {
         let of = |stream: &Stream| stream.answer.capacity() * 4 + size_of::<(StreamId, Stream)>();
@@ -105,7 +105,7 @@ mod tests {
 
     fn begun(answer: &[u32], acceptance: f64) -> Forced {
         let mut forced = Forced::new(acceptance, 7, N_VOCAB);
-        forced.begin(StreamId(1), OwnerId(1), &[1, 2, 3], 3, answer);
+        forced.begin(StreamId(1), OwnerId::of(1), &[1, 2, 3], 3, answer);
         forced
     }
 
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn each_stream_has_its_answer_and_goes_on_behind_what_is_sure() {
         let mut forced = begun(&[1; 8], 1.0);
-        forced.begin(StreamId(9), OwnerId(1), &[5, 2, 2, 2], 1, &[2; 8]);
+        forced.begin(StreamId(9), OwnerId::of(1), &[5, 2, 2, 2], 1, &[2; 8]);
         assert_eq!(forced.draft(StreamId(1), &[], 1).tokens, [1]);
         assert_eq!(forced.draft(StreamId(9), &[], 9).tokens, [2; 5]);
         forced.end(StreamId(9));
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(begun(&[3; 4], f64::INFINITY).draft(StreamId(1), &[], 2).tokens, [3; 2]);
         assert!(begun(&[], 0.5).draft(StreamId(1), &[1], 2).tokens.is_empty());
         let mut one = Forced::new(0.0, 1, 1);
-        one.begin(StreamId(1), OwnerId(1), &[], 3, &[0; 4]);
+        one.begin(StreamId(1), OwnerId::of(1), &[], 3, &[0; 4]);
         assert_eq!(one.draft(StreamId(1), &[], 9).tokens, [0; 4]);
     }
 }

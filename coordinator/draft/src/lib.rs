@@ -22,9 +22,21 @@ pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// Whose stream it is. Drafts never come from another owner's texts.
+/// Whose stream it is. Drafts never come from texts of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OwnerId(pub u64);
+pub struct OwnerId {
+    /// Of whom.
+    pub key: u64,
+    /// Which of its texts: those of one space are of no use in another.
+    pub space: u128,
+}
+
+impl OwnerId {
+    /// Somebody's who has one space.
+    pub const fn of(key: u64) -> Self {
+        Self { key, space: 0 }
+    }
+}
 
 /// The kind of text that a draft comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,8 +131,8 @@ pub trait Drafter: Send + Debug {
     /// The stream is over. Its answer, what is behind its prompt, is kept among its owner's.
     fn end(&mut self, stream: StreamId);
 
-    /// The owner is gone, as when its key was revoked: all that is kept of it is dropped, its streams among it.
-    fn forget(&mut self, owner: OwnerId);
+    /// Somebody is gone, as when a key was revoked: all that is kept of it is dropped, of all its spaces, its streams among it.
+    fn forget(&mut self, key: u64);
 
     /// Bytes used.
     fn nbytes(&self) -> u64;

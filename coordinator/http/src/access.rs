@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use brigade_line::clock;
-use brigade_line::keys::{Account, KeyRing, Keys};
+use brigade_line::keys::{Account, KeyGroups, KeyRing, Keys};
 use brigade_sched::Share;
 
 use super::error::ApiError;
@@ -29,7 +29,7 @@ pub enum Access {
     /// Whoever reaches the port.
     Open,
     /// Whoever has one of these keys, once a key was made.
-    Keys(KeyRing),
+    Keys(KeyRing, KeyGroups),
 }
 
 /// What a client has shown: the text of `Authorization: Bearer`, `x-api-key` or `api-key`.
@@ -64,7 +64,7 @@ fn account<'k>(keys: &'k Keys, headers: &HeaderMap) -> Result<&'k Account, ApiEr
 impl Access {
     /// The key of a request to the public listener; `None` where none is needed.
     pub(super) fn owner(&self, request: &Request) -> Result<Option<Owner>, ApiError> {
-        let Self::Keys(ring) = self else { return Ok(None) };
+        let Self::Keys(ring, groups) = self else { return Ok(None) };
         let keys = ring.now();
         if !keys.are_required() || request.uri().path() == HEALTH {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Access {
             let why = "this key opens the admin listener only: use another one here";
             return Err(ApiError::forbidden("admin_key", why));
         }
-        Ok(Some(owner(&keys, account)))
+        Ok(Some(owner(&keys, groups, account)))
     }
 
     /// The key of a request that another coordinator had begun: the one with this number, or none where none was
@@ -84,32 +84,33 @@ impl Access {
     /// Nobody could ask for its answer here.
     pub(super) fn owner_again(&self, number: Option<u64>) -> Result<Option<Owner>, ApiError> {
         let keys = match self {
-            Self::Keys(ring) => Some(ring.now()).filter(|keys| keys.are_required()),
+            Self::Keys(ring, groups) => Some((ring.now(), groups)),
             Self::Open => None,
         };
-        match (keys, number) {
+        match (keys.filter(|(keys, _)| keys.are_required()), number) {
             (None, None) => Ok(None),
-            (Some(keys), Some(number)) => {
+            (Some((keys, groups)), Some(number)) => {
                 let now = clock::unix_now();
                 let is_it = |key: &&Account| {
                     key.number() == number && !key.record().admin && !key.record().has_expired(now)
                 };
                 let account = keys.accounts().into_iter().find(is_it).cloned();
                 let gone = || ApiError::unauthorized("its API key was revoked or has expired");
-                account.map(|account| Some(owner(&keys, account))).ok_or_else(gone)
+                account.map(|account| Some(owner(&keys, groups, account))).ok_or_else(gone)
             }
             _ => Err(ApiError::unauthorized("it was begun before the server's keys were changed")),
         }
     }
 }
 
-fn owner(keys: &Keys, account: Account) -> Owner {
+fn owner(keys: &Keys, groups: &KeyGroups, account: Account) -> Owner {
     let share = Share {
         owner: account.number(),
         weight: account.record().priority.weight(),
         leaves_room: keys.are_several(),
     };
-    Owner { account, share }
+    let namespace = groups.namespace(&account);
+    Owner { account, share, namespace }
 }
 
 /// Wraps what an admin's key is needed for: an admin listener beyond loopback, and orders.

@@ -69,7 +69,7 @@ fn answer(answer: Result<Answer, Refused>) -> Response {
 
 /// The keys in force and what they use; never their secrets.
 async fn of_keys(State(app): State<App>) -> Json<Value> {
-    let Access::Keys(ring) = &app.access else {
+    let Access::Keys(ring, _) = &app.access else {
         return Json(json!({ "required": false, "keys": [] }));
     };
     let keys = ring.now();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use brigade_engine::batch::{AdapterUse, Constraint};
 use brigade_line::adapters::AdapterWish;
 use brigade_line::generation::{End, EndReason, Generation, Part, TokenPiece};
-use brigade_line::handle::{Failure, FinishReason, RequestId, Sequence};
+use brigade_line::handle::{Failure, FinishReason, Lingering, RequestId, Sequence};
 use brigade_line::journal::Drawn;
 use brigade_line::request::{Drawing, Request};
 use tokio::sync::mpsc;
@@ -95,6 +95,11 @@ impl Running {
         self.generation.show(markers);
     }
 
+    /// What asks for its state to be kept a while.
+    pub fn lingering(&self) -> Lingering {
+        self.generation.lingering()
+    }
+
     /// Ends it here: whoever reads it has all.
     pub fn stop(self) -> End {
         let Self { generation, tally, drawn, is_guided } = self;
@@ -135,6 +140,11 @@ pub async fn submit(
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
     let adapters = app.adapters_of(common.lora.as_deref())?;
     let (share, force) = (name.tally.share(), name.tally.force());
+    let namespace = name.tally.namespace();
+    let namespace = match &common.cache_salt {
+        Some(salt) => namespace.salted(salt),
+        None => namespace,
+    };
     let mut requests = Vec::new();
     for tokens in prompts {
         for i in 0..common.n {
@@ -156,7 +166,8 @@ pub async fn submit(
             };
             let request = Request::generate(tokens.clone(), drawing, &app.limits.now())?;
             let request = request.adapted(adapters.clone()).with_copies(common.checkpoint);
-            requests.push(request.named(&name.id).owned(share, force.clone(), common.within));
+            let request = request.in_namespace(namespace).named(&name.id);
+            requests.push(request.owned(share, force.clone(), common.within));
         }
     }
     let mut generations = Vec::new();

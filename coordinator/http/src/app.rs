@@ -53,6 +53,8 @@ pub struct App {
     pub roll: RollWatch,
     /// Sequences at once.
     pub max_seqs: u32,
+    /// Whether anything is kept of prompts.
+    pub keeps: bool,
     /// By which names it is asked.
     pub hosts: Hosts,
     /// Web pages that may read answers.

@@ -13,6 +13,7 @@ use brigade_line::request::Limits;
 use super::answer;
 use super::app::App;
 use super::body::text_error;
+use super::caching::Marking;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::messages::{self, reasoning, template_arguments};
@@ -113,8 +114,9 @@ impl ChatRequest {
     pub fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut left = super::fields::MAX_TEMPLATE_VALUES;
-        let (messages, n_message_bytes) = messages::read(&mut fields, &mut left)?;
-        let tools = ToolRequest::read(&mut fields, &mut left)?;
+        let mut marking = Marking::default();
+        let (messages, n_message_bytes) = messages::read(&mut fields, &mut left, &mut marking)?;
+        let tools = ToolRequest::read(&mut fields, &mut left, &mut marking)?;
         limits.check_text(n_message_bytes + tools.n_bytes)?;
         let mut extra = template_arguments(&mut fields, &mut left)?;
         reasoning(&mut fields, &mut extra)?;
@@ -135,8 +137,8 @@ impl ChatRequest {
         let common = Common::read(&mut fields, limits, text, None, &mut left)?;
         fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
-        let is_shown = false;
-        let chat = Chat { messages, tools: tools.for_template, force, continues, extra, is_shown };
+        let (tools, marked) = (tools.for_template, marking.into_marked());
+        let chat = Chat { messages, tools, force, continues, extra, marked, is_shown: false };
         let names = Names::new();
         Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs, names })
     }
@@ -156,6 +158,12 @@ impl ChatRequest {
         let instead = |negative: &str| Ok(text.encode_chat(&chat.with_system(negative))?.tokens);
         self.common.set_guide(instead)?;
         Ok(prompt)
+    }
+
+    /// What it wants to be kept.
+    #[cfg(test)]
+    pub fn marked(&self) -> &brigade_dialect::Marked {
+        &self.chat.marked
     }
 
     /// The prompt, to be looked at: also where the template leaves a text out.
@@ -192,6 +200,7 @@ impl ChatRequest {
 mod tests {
     use super::super::fields::MAX_TEMPLATE_VALUES;
     use super::super::messages::MAX_MESSAGES;
+    use super::super::{anthropic, ollama, responses};
     use super::*;
 
     const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
@@ -210,6 +219,27 @@ mod tests {
         assert_eq!(request.chat.messages[0]["content"], "ab");
         assert_eq!(request.chat.messages[0]["name"], "x");
         assert_eq!(request.chat.extra["thinking"], false);
+    }
+
+    #[test]
+    fn a_salt_comes_through_every_interface() {
+        let bytes = |json: &str| json.replacen('{', r#"{"cache_salt": "s", "#, 1).into_bytes();
+        let of_ollama = |asked| match asked {
+            ollama::request::Asked::Chat(chat, _) => chat.into_owned(),
+            other => panic!("{other:?}"),
+        };
+        let messages = bytes(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
+        let input = bytes(r#"{"input": "a"}"#);
+        for chat in [
+            messages.clone(),
+            anthropic::request::translate(&messages).unwrap().0.into_owned(),
+            responses::request::translate(&input).unwrap().0.into_owned(),
+            of_ollama(ollama::request::chat(&messages).unwrap()),
+            of_ollama(ollama::request::generate(&bytes(r#"{"prompt": "a"}"#)).unwrap()),
+        ] {
+            let request = ChatRequest::read(&chat, &LIMITS, &TextModel::sample()).unwrap();
+            assert_eq!(request.common.cache_salt.as_deref(), Some("s"));
+        }
     }
 
     #[test]

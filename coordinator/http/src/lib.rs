@@ -11,7 +11,7 @@
 //! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
 //! - `serve`, `open`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
 //!   what is not for this server, `refusals` in the form of the API that was asked. `guard` asks `access` for its owner,
-//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value` and `params` what is in it; `unread`
+//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value`, `params` and `caching` what is in it; `unread`
 //!   lists what is left.
 //! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
 //!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
@@ -30,6 +30,7 @@ mod audit;
 mod bias;
 mod blocks;
 mod body;
+mod caching;
 mod chat;
 mod chat_request;
 mod coding;

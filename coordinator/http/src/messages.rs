@@ -4,6 +4,7 @@ use brigade_dialect::text_model::Force;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use super::caching::Marking;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read as read_value};
 use super::types::ROLE;
@@ -32,7 +33,11 @@ const THOUGHTS: [&str; 2] = ["reasoning", "thinking"];
 const MAX_EFFORT_BYTES: usize = 32;
 
 /// The messages, and how many bytes of text they are.
-pub fn read(fields: &mut Fields<'_>, left: &mut usize) -> Result<(Vec<Value>, usize), ApiError> {
+pub fn read(
+    fields: &mut Fields<'_>,
+    left: &mut usize,
+    marking: &mut Marking,
+) -> Result<(Vec<Value>, usize), ApiError> {
     let messages = list("messages", fields.require_raw("messages")?, MAX_MESSAGES)?;
     if messages.is_empty() {
         return Err(ApiError::field("messages", "messages must not be empty"));
@@ -41,7 +46,7 @@ pub fn read(fields: &mut Fields<'_>, left: &mut usize) -> Result<(Vec<Value>, us
     let mut messages = messages
         .into_iter()
         .enumerate()
-        .map(|(i, m)| message(&format!("messages[{i}]"), m, left, &mut n_bytes))
+        .map(|(i, m)| message((i, m), left, &mut n_bytes, marking))
         .collect::<Result<Vec<Value>, _>>()?;
     name_results(&mut messages);
     Ok((messages, n_bytes))
@@ -71,12 +76,13 @@ fn name_results(messages: &mut [Value]) {
 
 /// Checks one message and joins the parts of its content; what else it has, the template may use.
 fn message(
-    path: &str,
-    value: &RawValue,
+    (i, value): (usize, &RawValue),
     left: &mut usize,
     n_bytes: &mut usize,
+    marking: &mut Marking,
 ) -> Result<Value, ApiError> {
-    let mut fields = Fields::nested(path, value)?;
+    let mut fields = Fields::nested(&format!("messages[{i}]"), value)?;
+    let is_marked = marking.take(&mut fields)?;
     let role: String = fields.require("role")?;
     let needs_content = role != ROLE && !fields.names().any(|name| name == "content");
     let content = match fields.raw("content") {
@@ -87,7 +93,7 @@ fn message(
             let path = fields.path("content");
             Value::String(match kind(content) {
                 "a string" => read_value(&path, content)?,
-                "an array" => join_parts(&path, content)?,
+                "an array" => join_parts(&path, content, (i, marking))?,
                 kind => {
                     let message = format!("{path} must be a string or a list of parts, not {kind}");
                     return Err(ApiError::field(path, message));
@@ -117,7 +123,14 @@ fn message(
         }
         None => content,
     };
-    *n_bytes += content.as_str().map_or(0, str::len);
+    let n_content = content.as_str().map_or(0, str::len);
+    *n_bytes += n_content;
+    match is_marked {
+        // Behind its calls, the next message begins.
+        true if fields.names().any(|name| name == "tool_calls") => marking.text(i + 1, 0),
+        true => marking.text(i, n_content),
+        false => {}
+    }
     let mut message = Map::new();
     message.insert("role".to_string(), Value::String(role));
     message.insert("content".to_string(), content);
@@ -193,8 +206,12 @@ fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Resu
     Ok(())
 }
 
-/// Texts of parts.
-fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
+/// Texts of the parts of message `i`.
+fn join_parts(
+    path: &str,
+    parts: &RawValue,
+    (i_message, marking): (usize, &mut Marking),
+) -> Result<String, ApiError> {
     let mut text = String::new();
     for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
         let mut part = Fields::nested(&format!("{path}[{i}]"), part)?;
@@ -209,6 +226,9 @@ fn join_parts(path: &str, parts: &RawValue) -> Result<String, ApiError> {
             }
         };
         text.push_str(&part.require::<String>(field)?);
+        if marking.take(&mut part)? {
+            marking.text(i_message, text.len());
+        }
         part.end("messages", &[super::unread::PART]);
     }
     Ok(text)
@@ -334,13 +354,16 @@ mod tests {
         let content = |role: &str| {
             let value = RawValue::from_string(format!(r#"{{"role": "{role}"}}"#)).unwrap();
             let (mut left, mut n_bytes) = (100, 0);
-            message("messages[0]", &value, &mut left, &mut n_bytes).unwrap()["content"].clone()
+            let mut marking = Marking::default();
+            let message = message((0, &*value), &mut left, &mut n_bytes, &mut marking);
+            message.unwrap()["content"].clone()
         };
         assert_eq!(content(ROLE), Value::Null);
         assert_eq!([content("user"), content("tool")], ["", ""]);
         let elsewhere = r#"{"role": "user", "text": "x"}"#.to_string();
         let elsewhere = RawValue::from_string(elsewhere).unwrap();
-        let error = message("messages[0]", &elsewhere, &mut 100, &mut 0).unwrap_err();
+        let error =
+            message((0, &*elsewhere), &mut 100, &mut 0, &mut Marking::default()).unwrap_err();
         assert_eq!(error.body()["error"]["param"], "messages[0].content");
     }
 

@@ -15,6 +15,7 @@ use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
 use serde_json::value::RawValue;
 
 use super::body::text_error;
+use super::caching::cache_salt;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::form::form;
@@ -65,6 +66,8 @@ pub struct Common {
     pub drafts: Option<Arc<[u32]>>,
     /// Positions at which other prompts are likely to go on otherwise: known when the endpoint has its prompt.
     pub borders: Arc<[u32]>,
+    /// Only prompts with the same one, of the same key, may begin with each other.
+    pub cache_salt: Option<String>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
     /// Classifier-free guidance; its guide's tokens are known when the endpoint has its prompt.
@@ -162,6 +165,7 @@ impl Common {
             checkpoint: fields.take("checkpoint")?.unwrap_or(true),
             drafts: prediction::drafts(fields, limits, text)?,
             borders: [].into(),
+            cache_salt: cache_salt(fields)?,
             lora: lora(fields)?,
             include_usage,
             within: timeout(fields)?,

@@ -3,7 +3,7 @@
 
 use brigade_dialect::{Event, Parser};
 use brigade_line::generation::{End, EndReason, Part, TokenPiece};
-use brigade_line::handle::Failure;
+use brigade_line::handle::{Failure, Lingering};
 use brigade_proto::task;
 use tokio::sync::mpsc;
 use tracing::Instrument;
@@ -72,7 +72,8 @@ impl Reply {
         self.parser.begin_answer(&opening)
     }
 
-    fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
+    /// Behind a call of a tool its client comes back with the result.
+    fn finish(&mut self, end: &End, lingering: &Lingering) -> (Vec<Event>, FinishWord) {
         // A stop text may stand in the middle of a call, as the limit of tokens may.
         let in_call = end.stop.is_some() && self.parser.is_in_call();
         let cut_off = end.reason == EndReason::Length || in_call;
@@ -83,12 +84,16 @@ impl Reply {
             EndReason::Stop if self.parser.n_calls() > 0 => FinishWord::ToolCalls,
             EndReason::Stop => FinishWord::Stop,
         };
+        if finish_reason == FinishWord::ToolCalls {
+            lingering.ask();
+        }
         (events, finish_reason)
     }
 }
 
 /// Waits for the end of a choice.
 pub async fn collect(mut generation: Running, mut reply: Reply) -> Result<Whole, Failure> {
+    let lingering = generation.lingering();
     let (mut whole, mut tokens) = (Vec::new(), Vec::new());
     whole.extend(reply.begin());
     let end = loop {
@@ -103,7 +108,7 @@ pub async fn collect(mut generation: Running, mut reply: Reply) -> Result<Whole,
             Part::End(end) => break end,
         }
     };
-    let (events, finish_reason) = reply.finish(&end);
+    let (events, finish_reason) = reply.finish(&end, &lingering);
     whole.extend(events);
     Ok(Whole { message: message(whole), tokens, end, finish_reason })
 }
@@ -125,6 +130,7 @@ async fn forward(
     mut reply: Reply,
     parts: mpsc::Sender<(usize, Result<ReplyPart, Failure>)>,
 ) {
+    let lingering = generation.lingering();
     let mut events = reply.begin();
     let end = loop {
         // A client that goes away while nothing is drawn must be noticed too.
@@ -152,7 +158,7 @@ async fn forward(
             break generation.stop();
         }
     };
-    let (last, finish_reason) = reply.finish(&end);
+    let (last, finish_reason) = reply.finish(&end, &lingering);
     events.extend(last);
     let deltas = events.into_iter().map(delta).collect();
     let _ = parts.send((index, Ok(ReplyPart::End { deltas, end, finish_reason }))).await;

@@ -11,7 +11,7 @@ use brigade_line::generation::End;
 use brigade_line::handle::Failure;
 use brigade_line::keys::{Account, Force, KeyEnd, Ticket};
 use brigade_line::metrics;
-use brigade_sched::Share;
+use brigade_sched::{Namespace, Share};
 
 use super::audit::{Audit, Entry, MAX_CONTENT_BYTES};
 
@@ -21,6 +21,8 @@ pub(super) struct Owner {
     pub(super) account: Account,
     /// What the scheduler gives it.
     pub(super) share: Share,
+    /// Among which prompts its own stand.
+    pub(super) namespace: Namespace,
 }
 
 /// Compiling a grammar for so long counts as a token.
@@ -84,6 +86,12 @@ impl Tally {
     /// What the scheduler gives the request's key.
     pub(super) fn share(&self) -> Share {
         self.owner.get().map(|owner| owner.share).unwrap_or_default()
+    }
+
+    /// Among which prompts the request's own stand.
+    pub(super) fn namespace(&self) -> Namespace {
+        let nobodys = || Namespace::of_owner(Share::default().owner);
+        self.owner.get().map_or_else(nobodys, |owner| owner.namespace)
     }
 
     /// Whether the request's key is in force.
@@ -289,7 +297,8 @@ mod tests {
         let (now, hash) = (Instant::now(), record.key_hash().unwrap());
         let account = Account::new(record, hash, now);
         let tally = Tally::default();
-        tally.belongs_to(Owner { account: account.clone(), share: Share::default() });
+        let (share, namespace) = (Share::default(), Namespace::of_owner(0));
+        tally.belongs_to(Owner { account: account.clone(), share, namespace });
         tally.submitted(12, n_guide);
         tally.drew(3, n_guide > 0);
         tally.ended(3, &end(), n_guide > 0);

@@ -10,7 +10,7 @@ use brigade_engine::batch::SampledToken;
 use brigade_line::admin::Admin;
 use brigade_line::current::CurrentLimits;
 use brigade_line::handle::{
-    Engine, Failure, Finish, FinishReason, SeqEvent, Status, Submission, SubmitError,
+    Engine, Failure, Finish, FinishReason, SeqEvent, StateCall, Status, Submission, SubmitError,
 };
 use brigade_line::health::{Loading, Roll};
 use brigade_line::model::ModelMeta;
@@ -48,6 +48,8 @@ pub(super) struct Server {
     admin: Router,
     /// Sequences whose client went away.
     pub(super) cancelled: mpsc::Receiver<u64>,
+    /// What is asked about states.
+    pub(super) states: mpsc::Receiver<StateCall>,
     draining: CancellationToken,
 }
 
@@ -57,14 +59,14 @@ fn server(play: Play, status: Status) -> Server {
 
 /// A server of another model than the sample, with room for `n_ctx` tokens.
 pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32) -> Server {
-    let (engine, mut ends) = Engine::channel();
+    let (engine, ends) = Engine::channel();
     ends.status.send_replace(status);
     let text = Arc::new(text);
     let (gone, cancelled) = mpsc::channel(16);
     let (model, draining) = (text.clone(), CancellationToken::new());
+    let (status, mut submissions) = (ends.status, ends.submissions);
     tokio::spawn(async move {
-        let status = ends.status;
-        while let Some(submission) = ends.submissions.recv().await {
+        while let Some(submission) = submissions.recv().await {
             tokio::spawn(perform(play.clone(), submission, model.clone(), gone.clone()));
         }
         drop(status);
@@ -94,6 +96,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         bodies: Bodies::default(),
         roll: tokio::sync::watch::channel(roll).1,
         max_seqs: 4,
+        keeps: true,
         hosts: Hosts::of_this_process(),
         cors: Origins::default(),
         access: Access::Open,
@@ -105,6 +108,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         admin: admin_router(app.clone(), Admin::channel().0, None, false, Hosts::of_this_process()),
         router: router(app),
         cancelled,
+        states: ends.states,
         draining,
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use brigade_dialect::text_model::TextModel;
-use brigade_line::handle::Status;
+use brigade_line::handle::{StateCall, Status};
 use serde_json::{Value, json};
 
 use super::tests::{Play, Server, post, server_of, stream};
@@ -108,6 +108,41 @@ async fn calls_come_in_pieces_with_their_heads_first() {
     }
     assert_eq!(heads, ["weather", "ping"]);
     assert_eq!(arguments, ["{\"city\": \"Oslo\", \"days\": 2}", "{}"]);
+}
+
+#[tokio::test]
+async fn what_is_kept_lingers_behind_a_call_and_nothing_else() {
+    for (text, is_asked) in [(TWO_CALLS, true), ("let me see", false)] {
+        let mut server = server(HERMES, &[], text);
+        message(&server, json!({ "tools": tools() })).await;
+        deltas(&server, json!({ "tools": tools() })).await;
+        for id in 0..2 {
+            let asked = server.states.try_recv();
+            let is_it = matches!(asked, Ok(StateCall::Linger(request)) if request.0 == id);
+            assert_eq!(is_it, is_asked, "{asked:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_computed_up_to_a_mark_is_told_apart() {
+    let server = server(PLAIN, &[], "a");
+    let usage = async |text: Value| {
+        let body = json!({ "max_tokens": 3, "messages": [{ "role": "user", "content": [text,
+                           { "type": "text", "text": " and go on" }] }] });
+        let (status, answer) = post(&server, "/v1/messages", body).await;
+        assert_eq!(status, 200, "{answer}");
+        let of = |name: &str| answer["usage"][name].as_u64().unwrap();
+        [of("input_tokens"), of("cache_creation_input_tokens"), of("cache_read_input_tokens")]
+    };
+    let mut text = json!({ "type": "text", "text": "a text that is rather long" });
+    let [input, created, read] = usage(text.clone()).await;
+    assert_eq!((created, read), (0, 1));
+    text["cache_control"] = json!({ "type": "ephemeral" });
+    let [rest, created, read] = usage(text).await;
+    assert!(created > 10 && rest > 5, "{rest} {created}");
+    // The played engine says of each that it reused one token more.
+    assert_eq!((rest + created + read, read), (input + 1, 2));
 }
 
 #[tokio::test]

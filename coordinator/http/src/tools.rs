@@ -7,6 +7,7 @@ use brigade_dialect::{Tool, Tools};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::caching::{Marking, unmarked};
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read, tree};
 use super::unread;
@@ -30,14 +31,18 @@ pub struct ToolRequest {
 
 impl ToolRequest {
     /// Reads the fields.
-    pub fn read(fields: &mut Fields<'_>, left: &mut usize) -> Result<Self, ApiError> {
+    pub fn read(
+        fields: &mut Fields<'_>,
+        left: &mut usize,
+        marking: &mut Marking,
+    ) -> Result<Self, ApiError> {
         let mut request = Self::default();
         let mut tools: Vec<Tool> = Vec::new();
         if let Some(raw) = fields.raw("tools") {
             request.n_bytes = raw.get().len();
             for (i, raw) in list("tools", raw, MAX_TOOLS)?.into_iter().enumerate() {
                 let path = format!("tools[{i}]");
-                let (tool, value) = tool(&path, raw, left)?;
+                let (tool, value) = tool(&path, raw, left, marking)?;
                 if tools.iter().any(|other| other.name == tool.name) {
                     let message = format!("{path}.function.name: {:?} is there twice", tool.name);
                     return Err(ApiError::field(format!("{path}.function.name"), message));
@@ -105,8 +110,13 @@ impl ToolRequest {
 const TOOLS: &str = "tools";
 
 /// Reads one tool.
-fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<(Tool, Value), ApiError> {
-    let value = tree(path, raw, left)?;
+fn tool(
+    path: &str,
+    raw: &RawValue,
+    left: &mut usize,
+    marking: &mut Marking,
+) -> Result<(Tool, Value), ApiError> {
+    let mut value = tree(path, raw, left)?;
     let mut fields = Fields::nested(path, raw)?;
     let kind: String = fields.require("type")?;
     if kind != "function" {
@@ -116,6 +126,13 @@ fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<(Tool, Value), A
     }
     let path = fields.path("function");
     let mut function = Fields::nested(&path, fields.require_raw("function")?)?;
+    for object in [&mut fields, &mut function] {
+        if marking.take(object)? {
+            marking.tools();
+        }
+    }
+    unmarked(&mut value);
+    unmarked(&mut value["function"]);
     fields.end(TOOLS, &[unread::TOOL]);
     let name: String = function.require("name")?;
     // The template has it, with all of the tool.
@@ -222,7 +239,7 @@ mod tests {
 
     fn read(json: &str) -> Result<ToolRequest, String> {
         let mut fields = Fields::parse(json.as_bytes()).unwrap();
-        ToolRequest::read(&mut fields, &mut 1000)
+        ToolRequest::read(&mut fields, &mut 1000, &mut Marking::default())
             .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
     }
 

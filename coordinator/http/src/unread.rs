@@ -12,7 +12,6 @@ pub const COMMON: Unread = &[
     ("priority", "a key's priority counts"),
     ("request_id", "requests are named here; the header x-request-id has it"),
     ("keep_alive", "the model stays loaded"),
-    ("cache_salt", "nothing is reused across keys"),
 ];
 
 /// Fields of requests for text, OpenAI's, llama.cpp's and vLLM's.
@@ -55,23 +54,16 @@ pub const CHAT: Unread = &[
 ];
 
 /// Fields of a tool and of its function. The template has all of them, and may write what it knows.
-pub const TOOL: Unread = &[
-    ("cache_control", "prompts that begin alike are found without"),
-    ("defer_loading", "all tools are in the prompt"),
-];
+pub const TOOL: Unread = &[("defer_loading", "all tools are in the prompt")];
 
 /// Fields of a content's part.
 pub const PART: Unread = &[
-    ("cache_control", "prompts that begin alike are found without"),
     ("annotations", "what a text refers to is in the text"),
     ("logprobs", "they were for who read the answer"),
 ];
 
 /// Fields of a message.
-pub const MESSAGE: Unread = &[
-    ("annotations", "what a text refers to is in the text"),
-    ("cache_control", "prompts that begin alike are found without"),
-];
+pub const MESSAGE: Unread = &[("annotations", "what a text refers to is in the text")];
 
 /// Fields of a call in an earlier answer.
 pub const CALL: Unread = &[
@@ -93,6 +85,7 @@ pub const INFILL: Unread = &[("t_max_prompt_ms", "the prompt is computed as a wh
 
 /// Fields of `/v1/rerank` and of text-embeddings-inference's shape of it.
 pub const RERANK: Unread = &[
+    ("cache_salt", "nothing is reused of such requests"),
     ("raw_scores", "scores are the head's own, as they are"),
     ("truncate", "a text that is too long is refused, and never cut"),
     ("truncation_direction", "a text that is too long is refused, and never cut"),
@@ -101,6 +94,7 @@ pub const RERANK: Unread = &[
 
 /// Fields of `/v1/embeddings` and `/api/embed`.
 pub const EMBEDDING: Unread = &[
+    ("cache_salt", "nothing is reused of such requests"),
     ("truncate", "a text that is too long is refused, and never cut"),
     ("add_special_tokens", "the tokenizer's file says what it adds"),
     ("options", "a vector is computed in one way"),
@@ -108,12 +102,12 @@ pub const EMBEDDING: Unread = &[
 ];
 
 /// Fields of `/tokenize` and `/detokenize`.
-pub const TOKENS: Unread = &[];
+pub const TOKENS: Unread = &[("cache_salt", "nothing is computed")];
 
 /// Fields of `/v1/messages`.
 pub const MESSAGES: Unread = &[
     ("context_management", "the whole conversation is read, as it was sent"),
-    ("cache_control", "prompts that begin alike are found without"),
+    ("cache_control", "the end of a prompt is kept without"),
     ("inference_geo", "requests run here"),
     ("speed", "there is one"),
     ("betas", "all that there is here is on"),
@@ -136,7 +130,6 @@ pub const BLOCK: Unread = &[
 
 /// Fields of a tool there.
 pub const MESSAGES_TOOL: Unread = &[
-    ("cache_control", "prompts that begin alike are found without"),
     ("allowed_callers", "calls are made by the model alone"),
     ("defer_loading", "all tools are in the prompt"),
     ("eager_input_streaming", "what a call says is sent as it comes"),

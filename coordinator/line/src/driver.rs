@@ -293,7 +293,9 @@ impl Driver {
         let mut client = Client::new(self.now(), label, n_prompt, events, verdict, counts, force);
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
-        let Request { tokens: prompt, work, label, share, within, copied, guide, .. } = request;
+        let Request {
+            tokens: prompt, work, label, share, namespace, within, copied, guide, ..
+        } = request;
         let adapters = request.adapters.unwrap_or_else(|| self.adapters.clone());
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
         let request = SchedRequest {
@@ -303,6 +305,7 @@ impl Driver {
             work,
             adapters,
             share,
+            namespace,
             deadline,
             copied,
             guide,
@@ -344,6 +347,10 @@ impl Driver {
 
     fn state_call(&mut self, call: StateCall) {
         let (due, kept, transfer) = match call {
+            StateCall::Linger(request) => {
+                self.cancel(request);
+                return self.step(Event::Linger(request));
+            }
             StateCall::Save { request, reply } => {
                 self.cancel(request);
                 let kept = self.sched.kept_of(request);

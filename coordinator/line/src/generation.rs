@@ -11,7 +11,7 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::batch::SampledToken;
 use brigade_text::{StopMatcher, StreamDecoder, TextError};
 
-use crate::handle::{Failure, FinishReason, RequestId, SeqEvent, Sequence};
+use crate::handle::{Failure, FinishReason, Lingering, RequestId, SeqEvent, Sequence};
 
 /// A drawn token with its text and what was asked about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,6 +153,11 @@ impl Generation {
     /// Name of the sequence.
     pub fn id(&self) -> RequestId {
         self.sequence.id()
+    }
+
+    /// What asks for its state to be kept a while.
+    pub fn lingering(&self) -> Lingering {
+        self.sequence.lingering()
     }
 
     /// Tokens of the prompt that need not be computed; settled before the first of them would be.

@@ -312,6 +312,8 @@ pub struct StageResident {
 /// Something to be asked of the stages: a sequence's state, or what they hold.
 #[derive(Debug)]
 pub enum StateCall {
+    /// Keep that of a request that has ended a while: its client comes back. One that runs is cancelled.
+    Linger(RequestId),
     /// Read that of a request that has ended; one that runs is cancelled.
     Save {
         /// Which.
@@ -433,12 +435,30 @@ impl Engine {
         };
         self.submissions.send(submission).await.map_err(|_| gone())?;
         taken.await.map_err(|_| gone())??;
-        Ok(Sequence { id, events: receiver, counts, force, ended: false })
+        let lingering = Lingering { id, states: Some(self.states.clone()) };
+        Ok(Sequence { id, events: receiver, counts, force, ended: false, lingering })
     }
 }
 
 fn line_gone() -> StateError {
     StateError::Failed { reason: "the line broke meanwhile".to_string() }
+}
+
+/// Asks for the state of a sequence to be kept a while.
+#[derive(Clone, Debug)]
+pub struct Lingering {
+    id: RequestId,
+    states: Option<mpsc::Sender<StateCall>>,
+}
+
+impl Lingering {
+    /// The sequence has ended, and its client is expected back.
+    pub fn ask(&self) {
+        if let Some(states) = &self.states {
+            // Where many ask at once, one of them does without.
+            let _ = states.try_send(StateCall::Linger(self.id));
+        }
+    }
 }
 
 /// Events of one submitted request. Dropping it cancels the request.
@@ -449,9 +469,15 @@ pub struct Sequence {
     counts: Arc<Counts>,
     force: Force,
     ended: bool,
+    lingering: Lingering,
 }
 
 impl Sequence {
+    /// What asks for its state to be kept a while.
+    pub fn lingering(&self) -> Lingering {
+        self.lingering.clone()
+    }
+
     /// One that has ended already: its tokens and how it did.
     pub fn ended(id: RequestId, tokens: Vec<SampledToken>, reason: FinishReason) -> Self {
         let (events, receiver) = mpsc::channel(tokens.len() + 1);
@@ -462,7 +488,8 @@ impl Sequence {
             let _ = events.try_send(event);
         }
         let (counts, force) = (Arc::default(), Force::default());
-        Self { id, events: receiver, counts, force, ended: false }
+        let lingering = Lingering { id, states: None };
+        Self { id, events: receiver, counts, force, ended: false, lingering }
     }
 
     /// Its name.

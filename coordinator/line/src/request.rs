@@ -12,7 +12,7 @@ use brigade_engine::batch::{
     AdapterUse, Constraint, Guidance, Mirostat, NotBefore, SamplerSetup, SamplingParams,
 };
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
-use brigade_sched::{HiddenRows, Share, Work};
+use brigade_sched::{HiddenRows, Namespace, Share, Work};
 use thiserror::Error;
 
 use crate::keys::Force;
@@ -70,6 +70,8 @@ pub struct Request {
     pub label: Arc<str>,
     /// Whose it is beside others.
     pub share: Share,
+    /// Whose prompts it may begin with; `None`: its owner's.
+    pub namespace: Option<Namespace>,
     /// Its key's: the sequence ends with it.
     pub force: Force,
     /// From its submission on, how long anybody wants its answer.
@@ -248,8 +250,21 @@ impl Request {
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
         let (within, adapters, copied, guide, drafts) = (None, None, true, None, None);
-        let borders = [].into();
-        Self { tokens, work, label, share, force, within, adapters, copied, guide, drafts, borders }
+        let (namespace, borders) = (None, [].into());
+        Self {
+            tokens,
+            work,
+            label,
+            share,
+            namespace,
+            force,
+            within,
+            adapters,
+            copied,
+            guide,
+            drafts,
+            borders,
+        }
     }
 
     /// A prompt of which the last norm's rows are wanted that `pooling` is made of.
@@ -299,6 +314,11 @@ impl Request {
     /// The same as somebody's, to be answered within some time, and while `force` lasts.
     pub fn owned(self, share: Share, force: Force, within: Option<Duration>) -> Self {
         Self { share, force, within, ..self }
+    }
+
+    /// The same among the prompts of this namespace.
+    pub fn in_namespace(self, namespace: Namespace) -> Self {
+        Self { namespace: Some(namespace), ..self }
     }
 
     /// The same with these adapters; `None`: with those that the server was started with.

@@ -12,6 +12,8 @@ use brigade_engine::batch::{
 };
 use brigade_spec::Prefixes;
 
+use super::namespace::Namespace;
+
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
 pub type Micros = u64;
 
@@ -38,6 +40,8 @@ pub struct Request {
     pub adapters: Arc<[AdapterUse]>,
     /// Whose it is beside others.
     pub share: Share,
+    /// Whose prompts it may begin with; `None`: its owner's.
+    pub namespace: Option<Namespace>,
     /// When nobody wants it any more.
     pub deadline: Option<Micros>,
     /// Whether copies of its state are taken while it runs, where any are. Without, it is computed again after a lost
@@ -63,6 +67,7 @@ impl Request {
             work,
             adapters: [].into(),
             share: Share::default(),
+            namespace: None,
             deadline: None,
             copied: false,
             guide: None,
@@ -91,6 +96,11 @@ impl Default for Share {
 }
 
 impl Request {
+    /// Where its prompt stands with others.
+    pub(crate) fn namespace(&self) -> Namespace {
+        self.namespace.unwrap_or_else(|| Namespace::of_owner(self.share.owner))
+    }
+
     /// Positions that must be reserved before the request may start: prompt and what is sure of what it may
     /// generate.
     pub fn positions(&self) -> u64 {
@@ -237,6 +247,9 @@ pub enum Event {
     },
     /// Every kept sequence is given up, but those somebody holds on to.
     ClearKept,
+    /// The answer of a request that has ended calls a tool: its client comes back with the result, mostly soon. What is kept of
+    /// it stays meanwhile, before all else of its owner's.
+    Linger(RequestId),
     /// Somebody has read the kept sequence of [`super::Scheduler::pin_kept`], or put its state into the
     /// one of [`super::Scheduler::open_kept`]: it may be used and may go.
     KeptReady(KeptId),

@@ -31,6 +31,7 @@ mod groups;
 mod growth;
 mod in_flight;
 mod line;
+mod namespace;
 mod pages;
 mod parting;
 mod pool;
@@ -68,6 +69,7 @@ pub use events::{
     Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
 pub use forecast::Forecast;
+pub use namespace::Namespace;
 pub use prefix::{KeptInfo, PrefixCounts};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
@@ -125,6 +127,7 @@ impl Scheduler {
     /// Handles one event that happened at `now` and returns what to do about it, in order.
     pub fn step(&mut self, now: Micros, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
+        self.with_line(|line| line.kept.now = now);
         match event {
             Event::Submit(request) => self.submit(now, request, &mut out),
             Event::GoOn { request, generated, mu } => {
@@ -142,6 +145,7 @@ impl Scheduler {
             Event::LineDown { reason, planned } => {
                 self.line_down(now, reason, planned, &mut out);
             }
+            Event::Linger(request) => self.with_line(|line| line.kept.linger(now, request)),
             Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
@@ -360,7 +364,7 @@ impl Scheduler {
     pub fn forget_owner_of(&mut self, request: RequestId) {
         let sequence = self.live.find(request).and_then(|no| self.live.of(no));
         if let (Some(drafter), Some(sequence)) = (&mut self.drafter, sequence) {
-            drafter.forget(OwnerId(sequence.share.owner));
+            drafter.forget(sequence.share.owner);
         }
     }
 
@@ -578,7 +582,9 @@ fn admit(
 fn begin_drafts(drafter: &mut Option<Box<dyn Drafter>>, live: &Live, no: SeqNo) {
     let sequence = live.of(no).filter(|sequence| drafting::may_run_ahead(sequence));
     if let (Some(drafter), Some(sequence)) = (drafter, sequence) {
-        let (stream, owner) = (drafting::stream(sequence.request), OwnerId(sequence.share.owner));
+        let space = sequence.space.namespace.number();
+        let (stream, owner) =
+            (drafting::stream(sequence.request), OwnerId { key: sequence.share.owner, space });
         let expected = sequence.drafts.as_deref().unwrap_or(&[]);
         drafter.begin(stream, owner, &sequence.tokens, sequence.n_prompt as usize, expected);
     }

@@ -114,6 +114,7 @@ impl Pending {
             work,
             adapters,
             share,
+            namespace: Some(sequence.space.namespace),
             deadline,
             copied,
             guide,

@@ -216,6 +216,7 @@ fn app(
         access: front.access.clone(),
         audit: front.audit.clone(),
         streams,
+        keeps: args.keep != Some(0),
         ..app_of(session, metrics, draining, args.max_seqs)
     }
 }
@@ -241,6 +242,7 @@ pub fn app_of(
         bodies: Bodies::default(),
         roll: session.roll.clone(),
         max_seqs,
+        keeps: true,
         hosts: Hosts::of_this_process(),
         cors: Origins::new(&[]),
         access: Access::Open,

@@ -24,6 +24,8 @@ mod table;
 mod tests;
 mod texts;
 
+use std::collections::BTreeMap;
+
 use filter::MAX_ANSWERS;
 use owner::Owner;
 use stream::Stream;
@@ -94,16 +96,26 @@ impl Suffix {
             return false;
         }
         while self.used + need > self.memory {
-            let with_answers = self.owners.iter().filter(|(_, owner)| !owner.answers().is_empty());
-            let bytes = |owner: &Owner| owner.answer_bytes() + owner.stream_bytes;
-            let most = with_answers.max_by_key(|(id, owner)| (bytes(owner), *id));
-            let Some((id, _)) = most else { return false };
+            let Some(id) = self.next_to_give() else { return false };
             self.drop_answer(id);
             if id != keep {
                 self.drop_if_idle(id);
             }
         }
         true
+    }
+
+    /// Whose answer goes next: of the key that holds most over all its spaces, of the space with most answers.
+    fn next_to_give(&self) -> Option<OwnerId> {
+        let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+        for (id, owner) in self.owners.iter() {
+            *held.entry(id.key).or_default() += owner.answer_bytes() + owner.stream_bytes;
+        }
+        let with_answers = self.owners.iter().filter(|(_, owner)| !owner.answers().is_empty());
+        let rank = |(id, owner): &(OwnerId, &Owner)| {
+            (held.get(&id.key).copied(), id.key, owner.answer_bytes(), id.space)
+        };
+        with_answers.max_by_key(rank).map(|(id, _)| id)
     }
 
     fn drop_answer(&mut self, id: OwnerId) {
@@ -231,14 +243,17 @@ impl Drafter for Suffix {
         }
     }
 
-    fn forget(&mut self, id: OwnerId) {
-        let streams = self.streams.iter().filter(|(_, stream)| stream.owner == id);
+    fn forget(&mut self, key: u64) {
+        let streams = self.streams.iter().filter(|(_, stream)| stream.owner.key == key);
         let streams: Vec<StreamId> = streams.map(|(stream, _)| stream).collect();
         for stream in streams {
             self.take(stream);
         }
-        if let Some(owner) = self.owners.remove(id) {
-            self.used -= owner.answer_bytes() + Table::<OwnerId, Owner>::ENTRY;
+        let spaces = self.owners.iter().map(|(id, _)| id).filter(|id| id.key == key);
+        for id in spaces.collect::<Vec<_>>() {
+            if let Some(owner) = self.owners.remove(id) {
+                self.used -= owner.answer_bytes() + Table::<OwnerId, Owner>::ENTRY;
+            }
         }
     }
 

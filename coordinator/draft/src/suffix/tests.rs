@@ -14,7 +14,7 @@ pub(super) fn begun(prompt: &[u32], expected: &[u32]) -> Suffix {
 }
 
 pub(super) const STREAM: StreamId = StreamId(1);
-pub(super) const OWNER: OwnerId = OwnerId(1);
+pub(super) const OWNER: OwnerId = OwnerId::of(1);
 
 fn say(suffix: &mut Suffix, tokens: &[u32]) {
     tokens.iter().for_each(|token| suffix.push(STREAM, *token));
@@ -123,12 +123,12 @@ fn recent_answers_are_drafted_from_and_what_was_right_counts() {
 fn what_was_right_counts_for_the_owners_next_stream() {
     let mut suffix = begun(&[1, 2, 3, 1, 2], &[]);
     let odds = |suffix: &mut Suffix, id: u64, owner| {
-        suffix.begin(StreamId(id), OwnerId(owner), &[1, 2, 3, 1, 2], 5, &[]);
+        suffix.begin(StreamId(id), OwnerId::of(owner), &[1, 2, 3, 1, 2], 5, &[]);
         suffix.draft(StreamId(id), &[], 1).odds[0]
     };
-    let before = odds(&mut suffix, 2, OWNER.0);
+    let before = odds(&mut suffix, 2, OWNER.key);
     (0..100).for_each(|_| suffix.judged(STREAM, Source::Own, 2, true));
-    assert!(odds(&mut suffix, 3, OWNER.0) > before + 0.2);
+    assert!(odds(&mut suffix, 3, OWNER.key) > before + 0.2);
     assert_eq!(odds(&mut suffix, 4, 77), before);
 }
 
@@ -189,7 +189,7 @@ fn strange_calls_do_nothing() {
     suffix.push(STREAM, 1);
     suffix.judged(STREAM, Source::Own, 1, true);
     suffix.end(STREAM);
-    suffix.forget(OWNER);
+    suffix.forget(OWNER.key);
     assert_eq!(suffix.draft(STREAM, &[1], 2), Draft::default());
     assert_eq!((suffix.prepare(STREAM, 2), suffix.nbytes()), (0, 0));
     // A prompt that is said to be longer than all tokens, and an empty one.
@@ -200,6 +200,6 @@ fn strange_calls_do_nothing() {
         assert_eq!(suffix.draft(id, &[], 2).tokens, [6, 4]);
         suffix.end(id);
     }
-    suffix.forget(OWNER);
+    suffix.forget(OWNER.key);
     assert_eq!(suffix.nbytes(), 0);
 }

@@ -3,12 +3,18 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::caching::{CACHE_CONTROL, Marking, mark, put_mark};
 use crate::error::ApiError;
 use crate::fields::report;
 use crate::unread;
 
 /// One message there may be several here: results of tools have messages of their own.
-pub fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<(), ApiError> {
+pub fn add_message(
+    path: &str,
+    message: &Value,
+    marking: &mut Marking,
+    all: &mut Vec<Value>,
+) -> Result<(), ApiError> {
     report(API, path, message, &["role", "content"], &[]);
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     if !matches!(role, "user" | "assistant" | "system") {
@@ -29,7 +35,8 @@ pub fn add_message(path: &str, message: &Value, all: &mut Vec<Value>) -> Result<
     };
     let mut part = Part::default();
     for (i, block) in blocks.iter().enumerate() {
-        add_block(&format!("{path}[{i}]"), block, role, &mut part, all)?;
+        let path = format!("{path}[{i}]");
+        add_block(&path, block, role, (&mut part, marking), all)?;
     }
     part.end(role, all);
     Ok(())
@@ -39,7 +46,7 @@ fn add_block(
     path: &str,
     block: &Value,
     role: &str,
-    part: &mut Part,
+    (part, marking): (&mut Part, &mut Marking),
     all: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
     let kind = block.get("type").and_then(Value::as_str);
@@ -54,7 +61,10 @@ fn add_block(
             if !part.calls.is_empty() {
                 part.end(role, all);
             }
-            part.text.push_str(text);
+            part.text.push(text);
+            if marking.is_on(path, block)? {
+                part.text.mark();
+            }
         }
         Some("thinking") => {
             let thought = required(path, block, "thinking")?;
@@ -67,27 +77,16 @@ fn add_block(
         // Nobody but who made it can read it.
         Some("redacted_thinking") => report(API, path, block, &["type", "data"], unread::BLOCK),
         Some("tool_use") => {
-            let name = required(path, block, "name")?;
-            let id = required(path, block, "id")?;
-            report(API, path, block, &["type", "name", "id", "input"], unread::BLOCK);
-            let input = match block.get("input") {
-                None | Some(Value::Null) => "{}".to_string(),
-                Some(input @ Value::Object(_)) => input.to_string(),
-                Some(_) => {
-                    let path = format!("{path}.input");
-                    return Err(ApiError::field(&path, format!("{path} must be an object")));
-                }
-            };
-            part.calls.push(json!({
-                "id": id, "type": "function", "function": { "name": name, "arguments": input },
-            }));
+            part.calls.push(call(path, block)?);
+            part.is_marked |= marking.is_on(path, block)?;
         }
         Some("tool_result") => {
-            let id = required(path, block, "tool_use_id")?;
-            report(API, path, block, &["type", "tool_use_id", "content"], unread::BLOCK);
-            let content = text_of(&format!("{path}.content"), block.get("content"), "\n")?;
             part.end(role, all);
-            all.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+            let mut result = result(path, block)?;
+            if marking.is_on(path, block)? {
+                put_mark(&mut result);
+            }
+            all.push(result);
         }
         kind => {
             let path = format!("{path}.type");
@@ -97,6 +96,32 @@ fn add_block(
         }
     }
     Ok(())
+}
+
+/// A call of a tool.
+fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
+    let name = required(path, block, "name")?;
+    let id = required(path, block, "id")?;
+    report(API, path, block, &["type", "name", "id", "input", CACHE_CONTROL], unread::BLOCK);
+    let input = match block.get("input") {
+        None | Some(Value::Null) => "{}".to_string(),
+        Some(input @ Value::Object(_)) => input.to_string(),
+        Some(_) => {
+            let path = format!("{path}.input");
+            return Err(ApiError::field(&path, format!("{path} must be an object")));
+        }
+    };
+    Ok(json!({
+        "id": id, "type": "function", "function": { "name": name, "arguments": input },
+    }))
+}
+
+/// What a tool gave, as a message.
+fn result(path: &str, block: &Value) -> Result<Value, ApiError> {
+    let id = required(path, block, "tool_use_id")?;
+    report(API, path, block, &["type", "tool_use_id", "content", CACHE_CONTROL], unread::BLOCK);
+    let content = text_of(&format!("{path}.content"), block.get("content"), "\n")?;
+    Ok(json!({ "role": "tool", "tool_call_id": id, "content": content }))
 }
 
 /// A text, or the texts of a list of text blocks with `between` between them; nothing is an empty text.
@@ -132,7 +157,7 @@ pub fn text_block<'v>(path: &str, block: &'v Value) -> Result<&'v str, ApiError>
         let message = format!("{path} must be \"text\": this server takes text only here");
         return Err(ApiError::unsupported(path, message));
     }
-    report(API, path, block, &["type", "text"], unread::BLOCK);
+    report(API, path, block, &["type", "text", CACHE_CONTROL], unread::BLOCK);
     required(path, block, "text")
 }
 
@@ -147,23 +172,71 @@ pub fn required<'v>(path: &str, block: &'v Value, name: &str) -> Result<&'v str,
     })
 }
 
+/// A text with the places up to which it is to be kept.
+#[derive(Debug, Default)]
+pub struct MarkedText {
+    text: String,
+    marks: Vec<usize>,
+}
+
+impl MarkedText {
+    /// More of it.
+    pub fn push(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    /// It is to be kept so far.
+    pub fn mark(&mut self) {
+        self.marks.push(self.text.len());
+    }
+
+    /// Whether there is nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// As the content of a message: in parts where places are marked.
+    pub fn message(&self, role: &str) -> Map<String, Value> {
+        let of = |content: Value| {
+            let fields = [("role", json!(role)), ("content", content)];
+            fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+        };
+        if self.marks.is_empty() {
+            return of(json!(self.text));
+        }
+        let mut begin = 0;
+        let mut parts = Vec::new();
+        for &end in &self.marks {
+            let text = &self.text[begin..end];
+            parts.push(json!({ "type": "text", "text": text, CACHE_CONTROL: mark() }));
+            begin = end;
+        }
+        let rest = Some(&self.text[begin..]).filter(|rest| !rest.is_empty());
+        parts.extend(rest.map(|text| json!({ "type": "text", "text": text })));
+        of(json!(parts))
+    }
+}
+
 /// What one message here can hold: reasoning, text, calls, in this order.
 #[derive(Default)]
 struct Part {
     thinking: String,
-    text: String,
+    text: MarkedText,
     calls: Vec<Value>,
+    /// Up to its end it is to be kept.
+    is_marked: bool,
 }
 
 impl Part {
     fn end(&mut self, role: &str, all: &mut Vec<Value>) {
-        let Self { thinking, text, calls } = std::mem::take(self);
+        let Self { thinking, text, calls, is_marked } = std::mem::take(self);
         if text.is_empty() && calls.is_empty() && thinking.is_empty() {
             return;
         }
-        let mut message = Map::new();
-        message.insert("role".to_string(), json!(role));
-        message.insert("content".to_string(), json!(text));
+        let mut message = text.message(role);
+        if is_marked {
+            message.insert(CACHE_CONTROL.to_string(), mark());
+        }
         if !thinking.is_empty() {
             message.insert("reasoning_content".to_string(), json!(thinking));
         }

@@ -64,12 +64,13 @@ pub(super) async fn create(
     let Begun { request, prompt, more: (), .. } = begun.await?;
     let stamp = Stamp::new(&app, "msg_");
     let n_prompt = prompt.tokens.len() as u32;
+    let spent = Spent { n_prompt, marked: if app.keeps { prompt.marked } else { 0 } };
     let mut replies = request.submit(&app, &name, &prompt, None).await?;
     if request.common.stream {
         let (events, response) = sse::channel();
         let sending = async move {
             // An error is a client that went away, which cancels the sequence.
-            let _ = stream::send(stamp, n_prompt, replies, &events).await;
+            let _ = stream::send(stamp, spent, replies, &events).await;
         };
         task::spawn(sending.in_current_span());
         return Ok(response);
@@ -82,7 +83,7 @@ pub(super) async fn create(
     message["content"] = json!(content);
     message["stop_reason"] = json!(stop_reason(whole.finish_reason, &whole.end));
     message["stop_sequence"] = json!(whole.end.stop);
-    message["usage"] = usage(n_prompt, &whole.end);
+    message["usage"] = spent.usage(&whole.end);
     Ok(Json(message).into_response())
 }
 
@@ -117,12 +118,25 @@ fn message(stamp: &Stamp, n_prompt: u32) -> Value {
     })
 }
 
-/// Here what was reused is not part of the input.
-fn usage(n_prompt: u32, end: &End) -> Value {
-    json!({
-        "input_tokens": n_prompt.saturating_sub(end.n_reused), "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": end.n_reused, "output_tokens": end.n_generated,
-    })
+/// Tokens of a prompt.
+#[derive(Clone, Copy, Debug)]
+struct Spent {
+    n_prompt: u32,
+    /// Up to the last mark, where anything is kept.
+    marked: u32,
+}
+
+impl Spent {
+    /// Here neither what was reused is part of the input, nor what was computed up to the last mark.
+    fn usage(self, end: &End) -> Value {
+        let Self { n_prompt, marked } = self;
+        let created = marked.saturating_sub(end.n_reused);
+        json!({
+            "input_tokens": n_prompt.saturating_sub(end.n_reused).saturating_sub(created),
+            "cache_creation_input_tokens": created, "cache_read_input_tokens": end.n_reused,
+            "output_tokens": end.n_generated,
+        })
+    }
 }
 
 fn block(block: Block) -> Value {

@@ -1,5 +1,5 @@
-//! Anthropic's request as a chat in OpenAI's form. What a program marks for caches says nothing here; what it
-//! counts anew in every turn is left out, so that the next turn begins with the same tokens.
+//! Anthropic's request as a chat in OpenAI's form. What a program counts anew in every turn is left out, so that the next
+//! turn begins with the same tokens.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,8 @@ use brigade_text::MAX_STOPS;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::blocks::{add_message, text_block};
+use super::blocks::{MarkedText, add_message, text_block};
+use crate::caching::{Marking, put_mark};
 use crate::chat_request::Names;
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
@@ -31,6 +32,7 @@ const SAME: &[&str] = &[
     "lora",
     "checkpoint",
     "speculate",
+    "cache_salt",
 ];
 
 /// Fields that would change an answer, and have no effect here.
@@ -46,22 +48,21 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names), ApiError> {
     let mut chat = Map::new();
     let mut names: Names = vec![("stop".into(), "stop_sequences".into())];
     let mut messages = Vec::new();
+    let mut marking = Marking::default();
     if let Some(system) = fields.raw("system") {
-        let system = system_text(&tree("system", system, &mut left)?)?;
-        if !system.is_empty() {
-            messages.push(json!({ "role": "system", "content": system }));
-        }
+        let system = system_text(&tree("system", system, &mut left)?, &mut marking)?;
+        messages.extend((!system.is_empty()).then(|| Value::Object(system.message("system"))));
     }
     let raw = fields.require_raw("messages")?;
     let Value::Array(given) = tree("messages", raw, &mut left)? else {
         return Err(ApiError::field("messages", "messages must be a list"));
     };
     for (i, message) in given.iter().enumerate() {
-        add_message(&format!("messages[{i}]"), message, &mut messages)?;
+        add_message(&format!("messages[{i}]"), message, &mut marking, &mut messages)?;
     }
     chat.insert("messages".to_string(), Value::Array(messages));
     if let Some(raw) = fields.raw("tools") {
-        let tools = tools(raw, &mut left, &mut names)?;
+        let tools = tools(raw, &mut left, &mut names, &mut marking)?;
         if !tools.is_empty() {
             chat.insert("tools".to_string(), Value::Array(tools));
         }
@@ -118,20 +119,28 @@ fn add_output(
 }
 
 /// The system prompt as one text.
-fn system_text(system: &Value) -> Result<String, ApiError> {
+fn system_text(system: &Value, marking: &mut Marking) -> Result<MarkedText, ApiError> {
+    let mut whole = MarkedText::default();
     let blocks = match system {
-        Value::String(text) => return Ok(without_billing(text).to_string()),
+        Value::String(text) => {
+            whole.push(without_billing(text));
+            return Ok(whole);
+        }
         Value::Array(blocks) => blocks,
         _ => return Err(ApiError::field("system", "system must be a text or a list of blocks")),
     };
-    let mut texts = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
         let path = format!("system[{i}]");
-        let text = text_block(&path, block)?;
-        texts.push(without_billing(text));
+        let text = without_billing(text_block(&path, block)?);
+        if !text.is_empty() {
+            whole.push(if whole.is_empty() { "" } else { "\n" });
+            whole.push(text);
+        }
+        if marking.is_on(&path, block)? {
+            whole.mark();
+        }
     }
-    texts.retain(|text| !text.is_empty());
-    Ok(texts.join("\n"))
+    Ok(whole)
 }
 
 fn without_billing(text: &str) -> &str {
@@ -143,12 +152,17 @@ fn without_billing(text: &str) -> &str {
 
 /// Tools as functions, in their order. Those whose type says what their input is, and those that Anthropic's own servers
 /// run, are left out with a word: nobody here knows them.
-fn tools(raw: &RawValue, left: &mut usize, names: &mut Names) -> Result<Vec<Value>, ApiError> {
+fn tools(
+    raw: &RawValue,
+    left: &mut usize,
+    names: &mut Names,
+    marking: &mut Marking,
+) -> Result<Vec<Value>, ApiError> {
     let mut tools = Vec::new();
     for (i, raw) in list("tools", raw, MAX_TOOLS)?.into_iter().enumerate() {
         let path = format!("tools[{i}]");
         let n = tools.len();
-        if let Some(tool) = tool(&path, raw, left)? {
+        if let Some(tool) = tool(&path, raw, left, marking)? {
             tools.push(tool);
             let here = format!("tools[{n}].function");
             names.push((format!("{here}.parameters"), format!("{path}.input_schema")));
@@ -158,8 +172,14 @@ fn tools(raw: &RawValue, left: &mut usize, names: &mut Names) -> Result<Vec<Valu
     Ok(tools)
 }
 
-fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<Option<Value>, ApiError> {
+fn tool(
+    path: &str,
+    raw: &RawValue,
+    left: &mut usize,
+    marking: &mut Marking,
+) -> Result<Option<Value>, ApiError> {
     let mut tool = Fields::nested(path, raw)?;
+    let is_marked = marking.take(&mut tool)?;
     let kind: Option<String> = tool.take("type")?;
     let has_schema = tool.names().any(|name| name == "input_schema");
     if let Some(kind) = kind.filter(|kind| kind != "custom" && !has_schema) {
@@ -188,7 +208,11 @@ fn tool(path: &str, raw: &RawValue, left: &mut usize) -> Result<Option<Value>, A
             .extend((!description.is_empty()).then(|| ("description".into(), json!(description))));
         function.extend(strict.map(|strict| ("strict".into(), json!(strict))));
     }
-    Ok(Some(json!({ "type": "function", "function": function })))
+    let mut tool = json!({ "type": "function", "function": function });
+    if is_marked {
+        put_mark(&mut tool);
+    }
+    Ok(Some(tool))
 }
 
 fn add_choice(raw: &RawValue, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
@@ -224,7 +248,12 @@ fn add_choice(raw: &RawValue, chat: &mut Map<String, Value>) -> Result<(), ApiEr
 
 #[cfg(test)]
 mod tests {
+    use brigade_dialect::text_model::TextModel;
+    use brigade_dialect::{Marked, TextEnd};
+    use brigade_line::request::Limits;
+
     use super::*;
+    use crate::chat_request::ChatRequest;
 
     fn translated(body: Value) -> Value {
         serde_json::from_slice(&translate(body.to_string().as_bytes()).unwrap().0).unwrap()
@@ -254,7 +283,8 @@ mod tests {
         assert_eq!(
             chat["messages"],
             json!([
-                { "role": "system", "content": "Be kind." },
+                { "role": "system", "content": [
+                    { "type": "text", "text": "Be kind.", "cache_control": { "type": "ephemeral" } }] },
                 { "role": "user", "content": "hi" },
                 { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
                     { "id": "t1", "type": "function",
@@ -267,6 +297,39 @@ mod tests {
         assert_eq!(chat["tool_choice"], "required");
         assert_eq!(chat["parallel_tool_calls"], false);
         assert_eq!((&chat["stop"], &chat["max_tokens"]), (&json!(["x"]), &json!(5)));
+    }
+
+    #[test]
+    fn marks_stay_where_they_are() {
+        let mark = json!({ "type": "ephemeral", "ttl": "1h" });
+        let chat = translated(json!({
+            "system": [{ "type": "text", "text": "Be kind.", "cache_control": mark },
+                       { "type": "text", "text": "Today." }],
+            "messages": [
+                { "role": "user", "content": [
+                    { "type": "text", "text": "hi", "cache_control": mark },
+                    { "type": "text", "text": " you" }] },
+                { "role": "assistant", "content": [
+                    { "type": "tool_use", "id": "t1", "name": "look", "input": {}, "cache_control": mark }] },
+                { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "t1", "content": "x" }] }],
+            "tools": [{ "name": "look", "input_schema": {}, "cache_control": mark }],
+        }));
+        let part = |text: &str| json!({ "type": "text", "text": text });
+        let marked = |text: &str| json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } });
+        assert_eq!(chat["messages"][0]["content"], json!([marked("Be kind."), part("\nToday.")]));
+        assert_eq!(chat["messages"][1]["content"], json!([marked("hi"), part(" you")]));
+        assert_eq!(chat["messages"][2]["cache_control"], json!({ "type": "ephemeral" }));
+        assert_eq!(chat["tools"][0]["cache_control"], json!({ "type": "ephemeral" }));
+        let request = chat.to_string();
+        let (limits, model) =
+            (Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None }, TextModel::sample());
+        let request = ChatRequest::read(request.as_bytes(), &limits, &model).unwrap();
+        let ends = [(0, 8), (1, 2), (3, 0)].map(|(message, bytes)| TextEnd { message, bytes });
+        assert_eq!(*request.marked(), Marked { tools: true, ends: ends.to_vec() });
+        let five = vec![json!({ "type": "text", "text": "a", "cache_control": mark }); 5];
+        let body = json!({ "messages": [{ "role": "user", "content": five }] }).to_string();
+        let error = translate(body.as_bytes()).unwrap_err();
+        assert_eq!(error.body()["error"]["param"], "messages[0].content[4].cache_control");
     }
 
     #[test]

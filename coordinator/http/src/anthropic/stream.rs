@@ -4,7 +4,7 @@
 use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
-use super::{error_body, message, stop_reason, usage};
+use super::{Spent, error_body, message, stop_reason};
 use crate::blocks::{Bit, BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
@@ -26,9 +26,9 @@ struct Writer<'a> {
 }
 
 /// Sends a whole answer.
-pub async fn send(stamp: Stamp, n_prompt: u32, replies: Replies, out: &Sender) -> Result<(), Gone> {
+pub async fn send(stamp: Stamp, spent: Spent, replies: Replies, out: &Sender) -> Result<(), Gone> {
     let mut writer = Writer { out, index: 0, open: None };
-    writer.event("message_start", json!({ "message": message(&stamp, n_prompt) })).await?;
+    writer.event("message_start", json!({ "message": message(&stamp, spent.n_prompt) })).await?;
     writer.event("ping", json!({})).await?;
     match follow(replies, &mut writer).await? {
         None => Ok(()),
@@ -36,7 +36,7 @@ pub async fn send(stamp: Stamp, n_prompt: u32, replies: Replies, out: &Sender) -
             let delta = json!({
                 "stop_reason": stop_reason(finish_reason, &end), "stop_sequence": end.stop,
             });
-            let last = json!({ "delta": delta, "usage": usage(n_prompt, &end) });
+            let last = json!({ "delta": delta, "usage": spent.usage(&end) });
             writer.event("message_delta", last).await?;
             writer.event("message_stop", json!({})).await
         }

@@ -157,7 +157,7 @@ fn common(
     if let Some(model) = fields.take::<String>("model")? {
         chat.insert("model".to_string(), json!(model));
     }
-    for name in ["lora", "checkpoint", "speculate"] {
+    for name in ["lora", "checkpoint", "speculate", "cache_salt"] {
         if let Some(value) = fields.raw(name) {
             chat.insert(name.to_string(), tree(name, value, left)?);
         }

@@ -32,6 +32,7 @@ const SAME: &[(&str, &str)] = &[
     ("lora", "lora"),
     ("checkpoint", "checkpoint"),
     ("speculate", "speculate"),
+    ("cache_salt", "cache_salt"),
 ];
 
 /// Fields that an answer repeats.

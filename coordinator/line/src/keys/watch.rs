@@ -58,6 +58,13 @@ impl Keys {
         all
     }
 
+    /// Those of these accounts.
+    #[cfg(test)]
+    pub(super) fn of(accounts: Vec<Account>) -> Self {
+        let by_hash = |account: Account| Some((account.record().key_hash()?, account));
+        Self { accounts: accounts.into_iter().filter_map(by_hash).collect(), required: true }
+    }
+
     /// Ends those that are not among `others`.
     fn end_missing(&self, others: &Self) {
         let missing = self.accounts.iter().filter(|(hash, _)| !others.accounts.contains_key(hash));

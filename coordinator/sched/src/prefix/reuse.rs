@@ -19,6 +19,7 @@ use super::tree::Space;
 use crate::events::{KeptId, Request, RequestId, Share, Work};
 use crate::fair::{Needs, Places};
 use crate::line::Line;
+use crate::namespace::Namespace;
 use crate::pages::Holder;
 use crate::replay::Pending;
 use crate::sequence::{Admitted, Half, Live, SeqNo};
@@ -152,7 +153,7 @@ impl Line {
             ..
         } = pending;
         let n_pages = self.pages_of(request.positions());
-        let space = Space::new(request.share.owner, &request.adapters);
+        let space = Space::of(&request);
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
         let before = (&had[..], restorable);
@@ -480,7 +481,7 @@ impl Line {
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         self.ops.extend(SeqOp::adapt(slot, &adapters));
         let owner = Share::default().owner;
-        let space = Space::new(owner, &adapters);
+        let space = Space::new(Namespace::of_owner(owner), &adapters);
         let prompt = Prompt { tokens: &tokens, space: &space };
         let (request, left_by, place) = (None, None, Place::End);
         // Whoever fills it holds on to it meanwhile.

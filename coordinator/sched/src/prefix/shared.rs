@@ -55,7 +55,7 @@ impl Line {
 
     /// The kept state that a request would begin with now.
     fn begins(&self, live: &Live, request: &Request) -> Option<KeptId> {
-        let space = Space::new(request.share.owner, &request.adapters);
+        let space = Space::of(request);
         let prompt = Prompt { tokens: &request.prompt, space: &space };
         match self.reuses(request).then(|| self.best(live, prompt))?? {
             (Source::Kept(id), _) => Some(id),
@@ -84,7 +84,7 @@ impl Line {
         if !self.reuses(request) || !leaves_states || request.guide.is_some() {
             return None;
         }
-        let space = Space::new(request.share.owner, &request.adapters);
+        let space = Space::of(request);
         let prompt = Prompt { tokens: &request.prompt, space: &space };
         let readers = self.kept.readers(prompt);
         if readers.is_empty() {

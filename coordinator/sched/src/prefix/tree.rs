@@ -8,21 +8,29 @@ use std::collections::BTreeMap;
 
 use brigade_engine::batch::AdapterUse;
 
+use crate::events::Request;
+use crate::namespace::Namespace;
+
 /// Tokens that are compared at once.
 const COMPARED_AT_ONCE: usize = 64;
 
-/// What has to be the same for one prompt to begin with another: the owner, and the adapters with the bits of their
+/// What has to be the same for one prompt to begin with another: the namespace, and the adapters with the bits of their
 /// scales.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Space {
-    owner: u64,
+    pub namespace: Namespace,
     adapters: Vec<(u32, u32)>,
 }
 
 impl Space {
-    pub fn new(owner: u64, adapters: &[AdapterUse]) -> Self {
+    pub fn new(namespace: Namespace, adapters: &[AdapterUse]) -> Self {
         let adapters = adapters.iter().map(|used| (used.adapter, used.scale.to_bits())).collect();
-        Self { owner, adapters }
+        Self { namespace, adapters }
+    }
+
+    /// That of a request.
+    pub fn of(request: &Request) -> Self {
+        Self::new(request.namespace(), &request.adapters)
     }
 }
 
@@ -269,13 +277,14 @@ mod tests {
     use super::*;
     use crate::sim::Rng;
 
-    /// Random histories; each has random insertions and removals.
-    const HISTORIES: u64 = 2_000;
+    /// Random histories; each has random insertions and removals. One in so many is long.
+    const HISTORIES: u64 = 100_000;
+    const LONG_ONE_IN: u64 = 50;
 
     type Held = (Space, Vec<u32>, u32);
 
     fn space(owner: u64) -> Space {
-        Space::new(owner, &[])
+        Space::new(Namespace::of_owner(owner), &[])
     }
 
     /// Tokens of few kinds: many begin alike.
@@ -322,7 +331,8 @@ mod tests {
             let mut tree = Tree::default();
             let mut all: Vec<(Held, NodeId)> = Vec::new();
             let most = [6, 30, 200][rng.between(0, 2) as usize];
-            for holder in 0..rng.between(1, 60) as u32 {
+            let steps = if seed % LONG_ONE_IN == 0 { 60 } else { 10 };
+            for holder in 0..rng.between(1, steps) as u32 {
                 if rng.one_in(3) && !all.is_empty() {
                     let at = rng.between(0, all.len() as u64 - 1) as usize;
                     let ((.., holder), node) = all.swap_remove(at);
@@ -365,12 +375,12 @@ mod tests {
     fn scales_and_owners_are_told_apart() {
         let used = |scale| [AdapterUse { adapter: 0, scale }];
         let mut tree = Tree::default();
-        tree.insert(&Space::new(7, &used(0.5)), &[1, 2, 3], 1);
+        tree.insert(&Space::new(Namespace::of_owner(7), &used(0.5)), &[1, 2, 3], 1);
         let common = |space: Space| tree.walk(&space, &[1, 2, 3]).common;
-        assert_eq!(common(Space::new(7, &used(0.5))), 3);
-        assert_eq!(common(Space::new(8, &used(0.5))), 0);
-        assert_eq!(common(Space::new(7, &used(0.25))), 0);
-        assert_eq!(common(Space::new(7, &[])), 0);
+        assert_eq!(common(Space::new(Namespace::of_owner(7), &used(0.5))), 3);
+        assert_eq!(common(Space::new(Namespace::of_owner(8), &used(0.5))), 0);
+        assert_eq!(common(Space::new(Namespace::of_owner(7), &used(0.25))), 0);
+        assert_eq!(common(Space::new(Namespace::of_owner(7), &[])), 0);
     }
 
     /// Prints what a look-up takes; a figure, not a promise.

@@ -1,7 +1,8 @@
 //! Which state goes first when places or pages are needed.
 //!
 //! Owners come first: of those that hold something, the one that holds most gives something up. So nobody who asks much takes
-//! away what is kept for somebody who asks little. What a request that waits would begin with goes last. Of the others that
+//! away what is kept for somebody who asks little. What a request that waits would begin with goes last, and before that a
+//! conversation that waits for the result of a tool. Of the others that
 //! state goes whose loss costs least: rows that would have to be read again, by how likely that is and how long ago it was of
 //! use. Rows up to the state before it in the tree would not, so of two states close to each other one has little value.
 //! Prompts go on behind an end, and where several went different ways; between these they seldom do. The price is in places:
@@ -27,13 +28,15 @@ const AT_PROMPTS_END: f64 = 0.5;
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Rank {
     wanted: bool,
+    lingers: bool,
     value: f64,
     id: KeptId,
 }
 
 impl Rank {
     fn order(&self, other: &Self) -> Ordering {
-        let by_value = self.wanted.cmp(&other.wanted).then(self.value.total_cmp(&other.value));
+        let by_use = self.wanted.cmp(&other.wanted).then(self.lingers.cmp(&other.lingers));
+        let by_value = by_use.then(self.value.total_cmp(&other.value));
         by_value.then(self.id.cmp(&other.id))
     }
 }
@@ -113,7 +116,10 @@ impl KeptPool {
         let may_go = || self.iter().filter(|kept| !kept.pinned && Some(kept.id) != except);
         let most = may_go().filter_map(|kept| held.get(&kept.owner)).max().copied()?;
         let of_most = may_go().filter(|kept| held.get(&kept.owner) == Some(&most));
-        let ranks = of_most.map(|k| Rank { wanted: k.wanted, value: value(k), id: k.id });
+        let lingers = |kept: &Kept| kept.lingers > self.now;
+        let rank =
+            |k: &Kept| Rank { wanted: k.wanted, lingers: lingers(k), value: value(k), id: k.id };
+        let ranks = of_most.map(rank);
         ranks.min_by(Rank::order).map(|rank| rank.id)
     }
 }
@@ -125,9 +131,11 @@ mod tests {
     use super::super::kept::{NewKept, Prompt};
     use super::super::tree::Space;
     use super::*;
+    use crate::events::RequestId;
+    use crate::namespace::Namespace;
 
     fn add(pool: &mut KeptPool, owner: u64, tokens: &[u32], place: Place) -> KeptId {
-        let space = Space::new(owner, &[]);
+        let space = Space::new(Namespace::of_owner(owner), &[]);
         pool.insert(NewKept {
             slot: SlotId(0),
             blocks: vec![],
@@ -162,6 +170,28 @@ mod tests {
         assert_eq!(next(&pool), Some(third), "but it goes");
         pool.remove(third);
         assert_eq!(next(&pool), None);
+    }
+
+    #[test]
+    fn a_conversation_that_waits_for_a_tool_goes_last_for_a_while() {
+        let mut pool = KeptPool::default();
+        let [calls, other, wanted] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        pool.get_mut(calls).unwrap().request = Some(RequestId(7));
+        pool.want([wanted].into());
+        pool.linger(5_000_000, RequestId(7));
+        pool.now = 14_999_999;
+        assert_eq!(next(&pool), Some(other));
+        pool.now = 15_000_000;
+        assert_eq!(next(&pool), Some(calls), "it is the oldest");
+        pool.now = 5_000_000;
+        pool.remove(other);
+        assert_eq!(next(&pool), Some(calls), "but before what is wanted");
+        pool.linger(5_000_000, RequestId(7));
+        pool.touch(calls);
+        pool.remove(wanted);
+        let newer = add(&mut pool, 0, &[4], Place::End);
+        assert_eq!(next(&pool), Some(calls), "its client came back");
+        pool.remove(newer);
     }
 
     #[test]

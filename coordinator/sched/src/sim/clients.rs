@@ -7,7 +7,9 @@ use brigade_engine::batch::{AdapterUse, Guidance, SamplerSetup, SamplingParams};
 
 use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
 use super::rng::{Rng, mix};
-use crate::{Action, FinishReason, Micros, Request, RequestError, RequestId, Share, Work};
+use crate::{
+    Action, FinishReason, Micros, Namespace, Request, RequestError, RequestId, Share, Work,
+};
 
 /// First token of the first client that wants logits; tokens of others are below it.
 const LOGITS_CLIENT: u32 = 1 << 20;
@@ -30,6 +32,8 @@ pub struct SimRequest {
     pub cancel_at: Option<Micros>,
     /// Whose it is beside others.
     pub share: Share,
+    /// Whose prompts it may begin with; `None`: its owner's.
+    pub namespace: Option<Namespace>,
     /// How long after its submission it is wanted.
     pub within: Option<Micros>,
     /// Number of the adapter that its rows pass through, if they do.
@@ -260,7 +264,7 @@ impl Clients {
             },
         };
         let label = format!("client {index}").into();
-        let SimRequest { share, within, .. } = client.request;
+        let SimRequest { share, namespace, within, .. } = client.request;
         let deadline = within.map(|within| now + within);
         let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
         let adapters = client.request.adapters();
@@ -276,6 +280,7 @@ impl Clients {
             work,
             adapters,
             share,
+            namespace,
             deadline,
             copied,
             guide,
@@ -385,13 +390,16 @@ impl Clients {
         Some([(sum(|n| n.0), sum(|n| n.1)), needs(self.all.get(next.0 as usize)?)])
     }
 
-    /// Whoever waits for what another one reads shares a beginning with it, and is of the same owner with the same adapters.
+    /// Whoever waits for what another one reads shares a beginning with it, and has the same namespace and adapters.
     pub fn check_holds(&self, waiting: &[(RequestId, Option<RequestId>)]) -> Result<(), String> {
         for (id, reader) in waiting {
             let Some(reader) = reader else { continue };
             let [waits, reads] = [id, reader].map(|id| &self.all[id.0 as usize]);
             let shared = waits.tokens.iter().zip(&reads.tokens).take_while(|(a, b)| a == b).count();
-            let of = |client: &Client| (client.request.share.owner, client.request.adapter);
+            let of = |client: &Client| {
+                let SimRequest { share, namespace, adapter, .. } = client.request;
+                (namespace.unwrap_or_else(|| Namespace::of_owner(share.owner)), adapter)
+            };
             check(reads.is_live() && of(waits) == of(reads) && shared > 0, || {
                 format!("{id:?} waits for {reader:?}, with which it shares {shared} tokens")
             })?;

@@ -63,7 +63,7 @@ impl Drafter for Oracle {
         self.streams.remove(&stream);
     }
 
-    fn forget(&mut self, _: OwnerId) {}
+    fn forget(&mut self, _: u64) {}
 
     fn nbytes(&self) -> u64 {
         0

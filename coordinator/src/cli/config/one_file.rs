@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::loaded::{Loaded, ModelEntry, Setting};
-use super::options::{self, MODEL, NAME, Section, VERSION, VERSION_KEY};
+use super::options::{self, KEYS, MODEL, NAME, SHARE, SHARE_PREFIX, Section, VERSION, VERSION_KEY};
 use super::place::{Place, Problem};
 use super::unknown::{unknown, unknown_section};
 use super::value::Value;
@@ -104,12 +104,22 @@ impl OneFile<'_> {
         if name == VERSION_KEY {
             return;
         }
+        if name == SHARE {
+            return self.add_shares(at, value.get_ref(), loaded);
+        }
         if name == MODEL {
             return self.add_models(at, value.get_ref(), loaded);
         }
         let problem = match (options::section(name), value.get_ref()) {
             (Some(section), DeValue::Table(table)) => {
                 let settings = self.settings(section, false, table, loaded);
+                let has = |setting: &Setting| {
+                    setting.key == SHARE_PREFIX && setting.file_no == self.file_no
+                };
+                if settings.iter().any(has) && loaded.section(name).iter().any(has) {
+                    let what = format!("[[{SHARE}]] says the same: keep one of them");
+                    return loaded.problems.push(self.problem(at, SHARE_PREFIX, what));
+                }
                 merge(loaded.sections.entry(section.name).or_default(), settings);
                 return;
             }
@@ -117,6 +127,38 @@ impl OneFile<'_> {
             (None, _) => unknown_section(name),
         };
         loaded.problems.push(self.problem(at, name, problem));
+    }
+
+    /// Keys that share prompts: as the server's option has them.
+    fn add_shares(&self, at: usize, value: &DeValue<'_>, loaded: &mut Loaded) {
+        let Some(items) = value.as_array() else {
+            let what = "keys that share stand in sections of two brackets each: [[share]]";
+            return loaded.problems.push(self.problem(at, SHARE, what.to_owned()));
+        };
+        let option = options::section("serve").and_then(|serve| serve.option(SHARE_PREFIX));
+        let Some(option) = option else { return };
+        let has =
+            |setting: &Setting| setting.key == SHARE_PREFIX && setting.file_no == self.file_no;
+        if loaded.section("serve").iter().any(has) {
+            let what = format!("{SHARE_PREFIX} says the same in [serve]: keep one of them");
+            return loaded.problems.push(self.problem(at, SHARE, what));
+        }
+        let read = items.iter().map(|item| {
+            let at = item.span().start;
+            keys_of(item.get_ref()).map_err(|what| self.problem(at, SHARE, what))
+        });
+        let groups: Vec<String> = match read.collect() {
+            Ok(groups) => groups,
+            Err(problem) => return loaded.problems.push(problem),
+        };
+        match Value::list(option, groups) {
+            Ok(value) => {
+                let (key, at, file_no) = (SHARE_PREFIX.to_owned(), self.place(at), self.file_no);
+                let setting = Setting { key, value, at, file_no };
+                merge(loaded.sections.entry("serve").or_default(), vec![setting]);
+            }
+            Err(what) => loaded.problems.push(self.problem(at, SHARE, what)),
+        }
     }
 
     fn add_models(&self, at: usize, value: &DeValue<'_>, loaded: &mut Loaded) {
@@ -199,8 +241,55 @@ impl OneFile<'_> {
     }
 }
 
+/// The names in a `[[share]]`, as the command line would have them.
+fn keys_of(section: &DeValue<'_>) -> Result<String, String> {
+    let needed = || format!("a list of names is needed: {KEYS} = [\"NAME\", \"NAME\"]");
+    let table = section.as_table().ok_or_else(|| "a section is needed: [[share]]".to_owned())?;
+    if let Some((other, _)) = table.iter().find(|(key, _)| key.get_ref() != KEYS) {
+        return Err(format!("[[share]] has no {:?}: it has {KEYS}", other.get_ref()));
+    }
+    let names = table.get(KEYS).and_then(|value| value.get_ref().as_array()).ok_or_else(needed)?;
+    let names = names.iter().map(|name| name.get_ref().as_str());
+    Ok(names.collect::<Option<Vec<_>>>().ok_or_else(needed)?.join(","))
+}
+
 /// Puts the settings of a later file over those of earlier ones.
 fn merge(settings: &mut Vec<Setting>, later: Vec<Setting>) {
     settings.retain(|setting| later.iter().all(|new| new.key != setting.key));
     settings.extend(later);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Loaded {
+        let mut loaded = Loaded::default();
+        OneFile { path: Path::new("a.toml"), text, file_no: 0 }.add_to(&mut loaded);
+        loaded
+    }
+
+    #[test]
+    fn keys_that_share_are_the_servers_option() {
+        let group = "[[share]]\nkeys = [\"ann\", \"bob\"]\n";
+        let loaded =
+            read(&format!("version = 1\n{group}[[share]]\nkeys = [\"c\", \"d\"]\n[serve]\n"));
+        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+        let [setting] = loaded.section("serve") else { panic!("{loaded:?}") };
+        assert_eq!((setting.key.as_str(), setting.at.line), (SHARE_PREFIX, 2));
+        assert_eq!(setting.value.texts(), ["ann,bob", "c,d"]);
+        let twice = "[serve]\nshare-prefix = [\"a,b\"]\n";
+        for (text, line, says) in [
+            ("[[share]]\nkeys = [\"ann\"]\n", 2, "two names"),
+            ("[[share]]\nkeys = \"ann\"\n", 2, "a list of names"),
+            ("[[share]]\nnames = []\n", 2, "it has keys"),
+            ("[share]\nkeys = []\n", 2, "two brackets"),
+            (&format!("{twice}{group}"), 4, "keep one"),
+            (&format!("{group}{twice}"), 4, "keep one"),
+        ] {
+            let problems = read(&format!("version = 1\n{text}")).problems;
+            assert_eq!((problems.len(), problems[0].at.line), (1, line), "{problems:?}");
+            assert!(problems[0].what.contains(says), "{}", problems[0].what);
+        }
+    }
 }

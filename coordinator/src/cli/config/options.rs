@@ -18,6 +18,14 @@ pub const SECTIONS: [&str; 3] = ["serve", "run", "worker"];
 /// The section of models, of which there may be many.
 pub const MODEL: &str = "model";
 
+/// The section of keys that share what their prompts begin with, of which there may be many: its name, that of its list,
+/// and the option of the server that it stands for.
+pub const SHARE: &str = "share";
+/// See [`SHARE`].
+pub const KEYS: &str = "keys";
+/// See [`SHARE`].
+pub const SHARE_PREFIX: &str = "share-prefix";
+
 /// What a model is called, beside the options of its line.
 pub const NAME: &str = "name";
 
@@ -30,7 +38,7 @@ pub const VERSION_KEY: &str = "version";
 pub const CONFIG: &str = "config";
 
 /// Options of `serve` that are about the server as a whole: the others are a line's, and may stand with its model.
-const OF_THE_SERVER: [&str; 21] = [
+const OF_THE_SERVER: [&str; 22] = [
     "admin-listen",
     "allow-host",
     "audit-content",
@@ -50,6 +58,7 @@ const OF_THE_SERVER: [&str; 21] = [
     "max-connections-per-address",
     "new-ca",
     "no-auth",
+    "share-prefix",
     "tls-cert",
     "tls-key",
 ];

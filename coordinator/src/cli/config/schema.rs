@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::options::{self, Kind, MODEL, NAME, Opt, VERSION};
+use super::options::{self, KEYS, Kind, MODEL, NAME, Opt, SHARE, VERSION};
 
 /// The dialect that it is written in: of those that editors of TOML read, the one that all have.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
@@ -27,6 +27,11 @@ pub fn schema() -> Value {
         let model = object(options, Some("A model, with the options of its line"), &[NAME]);
         properties.insert(MODEL.to_owned(), json!({"type": "array", "items": model}));
     }
+    let keys = json!({"type": "array", "items": {"type": "string"}, "minItems": 2,
+                      "description": "Their names, as brigade key create has them"});
+    let about = "Keys whose prompts may begin with what the others of them have computed";
+    let share = object(Map::from_iter([(KEYS.to_owned(), keys)]), Some(about), &[KEYS]);
+    properties.insert(SHARE.to_owned(), json!({"type": "array", "items": share}));
     let mut whole = object(properties, Some("Options of brigade"), &["version"]);
     whole["$schema"] = json!(DIALECT);
     whole
@@ -83,7 +88,7 @@ mod tests {
         let of_model = keys(&schema["properties"][MODEL]["items"]);
         assert!(of_model.contains(&"ctx".to_owned()) && of_model.contains(&NAME.to_owned()));
         assert!(!of_model.contains(&"listen".to_owned()));
-        assert_eq!(keys(&schema), ["model", "run", "serve", "version", "worker"]);
+        assert_eq!(keys(&schema), ["model", "run", "serve", "share", "version", "worker"]);
     }
 
     #[test]

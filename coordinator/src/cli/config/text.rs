@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::options::{self, Kind, MODEL, NAME, Opt, VERSION};
+use super::options::{self, KEYS, Kind, MODEL, NAME, Opt, SHARE, VERSION};
 
 /// Columns of a comment.
 const WIDTH: usize = 110;
@@ -37,6 +37,8 @@ pub fn commented() -> String {
             line(&format!("#{NAME} = \"NAME\""));
             let keys: Vec<&str> = section.of_a_model().map(Opt::key).collect();
             wrapped(&format!("And all of these: {}", keys.join(", ")), &mut line);
+            line("\n# Keys whose prompts may begin with what the others of them have computed.");
+            line(&format!("#[[{SHARE}]]\n#{KEYS} = [\"NAME\", \"NAME\"]"));
         }
     }
     text

@@ -1,7 +1,7 @@
 //! What may have been meant by a name that nobody knows.
 
 use super::near::near;
-use super::options::{self, MODEL, NAME, Opt, SECTIONS, Section, VERSION_KEY};
+use super::options::{self, MODEL, NAME, Opt, SECTIONS, SHARE, Section, VERSION_KEY};
 use crate::cli::hint;
 
 /// By a section's.
@@ -11,11 +11,12 @@ pub fn unknown_section(name: &str) -> String {
     if !in_them.is_empty() {
         return format!("it is an option, and stands in a section: {}", in_them.join(", "));
     }
-    let known = SECTIONS.into_iter().chain([MODEL, VERSION_KEY]);
+    let known = SECTIONS.into_iter().chain([MODEL, SHARE, VERSION_KEY]);
     match near(name, known) {
         Some(meant) => format!("there is no such section; did you mean {meant:?}?"),
         None => {
-            "there is no such section: there are [serve], [run], [worker] and [[model]]".to_owned()
+            "there is no such section: there are [serve], [run], [worker], [[model]] and [[share]]"
+                .to_owned()
         }
     }
 }

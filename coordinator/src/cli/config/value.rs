@@ -36,6 +36,14 @@ impl Value {
         read.texts().iter().try_for_each(|text| accept(option, text)).map(|()| read)
     }
 
+    /// Those of an option that may be given several times.
+    ///
+    /// # Errors
+    /// As of [`Value::read`].
+    pub fn list(option: &Opt, texts: Vec<String>) -> Result<Self, String> {
+        texts.iter().try_for_each(|text| accept(option, text)).map(|()| Self::List(texts))
+    }
+
     /// The texts that the command line would have behind the option's name.
     pub fn texts(&self) -> &[String] {
         match self {

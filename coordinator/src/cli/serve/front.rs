@@ -10,7 +10,7 @@ use brigade_http::{
 };
 use brigade_line::admin::Admin;
 use brigade_line::clock;
-use brigade_line::keys::{KeyFile, KeyRing};
+use brigade_line::keys::{KeyFile, KeyGroup, KeyGroups, KeyRing};
 use brigade_plan::parse_bytes;
 use brigade_proto::address::{Address, AddressError};
 use brigade_proto::net::listen_tcp;
@@ -49,6 +49,10 @@ pub struct FrontArgs {
     /// Serve everybody who reaches the port, without keys (brigade key)
     #[arg(long)]
     no_auth: bool,
+    /// Keys whose prompts may begin with what the others of them have computed, by the names of brigade key create:
+    /// NAME,NAME; repeatable. All other keys are apart. In the file: [[share]] keys = ["NAME", "NAME"]
+    #[arg(long, value_name = "KEYS", conflicts_with = "no_auth")]
+    share_prefix: Vec<KeyGroup>,
     /// Where to serve /metrics, /admin and a /health with reasons [default: 127.0.0.1:7080, or any port where that
     /// is taken]
     #[arg(long, value_name = "ADDR")]
@@ -145,8 +149,9 @@ impl Front {
         let ring = open_keys(data_dir, &stop)?;
         check_keys(args, data_dir, &public, &admin, ring.as_ref())?;
         let keys = ring.clone();
+        let groups = key_groups(args, ring.as_ref())?;
         let access = match ring {
-            Some(ring) if !args.no_auth => Access::Keys(ring),
+            Some(ring) if !args.no_auth => Access::Keys(ring, groups),
             _ => Access::Open,
         };
         let audit = args.audit_log.as_ref().map(|path| open_audit(path, args)).transpose()?;
@@ -227,6 +232,12 @@ fn open_keys(data_dir: &DataDirArgs, stop: &CancellationToken) -> Result<Option<
     let (ring, follower) = KeyRing::open(KeyFile::in_folder(&folder))?;
     tokio::spawn(follower.run(stop.clone()));
     Ok(Some(ring))
+}
+
+/// Which keys share what prompts begin with.
+fn key_groups(args: &FrontArgs, ring: Option<&KeyRing>) -> Result<KeyGroups> {
+    let keys = ring.map(KeyRing::now).unwrap_or_default();
+    KeyGroups::new(&args.share_prefix, &keys).context("--share-prefix")
 }
 
 /// Whatever listens beyond this machine needs a key, unless the operator wants it otherwise.

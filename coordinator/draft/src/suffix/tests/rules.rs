@@ -75,7 +75,13 @@ impl World {
                 self.owners[stream as usize] = owner;
                 let n_prompt = tokens.len().saturating_sub(n_answer);
                 let (tokens, expected) = (Self::own(owner, &tokens), Self::own(owner, &expected));
-                self.suffix.begin(StreamId(stream), OwnerId(owner), &tokens, n_prompt, &expected);
+                self.suffix.begin(
+                    StreamId(stream),
+                    OwnerId::of(owner),
+                    &tokens,
+                    n_prompt,
+                    &expected,
+                );
             }
             Call::Push { stream, tokens } => {
                 for token in self.of(stream, &tokens) {
@@ -99,7 +105,7 @@ impl World {
                 self.suffix.prepare(StreamId(stream), most);
             }
             Call::End { stream } => self.suffix.end(StreamId(stream)),
-            Call::Forget { owner } => self.suffix.forget(OwnerId(owner)),
+            Call::Forget { owner } => self.suffix.forget(owner),
         }
         Ok(())
     }
@@ -120,7 +126,7 @@ proptest! {
             prop_assert!(world.suffix.nbytes() <= memory);
         }
         for owner in 0..N_OWNERS {
-            world.suffix.forget(OwnerId(owner));
+            world.suffix.forget(owner);
         }
         prop_assert_eq!(world.suffix.nbytes(), 0);
     }
@@ -133,10 +139,10 @@ fn what_ends_or_is_forgotten_leaves_nothing() {
     // An answer that is too short to be kept.
     answered(&mut suffix, OWNER, &[1, 2]);
     assert_eq!(suffix.nbytes(), before);
-    answered(&mut suffix, OwnerId(2), &[5; 500]);
-    suffix.begin(StreamId(3), OwnerId(2), &[5; 500], 500, &[6; 20]);
+    answered(&mut suffix, OwnerId::of(2), &[5; 500]);
+    suffix.begin(StreamId(3), OwnerId::of(2), &[5; 500], 500, &[6; 20]);
     assert!(suffix.nbytes() > before);
-    suffix.forget(OwnerId(2));
+    suffix.forget(2);
     assert_eq!(suffix.nbytes(), before);
     suffix.push(StreamId(3), 5);
     assert!(suffix.draft(StreamId(3), &[], 3).tokens.is_empty());
@@ -149,7 +155,7 @@ fn what_ends_or_is_forgotten_leaves_nothing() {
         }
     }
     assert_eq!(suffix.nbytes(), full);
-    suffix.forget(OWNER);
+    suffix.forget(OWNER.key);
     assert_eq!(suffix.nbytes(), 0);
 }
 
@@ -169,7 +175,7 @@ fn answer(i: u32) -> Vec<u32> {
 
 #[test]
 fn who_holds_most_loses_the_answer_that_was_used_longest_ago() {
-    let rich = OwnerId(0);
+    let rich = OwnerId::of(0);
     let mut suffix = Suffix::default();
     (0..8).for_each(|i| answered(&mut suffix, rich, &answer(i)));
     answered(&mut suffix, OWNER, &answer(0));
@@ -180,12 +186,32 @@ fn who_holds_most_loses_the_answer_that_was_used_longest_ago() {
     // One more of somebody else does not fit: the rich one loses its second.
     let memory = suffix.nbytes() + 16_000;
     suffix.limit(memory);
-    answered(&mut suffix, OwnerId(3), &answer(0));
+    answered(&mut suffix, OwnerId::of(3), &answer(0));
     assert_eq!(known(&mut suffix, OWNER, 1), [0]);
-    assert_eq!(known(&mut suffix, OwnerId(3), 1), [0]);
+    assert_eq!(known(&mut suffix, OwnerId::of(3), 1), [0]);
     assert_eq!(known(&mut suffix, rich, 8), [0, 2, 3, 4, 5, 6, 7]);
     assert!(suffix.nbytes() <= memory);
     assert_eq!(suffix.nbytes(), suffix.count());
+}
+
+#[test]
+fn spaces_of_a_key_are_apart_and_count_together() {
+    let of = |key, space| OwnerId { key, space };
+    let mut suffix = Suffix::default();
+    (0..4u32).for_each(|i| answered(&mut suffix, of(1, i.into()), &answer(i)));
+    (0..2).for_each(|i| answered(&mut suffix, of(2, 0), &answer(i)));
+    assert_eq!(known(&mut suffix, of(1, 2), 4), [2], "not those of its other spaces");
+    // Four spaces of one answer each are more than one of two.
+    suffix.limit(suffix.nbytes() + 100);
+    answered(&mut suffix, of(3, 0), &answer(0));
+    assert_eq!(known(&mut suffix, of(2, 0), 2), [0, 1]);
+    assert_eq!(known(&mut suffix, of(3, 0), 1), [0]);
+    let left = (0..4u32).flat_map(|i| known(&mut suffix, of(1, i.into()), 4));
+    assert!(left.count() < 4);
+    assert_eq!(suffix.nbytes(), suffix.count());
+    suffix.forget(1);
+    assert!((0..4u32).all(|i| known(&mut suffix, of(1, i.into()), 4).is_empty()));
+    assert_eq!(known(&mut suffix, of(2, 0), 2), [0, 1]);
 }
 
 #[test]
@@ -203,14 +229,14 @@ fn an_owner_alone_gives_its_answers_for_its_streams() {
 fn streams_that_run_lose_nothing_to_others() {
     let mut suffix = begun(&answer(0), &[]);
     say(&mut suffix, &[3, 4]);
-    answered(&mut suffix, OwnerId(2), &answer(1));
+    answered(&mut suffix, OwnerId::of(2), &answer(1));
     suffix.limit(suffix.nbytes());
     // Too large even without all answers: nothing is dropped for it.
-    suffix.begin(StreamId(5), OwnerId(2), &[1; 5_000], 5_000, &[]);
+    suffix.begin(StreamId(5), OwnerId::of(2), &[1; 5_000], 5_000, &[]);
     assert!(suffix.draft(StreamId(5), &[], 3).tokens.is_empty());
     // In the place of the answer it fits.
     let before = suffix.nbytes();
-    suffix.begin(StreamId(6), OwnerId(3), &answer(0)[..100], 100, &[]);
+    suffix.begin(StreamId(6), OwnerId::of(3), &answer(0)[..100], 100, &[]);
     assert!(suffix.nbytes() < before);
     suffix.push(StreamId(6), 7);
     suffix.push(StreamId(6), 8);
