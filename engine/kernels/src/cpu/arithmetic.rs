@@ -1,8 +1,6 @@
 //! What products of unpacked codes differ in. Formats have far fewer kinds of arithmetic than ways to be packed, so the
 //! code of many rows is compiled once for each kind.
 
-use std::marker::PhantomData;
-
 use crate::format::{Offset, PanelFormat};
 
 /// How codes and scales become a sum.
@@ -15,16 +13,6 @@ pub(super) trait Arithmetic: 'static {
     const OFFSET: Offset;
     /// The greatest code, or a greater one that is added up in the same way.
     const MAX_CODE: u8;
-}
-
-/// The arithmetic of one format.
-pub(super) struct Of<Q>(PhantomData<Q>);
-
-impl<Q: PanelFormat> Arithmetic for Of<Q> {
-    const HALVES: bool = Q::HALVES;
-    const MINS: bool = Q::MINS;
-    const OFFSET: Offset = Q::OFFSET;
-    const MAX_CODE: u8 = Q::MAX_CODE;
 }
 
 /// The arithmetic of all formats with the same facts. `OFFSET` is what [`kind`] gives.
@@ -85,6 +73,7 @@ pub(super) trait ArithmeticVisitor {
 }
 
 /// Calls `visitor` with the class of `Q`, and compiles no other.
+#[inline(always)]
 pub(super) fn with_class<Q: PanelFormat, V: ArithmeticVisitor>(visitor: V) -> V::Out {
     /// The one of the classes that `Q` belongs to.
     macro_rules! the_one_of {

@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use super::arithmetic::{Arithmetic, ArithmeticVisitor, Of, with_class};
+use super::arithmetic::{Arithmetic, ArithmeticVisitor, with_class};
 use super::matmul_few::{PREFETCH, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
 use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
@@ -53,11 +53,33 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                     s.prefetch(planes, PREFETCH, Q::PLANES);
                     let codes = Q::codes(s, planes);
                     let x = block_of(&x, u * Q::BLOCKS + b);
-                    sums = tile::<S, Of<Q>, T, _>(s, &codes, x, &scales, b, shift, sums);
+                    let scales = &scales;
+                    let block = OneBlock { s, codes: &codes, x, scales, b, shift, sums };
+                    sums = with_class::<Q, _>(block);
                 }
             }
         }
         sums
+    }
+}
+
+/// A block and the sums that it is added to: its code is compiled once for each class of arithmetic.
+struct OneBlock<'a, S: Simd, const T: usize> {
+    s: S,
+    codes: &'a [S::I; VECTORS],
+    x: [&'a ActBlock; T],
+    scales: &'a Scales<S>,
+    b: usize,
+    shift: u32,
+    sums: [S::F; T],
+}
+
+impl<S: Simd, const T: usize> ArithmeticVisitor for OneBlock<'_, S, T> {
+    type Out = [S::F; T];
+    #[inline(always)]
+    fn visit<A: Arithmetic>(self) -> [S::F; T] {
+        let Self { s, codes, x, scales, b, shift, sums } = self;
+        tile::<S, A, T, _>(s, codes, x, scales, b, shift, sums)
     }
 }
 
