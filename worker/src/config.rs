@@ -13,6 +13,7 @@ use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, TlsError, Token};
 
 use crate::measure::Speeds;
+use crate::prefixes::store::Sizes;
 
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
@@ -58,6 +59,10 @@ pub struct RawConfig {
     pub cache_dir: Option<PathBuf>,
     /// `--cache-limit`: bytes with an optional suffix.
     pub cache_limit: Option<String>,
+    /// `--prefix-ram`: bytes with an optional suffix.
+    pub prefix_ram: Option<String>,
+    /// `--prefix-disk`: the same.
+    pub prefix_disk: Option<String>,
     /// `--no-model-files`.
     pub no_model_files: bool,
     /// `--insecure-network`.
@@ -131,6 +136,8 @@ pub struct Config {
     pub cache_dir: PathBuf,
     /// Bound of the cache's size.
     pub cache_limit_bytes: u64,
+    /// How much records of kept prefixes may take, in memory and in `cache_dir`.
+    pub prefixes: Sizes,
     /// Whether a model file that the coordinator names may be read; otherwise weights are pushed.
     pub model_files: bool,
     /// Allows plain connections beyond loopback.
@@ -214,6 +221,9 @@ impl Config {
         let bytes = |option, text: &Option<String>| {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };
+        let size = |option, text: &Option<String>| {
+            text.as_deref().map_or(Ok(0), |text| parse_size(option, text))
+        };
         Ok(Self {
             listen,
             secured,
@@ -235,6 +245,10 @@ impl Config {
             },
             cache_limit_bytes: bytes("--cache-limit", &raw.cache_limit)?
                 .unwrap_or(DEFAULT_CACHE_LIMIT_BYTES),
+            prefixes: Sizes {
+                ram: size("--prefix-ram", &raw.prefix_ram)?,
+                disk: size("--prefix-disk", &raw.prefix_disk)?,
+            },
             insecure_network: raw.insecure_network,
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,
@@ -406,6 +420,17 @@ pub fn parse_bytes(option: &'static str, text: &str) -> Result<u64, ConfigError>
     nbytes.filter(|&n| n > 0).ok_or_else(|| {
         bad(option, text, "is not a size: write a number of bytes, or one with K, M, G or T (12G)")
     })
+}
+
+/// A size as typed, which may be 0.
+///
+/// # Errors
+/// [`ConfigError`], naming the option.
+pub fn parse_size(option: &'static str, text: &str) -> Result<u64, ConfigError> {
+    match text.trim() {
+        "0" => Ok(0),
+        text => parse_bytes(option, text),
+    }
 }
 
 /// A CPU list as typed, in the order given, without repetitions.

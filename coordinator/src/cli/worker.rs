@@ -107,6 +107,13 @@ pub struct WorkerArgs {
     /// Bound of the cache's size, e.g. 64G
     #[arg(long, value_name = "SIZE")]
     cache_limit: Option<String>,
+    /// Memory for records of kept prefixes, beside the stage's, e.g. 4G: prompts that begin like earlier ones are loaded when
+    /// their states had to go, or the line was cut anew; 0: none. It is part of --memory [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    prefix_ram: Option<String>,
+    /// Disk for the same, in the cache's folder, e.g. 100G: these records also outlive the process; 0: none [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    prefix_disk: Option<String>,
     /// Read no model file that the coordinator names, even if it is here: take pushed weights only
     #[arg(long)]
     no_model_files: bool,
@@ -200,6 +207,8 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         speed: args.speed,
         cache_dir: args.cache_dir,
         cache_limit: args.cache_limit,
+        prefix_ram: args.prefix_ram,
+        prefix_disk: args.prefix_disk,
         no_model_files: args.no_model_files,
         insecure_network: args.insecure_network,
         exit_with_stdin: args.exit_with_stdin,

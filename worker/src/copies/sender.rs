@@ -70,17 +70,24 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
 
 /// Keeps to a rate.
 #[derive(Debug)]
-struct Rate {
+pub struct Rate {
     free_at: Instant,
 }
 
+impl Default for Rate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Rate {
-    fn new() -> Self {
+    /// One that nothing was sent at yet.
+    pub fn new() -> Self {
         Self { free_at: Instant::now() }
     }
 
     /// So many bytes were sent: when the next may be, if that is not about now.
-    fn sent(&mut self, nbytes: usize) -> Option<Instant> {
+    pub fn sent(&mut self, nbytes: usize) -> Option<Instant> {
         let now = Instant::now();
         let took = Duration::from_secs_f64(nbytes as f64 / BYTES_PER_SECOND as f64);
         self.free_at = self.free_at.max(now) + took;

@@ -24,6 +24,12 @@ impl Space {
         let adapters = adapters.iter().map(|used| (used.adapter, used.scale.to_bits())).collect();
         Self { owner, adapters }
     }
+
+    /// The owner, and the adapters with the bits of their scales.
+    pub(super) fn parts(&self) -> (u64, &[(u32, u32)]) {
+        let Self { owner, adapters } = self;
+        (*owner, adapters)
+    }
 }
 
 /// A node's number.
