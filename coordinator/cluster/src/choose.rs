@@ -62,7 +62,7 @@ pub fn choose(
                 .is_some()
         };
         let kept = stages.iter().enumerate().map(kept).collect();
-        Some(Choice { len, sources, kept })
+        Some(Choice { len, sources, kept, records: None })
     })
 }
 

@@ -90,8 +90,12 @@ impl StageStates {
         if bytes.len() > MAX_CHUNK_BYTES {
             return Err(format!("{} tokens are more than a message has", tokens.len()));
         }
+        let prefixes = match &choice.records {
+            Some((names, has_rest)) => self.prefixes_at(names, choice.len, *has_rest).await?,
+            None => vec![None; self.stages.len()],
+        };
         let mut puts = Vec::new();
-        for i in 0..self.stages.len() {
+        for (i, prefix) in prefixes.into_iter().enumerate() {
             let is_last = i + 1 == self.stages.len();
             puts.push(PutBackRequest {
                 slot: slot.0,
@@ -100,6 +104,7 @@ impl StageStates {
                 tokens: if is_last { bytes.clone().into() } else { Default::default() },
                 sources: self.sources(i, &choice.sources[i])?,
                 kept_len: if choice.kept[i] { choice.len } else { 0 },
+                prefix,
                 ..PutBackRequest::default()
             });
         }

@@ -234,6 +234,25 @@ impl StageStates {
         Ok(replies.iter().map(|reply| reply.saved_bytes).sum())
     }
 
+    /// For each stage, what its records at a position are found by.
+    ///
+    /// # Errors
+    /// A worker did not say what its states belong to.
+    pub(crate) async fn prefixes_at(
+        &self,
+        names: &Names,
+        len: u32,
+        has_rest: bool,
+    ) -> Result<Vec<Option<PrefixAt>>, String> {
+        let lines = self.lines().await?;
+        let tail = if has_rest { joined(&[names.tail(len)]) } else { Bytes::new() };
+        let at = |stage: &PlacedStage| {
+            let keys = self.keys(&lines, names.chain(len), stage.layers.clone());
+            Some(PrefixAt { keys: Some(keys), tail: tail.clone() })
+        };
+        Ok(self.stages.iter().map(at).collect())
+    }
+
     /// Gives the sequence in `slot` the state that was found; bytes that went from one worker to another.
     ///
     /// # Errors
@@ -244,24 +263,22 @@ impl StageStates {
         names: &Names,
         choice: PrefixChoice,
     ) -> Result<u64, String> {
-        let lines = self.lines().await?;
         let PrefixChoice { len, has_rest, .. } = choice;
         let tokens: Vec<u8> =
             names.tokens()[..len as usize].iter().flat_map(|token| token.to_le_bytes()).collect();
         if tokens.len() > MAX_CHUNK_BYTES {
             return Err(format!("{len} tokens are more than a message has"));
         }
-        let tail = if has_rest { joined(&[names.tail(len)]) } else { Bytes::new() };
+        let prefixes = self.prefixes_at(names, len, has_rest).await?;
         let mut puts = Vec::new();
-        for (i, stage) in self.stages.iter().enumerate() {
+        for (i, prefix) in prefixes.into_iter().enumerate() {
             let is_last = i + 1 == self.stages.len();
-            let keys = self.keys(&lines, names.chain(len), stage.layers.clone());
             puts.push(PutBackRequest {
                 slot: slot.0,
                 len,
                 tokens: if is_last { tokens.clone().into() } else { Bytes::new() },
                 sources: self.sources(i, &choice.sources[i])?,
-                prefix: Some(PrefixAt { keys: Some(keys), tail: tail.clone() }),
+                prefix,
                 ..PutBackRequest::default()
             });
         }

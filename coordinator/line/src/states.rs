@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use brigade_engine::batch::{CopyName, SlotId};
 
@@ -38,6 +39,8 @@ pub struct Choice {
     /// For each stage: whether its layers at this position are where its copies go, so that they need not go there
     /// again.
     pub kept: Vec<bool>,
+    /// The sources have records of prefixes: by these names, and whether there is something for that position alone.
+    pub records: Option<(Arc<Names>, bool)>,
 }
 
 /// What records of a prompt the workers have, that is of use.

@@ -17,8 +17,9 @@ use super::Driver;
 use super::states::{Due, Transfer};
 use crate::keys::KeyRing;
 use crate::metrics;
+use crate::open_line::OpenLine;
 use crate::prefix_names::{Names, Salt};
-use crate::states::{PrefixChoice, StateAccess};
+use crate::states::{Choice, PrefixChoice, StateAccess};
 
 /// Rows that must be spared to be worth a question to the workers.
 const LEAST_ROWS: u32 = 64;
@@ -28,6 +29,9 @@ const MAX_HELD: usize = 64;
 
 /// How long workers may take to say what they have.
 const FIND_WITHIN: Duration = Duration::from_secs(1);
+
+/// The same of all streams that were on a line that is gone.
+const FIND_ALL_WITHIN: Duration = Duration::from_secs(5);
 
 /// News that the driver may be behind with.
 const NEWS_QUEUE: usize = 64;
@@ -161,6 +165,41 @@ pub(super) async fn load(
     Loaded { request, len, nbytes, took: begun.elapsed(), result }
 }
 
+/// Looks for records of sequences of which there are no copies: their namespaces, owners and tokens.
+pub(super) async fn instead_of_copies(
+    access: &Arc<dyn StateAccess>,
+    salt: Salt,
+    found: &mut [Option<Choice>],
+    sought: impl Iterator<Item = ((Vec<u8>, u64), Vec<u32>)>,
+) {
+    let deadline = tokio::time::Instant::now() + FIND_ALL_WITHIN;
+    for (choice, ((space, owner), tokens)) in found.iter_mut().zip(sought) {
+        if choice.is_some() {
+            continue;
+        }
+        let look = async {
+            let names = Arc::new(names(salt, space, owner, tokens).await?);
+            let found = access.find_prefix(&names).await?;
+            Ok(found.map(|found| (names, found)))
+        };
+        let looked = tokio::time::timeout_at(deadline, look).await;
+        let looked = looked.unwrap_or_else(|_| Err("workers did not say in time".to_owned()));
+        match looked {
+            Ok(found) => {
+                *choice = found.map(|(names, PrefixChoice { len, has_rest, sources, .. })| {
+                    let (kept, records) = (vec![false; sources.len()], Some((names, has_rest)));
+                    Choice { len, sources, kept, records }
+                });
+            }
+            Err(why) => {
+                let why: String = why;
+                tracing::warn!(why, "records of streams that go on are not known");
+                return;
+            }
+        }
+    }
+}
+
 async fn names(salt: Salt, space: Vec<u8>, owner: u64, tokens: Vec<u32>) -> Result<Names, String> {
     let named = tokio::task::spawn_blocking(move || Names::of(salt, &space, owner, tokens));
     named.await.map_err(|error| error.to_string())
@@ -168,8 +207,13 @@ async fn names(salt: Salt, space: Vec<u8>, owner: u64, tokens: Vec<u32>) -> Resu
 
 impl Driver {
     fn salt(&self) -> Option<Salt> {
-        let line = self.line.as_ref().filter(|line| line.states.keeps_prefixes());
-        line.and(self.prefixes.config.as_ref()).map(|config| config.salt)
+        self.salt_of(self.line.as_ref()?)
+    }
+
+    /// What records on a line are named with; `None`: there are none.
+    pub(super) fn salt_of(&self, line: &OpenLine) -> Option<Salt> {
+        let config = self.prefixes.config.as_ref();
+        config.filter(|_| line.states.keeps_prefixes()).map(|config| config.salt)
     }
 
     /// Has the workers asked what they have of a request's prompt, if there may be more than in memory; the request comes
