@@ -230,8 +230,10 @@ impl Countable for k::FindReply {
     const SHAPE: Shape = Shape(&[(1, Kind::Many(cap(0, "reply.found count", MAX_FOUND), &FOUND))]);
 }
 
-const PREFIX_FOUND: Shape =
-    Shape(&[(5, Kind::Numbers(cap(1, "reply.found.positions count", MAX_PREFIX_RUNS * PREFIX_POSITIONS)))]);
+const PREFIX_FOUND: Shape = Shape(&[(
+    5,
+    Kind::Numbers(cap(1, "reply.found.positions count", MAX_PREFIX_RUNS * PREFIX_POSITIONS)),
+)]);
 
 impl Countable for k::PrefixesReply {
     const SHAPE: Shape =

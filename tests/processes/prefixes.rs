@@ -35,8 +35,8 @@ impl Drop for Place {
 }
 
 impl Place {
-    fn new(arch: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("brigade-tiers-{arch}-{}", std::process::id()));
+    fn new(name: &str, arch: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("brigade-tiers-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         Self { dir, model: synth(arch, "tiny") }
     }
@@ -103,7 +103,7 @@ fn settle(server: &Running) {
 const TIERS: &[&str] = &["--prefix-disk", "64M"];
 
 fn prompts_outlive_processes_and_cuts(arch: &str, is_whole: bool) {
-    let place = Place::new(arch);
+    let place = Place::new(arch, arch);
     let cold = place.serve("cold", &["--keep", "0"]);
     let (first, other) = (prompt(1), prompt(2));
     let branch = [&first[..200], &other[..100]].concat();
@@ -115,13 +115,18 @@ fn prompts_outlive_processes_and_cuts(arch: &str, is_whole: bool) {
     settle(&server);
     // Drop kills it with SIGKILL; its workers end with it.
     drop(server);
-    let modes = place.files().iter().all(|p| p.metadata().unwrap().permissions().mode() & 0o77 == 0);
+    let modes =
+        place.files().iter().all(|p| p.metadata().unwrap().permissions().mode() & 0o77 == 0);
     assert!(modes && !place.files().is_empty(), "others cannot read them");
     let three = ["--workers", "3", "--cuts", "1,2", "--keep", "4"];
     let server = place.serve("data", &[&three, TIERS].concat());
     let begun = Instant::now();
     let (said, cached) = ask(&server, &first);
-    println!("{arch}: {cached} of {} after a restart on another cut, {:?}", first.len(), begun.elapsed());
+    println!(
+        "{arch}: {cached} of {} after a restart on another cut, {:?}",
+        first.len(),
+        begun.elapsed()
+    );
     assert_eq!(said, expected[0]);
     // Where any position will do, whole pages; else the state before the last row.
     assert_eq!(cached, if is_whole { 299 } else { 256 });
@@ -148,7 +153,7 @@ fn prompts_of_granitehybrid_outlive_processes_and_cuts() {
 }
 
 fn what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not() {
-    let place = Place::new("llama");
+    let place = Place::new("ram", "llama");
     let args = ["--workers", "2", "--cuts", "1", "--keep", "1"];
     for tiers in [&["--prefix-ram", "64M"][..], &[]] {
         let server = place.serve("data", &[&args, tiers].concat());

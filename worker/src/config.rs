@@ -59,10 +59,8 @@ pub struct RawConfig {
     pub cache_dir: Option<PathBuf>,
     /// `--cache-limit`: bytes with an optional suffix.
     pub cache_limit: Option<String>,
-    /// `--prefix-ram`: bytes with an optional suffix.
-    pub prefix_ram: Option<String>,
-    /// `--prefix-disk`: the same.
-    pub prefix_disk: Option<String>,
+    /// `--prefix-ram` and `--prefix-disk`.
+    pub prefixes: Sizes,
     /// `--no-model-files`.
     pub no_model_files: bool,
     /// `--insecure-network`.
@@ -221,9 +219,6 @@ impl Config {
         let bytes = |option, text: &Option<String>| {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };
-        let size = |option, text: &Option<String>| {
-            text.as_deref().map_or(Ok(0), |text| parse_size(option, text))
-        };
         Ok(Self {
             listen,
             secured,
@@ -245,10 +240,7 @@ impl Config {
             },
             cache_limit_bytes: bytes("--cache-limit", &raw.cache_limit)?
                 .unwrap_or(DEFAULT_CACHE_LIMIT_BYTES),
-            prefixes: Sizes {
-                ram: size("--prefix-ram", &raw.prefix_ram)?,
-                disk: size("--prefix-disk", &raw.prefix_disk)?,
-            },
+            prefixes: raw.prefixes,
             insecure_network: raw.insecure_network,
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,
@@ -420,17 +412,6 @@ pub fn parse_bytes(option: &'static str, text: &str) -> Result<u64, ConfigError>
     nbytes.filter(|&n| n > 0).ok_or_else(|| {
         bad(option, text, "is not a size: write a number of bytes, or one with K, M, G or T (12G)")
     })
-}
-
-/// A size as typed, which may be 0.
-///
-/// # Errors
-/// [`ConfigError`], naming the option.
-pub fn parse_size(option: &'static str, text: &str) -> Result<u64, ConfigError> {
-    match text.trim() {
-        "0" => Ok(0),
-        text => parse_bytes(option, text),
-    }
 }
 
 /// A CPU list as typed, in the order given, without repetitions.

@@ -153,8 +153,8 @@ impl Bound {
         };
         let stop = CancellationToken::new();
         let prefixes = open_prefixes(&config).await?;
-        let worker = Worker::new(loader, secure.network.clone(), prefixes, stop.clone());
-        let worker = Arc::new(worker);
+        let worker = Worker::new(loader, secure.network.clone(), stop.clone());
+        let worker = Arc::new(worker.with_prefixes(prefixes));
         Ok(Self { listener, config, secure, worker, stop })
     }
 

@@ -61,7 +61,7 @@ pub struct LocalOptions {
     /// Kernel table.
     pub kernels: Option<String>,
     /// How much records of kept prefixes may take on each.
-    pub prefixes: Sizes,
+    pub prefixes: Box<Sizes>,
     /// `--log-format` of this process, passed on.
     pub log_format: &'static str,
     /// What they log where RUST_LOG does not say.
@@ -210,7 +210,7 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);
     }
-    let Sizes { ram, disk } = options.prefixes;
+    let Sizes { ram, disk } = *options.prefixes;
     for (option, nbytes) in [("--prefix-ram", ram), ("--prefix-disk", disk)] {
         command.arg(option).arg(nbytes.to_string());
     }
@@ -254,7 +254,7 @@ mod tests {
             host_memory: None,
             gpu_memory: Vec::new(),
             devices: Vec::new(),
-            prefixes: Sizes::default(),
+            prefixes: Box::default(),
             no_coopmat: false,
             fast_math: false,
             kernels: None,

@@ -233,16 +233,8 @@ pub async fn placed(
     let checkpoint = plan.settings.checkpoint;
     let windows = settings.windows;
     let cuts_lose_bits = options.wire_type != WireType::F32;
-    let placement = Placement {
-        stages,
-        line,
-        identity,
-        kernels,
-        checkpoint,
-        windows,
-        cuts_lose_bits,
-        _lease,
-    };
+    let placement =
+        Placement { stages, line, identity, kernels, checkpoint, windows, cuts_lose_bits, _lease };
     placement.check_alike()?;
     Ok(placement)
 }

@@ -67,7 +67,8 @@ impl Here {
 
     /// About what some of its layers take up to a position.
     fn nbytes(&self, len: u32, layers: &Range<u32>) -> u64 {
-        let pages = u64::from(len / KV_PAGE as u32) * self.page_bytes / u64::from(self.pages.max(1));
+        let pages =
+            u64::from(len / KV_PAGE as u32) * self.page_bytes / u64::from(self.pages.max(1));
         (pages + self.rest_bytes) * layers.len() as u64 / self.layers.len().max(1) as u64
     }
 }
@@ -83,7 +84,8 @@ fn choose(stages: &[Range<u32>], here: &[Here], n_tokens: u32) -> Option<PrefixC
         ends.chain(rests).filter(|(len, _)| (1..=most).contains(len)).collect();
     candidates.into_iter().rev().find_map(|(len, has_rest)| {
         let there: Vec<&Here> = here.iter().filter(|here| here.reaches(len, has_rest)).collect();
-        let has: Vec<Has> = there.iter().map(|here| Has::of(here.worker, here.layers.clone())).collect();
+        let has: Vec<Has> =
+            there.iter().map(|here| Has::of(here.worker, here.layers.clone())).collect();
         let has: Vec<&Has> = has.iter().collect();
         let of = |(stage, layers)| covered(stage, layers, &has);
         let sources: Vec<Vec<From>> = stages.iter().enumerate().map(of).collect::<Option<_>>()?;
@@ -152,7 +154,10 @@ impl StageStates {
     }
 
     /// Asks all stages; the answers in their order.
-    async fn ask_all(&self, of: impl Fn(&PlacedStage) -> Ask) -> Result<Vec<PrefixesReply>, String> {
+    async fn ask_all(
+        &self,
+        of: impl Fn(&PlacedStage) -> Ask,
+    ) -> Result<Vec<PrefixesReply>, String> {
         let mut asked = JoinSet::new();
         for (i, stage) in self.stages.iter().enumerate() {
             let (ask, states, stage) = (of(stage), self.clone(), stage.clone());
@@ -162,7 +167,8 @@ impl StageStates {
         let mut failed = None;
         // A state is written by all that can, even if one cannot.
         while let Some(reply) = asked.join_next().await {
-            let (i, reply) = reply.map_err(|error| format!("a task ended without a result: {error}"))?;
+            let (i, reply) =
+                reply.map_err(|error| format!("a task ended without a result: {error}"))?;
             match reply {
                 Ok(reply) => replies[i] = reply,
                 Err(why) => failed = Some(why),
@@ -201,9 +207,8 @@ impl StageStates {
     /// A worker did not say what it has.
     pub(crate) async fn find_names(&self, names: &Names) -> Result<Option<PrefixChoice>, String> {
         let lines = self.lines().await?;
-        let all = |_: &PlacedStage| {
-            Ask::Find(self.keys(&lines, names.whole_chain(), 0..lines.len()))
-        };
+        let all =
+            |_: &PlacedStage| Ask::Find(self.keys(&lines, names.whole_chain(), 0..lines.len()));
         let replies = self.ask_all(all).await?;
         let found = replies.into_iter().enumerate().flat_map(|(worker, reply)| {
             reply.found.into_iter().filter_map(move |found| here(worker, found, names))

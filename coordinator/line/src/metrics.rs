@@ -168,7 +168,10 @@ impl Workers {
 fn describe_prefixes() {
     describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
     describe_gauge!(HELD, "Requests that wait for what another one reads");
-    describe_counter!(PREFIX_LOADS, "States that were wanted from below the stages' memory, by outcome");
+    describe_counter!(
+        PREFIX_LOADS,
+        "States that were wanted from below the stages' memory, by outcome"
+    );
     describe_counter!(PREFIX_SAVED, "Kept states that are below the stages' memory too");
     describe_counter!(
         PREFIX_WRITTEN,

@@ -45,7 +45,9 @@ impl Salt {
         match fs::read(&path) {
             Ok(bytes) => {
                 let salt = bytes.as_slice().try_into();
-                let damaged = || format!("{} is damaged: remove it, and records are made anew", path.display());
+                let damaged = || {
+                    format!("{} is damaged: remove it, and records are made anew", path.display())
+                };
                 return salt.map(Self).map_err(|_| io::Error::other(damaged()));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -56,7 +58,8 @@ impl Salt {
         let no_randomness = |_| io::Error::other("the system has no randomness");
         SystemRandom::new().fill(&mut salt).map_err(no_randomness)?;
         let draft = folder.join(format!("{SALT_FILE}-{}", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.write_all(&salt)?;
         file.sync_data()?;
         // Whoever was first has it: another process may start beside this one.
@@ -161,7 +164,10 @@ mod tests {
     fn a_page_is_named_by_all_that_its_bits_depend_on_here() {
         let tokens: Vec<u32> = (0..200).collect();
         let this = names(1, b"a", &tokens);
-        assert_eq!((this.whole_chain().len(), this.chain(130).len(), this.chain(64).len()), (4, 3, 2));
+        assert_eq!(
+            (this.whole_chain().len(), this.chain(130).len(), this.chain(64).len()),
+            (4, 3, 2)
+        );
         let longer = names(1, b"a", &(0..300).collect::<Vec<_>>());
         assert_eq!(longer.chain(200), this.chain(200));
         assert_eq!((longer.tail(199), longer.tail(128)), (this.tail(199), this.tail(128)));

@@ -19,7 +19,6 @@ use brigade_line::prefix_names::Salt;
 use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
-use brigade_worker::config::{ConfigError, parse_size};
 use brigade_worker::prefixes::store::Sizes;
 use clap::{Args, ValueEnum};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -111,10 +110,10 @@ pub struct ServeArgs {
     checkpoint_every: u32,
     /// Memory of each local worker for records of kept prefixes, e.g. 4G: prompts that begin like earlier ones are loaded
     /// when their states had to go, or the line was cut anew; 0: none. Workers of other machines have an option of their own
-    #[arg(long, value_name = "SIZE", value_parser = prefix_size, default_value = "0")]
+    #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_ram: u64,
     /// The same on the disk, in the cache's folder: these records also outlive the processes
-    #[arg(long, value_name = "SIZE", value_parser = prefix_size, default_value = "0")]
+    #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_disk: u64,
     /// How long a worker that was lost is waited for before its layers go to the others, or to a spare worker, if
     /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
@@ -296,10 +295,6 @@ async fn session_options(
         chat_template: args.template.source()?,
         served_names: args.served_model_name.clone(),
     })
-}
-
-fn prefix_size(text: &str) -> Result<u64, ConfigError> {
-    parse_size("the size", text)
 }
 
 /// What prefixes are kept with below the stages' memory; `None` where there is no place for the salt of their names.

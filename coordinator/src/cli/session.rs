@@ -427,7 +427,7 @@ fn cluster_config(
     };
     let mut source = source(line, options.control.is_some(), options.worker_log())?;
     if let Source::Local(local) = &mut source {
-        local.prefixes = options.local_prefixes;
+        local.prefixes = Box::new(options.local_prefixes);
     }
     let named = match &source {
         Source::Local(local) => local.count,
@@ -534,7 +534,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         no_coopmat: line.no_coopmat,
         fast_math: line.fast_math,
         kernels: line.kernels.clone(),
-        prefixes: Sizes::default(),
+        prefixes: Box::default(),
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })

@@ -6,7 +6,8 @@ use brigade_engine::batch::CopyName;
 use brigade_proto::copies::copies_server;
 use brigade_proto::copies::{
     CopyPart, FetchRequest, FindReply, FindRequest, KeepReply, KeepRequest, PrefixesReply,
-    PrefixesRequest, PutBackReply, PutBackRequest, SettleReply, SettleRequest, WeightsPart, WeightsRequest, keep_request,
+    PrefixesRequest, PutBackReply, PutBackRequest, SettleReply, SettleRequest, WeightsPart,
+    WeightsRequest, keep_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{COPY_NAME_BYTES, MAX_COPY_NAMES, MAX_PIECE_BYTES};

@@ -135,7 +135,10 @@ impl Folder {
     /// A bundle is of use: it stays longer.
     pub fn touch(&self, no: u64) {
         // If it cannot be noted, it goes earlier.
-        let _ = File::options().append(true).open(self.path(no)).and_then(|file| file.set_modified(SystemTime::now()));
+        let _ = File::options()
+            .append(true)
+            .open(self.path(no))
+            .and_then(|file| file.set_modified(SystemTime::now()));
     }
 
     /// Removes a bundle.
@@ -165,5 +168,9 @@ fn found_in(path: &Path) -> Option<Found> {
     let bundle = Bundle::decode(&bytes)?;
     let about = file.metadata().ok()?;
     let is_whole = about.len() == bundle.nbytes();
-    is_whole.then(|| Found { no, bundle, read_at: about.modified().unwrap_or(SystemTime::UNIX_EPOCH) })
+    is_whole.then(|| Found {
+        no,
+        bundle,
+        read_at: about.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+    })
 }

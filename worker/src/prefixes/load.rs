@@ -41,7 +41,8 @@ pub fn state(
     limit: u64,
 ) -> Result<Pieces, Failure> {
     let full = len as usize / KV_PAGE;
-    if at.keys.chain.len() <= full || (at.tail.is_none() && !(len as usize).is_multiple_of(KV_PAGE)) {
+    if at.keys.chain.len() <= full || (at.tail.is_none() && !(len as usize).is_multiple_of(KV_PAGE))
+    {
         return Err(bad(format!("prefix.keys are not of position {len}")));
     }
     let (blocks, prints, used) = Default::default();
@@ -91,7 +92,11 @@ impl Made<'_> {
         Ok(())
     }
 
-    fn read(&mut self, layer: u32, id: Id) -> Result<(std::sync::Arc<Bundle>, Record, Bytes), Failure> {
+    fn read(
+        &mut self,
+        layer: u32,
+        id: Id,
+    ) -> Result<(std::sync::Arc<Bundle>, Record, Bytes), Failure> {
         let found = self.store.read(&id);
         let (bundle, at, bytes) = found.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => missing(layer, "there is none"),

@@ -277,7 +277,9 @@ impl RecordHead {
 pub fn verify(record: &Record, bytes: Bytes) -> io::Result<Bytes> {
     match bytes.len() as u64 == record.nbytes() && check(&[&bytes]) == record.check {
         true => Ok(bytes),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "its bytes are not what was written")),
+        false => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "its bytes are not what was written"))
+        }
     }
 }
 
@@ -316,7 +318,8 @@ mod tests {
     fn a_bundle_says_what_it_has_and_any_damage_shows() {
         let whose = Whose { realm: [4; 16], owner: [5; 16] };
         let page = record(None, vec![(0, true, vec![7; 10].into()), (1, true, vec![8; 5].into())]);
-        let rest = record(Some([6; 16]), vec![(0, true, Bytes::new()), (256, false, vec![9; 3].into())]);
+        let rest =
+            record(Some([6; 16]), vec![(0, true, Bytes::new()), (256, false, vec![9; 3].into())]);
         let bytes = encode(whose, [7; 32], &[page, rest]);
         let bundle = Bundle::decode(&bytes).unwrap();
         assert_eq!((bundle.whose, bundle.kind, bundle.records.len()), (whose, [7; 32], 2));

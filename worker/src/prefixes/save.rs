@@ -74,7 +74,8 @@ impl Saving {
     pub async fn run(&self, jobs: &mpsc::Sender<Job>) -> Result<u64, Failure> {
         let copy = |first, room| copied(jobs, Some((self.slot, self.len, first, room)));
         let full = self.len / KV_PAGE as u32;
-        let (Some(tail), true) = (self.at.tail, self.at.keys.chain.len() == full as usize + 1) else {
+        let (Some(tail), true) = (self.at.tail, self.at.keys.chain.len() == full as usize + 1)
+        else {
             return Err(bad(format!("prefix.keys are not of position {}", self.len)));
         };
         // Says what the layers are like, and costs nothing.
@@ -90,7 +91,9 @@ impl Saving {
             let StageCopy { n_pages, complete, .. } = copied.copy;
             if n_pages == 0 && !complete {
                 if room >= MAX_STEP_BYTES {
-                    let why = format!("a page or a state of a prefix has more than {MAX_STEP_BYTES} bytes");
+                    let why = format!(
+                        "a page or a state of a prefix has more than {MAX_STEP_BYTES} bytes"
+                    );
                     return Err(Failure::refusal(FailureKind::NoMemory, why));
                 }
                 room *= 2;
@@ -119,9 +122,11 @@ impl Saving {
     fn first_missing(&self, shapes: &BTreeMap<u32, Shape>, full: u32, tail: Key) -> Option<u32> {
         let keys = &self.at.keys;
         let paged = shapes.iter().filter(|(_, shape)| shape.has_pages());
-        let held = paged.filter_map(|(layer, _)| Some(self.store.pages(&keys.chain, keys.line(*layer)?).0));
+        let held = paged
+            .filter_map(|(layer, _)| Some(self.store.pages(&keys.chain, keys.line(*layer)?).0));
         let held = held.min().unwrap_or(full);
-        let rest = |line: &Key| Id { chain: keys.chain[full as usize], line: *line, tail: Some(tail) };
+        let rest =
+            |line: &Key| Id { chain: keys.chain[full as usize], line: *line, tail: Some(tail) };
         if held < full || !keys.lines.iter().all(|line| self.store.has(&rest(line))) {
             return Some(held);
         }
@@ -135,7 +140,12 @@ impl Saving {
 
     /// A bundle for each page that was copied, and one for what is good for this position alone.
     fn bundles(&self, copied: Copied, shapes: &BTreeMap<u32, Shape>, tail: Key) -> Vec<Vec<u8>> {
-        let Copied { copy: StageCopy { first_page, n_pages, complete, blocks, .. }, kind, prints, .. } = copied;
+        let Copied {
+            copy: StageCopy { first_page, n_pages, complete, blocks, .. },
+            kind,
+            prints,
+            ..
+        } = copied;
         let keys = &self.at.keys;
         let mut by_layer: BTreeMap<u32, Vec<(u32, bool, Bytes, Bytes)>> = BTreeMap::new();
         for BlockCopy { layer, block, paged, pages, rest } in blocks {

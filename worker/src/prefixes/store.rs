@@ -175,7 +175,8 @@ impl Store {
     pub fn read(&self, id: &Id) -> io::Result<(Arc<Bundle>, usize, Bytes)> {
         let (no, at, bundle, place) = {
             let inner = self.inner();
-            let found = inner.ids.get(id).and_then(|(no, at)| Some((no, at, inner.bundles.get(no)?)));
+            let found =
+                inner.ids.get(id).and_then(|(no, at)| Some((no, at, inner.bundles.get(no)?)));
             let (no, at, held) = found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             let place = match &held.memory {
                 Some(bytes) => Place::Memory(bytes.clone()),
@@ -205,7 +206,8 @@ impl Store {
     /// These records were of use: their bundles stay longer. Blocks.
     pub fn touch<'a>(&self, ids: impl Iterator<Item = &'a Id>) {
         let mut inner = self.inner();
-        let nos: BTreeSet<u64> = ids.filter_map(|id| inner.ids.get(id).map(|(no, _)| *no)).collect();
+        let nos: BTreeSet<u64> =
+            ids.filter_map(|id| inner.ids.get(id).map(|(no, _)| *no)).collect();
         let mut on_disk = Vec::new();
         for no in nos {
             if inner.used_now(no) {
@@ -298,7 +300,14 @@ impl Inner {
         self.bundles.get(&no)?.bundle.records.get(at)
     }
 
-    fn insert(&mut self, no: u64, bundle: Bundle, memory: Option<Bytes>, is_on_disk: bool, read_at: SystemTime) {
+    fn insert(
+        &mut self,
+        no: u64,
+        bundle: Bundle,
+        memory: Option<Bytes>,
+        is_on_disk: bool,
+        read_at: SystemTime,
+    ) {
         self.uses += 1;
         let used = self.uses;
         let nbytes = bundle.nbytes();
@@ -332,7 +341,9 @@ impl Inner {
 
     /// Whether it was there.
     fn leave_disk(&mut self, no: u64) -> bool {
-        let Some(held) = self.bundles.get_mut(&no).filter(|held| held.is_on_disk) else { return false };
+        let Some(held) = self.bundles.get_mut(&no).filter(|held| held.is_on_disk) else {
+            return false;
+        };
         held.is_on_disk = false;
         self.disk.used -= on_disk(held.bundle.nbytes());
         self.disk.by_use.remove(&(held.used, no));
@@ -341,7 +352,9 @@ impl Inner {
     }
 
     fn leave_memory(&mut self, no: u64) {
-        let Some(held) = self.bundles.get_mut(&no).filter(|held| held.memory.is_some()) else { return };
+        let Some(held) = self.bundles.get_mut(&no).filter(|held| held.memory.is_some()) else {
+            return;
+        };
         held.memory = None;
         self.ram.used -= held.bundle.nbytes();
         self.ram.by_use.remove(&(held.used, no));

@@ -93,12 +93,7 @@ struct ReadyStage {
 
 impl Worker {
     /// A worker that holds nothing yet; `stop` ends its lanes.
-    pub fn new(
-        loader: Loader,
-        network: Network,
-        prefixes: Option<Prefixes>,
-        stop: CancellationToken,
-    ) -> Self {
+    pub fn new(loader: Loader, network: Network, stop: CancellationToken) -> Self {
         let inner = Inner {
             session: Session::default(),
             order: None,
@@ -121,7 +116,7 @@ impl Worker {
             fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
             weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
             copies: Copies::default(),
-            prefixes,
+            prefixes: None,
             stuck: watch::Sender::new(None),
         }
     }

@@ -40,6 +40,11 @@ impl Prefixes {
 }
 
 impl Worker {
+    /// The same with records, or without.
+    pub fn with_prefixes(self, prefixes: Option<Prefixes>) -> Self {
+        Self { prefixes, ..self }
+    }
+
     /// What records take; `None`: none are kept.
     pub fn prefixes_used(&self) -> Option<Used> {
         self.prefixes.as_ref().map(|prefixes| prefixes.store.used())
@@ -115,7 +120,8 @@ impl Worker {
         let PrefixSave { slot, len, .. } = *save;
         let at = save.at.as_ref().ok_or_else(|| bad("save.at is missing"))?;
         let whose = key(&save.realm).zip(key(&save.owner));
-        let (realm, owner) = whose.ok_or_else(|| bad("save.realm or save.owner has no 16 bytes"))?;
+        let (realm, owner) =
+            whose.ok_or_else(|| bad("save.realm or save.owner has no 16 bytes"))?;
         let (at, whose) = (At::of(at)?, Whose { realm, owner });
         self.door(coordinator_id, epoch, slot)?;
         let _alone = records.saving.lock().await;

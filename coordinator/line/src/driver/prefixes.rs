@@ -52,11 +52,7 @@ pub struct PrefixConfig {
 #[derive(Debug)]
 pub(super) enum PrefixNews {
     /// What there is of a request's prompt.
-    Found {
-        epoch: u64,
-        request: RequestId,
-        found: Result<Option<(Names, PrefixChoice)>, String>,
-    },
+    Found { epoch: u64, request: RequestId, found: Result<Option<(Names, PrefixChoice)>, String> },
     /// Records were dropped, or not.
     Dropped { epoch: u64, result: Result<(), String> },
 }
@@ -251,7 +247,11 @@ impl Driver {
         match news {
             PrefixNews::Found { epoch, request, found } => {
                 let found = found.unwrap_or_else(|why| {
-                    tracing::debug!(request = request.0, why, "records of its prompt are not known");
+                    tracing::debug!(
+                        request = request.0,
+                        why,
+                        "records of its prompt are not known"
+                    );
                     None
                 });
                 match found.filter(|_| is_up(epoch) && self.prefixes.spoilt.is_empty()) {
@@ -325,9 +325,20 @@ impl Driver {
                 self.prefixes.measure(nbytes, took);
                 self.prefixes.known.insert(id);
                 let ms = took.as_millis() as u64;
-                tracing::debug!(request = request.0, len, nbytes, moved_bytes, ms, "a prefix was loaded");
+                tracing::debug!(
+                    request = request.0,
+                    len,
+                    nbytes,
+                    moved_bytes,
+                    ms,
+                    "a prefix was loaded"
+                );
             }
-            Err(why) => tracing::warn!(request = request.0, why, "a prefix cannot be loaded: computed again"),
+            Err(why) => tracing::warn!(
+                request = request.0,
+                why,
+                "a prefix cannot be loaded: computed again"
+            ),
         }
         self.let_go(request);
         self.start_loads();
@@ -340,7 +351,10 @@ impl Driver {
             Ok(nbytes) => metrics::prefix_saved(nbytes),
             Err(why) if !self.prefixes.has_failed => {
                 self.prefixes.has_failed = true;
-                tracing::warn!(why, "a kept state cannot be written; it is computed again when it had to go");
+                tracing::warn!(
+                    why,
+                    "a kept state cannot be written; it is computed again when it had to go"
+                );
             }
             Err(why) => tracing::debug!(why, "a kept state cannot be written"),
         }

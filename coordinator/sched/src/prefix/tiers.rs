@@ -52,7 +52,8 @@ impl Line {
         if self.faulted || self.is_parting() || !self.ops.is_empty() || !self.settling.is_empty() {
             return None;
         }
-        let is_new = |kept: &&super::kept::Kept| kept.filled && !kept.pinned && !known.contains(&kept.id);
+        let is_new =
+            |kept: &&super::kept::Kept| kept.filled && !kept.pinned && !known.contains(&kept.id);
         let kept = self.kept.iter().find(is_new)?;
         let space = self.kept.space_of(kept)?.bytes();
         Some(KeptOf { kept: self.kept.info(kept), space, owner: kept.owner })

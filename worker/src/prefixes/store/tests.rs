@@ -207,7 +207,11 @@ fn what_is_old_goes_and_what_belongs_to_nobody_any_more() {
         store.put(bundle(whose, n, 40)).unwrap();
     }
     assert_eq!(store.keep_owners(WHOSE.realm, &[WHOSE.owner].into()), 1);
-    assert_eq!([1, 2, 3].map(|n| store.has(&page(n))), [true, false, true], "another realm's stays");
+    assert_eq!(
+        [1, 2, 3].map(|n| store.has(&page(n))),
+        [true, false, true],
+        "another realm's stays"
+    );
     assert_eq!(files(&dir).len(), 2);
     drop(store);
     let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);

@@ -79,7 +79,8 @@ pub fn hold(what: &str, values: &[f32]) {
     if std::env::var_os("BRIGADE_BLESS").is_none() {
         let (number, known) = read(include_str!("numerics.txt"));
         let held = check((number, &known), &name, &hash);
-        return held.unwrap_or_else(|why| panic!("{why}: BRIGADE_BLESS=1 writes numerics.txt anew"));
+        return held
+            .unwrap_or_else(|why| panic!("{why}: BRIGADE_BLESS=1 writes numerics.txt anew"));
     }
     let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let (number, mut known) = read(&std::fs::read_to_string(path()).unwrap_or_default());
