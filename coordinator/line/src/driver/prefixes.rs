@@ -388,6 +388,8 @@ impl Driver {
 
     fn save_next(&mut self, salt: Salt) {
         let Some(of) = self.sched.unsaved(&self.prefixes.known) else { return };
+        let sched = &self.sched;
+        self.prefixes.known.retain(|id| sched.is_kept(*id));
         if !self.sched.pin_kept(of.kept.id) {
             return;
         }

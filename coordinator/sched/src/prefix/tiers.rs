@@ -85,6 +85,11 @@ impl Scheduler {
         kept.filter(|kept| kept.filled && !known.contains(&kept.id)).count()
     }
 
+    /// Whether a state is kept on this line.
+    pub fn is_kept(&self, id: KeptId) -> bool {
+        self.line.as_ref().is_some_and(|line| line.kept.get(id).is_some())
+    }
+
     /// How many tokens of a request's prompt it would begin with now; `None` where it would begin with nothing, whatever
     /// there is.
     pub fn begins_with(&self, request: &Request) -> Option<u32> {
