@@ -359,7 +359,8 @@ mod tests {
         let states = apart.map(|here| Here { alone: false, ..here });
         assert_eq!(chosen(&stages, &states), None, "where a state is needed");
         // One row is left to compute, and the prompt's pages are no more than it has.
-        assert_eq!(chosen(&[0..1], &[at(0, 0..1, 9, &[300])]), Some((256, false)));
+        let one = std::slice::from_ref(&(0..1));
+        assert_eq!(chosen(one, &[at(0, 0..1, 9, &[300])]), Some((256, false)));
     }
 
     #[test]

@@ -427,7 +427,7 @@ fn cluster_config(
     };
     let mut source = source(line, options.control.is_some(), options.worker_log())?;
     if let Source::Local(local) = &mut source {
-        local.prefixes = Box::new(options.local_prefixes);
+        *local.prefixes = options.local_prefixes;
     }
     let named = match &source {
         Source::Local(local) => local.count,

@@ -41,7 +41,7 @@ fn bundle(whose: Whose, n: u64, nbytes: usize) -> Vec<u8> {
     encode(whose, [3; 32], &[record])
 }
 
-fn files(dir: &PathBuf) -> Vec<PathBuf> {
+fn files(dir: &Path) -> Vec<PathBuf> {
     let all = fs::read_dir(dir.join("0")).into_iter().flatten().map(|entry| entry.unwrap().path());
     let mut all: Vec<PathBuf> =
         all.filter(|path| path.file_name().is_some_and(|name| name.len() == 16)).collect();
@@ -50,7 +50,7 @@ fn files(dir: &PathBuf) -> Vec<PathBuf> {
 }
 
 /// Bytes of the folder's bundles, as the file system counts them.
-fn on_disk_of(dir: &PathBuf) -> u64 {
+fn on_disk_of(dir: &Path) -> u64 {
     files(dir).iter().map(|path| on_disk(fs::metadata(path).unwrap().len())).sum()
 }
 
@@ -93,7 +93,7 @@ impl Model {
 }
 
 /// A step of a random history.
-fn step(store: &mut Option<Store>, model: &mut Model, dir: &PathBuf, sizes: Sizes, seed: &mut u64) {
+fn step(store: &mut Option<Store>, model: &mut Model, dir: &Path, sizes: Sizes, seed: &mut u64) {
     let (what, n) = (next(seed, 12), next(seed, 12));
     let nbytes = |n: u64| n as usize * 1500;
     let here = store.as_ref().expect("it is open");
