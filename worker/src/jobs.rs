@@ -11,7 +11,7 @@ use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
 use crate::copies::taker::PutBack;
 use crate::output::LaneRun;
-use crate::prefixes::save::Copied;
+use crate::prefixes::copied::Copied;
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]

@@ -20,7 +20,6 @@ use brigade_proto::copies::{
 };
 use brigade_proto::limits::{COPY_NAME_BYTES, HASH_BYTES, MAX_CHUNK_BYTES};
 use bytes::Bytes;
-use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -41,9 +40,6 @@ const LOAD_WITHIN: Duration = Duration::from_secs(60);
 
 /// Begins what lines are made of.
 const LINE: &[u8] = b"brigade line 1";
-
-/// The lines of all layers of a placement, once somebody has asked.
-pub(crate) type Lines = Arc<OnceCell<Arc<Vec<Key>>>>;
 
 /// What one worker has of a prompt: of some layers.
 #[derive(Clone, Debug, PartialEq, Eq)]

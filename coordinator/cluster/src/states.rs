@@ -1,5 +1,7 @@
 //! Reads and writes the states of sequences on all stages of a line, and asks what the stages hold.
 
+use std::sync::Arc;
+
 use brigade_engine::batch::{CopyName, SlotId};
 use brigade_engine::state::{merge_snapshots, select_layers};
 use brigade_line::handle::StageResident;
@@ -11,11 +13,11 @@ use brigade_proto::control::{
 };
 use brigade_proto::limits::CHUNK_BYTES;
 use bytes::Bytes;
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 
 use crate::conn::{Conn, WorkerError};
 use crate::placed_stage::{Identity, PlacedStage};
-use crate::prefixes::Lines;
 
 /// Who has the states of a line's sequences.
 #[derive(Clone, Debug)]
@@ -29,7 +31,7 @@ pub struct StageStates {
     /// Whether values lose bits between workers.
     pub(crate) cuts_lose_bits: bool,
     /// What records of the layers' states depend on.
-    pub(crate) lines: Lines,
+    pub(crate) lines: Arc<OnceCell<Arc<Vec<Key>>>>,
 }
 
 impl StageStates {
@@ -39,7 +41,7 @@ impl StageStates {
         beside: Vec<Conn>,
         (checkpoint, cuts_lose_bits): (Checkpoint, bool),
     ) -> Self {
-        let lines = Lines::default();
+        let lines = Arc::default();
         Self { identity, stages, beside, checkpoint, cuts_lose_bits, lines }
     }
 

@@ -10,6 +10,7 @@ mod client;
 mod news;
 mod prefixes;
 mod reading;
+mod records;
 mod results;
 mod states;
 #[cfg(test)]

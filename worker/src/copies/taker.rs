@@ -23,7 +23,7 @@ use super::piece::Piece;
 use super::store::{Head, Item, Store, What};
 use super::{Kind, QUEUE_BYTES};
 use crate::backend::{CopyFacts, StageError, StageRunner};
-use crate::prefixes::save::Copied;
+use crate::prefixes::copied::Copied;
 
 /// Bytes that one permit of the outbox stands for.
 const PERMIT_BYTES: usize = 1 << 10;

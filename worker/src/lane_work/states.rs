@@ -11,7 +11,7 @@ use crate::copies::parting::Keep;
 use crate::copies::taker::PutBack;
 use crate::jobs::{Answer, HeldFound};
 use crate::output::LaneRun;
-use crate::prefixes::save::Copied;
+use crate::prefixes::copied::Copied;
 use crate::requests::Requests;
 use crate::wire::snapshot_failure;
 

@@ -111,7 +111,11 @@ impl Folder {
     pub fn write(&self, no: u64, bytes: &[u8]) -> io::Result<()> {
         let draft = self.dir.join(DRAFT);
         let written = create(&draft, OpenOptions::new().create(true).truncate(true))
-            .and_then(|mut file| file.write_all(bytes))
+            .and_then(|mut file| {
+                file.write_all(bytes)?;
+                // The file system's own clock has coarse ticks.
+                file.set_modified(SystemTime::now())
+            })
             .and_then(|()| fs::rename(&draft, self.path(no)));
         if written.is_err() {
             // What is left of it takes room, which nobody counts.

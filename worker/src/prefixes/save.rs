@@ -4,7 +4,6 @@
 //! little memory, and ubatches wait for little.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use blake3::Hash;
@@ -14,28 +13,15 @@ use brigade_proto::failure::{Failure, FailureKind};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
+use super::copied::Copied;
 use super::record::{Id, NewRecord, Whose, encode};
 use super::store::Store;
 use super::wire::At;
 use super::{Key, MAX_STEP_BYTES, STEP_BYTES};
-use crate::copies::Kind;
 use crate::copies::parts::bad;
-use crate::copies::sender::Rate;
+use crate::copies::rate::Rate;
 use crate::executor::gone;
 use crate::jobs::Job;
-
-/// What a stage gave of a state, and what that belongs to.
-#[derive(Debug)]
-pub struct Copied {
-    /// The bytes.
-    pub copy: StageCopy,
-    /// What they belong to.
-    pub kind: Kind,
-    /// First and end of the stage's layers.
-    pub layers: Range<u32>,
-    /// Fingerprints of their weights.
-    pub prints: Vec<Hash>,
-}
 
 /// A state that is to be saved.
 #[derive(Debug)]

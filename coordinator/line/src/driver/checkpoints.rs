@@ -13,7 +13,7 @@ use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
 use brigade_sched::{Event, Interrupted, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Driver, prefixes};
+use super::{Driver, records};
 use crate::metrics;
 use crate::open_line::{Moved, OpenLine};
 use crate::prefix_names::Salt;
@@ -158,7 +158,7 @@ impl Checkpoints {
             let mut found = access.find_copies(&sought).await;
             if let Some(salt) = salt {
                 let of = spaces.into_iter().zip(sought).map(|(space, (_, tokens))| (space, tokens));
-                prefixes::instead_of_copies(&access, salt, &mut found, of).await;
+                records::instead_of_copies(&access, salt, &mut found, of).await;
             }
             let choices: HashMap<RequestId, Choice> =
                 requests.iter().zip(found).filter_map(|(r, choice)| Some((*r, choice?))).collect();

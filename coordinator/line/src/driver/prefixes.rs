@@ -7,19 +7,20 @@
 use brigade_proto::task;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use brigade_sched::{Event, KeptId, KeptOf, Request, RequestId, Spoilt, space_of};
+use brigade_sched::{Event, KeptId, Request, RequestId, Spoilt, space_of};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Driver;
+use super::records::{Load, Loaded, names};
 use super::states::{Due, Transfer};
 use crate::keys::KeyRing;
 use crate::metrics;
 use crate::open_line::OpenLine;
 use crate::prefix_names::{Names, Salt};
-use crate::states::{Choice, PrefixChoice, StateAccess};
+use crate::states::{PrefixChoice, StateAccess};
 
 /// Rows that must be spared to be worth a question to the workers.
 const LEAST_ROWS: u32 = 64;
@@ -29,9 +30,6 @@ const MAX_HELD: usize = 64;
 
 /// How long workers may take to say what they have.
 const FIND_WITHIN: Duration = Duration::from_secs(1);
-
-/// The same of all streams that were on a line that is gone.
-const FIND_ALL_WITHIN: Duration = Duration::from_secs(5);
 
 /// News that the driver may be behind with.
 const NEWS_QUEUE: usize = 64;
@@ -55,24 +53,6 @@ pub(super) enum PrefixNews {
     Found { epoch: u64, request: RequestId, found: Result<Option<(Names, PrefixChoice)>, String> },
     /// Records were dropped, or not.
     Dropped { epoch: u64, result: Result<(), String> },
-}
-
-/// A state that is to be loaded.
-#[derive(Debug)]
-pub(super) struct Load {
-    pub request: RequestId,
-    pub names: Names,
-    pub choice: PrefixChoice,
-}
-
-/// What a load came to.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub request: RequestId,
-    pub len: u32,
-    pub nbytes: u64,
-    pub took: Duration,
-    pub result: Result<u64, String>,
 }
 
 /// All about records of the line that is up.
@@ -135,70 +115,6 @@ impl Prefixes {
         let keys = keys.iter().flat_map(|keys| keys.accounts()).map(|account| account.number());
         keys.chain([brigade_sched::Share::default().owner]).collect()
     }
-}
-
-/// A state that was saved is written; how long what it took is not of interest.
-pub(super) async fn save(
-    access: &Arc<dyn StateAccess>,
-    salt: Salt,
-    of: KeptOf,
-) -> Result<u64, String> {
-    let KeptOf { kept, space, owner } = of;
-    let slot = kept.slot;
-    let names = names(salt, space, owner, kept.tokens).await?;
-    access.save_prefix(slot, &names).await
-}
-
-/// Loads what was found.
-pub(super) async fn load(
-    access: &Arc<dyn StateAccess>,
-    slot: brigade_engine::batch::SlotId,
-    load: Load,
-) -> Loaded {
-    let Load { request, names, choice } = load;
-    let (begun, len, nbytes) = (Instant::now(), choice.len, choice.nbytes);
-    let result = access.load_prefix(slot, &names, choice).await;
-    Loaded { request, len, nbytes, took: begun.elapsed(), result }
-}
-
-/// Looks for records of sequences of which there are no copies: their namespaces, owners and tokens.
-pub(super) async fn instead_of_copies(
-    access: &Arc<dyn StateAccess>,
-    salt: Salt,
-    found: &mut [Option<Choice>],
-    sought: impl Iterator<Item = ((Vec<u8>, u64), Vec<u32>)>,
-) {
-    let deadline = tokio::time::Instant::now() + FIND_ALL_WITHIN;
-    for (choice, ((space, owner), tokens)) in found.iter_mut().zip(sought) {
-        if choice.is_some() {
-            continue;
-        }
-        let look = async {
-            let names = Arc::new(names(salt, space, owner, tokens).await?);
-            let found = access.find_prefix(&names).await?;
-            Ok(found.map(|found| (names, found)))
-        };
-        let looked = tokio::time::timeout_at(deadline, look).await;
-        let looked = looked.unwrap_or_else(|_| Err("workers did not say in time".to_owned()));
-        match looked {
-            Ok(found) => {
-                *choice = found.map(|(names, PrefixChoice { len, has_rest, sources, .. })| {
-                    let (kept, records) = (vec![false; sources.len()], Some((names, has_rest)));
-                    Choice { len, sources, kept, records }
-                });
-            }
-            Err(why) => {
-                let why: String = why;
-                tracing::warn!(why, "records of streams that go on are not known");
-                return;
-            }
-        }
-    }
-}
-
-async fn names(salt: Salt, space: Vec<u8>, owner: u64, tokens: Vec<u32>) -> Result<Names, String> {
-    let named = tokio::task::spawn_blocking(move || Names::of(salt, &space, owner, tokens));
-    named.await.map_err(|error| error.to_string())
 }
 
 impl Driver {

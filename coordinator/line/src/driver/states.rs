@@ -10,7 +10,7 @@ use brigade_engine::batch::{SeqOp, SlotId, UBatch};
 use brigade_sched::{KeptId, KeptInfo, KeptOf};
 use tokio::sync::{mpsc, oneshot};
 
-use super::prefixes::{self, Load, Loaded};
+use super::records::{self, Load, Loaded};
 use crate::handle::StateError;
 use crate::prefix_names::Salt;
 use crate::states::StateAccess;
@@ -142,10 +142,10 @@ async fn perform(access: &Arc<dyn StateAccess>, slot: SlotId, transfer: Transfer
             Outcome::Loaded(access.write(slot, snapshot).await.map_err(failed), reply)
         }
         Transfer::SavePrefix(salt, of) => {
-            Outcome::PrefixSaved(prefixes::save(access, salt, *of).await)
+            Outcome::PrefixSaved(records::save(access, salt, *of).await)
         }
         Transfer::LoadPrefix(load) => {
-            Outcome::PrefixLoaded(prefixes::load(access, slot, *load).await)
+            Outcome::PrefixLoaded(records::load(access, slot, *load).await)
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::kept::{KeptInfo, Prompt};
+use super::spoilt::Spoilt;
 use super::tree::{NodeId, Space};
 use crate::Scheduler;
 use crate::events::{Action, KeptId, Micros, Request};
@@ -19,15 +20,6 @@ pub struct KeptOf {
     pub space: Vec<u8>,
     /// Whose it is.
     pub owner: u64,
-}
-
-/// Tokens whose states may hold numbers that are no good.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spoilt {
-    /// Those.
-    pub tokens: Vec<u32>,
-    /// Their namespace.
-    pub space: Vec<u8>,
 }
 
 impl Space {

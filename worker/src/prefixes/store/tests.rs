@@ -1,3 +1,5 @@
+//! Limits, order, and what is left after a crash.
+
 use std::fs;
 use std::path::PathBuf;
 
