@@ -647,6 +647,8 @@ pub enum Feature {
     Fetch = 9,
     /// GatherTensors, and Copies.Weights.
     Gather = 10,
+    /// Copies.Prefixes, and the prefixes of FetchRequest and PutBackRequest; only where the worker has room for records.
+    Prefixes = 11,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -666,6 +668,7 @@ impl Feature {
             Self::Ahead => "FEATURE_AHEAD",
             Self::Fetch => "FEATURE_FETCH",
             Self::Gather => "FEATURE_GATHER",
+            Self::Prefixes => "FEATURE_PREFIXES",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -682,6 +685,7 @@ impl Feature {
             "FEATURE_AHEAD" => Some(Self::Ahead),
             "FEATURE_FETCH" => Some(Self::Fetch),
             "FEATURE_GATHER" => Some(Self::Gather),
+            "FEATURE_PREFIXES" => Some(Self::Prefixes),
             _ => None,
         }
     }

@@ -149,6 +149,9 @@ pub struct FetchRequest {
     pub layer_begin: u32,
     #[prost(uint32, tag = "6")]
     pub layer_end: u32,
+    /// Of records instead of a sequence's copies.
+    #[prost(message, optional, tag = "7")]
+    pub prefix: ::core::option::Option<PrefixAt>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutBackRequest {
@@ -171,6 +174,9 @@ pub struct PutBackRequest {
     /// Positions whose full pages are already where this stage's copies go.
     #[prost(uint32, tag = "8")]
     pub kept_len: u32,
+    /// The sources have records of it instead of copies; the slot needs no name.
+    #[prost(message, optional, tag = "9")]
+    pub prefix: ::core::option::Option<PrefixAt>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopySource {
@@ -223,6 +229,119 @@ pub struct WeightsPart {
     pub blob: u32,
     #[prost(bytes = "bytes", tag = "2")]
     pub data: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixesRequest {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(string, tag = "2")]
+    pub coordinator_id: ::prost::alloc::string::String,
+    #[prost(oneof = "prefixes_request::Ask", tags = "3, 4, 5, 6, 7")]
+    pub ask: ::core::option::Option<prefixes_request::Ask>,
+}
+/// Nested message and enum types in `PrefixesRequest`.
+pub mod prefixes_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Ask {
+        /// What the stage's states belong to.
+        #[prost(bool, tag = "3")]
+        Facts(bool),
+        /// Writes the state of a kept sequence, which is at rest.
+        #[prost(message, tag = "4")]
+        Save(super::PrefixSave),
+        /// What is here of a prompt.
+        #[prost(message, tag = "5")]
+        Find(super::PrefixKeys),
+        /// Drops what is here of a prompt: its numbers were no good.
+        #[prost(message, tag = "6")]
+        Forget(super::PrefixKeys),
+        /// Drops the records of a realm that belong to nobody named here.
+        #[prost(message, tag = "7")]
+        Owners(super::PrefixOwners),
+    }
+}
+/// What records of a prompt are found by. None of it says what the prompt is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixKeys {
+    /// For 0, 1, 2 ... full pages from the beginning: stands for their tokens. 16 bytes each.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub chain: ::prost::bytes::Bytes,
+    /// For each layer from `layer_begin` on: stands for all that its state depends on but tokens. 16 bytes each.
+    #[prost(uint32, tag = "2")]
+    pub layer_begin: u32,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub lines: ::prost::bytes::Bytes,
+}
+/// A position of a prompt.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixAt {
+    /// Up to its last full page.
+    #[prost(message, optional, tag = "1")]
+    pub keys: ::core::option::Option<PrefixKeys>,
+    /// Stands for the tokens behind that, 16 bytes; empty: there are none, and pages are all that is needed.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub tail: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixSave {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    #[prost(uint32, tag = "2")]
+    pub len: u32,
+    #[prost(message, optional, tag = "3")]
+    pub at: ::core::option::Option<PrefixAt>,
+    /// Stands for the cluster, and for whose prompt it is. 16 bytes each.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub realm: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub owner: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixOwners {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub realm: ::prost::bytes::Bytes,
+    /// 16 bytes each.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub owners: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PrefixesReply {
+    /// Of facts: the fingerprints of the stage's layers, and what its states belong to besides. 32 bytes each.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub prints: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub kind: ::prost::bytes::Bytes,
+    /// Of find.
+    #[prost(message, repeated, tag = "3")]
+    pub found: ::prost::alloc::vec::Vec<PrefixFound>,
+    /// Of save: bytes that were written.
+    #[prost(uint64, tag = "4")]
+    pub saved_bytes: u64,
+}
+/// What is here of some layers of a prompt.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixFound {
+    /// Layers \[layer_begin, layer_end).
+    #[prost(uint32, tag = "1")]
+    pub layer_begin: u32,
+    #[prost(uint32, tag = "2")]
+    pub layer_end: u32,
+    /// Full pages from the beginning.
+    #[prost(uint32, tag = "3")]
+    pub pages: u32,
+    /// At the end of a page, pages are all that is needed.
+    #[prost(bool, tag = "4")]
+    pub alone: bool,
+    /// Other positions, and for each what stands for the tokens behind its last full page, 16 bytes.
+    #[prost(uint32, repeated, tag = "5")]
+    pub positions: ::prost::alloc::vec::Vec<u32>,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub tails: ::prost::bytes::Bytes,
+    /// Bytes of the layers' pages, all together, and of what is good for one position alone at most.
+    #[prost(uint64, tag = "7")]
+    pub page_bytes: u64,
+    #[prost(uint64, tag = "8")]
+    pub rest_bytes: u64,
 }
 /// Generated client implementations.
 pub mod copies_client {
@@ -456,6 +575,28 @@ pub mod copies_client {
                 .insert(GrpcMethod::new("brigade.copies.Copies", "Settle"));
             self.inner.unary(req, path, codec).await
         }
+        /// Records of kept prefixes, below the stage's memory: written, found, and dropped.
+        pub async fn prefixes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PrefixesRequest>,
+        ) -> std::result::Result<tonic::Response<super::PrefixesReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::CountedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/brigade.copies.Copies/Prefixes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("brigade.copies.Copies", "Prefixes"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -515,6 +656,11 @@ pub mod copies_server {
             &self,
             request: tonic::Request<super::SettleRequest>,
         ) -> std::result::Result<tonic::Response<super::SettleReply>, tonic::Status>;
+        /// Records of kept prefixes, below the stage's memory: written, found, and dropped.
+        async fn prefixes(
+            &self,
+            request: tonic::Request<super::PrefixesRequest>,
+        ) -> std::result::Result<tonic::Response<super::PrefixesReply>, tonic::Status>;
     }
     /// Served by every worker.
     #[derive(Debug)]
@@ -844,6 +990,49 @@ pub mod copies_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SettleSvc(inner);
+                        let codec = crate::codec::CountedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/brigade.copies.Copies/Prefixes" => {
+                    #[allow(non_camel_case_types)]
+                    struct PrefixesSvc<T: Copies>(pub Arc<T>);
+                    impl<T: Copies> tonic::server::UnaryService<super::PrefixesRequest>
+                    for PrefixesSvc<T> {
+                        type Response = super::PrefixesReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PrefixesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Copies>::prefixes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PrefixesSvc(inner);
                         let codec = crate::codec::CountedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

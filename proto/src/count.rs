@@ -168,6 +168,7 @@ flat!(
     k::CopyPart,
     k::FindRequest,
     k::FetchRequest,
+    k::PrefixesRequest,
     k::PutBackReply,
     k::SettleRequest,
     k::SettleReply,
@@ -227,6 +228,16 @@ const FOUND: Shape =
 
 impl Countable for k::FindReply {
     const SHAPE: Shape = Shape(&[(1, Kind::Many(cap(0, "reply.found count", MAX_FOUND), &FOUND))]);
+}
+
+const PREFIX_FOUND: Shape = Shape(&[(
+    5,
+    Kind::Numbers(cap(1, "reply.found.positions count", MAX_PREFIX_RUNS * PREFIX_POSITIONS)),
+)]);
+
+impl Countable for k::PrefixesReply {
+    const SHAPE: Shape =
+        Shape(&[(3, Kind::Many(cap(0, "reply.found count", MAX_PREFIX_RUNS), &PREFIX_FOUND))]);
 }
 
 impl Countable for k::PutBackRequest {

@@ -162,6 +162,14 @@ pub const MAX_FOUND: usize = 8 * MAX_COPY_NAMES;
 pub const COPY_POSITIONS: usize = 64;
 /// Places that the copies of one stage's layers may come from.
 pub const MAX_COPY_SOURCES: usize = MAX_STAGES;
+/// Runs of layers of which a worker may say that it has records of a prompt.
+pub const MAX_PREFIX_RUNS: usize = MAX_LAYERS as usize;
+/// Positions of a prompt, beside the ends of pages, at which a worker says that it has records: the longest.
+pub const PREFIX_POSITIONS: usize = 256;
+/// Full pages of a prompt in a message.
+pub const MAX_PREFIX_PAGES: usize = 128 << 10;
+/// Owners in a message.
+pub const MAX_PREFIX_OWNERS: usize = 64 << 10;
 /// Bytes of copies that a sender puts into one message: small beside a hop's frames, which share the
 /// receiver's thread.
 pub const COPY_CHUNK_BYTES: usize = 256 << 10;

@@ -74,6 +74,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         n_vocab: limits.n_vocab,
         adapters: [].into(),
         meter: Arc::new(Meter::new(false)),
+        prefixes: None,
     };
     tokio::spawn(driver::run(ends, cluster.link, config, stop.clone()));
     let mut status = engine.watch();

@@ -27,6 +27,7 @@ mod names_moves;
 mod options_file;
 mod perplexity;
 mod positions;
+mod prefixes;
 mod real_files;
 mod replay;
 mod restarts;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         options_file,
         perplexity,
         positions,
+        prefixes,
         replay,
         restarts,
         real_files,

@@ -13,6 +13,7 @@ use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, TlsError, Token};
 
 use crate::measure::Speeds;
+use crate::prefixes::store::Sizes;
 
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
@@ -58,6 +59,8 @@ pub struct RawConfig {
     pub cache_dir: Option<PathBuf>,
     /// `--cache-limit`: bytes with an optional suffix.
     pub cache_limit: Option<String>,
+    /// `--prefix-ram` and `--prefix-disk`.
+    pub prefixes: Sizes,
     /// `--no-model-files`.
     pub no_model_files: bool,
     /// `--insecure-network`.
@@ -131,6 +134,8 @@ pub struct Config {
     pub cache_dir: PathBuf,
     /// Bound of the cache's size.
     pub cache_limit_bytes: u64,
+    /// How much records of kept prefixes may take, in memory and in `cache_dir`.
+    pub prefixes: Sizes,
     /// Whether a model file that the coordinator names may be read; otherwise weights are pushed.
     pub model_files: bool,
     /// Allows plain connections beyond loopback.
@@ -235,6 +240,7 @@ impl Config {
             },
             cache_limit_bytes: bytes("--cache-limit", &raw.cache_limit)?
                 .unwrap_or(DEFAULT_CACHE_LIMIT_BYTES),
+            prefixes: raw.prefixes,
             insecure_network: raw.insecure_network,
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,

@@ -215,6 +215,9 @@ fn run_stage(
             Job::FindHeld { names, answer } => {
                 let _ = answer.send(Ok(work.find_held(&names)));
             }
+            Job::Copy { of, answer } => {
+                let _ = answer.send(work.copy(of));
+            }
             Job::PutBack { put, answer } => work.put_back(&put, answer).ok()?,
             Job::Reset { keep, done } => {
                 let result = work.reset(keep.as_ref());

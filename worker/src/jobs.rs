@@ -11,6 +11,7 @@ use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
 use crate::copies::taker::PutBack;
 use crate::output::LaneRun;
+use crate::prefixes::copied::Copied;
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]
@@ -63,6 +64,13 @@ pub enum Job {
         names: Vec<CopyName>,
         /// Told what is held.
         answer: Answer<HeldFound>,
+    },
+    /// Copy some of a sequence's state: its slot, positions, pages before those that are wanted, and bytes at most.
+    Copy {
+        /// `None`: only say what the stage's states belong to.
+        of: Option<(u32, u32, u32, usize)>,
+        /// Told what was copied.
+        answer: Answer<Copied>,
     },
     /// Give a sequence the state of a checkpoint.
     PutBack {

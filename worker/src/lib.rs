@@ -41,6 +41,7 @@ pub mod order;
 pub mod output;
 pub mod pace;
 pub mod pool;
+pub mod prefixes;
 pub mod push;
 pub mod requests;
 pub mod run;

@@ -31,8 +31,10 @@ use crate::membership::MembershipError;
 use crate::memory;
 use crate::pace::Pace;
 use crate::pool::{Pool, PoolError};
+use crate::prefixes::FOLDER;
+use crate::prefixes::store::Store;
 use crate::stage::cpu_backend;
-use crate::state::Worker;
+use crate::state::{Prefixes, Worker};
 
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";
@@ -71,12 +73,33 @@ pub enum WorkerError {
     /// A part of the worker ended without a result.
     #[error("the worker ended unexpectedly: {0}")]
     Lost(String),
+    /// The folder of records cannot be used.
+    #[error("--prefix-disk: {}: {source}; give the worker another --cache-dir", .dir.display())]
+    Prefixes {
+        /// Which.
+        dir: std::path::PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// The memory limit cannot be found out.
     #[error("cannot tell how much memory is free on this system: give --memory")]
     MemoryUnknown,
     /// The ready line cannot be written.
     #[error("cannot write the ready line to standard output: {0}")]
     Ready(io::Error),
+}
+
+/// The records that the settings ask for.
+async fn open_prefixes(config: &Config) -> Result<Option<Prefixes>, WorkerError> {
+    if !config.prefixes.any() {
+        return Ok(None);
+    }
+    let (dir, limits) = (config.cache_dir.join(FOLDER), config.prefixes);
+    let at = dir.clone();
+    let opened = tokio::task::spawn_blocking(move || Store::open(&at, limits)).await;
+    let opened = opened.map_err(|error| WorkerError::Lost(error.to_string()))?;
+    let store = opened.map_err(|source| WorkerError::Prefixes { dir, source })?;
+    Ok(Some(Prefixes::new(store)))
 }
 
 /// A worker that is bound and does not serve yet.
@@ -107,6 +130,11 @@ impl Bound {
                 .ok_or(WorkerError::MemoryUnknown)?
                 .saturating_sub(memory::RESERVE_BYTES),
         };
+        // Records lie in the host's memory.
+        let memory_limit = match backend.has_own_memory() {
+            true => memory_limit,
+            false => memory_limit.saturating_sub(config.prefixes.ram),
+        };
         let loader = Loader {
             model_files: config.model_files,
             backend,
@@ -124,7 +152,9 @@ impl Bound {
             None => bind_near(&secure.network, listen).await?,
         };
         let stop = CancellationToken::new();
-        let worker = Arc::new(Worker::new(loader, secure.network.clone(), stop.clone()));
+        let prefixes = open_prefixes(&config).await?;
+        let worker = Worker::new(loader, secure.network.clone(), stop.clone());
+        let worker = Arc::new(worker.with_prefixes(prefixes));
         Ok(Self { listener, config, secure, worker, stop })
     }
 

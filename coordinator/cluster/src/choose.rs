@@ -25,6 +25,12 @@ pub struct Has {
 }
 
 impl Has {
+    /// Some layers, wherever a sequence is.
+    pub(crate) fn of(worker: usize, layers: Range<u32>) -> Self {
+        let (in_place, parting, up_to, positions) = Default::default();
+        Self { worker, layers, in_place, parting, up_to, positions }
+    }
+
     fn reaches(&self, len: u32, tokens: &[u32]) -> bool {
         // A mark is of the tokens: a sequence that went on otherwise is another one.
         let marked = || TokenMark::of(&tokens[..len as usize]);
@@ -56,7 +62,7 @@ pub fn choose(
                 .is_some()
         };
         let kept = stages.iter().enumerate().map(kept).collect();
-        Some(Choice { len, sources, kept })
+        Some(Choice { len, sources, kept, records: None })
     })
 }
 
@@ -71,7 +77,7 @@ fn sources(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From
 
 /// Who has which of a stage's `layers`, if they have all of them: its own worker where that has any, else as few as
 /// reach furthest.
-fn covered(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
+pub(crate) fn covered(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
     let (mut from, mut next) = (Vec::new(), layers.start);
     while next < layers.end {
         let has_next = there.iter().filter(|has| has.layers.contains(&next));

@@ -90,28 +90,50 @@ impl StageStates {
         if bytes.len() > MAX_CHUNK_BYTES {
             return Err(format!("{} tokens are more than a message has", tokens.len()));
         }
-        let mut puts = JoinSet::new();
-        for (i, stage) in self.stages.iter().cloned().enumerate() {
-            let Identity { epoch, coordinator_id } = self.identity.clone();
+        let prefixes = match &choice.records {
+            Some((names, has_rest)) => self.prefixes_at(names, choice.len, *has_rest).await?,
+            None => vec![None; self.stages.len()],
+        };
+        let mut puts = Vec::new();
+        for (i, prefix) in prefixes.into_iter().enumerate() {
             let is_last = i + 1 == self.stages.len();
-            let request = PutBackRequest {
-                epoch,
-                coordinator_id,
+            puts.push(PutBackRequest {
                 slot: slot.0,
                 name: name.0.to_vec().into(),
                 len: choice.len,
                 tokens: if is_last { bytes.clone().into() } else { Default::default() },
                 sources: self.sources(i, &choice.sources[i])?,
                 kept_len: if choice.kept[i] { choice.len } else { 0 },
-            };
+                prefix,
+                ..PutBackRequest::default()
+            });
+        }
+        let fetched = self.put(puts, PUT_BACK_WITHIN).await?;
+        tracing::debug!(slot = slot.0, len = choice.len, fetched, "a sequence goes on from a copy");
+        Ok(fetched)
+    }
+
+    /// Makes all stages put a state back, each by its request; bytes that went from one worker to another.
+    ///
+    /// # Errors
+    /// Why a stage has not got it.
+    pub(crate) async fn put(
+        &self,
+        requests: Vec<PutBackRequest>,
+        within: Duration,
+    ) -> Result<u64, String> {
+        let mut puts = JoinSet::new();
+        for (stage, request) in self.stages.iter().cloned().zip(requests) {
+            let Identity { epoch, coordinator_id } = self.identity.clone();
+            let request = PutBackRequest { epoch, coordinator_id, ..request };
             puts.spawn(async move {
                 let call = async {
                     let put = stage.conn.copies().put_back(request).await;
                     put.map(|reply| reply.into_inner()).map_err(|status| stage.conn.error(&status))
                 };
-                let put = timeout(PUT_BACK_WITHIN, stage.conn.while_alive(call)).await;
+                let put = timeout(within, stage.conn.while_alive(call)).await;
                 let worker = stage.conn.name().to_string();
-                let late = || format!("not within {} s", PUT_BACK_WITHIN.as_secs());
+                let late = || format!("not within {} s", within.as_secs());
                 put.unwrap_or_else(|_| Err(WorkerError::Stalled { worker, reason: late() }))
             });
         }
@@ -120,12 +142,11 @@ impl StageStates {
             let put = put.map_err(|error| format!("a task ended without a result: {error}"))?;
             fetched += put.map_err(|error| error.to_string())?.fetched_bytes;
         }
-        tracing::debug!(slot = slot.0, len = choice.len, fetched, "a sequence goes on from a copy");
         Ok(fetched)
     }
 
     /// Where a stage finds its layers.
-    fn sources(&self, stage: usize, from: &[From]) -> Result<Vec<CopySource>, String> {
+    pub(crate) fn sources(&self, stage: usize, from: &[From]) -> Result<Vec<CopySource>, String> {
         let source = |from: &From| {
             let layers = CopySource {
                 layer_begin: from.layers.start,

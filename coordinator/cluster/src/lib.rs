@@ -44,6 +44,7 @@ mod own_name;
 pub mod pki;
 mod place;
 mod placed_stage;
+mod prefixes;
 mod prepare;
 mod progress;
 mod pulse;

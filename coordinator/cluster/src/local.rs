@@ -12,6 +12,7 @@ use std::time::Duration;
 use brigade_proto::address::Address;
 use brigade_proto::tls::Bundle;
 use brigade_worker::config::default_cache_dir;
+use brigade_worker::prefixes::store::Sizes;
 use brigade_worker::run::READY_PREFIX;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -59,6 +60,8 @@ pub struct LocalOptions {
     pub fast_math: bool,
     /// Kernel table.
     pub kernels: Option<String>,
+    /// How much records of kept prefixes may take on each.
+    pub prefixes: Box<Sizes>,
     /// `--log-format` of this process, passed on.
     pub log_format: &'static str,
     /// What they log where RUST_LOG does not say.
@@ -207,6 +210,10 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);
     }
+    let Sizes { ram, disk } = *options.prefixes;
+    for (option, nbytes) in [("--prefix-ram", ram), ("--prefix-disk", disk)] {
+        command.arg(option).arg(nbytes.to_string());
+    }
     // What says where this process keeps its own things, and who may join it.
     for variable in OWN_VARIABLES {
         command.env_remove(variable);
@@ -247,6 +254,7 @@ mod tests {
             host_memory: None,
             gpu_memory: Vec::new(),
             devices: Vec::new(),
+            prefixes: Box::default(),
             no_coopmat: false,
             fast_math: false,
             kernels: None,

@@ -15,7 +15,7 @@ use brigade_plan::{Checkpoint, Plan, PlanError, PlanSettings, plan_line};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
-    TensorRef,
+    TensorRef, WireType,
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_sched::LineSpec;
@@ -79,6 +79,8 @@ pub struct Placement {
     checkpoint: Checkpoint,
     /// Whether layers with a window keep only what it sees.
     windows: bool,
+    /// Whether values lose bits between workers.
+    cuts_lose_bits: bool,
     /// The workers are ours until their heartbeats are listened to, or this is dropped.
     _lease: Arc<Lease>,
 }
@@ -124,7 +126,8 @@ impl Placement {
 
     /// Where the states of its sequences are; `beside`: workers that have some and are not on the line.
     pub fn state_access(&self, beside: Vec<Conn>) -> StageStates {
-        StageStates::new(self.identity.clone(), self.stages.clone(), beside, self.checkpoint)
+        let how = (self.checkpoint, self.cuts_lose_bits);
+        StageStates::new(self.identity.clone(), self.stages.clone(), beside, how)
     }
 
     /// The keys of all its workers, as they are told; empty where they speak plain.
@@ -229,7 +232,9 @@ pub async fn placed(
     let _lease = Arc::new(Lease::hold(held, identity.epoch));
     let checkpoint = plan.settings.checkpoint;
     let windows = settings.windows;
-    let placement = Placement { stages, line, identity, kernels, checkpoint, windows, _lease };
+    let cuts_lose_bits = options.wire_type != WireType::F32;
+    let placement =
+        Placement { stages, line, identity, kernels, checkpoint, windows, cuts_lose_bits, _lease };
     placement.check_alike()?;
     Ok(placement)
 }

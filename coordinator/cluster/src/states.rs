@@ -1,15 +1,19 @@
 //! Reads and writes the states of sequences on all stages of a line, and asks what the stages hold.
 
+use std::sync::Arc;
+
 use brigade_engine::batch::{CopyName, SlotId};
 use brigade_engine::state::{merge_snapshots, select_layers};
 use brigade_line::handle::StageResident;
-use brigade_line::states::{Asked, Choice, Found, Sought, StateAccess};
+use brigade_line::prefix_names::{Key, Names};
+use brigade_line::states::{Asked, Choice, Found, PrefixChoice, Sought, StateAccess};
 use brigade_plan::Checkpoint;
 use brigade_proto::control::{
     RestoreHead, RestoreRequest, SnapshotRequest, StateChunk, restore_request,
 };
 use brigade_proto::limits::CHUNK_BYTES;
 use bytes::Bytes;
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 
 use crate::conn::{Conn, WorkerError};
@@ -24,6 +28,10 @@ pub struct StageStates {
     pub(crate) beside: Vec<Conn>,
     /// Where copies of states go.
     pub(crate) checkpoint: Checkpoint,
+    /// Whether values lose bits between workers.
+    pub(crate) cuts_lose_bits: bool,
+    /// What records of the layers' states depend on.
+    pub(crate) lines: Arc<OnceCell<Arc<Vec<Key>>>>,
 }
 
 impl StageStates {
@@ -31,9 +39,10 @@ impl StageStates {
         identity: Identity,
         stages: Vec<PlacedStage>,
         beside: Vec<Conn>,
-        checkpoint: Checkpoint,
+        (checkpoint, cuts_lose_bits): (Checkpoint, bool),
     ) -> Self {
-        Self { identity, stages, beside, checkpoint }
+        let lines = Arc::default();
+        Self { identity, stages, beside, checkpoint, cuts_lose_bits, lines }
     }
 
     async fn read_all(&self, slot: SlotId) -> Result<Vec<u8>, String> {
@@ -114,6 +123,35 @@ impl StateAccess for StageStates {
         choice: Choice,
     ) -> Asked<'_, u64> {
         Box::pin(self.put_all_back(slot, name, tokens, choice))
+    }
+
+    fn keeps_prefixes(&self) -> bool {
+        self.all_keep_prefixes()
+    }
+
+    fn find_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, Option<PrefixChoice>> {
+        Box::pin(self.find_names(names))
+    }
+
+    fn save_prefix<'a>(&'a self, slot: SlotId, names: &'a Names) -> Asked<'a, u64> {
+        Box::pin(self.save_names(slot, names))
+    }
+
+    fn load_prefix<'a>(
+        &'a self,
+        slot: SlotId,
+        names: &'a Names,
+        choice: PrefixChoice,
+    ) -> Asked<'a, u64> {
+        Box::pin(self.load_names(slot, names, choice))
+    }
+
+    fn forget_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, ()> {
+        Box::pin(self.forget_names(names))
+    }
+
+    fn keep_prefixes_of(&self, realm: Key, owners: Vec<Key>) -> Asked<'_, ()> {
+        Box::pin(self.keep_names_of(realm, owners))
     }
 }
 

@@ -8,7 +8,9 @@
 mod checkpoints;
 mod client;
 mod news;
+mod prefixes;
 mod reading;
+mod records;
 mod results;
 mod states;
 #[cfg(test)]
@@ -42,6 +44,8 @@ use crate::wire;
 use checkpoints::Checkpoints;
 use client::Client;
 use news::{Break, LineNews, next_news};
+pub use prefixes::PrefixConfig;
+use prefixes::Prefixes;
 use states::{Done, Due, Outcome, States, Transfer};
 
 /// How often clients that went away, and keys that ended, are looked for.
@@ -66,6 +70,8 @@ pub struct DriverConfig {
     pub meter: Arc<Meter>,
     /// Who drafts the next tokens of sequences; `None`: nobody.
     pub drafter: Option<Box<dyn Drafter>>,
+    /// What prefixes are kept with below the stages' memory; `None`: they are not.
+    pub prefixes: Option<PrefixConfig>,
 }
 
 /// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the
@@ -73,14 +79,16 @@ pub struct DriverConfig {
 pub async fn run(
     ends: EngineEnds,
     link: ClusterLink,
-    config: DriverConfig,
+    mut config: DriverConfig,
     stop: CancellationToken,
 ) -> Option<OpenLine> {
     let EngineEnds { mut submissions, mut states, status, running } = ends;
     let (transfers, mut transferred) = States::new();
     let (checkpoints, mut copies) = Checkpoints::new();
+    let (prefixes, mut records) = Prefixes::new(config.prefixes.take());
     let ClusterLink { mut events, faults, .. } = link;
-    let mut driver = Driver::new(config, transfers, checkpoints, (status, running), faults);
+    let beside = (transfers, checkpoints, prefixes);
+    let mut driver = Driver::new(config, beside, (status, running), faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -94,6 +102,7 @@ pub async fn run(
             Some(call) = states.recv() => driver.state_call(call),
             Some(done) = transferred.recv() => driver.transferred(done),
             Some(news) = copies.recv() => driver.copies_news(news),
+            Some(news) = records.recv() => driver.prefix_news(news),
             event = events.recv() => match event {
                 Some(event) => driver.line_event(event),
                 None => break,
@@ -116,6 +125,7 @@ pub async fn run(
         stops
     });
     driver.fail_all(&Failure::Stopping);
+    driver.tell_unsaved();
     driver.line.take()?.close().await
 }
 
@@ -151,6 +161,8 @@ struct Driver {
     states: States,
     /// Copies that sequences go on from after a lost line.
     checkpoints: Checkpoints,
+    /// Records of kept prefixes below the stages' memory.
+    prefixes: Prefixes,
     n_vocab: u32,
     adapters: Arc<[AdapterUse]>,
     meter: Arc<Meter>,
@@ -162,12 +174,11 @@ struct Driver {
 impl Driver {
     fn new(
         config: DriverConfig,
-        states: States,
-        checkpoints: Checkpoints,
+        (states, checkpoints, prefixes): (States, Checkpoints, Prefixes),
         (status, running): (watch::Sender<Status>, watch::Sender<Arc<[Running]>>),
         faults: mpsc::Sender<Fault>,
     ) -> Self {
-        let DriverConfig { sched, n_vocab, adapters, meter, drafter } = config;
+        let DriverConfig { sched, n_vocab, adapters, meter, drafter, .. } = config;
         Self {
             sched: Scheduler::new(sched).with_drafter(drafter),
             live: HashMap::new(),
@@ -181,6 +192,7 @@ impl Driver {
             in_flight: HashMap::new(),
             states,
             checkpoints,
+            prefixes,
             n_vocab,
             adapters,
             meter,
@@ -312,16 +324,21 @@ impl Driver {
             drafts: request.drafts,
             borders: request.borders,
         };
-        self.step(match generated {
-            None => Event::Submit(request),
+        let event = match generated {
+            None => match self.look_up(request) {
+                Some(request) => Event::Submit(request),
+                None => return,
+            },
             Some((generated, mu)) => Event::GoOn { request, generated, mu },
-        });
+        };
+        self.step(event);
         if let Some(live) = self.live.get_mut(&id) {
             live.taken();
         }
     }
 
     fn cancel(&mut self, request: RequestId) {
+        self.prefixes.forget(request);
         if let Some(live) = self.live.remove(&request) {
             tracing::debug!(request = request.0, "its client went away");
             live.cancelled();
@@ -402,14 +419,17 @@ impl Driver {
     /// A state has left the line or is in it; the scheduler knows before who waits does.
     fn transferred(&mut self, done: Done) {
         let Done { epoch, id, outcome } = done;
-        let is_there = !matches!(outcome, Outcome::Loaded(Err(_), _));
-        if self.line.as_ref().is_some_and(|line| line.epoch == epoch) {
-            self.step(if is_there { Event::KeptReady(id) } else { Event::DropKept(id) });
+        let is_up = self.line.as_ref().is_some_and(|line| line.epoch == epoch);
+        if is_up {
+            self.step(if outcome.is_there() { Event::KeptReady(id) } else { Event::DropKept(id) });
         }
         // Whoever asked may have gone.
         match outcome {
             Outcome::Saved(result, reply) => drop(reply.send(result)),
             Outcome::Loaded(result, reply) => drop(reply.send(result)),
+            Outcome::PrefixSaved(result) if is_up => self.prefix_saved(result),
+            Outcome::PrefixLoaded(loaded) if is_up => self.prefix_loaded(id, loaded),
+            Outcome::PrefixSaved(_) | Outcome::PrefixLoaded(_) => {}
         }
     }
 
@@ -484,6 +504,7 @@ impl Driver {
         let Some(line) = self.line.take() else { return };
         self.states.clear();
         self.checkpoints.clear();
+        self.prefixes_line_gone();
         let Break { reason, stage } = how;
         let fault = Fault { epoch: line.epoch, reason: reason.clone(), stage, stuck_after_us };
         if self.faults.try_send(fault).is_err() {
@@ -512,6 +533,7 @@ impl Driver {
         self.down_because = Some(reason.clone());
         self.status.send_replace(Status::Down { reason: reason.clone(), next: None });
         self.step(Event::LineDown { reason, planned });
+        self.prefixes_line_gone();
     }
 
     fn sweep(&mut self) {
@@ -534,6 +556,7 @@ impl Driver {
         }
         self.tell_of_prompts();
         self.settle();
+        self.keep_prefixes();
         let running: Vec<Running> = self.sched.running().collect();
         self.running.send_replace(running.into());
         metrics::scheduler(&self.sched.stats());
@@ -555,6 +578,7 @@ impl Driver {
 
     /// Ends a request that could go on.
     fn fail(&mut self, request: RequestId, failure: Failure) {
+        self.prefixes.forget(request);
         if let Some(live) = self.live.remove(&request) {
             live.fail(failure);
             self.step(Event::Cancel(request));

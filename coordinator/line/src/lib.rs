@@ -10,6 +10,7 @@
 //!   tokens, and [`vector`] one vector of a text's rows.
 //! - [`keys`] says who may ask. [`journal`] keeps streams over a restart, and [`numerics`] says whether one can go on
 //!   with the same bits.
+//! - [`prefix_names`] says what kept prefixes are called below the stages' memory.
 //! - [`record`] is what is known of a ubatch. [`meter`], [`trace`] and [`metrics`] say what the line did.
 //! - [`clock`] and [`random`] are small and below all others.
 
@@ -29,6 +30,7 @@ pub mod metrics;
 pub mod model;
 pub mod numerics;
 pub mod open_line;
+pub mod prefix_names;
 pub mod random;
 pub mod record;
 pub mod request;

@@ -49,6 +49,10 @@ const KV_TOTAL: &str = "brigade_kv_blocks";
 const KEPT: &str = "brigade_kept_sequences";
 const KEPT_PLACES: &str = "brigade_kept_sequences_limit";
 const KEPT_BLOCKS: &str = "brigade_kept_kv_blocks";
+const PREFIX_LOADS: &str = "brigade_prefixes_loaded_total";
+const PREFIX_SAVED: &str = "brigade_prefix_states_saved_total";
+const PREFIX_WRITTEN: &str = "brigade_prefix_bytes_written_total";
+const PREFIX_READ: &str = "brigade_prefix_bytes_read_total";
 const PREFIX_NODES: &str = "brigade_prefix_nodes";
 const HELD: &str = "brigade_requests_waiting_for_reads";
 const STATES_KEPT: &str = "brigade_states_kept_total";
@@ -164,6 +168,17 @@ impl Workers {
 fn describe_prefixes() {
     describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
     describe_gauge!(HELD, "Requests that wait for what another one reads");
+    describe_counter!(
+        PREFIX_LOADS,
+        "States that were wanted from below the stages' memory, by outcome"
+    );
+    describe_counter!(PREFIX_SAVED, "Kept states that are below the stages' memory too");
+    describe_counter!(
+        PREFIX_WRITTEN,
+        Unit::Bytes,
+        "Bytes written there to workers' disks; what others had in common is written once"
+    );
+    describe_counter!(PREFIX_READ, Unit::Bytes, "Bytes that each worker read from there, at most");
     describe_counter!(STATES_KEPT, "States that were kept");
     describe_counter!(
         STATES_GONE,
@@ -275,6 +290,19 @@ pub fn put_back(moved_bytes: Option<u64>) {
     let outcome = if moved_bytes.is_some() { "done" } else { "failed" };
     counter!(PUT_BACK, "outcome" => outcome).increment(1);
     counter!(MOVED_BYTES).increment(moved_bytes.unwrap_or(0));
+}
+
+/// A kept state was written below the stages' memory: so many bytes were not there yet.
+pub fn prefix_saved(nbytes: u64) {
+    counter!(PREFIX_SAVED).increment(1);
+    counter!(PREFIX_WRITTEN).increment(nbytes);
+}
+
+/// A state of so many bytes was loaded from there; `None`: it could not be.
+pub fn prefix_loaded(nbytes: Option<u64>) {
+    let outcome = if nbytes.is_some() { "done" } else { "failed" };
+    counter!(PREFIX_LOADS, "outcome" => outcome).increment(1);
+    counter!(PREFIX_READ).increment(nbytes.unwrap_or(0));
 }
 
 /// A request drew another token.

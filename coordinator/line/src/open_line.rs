@@ -102,7 +102,8 @@ mod silence {
 
     use super::*;
     use crate::handle::StageResident;
-    use crate::states::{Asked, Choice, Found, Sought};
+    use crate::prefix_names::{Key, Names};
+    use crate::states::{Asked, Choice, Found, PrefixChoice, Sought};
 
     /// A stream of nothing.
     struct Nothing<T>(PhantomData<T>);
@@ -150,6 +151,30 @@ mod silence {
         }
 
         fn put_back(&self, _: SlotId, _: CopyName, _: Vec<u32>, _: Choice) -> Asked<'_, u64> {
+            nobody()
+        }
+
+        fn keeps_prefixes(&self) -> bool {
+            false
+        }
+
+        fn find_prefix<'a>(&'a self, _: &'a Names) -> Asked<'a, Option<PrefixChoice>> {
+            nobody()
+        }
+
+        fn save_prefix<'a>(&'a self, _: SlotId, _: &'a Names) -> Asked<'a, u64> {
+            nobody()
+        }
+
+        fn load_prefix<'a>(&'a self, _: SlotId, _: &'a Names, _: PrefixChoice) -> Asked<'a, u64> {
+            nobody()
+        }
+
+        fn forget_prefix<'a>(&'a self, _: &'a Names) -> Asked<'a, ()> {
+            nobody()
+        }
+
+        fn keep_prefixes_of(&self, _: Key, _: Vec<Key>) -> Asked<'_, ()> {
             nobody()
         }
     }

@@ -17,6 +17,7 @@ use brigade_spec::Prefixes;
 use super::config::PROMPT_TOKENS_AS_ONE;
 use super::events::{Action, LineSpec, Micros, RequestId};
 use super::line::Line;
+use super::prefix::space_of;
 use super::replay::Pending;
 use super::sequence::{Admitted, Live, SeqNo};
 use super::{SchedConfig, Scheduler};
@@ -30,6 +31,8 @@ pub struct Interrupted {
     pub name: CopyName,
     /// All tokens of it that are known. At least one is left to compute.
     pub tokens: Vec<u32>,
+    /// Their namespace, the same in every process, and whose they are.
+    pub space: (Vec<u8>, u64),
 }
 
 /// The checkpoint that is due before the next rows of a sequence, if one is. What a lost line made it compute again is
@@ -97,7 +100,8 @@ impl Scheduler {
         let of = |pending: &Pending| {
             let name = pending.name?;
             let (request, tokens) = (pending.request.id, pending.tokens());
-            Some(Interrupted { request, name, tokens })
+            let space = (space_of(&pending.request), pending.request.share.owner);
+            Some(Interrupted { request, name, tokens, space })
         };
         self.waiting.interrupted().filter_map(of).collect()
     }

@@ -70,7 +70,7 @@ pub use events::{
 };
 pub use forecast::Forecast;
 pub use namespace::Namespace;
-pub use prefix::{KeptInfo, PrefixCounts};
+pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Spoilt, space_of};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
 /// millisecond.

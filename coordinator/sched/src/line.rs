@@ -13,7 +13,7 @@ use super::groups::Chosen;
 use super::in_flight::InFlight;
 use super::pages::Pages;
 use super::pool::Pool;
-use super::prefix::KeptPool;
+use super::prefix::{KeptPool, Spoilt};
 use super::sequence::Live;
 use super::timing::LineTimes;
 
@@ -74,6 +74,8 @@ pub(super) struct Line {
     pub faulted: bool,
     /// It is about to be taken down.
     pub parting: Parting,
+    /// What may hold numbers that are no good, for whoever has written it elsewhere.
+    pub spoilt: Vec<Spoilt>,
 }
 
 impl Line {
@@ -104,6 +106,7 @@ impl Line {
             burst_rows: 0,
             faulted: false,
             parting: Parting::No,
+            spoilt: Vec::new(),
         }
     }
 

@@ -11,11 +11,15 @@ use brigade_cluster::{OwnName, Patience};
 use brigade_http::{Access, App, Bodies, Hosts, Origins, Streams, UnderWay};
 use brigade_line::admin;
 use brigade_line::clock;
+use brigade_line::driver::PrefixConfig;
 use brigade_line::handle::Status;
+use brigade_line::keys::KeyRing;
 use brigade_line::metrics;
+use brigade_line::prefix_names::Salt;
 use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
+use brigade_worker::prefixes::store::Sizes;
 use clap::{Args, ValueEnum};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
@@ -23,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::config::ConfigFile;
+use super::data_dir::DataDirArgs;
 use super::keeping::{KeepArgs, Keeping, journal};
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
@@ -103,6 +108,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHECKPOINT_EVERY,
         value_parser = clap::value_parser!(u32).range(1..))]
     checkpoint_every: u32,
+    /// Memory of each local worker for records of kept prefixes, e.g. 4G: prompts that begin like earlier ones are loaded
+    /// when their states had to go, or the line was cut anew; 0: none. Workers of other machines have an option of their own
+    #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
+    prefix_ram: u64,
+    /// The same on the disk, in the cache's folder: these records also outlive the processes
+    #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
+    prefix_disk: u64,
     /// How long a worker that was lost is waited for before its layers go to the others, or to a spare worker, if
     /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
@@ -161,7 +173,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let draining = CancellationToken::new();
     let keeping = args.keep_args.find(args.front.listen(), &args.line.data_dir)?;
     let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
-    let session = Session::start(session_options(&args, own_name).await?).await?;
+    let session = Session::start(session_options(&args, own_name, front.keys()).await?).await?;
     if let Some(folder) = &folder {
         open_admin_socket(folder, &session, &draining);
     }
@@ -252,7 +264,11 @@ pub fn app_of(
     }
 }
 
-async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<SessionOptions> {
+async fn session_options(
+    args: &ServeArgs,
+    own_name: Option<OwnName>,
+    keys: Option<KeyRing>,
+) -> Result<SessionOptions> {
     let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
     Ok(SessionOptions {
         model: args.model.clone(),
@@ -275,10 +291,30 @@ async fn session_options(args: &ServeArgs, own_name: Option<OwnName>) -> Result<
         rebalance: args.rebalance == Rebalance::Auto,
         slow_after: args.slow_after,
         own_name,
+        prefixes: prefix_config(&args.line.data_dir, keys),
+        local_prefixes: Sizes { ram: args.prefix_ram, disk: args.prefix_disk },
         trace: args.trace.clone(),
         chat_template: args.template.source()?,
         served_names: args.served_model_name.clone(),
     })
+}
+
+/// What prefixes are kept with below the stages' memory; `None` where there is no place for the salt of their names.
+fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<PrefixConfig> {
+    let folder = data_dir.find()?;
+    match Salt::kept_in(&folder) {
+        Ok(salt) => Some(PrefixConfig { salt, keys }),
+        Err(error) => {
+            let folder = folder.display();
+            tracing::warn!(
+                %folder,
+                %error,
+                "no salt in the data folder: workers with --prefix-ram or --prefix-disk keep no prompts; name another \
+                 folder with --data-dir"
+            );
+            None
+        }
+    }
 }
 
 /// Where `brigade cluster` reaches this server; it serves on where the system makes no socket there.

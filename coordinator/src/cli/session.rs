@@ -20,7 +20,7 @@ use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::spec::Prefixes;
 use brigade_line::admin::Admin;
 use brigade_line::current::CurrentLimits;
-use brigade_line::driver::{self, DriverConfig};
+use brigade_line::driver::{self, DriverConfig, PrefixConfig};
 use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use brigade_line::health::RollWatch;
 use brigade_line::meter::Meter;
@@ -34,6 +34,7 @@ use brigade_sched::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig,
 };
 use brigade_worker::host;
+use brigade_worker::prefixes::store::Sizes;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -96,6 +97,10 @@ pub struct SessionOptions {
     pub slow_after: Duration,
     /// Under which name workers are held; `None`: a fresh one.
     pub own_name: Option<OwnName>,
+    /// What prefixes are kept with below the stages' memory; `None`: they are not.
+    pub prefixes: Option<PrefixConfig>,
+    /// How much records of prefixes may take on each local worker.
+    pub local_prefixes: Sizes,
     /// Where a trace of all ubatches goes at the end.
     pub trace: Option<PathBuf>,
     /// Instead of the model's own chat template: its source, or a name for it.
@@ -128,6 +133,8 @@ impl SessionOptions {
             replace_after: DEFAULT_REPLACE_AFTER,
             rebalance: false,
             slow_after: DEFAULT_SLOW_AFTER,
+            prefixes: None,
+            local_prefixes: Sizes::default(),
             own_name: None,
             trace: None,
             chat_template: None,
@@ -280,7 +287,9 @@ impl Session {
         };
         let (n_vocab, adapters) = (model.n_vocab(), model.adapters.by_default());
         let (meter_of, drafter) = (meter.clone(), options.speculate.drafter());
-        let driver_config = DriverConfig { sched, n_vocab, adapters, meter: meter_of, drafter };
+        let prefixes = options.prefixes.take();
+        let driver_config =
+            DriverConfig { sched, n_vocab, adapters, meter: meter_of, drafter, prefixes };
         let driver =
             tokio::spawn(driver::run(ends, cluster.link, driver_config, stop_driver.clone()));
         Ok(Self {
@@ -416,7 +425,10 @@ fn cluster_config(
         checkpoint: options.checkpoint.0,
         cut: line.hand_cut().cloned(),
     };
-    let source = source(line, options.control.is_some(), options.worker_log())?;
+    let mut source = source(line, options.control.is_some(), options.worker_log())?;
+    if let Source::Local(local) = &mut source {
+        *local.prefixes = options.local_prefixes;
+    }
     let named = match &source {
         Source::Local(local) => local.count,
         Source::Remote(addresses) => addresses.len(),
@@ -522,6 +534,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         no_coopmat: line.no_coopmat,
         fast_math: line.fast_math,
         kernels: line.kernels.clone(),
+        prefixes: Box::default(),
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use brigade_worker::config::parse_bytes;
+
 /// Longer times are typing errors: a year.
 const MAX_SECONDS: u64 = 366 * 24 * 3600;
 
@@ -20,6 +22,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     match value {
         Some(seconds) if seconds <= MAX_SECONDS => Ok(Duration::from_secs(seconds)),
         _ => Err(format!("{text:?} is not a time such as 90s, 5m or 1h, of a year at most")),
+    }
+}
+
+/// A size such as 4G, or 0.
+pub fn size_or_none(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "0" => Ok(0),
+        text => parse_bytes("the size", text).map_err(|error| error.to_string()),
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig, default_cache_dir};
 use brigade_worker::membership::Membership;
+use brigade_worker::prefixes::store::Sizes;
 use clap::Args;
 use tokio::sync::oneshot;
 
@@ -14,6 +15,7 @@ use super::config::ConfigFile;
 use super::data_dir::DataDirArgs;
 use super::security::ClusterFiles;
 use super::session::Interrupt;
+use super::units;
 
 /// Of the line that `brigade token create` prints, when it comes from standard input.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
@@ -107,6 +109,13 @@ pub struct WorkerArgs {
     /// Bound of the cache's size, e.g. 64G
     #[arg(long, value_name = "SIZE")]
     cache_limit: Option<String>,
+    /// Memory for records of kept prefixes, beside the stage's, e.g. 4G: prompts that begin like earlier ones are loaded when
+    /// their states had to go, or the line was cut anew; 0: none. It is part of --memory
+    #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
+    prefix_ram: u64,
+    /// Disk for the same, in the cache's folder, e.g. 100G: these records also outlive the process; 0: none
+    #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
+    prefix_disk: u64,
     /// Read no model file that the coordinator names, even if it is here: take pushed weights only
     #[arg(long)]
     no_model_files: bool,
@@ -200,6 +209,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         speed: args.speed,
         cache_dir: args.cache_dir,
         cache_limit: args.cache_limit,
+        prefixes: Sizes { ram: args.prefix_ram, disk: args.prefix_disk },
         no_model_files: args.no_model_files,
         insecure_network: args.insecure_network,
         exit_with_stdin: args.exit_with_stdin,

@@ -4,6 +4,7 @@ use super::Stage;
 use crate::batch::{BlockId, SlotId};
 use crate::error::{BatchError, SnapshotError};
 use crate::kernels::KV_PAGE;
+use crate::spec::RopeFactors;
 use crate::state::{BlockCopy, BlockSource, BlockState, CopyRoom, LayerPrint, StageCopy};
 
 /// Numbers from one state of a block to its next: more than a layer has blocks.
@@ -15,11 +16,17 @@ fn number_of(block: usize, part: usize) -> u32 {
 }
 
 impl Stage {
-    /// What copies of this stage's states belong to: model, cache type and numerics. Weights are told apart layer by
-    /// layer, by their fingerprints.
+    /// What copies of this stage's states belong to: model, cache type, numerics, and the factors of a rotation that
+    /// depends on the context. Weights are told apart layer by layer, by their fingerprints.
     pub fn copy_kind(&self) -> String {
+        let ropes = self.spec.rope.iter().chain(&self.spec.local_rope);
+        let chosen = ropes.filter_map(|rope| match rope.factors? {
+            RopeFactors::Always => None,
+            by_context @ RopeFactors::LongAbove(_) => Some(by_context.tensor(self.config.n_ctx)),
+        });
+        let factors: String = chosen.map(|tensor| format!(", {tensor}")).collect();
         // States of other numerics would go on with other bits.
-        format!("{}, numerics {}", self.identity(), self.device.numerics())
+        format!("{}, numerics {}{factors}", self.identity(), self.device.numerics())
     }
 
     /// Fingerprints of its layers' weights.

@@ -29,6 +29,7 @@ const FETCH: &str = "/brigade.copies.Copies/Fetch";
 const PUT_BACK: &str = "/brigade.copies.Copies/PutBack";
 const WEIGHTS: &str = "/brigade.copies.Copies/Weights";
 const SETTLE: &str = "/brigade.copies.Copies/Settle";
+const PREFIXES: &str = "/brigade.copies.Copies/Prefixes";
 const RESULTS: &str = "/brigade.pipeline.Pipeline/Results";
 
 const ENROL: &str = "/brigade.control.Cluster/Enrol";
@@ -42,7 +43,7 @@ const WORKER: &str = "/brigade.control.Worker/";
 fn may_call(who: &Who, path: &str) -> Result<(), Failure> {
     let wanted: &[Role] = match path {
         ENROL => return Ok(()),
-        RESULTS | FIND | PUT_BACK | SETTLE => &[Role::Coordinator],
+        RESULTS | FIND | PUT_BACK | SETTLE | PREFIXES => &[Role::Coordinator],
         KEEP | FETCH | WEIGHTS => &[Role::Worker],
         _ if path.starts_with(WORKER) => &[Role::Coordinator],
         _ if path.starts_with(CLUSTER) => &[Role::Worker],
@@ -68,7 +69,7 @@ const DETAILS: &str = "grpc-status-details-bin";
 fn request_bytes(path: &str) -> usize {
     match path {
         PREPARE => MAX_CONTROL_BYTES,
-        PUSH | RESTORE | PUT_BACK => MAX_PIECE_BYTES,
+        PUSH | RESTORE | PUT_BACK | FETCH | PREFIXES => MAX_PIECE_BYTES,
         _ => MAX_SMALL_BYTES,
     }
 }
@@ -76,7 +77,7 @@ fn request_bytes(path: &str) -> usize {
 /// Bytes of a message that a worker may answer.
 fn reply_bytes(path: &str) -> usize {
     match path {
-        PREPARE | FIND => MAX_CONTROL_BYTES,
+        PREPARE | FIND | PREFIXES => MAX_CONTROL_BYTES,
         SNAPSHOT | FETCH | WEIGHTS => MAX_PIECE_BYTES,
         RESULTS => MAX_FRAME_BYTES,
         _ => MAX_SMALL_BYTES,

@@ -17,6 +17,7 @@ pub mod fetch;
 pub mod parting;
 pub mod parts;
 pub mod piece;
+pub mod rate;
 pub mod sender;
 pub mod service;
 pub mod store;

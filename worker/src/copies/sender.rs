@@ -22,9 +22,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use super::BYTES_PER_SECOND;
 use super::disk::Disk;
 use super::parts;
+use super::rate::Rate;
 use super::taker::{Outbox, Outgoing, Taken};
 use crate::state::{LaneGrant, Worker};
 
@@ -33,9 +33,6 @@ const SEND_QUEUE: usize = 4;
 
 /// Pause before a connection that was lost is made again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-/// How far ahead of its rate a sender may be: shorter pauses cost more than they are worth.
-const AHEAD: Duration = Duration::from_millis(5);
 
 /// Starts whoever sends the copies of a lane; `None` where none are taken.
 pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
@@ -66,26 +63,6 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
         _ => return None,
     }
     Some(outbox)
-}
-
-/// Keeps to a rate.
-#[derive(Debug)]
-struct Rate {
-    free_at: Instant,
-}
-
-impl Rate {
-    fn new() -> Self {
-        Self { free_at: Instant::now() }
-    }
-
-    /// So many bytes were sent: when the next may be, if that is not about now.
-    fn sent(&mut self, nbytes: usize) -> Option<Instant> {
-        let now = Instant::now();
-        let took = Duration::from_secs_f64(nbytes as f64 / BYTES_PER_SECOND as f64);
-        self.free_at = self.free_at.max(now) + took;
-        (self.free_at > now + AHEAD).then_some(self.free_at)
-    }
 }
 
 /// A worker that keeps this one's copies.

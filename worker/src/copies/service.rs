@@ -5,8 +5,9 @@ use std::sync::Arc;
 use brigade_engine::batch::CopyName;
 use brigade_proto::copies::copies_server;
 use brigade_proto::copies::{
-    CopyPart, FetchRequest, FindReply, FindRequest, KeepReply, KeepRequest, PutBackReply,
-    PutBackRequest, SettleReply, SettleRequest, WeightsPart, WeightsRequest, keep_request,
+    CopyPart, FetchRequest, FindReply, FindRequest, KeepReply, KeepRequest, PrefixesReply,
+    PrefixesRequest, PutBackReply, PutBackRequest, SettleReply, SettleRequest, WeightsPart,
+    WeightsRequest, keep_request,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{COPY_NAME_BYTES, MAX_COPY_NAMES, MAX_PIECE_BYTES};
@@ -92,7 +93,11 @@ impl copies_server::Copies for CopiesService {
         request: Request<FetchRequest>,
     ) -> Result<Response<Self::FetchStream>, Status> {
         let (caller, request) = (caller_of(&request), request.into_inner());
-        let pieces = self.worker.copies_for(&request, &who_of(caller.as_ref()));
+        let who = who_of(caller.as_ref());
+        let pieces = match request.prefix {
+            Some(_) => self.worker.records_for(&request, &who).await,
+            None => self.worker.copies_for(&request, &who),
+        };
         let pieces = self.ended(caller, pieces).await?;
         Ok(Response::new(ReceiverStream::new(fetch::stream(pieces))))
     }
@@ -129,6 +134,15 @@ impl copies_server::Copies for CopiesService {
         let settled = self.worker.settle(coordinator_id, *epoch, &who).await;
         self.ended(caller, settled).await?;
         Ok(Response::new(SettleReply {}))
+    }
+
+    async fn prefixes(
+        &self,
+        request: Request<PrefixesRequest>,
+    ) -> Result<Response<PrefixesReply>, Status> {
+        let (caller, request) = (caller_of(&request), request.into_inner());
+        let answered = self.worker.prefixes(request, &who_of(caller.as_ref())).await;
+        Ok(Response::new(self.ended(caller, answered).await?))
     }
 }
 

@@ -23,6 +23,7 @@ use super::piece::Piece;
 use super::store::{Head, Item, Store, What};
 use super::{Kind, QUEUE_BYTES};
 use crate::backend::{CopyFacts, StageError, StageRunner};
+use crate::prefixes::copied::Copied;
 
 /// Bytes that one permit of the outbox stands for.
 const PERMIT_BYTES: usize = 1 << 10;
@@ -135,8 +136,8 @@ struct Held {
 pub struct PutBack {
     /// Where.
     pub slot: u32,
-    /// Whose; the slot must have been given this name.
-    pub name: CopyName,
+    /// Whose; the slot must have been given this name. `None`: a kept state, which has none.
+    pub name: Option<CopyName>,
     /// Positions.
     pub len: u32,
     /// Their tokens, on the last stage.
@@ -290,17 +291,19 @@ impl Taker {
         let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else {
             return Err(refused("this stage takes no copies"));
         };
-        let named = self.named.get_mut(&put.slot).filter(|named| named.name == put.name);
-        let named = named.ok_or_else(|| refused("the slot is another sequence's"))?;
+        let named = self.named.get_mut(&put.slot);
+        if named.as_ref().map(|named| named.name) != put.name {
+            return Err(refused("the slot is another sequence's"));
+        }
         let (blocks, _) = runner.places(put.slot).ok_or_else(|| refused("the slot is not open"))?;
         let kind = lane.kind(facts);
         let of = |store: &Store| {
-            let own = store.pieces(put.name, facts.layers.clone(), put.len);
+            let own = store.pieces(put.name?, facts.layers.clone(), put.len);
             own.filter(|own| own.head.kind == kind).map(Gathered::in_memory)
         };
         let own = lane.outbox.as_ref().and_then(|outbox| of(&outbox.own));
         let own = own.or_else(|| of(&lane.parting.rests));
-        let held = self.held.get(&put.name);
+        let held = put.name.and_then(|name| self.held.get(&name));
         let held = held
             .filter(|held| is_intact(held, put.len, &self.written) && !are_crossed(held, &blocks));
         let own = own.as_ref();
@@ -319,12 +322,36 @@ impl Taker {
         let stays = |i: usize| before.get(i) == blocks.get(i);
         let moved = (0..n_pages.min(blocks.len())).filter(|i| !stays(*i));
         self.written.extend(moved.map(|i| blocks[i]));
-        if let Some(outbox) = &lane.outbox {
+        if let (Some(outbox), Some(named)) = (&lane.outbox, named) {
             named.sent_pages = put.kept_len / KV_PAGE as u32;
             named.restarts = outbox.restarts.load(Ordering::Relaxed);
         }
-        self.held.remove(&put.name);
+        put.name.iter().for_each(|name| drop(self.held.remove(name)));
         Ok(())
+    }
+
+    /// What is new of a sequence of this lane: its slot, positions, pages before those that are wanted, and bytes at most;
+    /// `None`: nothing but what its states belong to.
+    ///
+    /// # Errors
+    /// The stage takes no copies, or has no such state.
+    pub fn copied(
+        &self,
+        runner: &dyn StageRunner,
+        of: Option<(u32, u32, u32, usize)>,
+    ) -> Result<Copied, SnapshotError> {
+        let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else {
+            return Err(SnapshotError::Foreign("this stage takes no copies".to_owned()));
+        };
+        let copy = of.map(|(slot, len, first_page, max_bytes)| {
+            runner.copy_new(slot, (len, None), first_page, CopyRoom::fresh(max_bytes))
+        });
+        Ok(Copied {
+            copy: copy.transpose()?.unwrap_or_default(),
+            kind: lane.kind(facts),
+            layers: facts.layers.clone(),
+            prints: facts.prints.clone(),
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use crate::copies::parting::Keep;
 use crate::copies::taker::PutBack;
 use crate::jobs::{Answer, HeldFound};
 use crate::output::LaneRun;
+use crate::prefixes::copied::Copied;
 use crate::requests::Requests;
 use crate::wire::snapshot_failure;
 
@@ -38,6 +39,16 @@ impl LaneWork<'_> {
     pub fn find_held(&mut self, names: &[CopyName]) -> HeldFound {
         let up_to = self.taker.find(names);
         HeldFound { facts: self.taker.facts().cloned(), up_to }
+    }
+
+    /// Some of a sequence's state, and what it belongs to.
+    ///
+    /// # Errors
+    /// As [`LaneWork::snapshot`].
+    pub fn copy(&self, of: Option<(u32, u32, u32, usize)>) -> Result<Copied, Failure> {
+        let slot = of.map_or(0, |(slot, ..)| slot);
+        let copy = || self.taker.copied(self.runner, of);
+        transfer((self.lane.as_ref(), &self.requests), slot, "copy", copy)
     }
 
     /// Gives a sequence the state of a checkpoint, and tells what came of it.

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::lanes::is_named;
+use super::prefixes::name_of as name_of_put;
 use super::snapshots::Door;
 use super::{Worker, blocking, check_speaker};
 use crate::copies::buffers::Buffers;
@@ -26,6 +27,7 @@ use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
 use crate::executor::gone;
 use crate::jobs::{HeldFound, Job};
 use crate::order::{Order, key_from_wire};
+use crate::prefixes::wire::At;
 
 /// Folder of copies in the cache's.
 const FOLDER: &str = "checkpoints";
@@ -270,15 +272,23 @@ impl Worker {
     /// # Errors
     /// As [`Self::on_line`]'s; BadMessage for a name that is none; WrongPhase where they are not here.
     pub fn copies_for(&self, request: &FetchRequest, who: &Who) -> Result<Pieces, Failure> {
-        let line_keys = self.line_keys();
-        let may = |key| line_keys.contains(&key);
-        self.on_line(&request.coordinator_id, request.epoch, who, may)?;
+        self.check_on_line(request, who)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
         self.pieces_of(Wanted {
             name: name_of(&request.name)?,
             layers: layer_begin..layer_end,
             len,
         })
+    }
+
+    /// Checks that a worker that fetches is on the line of the present epoch.
+    ///
+    /// # Errors
+    /// As [`Self::on_line`]'s.
+    pub(super) fn check_on_line(&self, request: &FetchRequest, who: &Who) -> Result<(), Failure> {
+        let line_keys = self.line_keys();
+        let may = |key| line_keys.contains(&key);
+        self.on_line(&request.coordinator_id, request.epoch, who, may).map(drop)
     }
 
     fn pieces_of(&self, wanted: Wanted) -> Result<Pieces, Failure> {
@@ -296,7 +306,8 @@ impl Worker {
     pub async fn put_back(&self, request: PutBackRequest, who: &Who) -> Result<u64, Failure> {
         check_speaker(who, &request.coordinator_id)?;
         let PutBackRequest { epoch, coordinator_id, slot, len, kept_len, .. } = &request;
-        let name = name_of(&request.name)?;
+        let at = request.prefix.as_ref().map(At::of).transpose()?;
+        let name = name_of_put(&request.name, at.is_some())?;
         self.door(coordinator_id, *epoch, *slot)?;
         let _turn = self.state_turn().await?;
         // Waiting may have taken a while.
@@ -307,7 +318,11 @@ impl Worker {
         for source in &request.sources {
             let layers = source.layer_begin..source.layer_end;
             if source.address.is_empty() {
-                let pieces = self.pieces_of(Wanted { name, layers, len: *len })?;
+                let pieces = match (&at, name) {
+                    (Some(at), _) => self.records_of(at.clone(), *len, layers, limit).await?,
+                    (None, Some(name)) => self.pieces_of(Wanted { name, layers, len: *len })?,
+                    (None, None) => return Err(bad("put_back.name is missing")),
+                };
                 let mut taken = std::mem::take(&mut gathered);
                 gathered = blocking(move || {
                     taken.add(&pieces, limit)?;
@@ -324,6 +339,7 @@ impl Worker {
                 len: *len,
                 layer_begin: layers.start,
                 layer_end: layers.end,
+                prefix: request.prefix.clone(),
             };
             gathered.fetch(&keeper, &self.network, wanted, fetch_limit).await?;
         }

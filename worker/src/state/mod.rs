@@ -2,18 +2,20 @@
 //! owner, which the services call. No lock is held while anything blocks.
 //!
 //! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
-//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`retire`] has a worker beside the line,
+//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`prefixes`] from records, [`retire`] has a worker beside the line,
 //! [`ahead`] loads what the next line needs, and [`report`] says what others are told.
 
 mod ahead;
 mod copies;
 mod lanes;
+mod prefixes;
 mod report;
 mod retire;
 mod snapshots;
 
 pub use copies::Copies;
 pub use lanes::{LaneGrant, check_speaker};
+pub use prefixes::Prefixes;
 pub use snapshots::{STALL, StateTurn};
 
 use std::collections::HashSet;
@@ -55,6 +57,8 @@ pub struct Worker {
     fetches: Arc<Semaphore>,
     weights: Arc<Semaphore>,
     copies: Copies,
+    /// Records of kept prefixes; `None`: none are kept.
+    prefixes: Option<Prefixes>,
     /// Why this process cannot go on, once it cannot.
     stuck: watch::Sender<Option<Stuck>>,
 }
@@ -112,6 +116,7 @@ impl Worker {
             fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
             weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
             copies: Copies::default(),
+            prefixes: None,
             stuck: watch::Sender::new(None),
         }
     }

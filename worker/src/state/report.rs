@@ -52,6 +52,11 @@ const FEATURES: [Feature; 10] = [
 ];
 
 impl Worker {
+    fn features(&self) -> impl Iterator<Item = Feature> {
+        let records = self.prefixes.as_ref().map(|_| Feature::Prefixes);
+        FEATURES.into_iter().chain(records)
+    }
+
     /// Whether this is the coordinator that holds the worker.
     pub fn is_owner(&self, coordinator_id: &str) -> bool {
         self.inner().session.owner() == Some(coordinator_id)
@@ -102,7 +107,7 @@ impl Worker {
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
-            features: FEATURES.map(i32::from).into(),
+            features: self.features().map(i32::from).collect(),
         }
     }
 

@@ -7,7 +7,8 @@ use brigade_proto::control::*;
 use brigade_proto::copies::copies_server::{Copies, CopiesServer};
 use brigade_proto::copies::{
     CopyPart, FetchRequest as CopyRequest, FindReply, FindRequest, KeepReply, KeepRequest,
-    PutBackReply, PutBackRequest, SettleReply, SettleRequest, WeightsPart, WeightsRequest,
+    PrefixesReply, PrefixesRequest, PutBackReply, PutBackRequest, SettleReply, SettleRequest,
+    WeightsPart, WeightsRequest,
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::FETCHES_AT_ONCE;
@@ -235,6 +236,13 @@ impl Copies for Liar {
     }
 
     async fn settle(&self, _: Request<SettleRequest>) -> Result<Response<SettleReply>, Status> {
+        refused()
+    }
+
+    async fn prefixes(
+        &self,
+        _: Request<PrefixesRequest>,
+    ) -> Result<Response<PrefixesReply>, Status> {
         refused()
     }
 }

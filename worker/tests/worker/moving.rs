@@ -97,6 +97,7 @@ async fn a_sequence_goes_on_from_its_old_stage_and_from_a_worker_beside_the_line
         CopySource { address, layer_begin, layer_end, ..CopySource::default() }
     });
     let put = PutBackRequest {
+        prefix: None,
         epoch: 2,
         coordinator_id: "c".into(),
         slot: 1,

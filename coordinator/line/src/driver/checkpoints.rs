@@ -13,9 +13,10 @@ use brigade_engine::batch::{CopyName, SeqOp, SlotId, UBatch};
 use brigade_sched::{Event, Interrupted, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
-use super::Driver;
+use super::{Driver, records};
 use crate::metrics;
 use crate::open_line::{Moved, OpenLine};
+use crate::prefix_names::Salt;
 use crate::states::{Choice, StateAccess};
 
 /// How long sequences may wait for a place on the line that their states have moved to. After that those that still wait
@@ -146,13 +147,19 @@ impl Checkpoints {
         }
     }
 
-    /// Finds out what a line can go back to; [`News::Found`] follows.
-    pub(super) fn look(&self, line: &OpenLine, interrupted: Vec<Interrupted>) {
+    /// Finds out what a line can go back to; [`News::Found`] follows. With a salt, records of prefixes are looked for where
+    /// there is no copy.
+    pub(super) fn look(&self, line: &OpenLine, interrupted: Vec<Interrupted>, salt: Option<Salt>) {
         let (epoch, access, news) = (line.epoch, line.states.clone(), self.news.clone());
         task::spawn(async move {
-            let (requests, sought): (Vec<_>, Vec<_>) =
-                interrupted.into_iter().map(|i| (i.request, (i.name, i.tokens))).unzip();
-            let found = access.find_copies(&sought).await;
+            let of = |i: Interrupted| ((i.request, i.space), (i.name, i.tokens));
+            let (who, sought): (Vec<_>, Vec<_>) = interrupted.into_iter().map(of).unzip();
+            let (requests, spaces): (Vec<RequestId>, Vec<_>) = who.into_iter().unzip();
+            let mut found = access.find_copies(&sought).await;
+            if let Some(salt) = salt {
+                let of = spaces.into_iter().zip(sought).map(|(space, (_, tokens))| (space, tokens));
+                records::instead_of_copies(&access, salt, &mut found, of).await;
+            }
             let choices: HashMap<RequestId, Choice> =
                 requests.iter().zip(found).filter_map(|(r, choice)| Some((*r, choice?))).collect();
             if !requests.is_empty() {
@@ -229,9 +236,11 @@ impl Driver {
         if let Some(told) = line.settled.take() {
             self.checkpoints.settle(told);
         }
-        let looks = self.checkpoints.are_there(&line);
+        let interrupted = self.sched.interrupted();
+        let salt = self.salt_of(&line).filter(|_| !interrupted.is_empty());
+        let looks = self.checkpoints.are_there(&line) || salt.is_some();
         if looks {
-            self.checkpoints.look(&line, self.sched.interrupted());
+            self.checkpoints.look(&line, interrupted, salt);
         }
         self.line = Some(line);
         if !looks {

@@ -7,10 +7,12 @@ use brigade_proto::task;
 use std::sync::Arc;
 
 use brigade_engine::batch::{SeqOp, SlotId, UBatch};
-use brigade_sched::{KeptId, KeptInfo};
+use brigade_sched::{KeptId, KeptInfo, KeptOf};
 use tokio::sync::{mpsc, oneshot};
 
+use super::records::{self, Load, Loaded};
 use crate::handle::StateError;
+use crate::prefix_names::Salt;
 use crate::states::StateAccess;
 
 /// Transfers that may end before the driver has heard of the first.
@@ -23,6 +25,10 @@ pub(super) enum Transfer {
     Save(oneshot::Sender<Result<Vec<u8>, StateError>>),
     /// This snapshot is its state.
     Load(Vec<u8>, oneshot::Sender<Result<(), StateError>>),
+    /// It is written below the stages' memory.
+    SavePrefix(Salt, Box<KeptOf>),
+    /// Its state comes from there.
+    LoadPrefix(Box<Load>),
 }
 
 /// When a transfer may start.
@@ -59,6 +65,19 @@ pub(super) struct Done {
 pub(super) enum Outcome {
     Saved(Result<Vec<u8>, StateError>, oneshot::Sender<Result<Vec<u8>, StateError>>),
     Loaded(Result<(), StateError>, oneshot::Sender<Result<(), StateError>>),
+    PrefixSaved(Result<u64, String>),
+    PrefixLoaded(Loaded),
+}
+
+impl Outcome {
+    /// Whether the sequence has a state.
+    pub(super) fn is_there(&self) -> bool {
+        match self {
+            Self::Loaded(result, _) => result.is_ok(),
+            Self::PrefixLoaded(loaded) => loaded.result.is_ok(),
+            Self::Saved(..) | Self::PrefixSaved(_) => true,
+        }
+    }
 }
 
 /// All transfers of the line that is up.
@@ -121,6 +140,12 @@ async fn perform(access: &Arc<dyn StateAccess>, slot: SlotId, transfer: Transfer
         Transfer::Save(reply) => Outcome::Saved(access.read(slot).await.map_err(failed), reply),
         Transfer::Load(snapshot, reply) => {
             Outcome::Loaded(access.write(slot, snapshot).await.map_err(failed), reply)
+        }
+        Transfer::SavePrefix(salt, of) => {
+            Outcome::PrefixSaved(records::save(access, salt, *of).await)
+        }
+        Transfer::LoadPrefix(load) => {
+            Outcome::PrefixLoaded(records::load(access, slot, *load).await)
         }
     }
 }

@@ -37,13 +37,16 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
         adapters: [].into(),
         n_vocab: N_VOCAB,
         meter: Arc::new(Meter::new(false)),
+        prefixes: None,
     };
     let (states, _) = States::new();
     let (status, _) = watch::channel(Status::Stopping);
     let (running, _) = watch::channel([].into());
     let (faults, _) = mpsc::channel(1);
     let (checkpoints, _) = Checkpoints::new();
-    let mut driver = Driver::new(config, states, checkpoints, (status, running), faults);
+    let (prefixes, _) = super::prefixes::Prefixes::new(None);
+    let mut driver =
+        Driver::new(config, (states, checkpoints, prefixes), (status, running), faults);
     let (line, sent) = OpenLine::of_nobody(1, SPEC);
     driver.line_event(LineEvent::Up(Box::new(line)));
     (driver, sent)

@@ -21,6 +21,8 @@ mod place;
 mod reuse;
 mod room;
 mod shared;
+mod spoilt;
+mod tiers;
 mod tree;
 mod value;
 
@@ -28,6 +30,8 @@ pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;
 pub(crate) use place::Mark;
+pub use spoilt::Spoilt;
+pub use tiers::{KeptOf, space_of};
 pub(crate) use tree::{NodeId, Space};
 
 /// What became of prompts and of kept states, since the beginning.

@@ -314,6 +314,7 @@ impl Line {
     /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
     pub fn discard(&mut self, sequence: &Admitted) {
         for half in sequence.halves() {
+            self.note_spoilt(half);
             let before = self.kept.covered_by(half.as_prompt(&half.tokens), Prefixes::All);
             // It may have begun with a part of one.
             let source = half.source.filter(|id| self.kept.get(*id).is_some_and(|k| !k.pinned));
@@ -325,6 +326,7 @@ impl Line {
     /// The same for one that had ended and was kept when its numbers came.
     pub fn discard_kept(&mut self, no: SeqNo) {
         let left = self.kept.left_by(no);
+        left.iter().for_each(|node| self.note_spoilt_at(*node));
         let spoilt = left.into_iter().flat_map(|node| self.kept.before(node));
         self.spoil(spoilt.collect());
     }
@@ -464,13 +466,28 @@ impl Line {
     /// to nobody, until it is filled. It is of those who show no key. `None` if kept sequences that are pinned, and running ones, leave
     /// no room. Stages refuse the state of one that had other adapters.
     pub fn open_kept(&mut self, tokens: Vec<u32>, adapters: Arc<[AdapterUse]>) -> Option<KeptInfo> {
+        let owner = Share::default().owner;
+        self.open_kept_in(
+            tokens,
+            (&Space::new(Namespace::of_owner(owner), &adapters), owner),
+            &adapters,
+        )
+    }
+
+    /// The same in any namespace.
+    pub(super) fn open_kept_in(
+        &mut self,
+        tokens: Vec<u32>,
+        (space, owner): (&Space, u64),
+        adapters: &Arc<[AdapterUse]>,
+    ) -> Option<KeptInfo> {
         let n_pages = self.pages_of(tokens.len() as u64);
         let is_free = self.blocks.total() - self.blocks.n_running() >= n_pages;
         let fits = tokens.len() as u64 <= u64::from(self.spec.max_positions);
         if tokens.is_empty() || !fits || !is_free || self.n_kept_places() == 0 {
             return None;
         }
-        self.limit_kept(self.spec.n_kept - 1, Some(Share::default().owner));
+        self.limit_kept(self.spec.n_kept - 1, Some(owner));
         if self.kept.len() >= self.n_kept_places() {
             return None;
         }
@@ -479,10 +496,8 @@ impl Line {
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
         let (opened, request) = (blocks.clone(), "kept".into());
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
-        self.ops.extend(SeqOp::adapt(slot, &adapters));
-        let owner = Share::default().owner;
-        let space = Space::new(Namespace::of_owner(owner), &adapters);
-        let prompt = Prompt { tokens: &tokens, space: &space };
+        self.ops.extend(SeqOp::adapt(slot, adapters));
+        let prompt = Prompt { tokens: &tokens, space };
         let (request, left_by, place) = (None, None, Place::End);
         // Whoever fills it holds on to it meanwhile.
         let (filled, pinned) = (false, true);

@@ -32,6 +32,12 @@ impl Space {
     pub fn of(request: &Request) -> Self {
         Self::new(request.namespace(), &request.adapters)
     }
+
+    /// The namespace, and the adapters with the bits of their scales.
+    pub(super) fn parts(&self) -> (Namespace, &[(u32, u32)]) {
+        let Self { namespace, adapters } = self;
+        (*namespace, adapters)
+    }
 }
 
 /// A node's number.

@@ -95,7 +95,7 @@ impl Copies {
     pub fn found(&mut self, interrupted: &[Interrupted]) -> BTreeMap<RequestId, u32> {
         (self.names, self.waiting, self.arrived) = Default::default();
         let mut found = BTreeMap::new();
-        for Interrupted { request, name, tokens } in interrupted {
+        for Interrupted { request, name, tokens, .. } in interrupted {
             let positions = self.positions.get(name).into_iter().flatten();
             let there: Vec<u32> =
                 positions.copied().filter(|len| (*len as usize) < tokens.len()).collect();

@@ -160,6 +160,11 @@ impl Front {
         Ok(Self { public, admin, keys, access, audit, of_address, allow_host, stop })
     }
 
+    /// The keys that requests need, if any.
+    pub fn keys(&self) -> Option<KeyRing> {
+        self.keys.clone()
+    }
+
     /// Where clients connect.
     pub fn url(&self) -> String {
         self.public.url()

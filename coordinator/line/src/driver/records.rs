@@ -1,0 +1,97 @@
+//! Writing states below the stages' memory, finding and loading them: what tasks do beside the driver.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_engine::batch::SlotId;
+use brigade_sched::{KeptOf, RequestId};
+
+use crate::prefix_names::{Names, Salt};
+use crate::states::{Choice, PrefixChoice, StateAccess};
+
+/// How long workers may take to say what they have of all streams that were on a line that is gone.
+const FIND_ALL_WITHIN: Duration = Duration::from_secs(5);
+
+/// A state that is to be loaded.
+#[derive(Debug)]
+pub(super) struct Load {
+    pub request: RequestId,
+    pub names: Names,
+    pub choice: PrefixChoice,
+}
+
+/// What a load came to.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub request: RequestId,
+    pub len: u32,
+    pub nbytes: u64,
+    pub took: Duration,
+    pub result: Result<u64, String>,
+}
+
+/// Writes a kept state; bytes that were written.
+pub(super) async fn save(
+    access: &Arc<dyn StateAccess>,
+    salt: Salt,
+    of: KeptOf,
+) -> Result<u64, String> {
+    let KeptOf { kept, space, owner } = of;
+    let slot = kept.slot;
+    let names = names(salt, space, owner, kept.tokens).await?;
+    access.save_prefix(slot, &names).await
+}
+
+/// Loads what was found.
+pub(super) async fn load(access: &Arc<dyn StateAccess>, slot: SlotId, load: Load) -> Loaded {
+    let Load { request, names, choice } = load;
+    let (begun, len, nbytes) = (Instant::now(), choice.len, choice.nbytes);
+    let result = access.load_prefix(slot, &names, choice).await;
+    Loaded { request, len, nbytes, took: begun.elapsed(), result }
+}
+
+/// Looks for records of sequences of which there are no copies: their namespaces, owners and tokens.
+pub(super) async fn instead_of_copies(
+    access: &Arc<dyn StateAccess>,
+    salt: Salt,
+    found: &mut [Option<Choice>],
+    sought: impl Iterator<Item = ((Vec<u8>, u64), Vec<u32>)>,
+) {
+    let deadline = tokio::time::Instant::now() + FIND_ALL_WITHIN;
+    for (choice, ((space, owner), tokens)) in found.iter_mut().zip(sought) {
+        if choice.is_some() {
+            continue;
+        }
+        let look = async {
+            let names = Arc::new(names(salt, space, owner, tokens).await?);
+            let found = access.find_prefix(&names).await?;
+            Ok(found.map(|found| (names, found)))
+        };
+        let looked = tokio::time::timeout_at(deadline, look).await;
+        let looked = looked.unwrap_or_else(|_| Err("workers did not say in time".to_owned()));
+        match looked {
+            Ok(found) => {
+                *choice = found.map(|(names, PrefixChoice { len, has_rest, sources, .. })| {
+                    let (kept, records) = (vec![false; sources.len()], Some((names, has_rest)));
+                    Choice { len, sources, kept, records }
+                });
+            }
+            Err(why) => {
+                let why: String = why;
+                tracing::warn!(why, "records of streams that go on are not known");
+                return;
+            }
+        }
+    }
+}
+
+/// The names of tokens, which are hashed beside the loop.
+pub(super) async fn names(
+    salt: Salt,
+    space: Vec<u8>,
+    owner: u64,
+    tokens: Vec<u32>,
+) -> Result<Names, String> {
+    let named = tokio::task::spawn_blocking(move || Names::of(salt, &space, owner, tokens));
+    named.await.map_err(|error| error.to_string())
+}

@@ -1,0 +1,180 @@
+//! Bundles as files of a folder. A file is written under another name and renamed, and its bytes are checked when they
+//! are read: so nothing has to be forced onto the disk, and whatever a crash leaves is found out.
+//!
+//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use bytes::Bytes;
+
+use super::record::{Bundle, PREAMBLE_BYTES, head_bytes};
+
+/// The form of the folder; one of another form is emptied.
+const FORM: &str = "1\n";
+
+/// Names of the file with the form, of that which is locked, and of one that is not whole.
+const FORM_FILE: &str = "form";
+const LOCK_FILE: &str = "lock";
+const DRAFT: &str = "draft";
+
+/// Workers that share a cache at most.
+const MAX_SHARING: usize = 256;
+
+/// What the file system counts in.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Prompts are in it: only its owner may read it.
+const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
+
+/// A folder of bundles that is this process's.
+#[derive(Debug)]
+pub struct Folder {
+    dir: PathBuf,
+    _lock: File,
+}
+
+/// A bundle that was found.
+#[derive(Debug)]
+pub struct Found {
+    /// Its number.
+    pub no: u64,
+    /// What it has.
+    pub bundle: Bundle,
+    /// When it was last read.
+    pub read_at: SystemTime,
+}
+
+/// Bytes of the disk that a file of so many takes.
+pub fn on_disk(nbytes: u64) -> u64 {
+    nbytes.div_ceil(BLOCK_BYTES) * BLOCK_BYTES
+}
+
+impl Folder {
+    /// The first folder in `dir` that nobody has, and what is in it. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be made or read.
+    pub fn open(dir: &Path) -> io::Result<(Self, Vec<Found>)> {
+        for place in 0..MAX_SHARING {
+            let own = dir.join(place.to_string());
+            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&own)?;
+            let lock = create(&own.join(LOCK_FILE), OpenOptions::new().create(true))?;
+            if lock.try_lock().is_ok() {
+                let folder = Self { dir: own, _lock: lock };
+                let found = folder.look_through()?;
+                return Ok((folder, found));
+            }
+        }
+        Err(io::Error::other(format!("{MAX_SHARING} workers have folders there")))
+    }
+
+    /// What is in it; what is no bundle is removed.
+    fn look_through(&self) -> io::Result<Vec<Found>> {
+        let form = self.dir.join(FORM_FILE);
+        let is_ours = fs::read_to_string(&form).is_ok_and(|text| text == FORM);
+        let (mut found, mut removed) = (Vec::new(), 0);
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == LOCK_FILE || name == FORM_FILE {
+                continue;
+            }
+            match is_ours.then(|| found_in(&entry.path())).flatten() {
+                Some(bundle) => found.push(bundle),
+                None => {
+                    fs::remove_file(entry.path())?;
+                    removed += usize::from(name != DRAFT);
+                }
+            }
+        }
+        if !is_ours {
+            create(&form, OpenOptions::new().create(true).truncate(true))?
+                .write_all(FORM.as_bytes())?;
+        }
+        if removed > 0 {
+            let (folder, is_old) = (self.dir.display(), !is_ours);
+            tracing::warn!(%folder, removed, is_old, "records of prefixes are damaged or of another release, and removed");
+        }
+        Ok(found)
+    }
+
+    /// Writes a bundle. Blocks.
+    ///
+    /// # Errors
+    /// The disk's. It is not there then.
+    pub fn write(&self, no: u64, bytes: &[u8]) -> io::Result<()> {
+        let draft = self.dir.join(DRAFT);
+        let written = create(&draft, OpenOptions::new().create(true).truncate(true))
+            .and_then(|mut file| {
+                file.write_all(bytes)?;
+                // The file system's own clock has coarse ticks.
+                file.set_modified(SystemTime::now())
+            })
+            .and_then(|()| fs::rename(&draft, self.path(no)));
+        if written.is_err() {
+            // What is left of it takes room, which nobody counts.
+            let _ = fs::remove_file(&draft);
+        }
+        written
+    }
+
+    /// Some bytes of a bundle, which count as read now. Blocks.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn read(&self, no: u64, place: Range<u64>) -> io::Result<Bytes> {
+        let file = File::open(self.path(no))?;
+        let len = usize::try_from(place.end - place.start).map_err(io::Error::other)?;
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, place.start)?;
+        Ok(bytes.into())
+    }
+
+    /// A bundle is of use: it stays longer.
+    pub fn touch(&self, no: u64) {
+        // If it cannot be noted, it goes earlier.
+        let _ = File::options()
+            .append(true)
+            .open(self.path(no))
+            .and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
+    /// Removes a bundle.
+    pub fn remove(&self, no: u64) {
+        // What cannot be removed now is looked at again at the next start.
+        let _ = fs::remove_file(self.path(no));
+    }
+
+    fn path(&self, no: u64) -> PathBuf {
+        self.dir.join(format!("{no:016x}"))
+    }
+}
+
+fn create(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    options.write(true).mode(FILE_MODE).open(path)
+}
+
+/// The bundle in a file, if it is one of whole length.
+fn found_in(path: &Path) -> Option<Found> {
+    let name = path.file_name()?.to_str().filter(|name| name.len() == 16)?;
+    let no = u64::from_str_radix(name, 16).ok()?;
+    let mut file = File::open(path).ok()?;
+    let mut bytes = vec![0; PREAMBLE_BYTES];
+    file.read_exact(&mut bytes).ok()?;
+    bytes.resize(PREAMBLE_BYTES + head_bytes(&bytes)?, 0);
+    file.read_exact(&mut bytes[PREAMBLE_BYTES..]).ok()?;
+    let bundle = Bundle::decode(&bytes)?;
+    let about = file.metadata().ok()?;
+    let is_whole = about.len() == bundle.nbytes();
+    is_whole.then(|| Found {
+        no,
+        bundle,
+        read_at: about.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+    })
+}

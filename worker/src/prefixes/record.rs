@@ -1,0 +1,346 @@
+//! The form of records. A bundle has those that were written together, each with a hash of its bytes, behind a head that
+//! says which they are.
+
+use std::io;
+use std::ops::Range;
+
+use blake3::Hash;
+use bytes::Bytes;
+use prost::Message;
+
+use super::Key;
+use crate::copies::Kind;
+
+/// Begins every bundle; another number is another form.
+const MAGIC: &[u8; 8] = b"brgpfx\x00\x01";
+
+/// Bytes of a check.
+const CHECK_BYTES: usize = 16;
+
+/// Bytes before the head: the magic, and how long it is.
+pub const PREAMBLE_BYTES: usize = MAGIC.len() + 4;
+
+/// Bytes of a head at most: some hundred for each layer.
+const MAX_HEAD_BYTES: usize = 4 << 20;
+
+/// What a record is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id {
+    /// Stands for the tokens of its page and of all before it; of a rest, of all full pages before its position.
+    pub chain: Key,
+    /// Stands for all else that it depends on: its layer, the weights up to there, what they are computed with.
+    pub line: Key,
+    /// Of a rest: stands for the tokens behind the last full page.
+    pub tail: Option<Key>,
+}
+
+/// The bytes of one block's state in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Place within the layer.
+    pub block: u32,
+    /// Whether the block has pages.
+    pub paged: bool,
+    /// Bytes; 0 where a rest has nothing of it.
+    pub nbytes: u64,
+}
+
+/// A layer's part of a page, or what is good for one position alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What it is found by.
+    pub id: Id,
+    /// Layer of the model.
+    pub layer: u32,
+    /// Of the layer's weights.
+    pub print: Hash,
+    /// Positions up to its end.
+    pub len: u32,
+    /// Whether the layer has pages; where it has, a rest needs those before it.
+    pub has_pages: bool,
+    /// Whether at a page's end pages are all that the layer needs.
+    pub alone: bool,
+    /// Its blocks', one after the other.
+    pub parts: Vec<Part>,
+    /// Where its bytes begin, behind the head.
+    offset: u64,
+    check: [u8; CHECK_BYTES],
+}
+
+impl Record {
+    /// Bytes of it.
+    pub fn nbytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.nbytes).sum()
+    }
+}
+
+/// A record that is to be written.
+#[derive(Clone, Debug)]
+pub struct NewRecord {
+    /// What it is found by.
+    pub id: Id,
+    /// As [`Record::layer`].
+    pub layer: u32,
+    /// As [`Record::print`].
+    pub print: Hash,
+    /// As [`Record::len`].
+    pub len: u32,
+    /// As [`Record::has_pages`].
+    pub has_pages: bool,
+    /// As [`Record::alone`].
+    pub alone: bool,
+    /// Blocks, whether they have pages, and their bytes.
+    pub parts: Vec<(u32, bool, Bytes)>,
+}
+
+/// Whose records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Whose {
+    /// The cluster.
+    pub realm: Key,
+    /// Who asked.
+    pub owner: Key,
+}
+
+/// What a bundle has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bundle {
+    /// Whose.
+    pub whose: Whose,
+    /// What the states belong to.
+    pub kind: Kind,
+    /// Its records.
+    pub records: Vec<Record>,
+    /// Bytes before the records' own.
+    head_bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Head {
+    #[prost(bytes = "vec", tag = "1")]
+    realm: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    owner: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    kind: Vec<u8>,
+    #[prost(message, repeated, tag = "4")]
+    records: Vec<RecordHead>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RecordHead {
+    #[prost(bytes = "vec", tag = "1")]
+    chain: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    line: Vec<u8>,
+    /// Empty: it is a page.
+    #[prost(bytes = "vec", tag = "3")]
+    tail: Vec<u8>,
+    #[prost(uint32, tag = "4")]
+    layer: u32,
+    #[prost(bytes = "vec", tag = "5")]
+    print: Vec<u8>,
+    #[prost(uint32, tag = "6")]
+    len: u32,
+    #[prost(bool, tag = "7")]
+    has_pages: bool,
+    #[prost(bool, tag = "8")]
+    alone: bool,
+    #[prost(message, repeated, tag = "9")]
+    parts: Vec<PartHead>,
+    #[prost(bytes = "vec", tag = "10")]
+    check: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PartHead {
+    #[prost(uint32, tag = "1")]
+    block: u32,
+    #[prost(bool, tag = "2")]
+    paged: bool,
+    #[prost(uint64, tag = "3")]
+    nbytes: u64,
+}
+
+/// The bytes of a bundle of these records.
+pub fn encode(whose: Whose, kind: Kind, records: &[NewRecord]) -> Vec<u8> {
+    let head = Head {
+        realm: whose.realm.into(),
+        owner: whose.owner.into(),
+        kind: kind.into(),
+        records: records.iter().map(head_of).collect(),
+    };
+    let head = head.encode_to_vec();
+    let nbytes: usize = records.iter().flat_map(|r| &r.parts).map(|(.., bytes)| bytes.len()).sum();
+    let mut bytes = Vec::with_capacity(PREAMBLE_BYTES + head.len() + CHECK_BYTES + nbytes);
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&(head.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&head);
+    let check = check(&[&bytes]);
+    bytes.extend_from_slice(&check);
+    for (.., part) in records.iter().flat_map(|record| &record.parts) {
+        bytes.extend_from_slice(part);
+    }
+    bytes
+}
+
+fn head_of(record: &NewRecord) -> RecordHead {
+    let parts: Vec<&[u8]> = record.parts.iter().map(|(.., bytes)| &bytes[..]).collect();
+    let part = |(block, paged, bytes): &(u32, bool, Bytes)| PartHead {
+        block: *block,
+        paged: *paged,
+        nbytes: bytes.len() as u64,
+    };
+    RecordHead {
+        chain: record.id.chain.into(),
+        line: record.id.line.into(),
+        tail: record.id.tail.map(Vec::from).unwrap_or_default(),
+        layer: record.layer,
+        print: record.print.as_bytes().to_vec(),
+        len: record.len,
+        has_pages: record.has_pages,
+        alone: record.alone,
+        parts: record.parts.iter().map(part).collect(),
+        check: check(&parts).into(),
+    }
+}
+
+/// Bytes of the head that follows a preamble, with its check; `None`: this begins no bundle.
+pub fn head_bytes(preamble: &[u8]) -> Option<usize> {
+    let len = preamble.strip_prefix(MAGIC)?.first_chunk::<4>()?;
+    let len = u32::from_le_bytes(*len) as usize;
+    (len <= MAX_HEAD_BYTES).then_some(len + CHECK_BYTES)
+}
+
+impl Bundle {
+    /// What a bundle has, by its first bytes, up to the end of its head at least; `None`: it is damaged, or none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let end = PREAMBLE_BYTES + head_bytes(bytes.get(..PREAMBLE_BYTES)?)?;
+        let (head, found) = bytes.get(..end)?.split_last_chunk::<CHECK_BYTES>()?;
+        if check(&[head]) != *found {
+            return None;
+        }
+        let head = Head::decode(&head[PREAMBLE_BYTES..]).ok()?;
+        let mut offset = 0_u64;
+        let mut records = Vec::with_capacity(head.records.len());
+        for of in &head.records {
+            let record = of.record(offset)?;
+            offset = offset.checked_add(record.nbytes())?;
+            records.push(record);
+        }
+        let whose = Whose { realm: key(&head.realm)?, owner: key(&head.owner)? };
+        let kind = head.kind.as_slice().try_into().ok()?;
+        Some(Self { whose, kind, records, head_bytes: end as u64 })
+    }
+
+    /// Bytes of all of it.
+    pub fn nbytes(&self) -> u64 {
+        self.head_bytes + self.records.iter().map(Record::nbytes).sum::<u64>()
+    }
+
+    /// Where the bytes of a record are.
+    pub fn place(&self, record: &Record) -> Range<u64> {
+        let begin = self.head_bytes + record.offset;
+        begin..begin + record.nbytes()
+    }
+}
+
+impl RecordHead {
+    fn record(&self, offset: u64) -> Option<Record> {
+        let tail = match self.tail.as_slice() {
+            [] => None,
+            tail => Some(key(tail)?),
+        };
+        let id = Id { chain: key(&self.chain)?, line: key(&self.line)?, tail };
+        let print: [u8; blake3::OUT_LEN] = self.print.as_slice().try_into().ok()?;
+        let part = |p: &PartHead| Part { block: p.block, paged: p.paged, nbytes: p.nbytes };
+        let parts: Vec<Part> = self.parts.iter().map(part).collect();
+        parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.nbytes))?;
+        Some(Record {
+            id,
+            layer: self.layer,
+            print: Hash::from_bytes(print),
+            len: self.len,
+            has_pages: self.has_pages,
+            alone: self.alone,
+            parts,
+            offset,
+            check: self.check.as_slice().try_into().ok()?,
+        })
+    }
+}
+
+/// The bytes of a record, if they are those that were written.
+///
+/// # Errors
+/// They are not.
+pub fn verify(record: &Record, bytes: Bytes) -> io::Result<Bytes> {
+    match bytes.len() as u64 == record.nbytes() && check(&[&bytes]) == record.check {
+        true => Ok(bytes),
+        false => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "its bytes are not what was written"))
+        }
+    }
+}
+
+/// Sixteen bytes.
+pub fn key(bytes: &[u8]) -> Option<Key> {
+    bytes.try_into().ok()
+}
+
+fn check(parts: &[&[u8]]) -> [u8; CHECK_BYTES] {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    let mut check = [0; CHECK_BYTES];
+    check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
+    check
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(tail: Option<Key>, parts: Vec<(u32, bool, Bytes)>) -> NewRecord {
+        NewRecord {
+            id: Id { chain: [1; 16], line: [2; 16], tail },
+            layer: 3,
+            print: blake3::hash(b"3"),
+            len: 70,
+            has_pages: true,
+            alone: false,
+            parts,
+        }
+    }
+
+    #[test]
+    fn a_bundle_says_what_it_has_and_any_damage_shows() {
+        let whose = Whose { realm: [4; 16], owner: [5; 16] };
+        let page = record(None, vec![(0, true, vec![7; 10].into()), (1, true, vec![8; 5].into())]);
+        let rest =
+            record(Some([6; 16]), vec![(0, true, Bytes::new()), (256, false, vec![9; 3].into())]);
+        let bytes = encode(whose, [7; 32], &[page, rest]);
+        let bundle = Bundle::decode(&bytes).unwrap();
+        assert_eq!((bundle.whose, bundle.kind, bundle.records.len()), (whose, [7; 32], 2));
+        assert_eq!(bundle.nbytes(), bytes.len() as u64);
+        let of = |bundle: &Bundle, bytes: &[u8], i: usize| {
+            let record = &bundle.records[i];
+            let Range { start, end } = bundle.place(record);
+            let bytes = bytes.get(start as usize..end as usize).unwrap_or_default();
+            verify(record, Bytes::copy_from_slice(bytes))
+        };
+        assert_eq!(of(&bundle, &bytes, 0).unwrap(), [[7; 10].as_slice(), &[8; 5]].concat());
+        assert_eq!(of(&bundle, &bytes, 1).unwrap(), [9; 3].as_slice());
+        assert_eq!(bundle.records[1].id.tail, Some([6; 16]));
+        for n in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[n] ^= 0x10;
+            let whole = Bundle::decode(&damaged)
+                .is_some_and(|bundle| (0..2).all(|i| of(&bundle, &damaged, i).is_ok()));
+            assert!(!whole, "byte {n}");
+            let cut = Bundle::decode(&bytes[..n]);
+            assert!(cut.is_none_or(|cut| of(&cut, &bytes[..n], 1).is_err()), "cut at {n}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A state into records: only what is not here yet.
+//!
+//! The stage copies some of it between two ubatches, then that is written, then the next: so a state that is saved takes
+//! little memory, and ubatches wait for little.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use blake3::Hash;
+use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::state::{BlockCopy, StageCopy};
+use brigade_proto::failure::{Failure, FailureKind};
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+
+use super::copied::Copied;
+use super::record::{Id, NewRecord, Whose, encode};
+use super::store::Store;
+use super::wire::At;
+use super::{Key, MAX_STEP_BYTES, STEP_BYTES};
+use crate::copies::parts::bad;
+use crate::copies::rate::Rate;
+use crate::executor::gone;
+use crate::jobs::Job;
+
+/// A state that is to be saved.
+#[derive(Debug)]
+pub struct Saving {
+    /// Where.
+    pub store: Arc<Store>,
+    /// By which keys.
+    pub at: At,
+    /// Whose.
+    pub whose: Whose,
+    /// The sequence's place in the stage.
+    pub slot: u32,
+    /// Positions.
+    pub len: u32,
+}
+
+/// What a layer's blocks are.
+#[derive(Debug, Default)]
+struct Shape {
+    paged: bool,
+    unpaged: bool,
+}
+
+impl Shape {
+    /// A layer without blocks has pages of nothing.
+    fn has_pages(&self) -> bool {
+        self.paged || !self.unpaged
+    }
+}
+
+impl Saving {
+    /// Saves what is not here yet of a sequence of the stage that takes `jobs`. Returns the bytes that were written.
+    ///
+    /// # Errors
+    /// What the stage says; keys that are not of this state; a disk that does not take it. What was written stays.
+    pub async fn run(&self, jobs: &mpsc::Sender<Job>) -> Result<u64, Failure> {
+        let copy = |first, room| copied(jobs, Some((self.slot, self.len, first, room)));
+        let full = self.len / KV_PAGE as u32;
+        let (Some(tail), true) = (self.at.tail, self.at.keys.chain.len() == full as usize + 1)
+        else {
+            return Err(bad(format!("prefix.keys are not of position {}", self.len)));
+        };
+        // Says what the layers are like, and costs nothing.
+        let about = copy(full, 0).await?;
+        if about.layers != self.at.keys.layers {
+            return Err(bad("prefix.keys are not of the stage's layers"));
+        }
+        let shapes = shapes(&about);
+        let Some(mut first) = self.first_missing(&shapes, full, tail) else { return Ok(0) };
+        let (mut written, mut rate, mut room) = (0, Rate::new(), STEP_BYTES);
+        loop {
+            let copied = copy(first, room).await?;
+            let StageCopy { n_pages, complete, .. } = copied.copy;
+            if n_pages == 0 && !complete {
+                if room >= MAX_STEP_BYTES {
+                    let why = format!(
+                        "a page or a state of a prefix has more than {MAX_STEP_BYTES} bytes"
+                    );
+                    return Err(Failure::refusal(FailureKind::NoMemory, why));
+                }
+                room *= 2;
+                continue;
+            }
+            for bundle in self.bundles(copied, &shapes, tail) {
+                let (store, nbytes) = (self.store.clone(), bundle.len());
+                let put = tokio::task::spawn_blocking(move || store.put(bundle)).await;
+                let put = put.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+                written += put.map_err(|error| {
+                    let why = format!("--prefix-disk: {error}");
+                    Failure::refusal(FailureKind::Storage, why)
+                })?;
+                if let Some(then) = rate.sent(nbytes) {
+                    tokio::time::sleep_until(then).await;
+                }
+            }
+            if complete {
+                return Ok(written);
+            }
+            first += n_pages;
+        }
+    }
+
+    /// Full pages before the first that a layer lacks; `None`: all is here, and was of use.
+    fn first_missing(&self, shapes: &BTreeMap<u32, Shape>, full: u32, tail: Key) -> Option<u32> {
+        let keys = &self.at.keys;
+        let paged = shapes.iter().filter(|(_, shape)| shape.has_pages());
+        let held = paged
+            .filter_map(|(layer, _)| Some(self.store.pages(&keys.chain, keys.line(*layer)?).0));
+        let held = held.min().unwrap_or(full);
+        let rest =
+            |line: &Key| Id { chain: keys.chain[full as usize], line: *line, tail: Some(tail) };
+        if held < full || !keys.lines.iter().all(|line| self.store.has(&rest(line))) {
+            return Some(held);
+        }
+        let pages = keys.chain[1..].iter().flat_map(|chain| {
+            keys.lines.iter().map(|line| Id { chain: *chain, line: *line, tail: None })
+        });
+        let used: Vec<Id> = pages.chain(keys.lines.iter().map(rest)).collect();
+        self.store.touch(used.iter());
+        None
+    }
+
+    /// A bundle for each page that was copied, and one for what is good for this position alone.
+    fn bundles(&self, copied: Copied, shapes: &BTreeMap<u32, Shape>, tail: Key) -> Vec<Vec<u8>> {
+        let Copied {
+            copy: StageCopy { first_page, n_pages, complete, blocks, .. },
+            kind,
+            prints,
+            ..
+        } = copied;
+        let keys = &self.at.keys;
+        let mut by_layer: BTreeMap<u32, Vec<(u32, bool, Bytes, Bytes)>> = BTreeMap::new();
+        for BlockCopy { layer, block, paged, pages, rest } in blocks {
+            let (pages, rest) = (Bytes::from(pages), Bytes::from(rest));
+            by_layer.entry(layer).or_default().push((block, paged, pages, rest));
+        }
+        let none = Vec::new();
+        let layers = || shapes.iter().zip(&keys.lines).zip(&prints);
+        let bundle = |chain: Key, tail: Option<Key>, len: u32, page: Option<usize>| {
+            let record = |(((layer, shape), line), print): (((&u32, &Shape), &Key), &Hash)| {
+                let id = Id { chain, line: *line, tail };
+                let wanted = (page.is_none() || shape.has_pages()) && !self.store.has(&id);
+                let blocks = by_layer.get(layer).unwrap_or(&none);
+                let parts = blocks.iter().filter_map(|(block, paged, pages, rest)| match page {
+                    Some(at) if *paged => {
+                        let nbytes = pages.len() / n_pages as usize;
+                        Some((*block, true, pages.slice(at * nbytes..(at + 1) * nbytes)))
+                    }
+                    Some(_) => None,
+                    None => Some((*block, *paged, rest.clone())),
+                });
+                wanted.then(|| NewRecord {
+                    id,
+                    layer: *layer,
+                    print: *print,
+                    len,
+                    has_pages: shape.has_pages(),
+                    alone: !shape.unpaged,
+                    parts: parts.collect(),
+                })
+            };
+            let records: Vec<NewRecord> = layers().filter_map(record).collect();
+            (!records.is_empty()).then(|| encode(self.whose, kind, &records))
+        };
+        let pages = (0..n_pages as usize).filter_map(|at| {
+            let page = first_page as usize + at + 1;
+            bundle(keys.chain[page], None, (page * KV_PAGE) as u32, Some(at))
+        });
+        let last = *keys.chain.last().unwrap_or(&[0; 16]);
+        let rest = complete.then(|| bundle(last, Some(tail), self.len, None)).flatten();
+        pages.chain(rest).collect()
+    }
+}
+
+/// What a stage gives of a sequence: slot, positions, pages before those that are wanted, bytes at most. `None`: nothing
+/// but what its states belong to.
+///
+/// # Errors
+/// There is no such sequence, or the lane is over.
+pub async fn copied(
+    jobs: &mpsc::Sender<Job>,
+    of: Option<(u32, u32, u32, usize)>,
+) -> Result<Copied, Failure> {
+    let (answer, copied) = oneshot::channel();
+    jobs.send(Job::Copy { of, answer }).await.map_err(|_| gone())?;
+    copied.await.map_err(|_| gone())?
+}
+
+fn shapes(about: &Copied) -> BTreeMap<u32, Shape> {
+    let mut shapes: BTreeMap<u32, Shape> =
+        about.layers.clone().map(|layer| (layer, Shape::default())).collect();
+    for block in &about.copy.blocks {
+        let shape = shapes.entry(block.layer).or_default();
+        shape.paged |= block.paged;
+        shape.unpaged |= !block.paged;
+    }
+    shapes
+}

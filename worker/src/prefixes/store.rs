@@ -1,0 +1,380 @@
+//! What records are here. Both tiers keep to their limits at every moment: what was unused longest makes room first.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use super::folder::{Folder, on_disk};
+use super::record::{Bundle, Id, Record, Whose, verify};
+use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
+
+/// How long a record that nobody reads stays.
+const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
+
+/// How much the tiers may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes in memory.
+    pub ram: u64,
+    /// Bytes on the disk.
+    pub disk: u64,
+}
+
+impl Sizes {
+    /// Whether anything is kept.
+    pub fn any(&self) -> bool {
+        self.ram > 0 || self.disk > 0
+    }
+}
+
+/// What the tiers take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Bytes in memory.
+    pub ram: u64,
+    /// Bytes on the disk.
+    pub disk: u64,
+}
+
+/// One of the two.
+#[derive(Debug, Default)]
+struct Tier {
+    limit: u64,
+    used: u64,
+    /// Bundles by their last use.
+    by_use: BTreeSet<(u64, u64)>,
+}
+
+impl Tier {
+    fn has_room(&self, nbytes: u64) -> bool {
+        self.used.saturating_add(nbytes) <= self.limit
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        self.by_use.first().map(|(_, no)| *no)
+    }
+}
+
+/// A bundle that is here.
+#[derive(Debug)]
+struct Held {
+    bundle: Arc<Bundle>,
+    /// All of its bytes, if they are in memory.
+    memory: Option<Bytes>,
+    is_on_disk: bool,
+    used: u64,
+    read_at: SystemTime,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    bundles: BTreeMap<u64, Held>,
+    /// For each record its bundle, and its place there.
+    ids: BTreeMap<Id, (u64, usize)>,
+    ram: Tier,
+    disk: Tier,
+    uses: u64,
+    next: u64,
+}
+
+/// Where a record's bytes are.
+enum Place {
+    Memory(Bytes),
+    File(u64),
+}
+
+/// All records of this worker.
+#[derive(Debug)]
+pub struct Store {
+    inner: Mutex<Inner>,
+    folder: Option<Folder>,
+    /// Held while a bundle is written.
+    writing: Mutex<()>,
+}
+
+impl Store {
+    /// Opens the folder in `dir`, if the disk may be used at all, and looks through what is there. Blocks.
+    ///
+    /// # Errors
+    /// The folder cannot be used.
+    pub fn open(dir: &Path, limits: Sizes) -> io::Result<Self> {
+        let mut inner = Inner::default();
+        (inner.ram.limit, inner.disk.limit) = (limits.ram, limits.disk);
+        let (folder, mut found) = match limits.disk {
+            0 => (None, Vec::new()),
+            _ => Folder::open(dir).map(|(folder, found)| (Some(folder), found))?,
+        };
+        found.sort_by_key(|found| found.read_at);
+        for found in found {
+            inner.next = inner.next.max(found.no.saturating_add(1));
+            inner.insert(found.no, found.bundle, None, true, found.read_at);
+        }
+        let store = Self { inner: Mutex::new(inner), folder, writing: Mutex::default() };
+        let mut inner = store.inner();
+        store.make_room(&mut inner, 0);
+        let (bundles, used) = (inner.bundles.len(), inner.disk.used);
+        tracing::info!(bundles, on_disk = used, ?limits, "records of kept prefixes");
+        drop(inner);
+        Ok(store)
+    }
+
+    /// Whether a record is here.
+    pub fn has(&self, id: &Id) -> bool {
+        self.inner().ids.contains_key(id)
+    }
+
+    /// What the tiers take.
+    pub fn used(&self) -> Used {
+        let inner = self.inner();
+        Used { ram: inner.ram.used, disk: inner.disk.used }
+    }
+
+    /// Keeps a bundle in every tier that has room for it; bytes that it takes on the disk. Blocks.
+    ///
+    /// # Errors
+    /// The disk's. What was there before is still good.
+    pub fn put(&self, bytes: Vec<u8>) -> io::Result<u64> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let bundle = Bundle::decode(&bytes).ok_or_else(|| io::Error::other("it is no bundle"))?;
+        let (nbytes, takes) = (bytes.len() as u64, on_disk(bytes.len() as u64));
+        let (no, writes, keeps) = {
+            let mut inner = self.inner();
+            self.make_room(&mut inner, nbytes);
+            inner.next += 1;
+            let writes = self.folder.is_some() && inner.disk.has_room(takes);
+            if writes {
+                // It counts while it is written.
+                inner.disk.used += takes;
+            }
+            (inner.next - 1, writes, inner.ram.has_room(nbytes))
+        };
+        let written = match &self.folder {
+            Some(folder) if writes => folder.write(no, &bytes),
+            _ => Ok(()),
+        };
+        let mut inner = self.inner();
+        if writes {
+            inner.disk.used -= takes;
+        }
+        let is_on_disk = writes && written.is_ok();
+        let memory = keeps.then(|| Bytes::from(bytes));
+        if is_on_disk || memory.is_some() {
+            inner.insert(no, bundle, memory, is_on_disk, SystemTime::now());
+        }
+        written.map(|()| if is_on_disk { takes } else { 0 })
+    }
+
+    /// A record with its bundle and its bytes, checked. Blocks. One that is damaged goes, with those beside it.
+    ///
+    /// # Errors
+    /// It is not here, or damaged.
+    pub fn read(&self, id: &Id) -> io::Result<(Arc<Bundle>, usize, Bytes)> {
+        let (no, at, bundle, place) = {
+            let inner = self.inner();
+            let found =
+                inner.ids.get(id).and_then(|(no, at)| Some((no, at, inner.bundles.get(no)?)));
+            let (no, at, held) = found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let place = match &held.memory {
+                Some(bytes) => Place::Memory(bytes.clone()),
+                None => Place::File(*no),
+            };
+            (*no, *at, held.bundle.clone(), place)
+        };
+        let record = &bundle.records[at];
+        let range = bundle.place(record);
+        let bytes = match (place, &self.folder) {
+            (Place::Memory(bytes), _) => Ok(bytes.slice(range.start as usize..range.end as usize)),
+            (Place::File(no), Some(folder)) => {
+                folder.read(no, range).and_then(|bytes| verify(record, bytes))
+            }
+            (Place::File(_), None) => Err(io::Error::from(io::ErrorKind::NotFound)),
+        };
+        match bytes {
+            Ok(bytes) => Ok((bundle, at, bytes)),
+            Err(error) => {
+                tracing::warn!(bundle = no, %error, "a record of a prefix cannot be read, and is dropped");
+                self.drop_bundle(&mut self.inner(), no);
+                Err(error)
+            }
+        }
+    }
+
+    /// These records were of use: their bundles stay longer. Blocks.
+    pub fn touch<'a>(&self, ids: impl Iterator<Item = &'a Id>) {
+        let mut inner = self.inner();
+        let nos: BTreeSet<u64> =
+            ids.filter_map(|id| inner.ids.get(id).map(|(no, _)| *no)).collect();
+        let mut on_disk = Vec::new();
+        for no in nos {
+            if inner.used_now(no) {
+                on_disk.push(no);
+            }
+        }
+        drop(inner);
+        on_disk.into_iter().for_each(|no| self.folder.iter().for_each(|folder| folder.touch(no)));
+    }
+
+    /// How many pages of `chain`, whose first key stands for none, are here one after the other, and the first's record.
+    pub fn pages(&self, chain: &[Key], line: Key) -> (u32, Option<Record>) {
+        let inner = self.inner();
+        let of = |chain: &Key| inner.ids.get(&Id { chain: *chain, line, tail: None });
+        let n = chain.iter().skip(1).take_while(|key| of(key).is_some()).count();
+        let first = chain.get(1).and_then(of).and_then(|place| inner.record(*place));
+        (n as u32, first.cloned())
+    }
+
+    /// The records of rests behind each of `chain`.
+    pub fn rests(&self, chain: &[Key], line: Key) -> Vec<(usize, Record)> {
+        let inner = self.inner();
+        let mut rests = Vec::new();
+        for (n, key) in chain.iter().enumerate() {
+            let at = |tail: Key| Id { chain: *key, line, tail: Some(tail) };
+            let places = inner.ids.range(at([0; 16])..=at([u8::MAX; 16]));
+            rests.extend(places.filter_map(|(_, place)| Some((n, inner.record(*place)?.clone()))));
+        }
+        rests
+    }
+
+    /// Drops all bundles that have something of these pages.
+    pub fn forget(&self, chain: &[Key]) {
+        let mut inner = self.inner();
+        let chain: HashSet<&Key> = chain.iter().collect();
+        let spoilt = inner.ids.iter().filter(|(id, _)| chain.contains(&id.chain));
+        let spoilt: BTreeSet<u64> = spoilt.map(|(_, (no, _))| *no).collect();
+        spoilt.into_iter().for_each(|no| self.drop_bundle(&mut inner, no));
+    }
+
+    /// Drops what belongs to nobody of `owners` in this realm.
+    pub fn keep_owners(&self, realm: Key, owners: &HashSet<Key>) -> usize {
+        let mut inner = self.inner();
+        let is_gone = |whose: &Whose| whose.realm == realm && !owners.contains(&whose.owner);
+        let gone = inner.bundles.iter().filter(|(_, held)| is_gone(&held.bundle.whose));
+        let gone: Vec<u64> = gone.map(|(no, _)| *no).collect();
+        gone.iter().for_each(|no| self.drop_bundle(&mut inner, *no));
+        gone.len()
+    }
+
+    /// Lets go what is too old, and what was unused longest until there is room for a bundle of so many bytes. One that
+    /// is larger than a tier has no place there, and drives nothing out.
+    fn make_room(&self, inner: &mut Inner, nbytes: u64) {
+        let takes = on_disk(nbytes);
+        let now = SystemTime::now();
+        let is_old = |held: &Held| now.duration_since(held.read_at).is_ok_and(|age| age > MAX_AGE);
+        while let Some(no) = inner.disk.oldest() {
+            let too_full = takes <= inner.disk.limit && !inner.disk.has_room(takes);
+            let too_many = inner.bundles.len() >= MAX_BUNDLES;
+            if !too_full && !too_many && !inner.bundles.get(&no).is_some_and(is_old) {
+                break;
+            }
+            inner.leave_disk(no);
+            self.folder.iter().for_each(|folder| folder.remove(no));
+        }
+        while let Some(no) = inner.ram.oldest() {
+            let too_full = nbytes <= inner.ram.limit && !inner.ram.has_room(nbytes);
+            if !too_full && inner.bundles.len() < MAX_BUNDLES {
+                break;
+            }
+            inner.leave_memory(no);
+        }
+    }
+
+    fn drop_bundle(&self, inner: &mut Inner, no: u64) {
+        if inner.leave_disk(no) {
+            self.folder.iter().for_each(|folder| folder.remove(no));
+        }
+        inner.leave_memory(no);
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing panics while it is held.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn record(&self, (no, at): (u64, usize)) -> Option<&Record> {
+        self.bundles.get(&no)?.bundle.records.get(at)
+    }
+
+    fn insert(
+        &mut self,
+        no: u64,
+        bundle: Bundle,
+        memory: Option<Bytes>,
+        is_on_disk: bool,
+        read_at: SystemTime,
+    ) {
+        self.uses += 1;
+        let used = self.uses;
+        let nbytes = bundle.nbytes();
+        for (at, record) in bundle.records.iter().enumerate() {
+            self.ids.insert(record.id, (no, at));
+        }
+        if memory.is_some() {
+            self.ram.used += nbytes;
+            self.ram.by_use.insert((used, no));
+        }
+        if is_on_disk {
+            self.disk.used += on_disk(nbytes);
+            self.disk.by_use.insert((used, no));
+        }
+        let bundle = Arc::new(bundle);
+        self.bundles.insert(no, Held { bundle, memory, is_on_disk, used, read_at });
+    }
+
+    /// Notes a use; whether it is on the disk.
+    fn used_now(&mut self, no: u64) -> bool {
+        self.uses += 1;
+        let Some(held) = self.bundles.get_mut(&no) else { return false };
+        for tier in [&mut self.ram, &mut self.disk] {
+            if tier.by_use.remove(&(held.used, no)) {
+                tier.by_use.insert((self.uses, no));
+            }
+        }
+        (held.used, held.read_at) = (self.uses, SystemTime::now());
+        held.is_on_disk
+    }
+
+    /// Whether it was there.
+    fn leave_disk(&mut self, no: u64) -> bool {
+        let Some(held) = self.bundles.get_mut(&no).filter(|held| held.is_on_disk) else {
+            return false;
+        };
+        held.is_on_disk = false;
+        self.disk.used -= on_disk(held.bundle.nbytes());
+        self.disk.by_use.remove(&(held.used, no));
+        self.forget_if_gone(no);
+        true
+    }
+
+    fn leave_memory(&mut self, no: u64) {
+        let Some(held) = self.bundles.get_mut(&no).filter(|held| held.memory.is_some()) else {
+            return;
+        };
+        held.memory = None;
+        self.ram.used -= held.bundle.nbytes();
+        self.ram.by_use.remove(&(held.used, no));
+        self.forget_if_gone(no);
+    }
+
+    fn forget_if_gone(&mut self, no: u64) {
+        let is_gone = |held: &Held| !held.is_on_disk && held.memory.is_none();
+        if !self.bundles.get(&no).is_some_and(is_gone) {
+            return;
+        }
+        let Some(held) = self.bundles.remove(&no) else { return };
+        for record in &held.bundle.records {
+            // Another bundle may have the same record since.
+            if self.ids.get(&record.id).is_some_and(|(of, _)| *of == no) {
+                self.ids.remove(&record.id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Limits, order, and what is left after a crash.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::super::record::{NewRecord, encode};
+use super::*;
+
+const WHOSE: Whose = Whose { realm: [1; 16], owner: [2; 16] };
+
+fn scratch(name: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("brigade-prefixes-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir);
+    dir
+}
+
+fn key(n: u64) -> Key {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&n.to_le_bytes());
+    key
+}
+
+fn page(n: u64) -> Id {
+    Id { chain: key(n), line: key(0), tail: None }
+}
+
+/// Bytes of a page's record: each has others.
+fn bytes_of(n: u64, nbytes: usize) -> Bytes {
+    vec![n as u8; nbytes].into()
+}
+
+/// A bundle of one page.
+fn bundle(whose: Whose, n: u64, nbytes: usize) -> Vec<u8> {
+    let record = NewRecord {
+        id: page(n),
+        layer: 0,
+        print: blake3::hash(b"0"),
+        len: 64,
+        has_pages: true,
+        alone: true,
+        parts: vec![(0, true, bytes_of(n, nbytes))],
+    };
+    encode(whose, [3; 32], &[record])
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(dir.join("0")).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let mut all: Vec<PathBuf> =
+        all.filter(|path| path.file_name().is_some_and(|name| name.len() == 16)).collect();
+    all.sort();
+    all
+}
+
+/// Bytes of the folder's bundles, as the file system counts them.
+fn on_disk_of(dir: &Path) -> u64 {
+    files(dir).iter().map(|path| on_disk(fs::metadata(path).unwrap().len())).sum()
+}
+
+/// A number below `below`, of a sequence that a seed gives.
+fn next(seed: &mut u64, below: u64) -> u64 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) % below
+}
+
+/// What a model of the two tiers holds, longest unused first: number, bytes, and whether it is there.
+#[derive(Default)]
+struct Model {
+    ram: Vec<(u64, u64)>,
+    disk: Vec<(u64, u64)>,
+}
+
+impl Model {
+    fn put(tier: &mut Vec<(u64, u64)>, limit: u64, n: u64, nbytes: u64) {
+        if nbytes > limit {
+            return;
+        }
+        while tier.iter().map(|(_, nbytes)| nbytes).sum::<u64>() + nbytes > limit {
+            tier.remove(0);
+        }
+        tier.push((n, nbytes));
+    }
+
+    fn has(&self, n: u64) -> bool {
+        self.ram.iter().chain(&self.disk).any(|(of, _)| *of == n)
+    }
+
+    fn used(&mut self, n: u64) {
+        for tier in [&mut self.ram, &mut self.disk] {
+            if let Some(at) = tier.iter().position(|(of, _)| *of == n) {
+                let moved = tier.remove(at);
+                tier.push(moved);
+            }
+        }
+    }
+}
+
+/// A step of a random history.
+fn step(store: &mut Option<Store>, model: &mut Model, dir: &Path, sizes: Sizes, seed: &mut u64) {
+    let (what, n) = (next(seed, 12), next(seed, 12));
+    let nbytes = |n: u64| n as usize * 1500;
+    let here = store.as_ref().expect("it is open");
+    match what {
+        // Nobody writes what is here.
+        0..=5 if here.has(&page(n)) => {}
+        0..=5 => {
+            let bytes = bundle(WHOSE, n, nbytes(n));
+            Model::put(&mut model.ram, sizes.ram, n, bytes.len() as u64);
+            Model::put(&mut model.disk, sizes.disk, n, on_disk(bytes.len() as u64));
+            here.put(bytes).unwrap();
+        }
+        6..=9 => {
+            let read = here.read(&page(n)).ok().map(|(.., bytes)| bytes);
+            assert_eq!(read, model.has(n).then(|| bytes_of(n, nbytes(n))));
+            here.touch(std::iter::once(&page(n)));
+            model.used(n);
+        }
+        10 => {
+            here.forget(&[key(n)]);
+            model.ram.retain(|(of, _)| *of != n);
+            model.disk.retain(|(of, _)| *of != n);
+        }
+        _ => {
+            *store = None;
+            *store = Some(Store::open(dir, sizes).unwrap());
+            model.ram.clear();
+        }
+    }
+}
+
+#[test]
+fn limits_are_kept_and_what_was_unused_longest_goes() {
+    let dir = scratch("model");
+    for history in 0..60 {
+        let _ = fs::remove_dir_all(&dir);
+        let mut seed = history;
+        let ram = [0, 25_000][next(&mut seed, 2) as usize];
+        let sizes = Sizes { ram, disk: 10 * 4096 * next(&mut seed, 2) };
+        let (mut store, mut model) = (Some(Store::open(&dir, sizes).unwrap()), Model::default());
+        for _ in 0..60 {
+            step(&mut store, &mut model, &dir, sizes, &mut seed);
+            let store = store.as_ref().expect("it is open");
+            for n in 0..12 {
+                assert_eq!(store.has(&page(n)), model.has(n), "history {history}, record {n}");
+            }
+            let used = store.used();
+            assert!(used.ram <= sizes.ram && used.disk <= sizes.disk, "{used:?}");
+            assert_eq!(used.disk, on_disk_of(&dir));
+        }
+    }
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn what_a_crash_leaves_is_never_read() {
+    let dir = scratch("crash");
+    let limits = Sizes { ram: 0, disk: 1 << 20 };
+    let store = Store::open(&dir, limits).unwrap();
+    store.put(bundle(WHOSE, 1, 40)).unwrap();
+    store.put(bundle(WHOSE, 2, 40)).unwrap();
+    drop(store);
+    let path = files(&dir)[1].clone();
+    let whole = fs::read(&path).unwrap();
+    for n in 0..whole.len() {
+        // As killed while it was written, and as if that had its name already.
+        fs::write(&path, &whole[..n]).unwrap();
+        fs::write(dir.join("0/draft"), &whole[..n]).unwrap();
+        let store = Store::open(&dir, limits).unwrap();
+        assert!(store.has(&page(1)) && !store.has(&page(2)), "cut at {n}");
+        assert!(!path.exists() && !dir.join("0/draft").exists());
+        let mut damaged = whole.clone();
+        damaged[n] ^= 4;
+        fs::write(&path, damaged).unwrap();
+        drop(store);
+        let store = Store::open(&dir, limits).unwrap();
+        assert!(store.read(&page(2)).is_err(), "byte {n}");
+        assert!(!store.has(&page(2)) && !path.exists(), "it is dropped");
+        assert_eq!(store.read(&page(1)).unwrap().2, bytes_of(1, 40));
+    }
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn only_its_owner_reads_it_and_an_old_folder_is_emptied() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = scratch("form");
+    let limits = Sizes { ram: 0, disk: 1 << 20 };
+    let store = Store::open(&dir, limits).unwrap();
+    store.put(bundle(WHOSE, 1, 40)).unwrap();
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(files(&dir)[0].clone()), mode(dir.join("0"))), (0o600, 0o700));
+    // Another worker has a folder of its own.
+    let other = Store::open(&dir, limits).unwrap();
+    assert!(!other.has(&page(1)) && dir.join("1").exists());
+    drop((store, other));
+    fs::write(dir.join("0/form"), "0\n").unwrap();
+    let store = Store::open(&dir, limits).unwrap();
+    assert!(!store.has(&page(1)) && files(&dir).is_empty());
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn what_is_old_goes_and_what_belongs_to_nobody_any_more() {
+    let dir = scratch("age");
+    let limits = Sizes { ram: 1 << 20, disk: 1 << 20 };
+    let store = Store::open(&dir, limits).unwrap();
+    let other = Whose { owner: [9; 16], ..WHOSE };
+    let foreign = Whose { realm: [8; 16], ..other };
+    for (n, whose) in [(1, WHOSE), (2, other), (3, foreign)] {
+        store.put(bundle(whose, n, 40)).unwrap();
+    }
+    assert_eq!(store.keep_owners(WHOSE.realm, &[WHOSE.owner].into()), 1);
+    assert_eq!(
+        [1, 2, 3].map(|n| store.has(&page(n))),
+        [true, false, true],
+        "another realm's stays"
+    );
+    assert_eq!(files(&dir).len(), 2);
+    drop(store);
+    let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);
+    fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
+    let store = Store::open(&dir, limits).unwrap();
+    assert_eq!([1, 3].map(|n| store.has(&page(n))), [false, true]);
+    fs::remove_dir_all(dir).unwrap();
+}

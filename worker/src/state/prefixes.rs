@@ -1,0 +1,174 @@
+//! Records of kept prefixes as far as the worker's state is asked: they are written out of the stage and put into it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use brigade_engine::batch::CopyName;
+use brigade_proto::copies::{
+    FetchRequest, PrefixSave, PrefixesReply, PrefixesRequest, prefixes_request::Ask,
+};
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::tls::Who;
+use tokio::sync::Semaphore;
+
+use super::{Worker, blocking, check_speaker};
+use crate::copies::parts::bad;
+use crate::copies::store::Pieces;
+use crate::executor::gone;
+use crate::prefixes::load;
+use crate::prefixes::record::{Whose, key};
+use crate::prefixes::save::{Saving, copied};
+use crate::prefixes::store::{Store, Used};
+use crate::prefixes::wire::{At, Keys, owners};
+
+/// Records on this worker.
+#[derive(Debug)]
+pub struct Prefixes {
+    store: Arc<Store>,
+    /// One state at a time is saved.
+    saving: tokio::sync::Mutex<()>,
+    /// One at a time is read for another worker: it is whole in memory.
+    reading: Semaphore,
+}
+
+impl Prefixes {
+    /// Those of a store.
+    pub fn new(store: Store) -> Self {
+        let (store, reading) = (Arc::new(store), Semaphore::new(1));
+        Self { store, saving: tokio::sync::Mutex::default(), reading }
+    }
+}
+
+impl Worker {
+    /// The same with records, or without.
+    pub fn with_prefixes(self, prefixes: Option<Prefixes>) -> Self {
+        Self { prefixes, ..self }
+    }
+
+    /// What records take; `None`: none are kept.
+    pub fn prefixes_used(&self) -> Option<Used> {
+        self.prefixes.as_ref().map(|prefixes| prefixes.store.used())
+    }
+
+    fn records(&self) -> Result<&Prefixes, Failure> {
+        let why = "this worker keeps no records: give it --prefix-ram or --prefix-disk";
+        self.prefixes.as_ref().ok_or_else(|| Failure::refusal(FailureKind::WrongPhase, why))
+    }
+
+    /// Answers the coordinator about records.
+    ///
+    /// # Errors
+    /// Forbidden for an id that is not the caller's; the session's refusals; BadMessage, naming the field; what is asked
+    /// for failed.
+    pub async fn prefixes(
+        &self,
+        request: PrefixesRequest,
+        who: &Who,
+    ) -> Result<PrefixesReply, Failure> {
+        let PrefixesRequest { epoch, coordinator_id, ask } = request;
+        check_speaker(who, &coordinator_id)?;
+        let records = self.records()?;
+        let store = records.store.clone();
+        match ask.ok_or_else(|| bad("prefixes.ask is missing"))? {
+            Ask::Facts(_) => {
+                let door = self.door(&coordinator_id, epoch, 0)?;
+                let facts = copied(&door.jobs, None).await?;
+                let prints = facts.prints.iter().flat_map(|print| *print.as_bytes());
+                let prints = prints.collect::<Vec<u8>>().into();
+                let kind = facts.kind.to_vec().into();
+                Ok(PrefixesReply { prints, kind, ..PrefixesReply::default() })
+            }
+            Ask::Save(save) => {
+                let saved_bytes = self.save(records, &coordinator_id, epoch, &save).await?;
+                Ok(PrefixesReply { saved_bytes, ..PrefixesReply::default() })
+            }
+            Ask::Find(keys) => {
+                self.check(&coordinator_id, epoch)?;
+                let keys = Keys::of(&keys)?;
+                let found = blocking(move || Ok(keys.find(&store))).await?;
+                Ok(PrefixesReply { found, ..PrefixesReply::default() })
+            }
+            Ask::Forget(keys) => {
+                self.check(&coordinator_id, epoch)?;
+                let keys = Keys::of(&keys)?;
+                blocking(move || {
+                    store.forget(&keys.chain);
+                    Ok(PrefixesReply::default())
+                })
+                .await
+            }
+            Ask::Owners(named) => {
+                self.check(&coordinator_id, epoch)?;
+                let (realm, named) = owners(&named)?;
+                let named: HashSet<_> = named.into_iter().collect();
+                let gone = blocking(move || Ok(store.keep_owners(realm, &named))).await?;
+                if gone > 0 {
+                    tracing::info!(gone, "records of keys that are gone are dropped");
+                }
+                Ok(PrefixesReply::default())
+            }
+        }
+    }
+
+    async fn save(
+        &self,
+        records: &Prefixes,
+        coordinator_id: &str,
+        epoch: u64,
+        save: &PrefixSave,
+    ) -> Result<u64, Failure> {
+        let PrefixSave { slot, len, .. } = *save;
+        let at = save.at.as_ref().ok_or_else(|| bad("save.at is missing"))?;
+        let whose = key(&save.realm).zip(key(&save.owner));
+        let (realm, owner) =
+            whose.ok_or_else(|| bad("save.realm or save.owner has no 16 bytes"))?;
+        let (at, whose) = (At::of(at)?, Whose { realm, owner });
+        self.door(coordinator_id, epoch, slot)?;
+        let _alone = records.saving.lock().await;
+        // Waiting may have taken a while.
+        let door = self.door(coordinator_id, epoch, slot)?;
+        let saving = Saving { store: records.store.clone(), at, whose, slot, len };
+        saving.run(&door.jobs).await
+    }
+
+    /// The records of some layers of a prompt that another worker of the line asks for, in memory.
+    ///
+    /// # Errors
+    /// As those of [`Self::copies_for`]; NoMemory where there is no room for them beside the stage.
+    pub async fn records_for(&self, request: &FetchRequest, who: &Who) -> Result<Pieces, Failure> {
+        self.check_on_line(request, who)?;
+        let at = request.prefix.as_ref().ok_or_else(|| bad("fetch.prefix is missing"))?;
+        let (at, records) = (At::of(at)?, self.records()?);
+        let _turn = records.reading.acquire().await.map_err(|_| gone())?;
+        let door = self.door(&request.coordinator_id, request.epoch, 0)?;
+        let FetchRequest { len, layer_begin, layer_end, .. } = *request;
+        let (store, limit) = (records.store.clone(), door.limit.min(door.room));
+        blocking(move || load::state(&store, &at, len, layer_begin..layer_end, limit)).await
+    }
+
+    /// Records of some layers that are here, in memory.
+    ///
+    /// # Errors
+    /// Something is missing, damaged or too large.
+    pub(super) async fn records_of(
+        &self,
+        at: At,
+        len: u32,
+        layers: std::ops::Range<u32>,
+        limit: u64,
+    ) -> Result<Pieces, Failure> {
+        let store = self.records()?.store.clone();
+        blocking(move || load::state(&store, &at, len, layers, limit)).await
+    }
+}
+
+/// The name of a sequence that is put back; from records it needs none.
+///
+/// # Errors
+/// BadMessage.
+pub(super) fn name_of(name: &[u8], from_records: bool) -> Result<Option<CopyName>, Failure> {
+    match name {
+        [] if from_records => Ok(None),
+        name => crate::copies::parts::name_of(name).map(Some),
+    }
+}
