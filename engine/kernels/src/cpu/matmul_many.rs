@@ -182,7 +182,7 @@ pub(super) fn add_tiles<S: Simd, A: Sums>(
 ) {
     let s = proof::<S>();
     if const { S::MANY_PANELS > 1 && A::TWO_PANELS }
-        && let Some(slices) = slices.as_array::<2>()
+        && let Ok(slices) = slices.try_into()
     {
         let (low, high) = sums.split_at_mut(sums.len() / 2);
         return s.run(Tiles::<S, A, 2> { s, slices, columns, rows, n_rows, sums: [low, high] });
@@ -228,6 +228,7 @@ impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
 
 impl<L: Simd, A: Sums, const P: usize> Tiles<'_, L, A, P> {
     /// Adds the products of the `T` rows from `first` on. Returns `T`.
+    #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]
     fn tile<const T: usize>(&mut self, first: usize) -> usize {
         const WHOLE: &str = "rows and sums fill whole tiles";

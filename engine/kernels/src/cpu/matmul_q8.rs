@@ -222,6 +222,7 @@ fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
 }
 
 /// `sums` of `T` rows plus block `b` of each of `P` panels, which take each four of a row's values together.
+#[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
 #[inline(always)]
 fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
     s: S,
