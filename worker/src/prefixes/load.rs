@@ -67,7 +67,7 @@ impl Made<'_> {
         if self.at.tail.is_some() {
             let id = Id { chain: chain[full], line, tail: self.at.tail };
             let (of, record, bytes) = self.read(layer, id)?;
-            (has_pages, print) = (record.has_pages, Some(record.print));
+            (has_pages, print) = (record.about.has_pages, Some(record.about.print));
             self.check_kind(&of)?;
             for (part, bytes) in parts(&record, &bytes) {
                 let block = block_of(&mut blocks, layer, part);
@@ -76,11 +76,11 @@ impl Made<'_> {
         }
         for chain in chain[1..=full].iter().filter(|_| has_pages) {
             let (of, record, bytes) = self.read(layer, Id { chain: *chain, line, tail: None })?;
-            if self.at.tail.is_none() && !record.alone {
+            if self.at.tail.is_none() && !record.about.alone {
                 return Err(missing(layer, "pages are not all that it needs"));
             }
             self.check_kind(&of)?;
-            if *print.get_or_insert(record.print) != record.print {
+            if *print.get_or_insert(record.about.print) != record.about.print {
                 return Err(missing(layer, "its records are of different weights"));
             }
             for (part, bytes) in parts(&record, &bytes) {

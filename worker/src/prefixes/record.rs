@@ -45,9 +45,9 @@ pub struct Part {
     pub nbytes: u64,
 }
 
-/// A layer's part of a page, or what is good for one position alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+/// What a record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
     /// What it is found by.
     pub id: Id,
     /// Layer of the model.
@@ -60,6 +60,13 @@ pub struct Record {
     pub has_pages: bool,
     /// Whether at a page's end pages are all that the layer needs.
     pub alone: bool,
+}
+
+/// A layer's part of a page, or what is good for one position alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What it is of.
+    pub about: About,
     /// Its blocks', one after the other.
     pub parts: Vec<Part>,
     /// Where its bytes begin, behind the head.
@@ -77,18 +84,8 @@ impl Record {
 /// A record that is to be written.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
-    /// What it is found by.
-    pub id: Id,
-    /// As [`Record::layer`].
-    pub layer: u32,
-    /// As [`Record::print`].
-    pub print: Hash,
-    /// As [`Record::len`].
-    pub len: u32,
-    /// As [`Record::has_pages`].
-    pub has_pages: bool,
-    /// As [`Record::alone`].
-    pub alone: bool,
+    /// What it is of.
+    pub about: About,
     /// Blocks, whether they have pages, and their bytes.
     pub parts: Vec<(u32, bool, Bytes)>,
 }
@@ -185,6 +182,7 @@ pub fn encode(whose: Whose, kind: Kind, records: &[NewRecord]) -> Vec<u8> {
 }
 
 fn head_of(record: &NewRecord) -> RecordHead {
+    let about = &record.about;
     let parts: Vec<&[u8]> = record.parts.iter().map(|(.., bytes)| &bytes[..]).collect();
     let part = |(block, paged, bytes): &(u32, bool, Bytes)| PartHead {
         block: *block,
@@ -192,14 +190,14 @@ fn head_of(record: &NewRecord) -> RecordHead {
         nbytes: bytes.len() as u64,
     };
     RecordHead {
-        chain: record.id.chain.into(),
-        line: record.id.line.into(),
-        tail: record.id.tail.map(Vec::from).unwrap_or_default(),
-        layer: record.layer,
-        print: record.print.as_bytes().to_vec(),
-        len: record.len,
-        has_pages: record.has_pages,
-        alone: record.alone,
+        chain: about.id.chain.into(),
+        line: about.id.line.into(),
+        tail: about.id.tail.map(Vec::from).unwrap_or_default(),
+        layer: about.layer,
+        print: about.print.as_bytes().to_vec(),
+        len: about.len,
+        has_pages: about.has_pages,
+        alone: about.alone,
         parts: record.parts.iter().map(part).collect(),
         check: check(&parts).into(),
     }
@@ -256,17 +254,15 @@ impl RecordHead {
         let part = |p: &PartHead| Part { block: p.block, paged: p.paged, nbytes: p.nbytes };
         let parts: Vec<Part> = self.parts.iter().map(part).collect();
         parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.nbytes))?;
-        Some(Record {
+        let about = About {
             id,
             layer: self.layer,
             print: Hash::from_bytes(print),
             len: self.len,
             has_pages: self.has_pages,
             alone: self.alone,
-            parts,
-            offset,
-            check: self.check.as_slice().try_into().ok()?,
-        })
+        };
+        Some(Record { about, parts, offset, check: self.check.as_slice().try_into().ok()? })
     }
 }
 
@@ -303,15 +299,15 @@ mod tests {
     use super::*;
 
     fn record(tail: Option<Key>, parts: Vec<(u32, bool, Bytes)>) -> NewRecord {
-        NewRecord {
+        let about = About {
             id: Id { chain: [1; 16], line: [2; 16], tail },
             layer: 3,
             print: blake3::hash(b"3"),
             len: 70,
             has_pages: true,
             alone: false,
-            parts,
-        }
+        };
+        NewRecord { about, parts }
     }
 
     #[test]
@@ -332,7 +328,7 @@ mod tests {
         };
         assert_eq!(of(&bundle, &bytes, 0).unwrap(), [[7; 10].as_slice(), &[8; 5]].concat());
         assert_eq!(of(&bundle, &bytes, 1).unwrap(), [9; 3].as_slice());
-        assert_eq!(bundle.records[1].id.tail, Some([6; 16]));
+        assert_eq!(bundle.records[1].about.id.tail, Some([6; 16]));
         for n in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[n] ^= 0x10;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use super::copied::Copied;
-use super::record::{Id, NewRecord, Whose, encode};
+use super::record::{About, Id, NewRecord, Whose, encode};
 use super::store::Store;
 use super::wire::At;
 use super::{Key, MAX_STEP_BYTES, STEP_BYTES};
@@ -153,15 +153,15 @@ impl Saving {
                     Some(_) => None,
                     None => Some((*block, *paged, rest.clone())),
                 });
-                wanted.then(|| NewRecord {
+                let about = About {
                     id,
                     layer: *layer,
                     print: *print,
                     len,
                     has_pages: shape.has_pages(),
                     alone: !shape.unpaged,
-                    parts: parts.collect(),
-                })
+                };
+                wanted.then(|| NewRecord { about, parts: parts.collect() })
             };
             let records: Vec<NewRecord> = layers().filter_map(record).collect();
             (!records.is_empty()).then(|| encode(self.whose, kind, &records))

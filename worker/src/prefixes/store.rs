@@ -312,7 +312,7 @@ impl Inner {
         let used = self.uses;
         let nbytes = bundle.nbytes();
         for (at, record) in bundle.records.iter().enumerate() {
-            self.ids.insert(record.id, (no, at));
+            self.ids.insert(record.about.id, (no, at));
         }
         if memory.is_some() {
             self.ram.used += nbytes;
@@ -369,8 +369,8 @@ impl Inner {
         let Some(held) = self.bundles.remove(&no) else { return };
         for record in &held.bundle.records {
             // Another bundle may have the same record since.
-            if self.ids.get(&record.id).is_some_and(|(of, _)| *of == no) {
-                self.ids.remove(&record.id);
+            if self.ids.get(&record.about.id).is_some_and(|(of, _)| *of == no) {
+                self.ids.remove(&record.about.id);
             }
         }
     }

@@ -81,21 +81,21 @@ impl Keys {
 
     fn find_layer(&self, store: &Store, layer: u32, line: Key) -> Option<PrefixFound> {
         let (pages, first) = store.pages(&self.chain, line);
-        let reaches = |n: usize, rest: &Record| !rest.has_pages || n <= pages as usize;
+        let reaches = |n: usize, rest: &Record| !rest.about.has_pages || n <= pages as usize;
         let mut rests = store.rests(&self.chain, line);
-        rests.retain(|(n, rest)| reaches(*n, rest) && rest.len as usize / KV_PAGE == *n);
-        rests.sort_by_key(|(_, rest)| (rest.len, rest.id.tail));
+        rests.retain(|(n, rest)| reaches(*n, rest) && rest.about.len as usize / KV_PAGE == *n);
+        rests.sort_by_key(|(_, rest)| (rest.about.len, rest.about.id.tail));
         let newest = &rests[rests.len().saturating_sub(PREFIX_POSITIONS)..];
         if pages == 0 && newest.is_empty() {
             return None;
         }
-        let tails = newest.iter().filter_map(|(_, rest)| rest.id.tail);
+        let tails = newest.iter().filter_map(|(_, rest)| rest.about.id.tail);
         Some(PrefixFound {
             layer_begin: layer,
             layer_end: layer + 1,
             pages,
-            alone: first.as_ref().is_some_and(|first| first.alone),
-            positions: newest.iter().map(|(_, rest)| rest.len).collect(),
+            alone: first.as_ref().is_some_and(|first| first.about.alone),
+            positions: newest.iter().map(|(_, rest)| rest.about.len).collect(),
             tails: tails.flatten().collect::<Vec<u8>>().into(),
             page_bytes: first.map_or(0, |first| first.nbytes() * u64::from(pages)),
             rest_bytes: newest.iter().map(|(_, rest)| rest.nbytes()).max().unwrap_or(0),

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::super::record::{NewRecord, encode};
+use super::super::record::{About, NewRecord, encode};
 use super::*;
 
 const WHOSE: Whose = Whose { realm: [1; 16], owner: [2; 16] };
@@ -31,15 +31,15 @@ fn bytes_of(n: u64, nbytes: usize) -> Bytes {
 
 /// A bundle of one page.
 fn bundle(whose: Whose, n: u64, nbytes: usize) -> Vec<u8> {
-    let record = NewRecord {
+    let about = About {
         id: page(n),
         layer: 0,
         print: blake3::hash(b"0"),
         len: 64,
         has_pages: true,
         alone: true,
-        parts: vec![(0, true, bytes_of(n, nbytes))],
     };
+    let record = NewRecord { about, parts: vec![(0, true, bytes_of(n, nbytes))] };
     encode(whose, [3; 32], &[record])
 }
 
