@@ -28,7 +28,9 @@ mod options_file;
 mod perplexity;
 mod positions;
 mod prefixes;
+mod prefixes_apart;
 mod real_files;
+mod records;
 mod replay;
 mod restarts;
 mod reuse;
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         perplexity,
         positions,
         prefixes,
+        prefixes_apart,
         replay,
         restarts,
         real_files,

@@ -2,103 +2,11 @@
 //! killed, or the layers are cut otherwise. The bytes are those of a prompt that was computed.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use brigade_tests::process::{Running, brigade, get, post, synth};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// For waits that end by themselves on any machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Nothing more is written when nothing was for so long.
-const SETTLED: Duration = Duration::from_millis(400);
-
-const DRAWN: usize = 8;
-
-/// A prompt of several pages and some tokens.
-fn prompt(seed: u32) -> Vec<u32> {
-    (0..300).map(|i| 1 + (i * 7 + seed * 31) % 200).collect()
-}
-
-struct Place {
-    dir: PathBuf,
-    model: PathBuf,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
-        let _ = std::fs::remove_file(&self.model);
-    }
-}
-
-impl Place {
-    fn new(name: &str, arch: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("brigade-tiers-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        Self { dir, model: synth(arch, "tiny") }
-    }
-
-    /// A server whose workers keep what they have in this place.
-    fn serve(&self, data: &str, more: &[&str]) -> Running {
-        let mut command = Command::new(brigade());
-        command.args(["serve", "--listen", "127.0.0.1:0", "--speculate", "off", "--ctx", "1024"]);
-        command.arg("-m").arg(&self.model).arg("--data-dir").arg(self.dir.join(data)).args(more);
-        command.env("XDG_CACHE_HOME", self.dir.join("cache"));
-        let server = Running::spawn(command, "brigade serve listening on ");
-        let deadline = Instant::now() + PATIENCE;
-        while get(&format!("{}/health", server.ready)).unwrap().status != 200 {
-            assert!(Instant::now() < deadline, "the line does not come up");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        server
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        let of = |dir: &Path| {
-            let all = std::fs::read_dir(dir).into_iter().flatten();
-            all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
-        };
-        of(&self.dir.join("cache/brigade/prefixes")).iter().flat_map(|dir| of(dir)).collect()
-    }
-}
-
-fn metric(server: &Running, name: &str) -> u64 {
-    let text = get(&format!("{}/metrics", server.admin())).unwrap().body;
-    let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
-    line.and_then(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0) as u64
-}
-
-/// What was said, with log-probabilities; and how many tokens of the prompt were not computed.
-fn ask(server: &Running, prompt: &[u32]) -> (Value, u64) {
-    let body = json!({ "prompt": prompt, "max_tokens": DRAWN, "temperature": 0, "logprobs": 2,
-                       "ignore_eos": true });
-    let before = metric(server, "brigade_ubatch_rows_total");
-    let reply = post(&format!("{}/v1/completions", server.ready), &body.to_string()).unwrap();
-    assert_eq!(reply.status, 200, "{}", reply.body);
-    let answer: Value = serde_json::from_str(&reply.body).unwrap();
-    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-    let rows = metric(server, "brigade_ubatch_rows_total") - before;
-    assert_eq!(rows, (prompt.len() + DRAWN - 1) as u64 - cached, "{}", answer["usage"]);
-    (answer["choices"][0].clone(), cached)
-}
-
-/// Waits until all that is kept is written.
-fn settle(server: &Running) {
-    let written = || metric(server, "brigade_prefix_bytes_written_total");
-    let (mut last, mut since) = (written(), Instant::now());
-    let deadline = since + PATIENCE;
-    while last == 0 || since.elapsed() < SETTLED {
-        assert!(Instant::now() < deadline, "{last} bytes were written");
-        std::thread::sleep(Duration::from_millis(50));
-        let now = written();
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-    }
-}
+use crate::records::{Place, ask, metric, prompt, settle, settle_kept};
 
 const TIERS: &[&str] = &["--prefix-disk", "64M"];
 
@@ -159,22 +67,13 @@ fn what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not() {
         let server = place.serve("data", &[&args, tiers].concat());
         let (said, cached) = ask(&server, &prompt(1));
         assert_eq!(cached, 0);
-        if !tiers.is_empty() {
-            settle_kept(&server);
-        }
+        let saves = |n: u64| if tiers.is_empty() { 0 } else { n };
+        settle_kept(&server, saves(1));
         ask(&server, &prompt(2));
+        settle_kept(&server, saves(2));
         let again = ask(&server, &prompt(1));
         assert_eq!(again, (said, if tiers.is_empty() { 0 } else { 256 }));
         assert!(place.files().is_empty(), "nothing is on the disk");
-    }
-}
-
-/// Waits a moment: what is written to memory alone is not counted.
-fn settle_kept(server: &Running) {
-    let deadline = Instant::now() + PATIENCE;
-    while metric(server, "brigade_prefix_states_saved_total") == 0 {
-        assert!(Instant::now() < deadline, "nothing is saved");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -418,7 +418,10 @@ impl Driver {
 
     /// A state has left the line or is in it; the scheduler knows before who waits does.
     fn transferred(&mut self, done: Done) {
-        let Done { epoch, id, outcome } = done;
+        let Done { epoch, id, mut outcome } = done;
+        if let Outcome::PrefixLoaded(loaded) = &mut outcome {
+            self.doubt(loaded);
+        }
         let is_up = self.line.as_ref().is_some_and(|line| line.epoch == epoch);
         if is_up {
             self.step(if outcome.is_there() { Event::KeptReady(id) } else { Event::DropKept(id) });
@@ -532,6 +535,7 @@ impl Driver {
         self.in_flight.clear();
         self.down_because = Some(reason.clone());
         self.status.send_replace(Status::Down { reason: reason.clone(), next: None });
+        self.take_spoilt();
         self.step(Event::LineDown { reason, planned });
         self.prefixes_line_gone();
     }

@@ -237,7 +237,7 @@ impl Driver {
             self.checkpoints.settle(told);
         }
         let interrupted = self.sched.interrupted();
-        let salt = self.salt_of(&line).filter(|_| !interrupted.is_empty());
+        let salt = self.salt_to_find(&line).filter(|_| !interrupted.is_empty());
         let looks = self.checkpoints.are_there(&line) || salt.is_some();
         if looks {
             self.checkpoints.look(&line, interrupted, salt);

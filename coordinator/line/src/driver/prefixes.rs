@@ -67,6 +67,10 @@ pub(super) struct Prefixes {
     is_busy: bool,
     /// To be dropped.
     spoilt: VecDeque<Spoilt>,
+    /// What is being dropped.
+    dropping: Option<Spoilt>,
+    /// Records were to be dropped since the load that is under way was begun.
+    is_suspect: bool,
     /// Owners that the workers of this line know.
     told: Option<BTreeSet<u64>>,
     loads: VecDeque<Load>,
@@ -83,6 +87,7 @@ impl Prefixes {
         let (news, receiver) = mpsc::channel(NEWS_QUEUE);
         let (held, known, spoilt, told, loads) = Default::default();
         let (is_busy, is_loading, speed, has_failed) = Default::default();
+        let (dropping, is_suspect) = Default::default();
         let fresh = Self {
             config,
             news,
@@ -90,6 +95,8 @@ impl Prefixes {
             known,
             is_busy,
             spoilt,
+            dropping,
+            is_suspect,
             told,
             loads,
             is_loading,
@@ -102,6 +109,11 @@ impl Prefixes {
     /// The request is not held any more.
     pub(super) fn forget(&mut self, request: RequestId) {
         self.held.remove(&request);
+    }
+
+    /// Whether a record that is found may be one that is to go.
+    fn is_in_doubt(&self) -> bool {
+        self.dropping.is_some() || !self.spoilt.is_empty()
     }
 
     fn measure(&mut self, nbytes: u64, took: Duration) {
@@ -128,13 +140,30 @@ impl Driver {
         config.filter(|_| line.states.keeps_prefixes()).map(|config| config.salt)
     }
 
+    /// As [`Self::salt_of`], and `None` as long as a record that is found may be one that is to go.
+    pub(super) fn salt_to_find(&mut self, line: &OpenLine) -> Option<Salt> {
+        self.take_spoilt();
+        self.salt_of(line).filter(|_| !self.prefixes.is_in_doubt())
+    }
+
+    /// Takes note of what is to be dropped: nothing of it is loaded any more.
+    pub(super) fn take_spoilt(&mut self) {
+        let spoilt = self.sched.take_spoilt();
+        let prefixes = &mut self.prefixes;
+        if prefixes.config.is_some() {
+            prefixes.is_suspect |= !spoilt.is_empty();
+            prefixes.spoilt.extend(spoilt);
+        }
+    }
+
     /// Has the workers asked what they have of a request's prompt, if there may be more than in memory; the request comes
     /// back if not.
     pub(super) fn look_up(&mut self, request: Request) -> Option<Request> {
+        self.take_spoilt();
         let Some((salt, line)) = self.salt().zip(self.line.as_ref()) else { return Some(request) };
         let rows = request.prompt.len().saturating_sub(1) as u32;
         let begins = self.sched.begins_with(&request).filter(|begins| rows >= begins + LEAST_ROWS);
-        let is_free = self.prefixes.held.len() < MAX_HELD && self.prefixes.spoilt.is_empty();
+        let is_free = self.prefixes.held.len() < MAX_HELD && !self.prefixes.is_in_doubt();
         if begins.is_none() || !is_free {
             return Some(request);
         }
@@ -159,6 +188,7 @@ impl Driver {
 
     /// Something was found, or dropped.
     pub(super) fn prefix_news(&mut self, news: PrefixNews) {
+        self.take_spoilt();
         let is_up = |epoch: u64| self.line.as_ref().is_some_and(|line| line.epoch == epoch);
         match news {
             PrefixNews::Found { epoch, request, found } => {
@@ -170,7 +200,7 @@ impl Driver {
                     );
                     None
                 });
-                match found.filter(|_| is_up(epoch) && self.prefixes.spoilt.is_empty()) {
+                match found.filter(|_| is_up(epoch) && !self.prefixes.is_in_doubt()) {
                     Some((names, choice)) => {
                         self.prefixes.loads.push_back(Load { request, names, choice });
                         self.start_loads();
@@ -183,7 +213,7 @@ impl Driver {
                     tracing::warn!(why, "records that should go may still be there");
                 }
                 if is_up(epoch) {
-                    self.prefixes.is_busy = false;
+                    (self.prefixes.is_busy, self.prefixes.dropping) = (false, None);
                     self.keep_prefixes();
                 }
             }
@@ -204,6 +234,10 @@ impl Driver {
         while !self.prefixes.is_loading
             && let Some(load) = self.prefixes.loads.pop_front()
         {
+            if self.prefixes.is_in_doubt() {
+                self.let_go(load.request);
+                continue;
+            }
             let Some(request) = self.prefixes.held.get(&load.request) else { continue };
             let len = load.choice.len;
             // Another one may have brought it meanwhile.
@@ -221,13 +255,21 @@ impl Driver {
             let id = load.request;
             let opened = kept.is_some();
             if let Some(kept) = kept {
-                self.prefixes.is_loading = true;
+                (self.prefixes.is_loading, self.prefixes.is_suspect) = (true, false);
                 self.states.push(Due::Opened, kept, Transfer::LoadPrefix(Box::new(load)));
             }
             self.perform(actions);
             if !opened {
                 self.let_go(id);
             }
+        }
+    }
+
+    /// Calls a load failed whose records may be among those that were to go meanwhile.
+    pub(super) fn doubt(&mut self, loaded: &mut Loaded) {
+        self.take_spoilt();
+        if self.prefixes.is_suspect && loaded.result.is_ok() {
+            loaded.result = Err("numbers that are no good came meanwhile".to_owned());
         }
     }
 
@@ -279,14 +321,14 @@ impl Driver {
 
     /// Drops what is to go, or writes the next state.
     pub(super) fn keep_prefixes(&mut self) {
-        let spoilt = self.sched.take_spoilt();
+        self.take_spoilt();
         let Some(salt) = self.salt() else { return };
-        self.prefixes.spoilt.extend(spoilt);
         if self.prefixes.is_busy {
             return;
         }
         let owners = self.prefixes.owners();
         if let Some(spoilt) = self.prefixes.spoilt.pop_front() {
+            self.prefixes.dropping = Some(spoilt.clone());
             self.drop_records(async move |access: Arc<dyn StateAccess>| {
                 let names = names(salt, spoilt.space, 0, spoilt.tokens).await?;
                 access.forget_prefix(&names).await
@@ -337,6 +379,8 @@ impl Driver {
         prefixes.known.clear();
         prefixes.loads.clear();
         (prefixes.is_busy, prefixes.is_loading, prefixes.told) = (false, false, None);
+        // Some workers may have dropped it and some not.
+        prefixes.spoilt.extend(prefixes.dropping.take());
         let held: Vec<RequestId> = prefixes.held.keys().copied().collect();
         held.into_iter().for_each(|request| self.let_go(request));
     }

@@ -54,6 +54,8 @@ pub(crate) struct Kept {
     pub filled: bool,
     /// Somebody reads or fills it on the stages: it must not go.
     pub pinned: bool,
+    /// Its numbers may be no good: it goes when it is not pinned any more.
+    pub spoilt: bool,
     /// A request that waits would begin with it: it goes last.
     pub wanted: bool,
     /// Until then its client is expected back: it goes last of its owner's.
@@ -159,6 +161,7 @@ impl KeptPool {
             place,
             filled,
             pinned,
+            spoilt: false,
             wanted,
             lingers: 0,
             last_use,
@@ -328,10 +331,23 @@ impl KeptPool {
         left.map(|kept| kept.node).collect()
     }
 
-    /// Those at a node and before it that may go.
+    /// Those at a node and before it.
     pub fn before(&self, node: NodeId) -> Vec<KeptId> {
-        let holders = self.tree.up(node).flat_map(|node| self.tree.holders(node));
-        holders.filter_map(|holder| self.may_go(*holder)).collect()
+        self.held_at(self.tree.up(node))
+    }
+
+    /// Those whose tokens a prompt begins with.
+    pub fn begins(&self, prompt: Prompt<'_>) -> Vec<KeptId> {
+        self.held_at(self.tree.walk(prompt.space, prompt.tokens).passed.into_iter())
+    }
+
+    fn held_at(&self, nodes: impl Iterator<Item = NodeId>) -> Vec<KeptId> {
+        let holders = nodes.flat_map(|node| self.tree.holders(node));
+        let kept = holders.filter_map(|holder| match holder {
+            Holder::Kept(id) => Some(*id),
+            Holder::Live(..) => None,
+        });
+        kept.collect()
     }
 
     fn may_go(&self, holder: Holder) -> Option<KeptId> {

@@ -315,10 +315,9 @@ impl Line {
     pub fn discard(&mut self, sequence: &Admitted) {
         for half in sequence.halves() {
             self.note_spoilt(half);
-            let before = self.kept.covered_by(half.as_prompt(&half.tokens), Prefixes::All);
+            let before = self.kept.begins(half.as_prompt(&half.tokens));
             // It may have begun with a part of one.
-            let source = half.source.filter(|id| self.kept.get(*id).is_some_and(|k| !k.pinned));
-            self.spoil(before.into_iter().chain(source).collect());
+            self.spoil(before.into_iter().chain(half.source).collect());
         }
         self.release(sequence);
     }
@@ -334,8 +333,16 @@ impl Line {
     fn spoil(&mut self, mut spoilt: Vec<KeptId>) {
         spoilt.sort_unstable();
         spoilt.dedup();
-        self.kept.counts.spoilt += spoilt.len() as u64;
-        spoilt.into_iter().for_each(|id| self.evict(id));
+        for id in spoilt {
+            let Some(kept) = self.kept.get_mut(id) else { continue };
+            let (was_spoilt, pinned) = (kept.spoilt, kept.pinned);
+            // Where the stages read or fill its slot it goes later, and nobody begins with it meanwhile.
+            (kept.spoilt, kept.filled) = (true, false);
+            self.kept.counts.spoilt += u64::from(!was_spoilt);
+            if !pinned {
+                self.evict(id);
+            }
+        }
     }
 
     /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
@@ -506,11 +513,14 @@ impl Line {
         Some(KeptInfo { id, slot, tokens })
     }
 
-    /// The stages hold the state of a sequence that was opened with [`Line::open_kept`].
+    /// The stages hold the state of a sequence that was opened with [`Line::open_kept`], or have read that of one that was
+    /// pinned.
     pub fn kept_filled(&mut self, id: KeptId) {
-        if let Some(kept) = self.kept.get_mut(id) {
-            kept.filled = true;
+        let Some(kept) = self.kept.get_mut(id) else { return };
+        if kept.spoilt {
+            return self.evict(id);
         }
+        kept.filled = true;
         self.unpin(id);
     }
 
