@@ -10,6 +10,10 @@ use brigade_proto::tls::authority::{Validity, newcomer_certificate};
 use brigade_proto::tls::{Authority, NodeKey, Role, Token};
 use brigade_quant::GgmlType;
 use brigade_synth::{ARCHES, FileType, Shape, Spec, write};
+use brigade_worker::prefixes::Key;
+use brigade_worker::prefixes::record::{
+    About, CHECK_BYTES, Id, NewRecord, PREAMBLE_BYTES, Whose, encode,
+};
 use prost::Message;
 use std::error::Error;
 use std::path::Path;
@@ -25,6 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     gguf()?;
     frame()?;
     texts()?;
+    records()?;
     names()?;
     cluster()
 }
@@ -33,6 +38,28 @@ fn save(target: &str, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     std::fs::create_dir_all(&corpus)?;
     std::fs::write(corpus.join(name), bytes)
+}
+
+/// The head of a bundle with a page and a rest, between the number of its records' bytes and those.
+fn records() -> Result<(), Box<dyn Error>> {
+    let about = |tail: Option<Key>| About {
+        id: Id { chain: [1; 16], line: [2; 16], tail },
+        layer: 3,
+        print: blake3::hash(b"layer 3"),
+        len: 70,
+        has_pages: true,
+        alone: tail.is_none(),
+    };
+    let page = vec![(0, true, vec![7; 6].into()), (1, true, vec![8; 2].into())];
+    let rest = vec![(0, true, vec![].into()), (256, false, vec![9; 3].into())];
+    let new = [(None, page), (Some([6; 16]), rest)];
+    let new = new.map(|(tail, parts)| NewRecord { about: about(tail), parts });
+    let bundle = encode(Whose { realm: [4; 16], owner: [5; 16] }, [3; 32], &new);
+    let n_data = 11;
+    let inside = &bundle[PREAMBLE_BYTES..];
+    let (head, data) = inside.split_at(inside.len() - n_data);
+    let head = &head[..head.len() - CHECK_BYTES];
+    Ok(save("records", "two", &[&[n_data as u8], head, data].concat())?)
 }
 
 /// A token, a name, an id; certificates of an authority, of a node and of a newcomer, a key, a list of revoked keys.

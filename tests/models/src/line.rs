@@ -64,6 +64,8 @@ pub struct LineConfig {
     pub threads: usize,
     /// Type of the KV cache.
     pub kv_type: KvType,
+    /// Positions of a sequence at most.
+    pub n_ctx: u32,
     /// Whether layers with a window keep only what it sees.
     pub windows: bool,
     /// Control vectors with their scales.
@@ -86,6 +88,7 @@ impl Default for LineConfig {
             fast_math: false,
             threads: 1,
             kv_type: KvType::F32,
+            n_ctx: SLOT_POSITIONS as u32,
             windows: false,
             control_vectors: Vec::new(),
             control_layers: None,
@@ -343,7 +346,7 @@ fn load(
         n_slots: N_SLOTS,
         n_blocks: (N_SLOTS * SLOT_POSITIONS / KV_PAGE) as u32,
         kv_type: config.kv_type,
-        n_ctx: n_positions.unwrap_or(u32::MAX).min(SLOT_POSITIONS as u32),
+        n_ctx: n_positions.unwrap_or(u32::MAX).min(config.n_ctx),
         max_rows: SLOT_POSITIONS,
         windows: config.windows,
         control_vectors: stage_vectors(config, model, &layers),

@@ -15,7 +15,7 @@ use crate::copies::Kind;
 const MAGIC: &[u8; 8] = b"brgpfx\x00\x01";
 
 /// Bytes of a check.
-const CHECK_BYTES: usize = 16;
+pub const CHECK_BYTES: usize = 16;
 
 /// Bytes before the head: the magic, and how long it is.
 pub const PREAMBLE_BYTES: usize = MAGIC.len() + 4;
@@ -69,7 +69,7 @@ pub struct Record {
     pub about: About,
     /// Its blocks', one after the other.
     pub parts: Vec<Part>,
-    /// Where its bytes begin, behind the head.
+    /// Where its bytes begin in the bundle.
     offset: u64,
     check: [u8; CHECK_BYTES],
 }
@@ -167,17 +167,22 @@ pub fn encode(whose: Whose, kind: Kind, records: &[NewRecord]) -> Vec<u8> {
         kind: kind.into(),
         records: records.iter().map(head_of).collect(),
     };
-    let head = head.encode_to_vec();
     let nbytes: usize = records.iter().flat_map(|r| &r.parts).map(|(.., bytes)| bytes.len()).sum();
-    let mut bytes = Vec::with_capacity(PREAMBLE_BYTES + head.len() + CHECK_BYTES + nbytes);
-    bytes.extend_from_slice(MAGIC);
-    bytes.extend_from_slice(&(head.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&head);
-    let check = check(&[&bytes]);
-    bytes.extend_from_slice(&check);
+    let mut bytes = begun(&head.encode_to_vec(), nbytes);
     for (.., part) in records.iter().flat_map(|record| &record.parts) {
         bytes.extend_from_slice(part);
     }
+    bytes
+}
+
+/// The bytes of a bundle before those of its records, with room for so many: a head between its length and its check.
+pub fn begun(head: &[u8], nbytes: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PREAMBLE_BYTES + head.len() + CHECK_BYTES + nbytes);
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&(head.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(head);
+    let check = check(&[&bytes]);
+    bytes.extend_from_slice(&check);
     bytes
 }
 
@@ -219,7 +224,8 @@ impl Bundle {
             return None;
         }
         let head = Head::decode(&head[PREAMBLE_BYTES..]).ok()?;
-        let mut offset = 0_u64;
+        let head_bytes = end as u64;
+        let mut offset = head_bytes;
         let mut records = Vec::with_capacity(head.records.len());
         for of in &head.records {
             let record = of.record(offset)?;
@@ -228,7 +234,7 @@ impl Bundle {
         }
         let whose = Whose { realm: key(&head.realm)?, owner: key(&head.owner)? };
         let kind = head.kind.as_slice().try_into().ok()?;
-        Some(Self { whose, kind, records, head_bytes: end as u64 })
+        Some(Self { whose, kind, records, head_bytes })
     }
 
     /// Bytes of all of it.
@@ -238,8 +244,7 @@ impl Bundle {
 
     /// Where the bytes of a record are.
     pub fn place(&self, record: &Record) -> Range<u64> {
-        let begin = self.head_bytes + record.offset;
-        begin..begin + record.nbytes()
+        record.offset..record.offset + record.nbytes()
     }
 }
 
@@ -329,6 +334,16 @@ mod tests {
         assert_eq!(of(&bundle, &bytes, 0).unwrap(), [[7; 10].as_slice(), &[8; 5]].concat());
         assert_eq!(of(&bundle, &bytes, 1).unwrap(), [9; 3].as_slice());
         assert_eq!(bundle.records[1].about.id.tail, Some([6; 16]));
+        let huge = u64::MAX - 10;
+        let part = PartHead { block: 0, paged: true, nbytes: huge };
+        let mut head =
+            Head { realm: vec![4; 16], owner: vec![5; 16], kind: vec![7; 32], records: vec![] };
+        head.records.push(RecordHead { parts: vec![part], ..head_of(&record(None, vec![])) });
+        assert_eq!(
+            Bundle::decode(&begun(&head.encode_to_vec(), 0)),
+            None,
+            "more than there can be"
+        );
         for n in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[n] ^= 0x10;

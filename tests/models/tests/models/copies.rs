@@ -137,8 +137,21 @@ fn snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it() {
     assert!(n_models > 5, "{n_models} models");
 }
 
+fn states_of_other_rope_factors_are_told_apart_and_other_contexts_are_not() {
+    let kind = |name: &str, n_ctx: u32| {
+        let config = LineConfig { n_ctx, ..LineConfig::default() };
+        Line::open(&Golden::repository().named(name), &config).stages()[0].copy_kind()
+    };
+    // Long factors above 16 positions.
+    let [short, edge, long, longer] = [8, 16, 17, 64].map(|n_ctx| kind("phi3", n_ctx));
+    assert_eq!((&short, &long), (&edge, &longer));
+    assert!(short != long && long.contains("rope_factors_long"), "{short} {long}");
+    assert_eq!(kind("llama", 16), kind("llama", 64));
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         copies_go_on_as_their_sources_and_what_is_refused_changes_nothing,
-        snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it;
+        snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it,
+        states_of_other_rope_factors_are_told_apart_and_other_contexts_are_not;
 ];
