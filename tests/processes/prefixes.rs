@@ -4,6 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
+use brigade_gguf::Gguf;
 use serde_json::Value;
 
 use crate::records::{Place, ask, metric, prompt, settle, settle_kept};
@@ -60,6 +61,21 @@ fn prompts_of_granitehybrid_outlive_processes_and_cuts() {
     prompts_outlive_processes_and_cuts("granitehybrid", true);
 }
 
+fn a_worker_gives_records_of_more_layers_than_it_has_now() {
+    let mut place = Place::new("layers", "llama");
+    // Whole, a prompt is nearly as long as a sequence can be.
+    place.ctx = 320;
+    let two = ["--workers", "2", "--keep", "4"];
+    let n_layers = brigade_models::describe(&Gguf::open(&place.model).unwrap()).unwrap().n_layer();
+    let server = place.serve("data", &[&two[..], &["--cuts", "1"], TIERS].concat());
+    let (said, _) = ask(&server, &prompt(1));
+    settle_kept(&server, 1);
+    drop(server);
+    let cuts = (n_layers - 1).to_string();
+    let server = place.serve("data", &[&two[..], &["--cuts", &cuts], TIERS].concat());
+    assert_eq!(ask(&server, &prompt(1)), (said, 256), "{n_layers} layers");
+}
+
 fn what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not() {
     let place = Place::new("ram", "llama");
     let args = ["--workers", "2", "--cuts", "1", "--keep", "1"];
@@ -81,5 +97,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         prompts_of_llama_outlive_processes_and_cuts,
         prompts_of_granitehybrid_outlive_processes_and_cuts,
+        a_worker_gives_records_of_more_layers_than_it_has_now,
         what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not;
 ];

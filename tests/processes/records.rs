@@ -25,6 +25,8 @@ pub struct Place {
     pub dir: PathBuf,
     /// What is served.
     pub model: PathBuf,
+    /// Positions of a sequence.
+    pub ctx: u32,
 }
 
 impl Drop for Place {
@@ -38,7 +40,7 @@ impl Place {
     pub fn new(name: &str, arch: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("brigade-tiers-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
-        Self { dir, model: synth(arch, "tiny") }
+        Self { dir, model: synth(arch, "tiny"), ctx: 1024 }
     }
 
     /// A server whose workers keep what they have in this place.
@@ -49,7 +51,8 @@ impl Place {
     /// The same, of another model.
     pub fn serve_of(&self, model: &Path, data: &str, more: &[&str]) -> Running {
         let mut command = Command::new(brigade());
-        command.args(["serve", "--listen", "127.0.0.1:0", "--speculate", "off", "--ctx", "1024"]);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--speculate", "off"]);
+        command.args(["--ctx", &self.ctx.to_string()]);
         command.arg("-m").arg(model).arg("--data-dir").arg(self.dir.join(data)).args(more);
         command.env("XDG_CACHE_HOME", self.dir.join("cache"));
         let server = Running::spawn(command, "brigade serve listening on ");

@@ -32,7 +32,8 @@ use crate::memory;
 use crate::pace::Pace;
 use crate::pool::{Pool, PoolError};
 use crate::prefixes::FOLDER;
-use crate::prefixes::store::Store;
+use crate::prefixes::folder::Folder;
+use crate::prefixes::store::{MAX_AGE, Store};
 use crate::stage::cpu_backend;
 use crate::state::{Prefixes, Worker};
 
@@ -91,10 +92,12 @@ pub enum WorkerError {
 
 /// The records that the settings ask for.
 async fn open_prefixes(config: &Config) -> Result<Option<Prefixes>, WorkerError> {
-    if !config.prefixes.any() {
-        return Ok(None);
-    }
     let (dir, limits) = (config.cache_dir.join(FOLDER), config.prefixes);
+    if !limits.any() {
+        // What was kept before does not stay for ever.
+        let expired = tokio::task::spawn_blocking(move || Folder::expire(&dir, MAX_AGE)).await;
+        return expired.map(|()| None).map_err(|error| WorkerError::Lost(error.to_string()));
+    }
     let at = dir.clone();
     let opened = tokio::task::spawn_blocking(move || Store::open(&at, limits)).await;
     let opened = opened.map_err(|error| WorkerError::Lost(error.to_string()))?;

@@ -1,14 +1,15 @@
 //! Bundles as files of a folder. A file is written under another name and renamed, and its bytes are checked when they
 //! are read: so nothing has to be forced onto the disk, and whatever a crash leaves is found out.
 //!
-//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs.
+//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs. A folder that
+//! nobody has any more, because fewer workers run, is taken over by the next one that starts.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
@@ -24,6 +25,9 @@ const DRAFT: &str = "draft";
 
 /// Workers that share a cache at most.
 const MAX_SHARING: usize = 256;
+
+/// A folder that nobody has had for so long is left over; a worker that starts again is back sooner.
+const LEFT_AFTER: Duration = Duration::from_secs(600);
 
 /// What the file system counts in.
 const BLOCK_BYTES: u64 = 4096;
@@ -64,14 +68,45 @@ impl Folder {
         for place in 0..MAX_SHARING {
             let own = dir.join(place.to_string());
             DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&own)?;
-            let lock = create(&own.join(LOCK_FILE), OpenOptions::new().create(true))?;
-            if lock.try_lock().is_ok() {
-                let folder = Self { dir: own, _lock: lock };
-                let found = folder.look_through()?;
+            if let Some(folder) = Self::locked(own)? {
+                let mut found = folder.look_through()?;
+                for left in left_over(dir, LEFT_AFTER) {
+                    folder.take_over(&left, &mut found)?;
+                }
                 return Ok((folder, found));
             }
         }
         Err(io::Error::other(format!("{MAX_SHARING} workers have folders there")))
+    }
+
+    /// Removes what was not read for so long from folders that nobody has: records are not kept any more. Blocks.
+    pub fn expire(dir: &Path, age: Duration) {
+        for left in left_over(dir, Duration::ZERO) {
+            let old =
+                files(&left.dir).into_iter().filter(|path| idle(path).is_some_and(|of| of > age));
+            // What cannot be removed now is looked at again at the next start.
+            old.for_each(|path| drop(fs::remove_file(path)));
+        }
+    }
+
+    /// A folder, if nobody else has it.
+    fn locked(dir: PathBuf) -> io::Result<Option<Self>> {
+        let lock = create(&dir.join(LOCK_FILE), OpenOptions::new().create(true))?;
+        Ok(lock.try_lock().is_ok().then_some(Self { dir, _lock: lock }))
+    }
+
+    /// Moves the bundles of a folder that is left over into this one.
+    fn take_over(&self, left: &Self, found: &mut Vec<Found>) -> io::Result<()> {
+        let mut next =
+            found.iter().map(|found| found.no).max().map_or(0, |no| no.saturating_add(1));
+        let theirs = left.look_through()?;
+        tracing::info!(folder = %left.dir.display(), records = theirs.len(), "takes over records that a worker left");
+        for Found { no, bundle, read_at } in theirs {
+            fs::rename(left.path(no), self.path(next))?;
+            found.push(Found { no: next, bundle, read_at });
+            next = next.saturating_add(1);
+        }
+        Ok(())
     }
 
     /// What is in it; what is no bundle is removed.
@@ -156,14 +191,44 @@ impl Folder {
     }
 }
 
+/// The folders in `dir` that nobody has, and in which nothing was read or written for so long.
+fn left_over(dir: &Path, since: Duration) -> Vec<Folder> {
+    let all = (0..MAX_SHARING).map(|place| dir.join(place.to_string()));
+    let folders =
+        all.filter(|dir| dir.is_dir()).filter_map(|dir| Folder::locked(dir).ok().flatten());
+    let is_idle = |path: &PathBuf| idle(path).is_some_and(|of| of >= since);
+    let is_left = |folder: &Folder| {
+        let files = files(&folder.dir);
+        !files.is_empty() && files.iter().all(is_idle)
+    };
+    folders.filter(is_left).collect()
+}
+
+/// The bundles of a folder, as far as names tell.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| number(&entry.path()).is_some());
+    named.map(|entry| entry.path()).collect()
+}
+
+/// How long ago a file was read or written, as this worker notes it.
+fn idle(path: &Path) -> Option<Duration> {
+    fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
+}
+
+/// The number of a bundle by its file's name.
+fn number(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str().filter(|name| name.len() == 16)?;
+    u64::from_str_radix(name, 16).ok()
+}
+
 fn create(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.write(true).mode(FILE_MODE).open(path)
 }
 
 /// The bundle in a file, if it is one of whole length.
 fn found_in(path: &Path) -> Option<Found> {
-    let name = path.file_name()?.to_str().filter(|name| name.len() == 16)?;
-    let no = u64::from_str_radix(name, 16).ok()?;
+    let no = number(path)?;
     let mut file = File::open(path).ok()?;
     let mut bytes = vec![0; PREAMBLE_BYTES];
     file.read_exact(&mut bytes).ok()?;

@@ -9,21 +9,30 @@ use brigade_engine::kernels::KV_PAGE;
 use brigade_proto::failure::{Failure, FailureKind};
 use bytes::Bytes;
 
+use super::Key;
 use super::record::{Bundle, Id, Record};
-use super::store::Store;
+use super::store::{Read, Store};
 use super::wire::At;
 use crate::copies::Kind;
 use crate::copies::parts::bad;
 use crate::copies::piece::Piece;
 use crate::copies::store::{BlockPieces, Head, Pieces};
 
+/// A layer that is put together, as far as it is.
+struct Layer {
+    no: u32,
+    /// What its records are found by, beside tokens.
+    line: Key,
+    has_pages: bool,
+    print: Option<blake3::Hash>,
+    blocks: BTreeMap<u32, BlockPieces>,
+}
+
 /// A state that is put together, as far as it is.
 struct Made<'a> {
     store: &'a Store,
-    at: &'a At,
+    layers: Vec<Layer>,
     kind: Option<Kind>,
-    blocks: Vec<BlockPieces>,
-    prints: Vec<blake3::Hash>,
     used: Vec<Id>,
     nbytes: u64,
     limit: u64,
@@ -41,75 +50,96 @@ pub fn state(
     limit: u64,
 ) -> Result<Pieces, Failure> {
     let full = len as usize / KV_PAGE;
-    if at.keys.chain.len() <= full || (at.tail.is_none() && !(len as usize).is_multiple_of(KV_PAGE))
-    {
+    let (chain, tail) = (&at.keys.chain, at.tail);
+    if chain.len() <= full || (tail.is_none() && !(len as usize).is_multiple_of(KV_PAGE)) {
         return Err(bad(format!("prefix.keys are not of position {len}")));
     }
-    let (blocks, prints, used) = Default::default();
-    let mut made = Made { store, at, kind: None, blocks, prints, used, nbytes: 0, limit };
-    for layer in layers.clone() {
-        made.layer(layer, full)?;
+    let layer = |no: u32| {
+        let line = at.keys.line(no);
+        let line = line.ok_or_else(|| bad(format!("prefix.keys have no layer {no}")))?;
+        Ok(Layer { no, line, has_pages: true, print: None, blocks: BTreeMap::new() })
+    };
+    let all: Vec<Layer> = layers.clone().map(layer).collect::<Result<_, Failure>>()?;
+    let (kind, used) = Default::default();
+    let mut made = Made { store, layers: all, kind, used, nbytes: 0, limit };
+    if tail.is_some() {
+        made.rests(chain[full], tail)?;
+    }
+    // A page's records of all layers lie in one file.
+    for chain in &chain[1..=full] {
+        made.page(*chain, tail.is_none())?;
     }
     store.touch(made.used.iter());
     let (name, mark) = (CopyName([0; 16]), TokenMark([0; 16]));
-    let head = Head { name, kind: made.kind.unwrap_or_default(), layers, prints: made.prints };
-    Ok(Pieces { head, len, mark, blocks: made.blocks })
+    let print = |layer: &Layer| layer.print.ok_or_else(|| missing(layer.no, "there is none"));
+    let prints = made.layers.iter().map(print).collect::<Result<_, _>>()?;
+    let head = Head { name, kind: made.kind.unwrap_or_default(), layers, prints };
+    let blocks = made.layers.into_iter().flat_map(|layer| layer.blocks.into_values()).collect();
+    Ok(Pieces { head, len, mark, blocks })
 }
 
 impl Made<'_> {
-    fn layer(&mut self, layer: u32, full: usize) -> Result<(), Failure> {
-        let chain = &self.at.keys.chain;
-        let line = self.at.keys.line(layer);
-        let line = line.ok_or_else(|| bad(format!("prefix.keys have no layer {layer}")))?;
-        let mut blocks: BTreeMap<u32, BlockPieces> = BTreeMap::new();
-        let mut print = None;
-        let mut has_pages = true;
-        if self.at.tail.is_some() {
-            let id = Id { chain: chain[full], line, tail: self.at.tail };
-            let (of, record, bytes) = self.read(layer, id)?;
-            (has_pages, print) = (record.about.has_pages, Some(record.about.print));
-            self.check_kind(&of)?;
-            for (part, bytes) in parts(&record, &bytes) {
-                let block = block_of(&mut blocks, layer, part);
+    /// What is good for the position alone.
+    fn rests(&mut self, chain: Key, tail: Option<Key>) -> Result<(), Failure> {
+        let read = self.read(chain, tail, |_| true)?;
+        for (layer, read) in self.layers.iter_mut().zip(&read) {
+            let about = &read.record().about;
+            (layer.has_pages, layer.print) = (about.has_pages, Some(about.print));
+            for (part, bytes) in parts(read.record(), &read.bytes) {
+                let block = block_of(&mut layer.blocks, layer.no, part);
                 block.rest = (!bytes.is_empty()).then_some(Piece::Memory(bytes));
             }
         }
-        for chain in chain[1..=full].iter().filter(|_| has_pages) {
-            let (of, record, bytes) = self.read(layer, Id { chain: *chain, line, tail: None })?;
-            if self.at.tail.is_none() && !record.about.alone {
-                return Err(missing(layer, "pages are not all that it needs"));
-            }
-            self.check_kind(&of)?;
-            if *print.get_or_insert(record.about.print) != record.about.print {
-                return Err(missing(layer, "its records are of different weights"));
-            }
-            for (part, bytes) in parts(&record, &bytes) {
-                block_of(&mut blocks, layer, part).pages.push((1, Piece::Memory(bytes)));
-            }
-        }
-        self.prints.push(print.ok_or_else(|| missing(layer, "there is none"))?);
-        self.blocks.extend(blocks.into_values());
         Ok(())
     }
 
+    /// The next page of all layers that have pages.
+    fn page(&mut self, chain: Key, must_be_alone: bool) -> Result<(), Failure> {
+        let read = self.read(chain, None, |layer| layer.has_pages)?;
+        let paged = self.layers.iter_mut().filter(|layer| layer.has_pages);
+        for (layer, read) in paged.zip(&read) {
+            let record = read.record();
+            if must_be_alone && !record.about.alone {
+                return Err(missing(layer.no, "pages are not all that it needs"));
+            }
+            if *layer.print.get_or_insert(record.about.print) != record.about.print {
+                return Err(missing(layer.no, "its records are of different weights"));
+            }
+            for (part, bytes) in parts(record, &read.bytes) {
+                block_of(&mut layer.blocks, layer.no, part).pages.push((1, Piece::Memory(bytes)));
+            }
+        }
+        Ok(())
+    }
+
+    /// A record of each of some layers.
     fn read(
         &mut self,
-        layer: u32,
-        id: Id,
-    ) -> Result<(std::sync::Arc<Bundle>, Record, Bytes), Failure> {
-        let found = self.store.read(&id);
-        let (bundle, at, bytes) = found.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => missing(layer, "there is none"),
-            _ => missing(layer, &error.to_string()),
+        chain: Key,
+        tail: Option<Key>,
+        of: impl Fn(&Layer) -> bool,
+    ) -> Result<Vec<Read>, Failure> {
+        let layers: Vec<&Layer> = self.layers.iter().filter(|layer| of(layer)).collect();
+        let ids: Vec<Id> =
+            layers.iter().map(|layer| Id { chain, line: layer.line, tail }).collect();
+        let read = self.store.read(&ids).map_err(|error| {
+            let absent = layers.iter().zip(&ids).find(|(_, id)| !self.store.has(id));
+            let (no, why) = match (absent, error.kind()) {
+                (Some((layer, _)), io::ErrorKind::NotFound) => (layer.no, "there is none".into()),
+                _ => (layers[0].no, error.to_string()),
+            };
+            missing(no, &why)
         })?;
-        self.nbytes += bytes.len() as u64;
+        for Read { bundle, bytes, .. } in &read {
+            self.check_kind(bundle)?;
+            self.nbytes += bytes.len() as u64;
+        }
         if self.nbytes > self.limit {
             let (nbytes, limit) = (self.nbytes, self.limit);
             return Err(bad(format!("records of {nbytes} bytes; there is room for {limit}")));
         }
-        self.used.push(id);
-        let record = bundle.records[at].clone();
-        Ok((bundle, record, bytes))
+        self.used.extend(ids);
+        Ok(read)
     }
 
     /// A state is of one kind: who asked for it compares that with what it computes.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -13,7 +14,7 @@ use super::record::{Bundle, Id, Record, Whose, verify};
 use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
 
 /// How long a record that nobody reads stays.
-const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
+pub const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
 
 /// How much the tiers may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,10 +82,47 @@ struct Inner {
     next: u64,
 }
 
-/// Where a record's bytes are.
-enum Place {
-    Memory(Bytes),
-    File(u64),
+/// Where a record is.
+struct Place {
+    /// Its bundle's number.
+    no: u64,
+    bundle: Arc<Bundle>,
+    /// Which of the bundle's records it is.
+    at: usize,
+    /// All of the bundle's bytes, if they are in memory.
+    memory: Option<Bytes>,
+}
+
+impl Place {
+    fn record(&self) -> &Record {
+        &self.bundle.records[self.at]
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.bundle.place(self.record())
+    }
+
+    fn is_followed_by(&self, next: &Self) -> bool {
+        self.no == next.no && self.range().end == next.range().start
+    }
+}
+
+/// A record that was read.
+#[derive(Debug)]
+pub struct Read {
+    /// What it was written with.
+    pub bundle: Arc<Bundle>,
+    /// Which of the bundle's records it is.
+    pub at: usize,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+impl Read {
+    /// What it is.
+    pub fn record(&self) -> &Record {
+        &self.bundle.records[self.at]
+    }
 }
 
 /// All records of this worker.
@@ -105,7 +143,10 @@ impl Store {
         let mut inner = Inner::default();
         (inner.ram.limit, inner.disk.limit) = (limits.ram, limits.disk);
         let (folder, mut found) = match limits.disk {
-            0 => (None, Vec::new()),
+            0 => {
+                Folder::expire(dir, MAX_AGE);
+                (None, Vec::new())
+            }
             _ => Folder::open(dir).map(|(folder, found)| (Some(folder), found))?,
         };
         found.sort_by_key(|found| found.read_at);
@@ -168,39 +209,48 @@ impl Store {
         written.map(|()| if is_on_disk { takes } else { 0 })
     }
 
-    /// A record with its bundle and its bytes, checked. Blocks. One that is damaged goes, with those beside it.
+    /// Records with their bundles and their bytes, checked, in the order of `ids`. Those that lie behind each other in one
+    /// file are read at once. Blocks. A bundle with a damaged one goes.
     ///
     /// # Errors
-    /// It is not here, or damaged.
-    pub fn read(&self, id: &Id) -> io::Result<(Arc<Bundle>, usize, Bytes)> {
-        let (no, at, bundle, place) = {
+    /// One is not here, or damaged.
+    pub fn read(&self, ids: &[Id]) -> io::Result<Vec<Read>> {
+        let found: Vec<Place> = {
             let inner = self.inner();
-            let found =
-                inner.ids.get(id).and_then(|(no, at)| Some((no, at, inner.bundles.get(no)?)));
-            let (no, at, held) = found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            let place = match &held.memory {
-                Some(bytes) => Place::Memory(bytes.clone()),
-                None => Place::File(*no),
-            };
-            (*no, *at, held.bundle.clone(), place)
-        };
-        let record = &bundle.records[at];
-        let range = bundle.place(record);
-        let bytes = match (place, &self.folder) {
-            (Place::Memory(bytes), _) => Ok(bytes.slice(range.start as usize..range.end as usize)),
-            (Place::File(no), Some(folder)) => {
-                folder.read(no, range).and_then(|bytes| verify(record, bytes))
-            }
-            (Place::File(_), None) => Err(io::Error::from(io::ErrorKind::NotFound)),
-        };
-        match bytes {
-            Ok(bytes) => Ok((bundle, at, bytes)),
-            Err(error) => {
-                tracing::warn!(bundle = no, %error, "a record of a prefix cannot be read, and is dropped");
-                self.drop_bundle(&mut self.inner(), no);
-                Err(error)
+            ids.iter().map(|id| inner.place(id)).collect::<Option<_>>()
+        }
+        .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let mut all = Vec::with_capacity(ids.len());
+        for run in found.chunk_by(Place::is_followed_by) {
+            match self.read_run(run) {
+                Ok(read) => all.extend(read),
+                Err(error) => {
+                    let bundle = run[0].no;
+                    tracing::warn!(bundle, %error, "a record of a prefix cannot be read, and is dropped");
+                    self.drop_bundle(&mut self.inner(), bundle);
+                    return Err(error);
+                }
             }
         }
+        Ok(all)
+    }
+
+    /// Records of one bundle that lie behind each other.
+    fn read_run(&self, run: &[Place]) -> io::Result<Vec<Read>> {
+        let (first, last) = (&run[0], &run[run.len() - 1]);
+        let whole = first.range().start..last.range().end;
+        let bytes = match (&first.memory, &self.folder) {
+            (Some(bytes), _) => bytes.slice(whole.start as usize..whole.end as usize),
+            (None, Some(folder)) => folder.read(first.no, whole.clone())?,
+            (None, None) => return Err(io::Error::from(io::ErrorKind::NotFound)),
+        };
+        let read = |place: &Place| {
+            let Range { start, end } = place.range();
+            let own = (start - whole.start) as usize..(end - whole.start) as usize;
+            let bytes = verify(place.record(), bytes.slice(own))?;
+            Ok(Read { bundle: place.bundle.clone(), at: place.at, bytes })
+        };
+        run.iter().map(read).collect()
     }
 
     /// These records were of use: their bundles stay longer. Blocks.
@@ -296,6 +346,12 @@ impl Store {
 }
 
 impl Inner {
+    fn place(&self, id: &Id) -> Option<Place> {
+        let (no, at) = *self.ids.get(id)?;
+        let Held { bundle, memory, .. } = self.bundles.get(&no)?;
+        Some(Place { no, bundle: bundle.clone(), at, memory: memory.clone() })
+    }
+
     fn record(&self, (no, at): (u64, usize)) -> Option<&Record> {
         self.bundles.get(&no)?.bundle.records.get(at)
     }

@@ -142,7 +142,8 @@ impl Worker {
         let _turn = records.reading.acquire().await.map_err(|_| gone())?;
         let door = self.door(&request.coordinator_id, request.epoch, 0)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
-        let (store, limit) = (records.store.clone(), door.limit.min(door.room));
+        // More than a sequence has here, if this stage had more layers before.
+        let (store, limit) = (records.store.clone(), door.room);
         blocking(move || load::state(&store, &at, len, layer_begin..layer_end, limit)).await
     }
 

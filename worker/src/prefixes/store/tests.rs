@@ -29,6 +29,10 @@ fn bytes_of(n: u64, nbytes: usize) -> Bytes {
     vec![n as u8; nbytes].into()
 }
 
+fn read(store: &Store, n: u64) -> io::Result<Bytes> {
+    store.read(&[page(n)]).map(|read| read[0].bytes.clone())
+}
+
 /// A bundle of one page.
 fn bundle(whose: Whose, n: u64, nbytes: usize) -> Vec<u8> {
     let about = About {
@@ -109,7 +113,7 @@ fn step(store: &mut Option<Store>, model: &mut Model, dir: &Path, sizes: Sizes, 
             here.put(bytes).unwrap();
         }
         6..=9 => {
-            let read = here.read(&page(n)).ok().map(|(.., bytes)| bytes);
+            let read = read(&here, n).ok();
             assert_eq!(read, model.has(n).then(|| bytes_of(n, nbytes(n))));
             here.touch(std::iter::once(&page(n)));
             model.used(n);
@@ -172,9 +176,9 @@ fn what_a_crash_leaves_is_never_read() {
         fs::write(&path, damaged).unwrap();
         drop(store);
         let store = Store::open(&dir, limits).unwrap();
-        assert!(store.read(&page(2)).is_err(), "byte {n}");
+        assert!(read(&store, 2).is_err(), "byte {n}");
         assert!(!store.has(&page(2)) && !path.exists(), "it is dropped");
-        assert_eq!(store.read(&page(1)).unwrap().2, bytes_of(1, 40));
+        assert_eq!(read(&store, 1).unwrap(), bytes_of(1, 40));
     }
     fs::remove_dir_all(dir).unwrap();
 }
@@ -220,5 +224,80 @@ fn what_is_old_goes_and_what_belongs_to_nobody_any_more() {
     fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
     let store = Store::open(&dir, limits).unwrap();
     assert_eq!([1, 3].map(|n| store.has(&page(n))), [false, true]);
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
+    let dir = scratch("left");
+    let limits = Sizes { ram: 0, disk: 3 * on_disk(40) };
+    let stores = [1, 3].map(|n| {
+        let store = Store::open(&dir, limits).unwrap();
+        store.put(bundle(WHOSE, n, 40)).unwrap();
+        store.put(bundle(WHOSE, n + 1, 40)).unwrap();
+        store
+    });
+    drop(stores);
+    let age = |seconds: u64| {
+        let then = SystemTime::now() - Duration::from_secs(seconds);
+        for entry in fs::read_dir(dir.join("1")).unwrap() {
+            let file = fs::File::options().append(true).open(entry.unwrap().path()).unwrap();
+            file.set_modified(then).unwrap();
+        }
+    };
+    let has = |store: &Store| [1, 2, 3, 4].map(|n| store.has(&page(n)));
+    age(300);
+    let store = Store::open(&dir, limits).unwrap();
+    assert_eq!(has(&store), [true, true, false, false], "its worker may start again");
+    drop(store);
+    age(700);
+    let store = Store::open(&dir, limits).unwrap();
+    assert_eq!(has(&store).iter().filter(|has| **has).count(), 3, "as many as there is room for");
+    assert!(has(&store)[..2] == [true, true], "what was unused longest goes first");
+    assert!(on_disk_of(&dir) <= limits.disk);
+    for n in [1, 2, 3, 4] {
+        let of = store.has(&page(n)).then(|| read(&store, n).unwrap());
+        assert!(of.is_none_or(|bytes| bytes == bytes_of(n, 40)), "{n}");
+    }
+    drop(store);
+    // Without room on the disk what is too old goes all the same.
+    let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);
+    fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
+    drop(Store::open(&dir, Sizes { ram: 1 << 20, disk: 0 }).unwrap());
+    assert_eq!(files(&dir).len(), 2);
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn records_of_several_bundles_come_in_the_order_they_were_asked_for() {
+    let dir = scratch("runs");
+    for limits in [Sizes { ram: 1 << 20, disk: 0 }, Sizes { ram: 0, disk: 1 << 20 }] {
+        let store = Store::open(&dir, limits).unwrap();
+        let of = |layer: u64, n: u64| Id { line: key(layer), ..page(n) };
+        let about = |id: Id| About {
+            id,
+            layer: 0,
+            print: blake3::hash(b"0"),
+            len: 64,
+            has_pages: true,
+            alone: true,
+        };
+        let value = |layer: u64, n: u64| bytes_of(10 * layer + n, 40 + layer as usize);
+        let record = |layer: u64, n: u64| {
+            let parts = vec![(0, true, value(layer, n))];
+            NewRecord { about: about(of(layer, n)), parts }
+        };
+        for n in 1..3 {
+            let layers: Vec<NewRecord> = (0..4).map(|layer| record(layer, n)).collect();
+            store.put(encode(WHOSE, [3; 32], &layers)).unwrap();
+        }
+        let wanted = [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2), (2, 2), (0, 1)];
+        let read = store.read(&wanted.map(|(layer, n)| of(layer, n))).unwrap();
+        let bytes: Vec<Bytes> = read.iter().map(|read| read.bytes.clone()).collect();
+        assert_eq!(bytes, wanted.map(|(layer, n)| value(layer, n)));
+        assert!(read.iter().zip(wanted).all(|(r, (l, n))| r.record().about.id == of(l, n)));
+        let absent = store.read(&[of(1, 1), of(1, 3)]).unwrap_err();
+        assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+    }
     fs::remove_dir_all(dir).unwrap();
 }
