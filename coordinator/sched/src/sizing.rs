@@ -23,9 +23,12 @@ use super::timing::LineTimes;
 /// Fewest prompt rows beside decode rows: below this a prompt would hardly advance.
 pub(super) const MIN_CHUNK: u32 = 16;
 
-/// Fewest prompt rows in a ubatch while nothing decodes: matrix kernels lose speed below this in ways
-/// that a straight line through a few sizes does not show.
-const MIN_PREFILL_CHUNK: u32 = 64;
+/// Fewest prompt rows in a ubatch while nothing decodes: two full tiles of the matrix kernels. So even a short prompt,
+/// or what is new behind a long one, keeps several stages busy.
+const MIN_PREFILL_CHUNK: u32 = 16;
+
+/// Fewest prompt rows in a ubatch where another owner's prompt may come, as far as room is left for that.
+const MIN_ROOMY_CHUNK: u32 = 64;
 
 /// Prompt rows on their way before a newcomer's prompt, at most: as many as a short prompt has. On a fast line the gap
 /// between two tokens that is aimed for would allow many times as many. A flood of long prompts loses some of its speed
@@ -110,7 +113,7 @@ impl Sizing<'_> {
     /// Most prompt rows of a ubatch where another owner's prompt may come.
     fn rows_that_leave_room(&self, in_flight: usize) -> u32 {
         let rows = ROWS_BEFORE_NEWCOMER / in_flight.max(1) as u32;
-        rows.max(MIN_PREFILL_CHUNK).next_multiple_of(CHUNK_STEP)
+        rows.max(MIN_ROOMY_CHUNK).next_multiple_of(CHUNK_STEP)
     }
 
     /// Prompt rows of a ubatch while nothing decodes and another owner's prompt may come: those before it in the
@@ -202,6 +205,6 @@ mod tests {
     #[test]
     fn on_a_fast_line_they_are_as_many_as_a_short_prompt_has() {
         assert_eq!(short_chunk(1, 10), ROWS_BEFORE_NEWCOMER / 2);
-        assert_eq!(short_chunk(3, 10), MIN_PREFILL_CHUNK);
+        assert_eq!(short_chunk(3, 10), MIN_ROOMY_CHUNK);
     }
 }

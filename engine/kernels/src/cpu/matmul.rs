@@ -6,6 +6,7 @@ use super::matmul_f32::{Bf16, F16, F32, FloatTile};
 use super::matmul_few::Tiles;
 use super::matmul_many::{MANY_ROWS, Sliced, slices};
 use super::matmul_q8::QuantTile;
+use super::matmul_ways;
 use crate::format::{FormatVisitor, PanelFormat, with_kernel_format};
 use crate::simd::Simd;
 use crate::tiles::matmul::MatmulChunk;
@@ -17,7 +18,10 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
     impl<S: Simd> FormatVisitor for Quantised<'_, '_, S> {
         type Out = ();
         fn visit<Q: PanelFormat>(self) {
-            product::<S, QuantTile<Q>>(self.0);
+            let chunk = self.0;
+            let few = || const { Tiles::of::<S, QuantTile<Q>>() }.run(chunk);
+            matmul_ways::of(chunk.w.ty())
+                .run(chunk.rows.len(), few, || slices::<S, QuantTile<Q>>(chunk));
         }
     }
     match chunk.w.ty() {
@@ -29,7 +33,7 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
     }
 }
 
-/// Computes one chunk with weights of kind `K`.
+/// Computes one chunk with weights of kind `K`, which are multiplied in f32.
 fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
     if chunk.rows.len() < MANY_ROWS {
         const { Tiles::of::<S, K>() }.run(chunk);

@@ -23,6 +23,7 @@ pub(crate) mod matmul_f32;
 pub(crate) mod matmul_few;
 pub(crate) mod matmul_many;
 pub(crate) mod matmul_q8;
+mod matmul_ways;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod probe;

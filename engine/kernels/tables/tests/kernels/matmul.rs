@@ -212,7 +212,9 @@ fn many_rows_have_the_bits_of_few() {
     for kernels in crate::all_tables() {
         let compute = compute(kernels, 2);
         for ty in FLOATS.into_iter().chain(QUANTS) {
-            for (rows, cols, n) in [(37, 768, 131), (16, 256, 97), (20, 1280, MANY_ROWS)] {
+            for (rows, cols, n) in
+                [(37, 768, 131), (16, 256, 97), (20, 1280, MANY_ROWS), (37, 512, MANY)]
+            {
                 let cols = if FLOATS.contains(&ty) { cols + 89 } else { cols };
                 let bytes = quantised(ty, rows, cols, &mut rng);
                 let w = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
