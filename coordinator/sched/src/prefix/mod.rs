@@ -12,8 +12,10 @@
 //! - `reuse` begins sequences and keeps those that end; `room` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
+//! - `begin` knows what requests in the queue would begin with: that goes last.
 //! - `shared` lets requests wait that share an unread beginning with one that is being read.
 
+mod begin;
 mod hold;
 mod kept;
 mod marks;
@@ -26,6 +28,7 @@ mod tiers;
 mod tree;
 mod value;
 
+pub(crate) use begin::Beginning;
 pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;

@@ -510,6 +510,7 @@ impl Line {
     pub fn kept_filled(&mut self, id: KeptId) {
         if let Some(kept) = self.kept.get_mut(id) {
             kept.filled = true;
+            self.kept.tree.changes += 1;
         }
         self.unpin(id);
     }
