@@ -84,3 +84,170 @@ impl Line {
         begins
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use brigade_engine::batch::{Guidance, SamplerSetup, SlotId};
+    use brigade_spec::Prefixes;
+
+    use super::super::kept::NewKept;
+    use super::super::place::Place;
+    use super::*;
+    use crate::events::{Request, RequestId, Work};
+    use crate::pages::Holder;
+    use crate::{Event, SchedConfig, Scheduler, sim};
+
+    /// Tokens of a prompt.
+    const N: u32 = 128;
+
+    fn tokens(first: u32) -> Vec<u32> {
+        (0..N).map(|i| first + i).collect()
+    }
+
+    fn request(id: u64, prompt: Vec<u32>, guide: Option<Vec<u32>>) -> Request {
+        let guidance = guide.is_some().then_some(Guidance { scale: 2.0 });
+        let sampler = Arc::new(SamplerSetup { guidance, ..SamplerSetup::default() });
+        let (max_tokens, stop_tokens) = (64, [].into());
+        let work = Work::Generate { max_tokens, sure: max_tokens, sampler, stop_tokens };
+        Request { guide: guide.map(Into::into), ..Request::new(RequestId(id), prompt, work) }
+    }
+
+    /// A line with states of these tokens, two pages each, the first one unused longest.
+    fn line(n_blocks: u32, states: &[&[u32]]) -> (Line, Vec<KeptId>) {
+        let spec =
+            crate::LineSpec { n_blocks, n_kept: 8, prefixes: Prefixes::Whole, ..sim::roomy(1) };
+        let mut line = Line::new(1, spec, &SchedConfig::default(), 0, &[]);
+        let add = |tokens: &&[u32]| {
+            let blocks = line.blocks.take(2, Holder::Kept).unwrap();
+            let space = Space::of(&request(0, vec![1], None));
+            let slot = SlotId(line.slots.take(1).unwrap()[0]);
+            line.kept.insert(NewKept {
+                slot,
+                blocks,
+                prompt: Prompt { tokens, space: &space },
+                owner: 0,
+                request: None,
+                left_by: None,
+                place: Place::End,
+                filled: true,
+                pinned: false,
+            })
+        };
+        let ids = states.iter().map(add).collect();
+        (line, ids)
+    }
+
+    /// In which order states go while these wait.
+    fn order(line: &mut Line, waiting: &mut Waiting) -> Vec<KeptId> {
+        line.want(&Live::default(), waiting);
+        let mut gone = Vec::new();
+        while let Some(id) = line.kept.next_for_slot(None, Prefixes::Whole) {
+            line.evict(id);
+            gone.push(id);
+        }
+        gone
+    }
+
+    fn behind(prompt: &[u32]) -> Vec<u32> {
+        [prompt, &[7, 8, 9]].concat()
+    }
+
+    #[test]
+    fn what_a_guided_request_would_begin_with_goes_last_for_both_of_its_prompts() {
+        let [own, guide, other] = [1_000, 2_000, 3_000].map(tokens);
+        for (is_guided, goes) in [(true, [2, 0, 1]), (false, [1, 2, 0])] {
+            let (mut line, ids) = line(16, &[&own, &guide, &other]);
+            let mut waiting = Waiting::new(9);
+            let guide = is_guided.then(|| behind(&guide));
+            waiting.push(0, request(1, behind(&own), guide)).unwrap();
+            assert_eq!(order(&mut line, &mut waiting), goes.map(|i: usize| ids[i]), "{is_guided}");
+        }
+    }
+
+    #[test]
+    fn what_a_request_of_a_lost_line_would_begin_with_goes_last_with_what_it_had_drawn() {
+        let prompt = tokens(1_000);
+        let drawn = [prompt.clone(), vec![5; 64]].concat();
+        let other = tokens(3_000);
+        let (mut line, ids) = line(16, &[&drawn, &prompt, &other]);
+        let mut waiting = Waiting::new(9);
+        let answer = [vec![5; 63], vec![5, 6]].concat();
+        let mut pending = Pending::gone_on(request(1, prompt, None), answer, None);
+        pending.begins = None;
+        waiting.go_on(0, pending, Some(true));
+        let gone = order(&mut line, &mut waiting);
+        assert_eq!(gone.last(), Some(&ids[0]), "it begins behind the answer's first tokens");
+    }
+
+    #[test]
+    fn a_state_of_its_own_that_is_longer_leaves_others_alone() {
+        let (prompt, other) = (tokens(1_000), tokens(3_000));
+        for (restorable, last) in [(Some(N + 1), 1), (Some(N - 1), 0), (None, 0)] {
+            let (mut line, ids) = line(16, &[&prompt, &other]);
+            let mut waiting = Waiting::new(9);
+            let lost = Pending::gone_on(request(1, prompt.clone(), None), vec![5; 9], None);
+            waiting.go_on(0, Pending { restorable, ..lost }, Some(true));
+            assert_eq!(order(&mut line, &mut waiting).last(), Some(&ids[last]), "{restorable:?}");
+        }
+    }
+
+    #[test]
+    fn a_state_that_came_later_is_found_though_there_was_none_before() {
+        let prompt = tokens(1_000);
+        let (mut line, ids) = line(16, &[&tokens(3_000)]);
+        let mut waiting = Waiting::new(9);
+        let lost = Pending::gone_on(request(1, behind(&prompt), None), vec![5], None);
+        waiting.go_on(0, lost, Some(true));
+        line.want(&Live::default(), &mut waiting);
+        let space = Space::of(&request(0, vec![1], None));
+        let late = line.kept.insert(NewKept {
+            slot: SlotId(line.slots.take(1).unwrap()[0]),
+            blocks: line.blocks.take(2, Holder::Kept).unwrap(),
+            prompt: Prompt { tokens: &prompt, space: &space },
+            owner: 0,
+            request: None,
+            left_by: None,
+            place: Place::End,
+            filled: true,
+            pinned: false,
+        });
+        // It would be the next to go, were it not for the one that waits.
+        line.kept.touch(ids[0]);
+        line.kept.touch(ids[0]);
+        assert_eq!(order(&mut line, &mut waiting), [ids[0], late]);
+    }
+
+    #[test]
+    fn what_is_wanted_takes_no_place_from_anybody() {
+        let prompt = tokens(1_000);
+        let (mut line, _) = line(4, &[&prompt, &tokens(3_000)]);
+        let mut waiting = Waiting::new(9);
+        waiting.push(0, request(1, behind(&prompt), None)).unwrap();
+        line.want(&Live::default(), &mut waiting);
+        let large = request(2, vec![9; 192], None);
+        assert_eq!(line.needs(&large).pages, 4);
+        assert!(line.has_room(&large) && line.places().pages == (0, 4));
+        let sequence = line.admit(&Live::default(), Pending::new(large));
+        assert_eq!((sequence.blocks.len(), line.kept.len()), (4, 0), "both states went");
+    }
+
+    #[test]
+    fn nothing_is_loaded_into_pages_that_the_next_request_needs() {
+        let spec = crate::LineSpec { n_blocks: 8, n_kept: 2, ..sim::roomy(1) };
+        let opened = |waits: bool| {
+            let mut scheduler = Scheduler::new(SchedConfig::default());
+            scheduler.step(0, Event::LineUp { epoch: 1, line: spec });
+            // Five of eight pages; and then one that needs four.
+            scheduler.step(0, Event::Submit(request(1, vec![3; 256], None)));
+            if waits {
+                scheduler.step(0, Event::Submit(request(2, vec![4; 192], None)));
+            }
+            assert_eq!(scheduler.queue().count(), usize::from(waits));
+            let loads = request(3, vec![5; 129], None);
+            scheduler.open_kept_of(0, &loads, 128).0.is_some()
+        };
+        assert_eq!((opened(false), opened(true)), (true, false));
+    }
+}

@@ -102,7 +102,8 @@ impl Scheduler {
         Some(u64::from(rows) * SECOND / per_second)
     }
 
-    /// As [`Self::open_kept`], for the first `len` tokens of a request's prompt.
+    /// As [`Self::open_kept`], for the first `len` tokens of a request's prompt. Its pages count as those of a running
+    /// sequence meanwhile, so there is no room where the next request in the queue needs them.
     pub fn open_kept_of(
         &mut self,
         now: Micros,
@@ -110,7 +111,12 @@ impl Scheduler {
         len: u32,
     ) -> (Option<KeptInfo>, Vec<Action>) {
         let mut out = Vec::new();
+        let awaited = self.pages_of_next();
         let line = self.line.as_mut().filter(|line| !line.faulted && !line.is_parting());
+        let line = line.filter(|line| {
+            let pages = line.pages_of(len.into()).saturating_add(awaited);
+            line.blocks.total() - line.blocks.n_running() >= pages
+        });
         let space = Space::new(request.namespace(), &request.adapters);
         let tokens = request.prompt[..len as usize].to_vec();
         let opened = line.and_then(|line| {
