@@ -18,12 +18,12 @@ const SETTLED: Duration = Duration::from_millis(400);
 const DRAWN: usize = 8;
 
 /// A prompt of several pages and some tokens.
-fn prompt(seed: u32) -> Vec<u32> {
+pub fn prompt(seed: u32) -> Vec<u32> {
     (0..300).map(|i| 1 + (i * 7 + seed * 31) % 200).collect()
 }
 
-struct Place {
-    dir: PathBuf,
+pub struct Place {
+    pub dir: PathBuf,
     model: PathBuf,
 }
 
@@ -35,14 +35,14 @@ impl Drop for Place {
 }
 
 impl Place {
-    fn new(name: &str, arch: &str) -> Self {
+    pub fn new(name: &str, arch: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("brigade-tiers-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         Self { dir, model: synth(arch, "tiny") }
     }
 
     /// A server whose workers keep what they have in this place.
-    fn serve(&self, data: &str, more: &[&str]) -> Running {
+    pub fn serve(&self, data: &str, more: &[&str]) -> Running {
         let mut command = Command::new(brigade());
         command.args(["serve", "--listen", "127.0.0.1:0", "--speculate", "off", "--ctx", "1024"]);
         command.arg("-m").arg(&self.model).arg("--data-dir").arg(self.dir.join(data)).args(more);
@@ -56,7 +56,7 @@ impl Place {
         server
     }
 
-    fn files(&self) -> Vec<PathBuf> {
+    pub fn files(&self) -> Vec<PathBuf> {
         let of = |dir: &Path| {
             let all = std::fs::read_dir(dir).into_iter().flatten();
             all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
@@ -86,7 +86,7 @@ fn ask(server: &Running, prompt: &[u32]) -> (Value, u64) {
 }
 
 /// Waits until all that is kept is written.
-fn settle(server: &Running) {
+pub fn settle(server: &Running) {
     let written = || metric(server, "brigade_prefix_bytes_written_total");
     let (mut last, mut since) = (written(), Instant::now());
     let deadline = since + PATIENCE;

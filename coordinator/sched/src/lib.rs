@@ -71,7 +71,7 @@ pub use events::{
 };
 pub use forecast::Forecast;
 pub use namespace::Namespace;
-pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Spoilt, space_of};
+pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Seen, SeenOwner, SeenState, Spoilt, space_of};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
 /// millisecond.
@@ -148,6 +148,7 @@ impl Scheduler {
             }
             Event::Linger(request) => self.with_line(|line| line.kept.linger(now, request)),
             Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
+            Event::Forget(owner) => self.with_line(|line| line.forget(owner)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
             Event::Tick => self.tick(now, &mut out),

@@ -19,10 +19,12 @@ use brigade_cluster::{
 use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::spec::Prefixes;
 use brigade_line::admin::Admin;
+use brigade_line::cached::Cache;
 use brigade_line::current::CurrentLimits;
 use brigade_line::driver::{self, DriverConfig, PrefixConfig};
 use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use brigade_line::health::RollWatch;
+use brigade_line::keys::KeyRing;
 use brigade_line::meter::Meter;
 use brigade_line::model::Model;
 use brigade_line::open_line::OpenLine;
@@ -99,6 +101,8 @@ pub struct SessionOptions {
     pub own_name: Option<OwnName>,
     /// What prefixes are kept with below the stages' memory; `None`: they are not.
     pub prefixes: Option<PrefixConfig>,
+    /// The keys that requests show, if they do.
+    pub keys: Option<KeyRing>,
     /// How much records of prefixes may take on each local worker.
     pub local_prefixes: Sizes,
     /// Where a trace of all ubatches goes at the end.
@@ -134,6 +138,7 @@ impl SessionOptions {
             rebalance: false,
             slow_after: DEFAULT_SLOW_AFTER,
             prefixes: None,
+            keys: None,
             local_prefixes: Sizes::default(),
             own_name: None,
             trace: None,
@@ -288,6 +293,7 @@ impl Session {
         let (n_vocab, adapters) = (model.n_vocab(), model.adapters.by_default());
         let (meter_of, drafter) = (meter.clone(), options.speculate.drafter());
         let prefixes = options.prefixes.take();
+        let admin = cluster.admin.with_cache(Cache::new(engine.clone(), options.keys.take()));
         let driver_config =
             DriverConfig { sched, n_vocab, adapters, meter: meter_of, drafter, prefixes };
         let driver =
@@ -299,7 +305,7 @@ impl Session {
             meter,
             control: cluster.control,
             roll,
-            admin: cluster.admin,
+            admin,
             stop_driver,
             stop_cluster,
             run: format!("run-{}", &brigade_line::random::id()[..RUN_ID_CHARS]),

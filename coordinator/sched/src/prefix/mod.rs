@@ -22,6 +22,7 @@ mod marks;
 mod place;
 mod reuse;
 mod room;
+mod seen;
 mod shared;
 mod spoilt;
 mod tiers;
@@ -33,6 +34,7 @@ pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;
 pub(crate) use place::Mark;
+pub use seen::{Seen, SeenOwner, SeenState};
 pub use spoilt::Spoilt;
 pub use tiers::{KeptOf, space_of};
 pub(crate) use tree::{NodeId, Space};
@@ -54,6 +56,10 @@ pub struct PrefixCounts {
     pub shortened: u64,
     /// States that went because somebody's numbers were no good.
     pub spoilt: u64,
+    /// States that went because a longer one stands for them.
+    pub covered: u64,
+    /// States that an operator dropped.
+    pub dropped: u64,
     /// Requests that waited until another had read what they share.
     pub waits: u64,
     /// Rows that these did not compute for it.
@@ -71,6 +77,8 @@ impl PrefixCounts {
             evicted_for_pages: self.evicted_for_pages + other.evicted_for_pages,
             shortened: self.shortened + other.shortened,
             spoilt: self.spoilt + other.spoilt,
+            covered: self.covered + other.covered,
+            dropped: self.dropped + other.dropped,
             waits: self.waits + other.waits,
             rows_avoided: self.rows_avoided + other.rows_avoided,
         }
