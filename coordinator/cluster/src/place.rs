@@ -159,8 +159,7 @@ impl Placement {
             stages: self.stages.iter().map(stage).collect(),
             n_ctx: max_positions,
             share: n_blocks.saturating_mul(block_positions) / n_slots.max(1),
-            page_bytes: self.kept_bytes.0,
-            state_bytes: self.kept_bytes.1,
+            kept_bytes: self.kept_bytes,
         }
     }
 }

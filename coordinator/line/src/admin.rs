@@ -17,7 +17,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::cached::{Cache, CachedOwner};
+use crate::cache::Cache;
+use crate::cached::CachedOwner;
 
 /// Name of the socket in the data folder.
 pub const SOCKET: &str = "admin.sock";

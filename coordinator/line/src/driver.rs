@@ -43,6 +43,7 @@ use crate::numerics::Numerics;
 use crate::open_line::{LANE, OpenLine};
 use crate::request::Request;
 use crate::wire;
+use cached::Shown;
 use checkpoints::Checkpoints;
 use client::Client;
 use news::{Break, LineNews, next_news};
@@ -145,9 +146,6 @@ struct Sent {
     decode_rows: u32,
     gap_bound: Option<Micros>,
 }
-
-/// What others see of it.
-type Shown = (watch::Sender<Status>, watch::Sender<Arc<[Running]>>, watch::Sender<Arc<Cached>>);
 
 struct Driver {
     sched: Scheduler,
@@ -403,7 +401,7 @@ impl Driver {
                 self.states.push(Due::Opened, kept, Transfer::Load(snapshot, reply));
                 return self.perform(actions);
             }
-            StateCall::DropCached { owner, reply } => return self.drop_cached(owner, reply),
+            StateCall::DropCached(owner, reply) => return self.drop_cached(owner, reply),
             StateCall::Memory { reply } => {
                 // Without a line the reply is dropped, which says so.
                 if let Some(line) = &self.line {

@@ -58,9 +58,7 @@ pub struct LineInfo {
     /// Positions there are KV pages for, by the sequences that may share them.
     pub share: u32,
     /// About what a KV page takes on all stages together, and what a sequence takes besides, in bytes.
-    pub page_bytes: u64,
-    /// See `page_bytes`.
-    pub state_bytes: u64,
+    pub kept_bytes: (u64, u64),
 }
 
 impl LineInfo {
@@ -335,13 +333,8 @@ pub enum StateCall {
         /// Told when it is there.
         reply: oneshot::Sender<Result<(), StateError>>,
     },
-    /// Drop what is kept of an owner, or all.
-    DropCached {
-        /// Who; `None`: everybody.
-        owner: Option<u64>,
-        /// Told when it is done.
-        reply: oneshot::Sender<Result<Dropped, StateError>>,
-    },
+    /// Drop what is kept of an owner, or of all; who asks is told when it is done.
+    DropCached(Option<u64>, oneshot::Sender<Result<Dropped, StateError>>),
     /// Memory of every stage's process.
     Memory {
         /// Told it, first stage first.
@@ -405,7 +398,7 @@ impl Engine {
     /// Drops what is kept of an owner, or of everybody, in memory and in the workers' records. Running requests go on.
     pub async fn drop_cached(&self, owner: Option<u64>) -> Result<Dropped, StateError> {
         let (reply, dropped) = oneshot::channel();
-        let call = StateCall::DropCached { owner, reply };
+        let call = StateCall::DropCached(owner, reply);
         self.states.send(call).await.map_err(|_| line_gone())?;
         dropped.await.map_err(|_| line_gone())?
     }

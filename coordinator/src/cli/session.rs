@@ -19,7 +19,7 @@ use brigade_cluster::{
 use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::spec::Prefixes;
 use brigade_line::admin::Admin;
-use brigade_line::cached::Cache;
+use brigade_line::cache::Cache;
 use brigade_line::current::CurrentLimits;
 use brigade_line::driver::{self, DriverConfig, PrefixConfig};
 use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
@@ -293,7 +293,6 @@ impl Session {
         let (n_vocab, adapters) = (model.n_vocab(), model.adapters.by_default());
         let (meter_of, drafter) = (meter.clone(), options.speculate.drafter());
         let prefixes = options.prefixes.take();
-        let admin = cluster.admin.with_cache(Cache::new(engine.clone(), options.keys.take()));
         let driver_config =
             DriverConfig { sched, n_vocab, adapters, meter: meter_of, drafter, prefixes };
         let driver =
@@ -301,11 +300,11 @@ impl Session {
         Ok(Self {
             model,
             limits: CurrentLimits::new(limits, engine.clone()),
+            admin: cluster.admin.with_cache(Cache::new(engine.clone(), options.keys)),
             engine,
             meter,
             control: cluster.control,
             roll,
-            admin,
             stop_driver,
             stop_cluster,
             run: format!("run-{}", &brigade_line::random::id()[..RUN_ID_CHARS]),

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use brigade_sched::Event;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::Driver;
 use crate::cached::{Cached, CachedState, Dropped};
-use crate::handle::{LineInfo, StateError};
+use crate::handle::{Running, StateError, Status};
 use crate::metrics;
 use crate::states::StateAccess;
+
+/// What others see of a driver: its status, what runs, what is kept.
+pub(super) type Shown =
+    (watch::Sender<Status>, watch::Sender<Arc<[Running]>>, watch::Sender<Arc<Cached>>);
 
 /// Something that an operator drops.
 #[derive(Debug)]
@@ -23,7 +27,7 @@ impl Driver {
     pub(super) fn show_cached(&self) {
         let seen = self.sched.seen(self.now());
         let info = self.line.as_ref().map(|line| line.info.clone()).unwrap_or_default();
-        let LineInfo { page_bytes, state_bytes, .. } = *info;
+        let (page_bytes, state_bytes) = info.kept_bytes;
         let bytes = |pages: u32, states: u32| {
             u64::from(pages) * page_bytes + u64::from(states) * state_bytes
         };

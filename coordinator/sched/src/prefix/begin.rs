@@ -1,4 +1,4 @@
-//! What requests that wait would begin with. Such states go last, and it says who goes first
+//! Looks up what requests that wait would begin with. Such states go last, and it says who goes first
 //! ([`overtake`](crate::overtake)).
 //!
 //! A look-up walks through a whole prompt. So it is made again only when a tree has changed, and for few requests at a time:
@@ -6,27 +6,16 @@
 
 use std::collections::BTreeSet;
 
+use super::beginning::Beginning;
 use super::kept::{Prompt, Source};
 use super::tree::Space;
 use crate::admit::Waiting;
-use crate::events::KeptId;
 use crate::line::Line;
 use crate::replay::Pending;
 use crate::sequence::{Half, Live};
 
 /// Requests in the queue that are looked up again at once: with prompts of 100,000 tokens, one or two milliseconds.
 const LOOKED_UP_AT_ONCE: usize = 16;
-
-/// What a request would begin with if it had its place now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Beginning {
-    /// The kept state, and that of its guide.
-    states: [Option<KeptId>; 2],
-    /// Rows that it would not compute, those among them that are being read.
-    pub rows: u32,
-    /// What the trees were like.
-    changes: u64,
-}
 
 impl Line {
     /// The states that requests in the queue would begin with go last.
@@ -95,7 +84,7 @@ mod tests {
     use super::super::kept::NewKept;
     use super::super::place::Place;
     use super::*;
-    use crate::events::{Request, RequestId, Work};
+    use crate::events::{KeptId, Request, RequestId, Work};
     use crate::pages::Holder;
     use crate::{Event, SchedConfig, Scheduler, sim};
 
@@ -249,5 +238,25 @@ mod tests {
             scheduler.open_kept_of(0, &loads, 128).0.is_some()
         };
         assert_eq!((opened(false), opened(true)), (true, false));
+    }
+
+    #[test]
+    fn no_state_is_written_whose_pages_the_next_request_needs() {
+        let spec = crate::LineSpec { n_blocks: 8, n_kept: 2, ..sim::roomy(1) };
+        let mut scheduler = Scheduler::new(SchedConfig::default());
+        scheduler.step(0, Event::LineUp { epoch: 1, line: spec });
+        let (opened, _) = scheduler.open_kept_of(0, &request(1, vec![5; 129], None), 128);
+        scheduler.step(0, Event::KeptReady(opened.unwrap().id));
+        let is_written = |scheduler: &mut Scheduler| {
+            scheduler.line.as_mut().unwrap().ops.clear();
+            scheduler.unsaved(&BTreeSet::new()).is_some()
+        };
+        assert!(is_written(&mut scheduler));
+        // Five of eight pages, and a token that may need the next one: the state's two are left beside that.
+        scheduler.step(0, Event::Submit(request(2, vec![3; 256], None)));
+        assert!(is_written(&mut scheduler));
+        scheduler.step(0, Event::Submit(request(3, vec![4; 192], None)));
+        assert_eq!(scheduler.queue().count(), 1);
+        assert!(!is_written(&mut scheduler), "that one needs four");
     }
 }

@@ -16,6 +16,7 @@
 //! - `shared` lets requests wait that share an unread beginning with one that is being read.
 
 mod begin;
+mod beginning;
 mod hold;
 mod kept;
 mod marks;
@@ -29,7 +30,7 @@ mod tiers;
 mod tree;
 mod value;
 
-pub(crate) use begin::Beginning;
+pub(crate) use beginning::Beginning;
 pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;
