@@ -124,7 +124,7 @@ fn owners(apart: Micros) -> Vec<usize> {
             // As many rows for each of them, whoever comes first.
             let after = Some((owner as usize - 1, 200 * (i + 1)));
             let at = 20_000_000 + u64::from(i) * apart;
-            requests.push(of(owner, SimRequest { after, ..member(at, Some(0), 100) }));
+            requests.push(of(owner, SimRequest { after, ..member(at, Some(0), 700) }));
         }
     }
     order(&run(&sim, requests))
@@ -137,6 +137,8 @@ fn other_owners_have_their_turns_as_before() {
     assert_ne!(longest_first, first_come);
     let turns = |order: &[usize]| order.iter().map(owner).collect::<Vec<_>>();
     assert_eq!(turns(&longest_first), turns(&first_come));
+    let changes = turns(&longest_first[3..]).windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(changes > 3, "they take turns");
     for (owner_of, own) in [(1, [13, 11, 9, 7, 5, 3]), (0, [14, 12, 10, 8, 6, 4])] {
         let of: Vec<usize> =
             longest_first[3..].iter().copied().filter(|c| c % 2 == owner_of).collect();
