@@ -542,6 +542,20 @@ pub struct HealthReply {
     /// As Capabilities.instance: at the same address another process may answer than the one that was greeted.
     #[prost(uint64, tag = "19")]
     pub instance: u64,
+    /// Records of prefixes. Absent: the worker keeps none.
+    #[prost(message, optional, tag = "20")]
+    pub prefix_records: ::core::option::Option<PrefixRecords>,
+}
+/// What records of prefixes take on a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefixRecords {
+    #[prost(uint64, tag = "1")]
+    pub ram_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub disk_bytes: u64,
+    /// Files of records on the disk, and what would be one in memory.
+    #[prost(uint64, tag = "3")]
+    pub bundles: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeldLayers {

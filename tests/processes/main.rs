@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod binary;
+mod cached;
 mod changed_files;
 mod chat;
 mod commands;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     brigade_harness::main(brigade_harness::modules![
         bad_input,
         binary,
+        cached,
         changed_files,
         chat,
         commands,

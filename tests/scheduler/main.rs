@@ -11,6 +11,7 @@ mod plan_held;
 mod plan_passes;
 mod plan_random;
 mod prefix_apart;
+mod prefix_first;
 mod prefix_stages;
 mod prefix_together;
 mod prefix_traces;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         plan_passes,
         plan_random,
         prefix_apart,
+        prefix_first,
         prefix_stages,
         prefix_together,
         prefix_traces,

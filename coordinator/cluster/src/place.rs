@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
-use brigade_plan::{Checkpoint, Plan, PlanError, PlanSettings, plan_line};
+use brigade_plan::{Checkpoint, Plan, PlanError, PlanSettings, StageMemory, plan_line};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
@@ -81,6 +81,8 @@ pub struct Placement {
     windows: bool,
     /// Whether values lose bits between workers.
     cuts_lose_bits: bool,
+    /// About what a KV page takes on all stages together, and a sequence besides.
+    kept_bytes: (u64, u64),
     /// The workers are ours until their heartbeats are listened to, or this is dropped.
     _lease: Arc<Lease>,
 }
@@ -157,6 +159,7 @@ impl Placement {
             stages: self.stages.iter().map(stage).collect(),
             n_ctx: max_positions,
             share: n_blocks.saturating_mul(block_positions) / n_slots.max(1),
+            kept_bytes: self.kept_bytes,
         }
     }
 }
@@ -233,8 +236,18 @@ pub async fn placed(
     let checkpoint = plan.settings.checkpoint;
     let windows = settings.windows;
     let cuts_lose_bits = options.wire_type != WireType::F32;
-    let placement =
-        Placement { stages, line, identity, kernels, checkpoint, windows, cuts_lose_bits, _lease };
+    let kept_bytes = kept_bytes(&plan);
+    let placement = Placement {
+        stages,
+        line,
+        identity,
+        kernels,
+        checkpoint,
+        windows,
+        cuts_lose_bits,
+        kept_bytes,
+        _lease,
+    };
     placement.check_alike()?;
     Ok(placement)
 }
@@ -368,6 +381,13 @@ pub fn engine_kv(kv: KvType) -> kernels::KvType {
         KvType::Q80 => kernels::KvType::Q8_0,
         KvType::F16 | KvType::Unspecified => kernels::KvType::F16,
     }
+}
+
+/// About what a KV page takes on all stages together, and what a sequence takes besides.
+fn kept_bytes(plan: &Plan) -> (u64, u64) {
+    let sum = |of: fn(&StageMemory) -> u64| plan.stages.iter().map(|s| of(&s.memory)).sum::<u64>();
+    let (pages, states) = (u64::from(plan.capacity.n_blocks), plan.capacity.n_states());
+    (sum(|memory| memory.kv) / pages.max(1), sum(|memory| memory.state) / states.max(1))
 }
 
 /// Of workers of which nothing is known but their places.

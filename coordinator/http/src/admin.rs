@@ -20,8 +20,7 @@ use super::hosts::{self, Hosts};
 use super::status;
 
 /// What there is, for whoever asks for something else.
-const ADDRESSES: &str =
-    "here are GET /health, /metrics, /admin/keys and /admin/cluster, and POST /admin/cluster";
+const ADDRESSES: &str = "here are GET /health, /metrics, /admin/keys, /admin/cache and /admin/cluster, and POST /admin/cluster";
 
 /// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
 /// web page can send to a port of this machine; where `needs_key`, everything does. It is asked by the names in `hosts`.
@@ -35,6 +34,7 @@ pub fn admin_router(
     let admins = || middleware::from_fn_with_state(keys.clone(), access::admins);
     let router = Router::new()
         .route("/admin/cluster", post(order).layer(admins()).get(cluster_status))
+        .route("/admin/cache", get(cache))
         .route("/health", get(status::health_with_reasons))
         .route("/metrics", get(status::metrics))
         .route("/admin/keys", get(of_keys))
@@ -50,6 +50,11 @@ pub fn admin_router(
 /// `GET /admin/cluster`: who has which layers.
 async fn cluster_status(Extension(cluster): Extension<Admin>) -> Response {
     answer(cluster.ask(Question::Status).await)
+}
+
+/// `GET /admin/cache`: what is kept of prompts, by owner.
+async fn cache(Extension(cluster): Extension<Admin>) -> Response {
+    answer(cluster.ask(Question::Cache).await)
 }
 
 /// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
+use super::name::Name;
 
 /// `GET /version`.
 pub(super) async fn version() -> Json<Value> {
@@ -61,8 +62,9 @@ pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 
-/// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's.
-pub(super) async fn line(State(app): State<App>) -> Json<Value> {
+/// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's, and of what is kept
+/// everybody sees its own.
+pub(super) async fn line(State(app): State<App>, request: Request) -> Json<Value> {
     app.metrics.run_upkeep();
     let text = app.metrics.render();
     let sum = |name: &str| gauge(&text, name);
@@ -90,10 +92,17 @@ pub(super) async fn line(State(app): State<App>) -> Json<Value> {
         "running": sum("brigade_requests_running"), "waiting": sum("brigade_requests_waiting"),
         "kv_blocks_used": sum("brigade_kv_blocks_used"), "kv_blocks": sum("brigade_kv_blocks"),
         "kept": sum("brigade_kept_sequences"), "in_flight": sum("brigade_ubatches_in_flight"),
-        "down": sum("brigade_line_down_total"),
+        "down": sum("brigade_line_down_total"), "prefixes": prefixes(&app, &request),
         "drafts": drafts(&text), "drawn_parts": sum("brigade_drawn_parts_total"),
         "rows_in_vain": sum("brigade_rows_in_vain_total"),
     }))
+}
+
+/// What is kept of the prompts of whoever asks: the largest first.
+fn prefixes(app: &App, request: &Request) -> Value {
+    let owner = request.extensions().get::<Name>().map(|name| name.tally.share());
+    let cached = app.engine.cached().of(owner.unwrap_or_default().owner);
+    json!({ "states": cached.states, "bytes": cached.bytes, "hits": cached.hits, "largest": cached.largest })
 }
 
 /// Drafts that were right and wrong, by how far ahead they were.

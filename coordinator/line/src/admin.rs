@@ -17,6 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::cache::Cache;
+use crate::cached::CachedOwner;
+
 /// Name of the socket in the data folder.
 pub const SOCKET: &str = "admin.sock";
 
@@ -54,6 +57,13 @@ pub enum Question {
     },
     /// Cut the layers anew over all that are there, if that makes a faster line.
     Rebalance,
+    /// What is kept of prompts, by owner.
+    Cache,
+    /// Drop what is kept of an owner, in memory and on the workers.
+    DropCache {
+        /// The name of its key, or `all`.
+        owner: String,
+    },
     /// Let a worker that was drained have layers again.
     Undrain {
         /// Its name or address.
@@ -67,6 +77,8 @@ pub enum Question {
 pub enum Answer {
     /// To [`Question::Status`].
     Status(ClusterStatus),
+    /// To [`Question::Cache`]: who has most comes first.
+    Cache(Vec<CachedOwner>),
     /// It is done; what was done.
     Done(String),
 }
@@ -186,13 +198,21 @@ pub struct Asked {
 
 /// Puts questions to a running cluster; clones share it.
 #[derive(Clone, Debug)]
-pub struct Admin(mpsc::Sender<Asked>);
+pub struct Admin {
+    supervisor: mpsc::Sender<Asked>,
+    cache: Option<Cache>,
+}
 
 impl Admin {
     /// A handle, and what the supervisor hears.
     pub fn channel() -> (Self, mpsc::Receiver<Asked>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self(sender), receiver)
+        (Self { supervisor: sender, cache: None }, receiver)
+    }
+
+    /// The same, which is asked of kept prompts too.
+    pub fn with_cache(self, cache: Cache) -> Self {
+        Self { cache: Some(cache), ..self }
     }
 
     /// Asks; an order is answered when it is done.
@@ -201,12 +221,23 @@ impl Admin {
     /// [`Refused`], and what to do.
     pub async fn ask(&self, question: Question) -> Result<Answer, Refused> {
         // Who looks every second must not fill the log.
-        if question != Question::Status {
+        if !matches!(question, Question::Status | Question::Cache) {
             tracing::info!(?question, "an operator asks");
         }
+        match (&self.cache, question) {
+            (Some(cache), Question::Cache) => Ok(Answer::Cache(cache.owners())),
+            (Some(cache), Question::DropCache { owner }) => {
+                let dropped = cache.drop_of(&owner).await.map_err(Refused)?;
+                Ok(Answer::Done(dropped.to_string()))
+            }
+            (_, question) => self.ask_supervisor(question).await,
+        }
+    }
+
+    async fn ask_supervisor(&self, question: Question) -> Result<Answer, Refused> {
         let ended = || Refused("the cluster has ended".to_owned());
         let (reply, told) = oneshot::channel();
-        self.0.send(Asked { question, reply }).await.map_err(|_| ended())?;
+        self.supervisor.send(Asked { question, reply }).await.map_err(|_| ended())?;
         told.await.map_err(|_| ended())?
     }
 }

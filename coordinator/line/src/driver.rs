@@ -5,6 +5,7 @@
 //! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about
 //! what runs when.
 
+mod cached;
 mod checkpoints;
 mod client;
 mod news;
@@ -30,6 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
+use crate::cached::Cached;
 use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
@@ -41,6 +43,7 @@ use crate::numerics::Numerics;
 use crate::open_line::{LANE, OpenLine};
 use crate::request::Request;
 use crate::wire;
+use cached::Shown;
 use checkpoints::Checkpoints;
 use client::Client;
 use news::{Break, LineNews, next_news};
@@ -53,6 +56,9 @@ const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
 /// Sweeps between two ticks of the scheduler's clock, which finds overdue ubatches: four a second.
 const SWEEPS_PER_TICK: u32 = 5;
+
+/// Sweeps between two looks at what is kept: one a second. It is a multiple of [`SWEEPS_PER_TICK`].
+const SWEEPS_PER_LOOK: u32 = 4 * SWEEPS_PER_TICK;
 
 /// How long clients of a broken line wait for the supervisor to say who broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
@@ -82,13 +88,13 @@ pub async fn run(
     mut config: DriverConfig,
     stop: CancellationToken,
 ) -> Option<OpenLine> {
-    let EngineEnds { mut submissions, mut states, status, running } = ends;
+    let EngineEnds { mut submissions, mut states, status, running, cached } = ends;
     let (transfers, mut transferred) = States::new();
     let (checkpoints, mut copies) = Checkpoints::new();
     let (prefixes, mut records) = Prefixes::new(config.prefixes.take());
     let ClusterLink { mut events, faults, .. } = link;
     let beside = (transfers, checkpoints, prefixes);
-    let mut driver = Driver::new(config, beside, (status, running), faults);
+    let mut driver = Driver::new(config, beside, (status, running, cached), faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -110,9 +116,12 @@ pub async fn run(
             news = next_news(&mut driver.line) => driver.line_news(news),
             _ = sweep.tick() => {
                 driver.sweep();
-                sweeps = (sweeps + 1) % SWEEPS_PER_TICK;
-                if sweeps == 0 {
+                sweeps = (sweeps + 1) % SWEEPS_PER_LOOK;
+                if sweeps % SWEEPS_PER_TICK == 0 {
                     driver.step(Event::Tick);
+                }
+                if sweeps == 0 {
+                    driver.show_cached();
                 }
             }
         }
@@ -168,6 +177,7 @@ struct Driver {
     meter: Arc<Meter>,
     status: watch::Sender<Status>,
     running: watch::Sender<Arc<[Running]>>,
+    cached: watch::Sender<Arc<Cached>>,
     faults: mpsc::Sender<Fault>,
 }
 
@@ -175,7 +185,7 @@ impl Driver {
     fn new(
         config: DriverConfig,
         (states, checkpoints, prefixes): (States, Checkpoints, Prefixes),
-        (status, running): (watch::Sender<Status>, watch::Sender<Arc<[Running]>>),
+        (status, running, cached): Shown,
         faults: mpsc::Sender<Fault>,
     ) -> Self {
         let DriverConfig { sched, n_vocab, adapters, meter, drafter, .. } = config;
@@ -198,6 +208,7 @@ impl Driver {
             meter,
             status,
             running,
+            cached,
             faults,
         }
     }
@@ -390,6 +401,7 @@ impl Driver {
                 self.states.push(Due::Opened, kept, Transfer::Load(snapshot, reply));
                 return self.perform(actions);
             }
+            StateCall::DropCached(owner, reply) => return self.drop_cached(owner, reply),
             StateCall::Memory { reply } => {
                 // Without a line the reply is dropped, which says so.
                 if let Some(line) = &self.line {
@@ -430,7 +442,7 @@ impl Driver {
         match outcome {
             Outcome::Saved(result, reply) => drop(reply.send(result)),
             Outcome::Loaded(result, reply) => drop(reply.send(result)),
-            Outcome::PrefixSaved(result) if is_up => self.prefix_saved(result),
+            Outcome::PrefixSaved(result) if is_up => self.prefix_saved(id, result),
             Outcome::PrefixLoaded(loaded) if is_up => self.prefix_loaded(id, loaded),
             Outcome::PrefixSaved(_) | Outcome::PrefixLoaded(_) => {}
         }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::cached::{Cached, Dropped};
 use crate::health::Loading;
 use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
@@ -56,6 +57,8 @@ pub struct LineInfo {
     pub n_ctx: u32,
     /// Positions there are KV pages for, by the sequences that may share them.
     pub share: u32,
+    /// About what a KV page takes on all stages together, and what a sequence takes besides, in bytes.
+    pub kept_bytes: (u64, u64),
 }
 
 impl LineInfo {
@@ -330,6 +333,8 @@ pub enum StateCall {
         /// Told when it is there.
         reply: oneshot::Sender<Result<(), StateError>>,
     },
+    /// Drop what is kept of an owner, or of all; who asks is told when it is done.
+    DropCached(Option<u64>, oneshot::Sender<Result<Dropped, StateError>>),
     /// Memory of every stage's process.
     Memory {
         /// Told it, first stage first.
@@ -344,6 +349,7 @@ pub struct Engine {
     states: mpsc::Sender<StateCall>,
     status: watch::Receiver<Status>,
     running: watch::Receiver<Arc<[Running]>>,
+    cached: watch::Receiver<Arc<Cached>>,
 }
 
 /// The driver's ends of an [`Engine`].
@@ -357,6 +363,8 @@ pub struct EngineEnds {
     pub status: watch::Sender<Status>,
     /// What [`Engine::running`] shows.
     pub running: watch::Sender<Arc<[Running]>>,
+    /// What [`Engine::cached`] shows.
+    pub cached: watch::Sender<Arc<Cached>>,
 }
 
 impl Engine {
@@ -366,8 +374,10 @@ impl Engine {
         let (call, states) = mpsc::channel(SUBMIT_QUEUE);
         let (status, watch) = watch::channel(Status::Loading(Loading::step("starting")));
         let (running, now) = watch::channel(Arc::from([]));
-        let engine = Self { submissions: submit, states: call, status: watch, running: now };
-        (engine, EngineEnds { submissions, states, status, running })
+        let (cached, kept) = watch::channel(Arc::default());
+        let engine =
+            Self { submissions: submit, states: call, status: watch, running: now, cached: kept };
+        (engine, EngineEnds { submissions, states, status, running, cached })
     }
 
     /// What the line is doing now.
@@ -378,6 +388,19 @@ impl Engine {
     /// The sequences that run, as they were some tens of milliseconds ago.
     pub fn running(&self) -> Arc<[Running]> {
         self.running.borrow().clone()
+    }
+
+    /// What is kept of prompts, as it was a second ago.
+    pub fn cached(&self) -> Arc<Cached> {
+        self.cached.borrow().clone()
+    }
+
+    /// Drops what is kept of an owner, or of everybody, in memory and in the workers' records. Running requests go on.
+    pub async fn drop_cached(&self, owner: Option<u64>) -> Result<Dropped, StateError> {
+        let (reply, dropped) = oneshot::channel();
+        let call = StateCall::DropCached(owner, reply);
+        self.states.send(call).await.map_err(|_| line_gone())?;
+        dropped.await.map_err(|_| line_gone())?
     }
 
     /// Follows the status.

@@ -10,12 +10,14 @@
 //!   tokens, and [`vector`] one vector of a text's rows.
 //! - [`keys`] says who may ask. [`journal`] keeps streams over a restart, and [`numerics`] says whether one can go on
 //!   with the same bits.
-//! - [`prefix_names`] says what kept prefixes are called below the stages' memory.
+//! - [`cached`] is what is seen of kept prompts, and [`cache`] shows and drops it. [`prefix_names`] says what kept prefixes are called below the stages' memory.
 //! - [`record`] is what is known of a ubatch. [`meter`], [`trace`] and [`metrics`] say what the line did.
 //! - [`clock`] and [`random`] are small and below all others.
 
 pub mod adapters;
 pub mod admin;
+pub mod cache;
+pub mod cached;
 pub mod clock;
 pub mod current;
 pub mod driver;

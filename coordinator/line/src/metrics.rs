@@ -53,6 +53,9 @@ const PREFIX_LOADS: &str = "brigade_prefixes_loaded_total";
 const PREFIX_SAVED: &str = "brigade_prefix_states_saved_total";
 const PREFIX_WRITTEN: &str = "brigade_prefix_bytes_written_total";
 const PREFIX_READ: &str = "brigade_prefix_bytes_read_total";
+const PREFIX_TOKENS: &str = "brigade_prefix_tokens_total";
+const PREFIX_BYTES: &str = "brigade_prefix_bytes";
+const PREFIX_BUNDLES: &str = "brigade_prefix_bundles";
 const PREFIX_NODES: &str = "brigade_prefix_nodes";
 const HELD: &str = "brigade_requests_waiting_for_reads";
 const STATES_KEPT: &str = "brigade_states_kept_total";
@@ -166,6 +169,19 @@ impl Workers {
 }
 
 fn describe_prefixes() {
+    describe_counter!(
+        PREFIX_TOKENS,
+        "Prompt tokens of requests that got a place: those that were kept, and those that were computed"
+    );
+    describe_gauge!(
+        PREFIX_BYTES,
+        Unit::Bytes,
+        "Kept prefixes: in the stages' memory together, and records of each worker in its memory and on its disk"
+    );
+    describe_gauge!(
+        PREFIX_BUNDLES,
+        "Files of records of each worker, or what would be one in memory"
+    );
     describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
     describe_gauge!(HELD, "Requests that wait for what another one reads");
     describe_counter!(
@@ -360,8 +376,14 @@ fn prefixes(counts: &PrefixCounts) {
         ("pages", counts.evicted_for_pages),
         ("shortened", counts.shortened),
         ("failed", counts.spoilt),
+        ("covered", counts.covered),
+        ("dropped", counts.dropped),
     ] {
         counter!(STATES_GONE, "cause" => cause).absolute(n);
+    }
+    let computed = counts.prompt_tokens.saturating_sub(counts.reused_tokens);
+    for (outcome, n) in [("reused", counts.reused_tokens), ("computed", computed)] {
+        counter!(PREFIX_TOKENS, "outcome" => outcome).absolute(n);
     }
     counter!(SHARED_READS).absolute(counts.waits);
     counter!(ROWS_AVOIDED).absolute(counts.rows_avoided);
@@ -386,11 +408,25 @@ fn drafts(counts: &DraftCounts) {
     }
 }
 
+/// What kept states take in the memory of all stages together.
+pub fn prefixes_in_memory(nbytes: u64) {
+    gauge!(PREFIX_BYTES, "tier" => "memory").set(nbytes as f64);
+}
+
 /// A heartbeat of a stage; `busy_share` is of the time since the one before.
 pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     let labels = on_the_line().of(stage);
     gauge!(STAGE_SHARE, &labels).set(busy_share);
     gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
+    if let Some(records) = &health.prefix_records {
+        let of_tier = |tier: &'static str| {
+            let [stage, worker] = labels.clone();
+            [stage, worker, ("tier", tier.to_owned())]
+        };
+        gauge!(PREFIX_BYTES, &of_tier("ram")).set(records.ram_bytes as f64);
+        gauge!(PREFIX_BYTES, &of_tier("disk")).set(records.disk_bytes as f64);
+        gauge!(PREFIX_BUNDLES, &labels).set(records.bundles as f64);
+    }
 }
 
 /// A line over these workers is ready, first stage first: their counters begin. What the last line's stages showed

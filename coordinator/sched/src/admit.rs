@@ -1,5 +1,5 @@
-//! The waiting queue. Among the requests of one owner the first come is the first admitted; among owners it goes
-//! by turns ([`fair`](super::fair)). The queue is bounded, and tells whoever finds it full when to come back.
+//! The waiting queue. Among the requests of one owner the first come is the first admitted, but for those that have most
+//! of their prompts there already ([`overtake`](super::overtake)); among owners it goes by turns ([`fair`](super::fair)). The queue is bounded, and tells whoever finds it full when to come back.
 //! Requests whose line was lost stand at its front.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -46,7 +46,11 @@ impl Waiting {
 
     /// Appends, or says when a place is likely to be free. In a full queue whoever has most requests there gives up
     /// the newest of them for somebody who has fewer: it is returned, with when to come back.
-    pub fn push(&mut self, request: Request) -> Result<Option<(RequestId, u64)>, Rejection> {
+    pub fn push(
+        &mut self,
+        now: Micros,
+        request: Request,
+    ) -> Result<Option<(RequestId, u64)>, Rejection> {
         // Whoever had a place does not take one in the queue.
         let waiting = self.n_new();
         let mut displaced = None;
@@ -62,7 +66,7 @@ impl Waiting {
                 None => return Err(Rejection::QueueFull { waiting, retry_after_s }),
             }
         }
-        self.queue.push_back(Pending::new(request));
+        self.queue.push_back(Pending { came: now, ..Pending::new(request) });
         Ok(displaced)
     }
 
@@ -364,15 +368,15 @@ mod tests {
     #[test]
     fn a_full_queue_says_when_to_come_back() {
         let mut waiting = Waiting::new(1);
-        waiting.push(request(1, 1)).unwrap();
+        waiting.push(0, request(1, 1)).unwrap();
         let full = |retry_after_s| Err(Rejection::QueueFull { waiting: 1, retry_after_s });
-        assert_eq!(waiting.push(request(2, 1)), full(1));
+        assert_eq!(waiting.push(0, request(2, 1)), full(1));
         for second in [10, 17, 24] {
             waiting.note_end(second * 1_000_000);
         }
-        assert_eq!(waiting.push(request(2, 1)), full(7));
+        assert_eq!(waiting.push(0, request(2, 1)), full(7));
         waiting.note_end(10_000 * 1_000_000);
-        assert_eq!(waiting.push(request(2, 1)), full(60));
+        assert_eq!(waiting.push(0, request(2, 1)), full(60));
     }
 
     #[test]
@@ -383,11 +387,11 @@ mod tests {
         };
         let mut waiting = Waiting::new(3);
         for id in 1..=3 {
-            assert_eq!(waiting.push(of(id, 7)), Ok(None));
+            assert_eq!(waiting.push(0, of(id, 7)), Ok(None));
         }
-        assert!(waiting.push(of(4, 7)).is_err(), "not for itself");
-        assert_eq!(waiting.push(of(5, 8)), Ok(Some((RequestId(3), 1))), "its newest goes");
-        assert!(waiting.push(of(6, 8)).is_err(), "two against two");
+        assert!(waiting.push(0, of(4, 7)).is_err(), "not for itself");
+        assert_eq!(waiting.push(0, of(5, 8)), Ok(Some((RequestId(3), 1))), "its newest goes");
+        assert!(waiting.push(0, of(6, 8)).is_err(), "two against two");
         assert_eq!(waiting.owners(), BTreeSet::from([7, 8]));
     }
 
@@ -399,7 +403,7 @@ mod tests {
         };
         let mut waiting = Waiting::new(9);
         for (id, owner, is_one) in [(1, 7, true), (2, 7, true), (3, 8, false), (4, 8, false)] {
-            waiting.push(of(id, owner)).unwrap();
+            waiting.push(0, of(id, owner)).unwrap();
             assert_eq!(waiting.is_of_one_owner(), is_one, "{id}");
         }
     }
@@ -408,7 +412,7 @@ mod tests {
     fn what_another_scheduler_had_begun_waits_behind_those_that_were_begun_here() {
         let begun = |id| Pending::gone_on(request(id, 1), vec![7], None);
         let mut waiting = Waiting::new(9);
-        waiting.push(request(1, 1)).unwrap();
+        waiting.push(0, request(1, 1)).unwrap();
         waiting.line_lost(0, vec![Pending { interrupted: true, ..Pending::new(request(2, 1)) }]);
         waiting.go_on(5, begun(3), Some(true));
         waiting.go_on(5, begun(4), None);

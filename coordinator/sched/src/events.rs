@@ -247,6 +247,8 @@ pub enum Event {
     },
     /// Every kept sequence is given up, but those somebody holds on to.
     ClearKept,
+    /// What is kept of an owner is dropped, or all; but not what somebody holds on to.
+    Forget(Option<u64>),
     /// The answer of a request that has ended calls a tool: its client comes back with the result, mostly soon. What is kept of
     /// it stays meanwhile, before all else of its owner's.
     Linger(RequestId),

@@ -8,14 +8,20 @@
 use brigade_engine::batch::SeqOp;
 
 use super::Scheduler;
+use super::admit::Waiting;
 use super::events::Work;
 use super::fair::{Needs, Owners};
 use super::line::Line;
 use super::pages::Holder;
-use super::sequence::{Admitted, SeqNo};
+use super::sequence::{Admitted, Live, SeqNo};
 use super::windows::MAX_ROWS_AHEAD;
 
 impl Scheduler {
+    /// Pages that the request needs that has the next place.
+    pub(super) fn pages_of_next(&self) -> u32 {
+        self.line.as_ref().map_or(0, |line| pages_of_next(&self.waiting, &self.live, line))
+    }
+
     /// Whether the next row of a sequence, and that of its guide, have pages; they get some if there are any for them. One that
     /// runs ahead gets the page behind that before it is needed, if there is one.
     pub(super) fn has_place_for_next(&mut self, no: SeqNo) -> bool {
@@ -41,8 +47,7 @@ impl Scheduler {
         if pages == 0 {
             return true;
         }
-        let next = self.waiting.turn(&self.live.owners, line).and_then(|at| self.waiting.get(at));
-        let awaited = next.map_or(0, |next| line.needs(&next.request).pages);
+        let awaited = pages_of_next(&self.waiting, &self.live, line);
         let (share, waiting) = (sequence.share, self.waiting.owners());
         let needs = Needs { slots: 0, pages };
         let leaves = |owners: &Owners| owners.leaves_room(share, needs, line.places(), &waiting);
@@ -55,6 +60,12 @@ impl Scheduler {
         line.grow(sequence, ahead);
         true
     }
+}
+
+/// Pages that the request needs that has the next place.
+fn pages_of_next(waiting: &Waiting, live: &Live, line: &Line) -> u32 {
+    let next = waiting.turn(&live.owners, line).and_then(|at| waiting.get(at));
+    next.map_or(0, |next| line.needs(&next.request).pages)
 }
 
 impl Line {

@@ -8,7 +8,7 @@
 //! Reading order:
 //!
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `admit` and `fair` say who begins, `pages` and `pool` where, `prefix` with what; `growth` how long answers get.
+//! - `admit`, `fair` and `overtake` say who begins, `pages` and `pool` where, `prefix` with what; `growth` how long answers get.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
 //! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, and
@@ -32,6 +32,7 @@ mod growth;
 mod in_flight;
 mod line;
 mod namespace;
+mod overtake;
 mod pages;
 mod parting;
 mod pool;
@@ -70,7 +71,7 @@ pub use events::{
 };
 pub use forecast::Forecast;
 pub use namespace::Namespace;
-pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Spoilt, space_of};
+pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Seen, SeenOwner, SeenState, Spoilt, space_of};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
 /// millisecond.
@@ -147,6 +148,7 @@ impl Scheduler {
             }
             Event::Linger(request) => self.with_line(|line| line.kept.linger(now, request)),
             Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
+            Event::Forget(owner) => self.with_line(|line| line.forget(owner)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
             Event::Tick => self.tick(now, &mut out),
@@ -209,7 +211,7 @@ impl Scheduler {
             begin_drafts(&mut self.drafter, &self.live, no);
             return Ok(());
         }
-        if let Some((request, retry_after_s)) = self.waiting.push(request)? {
+        if let Some((request, retry_after_s)) = self.waiting.push(now, request)? {
             out.push(Action::Failed { request, error: RequestError::Displaced { retry_after_s } });
         }
         Ok(())
@@ -409,9 +411,11 @@ impl Scheduler {
             if !line.has_room(&next.request) {
                 return;
             }
+            let goes = self.waiting.goes_first(at, line, &self.live);
+            let Some(next) = self.waiting.get(goes) else { return };
             if let Some(hold) = line.hold(now, &mut self.live, next) {
-                self.waiting.hold(at, hold);
-            } else if let Some(next) = self.waiting.take(at) {
+                self.waiting.hold(goes, hold);
+            } else if let Some(next) = self.waiting.take_before(at, goes) {
                 let no = admit(&self.config, line, &mut self.live, next, out);
                 begin_drafts(&mut self.drafter, &self.live, no);
             }

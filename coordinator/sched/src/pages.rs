@@ -102,6 +102,11 @@ impl Pages {
         holds.running + holds.kept
     }
 
+    /// How many of these no running sequence holds.
+    pub fn n_kept_of(&self, ids: &[BlockId]) -> u32 {
+        ids.iter().filter(|id| self.holds[id.0 as usize].running == 0).count() as u32
+    }
+
     /// Pages that are held for kept sequences alone.
     pub fn n_kept_only(&self) -> u32 {
         self.total() - self.n_free() - self.n_running

@@ -9,11 +9,13 @@
 //! second than before, is a suspect and runs alone. If a third line is lost under it, it ends with the
 //! reason, and nobody else does.
 
+use std::borrow::Cow;
+
 use brigade_engine::batch::{BlockId, CopyName};
 
-use super::events::{KeptId, Micros, Request, RequestError, RequestId};
-use super::prefix::Hold;
-use super::sequence::Admitted;
+use super::events::{Micros, Request, RequestError, RequestId};
+use super::prefix::{Beginning, Hold};
+use super::sequence::{Admitted, Half};
 
 /// A request under which so many lines were lost since it last got further than ever ends with an error;
 /// one less, and it runs alone.
@@ -43,8 +45,12 @@ pub(super) struct Pending {
     pub mu: Option<f32>,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
-    /// The kept state that it would begin with, if it was looked up.
-    pub begins: Option<Option<KeptId>>,
+    /// What it would begin with, if it was looked up.
+    pub begins: Option<Beginning>,
+    /// When it came to the queue.
+    pub came: Micros,
+    /// Requests of its owner that came after it and went before it.
+    pub overtaken: u32,
     /// It could have a place, and waits for what another one reads.
     pub hold: Option<Hold>,
     /// It has waited for that, up to which position and from where; not again where that took too long.
@@ -66,6 +72,8 @@ impl Pending {
             interrupted: false,
             without_line_since: None,
             begins: None,
+            came: 0,
+            overtaken: 0,
             hold: None,
             held: None,
         }
@@ -135,6 +143,8 @@ impl Pending {
             mu: sequence.mu,
             without_line_since: None,
             begins: None,
+            came: 0,
+            overtaken: 0,
             hold: None,
             held: None,
         }
@@ -161,6 +171,18 @@ impl Pending {
     /// Its deadline passed.
     pub fn too_late(self) -> (RequestId, RequestError) {
         (self.request.id, RequestError::TooLate { generated: self.generated.len() as u32 })
+    }
+
+    /// All tokens of one of its halves that are known; `None` if there is no such half.
+    pub fn known(&self, half: Half) -> Option<Cow<'_, [u32]>> {
+        let prompt = match half {
+            Half::Own => &self.request.prompt[..],
+            Half::Guide => self.request.guide.as_deref()?,
+        };
+        Some(match self.generated[..] {
+            [] => Cow::Borrowed(prompt),
+            _ => Cow::Owned([prompt, &self.generated].concat()),
+        })
     }
 
     /// All tokens of it that are known.

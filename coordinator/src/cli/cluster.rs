@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use tokio::time::timeout;
 
 use super::data_dir::DataDirArgs;
-use super::{machines, output};
+use super::{cached, machines, output};
 
 /// How long a coordinator may take to say who is there, where nodes are listed without it too.
 const ASKED_WITHIN: Duration = Duration::from_secs(3);
@@ -25,6 +25,7 @@ Examples:
   brigade cluster move 4..8 attic
   brigade cluster add 10.0.0.4:7070
   brigade cluster rebalance
+  brigade cluster cache --drop ann   what is kept of the prompts of the key ann
 
 The coordinator is found by its data folder: the command runs on its machine, as its user.")]
 pub struct ClusterArgs {
@@ -70,6 +71,12 @@ enum What {
     },
     /// Cut the layers anew over all workers that are there, if that is faster
     Rebalance,
+    /// Show what is kept of prompts, the largest of each owner; never texts
+    Cache {
+        /// Drop what is kept of a key, by its name, or of all: in memory and what the line's workers have written
+        #[arg(long, value_name = "OWNER|all")]
+        drop: Option<String>,
+    },
 }
 
 /// Runs the command.
@@ -81,6 +88,8 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         What::Move { layers, worker } => Question::Move { worker, layers },
         What::Add { worker } => Question::Add { worker },
         What::Rebalance => Question::Rebalance,
+        What::Cache { drop: Some(owner) } => Question::DropCache { owner },
+        What::Cache { drop: None } => Question::Cache,
     };
     let socket = socket(&DataDirArgs { data_dir: args.data_dir }, args.port)?;
     let answer = admin::ask_at(&socket, &question).await?;
@@ -90,6 +99,7 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
     match answer {
         Answer::Done(text) => output::line(format_args!("{text}")),
         Answer::Status(status) => machines::show(&status),
+        Answer::Cache(owners) => cached::show(&owners),
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod args;
 mod bench;
+mod cached;
 mod chat;
 mod cluster;
 mod completions;

@@ -19,10 +19,12 @@ use brigade_cluster::{
 use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::spec::Prefixes;
 use brigade_line::admin::Admin;
+use brigade_line::cache::Cache;
 use brigade_line::current::CurrentLimits;
 use brigade_line::driver::{self, DriverConfig, PrefixConfig};
 use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use brigade_line::health::RollWatch;
+use brigade_line::keys::KeyRing;
 use brigade_line::meter::Meter;
 use brigade_line::model::Model;
 use brigade_line::open_line::OpenLine;
@@ -99,6 +101,8 @@ pub struct SessionOptions {
     pub own_name: Option<OwnName>,
     /// What prefixes are kept with below the stages' memory; `None`: they are not.
     pub prefixes: Option<PrefixConfig>,
+    /// The keys that requests show, if they do.
+    pub keys: Option<KeyRing>,
     /// How much records of prefixes may take on each local worker.
     pub local_prefixes: Sizes,
     /// Where a trace of all ubatches goes at the end.
@@ -134,6 +138,7 @@ impl SessionOptions {
             rebalance: false,
             slow_after: DEFAULT_SLOW_AFTER,
             prefixes: None,
+            keys: None,
             local_prefixes: Sizes::default(),
             own_name: None,
             trace: None,
@@ -295,11 +300,11 @@ impl Session {
         Ok(Self {
             model,
             limits: CurrentLimits::new(limits, engine.clone()),
+            admin: cluster.admin.with_cache(Cache::new(engine.clone(), options.keys)),
             engine,
             meter,
             control: cluster.control,
             roll,
-            admin: cluster.admin,
             stop_driver,
             stop_cluster,
             run: format!("run-{}", &brigade_line::random::id()[..RUN_ID_CHARS]),

@@ -39,6 +39,8 @@ pub struct Used {
     pub ram: u64,
     /// Bytes on the disk.
     pub disk: u64,
+    /// Bundles in either.
+    pub bundles: u64,
 }
 
 /// One of the two.
@@ -171,7 +173,7 @@ impl Store {
     /// What the tiers take.
     pub fn used(&self) -> Used {
         let inner = self.inner();
-        Used { ram: inner.ram.used, disk: inner.disk.used }
+        Used { ram: inner.ram.used, disk: inner.disk.used, bundles: inner.bundles.len() as u64 }
     }
 
     /// Keeps a bundle in every tier that has room for it; bytes that it takes on the disk. Blocks.

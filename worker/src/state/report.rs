@@ -3,12 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use brigade_proto::control::{Capabilities, Feature, HealthReply, HeldLayers, Phase, WireType};
+use brigade_proto::control::{
+    Capabilities, Feature, HealthReply, HeldLayers, Phase, PrefixRecords, WireType,
+};
 use brigade_proto::failure::Failure;
 
 use super::{Inner, ReadyStage, Worker};
 use crate::memory;
 use crate::order::StageKey;
+use crate::prefixes::store::Used;
 use crate::session::shown;
 
 /// How old a reading of the machine's memory may be: the files it comes from are read on the thread
@@ -125,6 +128,9 @@ impl Worker {
         });
         let resident = fresh(&self.readings.resident, now, memory::resident_bytes);
         let [memory_used, memory_peak] = resident.unwrap_or_default();
+        let prefix_records = self.prefixes_used().map(|Used { ram, disk, bundles }| {
+            PrefixRecords { ram_bytes: ram, disk_bytes: disk, bundles }
+        });
         let session = &inner.session;
         // Another coordinator's number would say nothing, and might be the same.
         let is_owner = session.owner() == Some(coordinator_id);
@@ -149,6 +155,7 @@ impl Worker {
             state_bytes,
             held_layers,
             instance: self.loader.instance,
+            prefix_records,
         }
     }
 }

@@ -93,6 +93,9 @@ impl Supervisor {
         let answer = match &asked.question {
             _ if is_change && self.coming.is_some() => Err(self.refuse_while_coming()),
             Question::Status => Ok(Answer::Status(self.status())),
+            Question::Cache | Question::DropCache { .. } => {
+                Err(Refused("this process shows nothing of what it keeps".to_owned()))
+            }
             Question::Add { worker } => self.add(worker),
             Question::Drain { worker } => match self.may_drain(&worker.clone()) {
                 Ok((id, true)) => return self.drain(id, Some(asked), None),

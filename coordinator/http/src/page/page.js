@@ -363,6 +363,17 @@ function showStages({ stages, layers }) {
   $('stages').replaceChildren(...items);
 }
 
+const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+
+// What is kept of the prompts of whoever looks.
+function showPrefixes({ states, bytes, hits, largest }) {
+  $('prefix-sum').textContent = states ? `${states} states, ${mib(bytes)}, ${hits} hits` : 'none';
+  $('prefixes').hidden = !states;
+  const cells = ({ tokens, bytes, idle_seconds, hits }) => [tokens, mib(bytes), `${idle_seconds} s ago`, hits];
+  const rows = largest.map((state) => el('tr', '', ...cells(state).map((text) => el('td', '', String(text)))));
+  $('prefixes').tBodies[0].replaceChildren(...rows);
+}
+
 function note(state) {
   if (past.states[0] === state) return;
   past.states.unshift(state);
@@ -384,6 +395,7 @@ async function look() {
         const rows = Object.entries(facts(line)).flatMap(([k, v]) => [el('dt', '', k), el('dd', '', v)]);
         $('facts').replaceChildren(...rows);
         showStages(line);
+        showPrefixes(line.prefixes);
       }
     }
   } catch {

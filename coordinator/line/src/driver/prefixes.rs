@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Driver;
+use super::cached::Drop;
 use super::records::{Load, Loaded, names};
 use super::states::{Due, Transfer};
 use crate::keys::KeyRing;
@@ -63,6 +64,10 @@ pub(super) struct Prefixes {
     held: HashMap<RequestId, Request>,
     /// States that need not be written.
     known: BTreeSet<KeptId>,
+    /// States of which the workers have records.
+    pub(super) recorded: BTreeSet<KeptId>,
+    /// Owners whose states and records are to be dropped.
+    pub(super) drops: VecDeque<Drop>,
     /// A state is being written, or records are dropped.
     is_busy: bool,
     /// To be dropped.
@@ -86,6 +91,7 @@ impl Prefixes {
     pub(super) fn new(config: Option<PrefixConfig>) -> (Self, mpsc::Receiver<PrefixNews>) {
         let (news, receiver) = mpsc::channel(NEWS_QUEUE);
         let (held, known, spoilt, told, loads) = Default::default();
+        let (recorded, drops) = Default::default();
         let (is_busy, is_loading, speed, has_failed) = Default::default();
         let (dropping, is_suspect) = Default::default();
         let fresh = Self {
@@ -93,6 +99,8 @@ impl Prefixes {
             news,
             held,
             known,
+            recorded,
+            drops,
             is_busy,
             spoilt,
             dropping,
@@ -122,7 +130,7 @@ impl Prefixes {
     }
 
     /// Owners whose records stay: those who need no key, and all keys.
-    fn owners(&self) -> BTreeSet<u64> {
+    pub(super) fn owners(&self) -> BTreeSet<u64> {
         let keys = self.config.as_ref().and_then(|config| config.keys.as_ref()).map(KeyRing::now);
         let keys = keys.iter().flat_map(|keys| keys.accounts()).map(|account| account.number());
         keys.chain([brigade_sched::Share::default().owner]).collect()
@@ -130,7 +138,7 @@ impl Prefixes {
 }
 
 impl Driver {
-    fn salt(&self) -> Option<Salt> {
+    pub(super) fn salt(&self) -> Option<Salt> {
         self.salt_of(self.line.as_ref()?)
     }
 
@@ -282,6 +290,7 @@ impl Driver {
             Ok(moved_bytes) => {
                 self.prefixes.measure(nbytes, took);
                 self.prefixes.known.insert(id);
+                self.prefixes.recorded.insert(id);
                 let ms = took.as_millis() as u64;
                 tracing::debug!(
                     request = request.0,
@@ -303,10 +312,13 @@ impl Driver {
     }
 
     /// A state is written, or is not; the scheduler knows.
-    pub(super) fn prefix_saved(&mut self, result: Result<u64, String>) {
+    pub(super) fn prefix_saved(&mut self, id: KeptId, result: Result<u64, String>) {
         self.prefixes.is_busy = false;
         match result {
-            Ok(nbytes) => metrics::prefix_saved(nbytes),
+            Ok(nbytes) => {
+                self.prefixes.recorded.insert(id);
+                metrics::prefix_saved(nbytes);
+            }
             Err(why) if !self.prefixes.has_failed => {
                 self.prefixes.has_failed = true;
                 tracing::warn!(
@@ -322,6 +334,11 @@ impl Driver {
     /// Drops what is to go, or writes the next state.
     pub(super) fn keep_prefixes(&mut self) {
         self.take_spoilt();
+        // What is being written or read is held on to.
+        let is_at_rest = !self.prefixes.is_busy && !self.prefixes.is_loading;
+        if is_at_rest && let Some(next) = self.prefixes.drops.pop_front() {
+            return self.drop_next(next);
+        }
         let Some(salt) = self.salt() else { return };
         if self.prefixes.is_busy {
             return;
@@ -348,6 +365,7 @@ impl Driver {
         let Some(of) = self.sched.unsaved(&self.prefixes.known) else { return };
         let sched = &self.sched;
         self.prefixes.known.retain(|id| sched.is_kept(*id));
+        self.prefixes.recorded.retain(|id| sched.is_kept(*id));
         if !self.sched.pin_kept(of.kept.id) {
             return;
         }
@@ -359,8 +377,10 @@ impl Driver {
         self.start_transfers();
     }
 
-    fn drop_records<F>(&mut self, drop: impl FnOnce(Arc<dyn StateAccess>) -> F + Send + 'static)
-    where
+    pub(super) fn drop_records<F>(
+        &mut self,
+        drop: impl FnOnce(Arc<dyn StateAccess>) -> F + Send + 'static,
+    ) where
         F: Future<Output = Result<(), String>> + Send,
     {
         let Some(line) = &self.line else { return };
@@ -377,6 +397,9 @@ impl Driver {
     pub(super) fn prefixes_line_gone(&mut self) {
         let prefixes = &mut self.prefixes;
         prefixes.known.clear();
+        prefixes.recorded.clear();
+        // Who waits is told by the end of his channel.
+        prefixes.drops.clear();
         prefixes.loads.clear();
         (prefixes.is_busy, prefixes.is_loading, prefixes.told) = (false, false, None);
         // Some workers may have dropped it and some not.

@@ -45,8 +45,12 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let (faults, _) = mpsc::channel(1);
     let (checkpoints, _) = Checkpoints::new();
     let (prefixes, _) = super::prefixes::Prefixes::new(None);
-    let mut driver =
-        Driver::new(config, (states, checkpoints, prefixes), (status, running), faults);
+    let mut driver = Driver::new(
+        config,
+        (states, checkpoints, prefixes),
+        (status, running, watch::channel(Arc::default()).0),
+        faults,
+    );
     let (line, sent) = OpenLine::of_nobody(1, SPEC);
     driver.line_event(LineEvent::Up(Box::new(line)));
     (driver, sent)

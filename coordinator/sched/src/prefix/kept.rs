@@ -61,6 +61,10 @@ pub(crate) struct Kept {
     /// Until then its client is expected back: it goes last of its owner's.
     pub lingers: Micros,
     pub last_use: u64,
+    /// The time of that.
+    pub used_at: Micros,
+    /// Requests that began with it.
+    pub hits: u64,
 }
 
 /// What is new about a state to be kept.
@@ -149,7 +153,7 @@ impl KeptPool {
         self.counts.kept += 1;
         let NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned } = new;
         let node = self.tree.insert(prompt.space, prompt.tokens, Holder::Kept(id));
-        let (wanted, last_use) = (false, self.uses);
+        let (wanted, last_use, used_at) = (false, self.uses, self.now);
         let kept = Kept {
             id,
             slot,
@@ -165,6 +169,8 @@ impl KeptPool {
             wanted,
             lingers: 0,
             last_use,
+            used_at,
+            hits: 0,
         };
         self.all.insert(id, kept);
         id
@@ -201,8 +207,16 @@ impl KeptPool {
     pub fn touch(&mut self, id: KeptId) {
         self.uses += 1;
         if let Some(kept) = self.all.get_mut(&id) {
-            kept.last_use = self.uses;
+            (kept.last_use, kept.used_at) = (self.uses, self.now);
             kept.lingers = 0;
+        }
+    }
+
+    /// A request begins with it.
+    pub fn hit(&mut self, id: KeptId) {
+        self.touch(id);
+        if let Some(kept) = self.all.get_mut(&id) {
+            kept.hits += 1;
         }
     }
 

@@ -12,24 +12,30 @@
 //! - `reuse` begins sequences and keeps those that end; `room` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
+//! - `begin` knows what requests in the queue would begin with: that goes last.
 //! - `shared` lets requests wait that share an unread beginning with one that is being read.
 
+mod begin;
+mod beginning;
 mod hold;
 mod kept;
 mod marks;
 mod place;
 mod reuse;
 mod room;
+mod seen;
 mod shared;
 mod spoilt;
 mod tiers;
 mod tree;
 mod value;
 
+pub(crate) use beginning::Beginning;
 pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;
 pub(crate) use place::Mark;
+pub use seen::{Seen, SeenOwner, SeenState};
 pub use spoilt::Spoilt;
 pub use tiers::{KeptOf, space_of};
 pub(crate) use tree::{NodeId, Space};
@@ -51,6 +57,10 @@ pub struct PrefixCounts {
     pub shortened: u64,
     /// States that went because somebody's numbers were no good.
     pub spoilt: u64,
+    /// States that went because a longer one stands for them.
+    pub covered: u64,
+    /// States that an operator dropped.
+    pub dropped: u64,
     /// Requests that waited until another had read what they share.
     pub waits: u64,
     /// Rows that these did not compute for it.
@@ -68,6 +78,8 @@ impl PrefixCounts {
             evicted_for_pages: self.evicted_for_pages + other.evicted_for_pages,
             shortened: self.shortened + other.shortened,
             spoilt: self.spoilt + other.spoilt,
+            covered: self.covered + other.covered,
+            dropped: self.dropped + other.dropped,
             waits: self.waits + other.waits,
             rows_avoided: self.rows_avoided + other.rows_avoided,
         }

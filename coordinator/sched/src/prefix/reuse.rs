@@ -253,7 +253,7 @@ impl Line {
         let full = (len / self.spec.block_positions) as usize;
         let (src, mut blocks) = match source {
             Source::Kept(id) => {
-                self.kept.touch(id);
+                self.kept.hit(id);
                 let kept = self.kept.get(id).expect("it was just found");
                 (kept.slot, kept.blocks[..full].to_vec())
             }
@@ -339,6 +339,7 @@ impl Line {
             // Where the stages read or fill its slot it goes later, and nobody begins with it meanwhile.
             (kept.spoilt, kept.filled) = (true, false);
             self.kept.counts.spoilt += u64::from(!was_spoilt);
+            self.kept.tree.changes += 1;
             if !pinned {
                 self.evict(id);
             }
@@ -364,9 +365,7 @@ impl Line {
         tokens.truncate(n_kept as usize);
         let (space, owner) = (sequence.space, sequence.share.owner);
         let prompt = Prompt { tokens: &tokens, space: &space };
-        for id in self.kept.covered_by(prompt, self.spec.prefixes) {
-            self.evict(id);
-        }
+        let hits = self.drop_covered(prompt);
         let mut blocks = sequence.blocks;
         let n_used = self.pages_of(n_kept.into()) as usize;
         for &block in &blocks[..n_used] {
@@ -388,11 +387,26 @@ impl Line {
         let (place, left_by, pinned) = (Place::End, Some(no), false);
         let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
         let id = self.kept.insert(new);
+        if let Some(kept) = self.kept.get_mut(id) {
+            kept.hits = hits;
+        }
         if !filled {
             let (want, mu, ahead) = (Want::Nothing, None, None);
             let part = SeqPart { slot, pos: has, tokens: rest, want, mu, ahead };
             self.settling.push((id, part));
         }
+    }
+
+    /// Drops the states that one with these tokens stands for as well; requests that began with them, which it goes on
+    /// counting.
+    fn drop_covered(&mut self, prompt: Prompt<'_>) -> u64 {
+        let mut hits = 0;
+        for id in self.kept.covered_by(prompt, self.spec.prefixes) {
+            hits += self.kept.get(id).map_or(0, |kept| kept.hits);
+            self.kept.counts.covered += 1;
+            self.evict(id);
+        }
+        hits
     }
 
     fn worth_keeping(&self, sequence: &Admitted) -> bool {
@@ -521,6 +535,7 @@ impl Line {
             return self.evict(id);
         }
         kept.filled = true;
+        self.kept.tree.changes += 1;
         self.unpin(id);
     }
 

@@ -6,21 +6,18 @@
 //! one that waits reads on. Only requests of one namespace do so. Where there is a state at a sequence's end only, the one
 //! that reads is told to leave it at the fork.
 
-use std::collections::BTreeSet;
-
 use brigade_spec::Prefixes;
 
 use super::hold::Hold;
-use super::kept::{Prompt, Source};
+use super::kept::Prompt;
 use super::tree::Space;
-use crate::admit::Waiting;
-use crate::events::{KeptId, Micros, Request};
+use crate::events::{Micros, Request};
 use crate::line::Line;
 use crate::replay::Pending;
 use crate::sequence::{Admitted, Live, SeqNo, is_suspect};
 
 /// Rows that it must spare to be worth a wait.
-const LEAST_ROWS: u32 = 64;
+pub(super) const LEAST_ROWS: u32 = 64;
 
 /// So many times as long as its own reading would take where nobody else is there, a request waits for somebody else's.
 const MOST_TIMES: u64 = 4;
@@ -40,29 +37,6 @@ impl Line {
         reads && !is_long
     }
 
-    /// The states that requests in the queue would begin with go last. Each is looked up when it comes to the queue, and when
-    /// its state is gone.
-    pub fn want(&mut self, live: &Live, waiting: &mut Waiting) {
-        let mut wanted = BTreeSet::new();
-        for pending in waiting.queue_mut() {
-            let known = pending.begins.filter(|id| id.is_none_or(|id| self.kept.get(id).is_some()));
-            let begins = known.unwrap_or_else(|| self.begins(live, &pending.request));
-            pending.begins = Some(begins);
-            wanted.extend(begins);
-        }
-        self.kept.want(wanted);
-    }
-
-    /// The kept state that a request would begin with now.
-    fn begins(&self, live: &Live, request: &Request) -> Option<KeptId> {
-        let space = Space::of(request);
-        let prompt = Prompt { tokens: &request.prompt, space: &space };
-        match self.reuses(request).then(|| self.best(live, prompt))?? {
-            (Source::Kept(id), _) => Some(id),
-            (Source::Live(..), _) => None,
-        }
-    }
-
     /// For whom a request that waits should wait, if it has not done so before for too long.
     pub fn hold(&mut self, now: Micros, live: &mut Live, pending: &Pending) -> Option<Hold> {
         if pending.interrupted {
@@ -80,17 +54,34 @@ impl Line {
 
     /// For whom a request should wait, that could have a place now; whoever that is leaves a state where the two part.
     pub fn shared_read(&self, now: Micros, live: &mut Live, request: &Request) -> Option<Hold> {
-        let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
-        if !self.reuses(request) || !leaves_states || request.guide.is_some() {
+        if !self.waits_for_readers(request) {
             return None;
         }
         let space = Space::of(request);
         let prompt = Prompt { tokens: &request.prompt, space: &space };
-        let readers = self.kept.readers(prompt);
-        if readers.is_empty() {
-            return None;
-        }
         let begin = self.best(live, prompt).map_or(0, |(_, len)| len);
+        let (until, reader) = self.read_by(live, prompt, begin)?;
+        let until = match self.spec.prefixes {
+            Prefixes::Whole => live.get_mut(reader)?.mark_fork(until)?,
+            Prefixes::All | Prefixes::None => until,
+        };
+        (until > begin).then_some(Hold { reader, until, begin, since: now })
+    }
+
+    /// Whether a request may begin with what is still being read.
+    pub(super) fn waits_for_readers(&self, request: &Request) -> bool {
+        let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
+        self.reuses(request) && leaves_states && request.guide.is_none()
+    }
+
+    /// Up to where a running sequence reads what a prompt begins with, if that spares enough rows behind `begin`, where the
+    /// prompt would have to begin by itself.
+    pub(super) fn read_by(
+        &self,
+        live: &Live,
+        prompt: Prompt<'_>,
+        begin: u32,
+    ) -> Option<(u32, SeqNo)> {
         let until = |(no, common): (SeqNo, u32)| {
             let reader = live.of(no)?;
             let until = match self.spec.prefixes {
@@ -101,11 +92,6 @@ impl Line {
             let is_ahead = reader.sent >= begin && is_reading(reader, until);
             (is_ahead && until >= begin.saturating_add(LEAST_ROWS)).then_some((until, no))
         };
-        let (until, reader) = readers.into_iter().filter_map(until).max()?;
-        let until = match self.spec.prefixes {
-            Prefixes::Whole => live.get_mut(reader)?.mark_fork(until)?,
-            Prefixes::All | Prefixes::None => until,
-        };
-        (until > begin).then_some(Hold { reader, until, begin, since: now })
+        self.kept.readers(prompt).into_iter().filter_map(until).max()
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::kept::{KeptInfo, Prompt};
+use super::kept::{Kept, KeptInfo, Prompt};
 use super::spoilt::Spoilt;
 use super::tree::{NodeId, Space};
 use crate::Scheduler;
@@ -39,14 +39,17 @@ pub fn space_of(request: &Request) -> Vec<u8> {
 
 impl Line {
     /// The state that has waited longest to be written, but for those that are `known`. None while the stages have not
-    /// heard of all changes: a slot may be another state's there.
-    fn unsaved(&self, known: &BTreeSet<KeptId>) -> Option<KeptOf> {
+    /// heard of all changes: a slot may be another state's there. Its pages go to nobody meanwhile, so it is one without
+    /// which so many pages are free that no running sequence has.
+    fn unsaved(&self, known: &BTreeSet<KeptId>, awaited: u32) -> Option<KeptOf> {
         if self.faulted || self.is_parting() || !self.ops.is_empty() || !self.settling.is_empty() {
             return None;
         }
-        let is_new =
-            |kept: &&super::kept::Kept| kept.filled && !kept.pinned && !known.contains(&kept.id);
-        let kept = self.kept.iter().find(is_new)?;
+        let unused = self.blocks.total() - self.blocks.n_running();
+        let leaves_room =
+            |kept: &Kept| unused >= self.blocks.n_kept_of(&kept.blocks).saturating_add(awaited);
+        let is_new = |kept: &&Kept| kept.filled && !kept.pinned && !known.contains(&kept.id);
+        let kept = self.kept.iter().find(|kept| is_new(kept) && leaves_room(kept))?;
         let space = self.kept.space_of(kept)?.bytes();
         Some(KeptOf { kept: self.kept.info(kept), space, owner: kept.owner })
     }
@@ -67,8 +70,13 @@ impl Line {
 
 impl Scheduler {
     /// The kept state that has waited longest to be written, but for those that are `known`.
+    ///
+    /// While it is written nobody else can have its pages. So it is none whose pages the next request in the queue needs, or
+    /// the next tokens of those that run.
     pub fn unsaved(&self, known: &BTreeSet<KeptId>) -> Option<KeptOf> {
-        self.line.as_ref()?.unsaved(known)
+        let next_tokens = self.live.all().map(|sequence| sequence.n_slots()).sum::<u32>();
+        let awaited = self.pages_of_next().saturating_add(next_tokens);
+        self.line.as_ref()?.unsaved(known, awaited)
     }
 
     /// Kept states that are not `known`.
@@ -102,7 +110,8 @@ impl Scheduler {
         Some(u64::from(rows) * SECOND / per_second)
     }
 
-    /// As [`Self::open_kept`], for the first `len` tokens of a request's prompt.
+    /// As [`Self::open_kept`], for the first `len` tokens of a request's prompt. Its pages count as those of a running
+    /// sequence meanwhile, so there is no room where the next request in the queue needs them.
     pub fn open_kept_of(
         &mut self,
         now: Micros,
@@ -110,7 +119,12 @@ impl Scheduler {
         len: u32,
     ) -> (Option<KeptInfo>, Vec<Action>) {
         let mut out = Vec::new();
+        let awaited = self.pages_of_next();
         let line = self.line.as_mut().filter(|line| !line.faulted && !line.is_parting());
+        let line = line.filter(|line| {
+            let pages = line.pages_of(len.into()).saturating_add(awaited);
+            line.blocks.total() - line.blocks.n_running() >= pages
+        });
         let space = Space::new(request.namespace(), &request.adapters);
         let tokens = request.prompt[..len as usize].to_vec();
         let opened = line.and_then(|line| {

@@ -74,11 +74,13 @@ pub(super) struct Tree<H> {
     nodes: Vec<Option<Node<H>>>,
     free: Vec<u32>,
     roots: BTreeMap<Space, NodeId>,
+    /// Counts whatever may change what a prompt would begin with.
+    pub changes: u64,
 }
 
 impl<H> Default for Tree<H> {
     fn default() -> Self {
-        Self { nodes: Vec::new(), free: Vec::new(), roots: BTreeMap::new() }
+        Self { nodes: Vec::new(), free: Vec::new(), roots: BTreeMap::new(), changes: 0 }
     }
 }
 
@@ -155,6 +157,7 @@ impl<H: Copy + PartialEq> Tree<H> {
 
     /// Adds a holder of some tokens; the node that stands for them.
     pub fn insert(&mut self, space: &Space, tokens: &[u32], holder: H) -> NodeId {
+        self.changes += 1;
         if !self.roots.contains_key(space) {
             let root = self.add(Node {
                 parent: None,
@@ -191,6 +194,7 @@ impl<H: Copy + PartialEq> Tree<H> {
     /// # Panics
     /// If the node has no such holder: somebody else's would be lost.
     pub fn remove(&mut self, node: NodeId, holder: H) {
+        self.changes += 1;
         let holders = &mut self.get_mut(node).holders;
         let at = holders.iter().position(|other| *other == holder);
         holders.swap_remove(at.expect("a holder was taken away twice"));

@@ -1,0 +1,72 @@
+//! Shows what is kept of prompts by the names of keys, and drops it.
+
+use std::collections::BTreeMap;
+
+use brigade_sched::Share;
+
+use crate::cached::{CachedOwner, Dropped};
+use crate::handle::Engine;
+use crate::keys::KeyRing;
+
+/// Names what belongs to requests without a key; no key can be called so.
+pub const NO_KEY: &str = "(none)";
+
+/// Names what belongs to keys that are not in force any more.
+const GONE: &str = "(gone)";
+
+/// Drops what is kept of everybody.
+pub const ALL: &str = "all";
+
+/// Shows and drops what is kept, by the names of keys; clones share it.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    engine: Engine,
+    keys: Option<KeyRing>,
+}
+
+impl Cache {
+    /// That of a line, with the keys that requests show, if they do.
+    pub fn new(engine: Engine, keys: Option<KeyRing>) -> Self {
+        Self { engine, keys }
+    }
+
+    fn names(&self) -> BTreeMap<u64, String> {
+        let keys = self.keys.as_ref().map(KeyRing::now);
+        let accounts = keys.iter().flat_map(|keys| keys.accounts());
+        let named = accounts.map(|account| (account.number(), account.record().name.clone()));
+        named.chain([(Share::default().owner, NO_KEY.to_owned())]).collect()
+    }
+
+    /// What is kept, as it was a second ago; who has most comes first.
+    pub fn owners(&self) -> Vec<CachedOwner> {
+        let (names, cached) = (self.names(), self.engine.cached());
+        let name = |number: &u64| names.get(number).cloned().unwrap_or_else(|| GONE.to_owned());
+        let named =
+            cached.0.iter().map(|(number, of)| CachedOwner { owner: name(number), ..of.clone() });
+        let mut owners: Vec<CachedOwner> = named.collect();
+        owners.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
+        owners
+    }
+
+    /// Drops what is kept of `owner`, by its name, or of all.
+    ///
+    /// # Errors
+    /// Nobody is called so; there is no line; a worker did not do it.
+    pub async fn drop_of(&self, owner: &str) -> Result<Dropped, String> {
+        let number = match owner {
+            ALL => None,
+            name => {
+                let names = self.names();
+                let number = names.iter().find(|(_, of)| *of == name).map(|(number, _)| *number);
+                let unknown = || {
+                    format!(
+                        "no key is called {name:?}: `brigade cluster cache` says who has something; \
+                             {NO_KEY:?} is what came without a key, and {ALL:?} drops everything"
+                    )
+                };
+                Some(number.ok_or_else(unknown)?)
+            }
+        };
+        self.engine.drop_cached(number).await.map_err(|error| error.to_string())
+    }
+}
