@@ -20,15 +20,16 @@ use super::SchedConfig;
 use super::events::{LineSpec, Micros};
 use super::timing::LineTimes;
 
-/// Fewest prompt rows beside decode rows: below this a prompt would hardly advance.
+/// Fewest prompt rows beside decode rows: below this a prompt would hardly advance. Two full tiles of the matrix kernels.
 pub(super) const MIN_CHUNK: u32 = 16;
 
-/// Fewest prompt rows in a ubatch while nothing decodes: two full tiles of the matrix kernels. So even a short prompt,
-/// or what is new behind a long one, keeps several stages busy.
-const MIN_PREFILL_CHUNK: u32 = 16;
+/// Fewest prompt rows in a ubatch while nothing decodes: matrix kernels lose speed below this in ways
+/// that a straight line through a few sizes does not show.
+const MIN_PREFILL_CHUNK: u32 = 64;
 
-/// Fewest prompt rows in a ubatch where another owner's prompt may come, as far as room is left for that.
-const MIN_ROOMY_CHUNK: u32 = 64;
+/// A short burst of prompts: where there are several stages, its ubatches may have as few as [`MIN_CHUNK`] rows, so that
+/// all stages have some of it. So has what is new behind a long prompt that is there already.
+const SHORT_BURST: u64 = 256;
 
 /// Prompt rows on their way before a newcomer's prompt, at most: as many as a short prompt has. On a fast line the gap
 /// between two tokens that is aimed for would allow many times as many. A flood of long prompts loses some of its speed
@@ -102,7 +103,8 @@ impl Sizing<'_> {
         } else {
             efficient
         };
-        let least = MIN_PREFILL_CHUNK.min(self.spec.max_rows);
+        let is_short = n_stages > 1 && burst <= SHORT_BURST;
+        let least = if is_short { MIN_CHUNK } else { MIN_PREFILL_CHUNK }.min(self.spec.max_rows);
         let best = best.clamp(f64::from(least), f64::from(self.spec.max_rows));
         // Equal chunks: a short last one would cost a fixed part of its own.
         let n_chunks = (left as f64 / best).round().max(1.0);
@@ -113,7 +115,7 @@ impl Sizing<'_> {
     /// Most prompt rows of a ubatch where another owner's prompt may come.
     fn rows_that_leave_room(&self, in_flight: usize) -> u32 {
         let rows = ROWS_BEFORE_NEWCOMER / in_flight.max(1) as u32;
-        rows.max(MIN_ROOMY_CHUNK).next_multiple_of(CHUNK_STEP)
+        rows.max(MIN_PREFILL_CHUNK).next_multiple_of(CHUNK_STEP)
     }
 
     /// Prompt rows of a ubatch while nothing decodes and another owner's prompt may come: those before it in the
@@ -205,6 +207,6 @@ mod tests {
     #[test]
     fn on_a_fast_line_they_are_as_many_as_a_short_prompt_has() {
         assert_eq!(short_chunk(1, 10), ROWS_BEFORE_NEWCOMER / 2);
-        assert_eq!(short_chunk(3, 10), MIN_ROOMY_CHUNK);
+        assert_eq!(short_chunk(3, 10), MIN_PREFILL_CHUNK);
     }
 }
