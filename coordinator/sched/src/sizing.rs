@@ -28,8 +28,9 @@ pub(super) const MIN_CHUNK: u32 = 16;
 const MIN_PREFILL_CHUNK: u32 = 64;
 
 /// A short burst of prompts: where there are several stages, its ubatches may have as few as [`MIN_CHUNK`] rows, so that
-/// all stages have some of it. So has what is new behind a long prompt that is there already.
-const SHORT_BURST: u64 = 256;
+/// all stages have some of it. So has what is new behind a long prompt that is there already. Fewer rows are not cut: each
+/// ubatch costs some of itself.
+const SHORT_BURST: std::ops::RangeInclusive<u64> = 2 * MIN_CHUNK as u64 + 1..=256;
 
 /// Prompt rows on their way before a newcomer's prompt, at most: as many as a short prompt has. On a fast line the gap
 /// between two tokens that is aimed for would allow many times as many. A flood of long prompts loses some of its speed
@@ -103,7 +104,7 @@ impl Sizing<'_> {
         } else {
             efficient
         };
-        let is_short = n_stages > 1 && burst <= SHORT_BURST;
+        let is_short = n_stages > 1 && SHORT_BURST.contains(&burst);
         let least = if is_short { MIN_CHUNK } else { MIN_PREFILL_CHUNK }.min(self.spec.max_rows);
         let best = best.clamp(f64::from(least), f64::from(self.spec.max_rows));
         // Equal chunks: a short last one would cost a fixed part of its own.
@@ -202,6 +203,23 @@ mod tests {
         assert_eq!(short_chunk(1, 1_000), 112, "100 rows");
         assert_eq!(short_chunk(3, 1_000), 64, "50 rows");
         assert_eq!(short_chunk(3, 5_000), MIN_CHUNK, "10 rows");
+    }
+
+    #[test]
+    fn a_short_burst_is_cut_so_that_all_stages_have_some_of_it() {
+        let chunk = |n_stages: usize, burst: u64| {
+            let mut times = LineTimes::new(n_stages);
+            for rows in [16, 64, 256].repeat(20) {
+                let stage = StageTime { compute_us: 1_000 * u64::from(rows), queued_us: 0 };
+                times.observe(rows, 0, &vec![stage; n_stages]);
+            }
+            let spec = roomy(n_stages);
+            let config = SchedConfig::default();
+            Sizing { times: &times, spec: &spec, config: &config }.chunk(burst, burst)
+        };
+        assert_eq!([32, 64, 256].map(|burst| chunk(2, burst)), [32, MIN_CHUNK, MIN_CHUNK]);
+        assert_eq!(chunk(2, 2048), MIN_PREFILL_CHUNK, "a long one is not");
+        assert_eq!(chunk(1, 64), 64, "nor one stage's");
     }
 
     #[test]
