@@ -58,6 +58,8 @@ pub(crate) struct Kept {
     pub wanted: bool,
     /// Until then its client is expected back: it goes last of its owner's.
     pub lingers: Micros,
+    /// A prompt that repeats most of it has gone another way since it was used.
+    pub left: bool,
     pub last_use: u64,
 }
 
@@ -94,6 +96,9 @@ pub(crate) enum Source {
 /// four of five do so within this time.
 const LINGERS_US: Micros = 10_000_000;
 
+/// A way is left for good where a prompt has repeated one part in so many of it.
+const LEFT_AFTER: u32 = 2;
+
 /// How far into the tree a place is, and what is behind it.
 struct Level {
     node: NodeId,
@@ -111,10 +116,17 @@ pub(crate) struct KeptPool {
     pub(super) uses: u64,
     /// The time of what happens.
     pub now: Micros,
+    /// States go by their age alone.
+    pub(super) by_age: bool,
     pub counts: PrefixCounts,
 }
 
 impl KeptPool {
+    /// An empty one; `by_age`: whose states go by their age alone.
+    pub fn new(by_age: bool) -> Self {
+        Self { by_age, ..Self::default() }
+    }
+
     pub fn len(&self) -> usize {
         self.all.len()
     }
@@ -161,6 +173,7 @@ impl KeptPool {
             pinned,
             wanted,
             lingers: 0,
+            left: false,
             last_use,
         };
         self.all.insert(id, kept);
@@ -199,7 +212,26 @@ impl KeptPool {
         self.uses += 1;
         if let Some(kept) = self.all.get_mut(&id) {
             kept.last_use = self.uses;
-            kept.lingers = 0;
+            (kept.lingers, kept.left) = (0, false);
+        }
+    }
+
+    /// What a prompt repeats for the most part and then leaves was likely left for good: a message was changed, or a turn told
+    /// again. Where several ways part already, one more says nothing about them.
+    pub fn leave_behind(&mut self, prompt: Prompt<'_>) {
+        let walk = self.tree.walk(prompt.space, prompt.tokens);
+        if walk.common as usize == prompt.tokens.len() {
+            return;
+        }
+        let only = |node: &NodeId| self.tree.only_child(*node);
+        let Some(left) = walk.within.or_else(|| walk.passed.last().and_then(only)) else { return };
+        let behind: Vec<Holder> = self.holders_behind(left, None).collect();
+        for holder in behind {
+            if let Holder::Kept(id) = holder
+                && let Some(kept) = self.all.get_mut(&id)
+            {
+                kept.left |= self.tree.end(kept.node) <= LEFT_AFTER * walk.common;
+            }
         }
     }
 
