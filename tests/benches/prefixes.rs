@@ -99,10 +99,10 @@ fn numbers(name: &str, text: &str) -> Result<Vec<u64>, String> {
 }
 
 fn run(options: &Options) -> Result<(), String> {
-    use_binary_beside();
     if options.rules {
         return rules(options);
     }
+    use_binary_beside();
     println!(
         "| model | seed | memory, states | program | prompt tokens | hit rate | ceiling | of the ceiling | best with that \
          memory | rows read | first token p50, p95 ms | worker's memory MB, planned | disk MB |"
