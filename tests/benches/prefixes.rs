@@ -14,6 +14,9 @@
 //! models that need kept states, one is kept for each 512 of these tokens (`--per-state`). `--models` are
 //! architectures and sizes of `brigade synth`; their text is babble, and what is kept does not depend on it.
 //!
+//! Prompts are tokens, so nobody says where instructions end: what the borders of chats are worth is to be seen with `--rules`
+//! only. Owners are told apart by `cache_salt`.
+//!
 //! With `--disk` all processes are killed in the middle of the trace and started again, and at three quarters again with the
 //! layers cut otherwise. `--peer` is a program like llama-server, or the URL of one that runs. It gets the same bytes for
 //! what it keeps, in two ways: one slot and the rest as its cache in RAM, and as many slots and cells as there is memory for.

@@ -158,3 +158,31 @@ pub fn share_ms(all: &[Duration], share: f64) -> f64 {
     let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
     sorted.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e3)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_programs_streams_are_read() {
+        let llama = |event| Dialect::Llama.read(&event);
+        assert_eq!(
+            llama(json!({ "content": "a", "tokens": [7, 9], "stop": false })),
+            (vec![7, 9], None)
+        );
+        let last =
+            json!({ "tokens": [], "stop": true, "timings": { "cache_n": 40, "prompt_n": 3 } });
+        assert_eq!(llama(last), (vec![], Some(40)));
+        let ours = |event| Dialect::Brigade.read(&event);
+        assert_eq!(ours(json!({ "choices": [{ "token_ids": [7] }] })), (vec![7], None));
+        let usage = json!({ "prompt_tokens_details": { "cached_tokens": 5 } });
+        assert_eq!(ours(json!({ "choices": [], "usage": usage })), (vec![], Some(5)));
+    }
+
+    #[test]
+    fn shares_of_times_are_those_of_the_sorted_ones() {
+        let all: Vec<Duration> = (1..=101).rev().map(Duration::from_millis).collect();
+        assert_eq!([0.5, 0.95, 1.0].map(|share| share_ms(&all, share)), [51.0, 96.0, 101.0]);
+        assert_eq!(share_ms(&[], 0.5), 0.0);
+    }
+}
