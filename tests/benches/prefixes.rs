@@ -108,7 +108,7 @@ fn run(options: &Options) -> Result<(), String> {
     use_binary_beside();
     println!(
         "| model | seed | memory, states | program | prompt tokens | hit rate | ceiling | of the ceiling | best with that \
-         memory | rows read | first token p50, p95 ms | worker's memory MB, planned | disk MB |"
+         memory | rows read | first token p50, p95 ms | worker's own memory MB, planned | disk MB |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for model in &options.models {

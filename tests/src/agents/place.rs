@@ -175,7 +175,7 @@ impl Ours {
     /// Looks how much it uses now.
     pub fn look(&mut self) {
         for pid in self.server.iter().flat_map(Running::children) {
-            self.seen.worker.0 = self.seen.worker.0.max(peak(pid));
+            self.seen.worker.0 = self.seen.worker.0.max(own_memory(pid));
         }
         self.seen.disk = self.seen.disk.max(bytes_below(&self.dir.join("cache/brigade/prefixes")));
     }
@@ -233,7 +233,7 @@ impl Peer {
 
     /// Looks how much it uses now.
     pub fn look(&mut self) {
-        self.peak = self.peak.max(self.child.as_ref().map_or(0, |child| peak(child.id())));
+        self.peak = self.peak.max(self.child.as_ref().map_or(0, |child| own_memory(child.id())));
     }
 }
 
@@ -258,10 +258,11 @@ fn wait_healthy(url: &str) -> Result<(), String> {
     Err(format!("{url} does not answer after {READY_WITHIN:?}"))
 }
 
-/// The most bytes that a process ever had in memory; 0 where it has ended.
-fn peak(pid: u32) -> u64 {
+/// Bytes in memory that are a process's own; 0 where it has ended. Programs and libraries are pages of files, which everybody
+/// shares, and no plan counts them.
+fn own_memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
