@@ -15,8 +15,8 @@ use brigade_sched::{
 };
 use brigade_spec::Prefixes;
 
-/// Tokens of the prompt that others are like.
-const PROMPT: usize = 150;
+/// Tokens of the prompt that others are like. The state at a distance from its end is at 128, which is a fork too.
+const PROMPT: usize = 200;
 
 /// Tokens drawn by each request.
 const ANSWER: u32 = 5;

@@ -1,5 +1,6 @@
 //! What the end-to-end tests share: real processes, fake and hostile peers, simulated lines, and the documents.
 
+pub mod agents;
 pub mod bench;
 pub mod browser;
 pub mod documents;

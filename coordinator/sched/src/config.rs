@@ -43,6 +43,8 @@ pub struct SchedConfig {
     pub max_windows: Option<u32>,
     /// Whether states are kept in the middle of prompts, where a model has recurrent ones.
     pub marks: bool,
+    /// Kept states go by their age alone, whatever they would save: what other rules are compared with.
+    pub by_age: bool,
     /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
     pub checkpoint_every: Option<u32>,
 }
@@ -58,6 +60,7 @@ impl Default for SchedConfig {
             repair_within_us: DEFAULT_REPAIR_WITHIN_US,
             max_windows: None,
             marks: true,
+            by_age: false,
             checkpoint_every: None,
         }
     }

@@ -93,7 +93,7 @@ impl Line {
             marks: config.marks && spec.prefixes == Prefixes::Whole && spec.n_kept > 0,
             blocks: Pages::new(spec.n_blocks, last),
             slots: Pool::new(spec.n_slots + spec.n_kept),
-            kept: KeptPool::default(),
+            kept: KeptPool::new(config.by_age),
             n_lent: 0,
             settling: Vec::new(),
             ops: Vec::new(),

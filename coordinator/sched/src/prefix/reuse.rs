@@ -161,6 +161,9 @@ impl Line {
             self.begin(live, prompt, (slot, n_pages), (&request, half), before);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
+        if reuses {
+            self.kept.leave_behind(prompt);
+        }
         let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
         if reuses {
             self.count(tokens.len() as u32, reused, held);
@@ -472,7 +475,8 @@ impl Line {
 
     /// Whether a mark that saves at most so many rows is worth the place of another state.
     fn has_place_for(&self, mark: Mark, rows: u32, owner: u64) -> bool {
-        if mark.place != Place::Distance || self.kept.len() < self.n_kept_places() {
+        let is_free = self.kept.len() < self.n_kept_places();
+        if mark.place != Place::Distance || is_free || self.kept.by_age {
             return true;
         }
         let next = self.kept.next_for_slot(Some(owner), self.spec.prefixes);

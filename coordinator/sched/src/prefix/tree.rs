@@ -104,6 +104,12 @@ impl<H: Copy + PartialEq> Tree<H> {
         self.get(node).children.len()
     }
 
+    /// The way that goes on behind a node, where there is one only.
+    pub fn only_child(&self, node: NodeId) -> Option<NodeId> {
+        let children = &self.get(node).children;
+        children.values().next().copied().filter(|_| children.len() == 1)
+    }
+
     pub fn holders(&self, node: NodeId) -> &[H] {
         &self.get(node).holders
     }

@@ -5,7 +5,8 @@
 //! conversation that waits for the result of a tool. Of the others that
 //! state goes whose loss costs least: rows that would have to be read again, by how likely that is and how long ago it was of
 //! use. Rows up to the state before it in the tree would not, so of two states close to each other one has little value.
-//! Prompts go on behind an end, and where several went different ways; between these they seldom do. The price is in places:
+//! A way that a prompt repeated for the most part and then left was likely left for good: a message was changed, or a turn
+//! told again. Prompts go on behind an end, and where several went different ways; between these they seldom do. The price is in places:
 //! each state takes one. This is the rule of Pan et al., "Marconi" (MLSys 2025), with an age in uses instead of ranks, and
 //! with the shape of the tree.
 
@@ -23,6 +24,9 @@ const ON_ONE_WAY: f64 = 0.25;
 
 /// The same of the end of a prompt: templates rewrite answers.
 const AT_PROMPTS_END: f64 = 0.5;
+
+/// How likely a prompt goes on behind a state whose way was left for another one, beside one that was not.
+const WHERE_LEFT: f64 = 0.1;
 
 /// How soon a state goes: the least first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,13 +67,22 @@ impl KeptPool {
 
     /// What a state is worth now.
     pub(super) fn value(&self, kept: &Kept, prefixes: Prefixes) -> f64 {
-        let age = (self.uses + 1).saturating_sub(kept.last_use).max(1);
+        if self.by_age {
+            return kept.last_use as f64;
+        }
         let odds = match kept.place {
             _ if self.tree.n_children(kept.node) != 1 => 1.0,
             Place::Prompt => AT_PROMPTS_END,
             Place::End | Place::Fork | Place::Distance => ON_ONE_WAY,
         };
-        f64::from(self.saves(kept, prefixes)) * odds / age as f64
+        f64::from(self.saves(kept, prefixes)) * odds * self.freshness(kept)
+    }
+
+    /// How likely it is to be used soon by its last use alone.
+    fn freshness(&self, kept: &Kept) -> f64 {
+        let age = (self.uses + 1).saturating_sub(kept.last_use).max(1);
+        let odds = if kept.left { WHERE_LEFT } else { 1.0 };
+        odds / age as f64
     }
 
     /// What one in the middle of a prompt would be worth that saves so many rows and is new.
@@ -92,10 +105,12 @@ impl KeptPool {
         own: impl Fn(&Kept) -> usize,
     ) -> Option<KeptId> {
         let value = |kept: &Kept| match prefixes {
-            Prefixes::All => kept.last_use as f64,
+            Prefixes::All if self.by_age => kept.last_use as f64,
+            Prefixes::All => self.freshness(kept),
             Prefixes::Whole | Prefixes::None => match own(kept) {
                 // Nobody would gain by it.
                 0 => f64::INFINITY,
+                _ if self.by_age => self.value(kept, prefixes),
                 pages => self.value(kept, prefixes) / pages as f64,
             },
         };
@@ -215,6 +230,39 @@ mod tests {
         turned[900..].fill(9);
         let turned = add(&mut pool, 0, &turned, Place::End);
         assert_eq!(next(&pool), Some(turned), "100 rows behind the place where ways part");
+    }
+
+    #[test]
+    fn what_a_prompt_repeated_and_then_left_goes_before_what_is_older() {
+        for prefixes in [Prefixes::All, Prefixes::Whole] {
+            let mut pool = KeptPool::default();
+            let other = add(&mut pool, 0, &[7; 1000], Place::End);
+            let told = add(&mut pool, 0, &[8; 1000], Place::End);
+            let goes = |pool: &KeptPool| pool.next_for_pages(None, prefixes, |_| 1);
+            let space = Space::new(Namespace::of_owner(0), &[]);
+            let leaves_at = |pool: &mut KeptPool, at: usize| {
+                let tokens = [&[8; 1000][..at], &[9; 100]].concat();
+                pool.leave_behind(Prompt { tokens: &tokens, space: &space });
+            };
+            leaves_at(&mut pool, 400);
+            assert_eq!(
+                goes(&pool),
+                Some(other),
+                "an agent with the same instructions says nothing"
+            );
+            leaves_at(&mut pool, 900);
+            assert_eq!(goes(&pool), Some(told));
+            pool.touch(told);
+            assert_eq!(goes(&pool), Some(other), "somebody went on there");
+            // Two ways part there: a third one says nothing about them.
+            let turned = [&[8; 900][..], &[9; 100]].concat();
+            let turned = add(&mut pool, 0, &turned, Place::End);
+            leaves_at(&mut pool, 900);
+            assert!(!pool.get(turned).is_some_and(|kept| kept.left), "the same once more");
+            let third = [&[8; 900][..], &[5; 100]].concat();
+            pool.leave_behind(Prompt { tokens: &third, space: &space });
+            assert!(pool.iter().all(|kept| !kept.left));
+        }
     }
 
     #[test]
