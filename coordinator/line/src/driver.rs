@@ -49,7 +49,7 @@ use client::Client;
 use news::{Break, LineNews, next_news};
 pub use prefixes::PrefixConfig;
 use prefixes::Prefixes;
-use states::{Done, Due, Outcome, States, Transfer};
+use states::{Due, States, Transfer};
 
 /// How often clients that went away, and keys that ended, are looked for.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
@@ -418,34 +418,6 @@ impl Driver {
         };
         self.states.push(due, kept, transfer);
         self.start_transfers();
-    }
-
-    fn start_transfers(&mut self) {
-        if let Some(line) = &self.line {
-            let oldest = self.in_flight.keys().min().copied();
-            self.states.start(oldest, line.epoch, &line.states);
-            self.checkpoints.start(oldest, line.epoch, &line.states);
-        }
-    }
-
-    /// A state has left the line or is in it; the scheduler knows before who waits does.
-    fn transferred(&mut self, done: Done) {
-        let Done { epoch, id, mut outcome } = done;
-        if let Outcome::PrefixLoaded(loaded) = &mut outcome {
-            self.doubt(loaded);
-        }
-        let is_up = self.line.as_ref().is_some_and(|line| line.epoch == epoch);
-        if is_up {
-            self.step(if outcome.is_there() { Event::KeptReady(id) } else { Event::DropKept(id) });
-        }
-        // Whoever asked may have gone.
-        match outcome {
-            Outcome::Saved(result, reply) => drop(reply.send(result)),
-            Outcome::Loaded(result, reply) => drop(reply.send(result)),
-            Outcome::PrefixSaved(result) if is_up => self.prefix_saved(id, result),
-            Outcome::PrefixLoaded(loaded) if is_up => self.prefix_loaded(id, loaded),
-            Outcome::PrefixSaved(_) | Outcome::PrefixLoaded(_) => {}
-        }
     }
 
     fn line_news(&mut self, news: LineNews) {

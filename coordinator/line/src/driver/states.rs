@@ -7,9 +7,10 @@ use brigade_proto::task;
 use std::sync::Arc;
 
 use brigade_engine::batch::{SeqOp, SlotId, UBatch};
-use brigade_sched::{KeptId, KeptInfo, KeptOf};
+use brigade_sched::{Event, KeptId, KeptInfo, KeptOf};
 use tokio::sync::{mpsc, oneshot};
 
+use super::Driver;
 use super::records::{self, Load, Loaded};
 use crate::handle::StateError;
 use crate::prefix_names::Salt;
@@ -131,6 +132,36 @@ impl States {
     /// The line is gone, and the sequences with it: who waits is told by the end of his channel.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
+    }
+}
+
+impl Driver {
+    pub(super) fn start_transfers(&mut self) {
+        if let Some(line) = &self.line {
+            let oldest = self.in_flight.keys().min().copied();
+            self.states.start(oldest, line.epoch, &line.states);
+            self.checkpoints.start(oldest, line.epoch, &line.states);
+        }
+    }
+
+    /// A state has left the line or is in it; the scheduler knows before who waits does.
+    pub(super) fn transferred(&mut self, done: Done) {
+        let Done { epoch, id, mut outcome } = done;
+        if let Outcome::PrefixLoaded(loaded) = &mut outcome {
+            self.doubt(loaded);
+        }
+        let is_up = self.line.as_ref().is_some_and(|line| line.epoch == epoch);
+        if is_up {
+            self.step(if outcome.is_there() { Event::KeptReady(id) } else { Event::DropKept(id) });
+        }
+        // Whoever asked may have gone.
+        match outcome {
+            Outcome::Saved(result, reply) => drop(reply.send(result)),
+            Outcome::Loaded(result, reply) => drop(reply.send(result)),
+            Outcome::PrefixSaved(result) if is_up => self.prefix_saved(id, result),
+            Outcome::PrefixLoaded(loaded) if is_up => self.prefix_loaded(id, loaded),
+            Outcome::PrefixSaved(_) | Outcome::PrefixLoaded(_) => {}
+        }
     }
 }
 

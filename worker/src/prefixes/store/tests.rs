@@ -113,7 +113,7 @@ fn step(store: &mut Option<Store>, model: &mut Model, dir: &Path, sizes: Sizes, 
             here.put(bytes).unwrap();
         }
         6..=9 => {
-            let read = read(&here, n).ok();
+            let read = read(here, n).ok();
             assert_eq!(read, model.has(n).then(|| bytes_of(n, nbytes(n))));
             here.touch(std::iter::once(&page(n)));
             model.used(n);

@@ -1,4 +1,4 @@
-//! What can begin whom, what is covered by what, what counts as left behind.
+//! What can begin whom, what is covered by what, and what was shortened.
 
 use brigade_engine::batch::AdapterUse;
 
