@@ -109,10 +109,14 @@ fn a_key_finds_its_own_records_and_takes_them_along_when_it_goes() {
         settle_kept(&server, n);
     }
     drop(server);
-    let server = place.serve("data", &args);
-    for key in &keys {
+    // A server's first load is not weighed against reading: it has no times yet.
+    let ask_first = |key: &str| {
+        let server = place.serve("data", &args);
         assert_eq!(ask_as(&server, &prompt(1), key).1, PAGES);
-    }
+        server
+    };
+    drop(ask_first(&keys[0]));
+    let server = ask_first(&keys[1]);
     assert_eq!(owners(&place).len(), 2);
     key(&place, &["revoke", "ann"]);
     until("the records of a revoked key to go", || {
@@ -122,8 +126,8 @@ fn a_key_finds_its_own_records_and_takes_them_along_when_it_goes() {
     });
     assert_eq!(reply(&server, &prompt(1), &keys[0]).status, 401);
     drop(server);
-    let server = place.serve("data", &args);
-    assert_eq!(ask_as(&server, &prompt(1), &keys[1]).1, PAGES, "the other's stay");
+    // The other's stay.
+    ask_first(&keys[1]);
 }
 
 /// A token whose embedding is no number.

@@ -2,14 +2,14 @@
 //! are read: so nothing has to be forced onto the disk, and whatever a crash leaves is found out.
 //!
 //! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs. A folder that
-//! nobody has any more, because fewer workers run, is taken over by the next one that starts.
+//! nobody has any more, because fewer workers run, is taken over by one that has run for a while.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 
@@ -28,6 +28,10 @@ const MAX_SHARING: usize = 256;
 
 /// A folder that nobody has had for so long is left over; a worker that starts again is back sooner.
 const LEFT_AFTER: Duration = Duration::from_secs(600);
+
+/// How long a new worker waits for the folder of one that is ending, and how often it looks.
+const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What the file system counts in.
 const BLOCK_BYTES: u64 = 4096;
@@ -65,18 +69,37 @@ impl Folder {
     /// # Errors
     /// It cannot be made or read.
     pub fn open(dir: &Path) -> io::Result<(Self, Vec<Found>)> {
-        for place in 0..MAX_SHARING {
-            let own = dir.join(place.to_string());
-            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&own)?;
-            if let Some(folder) = Self::locked(own)? {
-                let mut found = folder.look_through()?;
-                for left in left_over(dir, LEFT_AFTER) {
-                    folder.take_over(&left, &mut found)?;
+        let folder = Self::free(dir)?;
+        let found = folder.look_through()?;
+        Ok((folder, found))
+    }
+
+    /// The first folder that nobody has. A new one is made when none of those that are there gets free: a worker that this
+    /// one follows may still be ending.
+    fn free(dir: &Path) -> io::Result<Self> {
+        let begun = Instant::now();
+        loop {
+            let places = (0..MAX_SHARING).map(|place| dir.join(place.to_string()));
+            let (there, absent): (Vec<_>, Vec<_>) = places.partition(|place| place.is_dir());
+            for place in &there {
+                if let Some(folder) = Self::locked(place.clone())? {
+                    return Ok(folder);
                 }
-                return Ok((folder, found));
+            }
+            if begun.elapsed() < LET_GO_WITHIN && !there.is_empty() {
+                std::thread::sleep(LOOK_EVERY);
+                continue;
+            }
+            let new = absent.into_iter().next();
+            let new = new.ok_or_else(|| {
+                io::Error::other(format!("{MAX_SHARING} workers have folders there"))
+            })?;
+            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&new)?;
+            // Another worker may have been quicker.
+            if let Some(folder) = Self::locked(new)? {
+                return Ok(folder);
             }
         }
-        Err(io::Error::other(format!("{MAX_SHARING} workers have folders there")))
     }
 
     /// Removes what was not read for so long from folders that nobody has: records are not kept any more. Blocks.
@@ -95,18 +118,23 @@ impl Folder {
         Ok(lock.try_lock().is_ok().then_some(Self { dir, _lock: lock }))
     }
 
-    /// Moves the bundles of a folder that is left over into this one.
-    fn take_over(&self, left: &Self, found: &mut Vec<Found>) -> io::Result<()> {
-        let mut next =
-            found.iter().map(|found| found.no).max().map_or(0, |no| no.saturating_add(1));
-        let theirs = left.look_through()?;
-        tracing::info!(folder = %left.dir.display(), records = theirs.len(), "takes over records that a worker left");
-        for Found { no, bundle, read_at } in theirs {
-            fs::rename(left.path(no), self.path(next))?;
-            found.push(Found { no: next, bundle, read_at });
-            next = next.saturating_add(1);
+    /// Moves the bundles of folders that are left over into this one; they get numbers from `next` on. Blocks.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn take_over(&self, mut next: u64) -> io::Result<Vec<Found>> {
+        let mut all = Vec::new();
+        for left in left_over(self.dir.parent().unwrap_or(&self.dir), LEFT_AFTER) {
+            let theirs = left.look_through()?;
+            let (folder, records) = (left.dir.display(), theirs.len());
+            tracing::info!(%folder, records, "takes over records that a worker has left");
+            for Found { no, bundle, read_at } in theirs {
+                fs::rename(left.path(no), self.path(next))?;
+                all.push(Found { no: next, bundle, read_at });
+                next = next.saturating_add(1);
+            }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// What is in it; what is no bundle is removed.

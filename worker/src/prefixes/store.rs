@@ -5,16 +5,19 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 
-use super::folder::{Folder, on_disk};
+use super::folder::{Folder, Found, on_disk};
 use super::record::{Bundle, Id, Record, Whose, verify};
 use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
 
 /// How long a record that nobody reads stays.
 pub const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
+
+/// How long after its start a worker looks for folders that are left over: those who share the cache have started then.
+const OTHERS_START_WITHIN: Duration = Duration::from_secs(60);
 
 /// How much the tiers may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,8 +135,8 @@ impl Read {
 pub struct Store {
     inner: Mutex<Inner>,
     folder: Option<Folder>,
-    /// Held while a bundle is written.
-    writing: Mutex<()>,
+    /// Held while a bundle is written. When folders that are left over are looked for.
+    writing: Mutex<Option<Instant>>,
 }
 
 impl Store {
@@ -144,19 +147,16 @@ impl Store {
     pub fn open(dir: &Path, limits: Sizes) -> io::Result<Self> {
         let mut inner = Inner::default();
         (inner.ram.limit, inner.disk.limit) = (limits.ram, limits.disk);
-        let (folder, mut found) = match limits.disk {
+        let (folder, found) = match limits.disk {
             0 => {
                 Folder::expire(dir, MAX_AGE);
                 (None, Vec::new())
             }
             _ => Folder::open(dir).map(|(folder, found)| (Some(folder), found))?,
         };
-        found.sort_by_key(|found| found.read_at);
-        for found in found {
-            inner.next = inner.next.max(found.no.saturating_add(1));
-            inner.insert(found.no, found.bundle, None, true, found.read_at);
-        }
-        let store = Self { inner: Mutex::new(inner), folder, writing: Mutex::default() };
+        inner.insert_found(found);
+        let looks = Instant::now() + OTHERS_START_WITHIN;
+        let store = Self { inner: Mutex::new(inner), folder, writing: Mutex::new(Some(looks)) };
         let mut inner = store.inner();
         store.make_room(&mut inner, 0);
         let (bundles, used) = (inner.bundles.len(), inner.disk.used);
@@ -181,7 +181,12 @@ impl Store {
     /// # Errors
     /// The disk's. What was there before is still good.
     pub fn put(&self, bytes: Vec<u8>) -> io::Result<u64> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if looks.take_if(|at| *at <= Instant::now()).is_some()
+            && let Err(error) = self.take_over()
+        {
+            tracing::warn!(%error, "records that a worker has left cannot be taken over");
+        }
         let bundle = Bundle::decode(&bytes).ok_or_else(|| io::Error::other("it is no bundle"))?;
         let (nbytes, takes) = (bytes.len() as u64, on_disk(bytes.len() as u64));
         let (no, writes, keeps) = {
@@ -209,6 +214,19 @@ impl Store {
             inner.insert(no, bundle, memory, is_on_disk, SystemTime::now());
         }
         written.map(|()| if is_on_disk { takes } else { 0 })
+    }
+
+    /// Takes over what workers have left that do not start again. Blocks.
+    fn take_over(&self) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let next = self.inner().next;
+        // Numbers are given out by one at a time: whoever writes.
+        let found = folder.take_over(next)?;
+        let mut inner = self.inner();
+        inner.insert_found(found);
+        inner.order_by_reading();
+        self.make_room(&mut inner, 0);
+        Ok(())
     }
 
     /// Records with their bundles and their bytes, checked, in the order of `ids`. Those that lie behind each other in one
@@ -348,6 +366,23 @@ impl Store {
 }
 
 impl Inner {
+    /// What lies on the disk already.
+    fn insert_found(&mut self, mut found: Vec<Found>) {
+        found.sort_by_key(|found| found.read_at);
+        for Found { no, bundle, read_at } in found {
+            self.next = self.next.max(no.saturating_add(1));
+            self.insert(no, bundle, None, true, read_at);
+        }
+    }
+
+    /// What was read longest ago goes first from now on, whoever has noted that.
+    fn order_by_reading(&mut self) {
+        let read_at = |(no, held): (&u64, &Held)| (held.read_at, *no);
+        let mut all: Vec<(SystemTime, u64)> = self.bundles.iter().map(read_at).collect();
+        all.sort_unstable();
+        all.into_iter().for_each(|(_, no)| drop(self.goes_last(no)));
+    }
+
     fn place(&self, id: &Id) -> Option<Place> {
         let (no, at) = *self.ids.get(id)?;
         let Held { bundle, memory, .. } = self.bundles.get(&no)?;
@@ -386,15 +421,22 @@ impl Inner {
 
     /// Notes a use; whether it is on the disk.
     fn used_now(&mut self, no: u64) -> bool {
+        let Some(held) = self.goes_last(no) else { return false };
+        held.read_at = SystemTime::now();
+        held.is_on_disk
+    }
+
+    /// All others go before it.
+    fn goes_last(&mut self, no: u64) -> Option<&mut Held> {
         self.uses += 1;
-        let Some(held) = self.bundles.get_mut(&no) else { return false };
+        let held = self.bundles.get_mut(&no)?;
         for tier in [&mut self.ram, &mut self.disk] {
             if tier.by_use.remove(&(held.used, no)) {
                 tier.by_use.insert((self.uses, no));
             }
         }
-        (held.used, held.read_at) = (self.uses, SystemTime::now());
-        held.is_on_disk
+        held.used = self.uses;
+        Some(held)
     }
 
     /// Whether it was there.

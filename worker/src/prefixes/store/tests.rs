@@ -248,10 +248,13 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
     let has = |store: &Store| [1, 2, 3, 4].map(|n| store.has(&page(n)));
     age(300);
     let store = Store::open(&dir, limits).unwrap();
+    store.take_over().unwrap();
     assert_eq!(has(&store), [true, true, false, false], "its worker may start again");
     drop(store);
     age(700);
     let store = Store::open(&dir, limits).unwrap();
+    assert_eq!(has(&store), [true, true, false, false], "not at once: its worker may start too");
+    store.take_over().unwrap();
     assert_eq!(has(&store).iter().filter(|has| **has).count(), 3, "as many as there is room for");
     assert!(has(&store)[..2] == [true, true], "what was unused longest goes first");
     assert!(on_disk_of(&dir) <= limits.disk);
@@ -299,5 +302,22 @@ fn records_of_several_bundles_come_in_the_order_they_were_asked_for() {
         let absent = store.read(&[of(1, 1), of(1, 3)]).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::NotFound);
     }
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_worker_that_follows_another_one_has_its_records_though_that_one_is_still_ending() {
+    let dir = scratch("follow");
+    let limits = Sizes { ram: 0, disk: 1 << 20 };
+    let store = Store::open(&dir, limits).unwrap();
+    store.put(bundle(WHOSE, 1, 40)).unwrap();
+    let next = std::thread::scope(|scope| {
+        let next = scope.spawn(|| Store::open(&dir, limits).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        drop(store);
+        next.join().unwrap()
+    });
+    assert!(next.has(&page(1)) && !dir.join("1").exists());
+    drop(next);
     fs::remove_dir_all(dir).unwrap();
 }
