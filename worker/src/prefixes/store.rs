@@ -380,7 +380,9 @@ impl Inner {
         let read_at = |(no, held): (&u64, &Held)| (held.read_at, *no);
         let mut all: Vec<(SystemTime, u64)> = self.bundles.iter().map(read_at).collect();
         all.sort_unstable();
-        all.into_iter().for_each(|(_, no)| drop(self.goes_last(no)));
+        for (_, no) in all {
+            self.goes_last(no);
+        }
     }
 
     fn place(&self, id: &Id) -> Option<Place> {
