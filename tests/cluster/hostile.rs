@@ -104,7 +104,9 @@ fn messages_that_are_never_complete_have_one_cap_for_all() {
         assert!(victim.serves().await);
         let grown = grown(&victim, before);
         println!("20 Prepares of 32 MiB without an end: {grown} bytes more");
-        assert!(grown < MAX_PEER_BYTES as u64 + SLACK, "{grown}");
+        // One of them may be copied while its buffer grows.
+        let most = (MAX_PEER_BYTES + MAX_CONTROL_BYTES) as u64;
+        assert!(grown < most + SLACK, "{grown}");
         // From another address a whole Prepare still comes through, to be refused for what it says.
         let friend = Peer::connect(victim.address, FRIENDLY).await.unwrap();
         let named = PrepareRequest { coordinator_id: "c".into(), epoch: 1, ..Default::default() };
