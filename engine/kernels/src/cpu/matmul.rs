@@ -18,10 +18,8 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
     impl<S: Simd> FormatVisitor for Quantised<'_, '_, S> {
         type Out = ();
         fn visit<Q: PanelFormat>(self) {
-            let chunk = self.0;
-            let few = || const { Tiles::of::<S, QuantTile<Q>>() }.run(chunk);
-            matmul_ways::of(chunk.w.ty())
-                .run(chunk.rows.len(), few, || slices::<S, QuantTile<Q>>(chunk));
+            let (few, many) = (few::<S, QuantTile<Q>>, slices::<S, QuantTile<Q>>);
+            matmul_ways::of(self.0.w.ty()).run(self.0, few, many);
         }
     }
     match chunk.w.ty() {
@@ -36,8 +34,13 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
 /// Computes one chunk with weights of kind `K`, which are multiplied in f32.
 fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
     if chunk.rows.len() < MANY_ROWS {
-        const { Tiles::of::<S, K>() }.run(chunk);
+        few::<S, K>(chunk);
     } else {
         slices::<S, K>(chunk);
     }
+}
+
+/// Computes one chunk with weights of kind `K`, by tiles of few rows.
+fn few<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+    const { Tiles::of::<S, K>() }.run(chunk);
 }

@@ -10,12 +10,16 @@ use std::time::{Duration, Instant};
 use brigade_quant::GgmlType;
 
 use super::matmul_many::MANY_ROWS;
+use crate::tiles::matmul::MatmulChunk;
 
 /// Rows from which on slices are quicker on any processor.
 const SURELY_MANY_ROWS: usize = 96;
 
 /// Chunks that are computed both ways: odd, so that one of them wins.
 const VOTES: u32 = 31;
+
+/// Computes a chunk: a pointer, so that choosing is compiled once.
+pub(super) type Frame = fn(&MatmulChunk<'_>);
 
 /// How the chunks voted.
 #[derive(Debug, Default)]
@@ -48,11 +52,16 @@ enum Way {
 }
 
 impl Ways {
-    /// Computes a chunk of so many rows by `few` or by `many`, or by both.
-    pub(super) fn run(&self, n_rows: usize, few: impl Fn(), many: impl Fn()) {
-        match self.way(n_rows) {
-            Way::Few => few(),
-            Way::Many => many(),
+    /// Computes a chunk by `few` or by `many`, or by both.
+    pub(super) fn run(&self, chunk: &MatmulChunk<'_>, few: Frame, many: Frame) {
+        let time = |frame: Frame| {
+            let begun = Instant::now();
+            frame(chunk);
+            begun.elapsed()
+        };
+        match self.way(chunk.rows.len()) {
+            Way::Few => few(chunk),
+            Way::Many => many(chunk),
             Way::Both { many_first: true } => {
                 let many = time(many);
                 self.vote(time(few), many);
@@ -78,12 +87,6 @@ impl Ways {
         let quicker = if few < many { &self.few } else { &self.many };
         quicker.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-fn time(work: impl Fn()) -> Duration {
-    let begun = Instant::now();
-    work();
-    begun.elapsed()
 }
 
 #[cfg(test)]
