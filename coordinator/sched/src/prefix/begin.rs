@@ -108,24 +108,24 @@ mod tests {
         let spec =
             crate::LineSpec { n_blocks, n_kept: 8, prefixes: Prefixes::Whole, ..sim::roomy(1) };
         let mut line = Line::new(1, spec, &SchedConfig::default(), 0, &[]);
-        let add = |tokens: &&[u32]| {
-            let blocks = line.blocks.take(2, Holder::Kept).unwrap();
-            let space = Space::of(&request(0, vec![1], None));
-            let slot = SlotId(line.slots.take(1).unwrap()[0]);
-            line.kept.insert(NewKept {
-                slot,
-                blocks,
-                prompt: Prompt { tokens, space: &space },
-                owner: 0,
-                request: None,
-                left_by: None,
-                place: Place::End,
-                filled: true,
-                pinned: false,
-            })
-        };
-        let ids = states.iter().map(add).collect();
+        let ids = states.iter().map(|tokens| keep(&mut line, tokens)).collect();
         (line, ids)
+    }
+
+    /// Keeps a state of these tokens, of two pages.
+    fn keep(line: &mut Line, tokens: &[u32]) -> KeptId {
+        let space = Space::of(&request(0, vec![1], None));
+        line.kept.insert(NewKept {
+            slot: SlotId(line.slots.take(1).unwrap()[0]),
+            blocks: line.blocks.take(2, Holder::Kept).unwrap(),
+            prompt: Prompt { tokens, space: &space },
+            owner: 0,
+            request: None,
+            left_by: None,
+            place: Place::End,
+            filled: true,
+            pinned: false,
+        })
     }
 
     /// In which order states go while these wait.
@@ -190,18 +190,7 @@ mod tests {
         let lost = Pending::gone_on(request(1, behind(&prompt), None), vec![5], None);
         waiting.go_on(0, lost, Some(true));
         line.want(&Live::default(), &mut waiting);
-        let space = Space::of(&request(0, vec![1], None));
-        let late = line.kept.insert(NewKept {
-            slot: SlotId(line.slots.take(1).unwrap()[0]),
-            blocks: line.blocks.take(2, Holder::Kept).unwrap(),
-            prompt: Prompt { tokens: &prompt, space: &space },
-            owner: 0,
-            request: None,
-            left_by: None,
-            place: Place::End,
-            filled: true,
-            pinned: false,
-        });
+        let late = keep(&mut line, &prompt);
         // It would be the next to go, were it not for the one that waits.
         line.kept.touch(ids[0]);
         line.kept.touch(ids[0]);
