@@ -116,6 +116,13 @@ pub enum SeqOp {
         /// The sequence; nothing has happened to it since.
         slot: SlotId,
     },
+    /// From here on the model's own block of drafts reads what the sequence reads, so that it can draft for it
+    /// ([`Ahead::drafts`]). It follows the sequence's `Open` or `Copy`. Only a last stage that was loaded with that block
+    /// does anything.
+    Draft {
+        /// An open sequence.
+        slot: SlotId,
+    },
     /// Names the adapters that all rows of a sequence pass through. It follows the sequence's `Open`: a copy has its
     /// source's adapters.
     Adapt {
@@ -158,6 +165,7 @@ impl SeqOp {
             | Self::Close { slot }
             | Self::Grow { slot, .. }
             | Self::Draw { slot }
+            | Self::Draft { slot }
             | Self::Adapt { slot, .. }
             | Self::Name { slot, .. }
             | Self::Checkpoint { slot, .. } => (slot, None),
@@ -207,6 +215,9 @@ pub struct Ahead {
     pub known: u32,
     /// Where recurrent states are read and written; `None` where each prefix of a sequence has a state.
     pub planes: Option<Planes>,
+    /// So many tokens are to be drafted behind the last one that is drawn of the part, by the model's own block, at most
+    /// [`MAX_DRAFTED`]. 0: none. Only of a sequence that it reads ([`SeqOp::Draft`]).
+    pub drafts: u32,
 }
 
 /// Planes are places of recurrent states: each slot has one, and a slot that no sequence lives in lends its own.
@@ -468,6 +479,9 @@ pub enum RowValue {
     Refuted,
 }
 
+/// Most tokens that the model's own block drafts behind a drawn one.
+pub const MAX_DRAFTED: usize = 16;
+
 /// Most tokens that are told to follow a drawn one because its answer's grammar leaves no choice.
 pub const MAX_FORCED: usize = 8;
 
@@ -485,6 +499,17 @@ pub struct SampledToken {
     /// Tokens whose text must follow by the answer's grammar, at most [`MAX_FORCED`]. It may come in other tokens: they are
     /// drafts like others.
     pub forced: Vec<u32>,
+    /// What the model's own block drafts behind it, at most [`MAX_DRAFTED`].
+    pub drafted: Vec<DraftedToken>,
+}
+
+/// A token that the model's own block drafts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftedToken {
+    /// Its id.
+    pub id: u32,
+    /// The probability that the block gives it among all that could be drawn, 0 to 1.
+    pub odds: f32,
 }
 
 /// Hidden rows between two stages: for each tensor of the cut's

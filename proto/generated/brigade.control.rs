@@ -663,6 +663,8 @@ pub enum Feature {
     Gather = 10,
     /// Copies.Prefixes, and the prefixes of FetchRequest and PutBackRequest; only where the worker has room for records.
     Prefixes = 11,
+    /// DraftOp, Ahead.drafts, Sampled.drafted.
+    OwnDrafts = 12,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -683,6 +685,7 @@ impl Feature {
             Self::Fetch => "FEATURE_FETCH",
             Self::Gather => "FEATURE_GATHER",
             Self::Prefixes => "FEATURE_PREFIXES",
+            Self::OwnDrafts => "FEATURE_OWN_DRAFTS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -700,6 +703,7 @@ impl Feature {
             "FEATURE_FETCH" => Some(Self::Fetch),
             "FEATURE_GATHER" => Some(Self::Gather),
             "FEATURE_PREFIXES" => Some(Self::Prefixes),
+            "FEATURE_OWN_DRAFTS" => Some(Self::OwnDrafts),
             _ => None,
         }
     }

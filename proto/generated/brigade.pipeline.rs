@@ -68,7 +68,7 @@ pub struct Ubatch {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SeqOp {
-    #[prost(oneof = "seq_op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "seq_op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub op: ::core::option::Option<seq_op::Op>,
 }
 /// Nested message and enum types in `SeqOp`.
@@ -96,6 +96,9 @@ pub mod seq_op {
         /// Only where those of all stages name FEATURE_GROWTH.
         #[prost(message, tag = "9")]
         Grow(super::GrowOp),
+        /// Only where those of all stages name FEATURE_OWN_DRAFTS.
+        #[prost(message, tag = "10")]
+        Draft(super::DraftOp),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -193,6 +196,12 @@ pub struct GrowOp {
     #[prost(uint32, repeated, tag = "2")]
     pub blocks: ::prost::alloc::vec::Vec<u32>,
 }
+/// From here on the model's own block of drafts reads what the sequence reads: behind its open or copy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DraftOp {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+}
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct AdapterUse {
     /// Its number among the model's adapters, in the order of their headers.
@@ -230,6 +239,10 @@ pub struct Ahead {
     /// So many of the part's first rows were read before: nothing is drawn from them. Less than it has.
     #[prost(uint32, tag = "3")]
     pub known: u32,
+    /// So many tokens are to be drafted by the model's own block behind the last that is drawn of the part, 16 at most. Only
+    /// of a sequence with a DraftOp.
+    #[prost(uint32, tag = "4")]
+    pub drafts: u32,
 }
 /// The places of slots where recurrent states are read and written: a slot that no sequence lives in lends its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -489,6 +502,17 @@ pub struct Sampled {
     /// Tokens whose text must follow by the answer's grammar, 8 at most: drafts. It may come in other tokens.
     #[prost(uint32, repeated, tag = "5")]
     pub forced: ::prost::alloc::vec::Vec<u32>,
+    /// What the model's own block drafts behind it, 16 at most.
+    #[prost(message, repeated, tag = "6")]
+    pub drafted: ::prost::alloc::vec::Vec<Drafted>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Drafted {
+    #[prost(uint32, tag = "1")]
+    pub token: u32,
+    /// The probability that the block gives it, 0 to 1.
+    #[prost(float, tag = "2")]
+    pub odds: f32,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct TokenLogprob {

@@ -138,6 +138,7 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
         }
         seq_op::Op::Close(close) => below("close.slot", close.slot, slot_limit),
         seq_op::Op::Draw(draw) => below("draw.slot", draw.slot, slot_limit),
+        seq_op::Op::Draft(draft) => below("draft.slot", draft.slot, slot_limit),
         seq_op::Op::Grow(grow) => {
             below("grow.slot", grow.slot, slot_limit)?;
             check_blocks(&grow.blocks, limits)
@@ -263,6 +264,7 @@ fn check_part(part: &SeqPart, limits: &FrameLimits) -> Result<(), FrameError> {
     if let Some(ahead) = &part.ahead {
         at_most("part.ahead.sure", ahead.sure.into(), part.pos.into())?;
         below("part.ahead.known", ahead.known, part.tokens.len() as u32)?;
+        at_most("part.ahead.drafts", ahead.drafts.into(), MAX_DRAFTED)?;
         for plane in ahead.planes.iter().flat_map(|planes| [planes.from, planes.to]) {
             below("part.ahead.planes", plane, limits.max_seqs)?;
         }

@@ -112,6 +112,8 @@ pub const MAX_BLOCKS: u32 = 1 << 24;
 pub const MAX_CTX: u32 = 1 << 24;
 /// Rows of a ubatch.
 pub const MAX_ROWS: u32 = 16_384;
+/// Tokens that a model's own block drafts behind a drawn one.
+pub const MAX_DRAFTED: u64 = 16;
 /// Sequence operations in a ubatch.
 pub const MAX_OPS: usize = 65_536;
 /// Entries of a sequence's logit bias.

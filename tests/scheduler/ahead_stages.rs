@@ -406,7 +406,7 @@ fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
     wrong[9] = (wrong[9] + 1) % 200;
     let window = |i: u32, tokens: &[u32]| {
         let planes = planes.then(|| Planes { from: SlotId(i), to: SlotId(i + 1) });
-        let ahead = Some(Ahead { sure: 20, known: 0, planes });
+        let ahead = Some(Ahead { sure: 20, known: 0, planes, drafts: 0 });
         let (pos, tokens, want) = (20 + 4 * i, tokens.to_vec(), Want::Verify);
         SeqPart { slot, pos, tokens, want, mu: None, ahead }
     };

@@ -20,6 +20,7 @@ impl Requests {
                 seq_op::Op::Copy(copy) => self.open(copy.dst, &copy.request),
                 seq_op::Op::Truncate(_) | seq_op::Op::Adapt(_) | seq_op::Op::Draw(_) => {}
                 seq_op::Op::Name(_) | seq_op::Op::Checkpoint(_) | seq_op::Op::Grow(_) => {}
+                seq_op::Op::Draft(_) => {}
                 seq_op::Op::Close(close) => {
                     let request = self.by_slot.remove(&close.slot);
                     tracing::debug!(slot = close.slot, request, "sequence closes");

@@ -8,9 +8,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    AdapterUse, Ahead, BlockId, Boundary, Constraint, CopyName, DryParams, Grammar, Guidance,
-    Marker, Mirostat, NotBefore, Planes, RowOutput, RowValue, SamplerSetup, SamplingParams, SeqOp,
-    SeqPart, SlotId, TokenMark, UBatch, Want,
+    AdapterUse, Ahead, BlockId, Boundary, Constraint, CopyName, DraftedToken, DryParams, Grammar,
+    Guidance, Marker, Mirostat, NotBefore, Planes, RowOutput, RowValue, SamplerSetup,
+    SamplingParams, SeqOp, SeqPart, SlotId, TokenMark, UBatch, Want,
 };
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_proto::control::WireType;
@@ -185,6 +185,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
         }
         pb::seq_op::Op::Close(close) => SeqOp::Close { slot: SlotId(close.slot) },
         pb::seq_op::Op::Draw(draw) => SeqOp::Draw { slot: SlotId(draw.slot) },
+        pb::seq_op::Op::Draft(draft) => SeqOp::Draft { slot: SlotId(draft.slot) },
         pb::seq_op::Op::Grow(grow) => SeqOp::Grow {
             slot: SlotId(grow.slot),
             blocks: grow.blocks.iter().copied().map(BlockId).collect(),
@@ -230,8 +231,12 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
     let pb::SeqPart { slot, pos, mu, .. } = part;
     let (slot, tokens) = (SlotId(*slot), part.tokens.clone());
     let planes = |p: pb::Planes| Planes { from: SlotId(p.from), to: SlotId(p.to) };
-    let ahead =
-        part.ahead.map(|a| Ahead { sure: a.sure, known: a.known, planes: a.planes.map(planes) });
+    let ahead = part.ahead.map(|a| Ahead {
+        sure: a.sure,
+        known: a.known,
+        planes: a.planes.map(planes),
+        drafts: a.drafts,
+    });
     Ok(SeqPart { slot, pos: *pos, tokens, want, mu: *mu, ahead })
 }
 
@@ -297,6 +302,10 @@ fn constraint_from_wire(constraint: &pb::Constraint) -> Constraint {
     }
 }
 
+fn drafted(draft: &DraftedToken) -> pb::Drafted {
+    pb::Drafted { token: draft.id, odds: draft.odds }
+}
+
 /// A result row as a wire message.
 pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
     let value = match row.value {
@@ -308,6 +317,7 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
                 top: token.top.iter().map(top).collect(),
                 mu: token.mu,
                 forced: token.forced,
+                drafted: token.drafted.iter().map(drafted).collect(),
             })
         }
         RowValue::Logits(values) => {

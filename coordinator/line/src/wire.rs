@@ -2,8 +2,8 @@
 //! this crate converts them.
 
 use brigade_engine::batch::{
-    AdapterUse, Constraint, MAX_FORCED, Planes, RowOutput, RowValue, SampledToken, SamplerSetup,
-    SeqOp, SeqPart, SlotId, UBatch, Want,
+    AdapterUse, Constraint, DraftedToken, MAX_DRAFTED, MAX_FORCED, Planes, RowOutput, RowValue,
+    SampledToken, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
@@ -33,6 +33,12 @@ pub enum ResultError {
     Mu {
         /// What came.
         mu: f32,
+    },
+    /// Odds of a draft that are none.
+    #[error("a result row has a draft with odds of {odds}: a number from 0 to 1 is needed")]
+    Odds {
+        /// What came.
+        odds: f32,
     },
     /// A hidden row that is no row of f32 values.
     #[error("a hidden row has {nbytes} bytes: at least one value of 4 bytes is needed")]
@@ -87,6 +93,7 @@ fn op(op: SeqOp, later: bool) -> pb::SeqOp {
         }
         SeqOp::Close { slot } => Op::Close(pb::CloseOp { slot: slot.0 }),
         SeqOp::Draw { slot } => Op::Draw(pb::DrawOp { slot: slot.0 }),
+        SeqOp::Draft { slot } => Op::Draft(pb::DraftOp { slot: slot.0 }),
         SeqOp::Grow { slot, blocks } => {
             let blocks = blocks.into_iter().map(|b| b.0).collect();
             Op::Grow(pb::GrowOp { slot: slot.0, blocks })
@@ -129,8 +136,12 @@ fn part(part: SeqPart) -> pb::SeqPart {
     };
     let SeqPart { slot, pos, tokens, mu, ahead, .. } = part;
     let planes = |p: Planes| pb::Planes { from: p.from.0, to: p.to.0 };
-    let ahead =
-        ahead.map(|a| pb::Ahead { sure: a.sure, planes: a.planes.map(planes), known: a.known });
+    let ahead = ahead.map(|a| pb::Ahead {
+        sure: a.sure,
+        planes: a.planes.map(planes),
+        known: a.known,
+        drafts: a.drafts,
+    });
     pb::SeqPart { slot: slot.0, pos, tokens, want: want.into(), mu, ahead }
 }
 
@@ -235,7 +246,11 @@ fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, Res
     let mut forced = sampled.forced;
     // A later release may tell of more.
     forced.truncate(MAX_FORCED);
+    let drafted = sampled.drafted.iter().take(MAX_DRAFTED);
+    let drafted: Vec<DraftedToken> =
+        drafted.map(|d| DraftedToken { id: d.token, odds: d.odds }).collect();
     let told = top.iter().map(|(token, _)| *token).chain([sampled.token]);
+    let told = told.chain(drafted.iter().map(|d| d.id));
     for token in told.chain(forced.iter().copied()) {
         if token >= n_vocab {
             return Err(ResultError::Token { token, n_vocab });
@@ -244,7 +259,11 @@ fn sampled_token(sampled: pb::Sampled, n_vocab: u32) -> Result<SampledToken, Res
     if let Some(mu) = sampled.mu.filter(|mu| !mu.is_finite()) {
         return Err(ResultError::Mu { mu });
     }
-    Ok(SampledToken { id: sampled.token, logprob: sampled.logprob, top, mu: sampled.mu, forced })
+    if let Some(draft) = drafted.iter().find(|draft| !(0.0..=1.0).contains(&draft.odds)) {
+        return Err(ResultError::Odds { odds: draft.odds });
+    }
+    let pb::Sampled { token, logprob, mu, .. } = sampled;
+    Ok(SampledToken { id: token, logprob, top, mu, forced, drafted })
 }
 
 #[cfg(test)]
@@ -384,6 +403,16 @@ mod tests {
         assert_eq!(token.forced, [3; MAX_FORCED], "a later release may tell of more");
         let row = result(pb::row_result::Value::Sampled(sampled));
         assert_eq!(rows(row, 3).unwrap_err(), ResultError::Token { token: 3, n_vocab: 3 });
+        let drafted = |odds| pb::Sampled {
+            drafted: vec![pb::Drafted { token: 3, odds }; MAX_DRAFTED + 2],
+            ..pb::Sampled::default()
+        };
+        let row = |odds| result(pb::row_result::Value::Sampled(drafted(odds)));
+        let told = rows(row(0.5), 10).unwrap();
+        let RowValue::Sampled(token) = &told[0].value else { panic!("{told:?}") };
+        assert_eq!(token.drafted, [DraftedToken { id: 3, odds: 0.5 }; MAX_DRAFTED]);
+        assert_eq!(rows(row(0.5), 3).unwrap_err(), ResultError::Token { token: 3, n_vocab: 3 });
+        assert_eq!(rows(row(1.5), 10).unwrap_err(), ResultError::Odds { odds: 1.5 });
         let sampled = pb::Sampled { mu: Some(f32::INFINITY), ..pb::Sampled::default() };
         let row = result(pb::row_result::Value::Sampled(sampled));
         assert_eq!(rows(row, 10).unwrap_err(), ResultError::Mu { mu: f32::INFINITY });

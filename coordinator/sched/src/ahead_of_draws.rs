@@ -93,7 +93,7 @@ impl Admitted {
         ahead.windows.push_back(window);
         self.sent = pos + tokens.len() as u32;
         self.awaiting = true;
-        let ahead = Some(Ahead { sure, known, planes });
+        let ahead = Some(Ahead { sure, known, planes, drafts: 0 });
         SeqPart { slot, pos, tokens, want: Want::Verify, mu: None, ahead }
     }
 

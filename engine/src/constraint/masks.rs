@@ -191,7 +191,8 @@ impl Masks {
                     }
                 }
                 SeqOp::Close { slot } => self.forget(*slot),
-                SeqOp::Truncate { .. } | SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
+                SeqOp::Truncate { .. } | SeqOp::Adapt { .. } => {}
+                SeqOp::Draw { .. } | SeqOp::Draft { .. } => {}
                 SeqOp::Name { .. } | SeqOp::Checkpoint { .. } | SeqOp::Grow { .. } => {}
             }
         }

@@ -408,7 +408,7 @@ mod tests {
                     let has = |page: usize| places.get(BlockId(page as u32)).is_some();
                     assert!(pages.clone().all(has), "{width}: {pages:?} at {pos}, {sure} sure");
                 }
-                let ahead = Some(Ahead { sure, known: 0, planes: None });
+                let ahead = Some(Ahead { sure, known: 0, planes: None, drafts: 0 });
                 let (tokens, want) = (vec![0; n_rows as usize], Want::Nothing);
                 let parts = vec![SeqPart { slot, pos, tokens, want, mu: None, ahead }];
                 let ub = UBatch { id: 0, ops: std::mem::take(&mut ops), parts };

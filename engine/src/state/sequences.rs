@@ -245,7 +245,7 @@ fn record(histories: &mut [Vec<u32>], ub: &UBatch) {
         match op {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => histories[slot.0 as usize].clear(),
             SeqOp::Truncate { slot, len, .. } => histories[slot.0 as usize].truncate(*len as usize),
-            SeqOp::Adapt { .. } | SeqOp::Draw { .. } => {}
+            SeqOp::Adapt { .. } | SeqOp::Draw { .. } | SeqOp::Draft { .. } => {}
             SeqOp::Name { .. } | SeqOp::Checkpoint { .. } | SeqOp::Grow { .. } => {}
             SeqOp::Copy { src, dst, len, .. } => {
                 let kept = histories[src.0 as usize].get(..*len as usize).unwrap_or(&[]).to_vec();
@@ -382,7 +382,9 @@ impl Draft<'_> {
                 }
                 sequence.blocks = [&sequence.blocks, &blocks[..]].concat().into();
             }
-            SeqOp::Name { slot, .. } | SeqOp::Draw { slot } => drop(self.sequence(*slot)?),
+            SeqOp::Name { slot, .. } | SeqOp::Draw { slot } | SeqOp::Draft { slot } => {
+                self.sequence(*slot)?;
+            }
             SeqOp::Checkpoint { slot, len, plane, .. } => {
                 drop(self.base.with_prefix(*slot, *len, *plane)?);
             }

@@ -213,8 +213,9 @@ impl Mirror {
                 open.adapters = adapters.clone();
                 Ok(())
             }
-            SeqOp::Name { slot, .. } => {
-                ensure(self.open.contains_key(slot), || format!("{slot:?} is named and not open"))
+            SeqOp::Name { slot, .. } | SeqOp::Draft { slot } => {
+                let is_open = self.open.contains_key(slot);
+                ensure(is_open, || format!("{op:?} is about a sequence that is not open"))
             }
             SeqOp::Checkpoint { slot, len, mark, plane: Some(plane), .. } => {
                 let there = self.planes.get(plane).filter(|some| some.len() == *len as usize);

@@ -166,7 +166,7 @@ fn shared_pages_are_not_copied() {
 /// A window of `n` rows behind `pos` positions, with its planes.
 fn window(slot: u32, pos: u32, n: usize, sure: u32, planes: Option<(u32, u32)>) -> SeqPart {
     let planes = planes.map(|(from, to)| Planes { from: SlotId(from), to: SlotId(to) });
-    let ahead = Some(Ahead { sure, known: 0, planes });
+    let ahead = Some(Ahead { sure, known: 0, planes, drafts: 0 });
     SeqPart { want: Want::Verify, ahead, ..part(slot, pos, n) }
 }
 
@@ -306,7 +306,7 @@ fn only_what_can_be_verified_is() {
     apply(&mut s, ops, vec![]).unwrap();
     let why = |s: &mut Sequences, part| apply(s, vec![], vec![part]).unwrap_err().to_string();
     assert!(why(&mut s, window(0, 0, 2, 0, None)).contains("waits for masks"));
-    let known = |known| Some(Ahead { sure: 0, known, planes: None });
+    let known = |known| Some(Ahead { sure: 0, known, planes: None, drafts: 0 });
     let all_known = SeqPart { ahead: known(2), ..window(1, 0, 2, 0, None) };
     assert!(why(&mut s, all_known).contains("read before"));
     assert!(why(&mut s, window(1, 0, 2, 1, None)).contains("sure ones"));

@@ -216,7 +216,7 @@ impl FakeStage {
                 }
                 SeqOp::Close { slot } => drop(self.lengths.remove(&slot.0)),
                 SeqOp::Adapt { .. } | SeqOp::Draw { .. } | SeqOp::Grow { .. } => {}
-                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } => {}
+                SeqOp::Name { .. } | SeqOp::Checkpoint { .. } | SeqOp::Draft { .. } => {}
                 SeqOp::Copy { .. } | SeqOp::Truncate { .. } => return Err("not here".into()),
             }
         }
