@@ -30,8 +30,7 @@ def q8_0(matrix):
     return np.concatenate([stored, quants.view(np.uint8)], -1).reshape(rows, cols // 32 * 34)
 
 
-def add_metadata(writer, tokenizer):
-    c = CONFIG
+def add_metadata(writer, tokenizer, c=CONFIG):
     writer.add_name("brigade demo (King James Bible)")
     writer.add_description("A small demonstration model, trained from scratch on the King James Bible.")
     writer.add_license("MIT OR Apache-2.0")

@@ -110,7 +110,7 @@ def adamw(params, state, grads, lr):
     c1, c2 = 1 - 0.9 ** count, 1 - 0.95 ** count
 
     def update(path, p, m, v):
-        decay = 0.0 if "norm" in path[0].key else WEIGHT_DECAY
+        decay = 0.0 if "norm" in path[-1].key else WEIGHT_DECAY
         return p - lr * ((m / c1) / (jnp.sqrt(v / c2) + 1e-8) + decay * p)
 
     params = jax.tree_util.tree_map_with_path(update, params, m, v)
@@ -209,6 +209,12 @@ def save(path, value):
     os.replace(path + ".new", path)
 
 
+def load(path):
+    """What `save` wrote."""
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder for checkpoint, merges and log")
@@ -224,8 +230,7 @@ def main():
              "count": jnp.zeros((), jnp.float32)}
     first = 0
     if os.path.exists(checkpoint):
-        with open(checkpoint, "rb") as file:
-            first, params, state = pickle.load(file)
+        first, params, state = load(checkpoint)
     print(f"{sum(p.size for p in jax.tree.leaves(params))} parameters, {len(windows.flat)} tokens of prose, "
           f"{chars:.2f} characters a token", flush=True)
     step_fn = make_step(CONFIG)

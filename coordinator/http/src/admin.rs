@@ -13,9 +13,9 @@ use brigade_line::keys::{Account, KeyRing, Left};
 use serde_json::{Value, json};
 
 use super::access::{self, Access};
-use super::app::App;
 use super::coding;
 use super::error::ApiError;
+use super::fleet::Fleet;
 use super::hosts::{self, Hosts};
 use super::status;
 
@@ -25,7 +25,7 @@ const ADDRESSES: &str = "here are GET /health, /metrics, /admin/keys, /admin/cac
 /// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
 /// web page can send to a port of this machine; where `needs_key`, everything does. It is asked by the names in `hosts`.
 pub fn admin_router(
-    app: App,
+    fleet: Fleet,
     cluster: Admin,
     keys: Option<KeyRing>,
     needs_key: bool,
@@ -40,7 +40,7 @@ pub fn admin_router(
         .route("/admin/keys", get(of_keys))
         .fallback(async || ApiError::not_found(ADDRESSES))
         .layer(Extension(cluster))
-        .with_state(app);
+        .with_state(fleet);
     let router = if needs_key { router.layer(admins()) } else { router };
     router
         .layer(middleware::from_fn(coding::layer))
@@ -73,8 +73,8 @@ fn answer(answer: Result<Answer, Refused>) -> Response {
 }
 
 /// The keys in force and what they use; never their secrets.
-async fn of_keys(State(app): State<App>) -> Json<Value> {
-    let Access::Keys(ring, _) = &app.access else {
+async fn of_keys(State(fleet): State<Fleet>) -> Json<Value> {
+    let Access::Keys(ring, _) = &fleet.door().access else {
         return Json(json!({ "required": false, "keys": [] }));
     };
     let keys = ring.now();

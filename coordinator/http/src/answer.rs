@@ -268,7 +268,7 @@ pub fn timings(n_prompt: usize, end: &End) -> Timings {
 impl App {
     /// A number no other sequence of this server has.
     pub(super) fn next_id(&self) -> RequestId {
-        let counter = &self.sequences;
+        let counter = &self.door.sequences;
         RequestId(counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
     }
 

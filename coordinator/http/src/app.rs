@@ -1,4 +1,4 @@
-//! What a handler has: the line, the model's text side, and what clients may take of it.
+//! What a handler has: a model with its line, and the door that all models stand behind.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +24,7 @@ use super::hosts::Hosts;
 use super::streams::Streams;
 use super::under_way::UnderWay;
 
-/// Everything a handler needs; clones share it.
+/// Everything a handler needs of the model that it was asked for; clones share it.
 #[derive(Clone, Debug)]
 pub struct App {
     /// Runs sequences.
@@ -41,6 +41,21 @@ pub struct App {
     pub meta: Arc<ModelMeta>,
     /// Seconds since the Unix epoch when the model was opened.
     pub created: u64,
+    /// Who is there.
+    pub roll: RollWatch,
+    /// Sequences at once.
+    pub max_seqs: u32,
+    /// Whether anything is kept of prompts.
+    pub keeps: bool,
+    /// Streams that can be read on.
+    pub streams: Streams,
+    /// What it shares with other models.
+    pub door: Door,
+}
+
+/// What all models of a server have in common; clones share it.
+#[derive(Clone, Debug)]
+pub struct Door {
     /// Renders `/metrics`.
     pub metrics: PrometheusHandle,
     /// Cancelled when the server takes nothing new.
@@ -49,12 +64,6 @@ pub struct App {
     pub sequences: Arc<AtomicU64>,
     /// Room for request bodies, and permits to read them.
     pub bodies: Bodies,
-    /// Who is there.
-    pub roll: RollWatch,
-    /// Sequences at once.
-    pub max_seqs: u32,
-    /// Whether anything is kept of prompts.
-    pub keeps: bool,
     /// By which names it is asked.
     pub hosts: Hosts,
     /// Web pages that may read answers.
@@ -63,21 +72,42 @@ pub struct App {
     pub access: Access,
     /// Where it is written down who asked.
     pub audit: Option<Audit>,
-    /// Streams that can be read on.
-    pub streams: Streams,
     /// Requests that are being answered.
     pub under_way: UnderWay,
 }
 
+impl Door {
+    /// That of whoever is in this process: no keys, no pages.
+    pub fn of_this_process(metrics: PrometheusHandle, draining: CancellationToken) -> Self {
+        Self {
+            metrics,
+            draining,
+            sequences: Arc::default(),
+            bodies: Bodies::default(),
+            hosts: Hosts::of_this_process(),
+            cors: Origins::default(),
+            access: Access::Open,
+            audit: None,
+            under_way: UnderWay::default(),
+        }
+    }
+}
+
 impl App {
-    /// The request's body, read by `work` ([`Bodies::read`]) within this server's limits.
+    /// Under which requests may ask for the model.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.text.names().iter().map(String::as_str)
+    }
+
+    /// The request's body, read by `work` ([`Bodies::read`]) within this model's limits.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         request: Request,
         work: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (limits, text) = (self.limits.now(), self.text.clone());
-        let body = self.bodies.take(request).await?;
-        Ok(self.bodies.read(body, text, move |bytes, text| work(bytes, &limits, text)).await?.0)
+        let bodies = &self.door.bodies;
+        let body = bodies.take(request).await?;
+        Ok(bodies.read(body, text, move |bytes, text| work(bytes, &limits, text)).await?.0)
     }
 }

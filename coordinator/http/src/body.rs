@@ -5,7 +5,7 @@
 //! cannot keep small ones out. Its content is parsed on other threads than the driver's, large bodies one at
 //! a time. Of all this one API key has a part only ([`rooms`](super::rooms)).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -97,6 +97,10 @@ pub(super) struct Taken {
     name: Option<Name>,
 }
 
+/// A body that was taken before its handler asks.
+#[derive(Clone, Debug)]
+struct Waiting(Arc<Mutex<Option<Taken>>>);
+
 /// Largest body of an address.
 fn max_bytes(path: &str) -> usize {
     let smaller = SMALLER_BODIES.iter().find(|(address, _)| *address == path);
@@ -107,6 +111,11 @@ impl Taken {
     /// One that was taken before, and is here.
     pub(super) fn again(bytes: Vec<u8>, name: &Name) -> Self {
         Self { bytes, room: None, name: Some(name.clone()) }
+    }
+
+    /// It was taken by who chose the request's model, and waits for its handler.
+    pub(super) fn wait_in(self, request: &mut Request) {
+        request.extensions_mut().insert(Waiting(Arc::new(Mutex::new(Some(self)))));
     }
 
     fn tenant(&self) -> Tenant {
@@ -127,7 +136,11 @@ impl Bodies {
     }
 
     /// The request's body.
-    pub(super) async fn take(&self, request: Request) -> Result<Taken, ApiError> {
+    pub(super) async fn take(&self, mut request: Request) -> Result<Taken, ApiError> {
+        if let Some(Waiting(taken)) = request.extensions_mut().remove() {
+            let taken = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+            return taken.ok_or_else(|| ApiError::server("the body was taken twice"));
+        }
         let limit = max_bytes(request.uri().path());
         let claimed = request.headers().get(CONTENT_LENGTH);
         let claimed = claimed.and_then(|n| n.to_str().ok()?.parse::<u64>().ok());

@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`: reads a chat request, runs it, and answers whole or as a stream.
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::text_model::{Prompt, TextModel};
@@ -19,6 +19,7 @@ use super::body::Taken;
 use super::chat_request::{self, Begun, ChatRequest, Names};
 use super::error::ApiError;
 use super::events::Of;
+use super::fleet::Meant;
 use super::logprobs;
 use super::name::Name;
 use super::readers::{self, Posted};
@@ -34,7 +35,7 @@ pub(super) const PATH: &str = "/v1/chat/completions";
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -101,7 +102,7 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
     let limits = app.limits.now();
     let body = Taken::again(opened.body.clone().into_bytes(), &name);
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         let mut request = ChatRequest::read(bytes, &limits, text)?;
         again::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);

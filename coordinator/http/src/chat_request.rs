@@ -77,9 +77,9 @@ pub async fn begin<T: Send + 'static>(
     request: Request,
     translate: impl FnOnce(&[u8]) -> Result<(Cow<'_, [u8]>, Names, T), ApiError> + Send + 'static,
 ) -> Result<Begun<T>, ApiError> {
-    let body = app.bodies.take(request).await?;
+    let body = app.door.bodies.take(request).await?;
     let limits = app.limits.now();
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (body, names, more) = translate(bytes)?;
         let (request, prompt) = ChatRequest::translated(&body, names, &limits, text)?;
         let body = request.common.resumable.then(|| String::from_utf8_lossy(&body).into_owned());

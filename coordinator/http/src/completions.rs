@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: continues plain prompts. They are given as text or as token ids, one or several.
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::constrain::answer::of_text;
@@ -21,6 +21,7 @@ use super::body::{Taken, text_error};
 use super::error::ApiError;
 use super::events::Of;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
+use super::fleet::Meant;
 use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
 use super::readers::{self, Posted};
@@ -68,7 +69,7 @@ struct Prompts {
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -76,9 +77,9 @@ pub(super) async fn create(
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
-    let body = app.bodies.take(request).await?;
+    let body = app.door.bodies.take(request).await?;
     let limits = app.limits.now();
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (request, prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
         let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
         Ok((request, prompts, body))
@@ -116,7 +117,7 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let Again { app, name, stamp, opened, resumable } = again;
     let limits = app.limits.now();
     let body = Taken::again(opened.body.clone().into_bytes(), &name);
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
         again::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`: texts as vectors ([`pooled`]).
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::pooling::Pooling;
@@ -15,6 +15,7 @@ use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
+use super::fleet::Meant;
 use super::name::Name;
 use super::{models, params, pooled, unread};
 
@@ -44,7 +45,7 @@ struct Wanted {
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {

@@ -5,41 +5,49 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use brigade_line::keys::{Account, Left, Refusal, Standing, Ticket};
 
-use super::app::App;
+use super::access::HEALTH;
 use super::error::ApiError;
+use super::fleet::{Fleet, Meant};
+use super::models;
 use super::name::Name;
 use super::open::Peer;
+use super::readers::STREAMS;
+use super::rooms::Part;
 
 /// Wraps every handler of the public listener.
-pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
-    let owner = match app.access.owner(&request) {
-        Ok(Some(owner)) => owner,
-        Ok(None) => return next.run(request).await,
+pub(super) async fn guard(
+    State(fleet): State<Fleet>,
+    Extension(name): Extension<Name>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let door = fleet.door();
+    let owner = match door.access.owner(&request) {
+        Ok(owner) => owner,
         Err(error) => return error.into_response(),
+    };
+    let Some(owner) = owner else {
+        return match chosen(&fleet, &name, request).await {
+            Ok(request) => next.run(request).await,
+            Err(error) => error.into_response(),
+        };
     };
     if let Some(peer) = request.extensions().get::<Arc<Peer>>() {
         peer.has_shown_a_key();
     }
-    let name = request.extensions().get::<Name>().cloned();
-    if let Some(name) = &name {
-        name.tally.belongs_to(owner.clone());
-    }
+    name.tally.belongs_to(owner.clone());
     let account = owner.account;
-    let place = app.under_way.begin(name.as_ref().and_then(Name::tenant));
-    let begun = place.and_then(|place| {
-        Ok((Arc::new(place), begin(&account, request.method(), app.text.name())?))
-    });
-    let mut response = match begun {
-        Ok((place, ticket)) => {
-            let ticket = ticket.map(Arc::new);
-            if let Some((name, ticket)) = name.zip(ticket.clone()) {
-                name.tally.runs(ticket);
+    let mut response = match begin(&fleet, &name, &account, request).await {
+        Ok(Begun { request, place, ticket }) => {
+            if let Some(ticket) = &ticket {
+                name.tally.runs(ticket.clone());
             }
             let mut response = next.run(request).await;
             // It ends with the answer, or with a sequence that goes on while its client is away.
@@ -53,14 +61,45 @@ pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) 
     response
 }
 
+/// A request that may go on.
+struct Begun {
+    request: Request,
+    /// Among those of its key that are answered.
+    place: Arc<Part>,
+    /// Among those of its key that run.
+    ticket: Option<Arc<Ticket>>,
+}
+
+/// Chooses the request's model and counts it, or says what forbids it.
+async fn begin(
+    fleet: &Fleet,
+    name: &Name,
+    account: &Account,
+    request: Request,
+) -> Result<Begun, ApiError> {
+    let place = Arc::new(fleet.door().under_way.begin(name.tenant())?);
+    let request = chosen(fleet, name, request).await?;
+    let ticket = counted(account, request.method())?.map(Arc::new);
+    Ok(Begun { request, place, ticket })
+}
+
+/// The request, with its model.
+async fn chosen(fleet: &Fleet, name: &Name, request: Request) -> Result<Request, ApiError> {
+    // Whether there is anybody, everybody may ask; of streams, their own names say whose they are.
+    let (app, mut request) = match request.uri().path() {
+        HEALTH => return Ok(request),
+        path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => return Ok(request),
+        _ => fleet.choose(name, request).await?,
+    };
+    name.tally.is_for(app.text.name());
+    request.extensions_mut().insert(Meant(app));
+    Ok(request)
+}
+
 /// Counts the request, or says what forbids it. Looking around is free.
-fn begin(account: &Account, method: &Method, model: &str) -> Result<Option<Ticket>, ApiError> {
+fn counted(account: &Account, method: &Method) -> Result<Option<Ticket>, ApiError> {
     if method != Method::POST {
         return Ok(None);
-    }
-    if !account.record().may_use(model) {
-        let message = format!("the API key may not use the model {model}");
-        return Err(ApiError::forbidden("model_not_allowed", message));
     }
     account.begin(Instant::now()).map(Some).map_err(|refusal| {
         let retry = seconds_up(refusal.retry());

@@ -1,6 +1,6 @@
 //! `POST /infill`: what stands between two texts, for editors, by a model that has the tokens for it.
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::constrain::answer::of_text;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tracing::Instrument;
 
 use super::answer::{self, Choice};
-use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, list};
+use super::fleet::Meant;
 use super::name::Name;
 use super::params::Common;
 use super::stamp::Stamp;
@@ -29,7 +29,7 @@ const MAX_EXTRA: usize = 256;
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {

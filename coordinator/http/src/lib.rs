@@ -8,7 +8,7 @@
 //!
 //! Reading order:
 //!
-//! - This file has the addresses. [`App`] is what every handler has, `name` what a request is known by.
+//! - This file has the addresses. [`App`] is what every handler has of its model, [`Fleet`] which models there are, `name` what a request is known by.
 //! - `serve`, `open`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
 //!   what is not for this server, `refusals` in the form of the API that was asked. `guard` asks `access` for its owner,
 //!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value`, `params` and `caching` what is in it; `unread`
@@ -41,6 +41,7 @@ mod embeddings;
 mod error;
 mod events;
 mod fields;
+mod fleet;
 mod form;
 mod guard;
 mod hosts;
@@ -90,11 +91,12 @@ use brigade_line::request::Limits;
 
 pub use access::Access;
 pub use admin::admin_router;
-pub use app::App;
+pub use app::{App, Door};
 pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
+pub use fleet::{Fleet, FleetError};
 pub use hosts::{Hosts, allowed_host};
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
@@ -103,7 +105,8 @@ pub use streams::Streams;
 pub use under_way::UnderWay;
 
 /// All addresses of the public listener.
-pub fn router(app: App) -> Router {
+pub fn router(fleet: Fleet) -> Router {
+    let door = fleet.door().clone();
     Router::new()
         .route(chat::PATH, post(chat::create))
         .route(completions::PATH, post(completions::create))
@@ -121,18 +124,18 @@ pub fn router(app: App) -> Router {
         .route("/tokenizer_info", get(tokens::info))
         .fallback(no_such_address)
         .method_not_allowed_fallback(no_such_method)
-        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
+        .layer(middleware::from_fn_with_state(fleet.clone(), guard::guard))
         .merge(page())
         .layer(middleware::from_fn(coding::layer))
-        .layer(middleware::from_fn_with_state(app.hosts.clone(), hosts::layer))
-        .layer(middleware::from_fn_with_state(app.clone(), trace::request))
-        .layer(middleware::from_fn_with_state(app.cors.clone(), cors::layer))
+        .layer(middleware::from_fn_with_state(door.hosts, hosts::layer))
+        .layer(middleware::from_fn_with_state(fleet.clone(), trace::request))
+        .layer(middleware::from_fn_with_state(door.cors, cors::layer))
         .layer(middleware::from_fn(refusals::layer))
-        .with_state(app)
+        .with_state(fleet)
 }
 
 /// The page's files: they say nothing of anybody, and need no key. What the page asks for does.
-fn page() -> Router<App> {
+fn page() -> Router<Fleet> {
     Router::new()
         .route("/", get(page::index))
         .route("/page.css", get(page::style))
@@ -142,7 +145,7 @@ fn page() -> Router<App> {
 }
 
 /// Addresses that other servers have, llama.cpp's and Ollama's, and what the page shows of the line.
-fn beside() -> Router<App> {
+fn beside() -> Router<Fleet> {
     Router::new()
         .route("/line", get(props::line))
         .route("/v1/rerank", post(rerank::create))
@@ -208,6 +211,8 @@ pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<()
 
 #[cfg(test)]
 mod fields_tests;
+#[cfg(test)]
+mod fleet_tests;
 #[cfg(test)]
 mod kinds_tests;
 #[cfg(test)]

@@ -1,13 +1,18 @@
-//! `GET /v1/models`: the one model that is served, under all of its names.
+//! `GET /v1/models`: the models that are served, each under all of its names.
 
-use axum::Json;
 use axum::extract::{Path, State};
+use axum::{Extension, Json};
 use brigade_dialect::text_model::TextModel;
 use brigade_line::model::ModelMeta;
 
 use super::app::App;
 use super::error::ApiError;
+use super::fleet::Fleet;
+use super::name::Name;
 use super::types::{ModelList, ModelObject};
+
+/// Where the list is, and each model below it.
+pub(super) const PATH: &str = "/v1/models";
 
 /// Refuses a name under which the model is not served; a request without one means the model that is.
 ///
@@ -15,16 +20,23 @@ use super::types::{ModelList, ModelObject};
 /// 404, with the names there are.
 pub fn check_name(text: &TextModel, name: Option<&str>) -> Result<(), ApiError> {
     match name {
-        Some(name) if !name.is_empty() && !text.serves(name) => {
-            let names = text.names().join(", ");
-            let mut error = ApiError::not_found(format!(
-                "the model {name:?} is not served here: {names} is; serve has --served-model-name for others"
-            ));
-            error.set_code("model_not_found");
-            Err(error)
-        }
+        Some(name) if !name.is_empty() && !text.serves(name) => Err(not_here(name, text.names())),
         _ => Ok(()),
     }
+}
+
+/// The model `name` is not here; what is goes by `names`.
+pub(super) fn not_here(name: &str, names: &[String]) -> ApiError {
+    let there = match names {
+        [] => String::new(),
+        [one] => format!(": {one} is"),
+        several => format!(": {} are", several.join(", ")),
+    };
+    let mut error = ApiError::not_found(format!(
+        "the model {name:?} is not served here{there}; serve has --served-model-name for others"
+    ));
+    error.set_code("model_not_found");
+    error
 }
 
 fn object(app: &App, name: &str) -> ModelObject {
@@ -39,17 +51,20 @@ fn object(app: &App, name: &str) -> ModelObject {
     }
 }
 
-/// The list.
-pub(super) async fn list(State(app): State<App>) -> Json<ModelList> {
-    let data = app.text.names().iter().map(|name| object(&app, name)).collect();
-    Json(ModelList { object: "list", data, models: [] })
+/// The list of those that whoever asks may use.
+pub(super) async fn list(
+    State(fleet): State<Fleet>,
+    Extension(asks): Extension<Name>,
+) -> Json<ModelList> {
+    let of = |app| App::names(app).map(move |name| object(app, name));
+    Json(ModelList { object: "list", data: fleet.usable(&asks).flat_map(of).collect(), models: [] })
 }
 
 /// One model by name.
 pub(super) async fn one(
-    State(app): State<App>,
+    State(fleet): State<Fleet>,
+    Extension(asks): Extension<Name>,
     Path(id): Path<String>,
 ) -> Result<Json<ModelObject>, ApiError> {
-    check_name(&app.text, Some(&id))?;
-    Ok(Json(object(&app, &id)))
+    Ok(Json(object(fleet.meant(Some(&id), &asks)?, &id)))
 }

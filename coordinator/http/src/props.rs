@@ -2,7 +2,7 @@
 //! `/line`, for the page.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use brigade_line::adapters::Adapter;
 use brigade_line::handle::Status;
 use brigade_sched::DRAFT_DEPTHS;
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
+use super::fleet::Meant;
 use super::name::Name;
 
 /// `GET /version`.
@@ -19,7 +20,7 @@ pub(super) async fn version() -> Json<Value> {
 }
 
 /// `GET /props`: the context, the places, the template, what the model can do.
-pub(super) async fn props(State(app): State<App>) -> Json<Value> {
+pub(super) async fn props(Meant(app): Meant) -> Json<Value> {
     let token = |id: Option<u32>| id.and_then(|id| app.text.tokenizer().token_text(id));
     let (bos, eos) = (app.text.tokenizer().bos(), app.text.tokenizer().eos());
     let template = app.text.tokenizer().chat_template(None);
@@ -40,13 +41,13 @@ pub(super) async fn props(State(app): State<App>) -> Json<Value> {
 }
 
 /// `GET /lora-adapters`: the model's adapters, with how much of each a request uses that says nothing.
-pub(super) async fn adapters(State(app): State<App>) -> Json<Value> {
+pub(super) async fn adapters(Meant(app): Meant) -> Json<Value> {
     let adapter = |(id, adapter): (usize, &Adapter)| json!({ "id": id, "path": adapter.name, "scale": adapter.scale, "task_name": "", "prompt_prefix": "" });
     Json(app.adapters.iter().enumerate().map(adapter).collect())
 }
 
 /// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.
-pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
+pub(super) async fn slots(Meant(app): Meant) -> Json<Value> {
     let (running, n_ctx) = (app.engine.running(), app.limits.now().n_ctx);
     let slot = |id: u32| {
         let place =
@@ -64,9 +65,9 @@ pub(super) async fn slots(State(app): State<App>) -> Json<Value> {
 
 /// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's, and of what is kept
 /// everybody sees its own.
-pub(super) async fn line(State(app): State<App>, request: Request) -> Json<Value> {
-    app.metrics.run_upkeep();
-    let text = app.metrics.render();
+pub(super) async fn line(Meant(app): Meant, request: Request) -> Json<Value> {
+    app.door.metrics.run_upkeep();
+    let text = app.door.metrics.render();
     let sum = |name: &str| gauge(&text, name);
     let stages: Vec<Value> = of_stages(&text, "brigade_stage_busy_share")
         .into_iter()
@@ -140,11 +141,11 @@ fn gauge(text: &str, name: &str) -> f64 {
 
 /// `POST /apply-template`: a chat as the model reads it. Who looks at it sees what the template leaves out.
 pub(super) async fn apply_template(
-    State(app): State<App>,
+    Meant(app): Meant,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (body, limits) = (app.bodies.take(request).await?, app.limits.now());
-    let read = app.bodies.read(body, app.text.clone(), move |bytes, text| {
+    let (body, limits) = (app.door.bodies.take(request).await?, app.limits.now());
+    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         ChatRequest::read(bytes, &limits, text)?.shown(text)
     });
     let (prompt, _room) = read.await?;

@@ -5,11 +5,16 @@ use axum::Extension;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use std::sync::Arc;
 
 use super::app::App;
 use super::error::ApiError;
+use super::fleet::Fleet;
 use super::name::Name;
-use super::streams::position;
+use super::streams::{Stream, position};
+
+/// Below it are streams, by their names.
+pub(super) const STREAMS: &str = "/v1/streams/";
 
 /// A POST: of a client that comes back, or a new one.
 pub(super) enum Posted {
@@ -33,13 +38,13 @@ pub(super) async fn came_back(
 ) -> Result<Posted, ApiError> {
     let Some(position) = position(request.headers())? else { return Ok(Posted::Anew(request)) };
     let stream = app.streams.get(position.stream(), name)?;
-    app.bodies.take(request).await?;
+    app.door.bodies.take(request).await?;
     stream.follow(Some(position)).map(Posted::Again)
 }
 
 /// `GET /v1/streams/{id}`.
 pub(super) async fn read_on(
-    State(app): State<App>,
+    State(fleet): State<Fleet>,
     Extension(name): Extension<Name>,
     Path(id): Path<String>,
     headers: HeaderMap,
@@ -49,16 +54,23 @@ pub(super) async fn read_on(
         let message = format!("Last-Event-ID {} is of another stream than {id}", other.id());
         return Err(ApiError::bad_request(message));
     }
-    app.streams.get(&id, &name)?.follow(position)
+    found(&fleet, &id, &name)?.1.follow(position)
 }
 
 /// `DELETE /v1/streams/{id}`: nobody wants it any more.
 pub(super) async fn cancel(
-    State(app): State<App>,
+    State(fleet): State<Fleet>,
     Extension(name): Extension<Name>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let stream = app.streams.get(&id, &name)?;
+    let (app, stream) = found(&fleet, &id, &name)?;
     app.streams.remove(&stream);
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The stream of this name, and the model whose answer it is.
+fn found<'a>(fleet: &'a Fleet, id: &str, name: &Name) -> Result<(&'a App, Arc<Stream>), ApiError> {
+    let mut found = fleet.all().iter().map(|app| Ok((app, app.streams.get(id, name)?)));
+    let first = found.next().unwrap_or_else(|| Err(ApiError::server("there is no model")));
+    first.or_else(|error| found.find_map(Result::ok).ok_or(error))
 }

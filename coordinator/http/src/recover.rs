@@ -22,7 +22,7 @@ use super::{chat, completions};
 pub fn go_on(app: &App, recovered: Vec<Recovered>) {
     for request in recovered {
         let label = request.opened.label.clone();
-        match app.access.owner_again(request.opened.owner) {
+        match app.door.access.owner_again(request.opened.owner) {
             Ok(owner) => {
                 let share = owner.as_ref().map(|owner| owner.share);
                 let tenant = share.filter(|share| share.leaves_room).map(|share| share.owner);
@@ -49,16 +49,16 @@ async fn one(app: App, opened: Opened, resumable: Resumable, owner: Option<Owner
         }
         tally.belongs_to(owner);
     }
+    tally.is_for(app.text.name());
     let name = Name { id: label.as_str().into(), tally };
     let _line = Line {
         id: name.id.clone(),
         method: Method::POST,
         path: opened.path.clone(),
-        model: app.text.name().to_string(),
         status: 200,
         started: Instant::now(),
         tally: name.tally.clone(),
-        audit: app.audit.clone(),
+        audit: app.door.audit.clone(),
     };
     let again = Again { stamp: Stamp::again(&app, &opened), app, name, opened, resumable };
     let gone_on = match again.opened.path.as_str() {

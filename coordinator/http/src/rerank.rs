@@ -4,7 +4,7 @@
 //! The shapes are Jina's and Cohere's (`documents`), which llama.cpp's server has as well, and that of Hugging
 //! Face's text-embeddings-inference (`texts`).
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::pooling::Pooling;
@@ -20,6 +20,7 @@ use super::body::text_error;
 use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
+use super::fleet::Meant;
 use super::name::Name;
 use super::{models, params, pooled, unread};
 
@@ -40,7 +41,7 @@ struct Wanted {
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {

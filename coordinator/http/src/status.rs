@@ -3,33 +3,56 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use brigade_line::handle::Status;
 use brigade_line::health::{Loading, Roll};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::app::App;
+use super::fleet::{self, Fleet};
 
 /// For everybody: 200 while requests run, 503 otherwise, and one word.
-pub(super) async fn health(State(app): State<App>) -> Response {
-    let (word, _) = state(&app);
-    answer(word, json!({}))
+pub(super) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
+    let model = fleet::of_query(&uri);
+    let asked = |app: &&App| model.as_deref().is_none_or(|model| app.text.serves(model));
+    // Up is who would take a request.
+    let words: Vec<&str> = fleet.all().iter().filter(asked).map(|app| state(app).0).collect();
+    let up = words.iter().find(|word| **word == UP).or(words.first());
+    match up {
+        Some(word) => answer(word, json!({})),
+        None => super::models::not_here(model.as_deref().unwrap_or_default(), &[]).into_response(),
+    }
 }
 
 /// For the operator: the same with how far it is, who is there, what is being done and why something failed. It
 /// names workers.
-pub(super) async fn health_with_reasons(State(app): State<App>) -> Response {
-    let (word, mut body) = state(&app);
-    body["workers"] = workers(&app.roll.borrow());
-    answer(word, body)
+pub(super) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response {
+    let of = |app: &App| {
+        let (word, mut body) = state(app);
+        body["workers"] = workers(&app.roll.borrow());
+        (word, body)
+    };
+    if let Some(app) = fleet.only() {
+        let (word, body) = of(app);
+        return answer(word, body);
+    }
+    let mut models = Map::new();
+    let mut up = None;
+    for app in fleet.all() {
+        let (word, mut body) = of(app);
+        body["status"] = json!(word);
+        models.insert(app.text.name().to_owned(), body);
+        up = up.filter(|up| *up == UP).or(Some(word));
+    }
+    answer(up.unwrap_or(UP), json!({ "models": models }))
 }
 
 const UP: &str = "ok";
 
 /// What the server is doing, in a word and in full.
 fn state(app: &App) -> (&'static str, Value) {
-    if app.draining.is_cancelled() {
+    if app.door.draining.is_cancelled() {
         return ("stopping", json!({}));
     }
     match app.engine.status() {
@@ -78,8 +101,9 @@ fn workers(roll: &Roll) -> Value {
 }
 
 /// Prometheus's text format.
-pub(super) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+pub(super) async fn metrics(State(fleet): State<Fleet>) -> impl IntoResponse {
+    let door = fleet.door();
     // Histograms collect samples until somebody drains them.
-    app.metrics.run_upkeep();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render())
+    door.metrics.run_upkeep();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], door.metrics.render())
 }

@@ -36,6 +36,8 @@ pub(super) struct Tally {
     owner: OnceLock<Owner>,
     /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
     ticket: OnceLock<Arc<Ticket>>,
+    /// Name of the model that it is for.
+    model: OnceLock<String>,
     /// The body, for an audit log that has it.
     content: Option<OnceLock<String>>,
 }
@@ -70,6 +72,16 @@ impl Tally {
     pub(super) fn belongs_to(&self, owner: Owner) {
         // The guard asks once for each request.
         let _ = self.owner.set(owner);
+    }
+
+    /// The request is for the model of this name.
+    pub(super) fn is_for(&self, model: &str) {
+        self.model.get_or_init(|| model.to_owned());
+    }
+
+    /// Whether the request's key may use the model of this name; who needs no key may.
+    pub(super) fn may_use(&self, model: &str) -> bool {
+        self.owner.get().is_none_or(|owner| owner.account.record().may_use(model))
     }
 
     /// The request counts among those of its key that run.
@@ -178,7 +190,6 @@ pub(super) struct Line {
     pub(super) id: Arc<str>,
     pub(super) method: Method,
     pub(super) path: String,
-    pub(super) model: String,
     pub(super) status: u16,
     pub(super) started: Instant,
     pub(super) tally: Arc<Tally>,
@@ -200,8 +211,14 @@ impl Line {
         self.tally.owner.get().map(|owner| owner.account.record().name.as_str())
     }
 
+    /// Empty where it was for none.
+    fn model(&self) -> &str {
+        self.tally.model.get().map_or("", String::as_str)
+    }
+
     fn log(&self, sums: &Sums, ms: u64) {
-        let Self { id, method, path, model, status, .. } = self;
+        let Self { id, method, path, status, .. } = self;
+        let model = self.model();
         let key = self.key();
         if method != Method::POST {
             tracing::debug!(parent: None, id = %id, key, %method, path, status, ms, "answered");
@@ -239,7 +256,7 @@ impl Line {
             key: self.key(),
             method: self.method.as_str(),
             endpoint: &self.path,
-            model: &self.model,
+            model: self.model(),
             status: self.status,
             outcome: if refused && sums.sequences == 0 { "refused" } else { sums.outcome() },
             sequences: sums.sequences,

@@ -59,11 +59,35 @@ fn server(play: Play, status: Status) -> Server {
 
 /// A server of another model than the sample, with room for `n_ctx` tokens.
 pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32) -> Server {
+    let draining = CancellationToken::new();
+    let metrics = PrometheusBuilder::new().build_recorder().handle();
+    let door = Door::of_this_process(metrics, draining.clone());
+    let Played { app, cancelled, states } = played(play, status, text, (n_ctx, door));
+    let fleet = Fleet::of_one(app);
+    let hosts = Hosts::of_this_process();
+    let admin = admin_router(fleet.clone(), Admin::channel().0, None, false, hosts);
+    Server { admin, router: router(fleet), cancelled, states, draining }
+}
+
+/// A model whose sequences the test plays.
+pub(super) struct Played {
+    pub(super) app: App,
+    cancelled: mpsc::Receiver<u64>,
+    states: mpsc::Receiver<StateCall>,
+}
+
+/// A model with room for `n_ctx` tokens behind `door`.
+pub(super) fn played(
+    play: Play,
+    status: Status,
+    text: TextModel,
+    (n_ctx, door): (u32, Door),
+) -> Played {
     let (engine, ends) = Engine::channel();
     ends.status.send_replace(status);
     let text = Arc::new(text);
     let (gone, cancelled) = mpsc::channel(16);
-    let (model, draining) = (text.clone(), CancellationToken::new());
+    let model = text.clone();
     let (status, mut submissions) = (ends.status, ends.submissions);
     tokio::spawn(async move {
         while let Some(submission) = submissions.recv().await {
@@ -90,27 +114,13 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
         text,
         meta: Arc::new(meta),
         created: 1,
-        metrics: PrometheusBuilder::new().build_recorder().handle(),
-        draining: draining.clone(),
-        sequences: Arc::default(),
-        bodies: Bodies::default(),
         roll: tokio::sync::watch::channel(roll).1,
         max_seqs: 4,
         keeps: true,
-        hosts: Hosts::of_this_process(),
-        cors: Origins::default(),
-        access: Access::Open,
-        audit: None,
         streams: super::Streams::default(),
-        under_way: super::UnderWay::default(),
+        door,
     };
-    Server {
-        admin: admin_router(app.clone(), Admin::channel().0, None, false, Hosts::of_this_process()),
-        router: router(app),
-        cancelled,
-        states: ends.states,
-        draining,
-    }
+    Played { app, cancelled, states: ends.states }
 }
 
 async fn perform(

@@ -3,17 +3,17 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response};
 use brigade_dialect::text_model::TextModel;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, json_text};
+use super::fleet::Meant;
 use super::models::check_name;
 use super::rooms::Part;
 use super::stream::Answer;
@@ -63,11 +63,11 @@ struct Content {
 /// `{"content": TEXT, "add_special"?: bool, "parse_special"?: bool, "with_pieces"?: bool}`, or as vLLM has it `{"prompt":
 /// TEXT, "add_special_tokens"?: bool}`, to `{"tokens": [...]}`: ids, or objects that have their texts too.
 pub(super) async fn tokenize(
-    State(app): State<App>,
+    Meant(app): Meant,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let body = app.bodies.take(request).await?;
-    let read = app.bodies.read(body, app.text.clone(), tokens_of);
+    let body = app.door.bodies.take(request).await?;
+    let read = app.door.bodies.read(body, app.text.clone(), tokens_of);
     read.await.map(answer)
 }
 
@@ -135,7 +135,7 @@ pub(super) fn check(body: &[u8], text: &TextModel) -> Result<(), ApiError> {
 }
 
 /// `GET /tokenizer_info`, as vLLM has it: tokens with a meaning, and the chat template.
-pub(super) async fn info(State(app): State<App>) -> Json<Value> {
+pub(super) async fn info(Meant(app): Meant) -> Json<Value> {
     let tokenizer = app.text.tokenizer();
     let token = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
     Json(json!({
@@ -146,11 +146,11 @@ pub(super) async fn info(State(app): State<App>) -> Json<Value> {
 
 /// `{"tokens": [...]}` to `{"content": TEXT}`.
 pub(super) async fn detokenize(
-    State(app): State<App>,
+    Meant(app): Meant,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    let body = app.bodies.take(request).await?;
-    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
+    let body = app.door.bodies.take(request).await?;
+    let read = app.door.bodies.read(body, app.text.clone(), |bytes, text| {
         let mut fields = Fields::parse(bytes)?;
         let tokens: Vec<u32> = fields.require("tokens")?;
         end(fields, text)?;

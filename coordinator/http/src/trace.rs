@@ -16,9 +16,9 @@ use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use tracing::Instrument;
 
 use super::access::HEALTH;
-use super::app::App;
 use super::audit::Audit;
 use super::error::ApiError;
+use super::fleet::Fleet;
 use super::name::Name;
 use super::tally::{Line, Tally};
 
@@ -28,17 +28,25 @@ const HEADER: &str = "x-request-id";
 const MAX_LOGGED_PATH: usize = 200;
 
 /// Wraps every handler.
-pub(super) async fn request(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub(super) async fn request(
+    State(fleet): State<Fleet>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
+    let door = fleet.door();
     let id = id_of(request.headers());
     let (method, path) = (request.method().clone(), path_of(&request));
-    let audit = app.audit.clone().filter(|_| path != HEALTH);
+    let audit = door.audit.clone().filter(|_| path != HEALTH);
     let tally = Arc::new(Tally::new(audit.as_ref().is_some_and(Audit::has_content)));
+    if let Some(app) = fleet.only() {
+        tally.is_for(app.text.name());
+    }
     let name = Name { id: id.as_str().into(), tally };
     request.extensions_mut().insert(name.clone());
     let span = tracing::info_span!("request", id);
     async move {
-        let mut response = if app.draining.is_cancelled() && method == Method::POST {
+        let mut response = if door.draining.is_cancelled() && method == Method::POST {
             ApiError::unavailable("the server is shutting down; try again elsewhere or later")
                 .into_response()
         } else {
@@ -46,9 +54,9 @@ pub(super) async fn request(State(app): State<App>, mut request: Request, next: 
         };
         let status = response.status().as_u16();
         metrics::http_response(status);
-        let (Name { id: of_line, tally }, model) = (name, app.text.name().to_string());
+        let Name { id: of_line, tally } = name;
         // Whoever sends the answer keeps this as long as the answer.
-        let line = Line { id: of_line, method, path, model, status, started, tally, audit };
+        let line = Line { id: of_line, method, path, status, started, tally, audit };
         response.extensions_mut().insert(Arc::new(line));
         if let Ok(value) = HeaderValue::from_str(&id) {
             response.headers_mut().insert(HEADER, value);

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use brigade_dialect::text_model::TextModel;
-use brigade_http::router;
+use brigade_http::{Fleet, router};
 use brigade_line::metrics;
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -206,9 +206,12 @@ pub async fn near(
     let max_seqs = options.max_seqs;
     with_session_until(options, CtrlC::OfTheBody, async |session| {
         let metrics = metrics::install().context("cannot install the metrics recorder")?;
-        let app = serve::app_of(session, metrics, CancellationToken::new(), max_seqs);
+        let door = brigade_http::Door::of_this_process(metrics, CancellationToken::new());
+        let app = serve::app_of(session, door, max_seqs);
         talk.model = Some(session.model.text.name().to_string());
-        Repl::new(Door::Here(router(app)), talk, Reader::start(history)?)?.run().await
+        Repl::new(Door::Here(router(Fleet::of_one(app))), talk, Reader::start(history)?)?
+            .run()
+            .await
     })
     .await
 }

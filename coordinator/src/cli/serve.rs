@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::{OwnName, Patience};
-use brigade_http::{Access, App, Bodies, Hosts, Origins, Streams, UnderWay};
+use brigade_http::{App, Door, Fleet, Streams};
 use brigade_line::admin;
 use brigade_line::clock;
 use brigade_line::driver::PrefixConfig;
@@ -21,7 +21,6 @@ use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use brigade_worker::prefixes::store::Sizes;
 use clap::{Args, ValueEnum};
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -180,16 +179,17 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let journal = folder.map(|f| journal(&f, &session.model, args.kv_type, &args.line));
     let (journal, recovered) = journal.transpose()?.unzip();
     let streams = Streams::new(journal.clone());
-    let app = app(&session, &args, &front, metrics, streams, draining.clone());
+    let requests = (args.max_seqs as usize).saturating_add(args.max_queue);
+    let door = front.door(&args.cors, requests, metrics, draining.clone());
+    let app = App { streams, keeps: args.keep != Some(0), ..app_of(&session, door, args.max_seqs) };
     tokio::spawn(app.streams.clone().sweep(draining.clone()));
     brigade_http::go_on(&app, recovered.unwrap_or_default());
     if let Some(control) = &session.control {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
-    let requests = (args.max_seqs as usize).saturating_add(args.max_queue);
     let cluster = session.admin.clone();
-    let mut serving = front.serve(app, cluster, requests, draining.clone());
+    let mut serving = front.serve(Fleet::of_one(app), cluster, requests, draining.clone());
     if is_promising(&session).await {
         say(format_args!("brigade serve listening on {url}"));
     }
@@ -213,33 +213,8 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     result.and(ended)
 }
 
-/// What the handlers of requests share.
-fn app(
-    session: &Session,
-    args: &ServeArgs,
-    front: &Front,
-    metrics: PrometheusHandle,
-    streams: Streams,
-    draining: CancellationToken,
-) -> App {
-    App {
-        hosts: front.hosts(),
-        cors: Origins::new(&args.cors),
-        access: front.access.clone(),
-        audit: front.audit.clone(),
-        streams,
-        keeps: args.keep != Some(0),
-        ..app_of(session, metrics, draining, args.max_seqs)
-    }
-}
-
-/// The same for whoever is in this process: no keys, no pages.
-pub fn app_of(
-    session: &Session,
-    metrics: PrometheusHandle,
-    draining: CancellationToken,
-    max_seqs: u32,
-) -> App {
+/// What handlers have of the session's model, behind `door`.
+pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
     App {
         engine: session.engine.clone(),
         text: session.model.text.clone(),
@@ -248,19 +223,11 @@ pub fn app_of(
         adapters: session.model.adapters.clone(),
         meta: Arc::new(session.model.meta(session.limits.now().n_ctx)),
         created: clock::unix_now(),
-        metrics,
-        draining,
-        sequences: Arc::default(),
-        bodies: Bodies::default(),
         roll: session.roll.clone(),
         max_seqs,
         keeps: true,
-        hosts: Hosts::of_this_process(),
-        cors: Origins::new(&[]),
-        access: Access::Open,
-        audit: None,
         streams: Streams::default(),
-        under_way: UnderWay::default(),
+        door,
     }
 }
 

@@ -4,7 +4,7 @@ mod blocks;
 pub(super) mod request;
 mod stream;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -14,10 +14,10 @@ use brigade_proto::task;
 use serde_json::{Value, json};
 use tracing::Instrument;
 
-use super::app::App;
 use super::blocks::{Block, arguments_value, blocks};
 use super::chat_request::{self, Begun};
 use super::error::ApiError;
+use super::fleet::Meant;
 use super::name::Name;
 use super::reply;
 use super::sse;
@@ -53,7 +53,7 @@ pub(super) fn error_body(error: &ApiError) -> Value {
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -89,7 +89,7 @@ pub(super) async fn create(
 
 /// How many tokens a request's prompt has.
 pub(super) async fn count_tokens(
-    State(app): State<App>,
+    Meant(app): Meant,
     request: Request,
 ) -> Result<Response, ApiError> {
     let begun = chat_request::begin(&app, request, |bytes| {

@@ -19,6 +19,7 @@ use super::chat_request::ChatRequest;
 use super::completions;
 use super::embeddings;
 use super::error::ApiError;
+use super::fleet::{Fleet, Meant};
 use super::models::check_name;
 use super::name::Name;
 use super::params::Common;
@@ -44,22 +45,31 @@ pub(super) async fn version() -> Json<Value> {
 }
 
 /// `GET /api/tags`: the names under which the model is served.
-pub(super) async fn tags(State(app): State<App>) -> Json<Value> {
-    let models: Vec<Value> = app.text.names().iter().map(|name| entry(&app, name)).collect();
-    Json(json!({ "models": models }))
+pub(super) async fn tags(
+    State(fleet): State<Fleet>,
+    Extension(asks): Extension<Name>,
+) -> Json<Value> {
+    listed(&fleet, &asks, entry)
+}
+
+/// What `entry` says of each name of each model that whoever asks may use.
+fn listed(fleet: &Fleet, asks: &Name, entry: impl Fn(&App, &str) -> Value) -> Json<Value> {
+    let of = |app| App::names(app).map(|name| entry(app, name)).collect::<Vec<_>>();
+    Json(json!({ "models": fleet.usable(asks).flat_map(of).collect::<Vec<_>>() }))
 }
 
 /// `GET /api/ps`: the same, since it is loaded.
-pub(super) async fn running(State(app): State<App>) -> Json<Value> {
-    let loaded = |name: &String| {
-        let mut entry = entry(&app, name);
+pub(super) async fn running(
+    State(fleet): State<Fleet>,
+    Extension(asks): Extension<Name>,
+) -> Json<Value> {
+    listed(&fleet, &asks, |app, name| {
+        let mut entry = entry(app, name);
         entry["expires_at"] = json!("9999-12-31T23:59:59Z");
         entry["size_vram"] = json!(0);
         entry["context_length"] = json!(app.limits.now().n_ctx);
         entry
-    };
-    let models: Vec<Value> = app.text.names().iter().map(loaded).collect();
-    Json(json!({ "models": models }))
+    })
 }
 
 fn entry(app: &App, name: &str) -> Value {
@@ -99,12 +109,9 @@ fn capabilities(app: &App) -> Vec<&'static str> {
 }
 
 /// `POST /api/show`: what the model can do.
-pub(super) async fn show(
-    State(app): State<App>,
-    request: Request,
-) -> Result<Json<Value>, ApiError> {
-    let body = app.bodies.take(request).await?;
-    let read = app.bodies.read(body, app.text.clone(), |bytes, text| {
+pub(super) async fn show(Meant(app): Meant, request: Request) -> Result<Json<Value>, ApiError> {
+    let body = app.door.bodies.take(request).await?;
+    let read = app.door.bodies.read(body, app.text.clone(), |bytes, text| {
         let mut fields = super::fields::Fields::parse(bytes)?;
         let name: Option<String> = fields.take_any(&["model", "name"])?;
         fields.end("/api/show", &[super::unread::COMMON, super::unread::OLLAMA_SHOW]);
@@ -126,7 +133,7 @@ pub(super) async fn show(
 
 /// `POST /api/chat`.
 pub(super) async fn chat(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -198,7 +205,7 @@ async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Respons
 
 /// `POST /api/generate`: one turn of a chat, or with `raw` the continuation of a prompt as it is.
 pub(super) async fn generate(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -208,7 +215,7 @@ pub(super) async fn generate(
 
 /// `POST /api/embed`.
 pub(super) async fn embed(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
@@ -221,7 +228,7 @@ pub(super) async fn embed(
 
 /// `POST /api/embeddings`, the address before that: one text, one vector.
 pub(super) async fn embeddings(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {

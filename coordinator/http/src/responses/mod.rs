@@ -6,7 +6,7 @@ mod names;
 pub(super) mod request;
 mod stream;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_line::generation::End;
@@ -14,11 +14,11 @@ use brigade_proto::task;
 use serde_json::{Map, Value, json};
 use tracing::Instrument;
 
-use super::app::App;
 use super::blocks::{Block, blocks};
 use super::chat_request::{self, Begun};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::fleet::Meant;
 use super::name::Name;
 use super::reply;
 use super::sse;
@@ -50,7 +50,7 @@ struct ToolName {
 
 /// The endpoint.
 pub(super) async fn create(
-    State(app): State<App>,
+    Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_http::{
-    Access, App, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Hosts, Tls, TlsFiles,
-    UnderWay, admin_router, allowed_host, router, serve,
+    Access, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Door, Fleet, Hosts,
+    Origins, Tls, TlsFiles, UnderWay, admin_router, allowed_host, router, serve,
 };
 use brigade_line::admin::Admin;
 use brigade_line::clock;
@@ -16,6 +16,7 @@ use brigade_proto::address::{Address, AddressError};
 use brigade_proto::net::listen_tcp;
 use brigade_worker::config::node_name;
 use clap::Args;
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -170,9 +171,28 @@ impl Front {
         self.public.url()
     }
 
-    /// By which names clients may ask.
-    pub fn hosts(&self) -> Hosts {
-        self.public.hosts(&self.allow_host)
+    /// What all models behind it have in common, where `requests` may run and wait.
+    pub fn door(
+        &self,
+        cors: &[String],
+        requests: usize,
+        metrics: PrometheusHandle,
+        draining: CancellationToken,
+    ) -> Door {
+        Door {
+            hosts: self.public.hosts(&self.allow_host),
+            cors: Origins::new(cors),
+            access: self.access.clone(),
+            audit: self.audit.clone(),
+            under_way: UnderWay::of_address(self.limits(requests).of_address),
+            ..Door::of_this_process(metrics, draining)
+        }
+    }
+
+    fn limits(&self, requests: usize) -> ConnectionLimits {
+        let limits = ConnectionLimits::of_server(requests);
+        let of_address = self.of_address.unwrap_or(limits.of_address).max(1);
+        ConnectionLimits { of_address, ..limits }
     }
 
     /// Where operators connect.
@@ -184,22 +204,20 @@ impl Front {
     /// run and wait; orders to the cluster go to `cluster`.
     pub fn serve(
         self,
-        mut app: App,
+        fleet: Fleet,
         cluster: Admin,
         requests: usize,
         draining: CancellationToken,
     ) -> Serving {
-        let mut limits = ConnectionLimits::of_server(requests);
-        limits.of_address = self.of_address.unwrap_or(limits.of_address).max(1);
-        app.under_way = UnderWay::of_address(limits.of_address);
+        let limits = self.limits(requests);
         let needs_key = !self.admin.is_local();
         let hosts = self.admin.hosts(&self.allow_host);
         let Listening { listener, tls, .. } = self.admin;
-        let admin = admin_router(app.clone(), cluster, self.keys, needs_key, hosts);
+        let admin = admin_router(fleet.clone(), cluster, self.keys, needs_key, hosts);
         let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
         tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
         let Listening { listener, tls, .. } = self.public;
-        let public = tokio::spawn(serve(listener, router(app), tls, draining, limits));
+        let public = tokio::spawn(serve(listener, router(fleet), tls, draining, limits));
         Serving { public, stop: self.stop, audit: self.audit }
     }
 }
