@@ -172,7 +172,8 @@ def write(path, params, tokenizer):
     writer.add_nextn_predict_layers(1)
     writer.add_expert_feed_forward_length(c["n_ff"])
     writer.add_sliding_window(c["n_ctx"])
-    writer.add_sliding_window_pattern([False] * n_blocks)
+    # llama.cpp takes no `mimo2` without a window. One as long as the context hides nothing.
+    writer.add_sliding_window_pattern([False, True] + [False] * (n_blocks - 2))
 
     def matrix(name, value):
         writer.add_tensor(name, export.q8_0(value), raw_dtype=gguf.GGMLQuantizationType.Q8_0)

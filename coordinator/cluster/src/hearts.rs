@@ -61,7 +61,8 @@ impl Hearts {
         self.stop(id);
         let number = self.next;
         self.next += 1;
-        let handle = self.tasks.spawn(async move { (id, number, heart.await) });
+        let handle =
+            self.tasks.spawn(metrics::of_same_model(async move { (id, number, heart.await) }));
         self.of.insert(id, (number, handle));
     }
 

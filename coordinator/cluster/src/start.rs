@@ -22,6 +22,7 @@ use crate::supervisor::{Ends, Supervisor};
 use brigade_line::admin::Admin;
 use brigade_line::health::Roll;
 use brigade_line::link::ClusterLink;
+use brigade_line::metrics;
 use brigade_line::model::Model;
 
 /// A running supervisor.
@@ -78,7 +79,7 @@ pub async fn start(
         asked,
         roll: called,
     });
-    let task = task::spawn(supervisor.run(stop));
+    let task = task::spawn(metrics::of_same_model(supervisor.run(stop)));
     let link = ClusterLink { events: link_events, faults, roll };
     Ok(Cluster { control, link, admin, task })
 }

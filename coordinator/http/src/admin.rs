@@ -1,9 +1,11 @@
 //! The admin listener: what an operator may see and clients may not, since it names workers and keys.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router, middleware};
@@ -15,7 +17,7 @@ use serde_json::{Value, json};
 use super::access::{self, Access};
 use super::coding;
 use super::error::ApiError;
-use super::fleet::Fleet;
+use super::fleet::{self, Fleet};
 use super::hosts::{self, Hosts};
 use super::status;
 
@@ -26,7 +28,7 @@ const ADDRESSES: &str = "here are GET /health, /metrics, /admin/keys, /admin/cac
 /// web page can send to a port of this machine; where `needs_key`, everything does. It is asked by the names in `hosts`.
 pub fn admin_router(
     fleet: Fleet,
-    cluster: Admin,
+    clusters: Vec<(String, Admin)>,
     keys: Option<KeyRing>,
     needs_key: bool,
     hosts: Hosts,
@@ -39,7 +41,7 @@ pub fn admin_router(
         .route("/metrics", get(status::metrics))
         .route("/admin/keys", get(of_keys))
         .fallback(async || ApiError::not_found(ADDRESSES))
-        .layer(Extension(cluster))
+        .layer(Extension(Clusters(clusters.into())))
         .with_state(fleet);
     let router = if needs_key { router.layer(admins()) } else { router };
     router
@@ -47,20 +49,47 @@ pub fn admin_router(
         .layer(middleware::from_fn_with_state(hosts, hosts::layer))
 }
 
+/// Who answers for the line of each model.
+#[derive(Clone, Debug)]
+struct Clusters(Arc<[(String, Admin)]>);
+
+impl Clusters {
+    /// That of the model that an address names, or of the only one.
+    async fn ask(&self, uri: &Uri, question: Question) -> Response {
+        let name = fleet::of_query(uri);
+        let cluster = match (&name, &*self.0) {
+            (None, [(_, only)]) => Some(only),
+            (None, _) => None,
+            (Some(name), all) => all.iter().find(|(other, _)| other == name).map(|(_, one)| one),
+        };
+        match cluster {
+            Some(cluster) => answer(cluster.ask(question).await),
+            None => {
+                let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
+                let names = names.join(", ");
+                ApiError::not_found(format!(
+                    "say which model, as in ?model=NAME: there are {names}"
+                ))
+                .into_response()
+            }
+        }
+    }
+}
+
 /// `GET /admin/cluster`: who has which layers.
-async fn cluster_status(Extension(cluster): Extension<Admin>) -> Response {
-    answer(cluster.ask(Question::Status).await)
+async fn cluster_status(Extension(clusters): Extension<Clusters>, uri: Uri) -> Response {
+    clusters.ask(&uri, Question::Status).await
 }
 
 /// `GET /admin/cache`: what is kept of prompts, by owner.
-async fn cache(Extension(cluster): Extension<Admin>) -> Response {
-    answer(cluster.ask(Question::Cache).await)
+async fn cache(Extension(clusters): Extension<Clusters>, uri: Uri) -> Response {
+    clusters.ask(&uri, Question::Cache).await
 }
 
 /// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.
-async fn order(Extension(cluster): Extension<Admin>, body: Bytes) -> Response {
+async fn order(Extension(clusters): Extension<Clusters>, uri: Uri, body: Bytes) -> Response {
     match serde_json::from_slice::<Question>(&body) {
-        Ok(question) => answer(cluster.ask(question).await),
+        Ok(question) => clusters.ask(&uri, question).await,
         Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
     }
 }

@@ -2,7 +2,7 @@
 //! `/line`, for the page.
 
 use axum::Json;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use brigade_line::adapters::Adapter;
 use brigade_line::handle::Status;
 use brigade_sched::DRAFT_DEPTHS;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
-use super::fleet::Meant;
+use super::fleet::{Fleet, Meant};
 use super::name::Name;
 
 /// `GET /version`.
@@ -65,9 +65,17 @@ pub(super) async fn slots(Meant(app): Meant) -> Json<Value> {
 
 /// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's, and of what is kept
 /// everybody sees its own.
-pub(super) async fn line(Meant(app): Meant, request: Request) -> Json<Value> {
+pub(super) async fn line(
+    State(fleet): State<Fleet>,
+    Meant(app): Meant,
+    request: Request,
+) -> Json<Value> {
     app.door.metrics.run_upkeep();
     let text = app.door.metrics.render();
+    let text = match fleet.only() {
+        Some(_) => text,
+        None => of_model(&text, app.text.name()),
+    };
     let sum = |name: &str| gauge(&text, name);
     let stages: Vec<Value> = of_stages(&text, "brigade_stage_busy_share")
         .into_iter()
@@ -97,6 +105,13 @@ pub(super) async fn line(Meant(app): Meant, request: Request) -> Json<Value> {
         "drafts": drafts(&text), "drawn_parts": sum("brigade_drawn_parts_total"),
         "rows_in_vain": sum("brigade_rows_in_vain_total"),
     }))
+}
+
+/// The series of one model among several.
+fn of_model(text: &str, model: &str) -> String {
+    let name = model.replace('\\', "\\\\").replace('"', "\\\"");
+    let label = format!("model=\"{name}\"");
+    text.lines().filter(|line| line.contains(&label)).collect::<Vec<_>>().join("\n")
 }
 
 /// What is kept of the prompts of whoever asks: the largest first.

@@ -65,7 +65,8 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     let Played { app, cancelled, states } = played(play, status, text, (n_ctx, door));
     let fleet = Fleet::of_one(app);
     let hosts = Hosts::of_this_process();
-    let admin = admin_router(fleet.clone(), Admin::channel().0, None, false, hosts);
+    let admin =
+        admin_router(fleet.clone(), vec![(String::new(), Admin::channel().0)], None, false, hosts);
     Server { admin, router: router(fleet), cancelled, states, draining }
 }
 

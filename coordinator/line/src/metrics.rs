@@ -6,7 +6,9 @@
 //! Labels are stage numbers, workers' names and a few fixed words. Only so many names are told apart, so that
 //! the number of series stays small.
 
-use std::collections::BTreeSet;
+mod by_model;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +20,12 @@ use metrics::{
 };
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
+use thiserror::Error;
+
 use crate::record::UbatchRecord;
+
+use by_model::ByModel;
+pub use by_model::{of_model, of_same_model};
 
 /// Bounds in seconds for the time to the first token.
 const FIRST_TOKEN_BOUNDS: &[f64] =
@@ -85,19 +92,34 @@ const GRAMMARS: &str = "brigade_grammars_compiled_total";
 const GRAMMAR_TIME: &str = "brigade_grammar_microseconds_total";
 const HTTP: &str = "brigade_http_responses_total";
 
+/// Why nothing is counted.
+#[derive(Debug, Error)]
+pub enum InstallError {
+    /// The exporter takes none of its settings.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// Somebody counts already.
+    #[error("the process has a recorder of metrics already")]
+    Twice,
+}
+
 /// Installs the process's recorder and returns what renders it.
 ///
 /// # Errors
-/// A recorder is installed already.
-pub fn install() -> Result<PrometheusHandle, BuildError> {
+/// [`InstallError`].
+pub fn install() -> Result<PrometheusHandle, InstallError> {
     let full = |name: &str| Matcher::Full(name.to_string());
-    let handle = PrometheusBuilder::new()
+    let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(full(FIRST_TOKEN), FIRST_TOKEN_BOUNDS)?
         .set_buckets_for_metric(full(NEXT_TOKEN), NEXT_TOKEN_BOUNDS)?
         .set_buckets_for_metric(full(WIRE_SECONDS), WIRE_BOUNDS)?
-        .install_recorder()?;
+        .build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(ByModel(recorder)).map_err(|_| InstallError::Twice)?;
     describe();
-    begin();
+    for status in STATUSES {
+        counter!(HTTP, "status" => status.to_string()).increment(0);
+    }
     Ok(handle)
 }
 
@@ -107,9 +129,9 @@ const OUTCOMES: [&str; 6] = ["stop", "length", "logits", "error", "cancelled", "
 /// Statuses of most responses; others begin when they are first sent.
 const STATUSES: [u16; 6] = [200, 400, 404, 429, 500, 503];
 
-/// Every counter is there at 0 from the start: a rate over one that appears with its first event does not
+/// Every counter of a line is there at 0 from the start: a rate over one that appears with its first event does not
 /// see that event.
-fn begin() {
+pub fn begin() {
     gauge!(LINE_UP).set(0.0);
     let replays = [REPLAYS, REPLAYED_TOKENS, MOVED_BYTES];
     let others = [PROMPT_TOKENS, REUSED_TOKENS, GENERATED_TOKENS, UBATCHES, UBATCH_ROWS, LINE_DOWN];
@@ -119,9 +141,6 @@ fn begin() {
     for outcome in OUTCOMES {
         counter!(REQUESTS, "outcome" => outcome).increment(0);
     }
-    for status in STATUSES {
-        counter!(HTTP, "status" => status.to_string()).increment(0);
-    }
 }
 
 /// Worker names that are told apart in one process's life; addresses may change with every restart of a worker.
@@ -130,15 +149,15 @@ const MAX_WORKER_NAMES: usize = 256;
 /// The name of all others.
 const OTHER_WORKERS: &str = "other";
 
-/// Workers of the line, and all names that were ever used.
+/// Workers of the lines, by their models, and all names that were ever used.
 #[derive(Debug, Default)]
 struct Workers {
-    line: Vec<Arc<str>>,
+    lines: BTreeMap<Option<Arc<str>>, Vec<Arc<str>>>,
     names: BTreeSet<Arc<str>>,
 }
 
 static ON_THE_LINE: Mutex<Workers> =
-    Mutex::new(Workers { line: Vec::new(), names: BTreeSet::new() });
+    Mutex::new(Workers { lines: BTreeMap::new(), names: BTreeSet::new() });
 
 fn on_the_line() -> MutexGuard<'static, Workers> {
     // A panic elsewhere leaves whole names behind.
@@ -163,7 +182,8 @@ impl Workers {
 
     /// Labels of a stage.
     fn of(&self, stage: usize) -> [(&'static str, String); 2] {
-        let worker = self.line.get(stage).map_or(OTHER_WORKERS, |name| &**name);
+        let line = self.lines.get(&by_model::current());
+        let worker = line.and_then(|line| line.get(stage)).map_or(OTHER_WORKERS, |name| &**name);
         [("stage", stage.to_string()), ("worker", worker.to_string())]
     }
 }
@@ -433,13 +453,16 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
 /// does not stay.
 pub fn line_up(names: impl Iterator<Item = String>) {
     let mut workers = on_the_line();
-    for stage in 0..workers.line.len() {
+    let model = by_model::current();
+    for stage in 0..workers.lines.get(&model).map_or(0, Vec::len) {
         let labels = workers.of(stage);
         gauge!(STAGE_SHARE, &labels).set(0.0);
         gauge!(STAGE_MEMORY, &labels).set(0.0);
     }
-    workers.line = names.map(|name| workers.label(&name)).collect();
-    for stage in 0..workers.line.len() {
+    let line: Vec<_> = names.map(|name| workers.label(&name)).collect();
+    let n_stages = line.len();
+    workers.lines.insert(model, line);
+    for stage in 0..n_stages {
         let labels = workers.of(stage);
         for name in [STAGE_BUSY, STAGE_QUEUED, WIRE_BYTES] {
             counter!(name, &labels).increment(0);

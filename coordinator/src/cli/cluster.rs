@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use tokio::time::timeout;
 
 use super::data_dir::DataDirArgs;
+use super::keeping::{MODELS, folder_of};
 use super::{cached, machines, output};
 
 /// How long a coordinator may take to say who is there, where nodes are listed without it too.
@@ -25,6 +26,7 @@ Examples:
   brigade cluster move 4..8 attic
   brigade cluster add 10.0.0.4:7070
   brigade cluster rebalance
+  brigade cluster status --model small   where several models are served
   brigade cluster cache --drop ann   what is kept of the prompts of the key ann
 
 The coordinator is found by its data folder: the command runs on its machine, as its user.")]
@@ -37,6 +39,9 @@ pub struct ClusterArgs {
     /// Port of the coordinator, where more than one has the data folder
     #[arg(long, global = true)]
     port: Option<u16>,
+    /// Which model's line, where the coordinator serves several
+    #[arg(long, value_name = "NAME", global = true)]
+    model: Option<String>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -91,7 +96,8 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         What::Cache { drop: Some(owner) } => Question::DropCache { owner },
         What::Cache { drop: None } => Question::Cache,
     };
-    let socket = socket(&DataDirArgs { data_dir: args.data_dir }, args.port)?;
+    let data_dir = DataDirArgs { data_dir: args.data_dir };
+    let socket = socket(&data_dir, args.port, args.model.as_deref())?;
     let answer = admin::ask_at(&socket, &question).await?;
     if args.json {
         return output::line(format_args!("{}", serde_json::to_string(&answer)?));
@@ -127,26 +133,89 @@ pub async fn ask_all(data_dir: &DataDirArgs) -> Vec<ClusterStatus> {
     all
 }
 
+/// The sockets of all lines whose coordinators have the data folder.
 fn sockets(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder);
     let entries = entries.with_context(|| format!("no coordinator has {}", folder.display()))?;
-    let sockets = entries.flatten().map(|entry| entry.path().join(admin::SOCKET));
-    Ok(sockets.filter(|path| path.exists()).collect())
+    Ok(entries.flatten().flat_map(|entry| sockets_of(&entry.path())).collect())
 }
 
-/// The socket of the one coordinator that has the data folder, or of that on `port`.
-fn socket(data_dir: &DataDirArgs, port: Option<u16>) -> Result<PathBuf> {
+/// Those of one coordinator: its only line's, or those of its models.
+fn sockets_of(folder: &Path) -> Vec<PathBuf> {
+    // One that has no models has no such folder.
+    let models = std::fs::read_dir(folder.join(MODELS)).into_iter().flatten().flatten();
+    let folders = models.map(|model| model.path()).chain([folder.to_owned()]);
+    folders.map(|folder| folder.join(admin::SOCKET)).filter(|path| path.exists()).collect()
+}
+
+/// The socket of the one line whose coordinator has the data folder, of that on `port`, of that of `model`.
+fn socket(data_dir: &DataDirArgs, port: Option<u16>, model: Option<&str>) -> Result<PathBuf> {
     let folder = data_dir.path()?;
-    if let Some(port) = port {
-        return Ok(folder.join(format!("serve-{port}")).join(admin::SOCKET));
+    let mut sockets = match port {
+        Some(port) => sockets_of(&folder.join(format!("serve-{port}"))),
+        None => sockets(&folder)?,
+    };
+    if let Some(model) = model {
+        let its = Path::new(MODELS).join(folder_of(model)).join(admin::SOCKET);
+        sockets.retain(|socket| socket.ends_with(&its));
     }
-    let sockets = sockets(&folder)?;
     match sockets.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(
-            "no coordinator runs with the data folder {}: name its own with --data-dir",
+            "no coordinator{} runs with the data folder {}: name its own with --data-dir",
+            model.map_or(String::new(), |model| format!(" of several models, {model} among them,")),
             folder.display()
         ),
-        _ => bail!("several coordinators have {}: add --port", folder.display()),
+        several => {
+            let models: Vec<String> =
+                several.iter().filter_map(|socket| model_of(socket)).collect();
+            match models.is_empty() || model.is_some() {
+                true => bail!("several coordinators have {}: add --port", folder.display()),
+                false => bail!(
+                    "the coordinator serves several models: add --model, of {}",
+                    models.join(", ")
+                ),
+            }
+        }
+    }
+}
+
+/// The model whose line's socket this is, where there are several.
+fn model_of(socket: &Path) -> Option<String> {
+    let folder =
+        socket.parent().filter(|folder| folder.parent().is_some_and(|p| p.ends_with(MODELS)))?;
+    let name = folder.file_name()?.to_str()?;
+    Some(percent_encoding::percent_decode_str(name).decode_utf8().ok()?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_by_its_coordinators_port_and_its_model() {
+        let data = std::env::temp_dir().join(format!("brigade-sockets-{}", std::process::id()));
+        let named = ["serve-1", "serve-2/models/a%2Fb", "serve-2/models/c", "serve-3/models/c"];
+        for name in named {
+            std::fs::create_dir_all(data.join(name)).unwrap();
+            std::fs::write(data.join(name).join(admin::SOCKET), "").unwrap();
+        }
+        let data_dir = DataDirArgs { data_dir: Some(data.clone()) };
+        let find = |port, model| match socket(&data_dir, port, model) {
+            Ok(path) => {
+                let folder = path.strip_prefix(&data).unwrap().parent().unwrap();
+                folder.display().to_string()
+            }
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(find(Some(1), None), "serve-1");
+        assert_eq!(find(None, Some("a/b")), "serve-2/models/a%2Fb");
+        assert_eq!(find(Some(3), None), "serve-3/models/c");
+        assert_eq!(find(Some(2), Some("c")), "serve-2/models/c");
+        let which = find(Some(2), None);
+        assert!(which.contains("add --model, of ") && which.contains("a/b"), "{which}");
+        assert!(find(None, Some("c")).contains("add --port"));
+        assert!(find(None, Some("none")).contains("no coordinator of several models, none among"));
+        std::fs::remove_dir_all(&data).unwrap();
     }
 }

@@ -12,6 +12,14 @@ use clap::{Args, ValueEnum};
 use super::args::{KvArg, LineArgs};
 use super::data_dir::DataDirArgs;
 
+/// Where the models of a server that has several keep what is theirs, below its folder.
+pub const MODELS: &str = "models";
+
+/// What a model's folder is called there.
+pub fn folder_of(model: &str) -> String {
+    percent_encoding::utf8_percent_encode(model, percent_encoding::NON_ALPHANUMERIC).to_string()
+}
+
 /// Whether something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -41,11 +49,16 @@ pub struct Keeping {
 }
 
 impl KeepArgs {
-    /// The folder of a server that listens at `listen`; `None` where it keeps nothing.
+    /// The folder of a server that listens at `listen`, or of one of its models; `None` where it keeps nothing.
     ///
     /// # Errors
     /// The folder cannot be used, or another server has it.
-    pub fn find(&self, listen: &Address, data_dir: &DataDirArgs) -> Result<Option<Keeping>> {
+    pub fn find(
+        &self,
+        listen: &Address,
+        data_dir: &DataDirArgs,
+        model: Option<&str>,
+    ) -> Result<Option<Keeping>> {
         if self.journal == Switch::Off {
             return Ok(None);
         }
@@ -66,6 +79,10 @@ impl KeepArgs {
         let folder = match port {
             0 => folder.join("serve"),
             port => folder.join(format!("serve-{port}")),
+        };
+        let folder = match model {
+            Some(model) => folder.join(MODELS).join(folder_of(model)),
+            None => folder,
         };
         match OwnName::kept_in(&folder) {
             Ok(own_name) => Ok(Some(Keeping { own_name, folder })),

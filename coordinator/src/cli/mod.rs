@@ -45,6 +45,7 @@ mod worker;
 use std::io;
 
 use anyhow::Result;
+use args::{LineArgs, ModelArgs};
 use clap::{Parser, Subcommand};
 
 pub use hub::arguments;
@@ -140,13 +141,14 @@ impl Command {
     /// # Errors
     /// There is no such model, or it cannot be had.
     pub fn find_model(&mut self) -> Result<()> {
-        let joins = matches!(self, Self::Serve(args) if args.control.is_some());
+        if let Self::Serve(args) = self {
+            return args.all_models().try_for_each(|(model, line, joins)| find(model, line, joins));
+        }
         let (model, line) = match self {
             Self::Run(args) => (&mut args.model, &args.line),
             // A server has its own model.
             Self::Chat(args) if args.url.is_some() => return Ok(()),
             Self::Chat(args) => (&mut args.model, &args.line),
-            Self::Serve(args) => (&mut args.model, &args.line),
             Self::Bench(args) => (&mut args.model, &args.line),
             Self::Embed(args) => (&mut args.model, &args.line),
             Self::Logits(args) => (&mut args.model, &args.line),
@@ -158,10 +160,7 @@ impl Command {
             Self::Synth(args) => return args.find(),
             _ => return Ok(()),
         };
-        match line.is_elsewhere() || (joins && line.lora.is_empty()) {
-            true => model.find_for_others(&line.data_dir),
-            false => model.find(&line.data_dir),
-        }
+        find(model, line, false)
     }
 
     /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.
@@ -201,6 +200,14 @@ impl Command {
             Self::Config(args) => config::execute(args),
             Self::Completions(args) => completions::execute(args),
         }
+    }
+}
+
+/// Finds a model for a line, whose workers may come by themselves if `joins`.
+fn find(model: &mut ModelArgs, line: &LineArgs, joins: bool) -> Result<()> {
+    match line.is_elsewhere() || (joins && line.lora.is_empty()) {
+        true => model.find_for_others(&line.data_dir),
+        false => model.find(&line.data_dir),
     }
 }
 

@@ -1,15 +1,15 @@
 //! `brigade serve` runs the HTTP server, from binding its address to the end of its last stream.
 
 mod front;
+mod lines;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use brigade_cluster::{OwnName, Patience};
+use brigade_cluster::Patience;
 use brigade_http::{App, Door, Fleet, Streams};
-use brigade_line::admin;
 use brigade_line::clock;
 use brigade_line::driver::PrefixConfig;
 use brigade_line::handle::Status;
@@ -21,18 +21,19 @@ use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use brigade_worker::prefixes::store::Sizes;
 use clap::{Args, ValueEnum};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::config::ConfigFile;
 use super::data_dir::DataDirArgs;
-use super::keeping::{KeepArgs, Keeping, journal};
+use super::keeping::KeepArgs;
 use super::security::{ClusterArgs, Security};
 use super::session::{Interrupt, Session, SessionOptions};
 use super::speculate::SpeculateArgs;
 use super::{output, units};
 use front::{Front, FrontArgs};
+use lines::Line;
 
 /// How long running answers may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(20);
@@ -150,9 +151,26 @@ pub struct ServeArgs {
     cluster: ClusterArgs,
     #[command(flatten)]
     pub(super) line: LineArgs,
+    /// The server's other models, from the file of options.
+    #[arg(skip)]
+    pub(super) others: Vec<Self>,
 }
 
 impl ServeArgs {
+    /// The options of each model.
+    fn models(&self) -> impl Iterator<Item = &Self> {
+        [self].into_iter().chain(&self.others)
+    }
+
+    /// Each model and its line, and whether workers join that.
+    pub fn all_models(&mut self) -> impl Iterator<Item = (&mut ModelArgs, &LineArgs, bool)> {
+        let of = |(model, line, joins): (_, _, &Option<Address>)| (model, line, joins.is_some());
+        let first = (&mut self.model, &self.line, &self.control);
+        let others = self.others.iter_mut();
+        let others = others.map(|other| (&mut other.model, &other.line, &other.control));
+        [first].into_iter().chain(others).map(of)
+    }
+
     /// The model is in this file; `None`: the demo model.
     pub fn set_model(&mut self, file: Option<PathBuf>) {
         self.model.model = file;
@@ -170,41 +188,30 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let front = Front::open(&args.front, &args.line).await?;
     let (url, admin_url) = (front.url(), front.admin_url());
     let draining = CancellationToken::new();
-    let keeping = args.keep_args.find(args.front.listen(), &args.line.data_dir)?;
-    let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
-    let session = Session::start(session_options(&args, own_name, front.keys()).await?).await?;
-    if let Some(folder) = &folder {
-        open_admin_socket(folder, &session, &draining);
-    }
-    let journal = folder.map(|f| journal(&f, &session.model, args.kv_type, &args.line));
-    let (journal, recovered) = journal.transpose()?.unzip();
-    let streams = Streams::new(journal.clone());
-    let requests = (args.max_seqs as usize).saturating_add(args.max_queue);
+    let mut lines = lines::start(&args, &front).await?;
+    lines.iter().for_each(|line| line.open_admin_socket(&draining));
+    let of_each = args.models().map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
+    let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
-    let app = App { streams, keeps: args.keep != Some(0), ..app_of(&session, door, args.max_seqs) };
-    tokio::spawn(app.streams.clone().sweep(draining.clone()));
-    brigade_http::go_on(&app, recovered.unwrap_or_default());
-    if let Some(control) = &session.control {
+    let fleet = Fleet::new(lines.iter_mut().map(|line| line.open(door.clone())).collect())?;
+    if let Some(control) = &lines[0].session.control {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
-    let cluster = session.admin.clone();
-    let mut serving = front.serve(Fleet::of_one(app), cluster, requests, draining.clone());
-    if is_promising(&session).await {
+    let admins = lines.iter().map(lines::Line::admin).collect();
+    let mut serving = front.serve(fleet, admins, requests, draining.clone());
+    if are_promising(&lines).await {
         say(format_args!("brigade serve listening on {url}"));
     }
     let result = tokio::select! {
         ended = &mut serving.public => return ended.context("the HTTP server ended"),
         () = interrupt.received() => Ok(()),
-        reason = failed(&session) => Err(anyhow::anyhow!(reason)),
+        reason = all_failed(&lines) => Err(anyhow::anyhow!(reason)),
     };
     draining.cancel();
     let all_answered =
         result.is_ok() && wait_for_answers(&mut serving.public, &mut interrupt).await;
-    let ended = session.end().await;
-    if let Some(journal) = journal {
-        journal.close();
-    }
+    let ended = end(lines).await;
     if !all_answered {
         // Streams have had their last event; what is still open now is a client that does not read.
         let _ = tokio::time::timeout(CUT_WITHIN, &mut serving.public).await;
@@ -231,11 +238,7 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
     }
 }
 
-async fn session_options(
-    args: &ServeArgs,
-    own_name: Option<OwnName>,
-    keys: Option<KeyRing>,
-) -> Result<SessionOptions> {
+async fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<SessionOptions> {
     let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
     Ok(SessionOptions {
         model: args.model.clone(),
@@ -257,7 +260,8 @@ async fn session_options(
         replace_after: args.replace_after,
         rebalance: args.rebalance == Rebalance::Auto,
         slow_after: args.slow_after,
-        own_name,
+        own_name: None,
+        called: None,
         prefixes: prefix_config(&args.line.data_dir, keys.clone()),
         keys,
         local_prefixes: Sizes { ram: args.prefix_ram, disk: args.prefix_disk },
@@ -285,17 +289,15 @@ fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<Prefix
     }
 }
 
-/// Where `brigade cluster` reaches this server; it serves on where the system makes no socket there.
-fn open_admin_socket(folder: &Path, session: &Session, draining: &CancellationToken) {
-    if let Err(error) = admin::listen(folder, session.admin.clone(), draining.clone()) {
-        let folder = folder.display();
-        tracing::warn!(
-            %folder,
-            %error,
-            "no admin socket in the data folder: `brigade cluster` does not reach this server; orders can come to \
-             /admin/cluster of the admin listener"
-        );
+/// Ends all lines beside each other; the first error.
+async fn end(lines: Vec<Line>) -> Result<()> {
+    let mut ending = JoinSet::new();
+    lines.into_iter().for_each(|line| drop(ending.spawn(line.end())));
+    let mut all = Ok(());
+    while let Some(ended) = ending.join_next().await {
+        all = all.and(ended.context("a line's end").flatten());
     }
+    all
 }
 
 /// What is left of a server that has stopped: answers that run get [`GRACE`]. Whether all of them ended.
@@ -314,6 +316,29 @@ fn say(text: std::fmt::Arguments<'_>) {
     if let Err(error) = output::line(text) {
         tracing::debug!(%error, "standard output is closed");
     }
+}
+
+/// Whether there may be a line of any model.
+async fn are_promising(lines: &[Line]) -> bool {
+    for line in lines {
+        if is_promising(&line.session).await {
+            return true;
+        }
+    }
+    false
+}
+
+/// The reason why there will never be a line of any model.
+async fn all_failed(lines: &[Line]) -> String {
+    let mut reasons = Vec::new();
+    for line in lines {
+        let reason = failed(&line.session).await;
+        reasons.push(match lines {
+            [_] => reason,
+            _ => format!("{}: {reason}", line.session.model.name()),
+        });
+    }
+    reasons.join("; ")
 }
 
 /// Waits until a line is being built, or for [`TROUBLE_SHOWS_WITHIN`]; false where there will never be one.

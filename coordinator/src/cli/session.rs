@@ -26,6 +26,7 @@ use brigade_line::handle::{Engine, LineInfo, RequestId, Sequence, Status};
 use brigade_line::health::RollWatch;
 use brigade_line::keys::KeyRing;
 use brigade_line::meter::Meter;
+use brigade_line::metrics;
 use brigade_line::model::Model;
 use brigade_line::open_line::OpenLine;
 use brigade_line::request::{LEAST_ANSWER, Limits, Request};
@@ -97,6 +98,8 @@ pub struct SessionOptions {
     pub rebalance: bool,
     /// How long a worker must be slower than planned to lose layers.
     pub slow_after: Duration,
+    /// How its metrics call it, where there are others beside it.
+    pub called: Option<String>,
     /// Under which name workers are held; `None`: a fresh one.
     pub own_name: Option<OwnName>,
     /// What prefixes are kept with below the stages' memory; `None`: they are not.
@@ -141,6 +144,7 @@ impl SessionOptions {
             keys: None,
             local_prefixes: Sizes::default(),
             own_name: None,
+            called: None,
             trace: None,
             chat_template: None,
             served_names: Vec::new(),
@@ -244,9 +248,17 @@ impl Session {
     ///
     /// # Errors
     /// The model or an address is no good.
-    pub async fn start(mut options: SessionOptions) -> Result<Self> {
+    pub async fn start(options: SessionOptions) -> Result<Self> {
+        let model = open_model(&options).await?;
+        Self::start_with(model, options).await
+    }
+
+    /// The same with the session's model, opened.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub async fn start_with(model: Arc<Model>, mut options: SessionOptions) -> Result<Self> {
         let trace = options.trace.as_ref().map(trace_file).transpose()?;
-        let model = Arc::new(open_model(&options).await?);
         model.check_ctx(options.ctx)?;
         let mut security = match options.security.take() {
             Some(security) => security,
@@ -273,7 +285,12 @@ impl Session {
         };
         let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
         let stop = stop_cluster.clone();
-        let cluster = brigade_cluster::start(config, own_name, model.clone(), stop).await?;
+        let called: Option<Arc<str>> = options.called.take().map(Into::into);
+        let starting = async {
+            metrics::begin();
+            brigade_cluster::start(config, own_name, model.clone(), stop).await
+        };
+        let cluster = metrics::of_model(called.clone(), starting).await?;
         if let Some(control) = &cluster.control {
             security.joins_at(control)?;
         }
@@ -295,8 +312,8 @@ impl Session {
         let prefixes = options.prefixes.take();
         let driver_config =
             DriverConfig { sched, n_vocab, adapters, meter: meter_of, drafter, prefixes };
-        let driver =
-            tokio::spawn(driver::run(ends, cluster.link, driver_config, stop_driver.clone()));
+        let driving = driver::run(ends, cluster.link, driver_config, stop_driver.clone());
+        let driver = tokio::spawn(metrics::of_model(called, driving));
         Ok(Self {
             model,
             limits: CurrentLimits::new(limits, engine.clone()),
@@ -368,7 +385,7 @@ impl Session {
 }
 
 /// Opens the model of a session, with its adapters and control vectors, under the names and with the template that were asked for.
-async fn open_model(options: &SessionOptions) -> Result<Model> {
+pub async fn open_model(options: &SessionOptions) -> Result<Arc<Model>> {
     let (path, line) = (options.model.path()?, options.line.clone());
     let is_here = options.model.remote.is_none();
     let open = move |path: &Path| match is_here {
@@ -396,7 +413,7 @@ async fn open_model(options: &SessionOptions) -> Result<Model> {
     for note in model.notes() {
         tracing::warn!(model = model.name(), "{note}");
     }
-    Ok(model)
+    Ok(Arc::new(model))
 }
 
 fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {

@@ -15,7 +15,7 @@ use super::options::{self, Opt, Section};
 use super::place::Problem;
 use super::source::{self, is_there};
 use super::switches::Switched;
-use super::take::{MODEL, Taken, choose, take, with};
+use super::take::{MODEL, Taken, all, choose, take, with};
 use crate::cli::{Cli, Command};
 
 /// The file that is read where none is named and it exists.
@@ -73,7 +73,27 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
     if !loaded.problems.is_empty() {
         return Err(Refused::File(loaded.problems));
     }
-    let mut merged = merge(args, section, &loaded, Purpose::Run)?;
+    let models = of_fleet(args, section, &loaded);
+    let Some((first, others)) = models.split_first() else {
+        return of_merged(merge(args, section, &loaded, Purpose::Run)?);
+    };
+    let of = |model: &ModelEntry| {
+        of_merged(merge_for(args, section, &loaded, Some(model.clone()), Purpose::Run)?)
+    };
+    let mut cli = of(first)?;
+    for model in others {
+        cli.command.add_model(of(model)?.command);
+    }
+    Ok(cli)
+}
+
+/// The models that the command is about, where it is about several.
+fn of_fleet<'l>(args: &[OsString], section: &Section, loaded: &'l Loaded) -> &'l [ModelEntry] {
+    let said = leniently(args).map(|(_, matches)| matches).unwrap_or_default();
+    all(section, loaded, &said, loaded.section(section.name))
+}
+
+fn of_merged(mut merged: Merged) -> Result<Cli, Refused> {
     let mut cli = Cli::from_arg_matches_mut(&mut merged.matches)?;
     if let Some(model) = &merged.model {
         let file = model.settings.iter().find(|setting| setting.key == MODEL);
@@ -121,6 +141,24 @@ pub fn merge(
     loaded: &Loaded,
     purpose: Purpose,
 ) -> Result<Merged, Refused> {
+    let said = Switched::read(args, section).args;
+    let said = leniently(&said).map(|(_, matches)| matches).unwrap_or_default();
+    let model = match choose(section, loaded, &said, loaded.section(section.name)) {
+        // What they have in common is shown.
+        Err(_) if purpose == Purpose::ShowFile => None,
+        chosen => chosen.map_err(|problem| Refused::File(vec![problem]))?,
+    };
+    merge_for(args, section, loaded, model, purpose)
+}
+
+/// The same for a model that was chosen.
+fn merge_for(
+    args: &[OsString],
+    section: &'static Section,
+    loaded: &Loaded,
+    model: Option<ModelEntry>,
+    purpose: Purpose,
+) -> Result<Merged, Refused> {
     let switched = Switched::read(args, section);
     // What clap says without a command line to read, it says below.
     let said = leniently(&switched.args).map(|(_, matches)| matches).unwrap_or_default();
@@ -131,11 +169,6 @@ pub fn merge(
         is_given || switched.is_off(option)
     };
     let own = loaded.section(section.name);
-    let model = match choose(section, loaded, &said, own) {
-        // What they have in common is shown.
-        Err(_) if purpose == Purpose::ShowFile => None,
-        chosen => chosen.map_err(|problem| Refused::File(vec![problem]))?,
-    };
     let is_set = |option: &Opt| is_said(option) && !switched.is_off(option);
     let mut taken = take(section, own, model.as_ref(), &is_said, &is_set);
     if purpose == Purpose::Run {
@@ -168,6 +201,13 @@ impl Command {
             Self::Serve(args) => args.set_model(file),
             Self::Run(args) => args.set_model(file),
             _ => {}
+        }
+    }
+
+    /// Another model for the same server.
+    fn add_model(&mut self, other: Self) {
+        if let (Self::Serve(args), Self::Serve(other)) = (self, other) {
+            args.others.push(other);
         }
     }
 }

@@ -12,6 +12,8 @@ use super::value::Value;
 
 /// Where systemd puts what `LoadCredential=` names. Values of the file may begin with it.
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
+/// The command that has many models at a time.
+const SERVE: &str = "serve";
 /// The option that says which model.
 pub const MODEL: &str = "model";
 /// The option that says by which name clients call it.
@@ -52,6 +54,20 @@ impl Taken {
             *text = format!("{folder}/{name}");
         }
         Ok(())
+    }
+}
+
+/// The `[[model]]`s that `serve` is about where nobody has chosen one and there are several: all of them.
+pub fn all<'l>(
+    section: &Section,
+    loaded: &'l Loaded,
+    said: &ArgMatches,
+    own: &[Setting],
+) -> &'l [ModelEntry] {
+    let is_chosen = said.get_raw(MODEL).is_some() || own.iter().any(|own| own.key == MODEL);
+    match section.name == SERVE && loaded.models.len() > 1 && !is_chosen {
+        true => &loaded.models,
+        false => &[],
     }
 }
 

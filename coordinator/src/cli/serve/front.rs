@@ -201,11 +201,11 @@ impl Front {
     }
 
     /// Serves both listeners: the public one until `draining`, the admin one until the process ends. `requests` may
-    /// run and wait; orders to the cluster go to `cluster`.
+    /// run and wait; orders to clusters go to `admins`, by their models.
     pub fn serve(
         self,
         fleet: Fleet,
-        cluster: Admin,
+        admins: Vec<(String, Admin)>,
         requests: usize,
         draining: CancellationToken,
     ) -> Serving {
@@ -213,7 +213,7 @@ impl Front {
         let needs_key = !self.admin.is_local();
         let hosts = self.admin.hosts(&self.allow_host);
         let Listening { listener, tls, .. } = self.admin;
-        let admin = admin_router(fleet.clone(), cluster, self.keys, needs_key, hosts);
+        let admin = admin_router(fleet.clone(), admins, self.keys, needs_key, hosts);
         let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
         tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
         let Listening { listener, tls, .. } = self.public;
