@@ -14,6 +14,7 @@ mod documents;
 mod failures;
 mod first_hour;
 mod first_words;
+mod fleet;
 mod golden_processes;
 mod hybrids;
 mod kept_layers;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         failures,
         first_hour,
         first_words,
+        fleet,
         golden_processes,
         hybrids,
         kept_layers,

@@ -389,9 +389,12 @@ fn a_model_of_several_is_chosen_by_its_name() {
     );
     let file = scratch.write("brigade.toml", &text);
     let config = ["--config", file.to_str().unwrap()];
-    let refused = output(&[&["serve"], &config[..]].concat(), &[]);
+    // `run` has one model, and `serve` all of them.
+    let refused = output(&[&["run"], &config[..]].concat(), &[]);
     assert!(errors(&refused).contains("there are 2 models"), "{}", errors(&refused));
     assert!(errors(&refused).contains("big, small"), "{}", errors(&refused));
+    let refused = output(&[&["serve"], &config[..]].concat(), &[]);
+    assert!(errors(&refused).contains("/nowhere/big.gguf"), "{}", errors(&refused));
     let refused = output(&[&["serve", "-m", "big"], &config[..]].concat(), &[]);
     assert!(errors(&refused).contains("/nowhere/big.gguf"), "{}", errors(&refused));
     let by_flag = [&["serve", "-m", "small"], &config[..]].concat();

@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::fleet::Meant;
 use super::name::Name;
-use super::{models, params, pooled, unread};
+use super::{model_name, params, pooled, unread};
 
 /// Most texts of one request.
 pub const MAX_INPUTS: usize = 2048;
@@ -165,7 +165,7 @@ impl Wanted {
     fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model: Option<String> = fields.take("model")?;
-        models::check_name(text, model.as_deref())?;
+        model_name::check_name(text, model.as_deref())?;
         // Ollama's older address has another name for it.
         let inputs = match (fields.raw("input"), fields.raw("prompt")) {
             (Some(_), Some(_)) => {

@@ -16,7 +16,9 @@ use super::body::{FREE_BODY_BYTES, Taken};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::name::Name;
-use super::ollama;
+
+/// Below it are the addresses of an API where a model may also be called by `name`.
+const OLLAMA: &str = "/api/";
 
 /// Why models cannot stand behind one door.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -100,7 +102,7 @@ impl Fleet {
 
     fn not_here(&self, model: &str, name: &Name) -> ApiError {
         let names = self.usable(name).flat_map(|app| app.text.names().to_vec());
-        super::models::not_here(model, &names.collect::<Vec<_>>())
+        super::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
     /// Chooses the model of a request, and takes its body where the model is named there. What its handler finds: an
@@ -124,7 +126,7 @@ impl Fleet {
             let model = of_query(request.uri());
             return Ok((self.meant(model.as_deref(), name)?.clone(), request));
         }
-        let with_name = request.uri().path().starts_with(ollama::ROOT);
+        let with_name = request.uri().path().starts_with(OLLAMA);
         let (parts, body) = request.into_parts();
         let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
         let (model, body) = named_in(body, with_name).await?;

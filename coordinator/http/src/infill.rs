@@ -19,7 +19,7 @@ use super::fleet::Meant;
 use super::name::Name;
 use super::params::Common;
 use super::stamp::Stamp;
-use super::{models, sse, unread};
+use super::{model_name, sse, unread};
 
 /// Tokens drawn when a client names no number.
 const DEFAULT_INFILL_TOKENS: u32 = 128;
@@ -78,7 +78,7 @@ fn read_with(
 ) -> Result<(Vec<u32>, Common), ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.take("model")?;
-    models::check_name(text, model.as_deref())?;
+    model_name::check_name(text, model.as_deref())?;
     let prefix: String = fields.take("input_prefix")?.unwrap_or_default();
     let suffix: String = fields.take("input_suffix")?.unwrap_or_default();
     let begun: String = fields.take("prompt")?.unwrap_or_default();

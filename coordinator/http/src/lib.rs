@@ -49,6 +49,7 @@ mod https;
 mod infill;
 mod logprobs;
 mod messages;
+mod model_name;
 mod models;
 mod name;
 mod ollama;

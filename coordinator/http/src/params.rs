@@ -19,7 +19,7 @@ use super::caching::cache_salt;
 use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::form::form;
-use super::models::check_name;
+use super::model_name::check_name;
 use super::{bias, prediction, unread};
 
 /// Most choices of one request, over all its prompts.

@@ -22,7 +22,7 @@ use super::error::ApiError;
 use super::fields::{Fields, kind, list, read};
 use super::fleet::Meant;
 use super::name::Name;
-use super::{models, params, pooled, unread};
+use super::{model_name, params, pooled, unread};
 
 /// What a request asks for.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Wanted {
     fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model: Option<String> = fields.take("model")?;
-        models::check_name(text, model.as_deref())?;
+        model_name::check_name(text, model.as_deref())?;
         let query: String = fields.require("query")?;
         let plain = fields.raw("texts");
         let is_plain = plain.is_some();

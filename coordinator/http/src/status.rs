@@ -21,7 +21,9 @@ pub(super) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     let up = words.iter().find(|word| **word == UP).or(words.first());
     match up {
         Some(word) => answer(word, json!({})),
-        None => super::models::not_here(model.as_deref().unwrap_or_default(), &[]).into_response(),
+        None => {
+            super::model_name::not_here(model.as_deref().unwrap_or_default(), &[]).into_response()
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::body::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, json_text};
 use super::fleet::Meant;
-use super::models::check_name;
+use super::model_name::check_name;
 use super::rooms::Part;
 use super::stream::Answer;
 use super::unread;

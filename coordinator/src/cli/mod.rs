@@ -20,6 +20,7 @@ mod gpu_shares;
 mod hub;
 mod input;
 mod inspect;
+mod interrupt;
 mod keeping;
 mod key;
 pub mod log_text;
@@ -213,7 +214,7 @@ fn find(model: &mut ModelArgs, line: &LineArgs, joins: bool) -> Result<()> {
 
 /// Whether a command ended because of a signal: nothing needs to be said then.
 pub fn is_interrupt(error: &anyhow::Error) -> bool {
-    error.is::<session::Interrupted>()
+    error.is::<interrupt::Interrupted>()
 }
 
 /// Whether a command ended because nobody reads its output any more, as in `brigade inspect | head`.

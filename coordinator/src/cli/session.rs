@@ -38,11 +38,11 @@ use brigade_sched::{
 };
 use brigade_worker::host;
 use brigade_worker::prefixes::store::Sizes;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
+use super::interrupt::{Interrupt, Interrupted};
 use super::security::Security;
 use super::speculate::Speculate;
 use super::{gpu_shares, input, progress};
@@ -191,11 +191,6 @@ pub struct Session {
     trace: Option<(PathBuf, File)>,
 }
 
-/// The command was interrupted by a signal.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-pub struct Interrupted;
-
 /// Opens the model, starts workers, waits for the line, runs `body`, and ends everything.
 ///
 /// # Errors
@@ -231,7 +226,9 @@ pub async fn with_session_until<T>(
         ready = session.ready() => ready.map(|_| ()),
         () = interrupt.received() => Err(Interrupted.into()),
     };
-    interrupt.without_ctrl_c = ctrl_c == CtrlC::OfTheBody;
+    if ctrl_c == CtrlC::OfTheBody {
+        interrupt.leave_ctrl_c();
+    }
     let result = match ready {
         Ok(()) => tokio::select! {
             result = body(&session) => result,
@@ -297,16 +294,7 @@ impl Session {
         security.keep();
         let roll = cluster.link.roll.clone();
         let (engine, ends) = Engine::channel();
-        let (mode, every) = options.checkpoint;
-        let sched = SchedConfig {
-            prefill_rows: options.line.ubatch,
-            max_waiting: options.max_waiting,
-            repair_within_us: options.repair_within.as_micros() as u64,
-            max_windows: options.max_windows,
-            marks: options.marks,
-            checkpoint_every: (mode != Checkpoint::Off).then_some(every),
-            ..SchedConfig::default()
-        };
+        let sched = sched_config(&options);
         let (n_vocab, adapters) = (model.n_vocab(), model.adapters.by_default());
         let (meter_of, drafter) = (meter.clone(), options.speculate.drafter());
         let prefixes = options.prefixes.take();
@@ -414,6 +402,19 @@ pub async fn open_model(options: &SessionOptions) -> Result<Arc<Model>> {
         tracing::warn!(model = model.name(), "{note}");
     }
     Ok(Arc::new(model))
+}
+
+fn sched_config(options: &SessionOptions) -> SchedConfig {
+    let (mode, every) = options.checkpoint;
+    SchedConfig {
+        prefill_rows: options.line.ubatch,
+        max_waiting: options.max_waiting,
+        repair_within_us: options.repair_within.as_micros() as u64,
+        max_windows: options.max_windows,
+        marks: options.marks,
+        checkpoint_every: (mode != Checkpoint::Off).then_some(every),
+        ..SchedConfig::default()
+    }
 }
 
 fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {
@@ -564,47 +565,4 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
 
 fn program() -> Result<PathBuf> {
     std::env::current_exe().context("cannot find this program's own file to start workers from")
-}
-
-/// SIGINT, SIGTERM or SIGHUP, listened for from its creation on.
-#[derive(Debug)]
-pub struct Interrupt {
-    signals: [tokio::signal::unix::Signal; 3],
-    /// SIGHUP means something else.
-    without_hangup: bool,
-    /// And so does SIGINT.
-    without_ctrl_c: bool,
-}
-
-impl Interrupt {
-    /// Starts listening; from now on these signals do not end the process by themselves.
-    ///
-    /// # Errors
-    /// The system refuses the handlers.
-    pub fn listen() -> Result<Self> {
-        let on = |kind| signal(kind).context("cannot listen for signals");
-        let signals =
-            [on(SignalKind::interrupt())?, on(SignalKind::terminate())?, on(SignalKind::hangup())?];
-        Ok(Self { signals, without_hangup: false, without_ctrl_c: false })
-    }
-
-    /// Leaves SIGHUP to others.
-    pub fn leave_hangup(&mut self) {
-        self.without_hangup = true;
-    }
-
-    /// Ready when one of them comes.
-    pub async fn received(&mut self) {
-        self.is_terminate().await;
-    }
-
-    /// Ready when one of them comes: whether it is SIGTERM.
-    pub async fn is_terminate(&mut self) -> bool {
-        let [int, term, hup] = &mut self.signals;
-        tokio::select! {
-            _ = int.recv(), if !self.without_ctrl_c => false,
-            _ = term.recv() => true,
-            _ = hup.recv(), if !self.without_hangup => false,
-        }
-    }
 }

@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 use super::config::ConfigFile;
 use super::data_dir::DataDirArgs;
+use super::interrupt::Interrupt;
 use super::security::ClusterFiles;
-use super::session::Interrupt;
 use super::units;
 
 /// Of the line that `brigade token create` prints, when it comes from standard input.

@@ -20,7 +20,7 @@ use super::completions;
 use super::embeddings;
 use super::error::ApiError;
 use super::fleet::{Fleet, Meant};
-use super::models::check_name;
+use super::model_name::check_name;
 use super::name::Name;
 use super::params::Common;
 use super::reply::Reply;
@@ -115,7 +115,7 @@ pub(super) async fn show(Meant(app): Meant, request: Request) -> Result<Json<Val
         let mut fields = super::fields::Fields::parse(bytes)?;
         let name: Option<String> = fields.take_any(&["model", "name"])?;
         fields.end("/api/show", &[super::unread::COMMON, super::unread::OLLAMA_SHOW]);
-        super::models::check_name(text, name.as_deref())
+        super::model_name::check_name(text, name.as_deref())
     });
     read.await?;
     let arch = &app.meta.architecture;

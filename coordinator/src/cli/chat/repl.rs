@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
+use super::super::interrupt::Interrupted;
 use super::super::output;
-use super::super::session::Interrupted;
 use super::door::Door;
 use super::events::{News, Usage};
 use super::reader::{Read, Reader};

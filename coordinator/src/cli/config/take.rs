@@ -102,9 +102,8 @@ pub fn choose(
             at: models[1].at.clone(),
             key: MODEL.to_owned(),
             what: format!(
-                "there are {} models, and `brigade {}` has one at a time: choose with -m NAME, of {}",
+                "there are {} models, and this is about one: choose with -m NAME, of {}",
                 models.len(),
-                section.name,
                 names()
             ),
         }),

@@ -1,0 +1,303 @@
+//! Several models behind one server: each answers as it does alone, and what breaks one is nothing to the others.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use brigade_model_tests::golden::Encoders;
+use brigade_tests::process::{Running, Server, brigade, get, run, signal, synth};
+use brigade_tests::up_share::free_address;
+use serde_json::{Value, json};
+
+/// Nothing on a busy machine takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A folder of its own for each test, with its files; it goes with the test.
+struct Scratch {
+    folder: PathBuf,
+    models: Vec<PathBuf>,
+}
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("fleet-{name}-{}", std::process::id());
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        // One that a killed test has left.
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        Self { folder, models: Vec::new() }
+    }
+
+    fn synth(&mut self, arch: &str) -> PathBuf {
+        let path = synth(arch, "golden");
+        self.models.push(path.clone());
+        path
+    }
+
+    /// A file of options with these models, each with its own lines.
+    fn config(&self, models: &[(&str, Option<&Path>, &str)]) -> String {
+        let mut text = "version = 1\n".to_owned();
+        for (name, file, more) in models {
+            text += &format!("[[model]]\nname = \"{name}\"\n{more}\n");
+            if let Some(file) = file {
+                text += &format!("model = \"{}\"\n", file.display());
+            }
+        }
+        let path = self.folder.join("brigade.toml");
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn data(&self) -> String {
+        self.folder.join("data").to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed stays in a temporary folder.
+        let _ = fs::remove_dir_all(&self.folder);
+        self.models.iter().for_each(|model| drop(fs::remove_file(model)));
+    }
+}
+
+fn ask(server: &Server, path: &str, body: &Value) -> Value {
+    let reply = server.post(path, body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    serde_json::from_str(&reply.body).unwrap()
+}
+
+/// Waits until every one of these models takes requests.
+fn wait_for_models(server: &Server, models: &[&str]) {
+    let end = Instant::now() + PATIENCE;
+    for model in models {
+        let url = server.url(&format!("/health?model={model}"));
+        while !get(&url).is_ok_and(|reply| reply.status == 200) {
+            assert!(Instant::now() < end, "{model} is not up");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// A request of a chat to `model`; the `i`th.
+fn chat(model: &str, i: usize) -> Value {
+    json!({
+        "model": model, "messages": [{"role": "user", "content": format!("{i}. Tell me about the sea")}],
+        "max_tokens": 24 + i, "temperature": 0.9, "seed": i, "ignore_eos": true, "logprobs": true,
+    })
+}
+
+fn content(answer: &Value) -> Value {
+    json!([answer["model"], answer["choices"][0]])
+}
+
+fn each_model_answers_as_it_does_alone() {
+    let mut scratch = Scratch::new("alone");
+    let (hybrid, encoder) =
+        (scratch.synth("granitehybrid"), Encoders::repository().models["bert"].synth.make());
+    let files = [("bible", None), ("hybrid", Some(hybrid.as_path())), ("vectors", Some(&*encoder))];
+    let models = files.map(|(name, file)| (name, file, "workers = 2"));
+    let server =
+        Server::start(&["--config", &scratch.config(&models), "--data-dir", &scratch.data()]);
+    wait_for_models(&server, &["bible", "hybrid", "vectors"]);
+    let vector = json!({ "model": "vectors", "input": "In the beginning" });
+    // All at once.
+    let together: Vec<Value> = std::thread::scope(|scope| {
+        let ask_chat = |model, i| content(&ask(&server, CHAT, &chat(model, i)));
+        let chats =
+            ["bible", "hybrid"].into_iter().flat_map(|model| (0..3).map(move |i| (model, i)));
+        let asking: Vec<_> =
+            chats.map(|(model, i)| scope.spawn(move || ask_chat(model, i))).collect();
+        asking.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    let vectors = ask(&server, "/v1/embeddings", &vector)["data"].clone();
+    let drawn = |model: &str| {
+        let name = format!("brigade_generated_tokens_total{{model=\"{model}\"}}");
+        server.metric(&name)
+    };
+    assert_eq!([drawn("bible"), drawn("hybrid"), drawn("vectors")], [75.0, 75.0, 0.0]);
+    let status = |model: &str| {
+        let data = scratch.data();
+        run(&["cluster", "status", "--data-dir", &data, "--model", model])
+    };
+    assert!(status("hybrid").status.success() && !status("none").status.success());
+    drop(server);
+    for (i, (name, file)) in files.into_iter().enumerate() {
+        let model = file.map(|file| vec!["-m", file.to_str().unwrap()]).unwrap_or_default();
+        let alone = Server::start(&[&model[..], &["--workers", "1", "--alias", name]].concat());
+        if name == "vectors" {
+            assert_eq!(ask(&alone, "/v1/embeddings", &vector)["data"], vectors);
+            continue;
+        }
+        let answers: Vec<Value> =
+            (0..3).map(|k| content(&ask(&alone, CHAT, &chat(name, k)))).collect();
+        assert_eq!(answers, together[3 * i..3 * i + 3], "{name}");
+    }
+}
+
+/// The tokens' ids of a streamed answer, as they come; `seen` is told how many there are.
+fn stream(url: &str, body: &Value, mut seen: impl FnMut(usize)) -> Vec<u64> {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    body["return_token_ids"] = json!(true);
+    let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
+    let agent: ureq::Agent = config.build().into();
+    let post = agent.post(url).header("content-type", "application/json");
+    let response = post.send(body.to_string()).unwrap();
+    let mut ids = Vec::new();
+    for line in BufReader::new(response.into_body().into_reader()).lines() {
+        let Some(data) = line.unwrap().strip_prefix("data: ").map(str::to_owned) else { continue };
+        if data == "[DONE]" {
+            return ids;
+        }
+        let event: Value = serde_json::from_str(&data).unwrap();
+        assert!(event.get("error").is_none(), "{event}");
+        let new = event["choices"][0]["token_ids"].as_array();
+        ids.extend(new.into_iter().flatten().map(|id| id.as_u64().unwrap()));
+        seen(ids.len());
+    }
+    panic!("the stream was cut after {} tokens", ids.len());
+}
+
+fn a_lost_worker_is_its_own_models_alone() {
+    let scratch = Scratch::new("lost");
+    let models = ["first", "second"].map(|name| (name, None, "workers = 1\nreplace-after = \"0\""));
+    let server =
+        Server::start(&["--config", &scratch.config(&models), "--data-dir", &scratch.data()]);
+    wait_for_models(&server, &["first", "second"]);
+    let body = |model: &str| json!({ "model": model, "prompt": "In the beginning", "max_tokens": 700, "seed": 3, "ignore_eos": true });
+    let url = server.url("/v1/completions");
+    let undisturbed = stream(&url, &body("first"), |_| {});
+    assert_eq!(undisturbed.len(), 700);
+    let mut worker = Some(server.process.children()[0]);
+    let kill = move |n: usize| {
+        if n >= 100
+            && let Some(pid) = worker.take()
+        {
+            signal("KILL", pid);
+        }
+    };
+    let [first, second] = std::thread::scope(|scope| {
+        let second = scope.spawn(|| stream(&url, &body("second"), |_| {}));
+        let first = scope.spawn(|| stream(&url, &body("first"), kill));
+        [first.join().unwrap(), second.join().unwrap()]
+    });
+    assert_eq!(first, undisturbed, "the stream of the model whose worker was lost");
+    assert_eq!(second, undisturbed, "the other's, which has the same weights");
+    let lost =
+        |model: &str| server.metric(&format!("brigade_line_down_total{{model=\"{model}\"}}"));
+    assert_eq!(lost("first") + lost("second"), 1.0, "one line was lost, and one was not");
+}
+
+/// A server over workers that outlive it.
+fn serve(config: &str, data: &str, port: u16) -> Server {
+    let listen = format!("127.0.0.1:{port}");
+    let mut command = std::process::Command::new(brigade());
+    command.args(["serve", "--config", config, "--listen", &listen, "--data-dir", data]);
+    let process = Running::spawn(command, "brigade serve listening on ");
+    let server = Server { process };
+    wait_for_models(&server, &["first", "second"]);
+    server
+}
+
+fn a_killed_coordinator_goes_on_with_the_streams_of_all_models() {
+    let scratch = Scratch::new("restart");
+    let workers = [0, 1].map(|_| {
+        let args = ["worker", "--listen", "127.0.0.1:0", "--speed", "20,200"];
+        Running::start(&args, brigade_worker::run::READY_PREFIX)
+    });
+    let of = |i: usize| format!("worker = [\"{}\"]", workers[i].ready.trim());
+    let own = [of(0), of(1)];
+    let models = [("first", None, own[0].as_str()), ("second", None, &own[1])];
+    let config = scratch.config(&models);
+    let port: u16 = free_address().rsplit(':').next().unwrap().parse().unwrap();
+    let server = serve(&config, &scratch.data(), port);
+    let body = |model: &str| {
+        let mut body = chat(model, 7);
+        body["max_tokens"] = json!(400);
+        body["stream"] = json!(true);
+        body["resumable"] = json!(true);
+        body
+    };
+    let text = |events: &[(String, String)]| -> String {
+        let of = |data: &String| serde_json::from_str::<Value>(data).unwrap();
+        let deltas = events.iter().filter(|(_, data)| data != "[DONE]").map(|(_, data)| of(data));
+        deltas
+            .map(|event| event["choices"][0]["delta"]["content"].as_str().unwrap_or("").to_owned())
+            .collect()
+    };
+    let names = ["first", "second"];
+    let undisturbed = names.map(|name| text(&events(&server, &body(name), None, usize::MAX)));
+    assert_ne!(undisturbed[0], "");
+    let mut got = names.map(|name| events(&server, &body(name), None, 60));
+    signal("KILL", server.process.pid());
+    drop(server);
+    let server = serve(&config, &scratch.data(), port);
+    for got in &mut got {
+        let last = got.last().unwrap().0.clone();
+        got.extend(events(&server, &Value::Null, Some(&last), usize::MAX));
+    }
+    assert_eq!(got.map(|events| text(&events)), undisturbed);
+    assert_eq!(undisturbed[0], undisturbed[1], "both models are the demo");
+}
+
+/// At most `most` events of a new stream, or of one that is read on behind `last`.
+fn events(server: &Server, body: &Value, last: Option<&str>, most: usize) -> Vec<(String, String)> {
+    let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
+    let agent: ureq::Agent = config.build().into();
+    let response = match last {
+        None => {
+            let post = agent.post(server.url(CHAT)).header("content-type", "application/json");
+            post.send(body.to_string()).unwrap()
+        }
+        Some(last) => {
+            let (stream, _) = last.rsplit_once('/').unwrap();
+            let get = agent.get(server.url(&format!("/v1/streams/{stream}")));
+            get.header("last-event-id", last).call().unwrap()
+        }
+    };
+    let (mut events, mut id) = (Vec::new(), String::new());
+    for line in BufReader::new(response.into_body().into_reader()).lines() {
+        let line = line.unwrap();
+        if let Some(rest) = line.strip_prefix("id: ") {
+            rest.clone_into(&mut id);
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            events.push((id.clone(), data.to_owned()));
+            if events.len() == most || data == "[DONE]" {
+                break;
+            }
+        }
+    }
+    events
+}
+
+fn models_that_want_the_same_are_refused() {
+    let scratch = Scratch::new("same");
+    let refused = |models: &[(&str, Option<&Path>, &str)], more: &[&str]| {
+        let config = scratch.config(models);
+        let output =
+            run(&[&["serve", "--listen", "127.0.0.1:0", "--config", &config], more].concat());
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let worker = "worker = [\"127.0.0.1:9\"]";
+    let said = refused(&[("a", None, worker), ("b", None, worker)], &[]);
+    assert!(said.contains("two models name the worker 127.0.0.1:9"), "{said}");
+    let two = [("a", None, ""), ("b", None, "")];
+    let said = refused(&two, &["--control", "127.0.0.1:0"]);
+    assert!(said.contains("--control is for one model"), "{said}");
+    let trace = scratch.folder.join("t.json");
+    let said = refused(&two, &["--trace", trace.to_str().unwrap()]);
+    assert!(said.contains("--trace is of one line"), "{said}");
+    let alias = "served-model-name = [\"x\"]\nworkers = 1";
+    let said = refused(&[("a", None, alias), ("b", None, alias)], &[]);
+    assert!(said.contains("two models are called \"x\""), "{said}");
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    waits: each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
+        a_killed_coordinator_goes_on_with_the_streams_of_all_models, models_that_want_the_same_are_refused;
+];
