@@ -297,7 +297,106 @@ fn models_that_want_the_same_are_refused() {
     assert!(said.contains("two models are called \"x\""), "{said}");
 }
 
+/// What a model says when it is asked for `i`.
+fn said(server: &Server, model: &str, i: usize) -> Value {
+    content(&ask(server, CHAT, &chat(model, i)))
+}
+
+/// What `/v1/models` says of each model.
+fn words(server: &Server) -> Vec<(String, String)> {
+    let list: Value = serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let of = |model: &Value| (text(&model["id"]), text(&model["status"]["value"]));
+    list["data"].as_array().unwrap().iter().map(of).collect()
+}
+
+fn models_come_when_they_are_asked_for_and_go_for_others() {
+    let mut scratch = Scratch::new("demand");
+    let hybrid = scratch.synth("granitehybrid");
+    // Two of them are more than there is.
+    let free = brigade_worker::memory::available_bytes().unwrap();
+    let own = format!("load = \"demand\"\nworkers = 1\nctx = 512\nmemory = \"{}\"", free / 5 * 3);
+    let names = ["first", "second", "hybrid"];
+    let files = [None, None, Some(hybrid.as_path())];
+    let models: Vec<_> =
+        names.iter().zip(files).map(|(name, file)| (*name, file, own.as_str())).collect();
+    let server =
+        Server::start(&["--config", &scratch.config(&models), "--data-dir", &scratch.data()]);
+    assert_eq!(server.process.children(), [0u32; 0], "nothing is loaded");
+    let word = |model: &str| words(&server).into_iter().find(|(name, _)| name == model).unwrap().1;
+    assert!(names.iter().all(|name| word(name) == "unloaded"));
+    // What needs no line loads none.
+    let tokens = ask(&server, "/tokenize", &json!({ "model": "hybrid", "content": "a b" }));
+    assert!(tokens["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{tokens}");
+    assert!(server.process.children().is_empty());
+    let first = said(&server, "first", 1);
+    assert_eq!((word("first"), word("second")), ("loaded".to_owned(), "unloaded".to_owned()));
+    let second = said(&server, "second", 1);
+    assert_eq!(second[1], first[1], "it has the same weights");
+    assert_eq!((word("first"), word("second")), ("unloaded".to_owned(), "loaded".to_owned()));
+    assert_eq!(server.process.children().len(), 1, "one line at a time");
+    // All at once, in no order: each answer is its model's, and nobody waits for ever.
+    let answers: Vec<(usize, Value)> = std::thread::scope(|scope| {
+        let server = &server;
+        let asking: Vec<_> =
+            (0..12).map(|i| scope.spawn(move || (i % 3, said(server, names[i % 3], 1)))).collect();
+        asking.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    let alone =
+        Server::start(&["-m", hybrid.to_str().unwrap(), "--workers", "1", "--alias", "hybrid"]);
+    let hybrid_alone = said(&alone, "hybrid", 1);
+    for (model, answer) in answers {
+        let expected = [&first, &second, &hybrid_alone][model];
+        assert_eq!(&answer, expected, "{}", names[model]);
+    }
+    assert_eq!(server.process.children().len(), 1);
+    assert_eq!(get(&server.url("/health")).unwrap().status, 200);
+    let pid = server.process.pid();
+    assert_eq!(server.process.stop(PATIENCE), Some(0), "{pid} ends in order");
+}
+
+fn a_model_that_nobody_uses_goes_and_one_that_is_used_stays() {
+    let scratch = Scratch::new("idle");
+    let own = "load = \"demand\"\nunload-after = \"1s\"\nworkers = 1";
+    let config = scratch.config(&[("only", None, own)]);
+    let server = Server::start(&["--config", &config, "--data-dir", &scratch.data()]);
+    let body =
+        json!({ "prompt": "In the beginning", "max_tokens": 1000, "seed": 3, "ignore_eos": true });
+    let mut seen = 0;
+    // Whoever reads slowly uses it.
+    let ids = stream(&server.url("/v1/completions"), &body, |n| {
+        if n > seen + 150 {
+            seen = n;
+            std::thread::sleep(Duration::from_millis(400));
+        }
+    });
+    assert_eq!(ids.len(), 1000);
+    let end = Instant::now() + PATIENCE;
+    while !server.process.children().is_empty() {
+        assert!(Instant::now() < end, "it is still there");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(stream(&server.url("/v1/completions"), &body, |_| {}), ids, "it comes again");
+}
+
+fn a_model_that_cannot_come_says_so_and_others_do() {
+    let scratch = Scratch::new("never");
+    let free = brigade_worker::memory::available_bytes().unwrap();
+    let large = format!("load = \"demand\"\nworkers = 1\nmemory = \"{}\"", free * 2);
+    let small = "load = \"demand\"\nworkers = 1\nctx = 512\nmemory = \"1G\"";
+    let config = scratch.config(&[("large", None, large.as_str()), ("small", None, small)]);
+    let log = scratch.folder.join("serve.log");
+    let args = ["--config", &config, "--data-dir", &scratch.data()];
+    let server = Server::start_logged(&args, &log);
+    let reply = server.post(CHAT, &chat("large", 1));
+    assert!(reply.status == 503 && reply.body.contains("large cannot be loaded"), "{}", reply.body);
+    assert!(fs::read_to_string(&log).unwrap().contains("give it fewer with memory = SIZE"));
+    assert_eq!(said(&server, "small", 1)[0], "small");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
+    waits: models_come_when_they_are_asked_for_and_go_for_others,
+        a_model_that_nobody_uses_goes_and_one_that_is_used_stays, a_model_that_cannot_come_says_so_and_others_do,
+        each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
         a_killed_coordinator_goes_on_with_the_streams_of_all_models, models_that_want_the_same_are_refused;
 ];

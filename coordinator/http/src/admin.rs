@@ -1,6 +1,5 @@
 //! The admin listener: what an operator may see and clients may not, since it names workers and keys.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
@@ -8,8 +7,8 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router, middleware};
-use brigade_line::admin::{Admin, Answer, Question, Refused};
+use axum::{Json, Router, middleware};
+use brigade_line::admin::{Answer, Question, Refused};
 use brigade_line::clock;
 use brigade_line::keys::{Account, KeyRing, Left};
 use serde_json::{Value, json};
@@ -26,13 +25,7 @@ const ADDRESSES: &str = "here are GET /health, /metrics, /admin/keys, /admin/cac
 
 /// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
 /// web page can send to a port of this machine; where `needs_key`, everything does. It is asked by the names in `hosts`.
-pub fn admin_router(
-    fleet: Fleet,
-    clusters: Vec<(String, Admin)>,
-    keys: Option<KeyRing>,
-    needs_key: bool,
-    hosts: Hosts,
-) -> Router {
+pub fn admin_router(fleet: Fleet, keys: Option<KeyRing>, needs_key: bool, hosts: Hosts) -> Router {
     let admins = || middleware::from_fn_with_state(keys.clone(), access::admins);
     let router = Router::new()
         .route("/admin/cluster", post(order).layer(admins()).get(cluster_status))
@@ -41,7 +34,6 @@ pub fn admin_router(
         .route("/metrics", get(status::metrics))
         .route("/admin/keys", get(of_keys))
         .fallback(async || ApiError::not_found(ADDRESSES))
-        .layer(Extension(Clusters(clusters.into())))
         .with_state(fleet);
     let router = if needs_key { router.layer(admins()) } else { router };
     router
@@ -49,47 +41,28 @@ pub fn admin_router(
         .layer(middleware::from_fn_with_state(hosts, hosts::layer))
 }
 
-/// Who answers for the line of each model.
-#[derive(Clone, Debug)]
-struct Clusters(Arc<[(String, Admin)]>);
-
-impl Clusters {
-    /// That of the model that an address names, or of the only one.
-    async fn ask(&self, uri: &Uri, question: Question) -> Response {
-        let name = fleet::of_query(uri);
-        let cluster = match (&name, &*self.0) {
-            (None, [(_, only)]) => Some(only),
-            (None, _) => None,
-            (Some(name), all) => all.iter().find(|(other, _)| other == name).map(|(_, one)| one),
-        };
-        match cluster {
-            Some(cluster) => answer(cluster.ask(question).await),
-            None => {
-                let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
-                let names = names.join(", ");
-                ApiError::not_found(format!(
-                    "say which model, as in ?model=NAME: there are {names}"
-                ))
-                .into_response()
-            }
-        }
+/// Asks whoever answers for the line of the model that an address names, or of the only one.
+async fn ask(fleet: &Fleet, uri: &Uri, question: Question) -> Response {
+    match fleet.for_operators(fleet::of_query(uri).as_deref()) {
+        Ok(admin) => answer(admin.ask(question).await),
+        Err(error) => error.into_response(),
     }
 }
 
 /// `GET /admin/cluster`: who has which layers.
-async fn cluster_status(Extension(clusters): Extension<Clusters>, uri: Uri) -> Response {
-    clusters.ask(&uri, Question::Status).await
+async fn cluster_status(State(fleet): State<Fleet>, uri: Uri) -> Response {
+    ask(&fleet, &uri, Question::Status).await
 }
 
 /// `GET /admin/cache`: what is kept of prompts, by owner.
-async fn cache(Extension(clusters): Extension<Clusters>, uri: Uri) -> Response {
-    clusters.ask(&uri, Question::Cache).await
+async fn cache(State(fleet): State<Fleet>, uri: Uri) -> Response {
+    ask(&fleet, &uri, Question::Cache).await
 }
 
 /// `POST /admin/cluster`: what `brigade cluster` says on its socket, such as `{"drain": {"worker": "10.0.0.2:7070"}}`.
-async fn order(Extension(clusters): Extension<Clusters>, uri: Uri, body: Bytes) -> Response {
+async fn order(State(fleet): State<Fleet>, uri: Uri, body: Bytes) -> Response {
     match serde_json::from_slice::<Question>(&body) {
-        Ok(question) => clusters.ask(&uri, question).await,
+        Ok(question) => ask(&fleet, &uri, question).await,
         Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
     }
 }

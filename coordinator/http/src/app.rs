@@ -7,6 +7,7 @@ use axum::extract::Request;
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::heads::Heads;
 use brigade_line::adapters::Adapters;
+use brigade_line::admin::Admin;
 use brigade_line::current::CurrentLimits;
 use brigade_line::handle::Engine;
 use brigade_line::health::RollWatch;
@@ -49,6 +50,10 @@ pub struct App {
     pub keeps: bool,
     /// Streams that can be read on.
     pub streams: Streams,
+    /// Answers operators about its line.
+    pub admin: Admin,
+    /// Whoever has a copy of this uses the model: it is not unloaded meanwhile.
+    pub in_use: Arc<()>,
     /// What it shares with other models.
     pub door: Door,
 }

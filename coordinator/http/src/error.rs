@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use brigade_engine::constraint::ConstraintError;
 use brigade_engine::sample::SampleError;
 use brigade_line::handle::{Failure, SubmitError};
+use brigade_line::health::Loading;
 use brigade_line::request::RequestError;
 use brigade_text::TextError;
 use serde_json::{Value, json};
@@ -30,6 +31,8 @@ struct Parts {
     retry_after_s: Option<u64>,
     /// Facts beside the message, such as the two numbers of an over-long prompt.
     extra: Vec<(&'static str, u64)>,
+    /// How far a model is that is being loaded.
+    loading: Option<Value>,
 }
 
 impl ApiError {
@@ -47,6 +50,7 @@ impl ApiError {
             message,
             retry_after_s: None,
             extra: Vec::new(),
+            loading: None,
         }))
     }
 
@@ -181,6 +185,23 @@ impl ApiError {
         error
     }
 
+    /// 503 while the model of a request is being loaded: how far it is, as far as that is known.
+    pub fn loading(model: &str, loading: &Loading) -> Self {
+        let mut error = Self::unavailable(format!(
+            "the model {model} is being loaded: ask again in a few seconds"
+        ));
+        error.0.code = Some("model_loading");
+        if let Some(seconds) = loading.seconds_left {
+            error.0.retry_after_s = Some(seconds.clamp(1, MAX_RETRY_AFTER_S));
+        }
+        let of_all = |total: u64| loading.done_bytes as f64 / total as f64;
+        let progress = Some(loading.total_bytes).filter(|total| *total > 0).map(of_all);
+        error.0.loading = Some(json!({
+            "state": "loading", "model": model, "progress": progress, "eta_seconds": loading.seconds_left,
+        }));
+        error
+    }
+
     /// 500 for a failure that is not the client's doing.
     pub fn server(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -222,9 +243,16 @@ impl ApiError {
         for (name, value) in &self.0.extra {
             error[*name] = json!(value);
         }
-        json!({ "error": error })
+        let mut body = json!({ "error": error });
+        if let Some(loading) = &self.0.loading {
+            body["loading"] = loading.clone();
+        }
+        body
     }
 }
+
+/// Longest time after which a client is told to ask again for a model that is being loaded.
+const MAX_RETRY_AFTER_S: u64 = 60;
 
 /// When a client may try again after 503: a line is re-planned and reloaded within seconds.
 const RETRY_AFTER_UNAVAILABLE_S: u64 = 5;

@@ -2,13 +2,21 @@
 //!
 //! A request names its model in its body, or, where it has none, in its address (`?model=`). Whoever names none means the
 //! first model that its key may use. A key is checked against the model that came of it, whatever it was called.
+//!
+//! A model that is not loaded has a [`Loader`]. Until then there is its text side: its tokenizer, its template, its facts.
 
 use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, Uri};
+use brigade_line::admin::Admin;
+use brigade_line::handle::Status;
+use brigade_line::health::Loading;
 use thiserror::Error;
 
 use super::app::{App, Door};
@@ -31,32 +39,139 @@ pub enum FleetError {
     Twice(String),
 }
 
+/// What keeps a model from being used now.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NotLoaded {
+    /// It comes; how far it is.
+    NotYet(Loading),
+    /// All that would have to make room for it is in use.
+    NoRoom,
+    /// It cannot be loaded here; the reason is for operators.
+    Never(String),
+}
+
+/// A model with its line, or why there is none.
+pub type Coming<'a> = Pin<Box<dyn Future<Output = Result<App, NotLoaded>> + Send + 'a>>;
+
+/// Loads a model when a request needs it.
+pub trait Loader: Debug + Send + Sync {
+    /// The model with its line that is up; waits for that a while.
+    fn loaded(&self) -> Coming<'_>;
+
+    /// The model with its line, if it is loaded or being loaded.
+    fn now(&self) -> Option<App>;
+}
+
+/// One of the models.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Of a model that is not loaded: without a line.
+    app: App,
+    loader: Option<Arc<dyn Loader>>,
+}
+
+impl Member {
+    /// A model that is always there.
+    pub fn fixed(app: App) -> Self {
+        Self { app, loader: None }
+    }
+
+    /// A model that is loaded when it is needed; until then it is `app`, whose line takes nothing.
+    pub fn on_demand(app: App, loader: Arc<dyn Loader>) -> Self {
+        Self { app, loader: Some(loader) }
+    }
+
+    /// The model as it is now.
+    pub(super) fn now(&self) -> App {
+        let loaded = self.loader.as_ref().and_then(|loader| loader.now());
+        loaded.unwrap_or_else(|| self.app.clone())
+    }
+
+    /// Whether it is loaded, in llama.cpp's words; `None`: it always is.
+    pub(super) fn word(&self) -> Option<&'static str> {
+        let now = self.loader.as_ref()?.now();
+        Some(match now.map(|app| app.engine.status()) {
+            None => "unloaded",
+            Some(Status::Ready(_)) => "loaded",
+            Some(_) => "loading",
+        })
+    }
+
+    /// Whether a request that needs its line would be taken.
+    pub(super) fn takes(&self) -> bool {
+        self.word() == Some("unloaded")
+    }
+
+    fn name(&self) -> &str {
+        self.app.text.name()
+    }
+
+    /// The model for a request at `path`.
+    async fn for_request(&self, method: &Method, path: &str) -> Result<App, ApiError> {
+        let Some(loader) = &self.loader else { return Ok(self.app.clone()) };
+        if method != Method::POST || OF_TEXT_ALONE.contains(&path) {
+            return Ok(self.now());
+        }
+        loader.loaded().await.map_err(|error| match error {
+            NotLoaded::NotYet(loading) => ApiError::loading(self.name(), &loading),
+            NotLoaded::NoRoom => ApiError::unavailable(format!(
+                "there is no room for the model {}: the models that are loaded are in use; try again later",
+                self.name()
+            )),
+            NotLoaded::Never(reason) => {
+                tracing::error!(model = self.name(), reason, "a model cannot be loaded");
+                ApiError::unavailable(format!(
+                    "the model {} cannot be loaded; the server's log says why",
+                    self.name()
+                ))
+            }
+        })
+    }
+}
+
+/// Addresses that need a model's text side only.
+const OF_TEXT_ALONE: &[&str] = &[
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/v1/messages/count_tokens",
+    "/api/show",
+    "/api/pull",
+    "/api/create",
+];
+
 /// Models by their names; clones share them.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    apps: Arc<[App]>,
+    members: Arc<[Member]>,
     door: Door,
 }
 
 impl Fleet {
     /// One model alone.
     pub fn of_one(app: App) -> Self {
-        Self { door: app.door.clone(), apps: Arc::from([app]) }
+        Self { door: app.door.clone(), members: Arc::from([Member::fixed(app)]) }
     }
 
     /// Several models, each of which has the same door. The first one is meant where a request names none.
     ///
     /// # Errors
     /// [`FleetError`].
-    pub fn new(apps: Vec<App>) -> Result<Self, FleetError> {
-        let door = apps.first().ok_or(FleetError::Empty)?.door.clone();
-        for (at, app) in apps.iter().enumerate() {
-            let is_taken = |name: &&String| apps[..at].iter().any(|other| is_called(other, name));
-            if let Some(name) = app.text.names().iter().find(is_taken) {
-                return Err(FleetError::Twice(name.clone()));
+    pub fn new(members: Vec<Member>) -> Result<Self, FleetError> {
+        let door = members.first().ok_or(FleetError::Empty)?.app.door.clone();
+        for (at, member) in members.iter().enumerate() {
+            let is_taken =
+                |name: &&str| members[..at].iter().any(|other| is_called(&other.app, name));
+            if let Some(name) = member.app.names().find(is_taken) {
+                return Err(FleetError::Twice(name.to_owned()));
             }
         }
-        Ok(Self { apps: apps.into(), door })
+        Ok(Self { members: members.into(), door })
+    }
+
+    /// Whether the server takes nothing new.
+    pub(super) fn is_draining(&self) -> bool {
+        self.door.draining.is_cancelled()
     }
 
     /// What all models have in common.
@@ -65,43 +180,67 @@ impl Fleet {
     }
 
     /// All models.
-    pub(super) fn all(&self) -> &[App] {
-        &self.apps
+    pub(super) fn all(&self) -> &[Member] {
+        &self.members
     }
 
     /// The model, if there is but one.
-    pub(super) fn only(&self) -> Option<&App> {
-        match &*self.apps {
-            [app] => Some(app),
+    pub(super) fn only(&self) -> Option<&Member> {
+        match &*self.members {
+            [member] => Some(member),
             _ => None,
         }
     }
 
+    /// Its name, if there is but one.
+    pub(super) fn only_name(&self) -> Option<&str> {
+        self.only().map(Member::name)
+    }
+
     /// The models that whoever asks may use.
-    pub(super) fn usable<'a>(&'a self, name: &Name) -> impl Iterator<Item = &'a App> {
-        self.apps.iter().filter(|app| name.tally.may_use(app.text.name()))
+    pub(super) fn usable<'a>(&'a self, name: &Name) -> impl Iterator<Item = &'a Member> {
+        self.members.iter().filter(|member| name.tally.may_use(member.name()))
     }
 
     /// The model that a request calls by `model`; `None`: it names none.
     ///
     /// # Errors
     /// It is not here, or the request's key may not use it.
-    pub(super) fn meant(&self, model: Option<&str>, name: &Name) -> Result<&App, ApiError> {
+    pub(super) fn meant(&self, model: Option<&str>, name: &Name) -> Result<&Member, ApiError> {
         let Some(model) = model.filter(|model| !model.is_empty()) else {
-            return self.usable(name).next().ok_or_else(|| forbidden(self.apps[0].text.name()));
+            return self.usable(name).next().ok_or_else(|| forbidden(self.members[0].name()));
         };
         // A model that takes any name comes behind those that have it.
-        let exact = self.apps.iter().find(|app| is_called(app, model));
-        let app = exact.or_else(|| self.apps.iter().find(|app| app.text.serves(model)));
-        let app = app.ok_or_else(|| self.not_here(model, name))?;
-        match name.tally.may_use(app.text.name()) {
-            true => Ok(app),
-            false => Err(forbidden(app.text.name())),
+        let find = |has: &dyn Fn(&App) -> bool| self.members.iter().find(|member| has(&member.app));
+        let member =
+            find(&|app| is_called(app, model)).or_else(|| find(&|app| app.text.serves(model)));
+        let member = member.ok_or_else(|| self.not_here(model, name))?;
+        match name.tally.may_use(member.name()) {
+            true => Ok(member),
+            false => Err(forbidden(member.name())),
+        }
+    }
+
+    /// Who answers an operator about the line of the model called `model`, or of the only one.
+    ///
+    /// # Errors
+    /// There are several, none is called so, or it is not loaded.
+    pub(super) fn for_operators(&self, model: Option<&str>) -> Result<Admin, ApiError> {
+        let is_it = |member: &&Member| model.is_some_and(|model| is_called(&member.app, model));
+        let member = self.members.iter().find(is_it).or(self.only().filter(|_| model.is_none()));
+        let member = member.ok_or_else(|| {
+            let names: Vec<&str> = self.members.iter().map(Member::name).collect();
+            let names = names.join(", ");
+            ApiError::not_found(format!("say which model, as in ?model=NAME: there are {names}"))
+        })?;
+        match member.takes() {
+            true => Err(ApiError::conflict(format!("{} is not loaded now", member.name()))),
+            false => Ok(member.now().admin),
         }
     }
 
     fn not_here(&self, model: &str, name: &Name) -> ApiError {
-        let names = self.usable(name).flat_map(|app| app.text.names().to_vec());
+        let names = self.usable(name).flat_map(|member| member.app.text.names().to_vec());
         super::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
@@ -115,25 +254,25 @@ impl Fleet {
         name: &Name,
         mut request: Request,
     ) -> Result<(App, Request), ApiError> {
-        if let Some(app) = self.only() {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let member = if let Some(member) = self.only() {
             // Its handler reads whether the request calls it so. Looking around is free.
-            return match request.method() != Method::POST || name.tally.may_use(app.text.name()) {
-                true => Ok((app.clone(), request)),
-                false => Err(forbidden(app.text.name())),
-            };
-        }
-        if request.method() != Method::POST {
+            match method != Method::POST || name.tally.may_use(member.name()) {
+                true => member,
+                false => return Err(forbidden(member.name())),
+            }
+        } else if method != Method::POST {
             let model = of_query(request.uri());
-            return Ok((self.meant(model.as_deref(), name)?.clone(), request));
-        }
-        let with_name = request.uri().path().starts_with(OLLAMA);
-        let (parts, body) = request.into_parts();
-        let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
-        let (model, body) = named_in(body, with_name).await?;
-        let app = self.meant(model.as_deref(), name)?.clone();
-        request = Request::from_parts(parts, axum::body::Body::empty());
-        body.wait_in(&mut request);
-        Ok((app, request))
+            self.meant(model.as_deref(), name)?
+        } else {
+            let (parts, body) = request.into_parts();
+            let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
+            let (model, body) = named_in(body, path.starts_with(OLLAMA)).await?;
+            request = Request::from_parts(parts, axum::body::Body::empty());
+            body.wait_in(&mut request);
+            self.meant(model.as_deref(), name)?
+        };
+        Ok((member.for_request(&method, &path).await?, request))
     }
 }
 
@@ -181,6 +320,6 @@ impl FromRequestParts<Fleet> for Meant {
     async fn from_request_parts(parts: &mut Parts, fleet: &Fleet) -> Result<Self, Infallible> {
         // The guard has put it there.
         let chosen = parts.extensions.get::<Self>().cloned();
-        Ok(chosen.unwrap_or_else(|| Self(fleet.apps[0].clone())))
+        Ok(chosen.unwrap_or_else(|| Self(fleet.members[0].now())))
     }
 }

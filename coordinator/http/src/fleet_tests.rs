@@ -9,13 +9,14 @@ use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::handle::Status;
+use brigade_line::health::Loading;
 use brigade_line::keys::{KeyFile, KeyGroups, KeyRecord, KeyRing, Secret};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::tests::{Play, played};
+use super::tests::{Play, SECRET, played};
 use super::*;
 
 /// Positions of a sequence.
@@ -36,19 +37,24 @@ fn two() -> Vec<Model> {
     vec![up(&["first", "one"], "abc"), up(&["second"], "xyz")]
 }
 
-fn apps(models: Vec<Model>, access: Access) -> Vec<App> {
+fn members(models: Vec<Model>, access: Access) -> Vec<Member> {
+    let door = door(access);
+    models.into_iter().map(|model| Member::fixed(app_behind(model, &door))).collect()
+}
+
+fn app_behind(Model { names, says, status }: Model, door: &Door) -> App {
+    let mut text = TextModel::sample();
+    text.set_names(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+    played(Play::TextAndEos(says), status, text, (N_CTX, door.clone())).app
+}
+
+fn door(access: Access) -> Door {
     let metrics = PrometheusBuilder::new().build_recorder().handle();
-    let door = Door { access, ..Door::of_this_process(metrics, CancellationToken::new()) };
-    let app = |Model { names, says, status }| {
-        let mut text = TextModel::sample();
-        text.set_names(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
-        played(Play::TextAndEos(says), status, text, (N_CTX, door.clone())).app
-    };
-    models.into_iter().map(app).collect()
+    Door { access, ..Door::of_this_process(metrics, CancellationToken::new()) }
 }
 
 fn fleet(models: Vec<Model>, access: Access) -> Router {
-    router(Fleet::new(apps(models, access)).unwrap())
+    router(Fleet::new(members(models, access)).unwrap())
 }
 
 async fn ask(
@@ -140,9 +146,76 @@ async fn a_server_is_up_while_one_of_its_models_is() {
 #[tokio::test]
 async fn a_name_means_one_model() {
     let twice = vec![up(&["a"], ""), up(&["b", "a"], "")];
-    let twice = Fleet::new(apps(twice, Access::Open)).unwrap_err();
+    let twice = Fleet::new(members(twice, Access::Open)).unwrap_err();
     assert_eq!(twice, FleetError::Twice("a".to_owned()));
     assert_eq!(Fleet::new(Vec::new()).unwrap_err(), FleetError::Empty);
+}
+
+/// Has the same answer for whoever needs its model.
+#[derive(Debug)]
+struct Tells(Option<App>, NotLoaded);
+
+impl Loader for Tells {
+    fn loaded(&self) -> Coming<'_> {
+        let app = self.0.clone().ok_or_else(|| self.1.clone());
+        Box::pin(async move { app })
+    }
+
+    fn now(&self) -> Option<App> {
+        self.0.clone()
+    }
+}
+
+#[tokio::test]
+async fn who_needs_a_model_that_is_not_there_is_told_how_far_it_is() {
+    let unknown = Loading::step("starting");
+    let known =
+        Loading { done_bytes: 1, total_bytes: 4, seconds_left: Some(9), ..Loading::default() };
+    let answers = [
+        ("loads", NotLoaded::NotYet(known), "is being loaded", Some("9")),
+        ("begins", NotLoaded::NotYet(unknown), "is being loaded", Some("5")),
+        ("waits", NotLoaded::NoRoom, "no room for the model waits", Some("5")),
+        ("never", NotLoaded::Never(SECRET.to_owned()), "never cannot be loaded", Some("5")),
+    ];
+    let down = || Status::Down { reason: String::new(), next: None };
+    let mut all = members(vec![up(&["there"], "abc")], Access::Open);
+    for (name, answer, ..) in &answers {
+        let model = Model { names: vec![*name].leak(), says: "", status: down() };
+        let asleep = app_behind(model, &door(Access::Open));
+        all.push(Member::on_demand(asleep, Arc::new(Tells(None, answer.clone()))));
+    }
+    let up = Model { status: Status::Ready(Arc::default()), names: &["comes"], says: "xyz" };
+    let asleep = Model { status: down(), names: &["comes"], says: "" };
+    let loader = Tells(Some(app_behind(up, &door(Access::Open))), NotLoaded::NoRoom);
+    all.push(Member::on_demand(app_behind(asleep, &door(Access::Open)), Arc::new(loader)));
+    let router = router(Fleet::new(all).unwrap());
+    for (name, _, said, retry) in answers {
+        let body = json!({ "prompt": "q", "model": name }).to_string();
+        let request =
+            Request::builder().method("POST").uri("/v1/completions").body(Body::from(body));
+        let response = router.clone().oneshot(request.unwrap()).await.unwrap();
+        let header = response.headers().get("retry-after").map(|value| value.to_str().unwrap());
+        assert_eq!((response.status().as_u16(), header), (503, retry), "{name}");
+        let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let body: Value = serde_json::from_slice(&bytes).unwrap();
+        assert!(body["error"]["message"].as_str().unwrap().contains(said), "{body}");
+        assert!(!body.to_string().contains(SECRET), "{body}");
+        let progress = [&body["loading"]["progress"], &body["loading"]["eta_seconds"]];
+        match name {
+            "loads" => assert_eq!(progress, [&json!(0.25), &json!(9)]),
+            _ => assert_eq!(progress, [&Value::Null, &Value::Null], "no guess: {body}"),
+        }
+        // Its text side is there all the same.
+        let body = json!({ "content": "a", "model": name }).to_string();
+        assert_eq!(ask(&router, ("POST", "/tokenize"), None, body).await.0, 200);
+    }
+    assert_eq!(says(&router, Some("comes")).await.unwrap().1, "xyz");
+    let (_, list) = get(&router, "/v1/models").await;
+    let word = |at: usize| list["data"][at]["status"]["value"].clone();
+    assert_eq!([word(0), word(1), word(5)], [Value::Null, json!("unloaded"), json!("loaded")]);
+    let (_, running) = get(&router, "/api/ps").await;
+    assert_eq!(running["models"].as_array().unwrap().len(), 2, "{running}");
+    assert_eq!(get(&router, "/health?model=loads").await.0, 200, "a request would be taken");
 }
 
 /// Keys in a folder of their own, which goes with them.

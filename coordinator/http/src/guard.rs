@@ -92,6 +92,7 @@ async fn chosen(fleet: &Fleet, name: &Name, request: Request) -> Result<Request,
         _ => fleet.choose(name, request).await?,
     };
     name.tally.is_for(app.text.name());
+    name.tally.uses(app.in_use.clone());
     request.extensions_mut().insert(Meant(app));
     Ok(request)
 }

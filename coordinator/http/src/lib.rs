@@ -97,7 +97,7 @@ pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
-pub use fleet::{Fleet, FleetError};
+pub use fleet::{Coming, Fleet, FleetError, Loader, Member, NotLoaded};
 pub use hosts::{Hosts, allowed_host};
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;

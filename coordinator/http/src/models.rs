@@ -6,14 +6,14 @@ use brigade_line::model::ModelMeta;
 
 use super::app::App;
 use super::error::ApiError;
-use super::fleet::Fleet;
+use super::fleet::{Fleet, Member};
 use super::name::Name;
-use super::types::{ModelList, ModelObject};
+use super::types::{ModelList, ModelObject, ModelStatus};
 
 /// Where the list is, and each model below it.
 pub(super) const PATH: &str = "/v1/models";
 
-fn object(app: &App, name: &str) -> ModelObject {
+fn object(app: &App, word: Option<&'static str>, name: &str) -> ModelObject {
     ModelObject {
         id: name.to_string(),
         object: "model",
@@ -21,6 +21,7 @@ fn object(app: &App, name: &str) -> ModelObject {
         owned_by: "brigade",
         context_length: app.limits.now().n_ctx,
         max_model_len: app.limits.now().n_ctx,
+        status: word.map(|value| ModelStatus { value }),
         meta: ModelMeta { n_ctx: app.limits.now().n_ctx, ..(*app.meta).clone() },
     }
 }
@@ -30,7 +31,10 @@ pub(super) async fn list(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<ModelList> {
-    let of = |app| App::names(app).map(move |name| object(app, name));
+    let of = |member: &Member| {
+        let (app, word) = (member.now(), member.word());
+        app.names().map(|name| object(&app, word, name)).collect::<Vec<_>>()
+    };
     Json(ModelList { object: "list", data: fleet.usable(&asks).flat_map(of).collect(), models: [] })
 }
 
@@ -40,5 +44,6 @@ pub(super) async fn one(
     Extension(asks): Extension<Name>,
     Path(id): Path<String>,
 ) -> Result<Json<ModelObject>, ApiError> {
-    Ok(Json(object(fleet.meant(Some(&id), &asks)?, &id)))
+    let member = fleet.meant(Some(&id), &asks)?;
+    Ok(Json(object(&member.now(), member.word(), &id)))
 }

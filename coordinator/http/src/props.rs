@@ -72,7 +72,7 @@ pub(super) async fn line(
 ) -> Json<Value> {
     app.door.metrics.run_upkeep();
     let text = app.door.metrics.render();
-    let text = match fleet.only() {
+    let text = match fleet.only_name() {
         Some(_) => text,
         None => of_model(&text, app.text.name()),
     };

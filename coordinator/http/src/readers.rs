@@ -69,8 +69,12 @@ pub(super) async fn cancel(
 }
 
 /// The stream of this name, and the model whose answer it is.
-fn found<'a>(fleet: &'a Fleet, id: &str, name: &Name) -> Result<(&'a App, Arc<Stream>), ApiError> {
-    let mut found = fleet.all().iter().map(|app| Ok((app, app.streams.get(id, name)?)));
+fn found(fleet: &Fleet, id: &str, name: &Name) -> Result<(App, Arc<Stream>), ApiError> {
+    let mut found = fleet.all().iter().map(|member| {
+        let app = member.now();
+        let stream = app.streams.get(id, name)?;
+        Ok((app, stream))
+    });
     let first = found.next().unwrap_or_else(|| Err(ApiError::server("there is no model")));
     first.or_else(|error| found.find_map(Result::ok).ok_or(error))
 }

@@ -10,14 +10,19 @@ use brigade_line::health::{Loading, Roll};
 use serde_json::{Map, Value, json};
 
 use super::app::App;
-use super::fleet::{self, Fleet};
+use super::fleet::{self, Fleet, Member};
 
 /// For everybody: 200 while requests run, 503 otherwise, and one word.
 pub(super) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     let model = fleet::of_query(&uri);
-    let asked = |app: &&App| model.as_deref().is_none_or(|model| app.text.serves(model));
-    // Up is who would take a request.
-    let words: Vec<&str> = fleet.all().iter().filter(asked).map(|app| state(app).0).collect();
+    let asked = |app: &App| model.as_deref().is_none_or(|model| app.text.serves(model));
+    // Up is who would take a request, and load the model for it.
+    let word = |member: &Member| {
+        let app = member.now();
+        let word = if member.takes() && !fleet.is_draining() { UP } else { state(&app).0 };
+        asked(&app).then_some(word)
+    };
+    let words: Vec<&str> = fleet.all().iter().filter_map(word).collect();
     let up = words.iter().find(|word| **word == UP).or(words.first());
     match up {
         Some(word) => answer(word, json!({})),
@@ -35,15 +40,17 @@ pub(super) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response 
         body["workers"] = workers(&app.roll.borrow());
         (word, body)
     };
-    if let Some(app) = fleet.only() {
-        let (word, body) = of(app);
+    if let Some(member) = fleet.only() {
+        let (word, body) = of(&member.now());
         return answer(word, body);
     }
     let mut models = Map::new();
     let mut up = None;
-    for app in fleet.all() {
-        let (word, mut body) = of(app);
-        body["status"] = json!(word);
+    for member in fleet.all() {
+        let app = member.now();
+        let (word, mut body) = of(&app);
+        let word = if member.takes() { UP } else { word };
+        body["status"] = json!(member.word().filter(|_| member.takes()).unwrap_or(word));
         models.insert(app.text.name().to_owned(), body);
         up = up.filter(|up| *up == UP).or(Some(word));
     }

@@ -38,6 +38,8 @@ pub(super) struct Tally {
     ticket: OnceLock<Arc<Ticket>>,
     /// Name of the model that it is for.
     model: OnceLock<String>,
+    /// Keeps that from being unloaded.
+    in_use: OnceLock<Arc<()>>,
     /// The body, for an audit log that has it.
     content: Option<OnceLock<String>>,
 }
@@ -77,6 +79,12 @@ impl Tally {
     /// The request is for the model of this name.
     pub(super) fn is_for(&self, model: &str) {
         self.model.get_or_init(|| model.to_owned());
+    }
+
+    /// Until its answer is sent and its last sequence has ended, the request uses a model.
+    pub(super) fn uses(&self, in_use: Arc<()>) {
+        // A request has one model.
+        let _ = self.in_use.set(in_use);
     }
 
     /// Whether the request's key may use the model of this name; who needs no key may.

@@ -41,7 +41,7 @@ pub(super) enum Play {
 }
 
 /// What no client may learn.
-const SECRET: &str = "worker 10.1.2.3:7070: it did not answer";
+pub(super) const SECRET: &str = "worker 10.1.2.3:7070: it did not answer";
 
 pub(super) struct Server {
     router: Router,
@@ -65,8 +65,7 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     let Played { app, cancelled, states } = played(play, status, text, (n_ctx, door));
     let fleet = Fleet::of_one(app);
     let hosts = Hosts::of_this_process();
-    let admin =
-        admin_router(fleet.clone(), vec![(String::new(), Admin::channel().0)], None, false, hosts);
+    let admin = admin_router(fleet.clone(), None, false, hosts);
     Server { admin, router: router(fleet), cancelled, states, draining }
 }
 
@@ -119,6 +118,8 @@ pub(super) fn played(
         max_seqs: 4,
         keeps: true,
         streams: super::Streams::default(),
+        admin: Admin::channel().0,
+        in_use: Arc::default(),
         door,
     };
     Played { app, cancelled, states: ends.states }

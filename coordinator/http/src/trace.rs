@@ -39,8 +39,8 @@ pub(super) async fn request(
     let (method, path) = (request.method().clone(), path_of(&request));
     let audit = door.audit.clone().filter(|_| path != HEALTH);
     let tally = Arc::new(Tally::new(audit.as_ref().is_some_and(Audit::has_content)));
-    if let Some(app) = fleet.only() {
-        tally.is_for(app.text.name());
+    if let Some(model) = fleet.only_name() {
+        tally.is_for(model);
     }
     let name = Name { id: id.as_str().into(), tally };
     request.extensions_mut().insert(name.clone());

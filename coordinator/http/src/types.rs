@@ -361,6 +361,16 @@ pub struct ModelObject {
     pub context_length: u32,
     /// The same, as vLLM has it.
     pub max_model_len: u32,
+    /// Of a model that is loaded when it is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ModelStatus>,
     /// Facts beyond OpenAI's.
     pub meta: ModelMeta,
+}
+
+/// Whether a model is loaded, as llama.cpp's server says it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ModelStatus {
+    /// `loaded`, `loading` or `unloaded`.
+    pub value: &'static str,
 }

@@ -2,6 +2,8 @@
 
 mod front;
 mod lines;
+mod models;
+mod on_demand;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,18 +12,24 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::Patience;
 use brigade_http::{App, Door, Fleet, Streams};
+use brigade_line::admin::Admin;
 use brigade_line::clock;
+use brigade_line::current::CurrentLimits;
 use brigade_line::driver::PrefixConfig;
-use brigade_line::handle::Status;
+use brigade_line::handle::{Engine, Status};
+use brigade_line::health::Roll;
 use brigade_line::keys::KeyRing;
 use brigade_line::metrics;
+use brigade_line::model::Model;
 use brigade_line::prefix_names::Salt;
+use brigade_line::request::{LEAST_ANSWER, Limits};
 use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use brigade_worker::prefixes::store::Sizes;
 use clap::{Args, ValueEnum};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
@@ -34,7 +42,7 @@ use super::session::{Session, SessionOptions};
 use super::speculate::SpeculateArgs;
 use super::{output, units};
 use front::{Front, FrontArgs};
-use lines::Line;
+use models::Models;
 
 /// How long running answers may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(20);
@@ -53,6 +61,15 @@ enum Rebalance {
     Auto,
     /// When an operator says so.
     Manual,
+}
+
+/// When a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Load {
+    /// When the server starts, and for good.
+    Start,
+    /// When a request needs it.
+    Demand,
 }
 
 /// Serve an OpenAI-compatible HTTP API.
@@ -127,6 +144,14 @@ pub struct ServeArgs {
     /// How long a worker must compute slower than planned before --rebalance auto takes layers from it
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = units::duration)]
     slow_after: Duration,
+    /// When the model is loaded: start, with the server; demand, when a request needs it, in the place of models that
+    /// nobody uses if there is no room
+    #[arg(long, value_enum, default_value_t = Load::Start, value_name = "WHEN")]
+    load: Load,
+    /// With --load demand: unload the model when nobody has used it for so long [default: when another one needs its
+    /// memory]. Such as 10m
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    unload_after: Option<Duration>,
     #[command(flatten)]
     keep_args: KeepArgs,
     /// Type of the KV cache
@@ -189,30 +214,30 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let front = Front::open(&args.front, &args.line).await?;
     let (url, admin_url) = (front.url(), front.admin_url());
     let draining = CancellationToken::new();
-    let mut lines = lines::start(&args, &front).await?;
-    lines.iter().for_each(|line| line.open_admin_socket(&draining));
+    let args = Arc::new(args);
+    let served = lines::open(&args, &front).await?;
     let of_each = args.models().map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
-    let fleet = Fleet::new(lines.iter_mut().map(|line| line.open(door.clone())).collect())?;
-    if let Some(control) = &lines[0].session.control {
+    let mut models = Models::start(served, &door).await?;
+    let fleet = Fleet::new(models.members(&door))?;
+    if let Some(control) = models.lines.first().and_then(|line| line.session.control.as_ref()) {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
-    let admins = lines.iter().map(lines::Line::admin).collect();
-    let mut serving = front.serve(fleet, admins, requests, draining.clone());
-    if are_promising(&lines).await {
+    let mut serving = front.serve(fleet, requests, draining.clone());
+    if models.are_promising().await {
         say(format_args!("brigade serve listening on {url}"));
     }
     let result = tokio::select! {
         ended = &mut serving.public => return ended.context("the HTTP server ended"),
         () = interrupt.received() => Ok(()),
-        reason = all_failed(&lines) => Err(anyhow::anyhow!(reason)),
+        reason = models.all_failed() => Err(anyhow::anyhow!(reason)),
     };
     draining.cancel();
     let all_answered =
         result.is_ok() && wait_for_answers(&mut serving.public, &mut interrupt).await;
-    let ended = end(lines).await;
+    let ended = models.end().await;
     if !all_answered {
         // Streams have had their last event; what is still open now is a client that does not read.
         let _ = tokio::time::timeout(CUT_WITHIN, &mut serving.public).await;
@@ -235,6 +260,32 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
         max_seqs,
         keeps: true,
         streams: Streams::default(),
+        admin: session.admin.clone(),
+        in_use: Arc::default(),
+        door,
+    }
+}
+
+/// What handlers have of a model that is not loaded: nothing runs there.
+fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
+    let (engine, _) = Engine::channel();
+    let n_ctx = model.ctx(args.ctx);
+    let limits = Limits { n_ctx, n_vocab: model.n_vocab(), answer: LEAST_ANSWER, encoder: None };
+    let encoder = model.spec.is_encoder().then_some(model.default_rows(args.ctx));
+    App {
+        limits: CurrentLimits::new(Limits { encoder, ..limits }, engine.clone()),
+        engine,
+        text: model.text.clone(),
+        heads: model.heads.clone(),
+        adapters: model.adapters.clone(),
+        meta: Arc::new(model.meta(n_ctx)),
+        created: clock::unix_now(),
+        roll: watch::channel(Roll::default()).1,
+        max_seqs: args.max_seqs,
+        keeps: args.keep != Some(0),
+        streams: Streams::default(),
+        admin: Admin::channel().0,
+        in_use: Arc::default(),
         door,
     }
 }
@@ -290,17 +341,6 @@ fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<Prefix
     }
 }
 
-/// Ends all lines beside each other; the first error.
-async fn end(lines: Vec<Line>) -> Result<()> {
-    let mut ending = JoinSet::new();
-    lines.into_iter().for_each(|line| drop(ending.spawn(line.end())));
-    let mut all = Ok(());
-    while let Some(ended) = ending.join_next().await {
-        all = all.and(ended.context("a line's end").flatten());
-    }
-    all
-}
-
 /// What is left of a server that has stopped: answers that run get [`GRACE`]. Whether all of them ended.
 async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt) -> bool {
     tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
@@ -317,29 +357,6 @@ fn say(text: std::fmt::Arguments<'_>) {
     if let Err(error) = output::line(text) {
         tracing::debug!(%error, "standard output is closed");
     }
-}
-
-/// Whether there may be a line of any model.
-async fn are_promising(lines: &[Line]) -> bool {
-    for line in lines {
-        if is_promising(&line.session).await {
-            return true;
-        }
-    }
-    false
-}
-
-/// The reason why there will never be a line of any model.
-async fn all_failed(lines: &[Line]) -> String {
-    let mut reasons = Vec::new();
-    for line in lines {
-        let reason = failed(&line.session).await;
-        reasons.push(match lines {
-            [_] => reason,
-            _ => format!("{}: {reason}", line.session.model.name()),
-        });
-    }
-    reasons.join("; ")
 }
 
 /// Waits until a line is being built, or for [`TROUBLE_SHOWS_WITHIN`]; false where there will never be one.

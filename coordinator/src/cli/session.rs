@@ -320,6 +320,11 @@ impl Session {
         })
     }
 
+    /// Cancelled when it ends.
+    pub fn ends(&self) -> CancellationToken {
+        self.stop_driver.clone()
+    }
+
     /// Waits until requests can run, with a progress bar on a terminal.
     ///
     /// # Errors

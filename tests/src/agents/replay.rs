@@ -24,7 +24,8 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
 pub enum Dialect {
     /// `/v1/completions`.
     Brigade,
-    /// `/completion` of llama-server.
+    /// `/completion` of llama-server. Its answers come whole: its streams leave tokens out that end inside a character. How
+    /// long the first token took is its own word.
     Llama,
 }
 
@@ -61,13 +62,13 @@ impl Dialect {
                 "cache_salt": format!("owner-{owner}"),
             }),
             Self::Llama => json!({
-                "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": true, "stream": true,
+                "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": true, "stream": false,
                 "return_tokens": true, "cache_prompt": true,
             }),
         }
     }
 
-    /// Tokens of an event of the stream, and of the prompt those that were there, if it says so.
+    /// Tokens of an event, and of the prompt those that were there, if it says so.
     fn read(self, event: &Value) -> (Vec<u32>, Option<u32>) {
         let number = |value: &Value| value.as_u64().map(|n| n as u32);
         let (tokens, cached) = match self {
@@ -75,11 +76,24 @@ impl Dialect {
                 &event["choices"][0]["token_ids"],
                 &event["usage"]["prompt_tokens_details"]["cached_tokens"],
             ),
-            Self::Llama if event["stop"] == true => (&Value::Null, &event["timings"]["cache_n"]),
-            Self::Llama => (&event["tokens"], &Value::Null),
+            Self::Llama => (&event["tokens"], &event["timings"]["cache_n"]),
         };
         let tokens = tokens.as_array().into_iter().flatten().filter_map(number).collect();
         (tokens, number(cached))
+    }
+
+    /// What a line of an answer says, if it says anything.
+    fn event(self, line: &str) -> Option<&str> {
+        match self {
+            Self::Brigade => line.strip_prefix("data: ").filter(|data| *data != "[DONE]"),
+            Self::Llama => Some(line).filter(|line| !line.is_empty()),
+        }
+    }
+
+    /// How long the first token took, where the answer says it.
+    fn first(self, event: &Value) -> Option<Duration> {
+        let ms = event["timings"]["prompt_ms"].as_f64().filter(|_| self == Self::Llama)?;
+        Some(Duration::from_secs_f64(ms / 1e3))
     }
 
     fn ask(self, url: &str, body: &Value) -> Result<Answer, String> {
@@ -93,16 +107,14 @@ impl Dialect {
         let (mut tokens, mut cached, mut first) = (Vec::new(), None, None);
         for line in lines {
             let line = line.map_err(|error| format!("the stream broke: {error}"))?;
-            let Some(data) = line.strip_prefix("data: ").filter(|data| *data != "[DONE]") else {
-                continue;
-            };
+            let Some(data) = self.event(&line) else { continue };
             let event: Value = serde_json::from_str(data).map_err(|e| format!("{data}: {e}"))?;
             if !event["error"].is_null() {
                 return Err(event["error"].to_string());
             }
             let (more, had) = self.read(&event);
             if !more.is_empty() {
-                first.get_or_insert_with(|| begun.elapsed());
+                first.get_or_insert_with(|| self.first(&event).unwrap_or(begun.elapsed()));
             }
             tokens.extend(more);
             cached = cached.or(had);
@@ -165,14 +177,12 @@ mod tests {
 
     #[test]
     fn both_programs_streams_are_read() {
-        let llama = |event| Dialect::Llama.read(&event);
-        assert_eq!(
-            llama(json!({ "content": "a", "tokens": [7, 9], "stop": false })),
-            (vec![7, 9], None)
-        );
-        let last =
-            json!({ "tokens": [], "stop": true, "timings": { "cache_n": 40, "prompt_n": 3 } });
-        assert_eq!(llama(last), (vec![], Some(40)));
+        let timings = json!({ "cache_n": 40, "prompt_n": 3, "prompt_ms": 2.5 });
+        let llama = json!({ "content": "a", "tokens": [7, 9], "timings": timings });
+        assert_eq!(Dialect::Llama.read(&llama), (vec![7, 9], Some(40)));
+        assert_eq!(Dialect::Llama.first(&llama), Some(Duration::from_micros(2500)));
+        assert_eq!(Dialect::Llama.event("{}"), Some("{}"));
+        assert_eq!(Dialect::Brigade.event("data: [DONE]"), None);
         let ours = |event| Dialect::Brigade.read(&event);
         assert_eq!(ours(json!({ "choices": [{ "token_ids": [7] }] })), (vec![7], None));
         let usage = json!({ "prompt_tokens_details": { "cached_tokens": 5 } });

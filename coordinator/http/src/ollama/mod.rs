@@ -19,7 +19,7 @@ use super::chat_request::ChatRequest;
 use super::completions;
 use super::embeddings;
 use super::error::ApiError;
-use super::fleet::{Fleet, Meant};
+use super::fleet::{Fleet, Meant, Member};
 use super::model_name::check_name;
 use super::name::Name;
 use super::params::Common;
@@ -49,21 +49,31 @@ pub(super) async fn tags(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<Value> {
-    listed(&fleet, &asks, entry)
+    listed(&fleet, &asks, |_| true, entry)
 }
 
 /// What `entry` says of each name of each model that whoever asks may use.
-fn listed(fleet: &Fleet, asks: &Name, entry: impl Fn(&App, &str) -> Value) -> Json<Value> {
-    let of = |app| App::names(app).map(|name| entry(app, name)).collect::<Vec<_>>();
-    Json(json!({ "models": fleet.usable(asks).flat_map(of).collect::<Vec<_>>() }))
+fn listed(
+    fleet: &Fleet,
+    asks: &Name,
+    is_wanted: impl Fn(&Member) -> bool,
+    entry: impl Fn(&App, &str) -> Value,
+) -> Json<Value> {
+    let of = |member: &Member| {
+        let app = member.now();
+        app.names().map(|name| entry(&app, name)).collect::<Vec<_>>()
+    };
+    let all = fleet.usable(asks).filter(|member| is_wanted(member));
+    Json(json!({ "models": all.flat_map(of).collect::<Vec<_>>() }))
 }
 
-/// `GET /api/ps`: the same, since it is loaded.
+/// `GET /api/ps`: those that are loaded.
 pub(super) async fn running(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<Value> {
-    listed(&fleet, &asks, |app, name| {
+    let is_loaded = |member: &Member| member.word().is_none_or(|word| word == "loaded");
+    listed(&fleet, &asks, is_loaded, |app, name| {
         let mut entry = entry(app, name);
         entry["expires_at"] = json!("9999-12-31T23:59:59Z");
         entry["size_vram"] = json!(0);

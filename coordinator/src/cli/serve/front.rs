@@ -8,7 +8,6 @@ use brigade_http::{
     Access, Audit, AuditOptions, ConnectionLimits, DEFAULT_AUDIT_BYTES, Door, Fleet, Hosts,
     Origins, Tls, TlsFiles, UnderWay, admin_router, allowed_host, router, serve,
 };
-use brigade_line::admin::Admin;
 use brigade_line::clock;
 use brigade_line::keys::{KeyFile, KeyGroup, KeyGroups, KeyRing};
 use brigade_plan::parse_bytes;
@@ -201,19 +200,13 @@ impl Front {
     }
 
     /// Serves both listeners: the public one until `draining`, the admin one until the process ends. `requests` may
-    /// run and wait; orders to clusters go to `admins`, by their models.
-    pub fn serve(
-        self,
-        fleet: Fleet,
-        admins: Vec<(String, Admin)>,
-        requests: usize,
-        draining: CancellationToken,
-    ) -> Serving {
+    /// run and wait.
+    pub fn serve(self, fleet: Fleet, requests: usize, draining: CancellationToken) -> Serving {
         let limits = self.limits(requests);
         let needs_key = !self.admin.is_local();
         let hosts = self.admin.hosts(&self.allow_host);
         let Listening { listener, tls, .. } = self.admin;
-        let admin = admin_router(fleet.clone(), admins, self.keys, needs_key, hosts);
+        let admin = admin_router(fleet.clone(), self.keys, needs_key, hosts);
         let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
         tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
         let Listening { listener, tls, .. } = self.public;

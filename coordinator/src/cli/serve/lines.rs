@@ -7,16 +7,34 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use brigade_http::{App, Door, Streams};
-use brigade_line::admin::{self, Admin};
+use brigade_line::admin;
 use brigade_line::journal::{Journal, Recovered};
+use brigade_line::keys::KeyRing;
 use brigade_line::model::Model;
 use brigade_worker::memory;
 use tokio_util::sync::CancellationToken;
 
 use super::front::Front;
-use super::{ServeArgs, app_of, session_options};
+use super::{Load, ServeArgs, app_of, session_options};
 use crate::cli::keeping::{Keeping, journal};
-use crate::cli::session::{Session, SessionOptions, open_model};
+use crate::cli::session::{Session, open_model};
+
+/// Where not all models fit at once, one part in so many of the memory is for the states of each.
+const STATES_SHARE: u64 = 8;
+
+/// A model that the server may have a line for.
+#[derive(Debug)]
+pub struct Served {
+    args: Arc<ServeArgs>,
+    /// Which of the arguments' models it is.
+    at: usize,
+    pub model: Arc<Model>,
+    /// What it is called beside others.
+    name: Option<String>,
+    /// Memory of all its local workers; `None`: what they find.
+    pub grant: Option<u64>,
+    keys: Option<KeyRing>,
+}
 
 /// A model with its line.
 #[derive(Debug)]
@@ -29,28 +47,26 @@ pub struct Line {
     keeps: bool,
 }
 
-/// Starts a line for each model of a server. None is ready when this returns.
+/// Opens all models of a server, and says how much memory each may have.
 ///
 /// # Errors
-/// A model, an address or a folder is no good, or two models want what only one can have.
-pub async fn start(args: &ServeArgs, front: &Front) -> Result<Vec<Line>> {
+/// A model is no good, or two models want what only one can have.
+pub async fn open(args: &Arc<ServeArgs>, front: &Front) -> Result<Vec<Served>> {
     let all: Vec<&ServeArgs> = args.models().collect();
     check(&all)?;
     let several = all.len() > 1;
-    let mut opened = Vec::new();
-    for args in &all {
-        let options = session_options(args, front.keys()).await?;
-        opened.push((open_model(&options).await?, options));
+    let mut served = Vec::new();
+    for (at, of_model) in all.iter().enumerate() {
+        let options = session_options(of_model, front.keys()).await?;
+        let model = open_model(&options).await?;
+        let name = several.then(|| model.name().to_owned());
+        let (args, keys) = (args.clone(), front.keys());
+        served.push(Served { args, at, model, name, grant: None, keys });
     }
     if several {
-        share_memory(&mut opened, memory::available_bytes());
+        grant(&mut served, memory::available_bytes());
     }
-    let mut lines = Vec::new();
-    for (args, (model, options)) in all.into_iter().zip(opened) {
-        let name = several.then(|| model.name().to_owned());
-        lines.push(Line::start(args, model, options, name).await?);
-    }
-    Ok(lines)
+    Ok(served)
 }
 
 /// Refuses models that want the same worker, or all workers that join.
@@ -78,45 +94,78 @@ fn check(all: &[&ServeArgs]) -> Result<()> {
     }
 }
 
-/// Local workers on CPUs for which nothing else is said may have the memory of their model's weights, and of what is free
-/// beyond all weights as much as the others.
-fn share_memory(opened: &mut [(Arc<Model>, SessionOptions)], free: Option<u64>) {
-    let Some(free) = free else { return };
-    let shares_in = |(_, options): &&mut (Arc<Model>, SessionOptions)| {
-        let line = &options.line;
-        line.worker.is_empty() && line.memory.is_none() && line.device.is_none()
+/// Local workers may have the memory of their model's weights, and of what is free beyond all weights as much as the others.
+/// Where not all models fit at once, each may have a share of the whole for its states.
+fn grant(all: &mut [Served], free: Option<u64>) {
+    let Some(free) = free.map(|free| free.saturating_sub(memory::RESERVE_BYTES)) else { return };
+    let said: u64 = all.iter().filter_map(Served::said_memory).sum();
+    let free = free.saturating_sub(said);
+    let mut unsaid: Vec<_> = all.iter_mut().filter(|served| served.shares_memory()).collect();
+    let weights: u64 = unsaid.iter().map(|served| served.model.weight_bytes()).sum();
+    let each = match weights < free {
+        true => (free - weights) / unsaid.len().max(1) as u64,
+        false => free / STATES_SHARE,
     };
-    let sharing: Vec<_> = opened.iter_mut().filter(shares_in).collect();
-    let weights: u64 = sharing.iter().map(|(model, _)| model.weight_bytes()).sum();
-    let free = free.saturating_sub(memory::RESERVE_BYTES);
-    let each = free.saturating_sub(weights) / sharing.len().max(1) as u64;
-    for (model, options) in sharing {
-        let bytes = (model.weight_bytes() + each) / options.line.local_workers() as u64;
-        tracing::info!(model = model.name(), bytes, "memory of each local worker");
-        options.line.memory = Some(bytes);
+    for served in &mut unsaid {
+        let bytes = served.model.weight_bytes() + each;
+        tracing::info!(model = served.model.name(), bytes, "memory of its local workers");
+        served.grant = Some(bytes);
     }
 }
 
-impl Line {
-    async fn start(
-        args: &ServeArgs,
-        model: Arc<Model>,
-        mut options: SessionOptions,
-        name: Option<String>,
-    ) -> Result<Self> {
+impl Served {
+    pub fn args(&self) -> &ServeArgs {
+        self.args.models().nth(self.at).unwrap_or(&self.args)
+    }
+
+    /// Whether it waits for a request before it is loaded.
+    pub fn is_on_demand(&self) -> bool {
+        self.args().load == Load::Demand
+    }
+
+    /// Whether its local workers have what is free.
+    fn shares_memory(&self) -> bool {
+        let line = &self.args().line;
+        line.worker.is_empty() && line.memory.is_none() && line.device.is_none()
+    }
+
+    /// What its local workers were said to have.
+    fn said_memory(&self) -> Option<u64> {
+        let line = &self.args().line;
+        let each = line.memory.filter(|_| line.worker.is_empty())?;
+        Some(each.saturating_mul(line.local_workers() as u64))
+    }
+
+    /// Memory of this machine that its line takes at most.
+    pub fn host_memory(&self) -> u64 {
+        self.said_memory().or(self.grant).unwrap_or(0)
+    }
+
+    /// Starts its line, which is not ready when this returns.
+    ///
+    /// # Errors
+    /// An address or a folder is no good.
+    pub async fn start(&self) -> Result<Line> {
+        let args = self.args();
         let (listen, data_dir) = (args.front.listen(), &args.line.data_dir);
-        let keeping = args.keep_args.find(listen, data_dir, name.as_deref())?;
+        let keeping = args.keep_args.find(listen, data_dir, self.name.as_deref())?;
         let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
+        let mut options = session_options(args, self.keys.clone()).await?;
         options.own_name = own_name;
-        options.called = name;
-        let session = Session::start_with(model, options).await?;
+        options.called = self.name.clone();
+        if let Some(bytes) = self.grant {
+            options.line.memory = Some(bytes / options.line.local_workers() as u64);
+        }
+        let session = Session::start_with(self.model.clone(), options).await?;
         let of = |folder: &PathBuf| journal(folder, &session.model, args.kv_type, &args.line);
         let (journal, recovered) = folder.as_ref().map(of).transpose()?.unzip();
         let (max_seqs, keeps) = (args.max_seqs, args.keep != Some(0));
         let recovered = recovered.unwrap_or_default();
-        Ok(Self { session, folder, journal, recovered, max_seqs, keeps })
+        Ok(Line { session, folder, journal, recovered, max_seqs, keeps })
     }
+}
 
+impl Line {
     /// What handlers have of it behind `door`; what the coordinator before this one had begun goes on.
     pub fn open(&mut self, door: Door) -> App {
         let streams = Streams::new(self.journal.clone());
@@ -133,11 +182,6 @@ impl Line {
         if let Err(error) = admin::listen(folder, self.session.admin.clone(), stop.clone()) {
             no_socket(folder, &error);
         }
-    }
-
-    /// By which name operators ask for it, and who answers them.
-    pub fn admin(&self) -> (String, Admin) {
-        (self.session.model.name().to_owned(), self.session.admin.clone())
     }
 
     /// Ends it; its journal is whole then.

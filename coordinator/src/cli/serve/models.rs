@@ -1,0 +1,99 @@
+//! All models of a server: those whose lines start with it, and those that are loaded on demand.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use brigade_http::{Door, Member};
+use brigade_worker::memory;
+use tokio::task::JoinSet;
+
+use super::lines::{Line, Served};
+use super::on_demand::Stable;
+use super::{failed, is_promising};
+
+/// The models, with their lines.
+#[derive(Debug)]
+pub struct Models {
+    /// Those that started with the server.
+    pub lines: Vec<Line>,
+    stable: Option<Arc<Stable>>,
+    /// Whether each is loaded on demand, in the order of the file.
+    order: Vec<bool>,
+}
+
+impl Models {
+    /// Starts the lines of those that are loaded with the server. None is ready when this returns.
+    ///
+    /// # Errors
+    /// An address or a folder is no good.
+    pub async fn start(served: Vec<Served>, door: &Door) -> Result<Self> {
+        let free = memory::available_bytes().map(|free| free.saturating_sub(memory::RESERVE_BYTES));
+        let order = served.iter().map(Served::is_on_demand).collect();
+        let (on_demand, fixed): (Vec<_>, Vec<_>) =
+            served.into_iter().partition(Served::is_on_demand);
+        let taken: u64 = fixed.iter().map(Served::host_memory).sum();
+        let mut lines = Vec::new();
+        for served in fixed {
+            let line = served.start().await?;
+            line.open_admin_socket(&door.draining);
+            lines.push(line);
+        }
+        let budget = free.unwrap_or(u64::MAX).saturating_sub(taken);
+        let stable = (!on_demand.is_empty()).then(|| Stable::new(on_demand, budget, door.clone()));
+        Ok(Self { lines, stable, order })
+    }
+
+    /// All of them, for the server's door. What the coordinator before this one had begun goes on.
+    pub fn members(&mut self, door: &Door) -> Vec<Member> {
+        let mut fixed = self.lines.iter_mut().map(|line| Member::fixed(line.open(door.clone())));
+        let mut on_demand = self.stable.iter().flat_map(Stable::members);
+        let of = |is_on_demand: &bool| match is_on_demand {
+            true => on_demand.next().map(|(asleep, loader)| Member::on_demand(asleep, loader)),
+            false => fixed.next(),
+        };
+        self.order.iter().filter_map(of).collect()
+    }
+
+    /// Whether requests may be answered.
+    pub async fn are_promising(&self) -> bool {
+        for line in &self.lines {
+            if is_promising(&line.session).await {
+                return true;
+            }
+        }
+        self.stable.is_some()
+    }
+
+    /// The reason why no request will ever be answered; never where models are loaded on demand.
+    pub async fn all_failed(&self) -> String {
+        let mut reasons = Vec::new();
+        for line in &self.lines {
+            let reason = failed(&line.session).await;
+            reasons.push(match &self.lines[..] {
+                [_] => reason,
+                _ => format!("{}: {reason}", line.session.model.name()),
+            });
+        }
+        if self.stable.is_some() {
+            std::future::pending::<()>().await;
+        }
+        reasons.join("; ")
+    }
+
+    /// Ends all lines beside each other; the first error.
+    pub async fn end(self) -> Result<()> {
+        let mut ending = JoinSet::new();
+        if let Some(stable) = self.stable {
+            ending.spawn(async move {
+                stable.end().await;
+                Ok(())
+            });
+        }
+        self.lines.into_iter().for_each(|line| drop(ending.spawn(line.end())));
+        let mut all = Ok(());
+        while let Some(ended) = ending.join_next().await {
+            all = all.and(ended.context("a line's end").flatten());
+        }
+        all
+    }
+}

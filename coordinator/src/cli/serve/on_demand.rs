@@ -1,0 +1,274 @@
+//! Models that are loaded when a request needs them, and go when another one needs their memory.
+//!
+//! One line is begun or ended at a time, in the order of the requests that want it. Who uses a model has a copy of its
+//! [`App`]: a model of which nobody has one is idle, and may go.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use brigade_http::{App, Coming, Door, Loader, NotLoaded};
+use brigade_line::handle::{Engine, Status};
+use brigade_line::health::Loading;
+use tokio::time::timeout_at;
+
+use super::app_without_line;
+use super::lines::{Line, Served};
+
+/// How long a request waits for its model, before it is told how far that is.
+const WAITS: Duration = Duration::from_secs(60);
+
+/// How often models that are in use are looked at again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How often models are looked at that nobody has used for long.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// The models of a server that are loaded on demand.
+#[derive(Debug)]
+pub struct Stable {
+    slots: Vec<Slot>,
+    /// Memory of this machine for all of them.
+    budget: u64,
+    door: Door,
+    /// Whoever has it begins and ends lines.
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    served: Served,
+    /// The model without a line.
+    asleep: App,
+    loaded: Mutex<Option<Loaded>>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    line: Line,
+    app: App,
+    begun: Instant,
+    /// How long it took until it was up; `None`: it has not been yet.
+    took: Option<Duration>,
+    /// When it was last in use.
+    used: Instant,
+}
+
+impl Loaded {
+    /// Whether nobody uses it, and it has been there as long as its loading took.
+    fn may_go(&self) -> bool {
+        let stayed = self.took.is_none_or(|took| self.begun.elapsed() >= 2 * took);
+        Arc::strong_count(&self.app.in_use) == 1 && stayed
+    }
+}
+
+/// One of a stable's models, for the server's door.
+#[derive(Debug)]
+struct Stall(Arc<Stable>, usize);
+
+impl Loader for Stall {
+    fn loaded(&self) -> Coming<'_> {
+        Box::pin(self.0.loaded(self.1))
+    }
+
+    fn now(&self) -> Option<App> {
+        self.0.now(self.1)
+    }
+}
+
+impl Stable {
+    /// Models that share so much memory of this machine. None is loaded.
+    pub fn new(all: Vec<Served>, budget: u64, door: Door) -> Arc<Self> {
+        let slot = |served: Served| {
+            let asleep = app_without_line(&served.model, served.args(), door.clone());
+            Slot { served, asleep, loaded: Mutex::default() }
+        };
+        let slots = all.into_iter().map(slot).collect();
+        let stable = Arc::new(Self { slots, budget, door, turn: tokio::sync::Mutex::default() });
+        tokio::spawn(stable.clone().sweep());
+        stable
+    }
+
+    /// Each model as it is while it has no line, and who loads it.
+    pub fn members(self: &Arc<Self>) -> impl Iterator<Item = (App, Arc<dyn Loader>)> {
+        (0..self.slots.len()).map(|at| {
+            let loader: Arc<dyn Loader> = Arc::new(Stall(self.clone(), at));
+            (self.slots[at].asleep.clone(), loader)
+        })
+    }
+
+    /// Ends all lines beside each other.
+    pub async fn end(&self) {
+        let _turn = self.turn.lock().await;
+        let mut ending = tokio::task::JoinSet::new();
+        for slot in &self.slots {
+            if let Some(loaded) = slot.loaded().take() {
+                ending.spawn(loaded.line.end());
+            }
+        }
+        while let Some(ended) = ending.join_next().await {
+            if let Ok(Err(error)) = ended {
+                tracing::error!(error = format!("{error:#}"), "the end of a line");
+            }
+        }
+    }
+
+    fn now(&self, at: usize) -> Option<App> {
+        self.slots[at].loaded().as_ref().map(|loaded| loaded.app.clone())
+    }
+
+    async fn loaded(&self, at: usize) -> Result<App, NotLoaded> {
+        let until = Instant::now() + WAITS;
+        let app = match self.now(at) {
+            Some(app) => app,
+            None => self.begin(at, until).await?,
+        };
+        self.until_up(at, app, until).await
+    }
+
+    /// Begins a model's line, when it is its turn and there is room.
+    async fn begin(&self, at: usize, until: Instant) -> Result<App, NotLoaded> {
+        let waits = NotLoaded::NotYet(Loading::step("waits for the load of another model"));
+        let _turn = timeout_at(until.into(), self.turn.lock()).await.map_err(|_| waits)?;
+        if let Some(app) = self.now(at) {
+            return Ok(app);
+        }
+        if self.door.draining.is_cancelled() {
+            return Err(NotLoaded::Never("the server is shutting down".to_owned()));
+        }
+        self.make_room(at, until).await?;
+        let slot = &self.slots[at];
+        tracing::info!(model = slot.served.model.name(), "a request needs the model: it is loaded");
+        let never = |error: anyhow::Error| NotLoaded::Never(format!("{error:#}"));
+        let mut line = slot.served.start().await.map_err(never)?;
+        line.open_admin_socket(&line.session.ends());
+        let app = line.open(self.door.clone());
+        let now = Instant::now();
+        let loaded = Loaded { line, app: app.clone(), begun: now, took: None, used: now };
+        *slot.loaded() = Some(loaded);
+        Ok(app)
+    }
+
+    /// Ends lines of idle models until there is room for this one: first what was used least recently.
+    async fn make_room(&self, at: usize, until: Instant) -> Result<(), NotLoaded> {
+        let wants = self.slots[at].served.host_memory();
+        if wants > self.budget {
+            let (name, budget) = (self.slots[at].served.model.name(), self.budget);
+            return Err(NotLoaded::Never(format!(
+                "{name} needs {wants} bytes, and the models that are loaded on demand have {budget}: give it fewer with \
+                 memory = SIZE, or workers on other machines"
+            )));
+        }
+        loop {
+            let has = |slot: &&Slot| slot.loaded().is_some();
+            let taken: u64 = self.slots.iter().filter(has).map(|s| s.served.host_memory()).sum();
+            if taken.saturating_add(wants) <= self.budget {
+                return Ok(());
+            }
+            match self.longest_idle() {
+                Some(idle) => self.unload(idle, "another model needs its memory").await,
+                None if Instant::now() >= until => return Err(NotLoaded::NoRoom),
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    /// The model that may go and was used least recently.
+    fn longest_idle(&self) -> Option<usize> {
+        let used = |(at, slot): (usize, &Slot)| {
+            let loaded = slot.loaded();
+            let loaded = loaded.as_ref().filter(|loaded| loaded.may_go())?;
+            // What takes no memory of this machine makes no room.
+            (slot.served.host_memory() > 0).then_some((loaded.used, at))
+        };
+        self.slots.iter().enumerate().filter_map(used).min().map(|(_, at)| at)
+    }
+
+    /// Ends a model's line. Whoever calls this has the turn.
+    async fn unload(&self, at: usize, why: &str) {
+        let slot = &self.slots[at];
+        let Some(loaded) = slot.loaded().take() else { return };
+        tracing::info!(model = slot.served.model.name(), why, "the model is unloaded");
+        if let Err(error) = loaded.line.end().await {
+            tracing::error!(error = format!("{error:#}"), "the end of a line");
+        }
+    }
+
+    /// Waits for a model's line.
+    async fn until_up(&self, at: usize, app: App, until: Instant) -> Result<App, NotLoaded> {
+        match timeout_at(until.into(), up(&app.engine)).await {
+            Ok(Ok(())) => {
+                if let Some(loaded) = self.slots[at].loaded().as_mut() {
+                    let now = Instant::now();
+                    loaded.took.get_or_insert(now - loaded.begun);
+                    loaded.used = now;
+                }
+                Ok(app)
+            }
+            Ok(Err(reason)) => {
+                drop(app);
+                let _turn = self.turn.lock().await;
+                self.unload(at, &reason).await;
+                Err(NotLoaded::Never(reason))
+            }
+            Err(_) => Err(NotLoaded::NotYet(match app.engine.status() {
+                Status::Loading(loading) => loading,
+                Status::Down { next: Some(loading), .. } => loading,
+                _ => Loading::default(),
+            })),
+        }
+    }
+
+    /// Ends lines that nobody has used for as long as their options say.
+    async fn sweep(self: Arc<Self>) {
+        while self
+            .door
+            .draining
+            .run_until_cancelled(tokio::time::sleep(SWEEP_EVERY))
+            .await
+            .is_some()
+        {
+            for (at, slot) in self.slots.iter().enumerate() {
+                if slot.is_past_its_time() {
+                    let _turn = self.turn.lock().await;
+                    if slot.is_past_its_time() {
+                        self.unload(at, "nobody has used it for long").await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Slot {
+    fn loaded(&self) -> MutexGuard<'_, Option<Loaded>> {
+        // A panic elsewhere leaves a whole line behind, or none.
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nobody has used it for as long as its options say; notes that somebody does.
+    fn is_past_its_time(&self) -> bool {
+        let mut loaded = self.loaded();
+        let Some(loaded) = loaded.as_mut() else { return false };
+        if Arc::strong_count(&loaded.app.in_use) > 1 {
+            loaded.used = Instant::now();
+        }
+        let after = self.served.args().unload_after;
+        after.is_some_and(|after| loaded.used.elapsed() >= after && loaded.may_go())
+    }
+}
+
+/// Waits until requests can run.
+async fn up(engine: &Engine) -> Result<(), String> {
+    let mut status = engine.watch();
+    loop {
+        match &*status.borrow_and_update() {
+            Status::Ready(_) => return Ok(()),
+            Status::Failed { reason } => return Err(reason.clone()),
+            Status::Stopping => return Err("it was unloaded before it was up".to_owned()),
+            Status::Loading(_) | Status::Down { .. } => {}
+        }
+        if status.changed().await.is_err() {
+            return Err("its driver has ended".to_owned());
+        }
+    }
+}
