@@ -82,7 +82,7 @@ pub enum Command {
     /// Chat with a model at a terminal
     Chat(chat::ChatArgs),
     /// Serve an OpenAI-compatible HTTP API
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Run one stage of a line for a coordinator
     Worker(worker::WorkerArgs),
     /// Make, list and revoke API keys of the HTTP server
@@ -177,7 +177,7 @@ impl Command {
         match self {
             Self::Run(args) => run::execute(args).await,
             Self::Chat(args) => chat::execute(args).await,
-            Self::Serve(args) => serve::execute(args).await,
+            Self::Serve(args) => serve::execute(*args).await,
             Self::Worker(args) => worker::execute(args).await,
             Self::Key(args) => key::execute(args),
             Self::Pull(args) => models::pull(&args),

@@ -207,7 +207,7 @@ impl Command {
     /// Another model for the same server.
     fn add_model(&mut self, other: Self) {
         if let (Self::Serve(args), Self::Serve(other)) = (self, other) {
-            args.others.push(other);
+            args.others.push(*other);
         }
     }
 }
