@@ -384,13 +384,24 @@ fn a_model_that_cannot_come_says_so_and_others_do() {
     let free = brigade_worker::memory::available_bytes().unwrap();
     let large = format!("load = \"demand\"\nworkers = 1\nmemory = \"{}\"", free * 2);
     let small = "load = \"demand\"\nworkers = 1\nctx = 512\nmemory = \"1G\"";
-    let config = scratch.config(&[("large", None, large.as_str()), ("small", None, small)]);
+    let broken = "load = \"demand\"\nworkers = 1\nmemory = \"1G\"\nworker-cpus = \"4000\"";
+    let config = scratch.config(&[
+        ("large", None, large.as_str()),
+        ("broken", None, broken),
+        ("small", None, small),
+    ]);
     let log = scratch.folder.join("serve.log");
     let args = ["--config", &config, "--data-dir", &scratch.data()];
     let server = Server::start_logged(&args, &log);
     let reply = server.post(CHAT, &chat("large", 1));
     assert!(reply.status == 503 && reply.body.contains("large cannot be loaded"), "{}", reply.body);
     assert!(fs::read_to_string(&log).unwrap().contains("give it fewer with memory = SIZE"));
+    let logged = |text: &str| fs::read_to_string(&log).unwrap().matches(text).count();
+    for _ in 0..4 {
+        assert_eq!(server.post(CHAT, &chat("broken", 1)).status, 503);
+    }
+    assert_eq!(logged("a request needs the model"), 3, "then nobody tries any more");
+    assert_eq!(logged("its line has failed 3 times"), 1);
     assert_eq!(said(&server, "small", 1)[0], "small");
 }
 

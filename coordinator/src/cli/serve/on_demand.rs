@@ -3,6 +3,7 @@
 //! One line is begun or ended at a time, in the order of the requests that want it. Who uses a model has a copy of its
 //! [`App`]: a model of which nobody has one is idle, and may go.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,9 @@ const WAITS: Duration = Duration::from_secs(60);
 
 /// How often models that are in use are looked at again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A model whose line has failed so often, one load after the other, is loaded no more.
+const FAILURES: u32 = 3;
 
 /// How often models are looked at that nobody has used for long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -40,6 +44,8 @@ struct Slot {
     /// The model without a line.
     asleep: App,
     loaded: Mutex<Option<Loaded>>,
+    /// Loads since the last one that came up.
+    failed: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -80,7 +86,7 @@ impl Stable {
     pub fn new(all: Vec<Served>, budget: u64, door: Door) -> Arc<Self> {
         let slot = |served: Served| {
             let asleep = app_without_line(&served.model, served.args(), door.clone());
-            Slot { served, asleep, loaded: Mutex::default() }
+            Slot { served, asleep, loaded: Mutex::default(), failed: AtomicU32::new(0) }
         };
         let slots = all.into_iter().map(slot).collect();
         let stable = Arc::new(Self { slots, budget, door, turn: tokio::sync::Mutex::default() });
@@ -135,11 +141,15 @@ impl Stable {
         if self.door.draining.is_cancelled() {
             return Err(NotLoaded::Never("the server is shutting down".to_owned()));
         }
-        self.make_room(at, until).await?;
         let slot = &self.slots[at];
+        if slot.failed.load(Ordering::Relaxed) >= FAILURES {
+            return Err(NotLoaded::Never(format!(
+                "its line has failed {FAILURES} times, one after the other: it is loaded again when the server is started anew"
+            )));
+        }
+        self.make_room(at, until).await?;
         tracing::info!(model = slot.served.model.name(), "a request needs the model: it is loaded");
-        let never = |error: anyhow::Error| NotLoaded::Never(format!("{error:#}"));
-        let mut line = slot.served.start().await.map_err(never)?;
+        let mut line = slot.served.start().await.map_err(|error| slot.failed(&error))?;
         line.open_admin_socket(&line.session.ends());
         let app = line.open(self.door.clone());
         let now = Instant::now();
@@ -165,7 +175,7 @@ impl Stable {
                 return Ok(());
             }
             match self.longest_idle() {
-                Some(idle) => self.unload(idle, "another model needs its memory").await,
+                Some(idle) => self.unload_idle(idle, "another model needs its memory").await,
                 None if Instant::now() >= until => return Err(NotLoaded::NoRoom),
                 None => tokio::time::sleep(LOOK_EVERY).await,
             }
@@ -183,11 +193,15 @@ impl Stable {
         self.slots.iter().enumerate().filter_map(used).min().map(|(_, at)| at)
     }
 
-    /// Ends a model's line. Whoever calls this has the turn.
-    async fn unload(&self, at: usize, why: &str) {
-        let slot = &self.slots[at];
-        let Some(loaded) = slot.loaded().take() else { return };
-        tracing::info!(model = slot.served.model.name(), why, "the model is unloaded");
+    /// Ends a model's line, unless somebody has come for it. Whoever calls this has the turn.
+    async fn unload_idle(&self, at: usize, why: &str) {
+        let idle = self.slots[at].loaded().take_if(|loaded| loaded.may_go());
+        self.end_line(at, idle, why).await;
+    }
+
+    async fn end_line(&self, at: usize, loaded: Option<Loaded>, why: &str) {
+        let Some(loaded) = loaded else { return };
+        tracing::info!(model = self.slots[at].served.model.name(), why, "the model is unloaded");
         if let Err(error) = loaded.line.end().await {
             tracing::error!(error = format!("{error:#}"), "the end of a line");
         }
@@ -202,12 +216,18 @@ impl Stable {
                     loaded.took.get_or_insert(now - loaded.begun);
                     loaded.used = now;
                 }
+                self.slots[at].failed.store(0, Ordering::Relaxed);
                 Ok(app)
             }
             Ok(Err(reason)) => {
-                drop(app);
                 let _turn = self.turn.lock().await;
-                self.unload(at, &reason).await;
+                let is_it = |loaded: &mut Loaded| Arc::ptr_eq(&loaded.app.in_use, &app.in_use);
+                // The first of those that wait for it ends it.
+                let broken = self.slots[at].loaded().take_if(is_it);
+                if broken.is_some() {
+                    self.slots[at].failed.fetch_add(1, Ordering::Relaxed);
+                }
+                self.end_line(at, broken, &reason).await;
                 Err(NotLoaded::Never(reason))
             }
             Err(_) => Err(NotLoaded::NotYet(match app.engine.status() {
@@ -231,7 +251,7 @@ impl Stable {
                 if slot.is_past_its_time() {
                     let _turn = self.turn.lock().await;
                     if slot.is_past_its_time() {
-                        self.unload(at, "nobody has used it for long").await;
+                        self.unload_idle(at, "nobody has used it for long").await;
                     }
                 }
             }
@@ -243,6 +263,12 @@ impl Slot {
     fn loaded(&self) -> MutexGuard<'_, Option<Loaded>> {
         // A panic elsewhere leaves a whole line behind, or none.
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its line could not be begun.
+    fn failed(&self, error: &anyhow::Error) -> NotLoaded {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        NotLoaded::Never(format!("{error:#}"))
     }
 
     /// Whether nobody has used it for as long as its options say; notes that somebody does.
