@@ -383,8 +383,44 @@ fn what_is_kept_may_be_of_any_form_and_size() {
     assert_eq!(kept, serde_json::json!([0, 2, 2]));
 }
 
+fn a_model_is_chosen_among_several() {
+    let Some(chromium) = browser::find() else {
+        println!("skipped: this machine has no Chromium");
+        return;
+    };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let config = folder.join(format!("page-models-{}.toml", std::process::id()));
+    let of = |name: &str| format!("[[model]]\nname = \"{name}\"\nworkers = 1\nload = \"demand\"\n");
+    let text = format!("version = 1\n{}{}", of("first"), of("second"));
+    std::fs::write(&config, text).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let page = &mut ready(&chromium, &server);
+    page.wait("document.getElementById('choose')?.hidden === false");
+    let names = "[...document.querySelectorAll('#choose option')].map(e => e.value)";
+    assert_eq!(page.value(names), serde_json::json!(["first", "second"]));
+    page.value(
+        "(() => {
+            const choose = document.getElementById('choose');
+            choose.value = 'second';
+            choose.dispatchEvent(new Event('change'));
+            document.getElementById('max_tokens').value = 8;
+        })()",
+    );
+    ask(page, "In the beginning");
+    answered(page, 1);
+    let drawn = |model: &str| {
+        server.metric(&format!("brigade_generated_tokens_total{{model=\"{model}\"}}"))
+    };
+    assert_eq!((drawn("first"), drawn("second")), (0.0, 8.0));
+    // It is still chosen when the page comes back.
+    page.reload();
+    page.wait("document.getElementById('choose')?.value === 'second'");
+    std::fs::remove_file(config).unwrap();
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
+        a_model_is_chosen_among_several,
         an_answer_goes_on_after_a_reload,
         an_answer_that_had_not_begun_is_asked_for_again,
         two_tabs_keep_the_same_chat,

@@ -10,6 +10,7 @@ const CURRENT = 'brigade-current';
 const PAGE = 'brigade-page';
 const SETTINGS = 'brigade-settings';
 const KEY = 'brigade-key';
+const MODEL = 'brigade-model';
 const LINE_EVERY_MS = 1000;
 const KEEP_EVERY_MS = 500;
 const MAX_EVENTS = 30;
@@ -155,7 +156,7 @@ function body(messagesOf) {
   const messages = system ? [{ role: 'system', content: system }, ...past] : past;
   return {
     messages, stream: true, resumable: true, stream_options: { include_usage: true }, temperature: number('temperature'),
-    top_p: number('top_p'), max_tokens: number('max_tokens'), seed: number('seed'),
+    top_p: number('top_p'), max_tokens: number('max_tokens'), seed: number('seed'), model: chosen(),
   };
 }
 
@@ -385,11 +386,11 @@ function note(state) {
 async function look() {
   let state = 'unreachable';
   try {
-    const health = await (await fetch('/health', { headers: headers() })).json();
+    const health = await (await fetch(ofModel('/health'), { headers: headers() })).json();
     state = health.status;
     if (health.seconds_left) state += `, ${Math.ceil(health.seconds_left)} s left`;
     if (!$('line').hidden) {
-      const response = await fetch('/line', { headers: headers() });
+      const response = await fetch(ofModel('/line'), { headers: headers() });
       if (response.ok) {
         const line = await response.json();
         const rows = Object.entries(facts(line)).flatMap(([k, v]) => [el('dt', '', k), el('dd', '', v)]);
@@ -407,11 +408,26 @@ async function look() {
   setTimeout(look, LINE_EVERY_MS);
 }
 
+// The model that was chosen, where there are several.
+function chosen() {
+  return $('choose').hidden ? undefined : $('choose').value;
+}
+
+// An address about the model that was chosen.
+function ofModel(path) {
+  return chosen() === undefined ? path : `${path}?model=${encodeURIComponent(chosen())}`;
+}
+
 async function nameModel() {
   try {
     const models = await (await fetch('/v1/models', { headers: headers() })).json();
-    const { id, context_length } = models.data[0];
-    $('model').textContent = `${id}, context ${context_length}`;
+    const several = models.data.length > 1;
+    const wanted = several ? read(local, MODEL, '') : '';
+    const { id, context_length } = models.data.find((model) => model.id === wanted) ?? models.data[0];
+    $('choose').replaceChildren(...models.data.map((model) => el('option', '', model.id)));
+    $('choose').value = id;
+    $('choose').hidden = !several;
+    $('model').textContent = several ? `context ${context_length}` : `${id}, context ${context_length}`;
     document.title = `${id} - brigade`;
   } catch {
     $('model').textContent = '';
@@ -456,6 +472,10 @@ for (const id of FIELDS) {
     write(local, SETTINGS, Object.fromEntries(FIELDS.map((field) => [field, $(field).value])));
   });
 }
+$('choose').addEventListener('change', () => {
+  write(local, MODEL, $('choose').value);
+  nameModel();
+});
 $('key').addEventListener('change', () => {
   write(session, KEY, $('key').value);
   nameModel();
