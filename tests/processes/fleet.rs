@@ -351,6 +351,23 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     }
     assert_eq!(server.process.children().len(), 1);
     assert_eq!(get(&server.url("/health")).unwrap().status, 200);
+    // Operators say what is loaded.
+    let data = scratch.data();
+    let order = |args: &[&str]| {
+        let output = run(&[&["cluster"], args, &["--data-dir", &data]].concat());
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    assert_eq!(order(&["load", "second"]), (true, "second is loaded\n".to_owned()));
+    assert_eq!(word("second"), "loaded");
+    assert!(order(&["pin", "second"]).0);
+    let (_, listed) = order(&["models"]);
+    let line = listed.lines().find(|line| line.starts_with("second")).unwrap();
+    assert!(line.contains("loaded") && line.contains("yes"), "{listed}");
+    assert!(order(&["unload", "none"]).1.contains("there are first, second, hybrid"));
+    assert_eq!(order(&["unload", "second"]), (true, "second is unloaded\n".to_owned()));
+    assert_eq!(word("second"), "unloaded");
+    assert!(order(&["drain", "x"]).1.contains("say which with --model"));
     let pid = server.process.pid();
     assert_eq!(server.process.stop(PATIENCE), Some(0), "{pid} ends in order");
 }

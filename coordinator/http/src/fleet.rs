@@ -145,12 +145,14 @@ const OF_TEXT_ALONE: &[&str] = &[
 pub struct Fleet {
     members: Arc<[Member]>,
     door: Door,
+    /// Answers operators about all models together.
+    operators: Option<Admin>,
 }
 
 impl Fleet {
     /// One model alone.
     pub fn of_one(app: App) -> Self {
-        Self { door: app.door.clone(), members: Arc::from([Member::fixed(app)]) }
+        Self { door: app.door.clone(), members: Arc::from([Member::fixed(app)]), operators: None }
     }
 
     /// Several models, each of which has the same door. The first one is meant where a request names none.
@@ -166,7 +168,12 @@ impl Fleet {
                 return Err(FleetError::Twice(name.to_owned()));
             }
         }
-        Ok(Self { members: members.into(), door })
+        Ok(Self { members: members.into(), door, operators: None })
+    }
+
+    /// The same, where `operators` answers about all models together.
+    pub fn with_operators(self, operators: Admin) -> Self {
+        Self { operators: Some(operators), ..self }
     }
 
     /// Whether the server takes nothing new.
@@ -226,6 +233,9 @@ impl Fleet {
     /// # Errors
     /// There are several, none is called so, or it is not loaded.
     pub(super) fn for_operators(&self, model: Option<&str>) -> Result<Admin, ApiError> {
+        if let Some(operators) = self.operators.clone().filter(|_| model.is_none()) {
+            return Ok(operators);
+        }
         let is_it = |member: &&Member| model.is_some_and(|model| is_called(&member.app, model));
         let member = self.members.iter().find(is_it).or(self.only().filter(|_| model.is_none()));
         let member = member.ok_or_else(|| {

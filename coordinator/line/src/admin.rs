@@ -69,6 +69,32 @@ pub enum Question {
         /// Its name or address.
         worker: String,
     },
+    /// Of a server whose models are loaded on demand: which there are, and which are loaded.
+    Models,
+    /// Load a model now.
+    Load {
+        /// Its name.
+        model: String,
+    },
+    /// Unload a model that nobody uses.
+    Unload {
+        /// Its name.
+        model: String,
+    },
+    /// A model that is loaded stays, or may go again.
+    Pin {
+        /// Its name.
+        model: String,
+        /// Whether it stays.
+        stays: bool,
+    },
+}
+
+impl Question {
+    /// Whether it is about the models of a server, and not about one line.
+    pub fn is_about_models(&self) -> bool {
+        matches!(self, Self::Models | Self::Load { .. } | Self::Unload { .. } | Self::Pin { .. })
+    }
 }
 
 /// What it gets.
@@ -79,8 +105,26 @@ pub enum Answer {
     Status(ClusterStatus),
     /// To [`Question::Cache`]: who has most comes first.
     Cache(Vec<CachedOwner>),
+    /// To [`Question::Models`].
+    Models(Vec<ModelState>),
     /// It is done; what was done.
     Done(String),
+}
+
+/// A model of a server that loads them on demand.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelState {
+    /// Its name.
+    pub name: String,
+    /// `loaded`, `loading` or `unloaded`; `always` if it was loaded with the server.
+    pub state: String,
+    /// It stays, by order.
+    pub pinned: bool,
+    /// Memory of the server's machine that its line has, or would have.
+    pub bytes: u64,
+    /// How long nobody has used it; none where somebody does, or it is not loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<u64>,
 }
 
 /// A cluster as it is.
@@ -221,7 +265,7 @@ impl Admin {
     /// [`Refused`], and what to do.
     pub async fn ask(&self, question: Question) -> Result<Answer, Refused> {
         // Who looks every second must not fill the log.
-        if !matches!(question, Question::Status | Question::Cache) {
+        if !matches!(question, Question::Status | Question::Cache | Question::Models) {
             tracing::info!(?question, "an operator asks");
         }
         match (&self.cache, question) {

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use brigade_line::admin::{self, Answer, ClusterStatus, Question};
+use brigade_line::admin::{self, Answer, ClusterStatus, ModelState, Question};
+use brigade_plan::format_bytes;
 use clap::{Args, Subcommand};
 use tokio::time::timeout;
 
@@ -27,6 +28,7 @@ Examples:
   brigade cluster add 10.0.0.4:7070
   brigade cluster rebalance
   brigade cluster status --model small   where several models are served
+  brigade cluster models             which models are loaded; load, unload and pin change that
   brigade cluster cache --drop ann   what is kept of the prompts of the key ann
 
 The coordinator is found by its data folder: the command runs on its machine, as its user.")]
@@ -76,6 +78,26 @@ enum What {
     },
     /// Cut the layers anew over all workers that are there, if that is faster
     Rebalance,
+    /// Of a server whose models are loaded on demand: list them
+    Models,
+    /// Load a model now
+    Load {
+        /// Its name, as in models
+        name: String,
+    },
+    /// Unload a model that nobody uses
+    Unload {
+        /// Its name, as in models
+        name: String,
+    },
+    /// A model stays once it is loaded, until the server ends
+    Pin {
+        /// Its name, as in models
+        name: String,
+        /// It may go again
+        #[arg(long)]
+        off: bool,
+    },
     /// Show what is kept of prompts, the largest of each owner; never texts
     Cache {
         /// Drop what is kept of a key, by its name, or of all: in memory and what the line's workers have written
@@ -95,9 +117,16 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         What::Rebalance => Question::Rebalance,
         What::Cache { drop: Some(owner) } => Question::DropCache { owner },
         What::Cache { drop: None } => Question::Cache,
+        What::Models => Question::Models,
+        What::Load { name } => Question::Load { model: name },
+        What::Unload { name } => Question::Unload { model: name },
+        What::Pin { name, off } => Question::Pin { model: name, stays: !off },
     };
     let data_dir = DataDirArgs { data_dir: args.data_dir };
-    let socket = socket(&data_dir, args.port, args.model.as_deref())?;
+    let socket = match question.is_about_models() {
+        true => servers_socket(&data_dir, args.port)?,
+        false => socket(&data_dir, args.port, args.model.as_deref())?,
+    };
     let answer = admin::ask_at(&socket, &question).await?;
     if args.json {
         return output::line(format_args!("{}", serde_json::to_string(&answer)?));
@@ -106,7 +135,23 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         Answer::Done(text) => output::line(format_args!("{text}")),
         Answer::Status(status) => machines::show(&status),
         Answer::Cache(owners) => cached::show(&owners),
+        Answer::Models(models) => show_models(&models),
     }
+}
+
+fn show_models(models: &[ModelState]) -> Result<()> {
+    let row = |model: &ModelState| {
+        let idle = model.idle_seconds.map(|seconds| format!("{seconds} s"));
+        vec![
+            model.name.clone(),
+            model.state.clone(),
+            if model.pinned { "yes" } else { "no" }.to_owned(),
+            Some(model.bytes).filter(|bytes| *bytes > 0).map_or("-".to_owned(), format_bytes),
+            idle.unwrap_or_else(|| "-".to_owned()),
+        ]
+    };
+    let rows: Vec<_> = models.iter().map(row).collect();
+    output::table(&["model", "state", "stays", "memory", "idle"], &rows)
 }
 
 fn layers(text: &str) -> Result<Range<usize>, String> {
@@ -140,12 +185,37 @@ fn sockets(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().flat_map(|entry| sockets_of(&entry.path())).collect())
 }
 
-/// Those of one coordinator: its only line's, or those of its models.
+/// Those of one coordinator: those of its models, or its only line's.
 fn sockets_of(folder: &Path) -> Vec<PathBuf> {
     // One that has no models has no such folder.
     let models = std::fs::read_dir(folder.join(MODELS)).into_iter().flatten().flatten();
-    let folders = models.map(|model| model.path()).chain([folder.to_owned()]);
-    folders.map(|folder| folder.join(admin::SOCKET)).filter(|path| path.exists()).collect()
+    let sockets = models.map(|model| model.path().join(admin::SOCKET));
+    let of_models: Vec<PathBuf> = sockets.filter(|path| path.exists()).collect();
+    match of_models.is_empty() {
+        true => Some(folder.join(admin::SOCKET)).into_iter().filter(|path| path.exists()).collect(),
+        false => of_models,
+    }
+}
+
+/// The socket of the one coordinator that has the data folder, or of that on `port`.
+fn servers_socket(data_dir: &DataDirArgs, port: Option<u16>) -> Result<PathBuf> {
+    let folder = data_dir.path()?;
+    let own = |folder: PathBuf| Some(folder.join(admin::SOCKET)).filter(|path| path.exists());
+    let found: Vec<PathBuf> = match port {
+        Some(port) => own(folder.join(format!("serve-{port}"))).into_iter().collect(),
+        None => {
+            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            entries.filter_map(|entry| own(entry.path())).collect()
+        }
+    };
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => bail!(
+            "no coordinator that loads models on demand runs with the data folder {}: its models have load = \"demand\"",
+            folder.display()
+        ),
+        _ => bail!("several coordinators have {}: add --port", folder.display()),
+    }
 }
 
 /// The socket of the one line whose coordinator has the data folder, of that on `port`, of that of `model`.

@@ -59,27 +59,8 @@ impl KeepArgs {
         data_dir: &DataDirArgs,
         model: Option<&str>,
     ) -> Result<Option<Keeping>> {
-        if self.journal == Switch::Off {
-            return Ok(None);
-        }
-        let port = match listen {
-            Address::Tcp { port, .. } => *port,
-            Address::Unix(_) => 0,
-        };
         let named = data_dir.data_dir.is_some();
-        if port == 0 && !named {
-            return Ok(None);
-        }
-        let Some(folder) = data_dir.find() else {
-            tracing::warn!(
-                "no journal: neither --data-dir nor HOME names a folder for it; requests do not survive a restart"
-            );
-            return Ok(None);
-        };
-        let folder = match port {
-            0 => folder.join("serve"),
-            port => folder.join(format!("serve-{port}")),
-        };
+        let Some(folder) = self.folder(listen, data_dir) else { return Ok(None) };
         let folder = match model {
             Some(model) => folder.join(MODELS).join(folder_of(model)),
             None => folder,
@@ -93,6 +74,32 @@ impl KeepArgs {
             }
             Err(error) => Err(error).context("--data-dir"),
         }
+    }
+}
+
+impl KeepArgs {
+    /// The folder of a server that listens at `listen`, whoever has it; `None` where it keeps nothing.
+    pub fn folder(&self, listen: &Address, data_dir: &DataDirArgs) -> Option<PathBuf> {
+        if self.journal == Switch::Off {
+            return None;
+        }
+        let port = match listen {
+            Address::Tcp { port, .. } => *port,
+            Address::Unix(_) => 0,
+        };
+        if port == 0 && data_dir.data_dir.is_none() {
+            return None;
+        }
+        let Some(folder) = data_dir.find() else {
+            tracing::warn!(
+                "no journal: neither --data-dir nor HOME names a folder for it; requests do not survive a restart"
+            );
+            return None;
+        };
+        Some(match port {
+            0 => folder.join("serve"),
+            port => folder.join(format!("serve-{port}")),
+        })
     }
 }
 

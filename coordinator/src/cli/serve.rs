@@ -4,6 +4,7 @@ mod front;
 mod lines;
 mod models;
 mod on_demand;
+mod orders;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -220,7 +221,13 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
     let mut models = Models::start(served, &door).await?;
-    let fleet = Fleet::new(models.members(&door))?;
+    let mut fleet = Fleet::new(models.members(&door))?;
+    if let Some(operators) = models.operators() {
+        if let Some(folder) = args.keep_args.folder(args.front.listen(), &args.line.data_dir) {
+            lines::open_socket(&folder, &operators, &draining);
+        }
+        fleet = fleet.with_operators(operators);
+    }
     if let Some(control) = models.lines.first().and_then(|line| line.session.control.as_ref()) {
         say(format_args!("brigade control on {control}"));
     }

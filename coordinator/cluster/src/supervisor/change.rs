@@ -96,6 +96,12 @@ impl Supervisor {
             Question::Cache | Question::DropCache { .. } => {
                 Err(Refused("this process shows nothing of what it keeps".to_owned()))
             }
+            Question::Models
+            | Question::Load { .. }
+            | Question::Unload { .. }
+            | Question::Pin { .. } => {
+                Err(Refused("all models of this server are loaded when it starts".to_owned()))
+            }
             Question::Add { worker } => self.add(worker),
             Question::Drain { worker } => match self.may_drain(&worker.clone()) {
                 Ok((id, true)) => return self.drain(id, Some(asked), None),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use brigade_http::{App, Door, Streams};
-use brigade_line::admin;
+use brigade_line::admin::{self, Admin};
 use brigade_line::journal::{Journal, Recovered};
 use brigade_line::keys::KeyRing;
 use brigade_line::model::Model;
@@ -178,9 +178,8 @@ impl Line {
 
     /// Where `brigade cluster` reaches it, until `stop`; it serves on where the system makes no socket there.
     pub fn open_admin_socket(&self, stop: &CancellationToken) {
-        let Some(folder) = &self.folder else { return };
-        if let Err(error) = admin::listen(folder, self.session.admin.clone(), stop.clone()) {
-            no_socket(folder, &error);
+        if let Some(folder) = &self.folder {
+            open_socket(folder, &self.session.admin, stop);
         }
     }
 
@@ -197,12 +196,17 @@ impl Line {
     }
 }
 
-fn no_socket(folder: &Path, error: &std::io::Error) {
-    let folder = folder.display();
-    tracing::warn!(
-        %folder,
-        %error,
-        "no admin socket in the data folder: `brigade cluster` does not reach this server; orders can come to \
-         /admin/cluster of the admin listener"
-    );
+/// Where `brigade cluster` reaches `admin`, until `stop`; the server serves on where the system makes no socket there.
+pub fn open_socket(folder: &Path, admin: &Admin, stop: &CancellationToken) {
+    let opened = std::fs::create_dir_all(folder);
+    let opened = opened.and_then(|()| admin::listen(folder, admin.clone(), stop.clone()));
+    if let Err(error) = opened {
+        let folder = folder.display();
+        tracing::warn!(
+            %folder,
+            %error,
+            "no admin socket in the data folder: `brigade cluster` does not reach this server; orders can come to \
+             /admin/cluster of the admin listener"
+        );
+    }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use brigade_http::{Door, Member};
+use brigade_line::admin::{Admin, ModelState};
 use brigade_worker::memory;
 use tokio::task::JoinSet;
 
 use super::lines::{Line, Served};
 use super::on_demand::Stable;
-use super::{failed, is_promising};
+use super::{failed, is_promising, orders};
 
 /// The models, with their lines.
 #[derive(Debug)]
@@ -52,6 +53,18 @@ impl Models {
             false => fixed.next(),
         };
         self.order.iter().filter_map(of).collect()
+    }
+
+    /// Who answers an operator about them as a whole; `None` where all are loaded with the server.
+    pub fn operators(&self) -> Option<Admin> {
+        let stable = self.stable.clone()?;
+        let always = |line: &Line| ModelState {
+            name: line.session.model.name().to_owned(),
+            state: "always".to_owned(),
+            pinned: true,
+            ..ModelState::default()
+        };
+        Some(orders::answer(stable, self.lines.iter().map(always).collect()))
     }
 
     /// Whether requests may be answered.

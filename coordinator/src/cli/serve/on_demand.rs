@@ -3,11 +3,12 @@
 //! One line is begun or ended at a time, in the order of the requests that want it. Who uses a model has a copy of its
 //! [`App`]: a model of which nobody has one is idle, and may go.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use brigade_http::{App, Coming, Door, Loader, NotLoaded};
+use brigade_line::admin::{ModelState, Refused};
 use brigade_line::handle::{Engine, Status};
 use brigade_line::health::Loading;
 use tokio::time::timeout_at;
@@ -46,6 +47,8 @@ struct Slot {
     loaded: Mutex<Option<Loaded>>,
     /// Loads since the last one that came up.
     failed: AtomicU32,
+    /// Whether it stays, by order.
+    pinned: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -86,7 +89,13 @@ impl Stable {
     pub fn new(all: Vec<Served>, budget: u64, door: Door) -> Arc<Self> {
         let slot = |served: Served| {
             let asleep = app_without_line(&served.model, served.args(), door.clone());
-            Slot { served, asleep, loaded: Mutex::default(), failed: AtomicU32::new(0) }
+            Slot {
+                served,
+                asleep,
+                loaded: Mutex::default(),
+                failed: AtomicU32::new(0),
+                pinned: AtomicBool::default(),
+            }
         };
         let slots = all.into_iter().map(slot).collect();
         let stable = Arc::new(Self { slots, budget, door, turn: tokio::sync::Mutex::default() });
@@ -116,6 +125,73 @@ impl Stable {
                 tracing::error!(error = format!("{error:#}"), "the end of a line");
             }
         }
+    }
+
+    /// Which models there are, and which are loaded.
+    pub fn states(&self) -> Vec<ModelState> {
+        self.slots.iter().map(Slot::state).collect()
+    }
+
+    /// The model called so.
+    ///
+    /// # Errors
+    /// There is none, and which there are.
+    pub fn find(&self, model: &str) -> Result<usize, Refused> {
+        let name = |slot: &Slot| slot.served.model.name().to_owned();
+        self.slots.iter().position(|slot| name(slot) == model).ok_or_else(|| {
+            let all: Vec<String> = self.slots.iter().map(name).collect();
+            Refused(format!(
+                "no model that is loaded on demand is called {model}: there are {}",
+                all.join(", ")
+            ))
+        })
+    }
+
+    /// Loads a model, and waits until it is up.
+    ///
+    /// # Errors
+    /// It is not up within [`WAITS`], or never.
+    pub async fn load(&self, at: usize) -> Result<String, Refused> {
+        let name = self.slots[at].served.model.name();
+        match self.loaded(at).await {
+            Ok(_) => Ok(format!("{name} is loaded")),
+            Err(NotLoaded::NotYet(loading)) => {
+                Err(Refused(format!("{name} is being loaded: {loading}")))
+            }
+            Err(NotLoaded::NoRoom) => Err(Refused(format!(
+                "there is no room for {name}: the models that are loaded are in use, or stay by order"
+            ))),
+            Err(NotLoaded::Never(reason)) => Err(Refused(reason)),
+        }
+    }
+
+    /// Unloads a model that nobody uses.
+    ///
+    /// # Errors
+    /// Somebody does.
+    pub async fn unload(&self, at: usize) -> Result<String, Refused> {
+        let _turn = self.turn.lock().await;
+        let name = self.slots[at].served.model.name();
+        let idle = |loaded: &mut Loaded| Arc::strong_count(&loaded.app.in_use) == 1;
+        let (idle, is_used) = {
+            let mut loaded = self.slots[at].loaded();
+            (loaded.take_if(idle), loaded.is_some())
+        };
+        if is_used {
+            return Err(Refused(format!(
+                "{name} is in use: ask again when its answers have ended"
+            )));
+        }
+        let was_there = idle.is_some();
+        self.end_line(at, idle, "an operator wants it").await;
+        Ok(format!("{name} {}", if was_there { "is unloaded" } else { "was not loaded" }))
+    }
+
+    /// Whether a model stays once it is loaded.
+    pub fn pin(&self, at: usize, stays: bool) -> String {
+        self.slots[at].pinned.store(stays, Ordering::Relaxed);
+        let what = if stays { "stays once it is loaded" } else { "may go when nobody uses it" };
+        format!("{} {what}, until the server ends", self.slots[at].served.model.name())
     }
 
     fn now(&self, at: usize) -> Option<App> {
@@ -186,7 +262,7 @@ impl Stable {
     fn longest_idle(&self) -> Option<usize> {
         let used = |(at, slot): (usize, &Slot)| {
             let loaded = slot.loaded();
-            let loaded = loaded.as_ref().filter(|loaded| loaded.may_go())?;
+            let loaded = loaded.as_ref().filter(|loaded| loaded.may_go() && !slot.stays())?;
             // What takes no memory of this machine makes no room.
             (slot.served.host_memory() > 0).then_some((loaded.used, at))
         };
@@ -260,9 +336,30 @@ impl Stable {
 }
 
 impl Slot {
+    fn state(&self) -> ModelState {
+        let loaded = self.loaded();
+        let state = match loaded.as_ref().map(|loaded| loaded.app.engine.status()) {
+            None => "unloaded",
+            Some(Status::Ready(_)) => "loaded",
+            Some(_) => "loading",
+        };
+        let idle = loaded.as_ref().filter(|loaded| Arc::strong_count(&loaded.app.in_use) == 1);
+        ModelState {
+            name: self.served.model.name().to_owned(),
+            state: state.to_owned(),
+            pinned: self.stays(),
+            bytes: self.served.host_memory(),
+            idle_seconds: idle.map(|loaded| loaded.used.elapsed().as_secs()),
+        }
+    }
+
     fn loaded(&self) -> MutexGuard<'_, Option<Loaded>> {
         // A panic elsewhere leaves a whole line behind, or none.
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stays(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed)
     }
 
     /// Its line could not be begun.
@@ -279,7 +376,8 @@ impl Slot {
             loaded.used = Instant::now();
         }
         let after = self.served.args().unload_after;
-        after.is_some_and(|after| loaded.used.elapsed() >= after && loaded.may_go())
+        let is_past = after.is_some_and(|after| loaded.used.elapsed() >= after);
+        is_past && loaded.may_go() && !self.stays()
     }
 }
 
