@@ -11,6 +11,7 @@ use brigade_line::admin::Admin;
 use brigade_line::current::CurrentLimits;
 use brigade_line::handle::Engine;
 use brigade_line::health::RollWatch;
+use brigade_line::journal::{Journal, Opened};
 use brigade_line::model::ModelMeta;
 use brigade_line::request::Limits;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -22,7 +23,8 @@ use super::body::Bodies;
 use super::cors::Origins;
 use super::error::ApiError;
 use super::hosts::Hosts;
-use super::streams::Streams;
+use super::name::Name;
+use super::streams::{Resumable, Streams};
 use super::under_way::UnderWay;
 
 /// Everything a handler needs of the model that it was asked for; clones share it.
@@ -48,8 +50,8 @@ pub struct App {
     pub max_seqs: u32,
     /// Whether anything is kept of prompts.
     pub keeps: bool,
-    /// Streams that can be read on.
-    pub streams: Streams,
+    /// Where its resumable streams are noted.
+    pub journal: Option<Journal>,
     /// Answers operators about its line.
     pub admin: Admin,
     /// Whoever has a copy of this uses the model: it is not unloaded meanwhile.
@@ -79,6 +81,8 @@ pub struct Door {
     pub audit: Option<Audit>,
     /// Requests that are being answered.
     pub under_way: UnderWay,
+    /// Streams that can be read on, also where their model was unloaded since.
+    pub streams: Streams,
 }
 
 impl Door {
@@ -94,6 +98,7 @@ impl Door {
             access: Access::Open,
             audit: None,
             under_way: UnderWay::default(),
+            streams: Streams::default(),
         }
     }
 }
@@ -102,6 +107,14 @@ impl App {
     /// Under which requests may ask for the model.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.text.names().iter().map(String::as_str)
+    }
+
+    /// Begins a stream that can be read on.
+    ///
+    /// # Errors
+    /// As [`Streams::begin`].
+    pub(super) fn begin_stream(&self, opened: Opened, name: &Name) -> Result<Resumable, ApiError> {
+        self.door.streams.begin(opened, name.tenant(), self.journal.as_ref())
     }
 
     /// The request's body, read by `work` ([`Bodies::read`]) within this model's limits.

@@ -79,7 +79,7 @@ async fn resumable(
     let prompts = vec![prompt.tokens.clone()];
     let opened = stamp.opened(name, PATH, &request.common);
     let opened = Opened { prompts, sequences: request.common.n, body, ..opened };
-    let resumable = app.streams.begin(opened, name.tenant())?;
+    let resumable = app.begin_stream(opened, name)?;
     let kept = resumable.stream.clone();
     let answer = kept.clone().follow(None)?;
     match begin(app.clone(), request, stamp, &prompt, name, &resumable).await {
@@ -88,7 +88,7 @@ async fn resumable(
             Ok(answer)
         }
         Err(error) => {
-            app.streams.remove(&kept);
+            app.door.streams.remove(&kept);
             Err(error)
         }
     }

@@ -339,7 +339,7 @@ impl Answer {
         let (prompts, n) = (self.prompts.tokens.clone(), common.n);
         let opened = self.stamp.opened(name, PATH, common);
         let opened = Opened { sequences: prompts.len() * n, prompts, body, ..opened };
-        let resumable = self.app.streams.begin(opened, name.tenant())?;
+        let resumable = self.app.begin_stream(opened, name)?;
         let kept = resumable.stream.clone();
         let answer = kept.clone().follow(None)?;
         match self.submit(name, Some(&resumable)).await {
@@ -349,7 +349,7 @@ impl Answer {
                 Ok(answer)
             }
             Err(error) => {
-                self.app.streams.remove(&kept);
+                self.app.door.streams.remove(&kept);
                 Err(error)
             }
         }

@@ -5,13 +5,12 @@ use axum::Extension;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use std::sync::Arc;
 
 use super::app::App;
 use super::error::ApiError;
 use super::fleet::Fleet;
 use super::name::Name;
-use super::streams::{Stream, position};
+use super::streams::position;
 
 /// Below it are streams, by their names.
 pub(super) const STREAMS: &str = "/v1/streams/";
@@ -37,7 +36,7 @@ pub(super) async fn came_back(
     request: Request,
 ) -> Result<Posted, ApiError> {
     let Some(position) = position(request.headers())? else { return Ok(Posted::Anew(request)) };
-    let stream = app.streams.get(position.stream(), name)?;
+    let stream = app.door.streams.get(position.stream(), name)?;
     app.door.bodies.take(request).await?;
     stream.follow(Some(position)).map(Posted::Again)
 }
@@ -54,7 +53,7 @@ pub(super) async fn read_on(
         let message = format!("Last-Event-ID {} is of another stream than {id}", other.id());
         return Err(ApiError::bad_request(message));
     }
-    found(&fleet, &id, &name)?.1.follow(position)
+    fleet.door().streams.get(&id, &name)?.follow(position)
 }
 
 /// `DELETE /v1/streams/{id}`: nobody wants it any more.
@@ -63,18 +62,7 @@ pub(super) async fn cancel(
     Extension(name): Extension<Name>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let (app, stream) = found(&fleet, &id, &name)?;
-    app.streams.remove(&stream);
+    let streams = &fleet.door().streams;
+    streams.remove(&*streams.get(&id, &name)?);
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// The stream of this name, and the model whose answer it is.
-fn found(fleet: &Fleet, id: &str, name: &Name) -> Result<(App, Arc<Stream>), ApiError> {
-    let mut found = fleet.all().iter().map(|member| {
-        let app = member.now();
-        let stream = app.streams.get(id, name)?;
-        Ok((app, stream))
-    });
-    let first = found.next().unwrap_or_else(|| Err(ApiError::server("there is no model")));
-    first.or_else(|error| found.find_map(Result::ok).ok_or(error))
 }

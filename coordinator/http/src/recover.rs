@@ -26,7 +26,7 @@ pub fn go_on(app: &App, recovered: Vec<Recovered>) {
             Ok(owner) => {
                 let share = owner.as_ref().map(|owner| owner.share);
                 let tenant = share.filter(|share| share.leaves_room).map(|share| share.owner);
-                let (opened, resumable) = app.streams.begin_again(request, tenant);
+                let (opened, resumable) = app.door.streams.begin_again(request, tenant);
                 drop(task::spawn(one(app.clone(), opened, resumable, owner)));
             }
             Err(error) => {

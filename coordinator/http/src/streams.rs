@@ -53,7 +53,6 @@ pub struct Streams(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     streams: Mutex<HashMap<String, Arc<Stream>>>,
-    journal: Option<Journal>,
     places: Arc<Room>,
     /// Bytes of events.
     bytes: Arc<Room>,
@@ -61,7 +60,11 @@ struct Shared {
 
 impl Default for Streams {
     fn default() -> Self {
-        Self::new(None)
+        Self(Arc::new(Shared {
+            streams: Mutex::default(),
+            places: Room::new(MAX_STREAMS, MAX_STREAMS_OF_A_KEY),
+            bytes: Room::new(MAX_EVENT_BYTES, MAX_EVENT_BYTES_OF_A_KEY),
+        }))
     }
 }
 
@@ -120,21 +123,16 @@ impl Resumable {
 }
 
 impl Streams {
-    /// Streams that are noted in `journal`, if there is one.
-    pub fn new(journal: Option<Journal>) -> Self {
-        Self(Arc::new(Shared {
-            streams: Mutex::default(),
-            journal,
-            places: Room::new(MAX_STREAMS, MAX_STREAMS_OF_A_KEY),
-            bytes: Room::new(MAX_EVENT_BYTES, MAX_EVENT_BYTES_OF_A_KEY),
-        }))
-    }
-
-    /// Begins a stream.
+    /// Begins a stream, which is noted in `journal` if there is one.
     ///
     /// # Errors
     /// 503 where as many are kept as may be; 429 where the key has as many as one may.
-    pub(super) fn begin(&self, opened: Opened, tenant: Tenant) -> Result<Resumable, ApiError> {
+    pub(super) fn begin(
+        &self,
+        opened: Opened,
+        tenant: Tenant,
+        journal: Option<&Journal>,
+    ) -> Result<Resumable, ApiError> {
         let (mut place, mut bytes) = (self.0.places.part(tenant), self.0.bytes.part(tenant));
         place
             .grow(1)
@@ -142,7 +140,7 @@ impl Streams {
         bytes
             .grow(1)
             .map_err(|crowd| full(crowd, "the resumable streams are as large as may be"))?;
-        let entry = match &self.0.journal {
+        let entry = match journal {
             None => None,
             Some(journal) => {
                 let entry = journal.begin(opened.clone(), tenant.is_some());
@@ -404,30 +402,34 @@ mod tests {
     #[test]
     fn a_key_that_begins_streams_without_end_leaves_places_to_others() {
         let streams = Streams::default();
-        let begun = (0..).take_while(|id| streams.begin(opened(*id, 1), Some(1)).is_ok()).count();
-        let refused = streams.begin(opened(usize::MAX, 1), Some(1)).unwrap_err();
+        let begun =
+            (0..).take_while(|id| streams.begin(opened(*id, 1), Some(1), None).is_ok()).count();
+        let refused = streams.begin(opened(usize::MAX, 1), Some(1), None).unwrap_err();
         println!("the greedy key: {begun} streams, then {}", refused.body());
         assert_eq!((begun, refused.status().as_u16()), (MAX_STREAMS_OF_A_KEY, 429));
         for id in 0..MAX_STREAMS_OF_A_KEY {
-            assert!(streams.begin(opened(10_000 + id, 2), Some(2)).is_ok(), "the polite key: {id}");
+            assert!(
+                streams.begin(opened(10_000 + id, 2), Some(2), None).is_ok(),
+                "the polite key: {id}"
+            );
         }
         // Each gives its place back.
         let first = streams.streams().get("0").cloned().unwrap();
         streams.remove(&first);
         drop(first);
-        assert!(streams.begin(opened(usize::MAX, 1), Some(1)).is_ok());
+        assert!(streams.begin(opened(usize::MAX, 1), Some(1), None).is_ok());
     }
 
     #[test]
     fn a_key_whose_streams_grow_without_end_leaves_bytes_to_others() {
         let streams = Streams::default();
         let greedy: Vec<_> =
-            (0..8).map(|id| streams.begin(opened(id, 1), Some(1)).unwrap()).collect();
+            (0..8).map(|id| streams.begin(opened(id, 1), Some(1), None).unwrap()).collect();
         let text = "x".repeat(1 << 20);
         let push = |resumable: &Resumable| resumable.stream.push(Of::End, text.clone()).is_ok();
         let mib: usize = greedy.iter().map(|one| (0..64).take_while(|_| push(one)).count()).sum();
         println!("the greedy key's streams: {mib} MiB");
         assert_eq!(mib, (MAX_EVENT_BYTES_OF_A_KEY >> 20) - 1, "a byte of each stands for itself");
-        assert!(streams.begin(opened(9, 2), Some(2)).is_ok_and(|polite| push(&polite)));
+        assert!(streams.begin(opened(9, 2), Some(2), None).is_ok_and(|polite| push(&polite)));
     }
 }

@@ -117,7 +117,7 @@ pub(super) fn played(
         roll: tokio::sync::watch::channel(roll).1,
         max_seqs: 4,
         keeps: true,
-        streams: super::Streams::default(),
+        journal: None,
         admin: Admin::channel().0,
         in_use: Arc::default(),
         door,

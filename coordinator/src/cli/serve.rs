@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::Patience;
-use brigade_http::{App, Door, Fleet, Streams};
+use brigade_http::{App, Door, Fleet};
 use brigade_line::admin::Admin;
 use brigade_line::clock;
 use brigade_line::current::CurrentLimits;
@@ -220,6 +220,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let of_each = args.models().map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
+    tokio::spawn(door.streams.clone().sweep(draining.clone()));
     let mut models = Models::start(served, &door).await?;
     let mut fleet = Fleet::new(models.members(&door))?;
     if let Some(operators) = models.operators() {
@@ -266,7 +267,7 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
         roll: session.roll.clone(),
         max_seqs,
         keeps: true,
-        streams: Streams::default(),
+        journal: None,
         admin: session.admin.clone(),
         in_use: Arc::default(),
         door,
@@ -290,7 +291,7 @@ fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
         roll: watch::channel(Roll::default()).1,
         max_seqs: args.max_seqs,
         keeps: args.keep != Some(0),
-        streams: Streams::default(),
+        journal: None,
         admin: Admin::channel().0,
         in_use: Arc::default(),
         door,

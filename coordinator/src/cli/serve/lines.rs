@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use brigade_http::{App, Door, Streams};
+use brigade_http::{App, Door};
 use brigade_line::admin::{self, Admin};
 use brigade_line::journal::{Journal, Recovered};
 use brigade_line::keys::KeyRing;
@@ -168,10 +168,8 @@ impl Served {
 impl Line {
     /// What handlers have of it behind `door`; what the coordinator before this one had begun goes on.
     pub fn open(&mut self, door: Door) -> App {
-        let streams = Streams::new(self.journal.clone());
         let app = app_of(&self.session, door, self.max_seqs);
-        let app = App { streams, keeps: self.keeps, ..app };
-        tokio::spawn(app.streams.clone().sweep(app.door.draining.clone()));
+        let app = App { journal: self.journal.clone(), keeps: self.keeps, ..app };
         brigade_http::go_on(&app, std::mem::take(&mut self.recovered));
         app
     }
