@@ -228,6 +228,7 @@ pub async fn placed(
         guides: all_know(Feature::Guide),
         ahead: all_know(Feature::Ahead),
         grows: all_know(Feature::Growth),
+        own_drafts: 0,
         ..line_spec(&plan, &settings, model.spec.prefixes(settings.windows))
     };
     let kernels = options.kernels.clone();
@@ -404,6 +405,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
         guides: false,
         ahead: false,
         grows: false,
+        own_drafts: 0,
     }
 }
 
