@@ -130,10 +130,7 @@ impl Drafting<'_> {
         // Those that are less likely are not sent; others may be likely enough.
         let mean = mean.max(LEAST_ODDS.into());
         let n_streams = live.n_decoding() + usize::from(sequence.own_left() > 0);
-        let windows = match self.windows(sizing, (line, live), sequence, (mean, n_streams)) {
-            Windows::NONE if sizing.is_worth_trying(mean, n_streams) => Windows::TRY,
-            windows => windows,
-        };
+        let windows = self.windows(sizing, (line, live), sequence, (mean, n_streams));
         let of_use = (windows.rows * windows.count - 1).min(odds.len() as u32);
         (of_use > 0).then_some(of_use)
     }
