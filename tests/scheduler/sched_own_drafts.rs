@@ -121,10 +121,39 @@ fn a_block_that_is_of_no_use_is_asked_for_little() {
     }
 }
 
+/// How many positions each copy in a run's log has, and how many of them have the block read on from there.
+fn copies(log: &str) -> (Vec<u32>, usize) {
+    let len = |copy: &str| copy.split("len: ").nth(1)?.split(',').next()?.parse().ok();
+    let all: Vec<&str> = log.split("Copy {").skip(1).collect();
+    let reads = all.iter().filter(|copy| copy.split("}, ").nth(1).is_some_and(is_draft)).count();
+    (all.into_iter().filter_map(len).collect(), reads)
+}
+
+fn is_draft(op: &str) -> bool {
+    op.starts_with("Draft {")
+}
+
+fn a_graft_leaves_the_block_the_row_before_it() {
+    for (prefixes, again) in [(Prefixes::All, 1), (Prefixes::Whole, 0)] {
+        let of = |odds| {
+            let mut sim = line(2, prefixes, 0.0, odds);
+            (sim.spec.n_kept, sim.log, sim.sched.marks) = (4, true, false);
+            let chat = Workload::chats(1, 3, 100, 20, 20);
+            copies(&run(0, &sim, &chat).log)
+        };
+        let ((without, none), (with, reads)) = (of(None), of(Some(0.9)));
+        println!("{prefixes:?}: {without:?} {with:?}");
+        assert_eq!((without.len(), none, reads), (2, 0, 2), "{without:?} {with:?}");
+        let shorter: Vec<u32> = without.iter().map(|len| len - again).collect();
+        assert_eq!(with, shorter, "{prefixes:?}");
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         random_lines_with_a_block_keep_every_promise,
         so_do_lines_with_a_block_that_are_lost_and_changed_again_and_again,
         one_stream_is_faster_with_a_block,
-        a_block_that_is_of_no_use_is_asked_for_little;
+        a_block_that_is_of_no_use_is_asked_for_little,
+        a_graft_leaves_the_block_the_row_before_it;
 ];

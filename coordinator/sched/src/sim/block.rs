@@ -40,9 +40,10 @@ impl Block {
             SeqOp::Open { slot, .. } | SeqOp::Close { slot } => drop(self.runs.remove(slot)),
             SeqOp::Copy { dst, .. } => drop(self.runs.remove(dst)),
             SeqOp::Draft { slot } => {
-                if spec.own_drafts == 0 || self.runs.insert(*slot, Vec::new()).is_some() {
-                    return Err(format!("the block is to read {slot:?}, and cannot, or does"));
-                }
+                let is_first = self.runs.insert(*slot, Vec::new()).is_none();
+                return (is_first && spec.own_drafts > 0)
+                    .then_some(())
+                    .ok_or_else(|| format!("the block is to read {slot:?}, and cannot, or does"));
             }
             _ => {}
         }
