@@ -205,6 +205,9 @@ pub struct StageSpec {
     /// Layers with a window keep only the pages that rows to come see. FEATURE_WINDOWS.
     #[prost(bool, tag = "19")]
     pub windows: bool,
+    /// The model's own blocks of drafts are loaded with the last layers. FEATURE_OWN_DRAFTS.
+    #[prost(bool, tag = "22")]
+    pub own_drafts: bool,
 }
 /// What a stage does with the copies that it is told to take.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -89,6 +89,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
             max_seqs: 1,
             keep: Some(0),
             full_windows: false,
+            own_drafts: false,
             max_rows: 16,
             kernels: None,
             balance: Balance::default(),

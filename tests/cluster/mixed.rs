@@ -45,6 +45,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         max_seqs: STREAMS + 1,
         keep: Some(0),
         full_windows: false,
+        own_drafts: false,
         max_rows: 64,
         kernels: None,
         balance: Balance::MIXED,

@@ -246,6 +246,7 @@ fn line_spec(n_stages: usize, prefixes: Prefixes, max_positions: u32) -> LineSpe
         guides: true,
         ahead: true,
         grows: true,
+        own_drafts: 0,
     }
 }
 

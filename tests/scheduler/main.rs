@@ -17,6 +17,7 @@ mod prefix_together;
 mod prefix_traces;
 mod sched_ahead;
 mod sched_fair;
+mod sched_own_drafts;
 mod sched_reuse;
 mod sched_scripts;
 mod sched_sim;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         prefix_together,
         prefix_traces,
         sched_ahead,
+        sched_own_drafts,
         sched_fair,
         sched_reuse,
         sched_scripts,

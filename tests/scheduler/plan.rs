@@ -6,7 +6,7 @@ use std::ops::Range;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_plan::{
-    Balance, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
+    Balance, DraftFacts, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
     WorkerFacts, plan, plan_by_hand, plan_line,
 };
 use brigade_synth::{Arch, FileType, Shape, Spec};
@@ -29,6 +29,7 @@ fn reference() -> ModelFacts {
         embedding_bytes: bits(vocab, 5),
         head_bytes: bits(vocab, 5),
         head_elements: vocab,
+        drafts: DraftFacts::default(),
         cut_bytes: (0..32).map(|i| if i == 0 { 0 } else { 4096 }).collect(),
         scratch_bytes_per_row: 100_000,
         logits_bytes: 128_000,
@@ -269,6 +270,7 @@ fn kimi_k3() -> ModelFacts {
         embedding_bytes: 2 * vocab,
         head_bytes: 2 * vocab,
         head_elements: vocab,
+        drafts: DraftFacts::default(),
         cut_bytes: (0..93)
             .map(|c: u64| if c == 0 { 0 } else { (1 + c.div_ceil(12)) * 28_672 })
             .collect(),
@@ -411,6 +413,7 @@ fn keeping_sequences_changes_no_order() {
         embedding_bytes: 146 << 20,
         head_bytes: 49 << 20,
         head_elements: 49 << 20,
+        drafts: DraftFacts::default(),
         cut_bytes: vec![0, 1000, 2000, 3000],
         scratch_bytes_per_row: 1000,
         logits_bytes: 4000,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use brigade_plan::{LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{DraftFacts, LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
 
 /// Thirty-two equal layers and a head worth two of them.
 fn reference() -> ModelFacts {
@@ -19,6 +19,7 @@ fn reference() -> ModelFacts {
         embedding_bytes: 20 << 20,
         head_bytes: 20 << 20,
         head_elements: 32 << 20,
+        drafts: DraftFacts::default(),
         cut_bytes: (0..32).map(|i| if i == 0 { 0 } else { 4096 }).collect(),
         scratch_bytes_per_row: 100_000,
         logits_bytes: 128_000,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use brigade_plan::{
-    LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
+    DraftFacts, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
 };
 use proptest::prelude::*;
 
@@ -46,6 +46,7 @@ fn any_model() -> impl Strategy<Value = ModelFacts> {
         embedding_bytes: embedding << 20,
         head_bytes: head << 20,
         head_elements: head << 20,
+        drafts: DraftFacts::default(),
         scratch_bytes_per_row: 1000,
         logits_bytes: 4000,
         n_ctx_train: 4096,

@@ -135,6 +135,7 @@ fn line_spec(n_stages: usize, prefixes: Prefixes, max_positions: u32, n_kept: u3
         guides: true,
         ahead: true,
         grows: true,
+        own_drafts: 0,
     }
 }
 

@@ -265,6 +265,7 @@ fn line_spec(
         guides: true,
         ahead: false,
         grows: find("fixed").is_none(),
+        own_drafts: 0,
     }
 }
 

@@ -184,13 +184,15 @@ impl StageBackend for EngineBackend {
             let why = format!("layers {layers:?} of a model with {}", described.n_layer());
             return Err(Failure::refusal(FailureKind::BadMessage, why));
         }
-        let tensors = brigade_spec::stage_tensors(model, &described, &layers);
+        let tensors =
+            brigade_spec::stage_tensors_with_drafts(model, &described, &layers, spec.own_drafts);
         let last = layers.end == described.n_layer();
         let tied = brigade_spec::is_tied(model, &described);
         let mut weight_bytes = 0;
         for tensor in &tensors {
             let embedding = tensor.name == brigade_spec::TOKEN_EMBD;
-            if embedding && layers.start == 0 {
+            // Blocks of drafts embed as the first layer's rows are.
+            if embedding && (layers.start == 0 || (last && spec.own_drafts)) {
                 weight_bytes += tensor.nbytes;
             }
             // Of a layer's table a few rows are read for each token, where they are.
@@ -342,7 +344,10 @@ fn state_bytes(model: &ModelSpec, layers: &Range<usize>, spec: &StageSpec) -> u6
         windows: spec.windows,
     };
     let blocks = model.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
-    blocks.map(|block| block.kind.state().bytes(&room)).sum()
+    let of_layers: u64 = blocks.map(|block| block.kind.state().bytes(&room)).sum();
+    let drafts = model.own_drafts.as_ref();
+    let drafts = drafts.filter(|_| spec.own_drafts && layers.end == model.n_layer());
+    of_layers + drafts.map_or(0, |drafts| drafts.state_bytes(model.n_embd, &room))
 }
 
 /// Bytes of work memory, roughly.

@@ -49,6 +49,8 @@ pub struct StageOptions {
     pub keep: Option<u32>,
     /// Whether layers with a window keep all positions, and not only those that it sees.
     pub full_windows: bool,
+    /// Whether the model's own blocks of drafts are loaded, where it has some and all workers know them.
+    pub own_drafts: bool,
     /// Rows of the largest ubatch.
     pub max_rows: u32,
     /// Kernel table all stages must use.

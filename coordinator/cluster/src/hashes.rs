@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::progress::{Phase, Progress};
 use brigade_line::model::Model;
 
-/// blake3 of the stage's tensors in the order of [`brigade_spec::stage_tensors`]; remembered between
-/// processes, computed on all cores where they are not.
+/// blake3 of the stage's tensors in the order of [`brigade_spec::stage_tensors_with_drafts`]; remembered between processes,
+/// computed on all cores where they are not.
 ///
 /// Who drops the future gives up: hashing ends soon, and nothing more is told of it.
 ///
@@ -22,13 +22,14 @@ use brigade_line::model::Model;
 /// The model's file cannot be read, or has changed since it was opened.
 pub async fn of_stage(
     model: Arc<Model>,
-    layers: Range<usize>,
+    (layers, own_drafts): (Range<usize>, bool),
     progress: Progress,
 ) -> Result<Vec<blake3::Hash>, HashError> {
     let given_up = CancellationToken::new();
     let _until_dropped = given_up.clone().drop_guard();
     let work = move || {
-        let tensors = brigade_spec::stage_tensors(&model.gguf, &model.spec, &layers);
+        let (gguf, spec) = (&model.gguf, &model.spec);
+        let tensors = brigade_spec::stage_tensors_with_drafts(gguf, spec, &layers, own_drafts);
         let part = progress.part(Phase::Hashing, tensors.iter().map(|t| t.nbytes).sum());
         let progress = |done_bytes, _| {
             if !given_up.is_cancelled() {

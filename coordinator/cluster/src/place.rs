@@ -9,9 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
-use brigade_plan::{Checkpoint, Plan, PlanError, PlanSettings, StageMemory, plan_line};
+use brigade_plan::{Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, plan_line};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
@@ -19,7 +20,7 @@ use brigade_proto::control::{
 };
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_sched::LineSpec;
-use brigade_spec::{ModelError, Prefixes};
+use brigade_spec::{ModelError, OwnDraftsSpec, Prefixes};
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
 use bytes::Bytes;
@@ -198,7 +199,10 @@ pub async fn placed(
     identity: Identity,
 ) -> Result<Placement, PlaceError> {
     let held = held_layers(&conns, model).await;
-    let plan = plan_holding(model, conns.iter().map(|(_, conn)| conn), &held, options)?;
+    let all = || conns.iter().map(|(_, conn)| conn);
+    let plan = plan_holding(model, all(), &held, options)?;
+    let own = own_drafts(model, all(), options);
+    tell_own_drafts(model, own.is_some(), options);
     let settings = plan.settings;
     tracing::info!("{}", plan.in_a_line());
     for note in &plan.notes {
@@ -228,6 +232,7 @@ pub async fn placed(
         guides: all_know(Feature::Guide),
         ahead: all_know(Feature::Ahead),
         grows: all_know(Feature::Growth),
+        own_drafts: own.map_or(0, |own| own.depth(MAX_DRAFTED) as u32),
         ..line_spec(&plan, &settings, model.spec.prefixes(settings.windows))
     };
     let kernels = options.kernels.clone();
@@ -307,8 +312,31 @@ fn plan_holding<'a>(
         );
         settings = PlanSettings { windows: false, keep: keep(model, options, false), ..settings };
     }
-    let model = model.facts(engine_kv(options.kv_type))?;
-    Ok(plan_line(&model, &facts, &settings, options.cut.as_ref())?)
+    let mut facts_of = model.facts(engine_kv(options.kv_type))?;
+    if own_drafts(model, conns.iter().copied(), options).is_some() {
+        facts_of.drafts = DraftFacts::from_gguf(&model.gguf, engine_kv(options.kv_type))?;
+    }
+    Ok(plan_line(&facts_of, &facts, &settings, options.cut.as_ref())?)
+}
+
+/// The model's own blocks of drafts, if they are to be loaded: all stages must know what is said of them.
+fn own_drafts<'m, 'a>(
+    model: &'m Model,
+    mut conns: impl Iterator<Item = &'a Conn>,
+    options: &StageOptions,
+) -> Option<&'m OwnDraftsSpec> {
+    let needed = [Feature::OwnDrafts, Feature::Ahead];
+    let own = model.spec.own_drafts.as_ref().filter(|_| options.own_drafts)?;
+    conns.all(|conn| needed.iter().all(|feature| knows(conn, *feature))).then_some(own)
+}
+
+/// Says why blocks of drafts that are there are not loaded.
+fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) {
+    if model.spec.own_drafts.is_some() && options.own_drafts && !are_loaded {
+        tracing::info!(
+            "the model has blocks of its own that draft tokens; they are not loaded, for a worker of the line knows nothing of them: upgrade it to have them"
+        );
+    }
 }
 
 /// What a model and a run ask of every worker.
@@ -404,6 +432,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
         guides: false,
         ahead: false,
         grows: false,
+        own_drafts: 0,
     }
 }
 
@@ -483,6 +512,7 @@ fn prepare_request(
         checkpoints: checkpoints(placement, index),
         line_keys: placement.line_keys(),
         windows: placement.windows,
+        own_drafts: has_own_drafts(placement, stage, model),
         control_vectors: model.control_vectors_of(stage.layers.clone()),
         control_vectors_id: model.control_vectors_id(),
     };
@@ -496,7 +526,7 @@ fn prepare_request(
         spec: Some(spec),
         model_name: model.name().to_string(),
         header: Some(header_blob(model)),
-        tensors: stage_tensors(model, stage).iter().map(unhashed).collect(),
+        tensors: stage_tensors(model, placement, stage).iter().map(unhashed).collect(),
         files,
     }
 }
@@ -527,8 +557,18 @@ fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
     }
 }
 
-fn stage_tensors<'m>(model: &'m Model, stage: &PlacedStage) -> Vec<&'m TensorInfo> {
-    brigade_spec::stage_tensors(&model.gguf, &model.spec, &stage.layers)
+/// Whether a stage has the model's own blocks of drafts.
+fn has_own_drafts(placement: &Placement, stage: &PlacedStage, model: &Model) -> bool {
+    placement.line.own_drafts > 0 && stage.layers.end == model.spec.n_layer()
+}
+
+fn stage_tensors<'m>(
+    model: &'m Model,
+    placement: &Placement,
+    stage: &PlacedStage,
+) -> Vec<&'m TensorInfo> {
+    let own_drafts = has_own_drafts(placement, stage, model);
+    brigade_spec::stage_tensors_with_drafts(&model.gguf, &model.spec, &stage.layers, own_drafts)
 }
 
 fn header_blob(model: &Model) -> Blob {

@@ -71,7 +71,9 @@ pub async fn prepare(
         let remote = Source { model: &model, remote, stage: &stage, ahead, progress: &progress };
         (reply, relayed) = remote.brought(&mut request, reply, &holders).await?;
     } else if reply.needs_hashes {
-        let hashed = hashes::of_stage(model.clone(), stage.layers.clone(), progress.clone());
+        let own_drafts = request.spec.as_ref().is_some_and(|spec| spec.own_drafts);
+        let layers = (stage.layers.clone(), own_drafts);
+        let hashed = hashes::of_stage(model.clone(), layers, progress.clone());
         let hashes = hashed.await.map_err(Refusal::Hash)?;
         for (tensor, hash) in request.tensors.iter_mut().zip(&hashes) {
             if let Some(blob) = &mut tensor.blob {

@@ -1,4 +1,4 @@
-//! Drafters: which tokens a stream may say next, found without a model.
+//! Drafters: which tokens a stream may say next.
 //!
 //! A line of workers serves a lone stream faster when it computes the stream's likely future beside its present. What is
 //! likely comes from here. Drafts never change what is said: a draft that is not the token that is drawn is thrown away.
@@ -8,14 +8,17 @@
 //!
 //! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects. It
 //!   takes what a grammar forces as it comes.
+//! - [`WithModel`] takes what the model's own block drafts beside that.
 //! - [`Forced`] drafts an answer that is known with a chosen share of wrong tokens, for benches.
 
 mod forced;
+mod model;
 mod suffix;
 
 use std::fmt::Debug;
 
 pub use forced::Forced;
+pub use model::WithModel;
 pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 
 /// The request that tokens are drafted for.
@@ -52,12 +55,14 @@ pub enum Source {
     Forced,
     /// The answer's grammar, which leaves no choice.
     Grammar,
+    /// The model's own block of drafts.
+    Model,
 }
 
 impl Source {
     /// Each of them.
-    pub const ALL: [Self; 5] =
-        [Self::Own, Self::Recent, Self::Expected, Self::Forced, Self::Grammar];
+    pub const ALL: [Self; 6] =
+        [Self::Own, Self::Recent, Self::Expected, Self::Forced, Self::Grammar, Self::Model];
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
@@ -67,6 +72,7 @@ impl Source {
             Self::Expected => "expected",
             Self::Forced => "forced",
             Self::Grammar => "grammar",
+            Self::Model => "model",
         }
     }
 }
@@ -111,6 +117,25 @@ pub trait Drafter: Send + Debug {
     /// The text of these tokens must follow the stream's sure tokens, by its grammar; it may come in other tokens.
     fn must_follow(&mut self, stream: StreamId, tokens: &[u32]) {
         let _ = (stream, tokens);
+    }
+
+    /// What the model's own block drafted behind the stream's sure tokens, each with the probability that the block gives it.
+    fn model_drafted(&mut self, stream: StreamId, drafted: Vec<(u32, f32)>) {
+        let _ = (stream, drafted);
+    }
+
+    /// Whether the next request of an owner is to pass through the model's own block: its drafts have been right often enough,
+    /// or may be by now. Asked once for each request.
+    fn wants_model(&mut self, owner: OwnerId) -> bool {
+        let _ = owner;
+        false
+    }
+
+    /// How likely the block's next drafts for a stream are right, at most `most` of them, each where all before it are. Empty:
+    /// none are of use.
+    fn model_odds(&self, stream: StreamId, most: usize) -> Vec<f32> {
+        let _ = (stream, most);
+        Vec::new()
     }
 
     /// At most `most` tokens that may follow the stream's sure tokens and `ahead`, which were drafted before and are in

@@ -18,7 +18,7 @@ use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
-use super::facts::{LayerFacts, ModelFacts, WorkerFacts};
+use super::facts::{DraftFacts, LayerFacts, ModelFacts, WorkerFacts};
 use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
@@ -27,6 +27,9 @@ pub const PROCESS_BYTES: u64 = 96 << 20;
 
 /// Copies that wait to be sent, and what has come of a neighbour's.
 const ON_THEIR_WAY: u64 = (QUEUE_BYTES + IN_QUEUE_BYTES) as u64;
+
+/// Tokens that a model's own blocks draft for each token that is drawn, as long as nothing was measured.
+const DRAFTS_A_TOKEN: f64 = 2.0;
 
 /// Bytes that a stage needs, by what for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -188,12 +191,16 @@ impl<'a> Costs<'a> {
         let per_row = model.scratch_bytes_per_row.saturating_add(logits);
         let of = |sums: &[u64]| sums[range.end] - sums[range.start];
         let (_, windows) = self.windows(range, capacity);
-        let kv = of(&self.kv).saturating_mul(positions).saturating_add(windows);
+        let drafts = if last { model.drafts } else { DraftFacts::default() };
+        let kv = of(&self.kv).saturating_add(drafts.kv_bytes).saturating_mul(positions);
+        let weights = [embedding, head, drafts.weight_bytes];
         StageMemory {
-            weights: self.weights(range, &(0..0)).saturating_add(embedding).saturating_add(head),
-            kv,
+            weights: weights.into_iter().fold(self.weights(range, &(0..0)), u64::saturating_add),
+            kv: kv.saturating_add(windows),
             copies: self.copies(range, capacity),
-            state: of(&self.state).saturating_mul(capacity.n_states()),
+            state: of(&self.state)
+                .saturating_add(drafts.state_bytes)
+                .saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
         }
     }
@@ -234,7 +241,7 @@ impl<'a> Costs<'a> {
         let last = range.end == self.n_layers() && !(has && holds.end == self.n_layers());
         self.weights(range, holds)
             .saturating_add(if first { model.embedding_bytes } else { 0 })
-            .saturating_add(if last { model.head_bytes } else { 0 })
+            .saturating_add(if last { model.head_bytes + model.drafts.weight_bytes } else { 0 })
     }
 
     /// What the whole model needs over so many stages, each with its process and work memory.
@@ -251,11 +258,24 @@ impl<'a> Costs<'a> {
         let mut time =
             StageTime { decode_us: upto.0 - before.0, prefill_us: upto.1 - before.1, send_us: 0.0 };
         if range.end == self.n_layers() {
-            time.decode_us += self.head_us(worker);
+            time.decode_us += self.head_us(worker) + self.drafts_us(worker);
+            time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
         } else if let Some(link) = self.workers[worker].link {
             time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
         }
         time
+    }
+
+    /// A generated token's time in the blocks of drafts: its row, and its share of what is drafted behind it, each draft with a
+    /// head of its own.
+    fn drafts_us(&self, worker: usize) -> f64 {
+        let drafts = &self.model.drafts;
+        if drafts.weight_bytes == 0 {
+            return 0.0;
+        }
+        let read = drafts.weight_bytes as f64 / f64::from(self.settings.decode_batch);
+        let block = slower(read, drafts.ops(), &self.workers[worker]);
+        block + DRAFTS_A_TOKEN * (block + self.head_us(worker))
     }
 
     /// A generated token's time in the head.

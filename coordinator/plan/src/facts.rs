@@ -22,6 +22,8 @@ pub struct ModelFacts {
     pub head_bytes: u64,
     /// Weight elements that a row multiplies with in the head.
     pub head_elements: u64,
+    /// The model's own blocks of drafts, where the last stage has them.
+    pub drafts: DraftFacts,
     /// Bytes that a row sends over the cut before layer `i`; `[n_layers]`, the first is 0.
     pub cut_bytes: Vec<u64>,
     /// Work memory of a stage for each row of a ubatch.
@@ -30,6 +32,26 @@ pub struct ModelFacts {
     pub logits_bytes: u64,
     /// Longest context the model was trained for.
     pub n_ctx_train: u32,
+}
+
+/// Blocks that draft tokens behind the last layer; all of it is 0 where there are none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DraftFacts {
+    /// Their tensors, and an embedding where they have none of their own.
+    pub weight_bytes: u64,
+    /// Weight elements that a row multiplies with in all of them.
+    pub elements: u64,
+    /// Bytes of their caches for a position of a sequence.
+    pub kv_bytes: u64,
+    /// What is kept of a sequence besides, whatever its length.
+    pub state_bytes: u64,
+}
+
+impl DraftFacts {
+    /// Operations for one row of a part, which passes each block once.
+    pub fn ops(&self) -> f64 {
+        2.0 * self.elements as f64
+    }
 }
 
 impl ModelFacts {

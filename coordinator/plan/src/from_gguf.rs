@@ -8,11 +8,11 @@ use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{Gguf, TensorInfo};
 use brigade_spec::{
-    BlockSpec, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, POSITION_EMBD, StateSpec,
-    TOKEN_EMBD, TOKEN_TYPES, heads,
+    BlockSpec, KEPT_HIDDEN, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, POSITION_EMBD,
+    StateSpec, TOKEN_EMBD, TOKEN_TYPES, heads,
 };
 
-use super::facts::{LayerFacts, ModelFacts};
+use super::facts::{DraftFacts, LayerFacts, ModelFacts};
 
 /// Work memory is never taken for less than this many hidden rows: workers reckon with as many.
 const LEAST_HIDDEN_ROWS: f64 = 24.0;
@@ -77,6 +77,34 @@ impl ModelFacts {
     }
 }
 
+impl DraftFacts {
+    /// Of a model whose last stage has its own blocks of drafts; of one without any there is nothing.
+    ///
+    /// # Errors
+    /// As [`ModelFacts::from_gguf`].
+    pub fn from_gguf(model: &Gguf, kv: KvType) -> Result<Self, ModelError> {
+        let spec = brigade_models::describe(model)?;
+        let Some(own) = &spec.own_drafts else { return Ok(Self::default()) };
+        let mut all = LayerFacts::default();
+        let mut embedding_bytes = 0;
+        for tensor in brigade_spec::own_draft_tensors(model, &spec) {
+            if tensor.name == TOKEN_EMBD {
+                embedding_bytes = tensor.nbytes;
+                continue;
+            }
+            let blocks = own.heads.iter().flat_map(|head| &head.layer.blocks);
+            let share = blocks.map(|block| block.kind.active_share(&tensor.name));
+            add(&mut all, tensor, share.fold(1.0, f64::min))?;
+        }
+        Ok(Self {
+            weight_bytes: all.weight_bytes + embedding_bytes,
+            elements: all.elements,
+            kv_bytes: (own.n_blocks() * own.state().bytes_per_token(kv)) as u64,
+            state_bytes: (KEPT_HIDDEN * spec.n_embd * size_of::<f32>()) as u64,
+        })
+    }
+}
+
 /// The facts outside the layers but for the embedding's bytes: head, cuts.
 fn ends(
     model: &Gguf,
@@ -97,6 +125,7 @@ fn ends(
         embedding_bytes: 0,
         head_bytes,
         head_elements: (spec.n_embd * head_width) as u64,
+        drafts: DraftFacts::default(),
         scratch_bytes_per_row: 0,
         logits_bytes: 4 * head_width as u64,
         n_ctx_train: spec.n_ctx_train,

@@ -42,7 +42,7 @@ pub use balance::Balance;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
 pub use error::{PlanError, Shortage};
-pub use facts::{LayerFacts, LinkFacts, ModelFacts, SequenceBytes, WorkerFacts};
+pub use facts::{DraftFacts, LayerFacts, LinkFacts, ModelFacts, SequenceBytes, WorkerFacts};
 pub use hand::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};

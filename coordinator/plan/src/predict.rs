@@ -102,6 +102,7 @@ impl Plan {
                 guides: true,
                 ahead: false,
                 grows: true,
+                own_drafts: 0,
             },
             stages,
             links,
@@ -111,6 +112,7 @@ impl Plan {
             changes: Vec::new(),
             late_every: 0,
             drafts: None,
+            own_drafts: None,
             log: false,
             audit: true,
         }

@@ -438,6 +438,7 @@ mod tests {
             guides: true,
             ahead: false,
             grows: true,
+            own_drafts: 0,
         };
         assert_eq!(check_fits(&request(1, 128), &line), Ok(()));
         let why = check_fits(&request(1, 129), &line).unwrap_err();
@@ -459,6 +460,7 @@ mod tests {
             guides: true,
             ahead: false,
             grows: true,
+            own_drafts: 0,
         };
         let guided = |prompt, guide: usize| {
             let sampler =

@@ -1,9 +1,9 @@
 //! A sequence that runs ahead of what was drawn ([`super::ahead`]): what it sends, and what becomes of it with each token.
 
-use brigade_draft::Draft;
 use brigade_engine::batch::{Ahead, Planes, SeqOp, SeqPart, SlotId, Want};
 
 use super::ahead::{Outcome, Window};
+use super::drafting;
 use super::events::Micros;
 use super::sequence::Admitted;
 
@@ -59,17 +59,23 @@ impl Admitted {
     /// Drafts that may still be sent: nothing lies behind the last token that was asked for, or behind its pages of so many
     /// positions.
     pub fn room_ahead(&self, max_tokens: u32, block_positions: u32) -> u32 {
-        let end = self.n_prompt.saturating_add(max_tokens).saturating_sub(1);
-        let pages = (self.blocks.len() as u32).saturating_mul(block_positions);
-        end.min(pages).saturating_sub(self.sent.max(self.n_tokens()))
+        let end = self.end_ahead(max_tokens, block_positions);
+        end.saturating_sub(self.sent.max(self.n_tokens()))
     }
 
-    /// The next window, sent `now`: sure tokens that were not sent, and `drafts`, marked as sent. It leaves its state in another
-    /// plane where `in_planes`.
+    /// No draft stands at this position or behind it: see [`Self::room_ahead`].
+    pub fn end_ahead(&self, max_tokens: u32, block_positions: u32) -> u32 {
+        let end = self.n_prompt.saturating_add(max_tokens).saturating_sub(1);
+        let pages = (self.blocks.len() as u32).saturating_mul(block_positions);
+        end.min(pages)
+    }
+
+    /// The next window, sent `now`: sure tokens that were not sent, and drafts, marked as sent.
     ///
     /// # Panics
     /// If it has nothing to send, or no plane for a state.
-    pub fn next_window(&mut self, now: Micros, drafts: &Draft, in_planes: bool) -> SeqPart {
+    pub fn next_window(&mut self, now: Micros, window: &drafting::Window) -> SeqPart {
+        let drafting::Window { drafts, in_planes, asked } = window;
         let (slot, pos, n_drawn) = (self.slot, self.sent, self.n_tokens());
         let sure = self.tokens.get(pos as usize..).unwrap_or(&[]);
         let tokens: Vec<u32> = sure.iter().chain(&drafts.tokens).copied().collect();
@@ -93,7 +99,7 @@ impl Admitted {
         ahead.windows.push_back(window);
         self.sent = pos + tokens.len() as u32;
         self.awaiting = true;
-        let ahead = Some(Ahead { sure, known, planes, drafts: 0 });
+        let ahead = Some(Ahead { sure, known, planes, drafts: *asked });
         SeqPart { slot, pos, tokens, want: Want::Verify, mu: None, ahead }
     }
 

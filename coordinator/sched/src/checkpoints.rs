@@ -190,6 +190,7 @@ mod tests {
             guides: true,
             ahead: false,
             grows: true,
+            own_drafts: 0,
         };
         scheduler.step(0, Event::LineUp { epoch: 1, line });
         let submit = |(i, copied)| Event::Submit(request(i as u64, copied));
@@ -247,6 +248,7 @@ mod tests {
             guides: true,
             ahead: false,
             grows: true,
+            own_drafts: 0,
         };
         let mut copied = Vec::new();
         let mut events: VecDeque<Event> =

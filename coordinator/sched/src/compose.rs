@@ -44,7 +44,7 @@ pub(super) fn compose(
         if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
             return draft.settled(line);
         }
-        draft.take_prompts(live, rows);
+        draft.take_prompts(sizing, (line, live), rows, &drafting);
     } else {
         let limit = sizing.decode_in_flight(groups.count);
         if line.n_in_flight() >= limit {
@@ -59,11 +59,13 @@ pub(super) fn compose(
             leaves_room: live.leaves_room(),
         };
         if line.prefill_owed {
-            draft.take_prompts(live, sizing.mixed_rows(0, beside));
+            let rows = sizing.mixed_rows(0, beside);
+            draft.take_prompts(sizing, (line, live), rows, &drafting);
             draft.take_ready(sizing, (line, live), decode_rows, &mut drafting);
         } else {
             draft.take_ready(sizing, (line, live), decode_rows, &mut drafting);
-            draft.take_prompts(live, sizing.mixed_rows(draft.decode_rows, beside));
+            let rows = sizing.mixed_rows(draft.decode_rows, beside);
+            draft.take_prompts(sizing, (line, live), rows, &drafting);
         }
         if draft.prompt_rows > 0 {
             let rows = draft.decode_rows + draft.prompt_rows;
@@ -174,7 +176,9 @@ impl Draft {
             }
             let Some(no) = live.ready.pop_front() else { break };
             let room = self.rows_left - rows - n_left.min(self.rows_left - rows);
-            let window = drafting.first(sizing, (line, live), no, room);
+            let window = drafting
+                .first(sizing, (line, live), no, room)
+                .or_else(|| drafting.of_nothing(sizing, (line, live), no));
             let n_sent = match window {
                 Some(window) => self.add_window(live, no, &window),
                 None if rows > live.of(no).map_or(0, Admitted::n_slots) => {
@@ -223,9 +227,10 @@ impl Draft {
     /// Adds a window; how many rows it has.
     fn add_window(&mut self, live: &mut Live, no: SeqNo, window: &Window) -> u32 {
         let Some(sequence) = live.get_mut(no) else { return 0 };
-        self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
+        self.open(sequence);
         self.take_back(live, no);
-        let part = live.next_window(self.now, no, (&window.drafts, window.in_planes));
+        let of_prompt = live.of(no).map_or(0, Admitted::own_left);
+        let part = live.next_window(self.now, no, window);
         let (run, share) = live.of(no).map_or((0, Share::default()), |s| (s.run(), s.share));
         let (slot, n_rows) = (part.slot, part.tokens.len() as u32);
         let known = part.ahead.map_or(0, |ahead| ahead.known);
@@ -245,7 +250,8 @@ impl Draft {
         let sent = live.of(no).map_or(0, Admitted::all_sent);
         self.computed.push((no, sent));
         self.rows_left -= n_rows;
-        self.in_windows += n_rows;
+        // Rows of a prompt are of use though nothing is drawn from them.
+        self.in_windows += n_rows - of_prompt.saturating_sub(1);
         self.drawn_parts += 1;
         self.parts.push(part);
         n_rows
@@ -269,7 +275,13 @@ impl Draft {
     }
 
     /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
-    fn take_prompts(&mut self, live: &mut Live, limit: u32) {
+    fn take_prompts(
+        &mut self,
+        sizing: Sizing<'_>,
+        (line, live): (&Line, &mut Live),
+        limit: u32,
+        drafting: &Drafting<'_>,
+    ) {
         let mut left = limit.min(self.rows_left);
         // Those that end at a mark here: what is behind it has to come in another ubatch.
         let mut cut = Vec::new();
@@ -292,7 +304,11 @@ impl Draft {
                 break;
             }
             let all_sent = rows + of_guide == sequence.prompt_left();
-            self.add_halves(live, no, (rows, of_guide));
+            let first = if all_sent { drafting.of_nothing(sizing, (line, live), no) } else { None };
+            match first {
+                Some(window) => drop(self.add_window(live, no, &window)),
+                None => self.add_halves(live, no, (rows, of_guide)),
+            }
             self.prompt_rows += rows + of_guide;
             left = left.saturating_sub(rows + of_guide);
             if all_sent {
@@ -323,15 +339,20 @@ impl Draft {
         self.computed.push((no, sent));
     }
 
-    /// Adds the next `rows` rows of one of the two, opening it first if it is new.
-    fn add(&mut self, live: &mut Live, no: SeqNo, half: Half, rows: u32) {
-        let sequence = live.get_mut(no).expect("queues name live sequences only").half_mut(half);
+    /// Opens a sequence that is new, and copies its state where that is due.
+    fn open(&mut self, sequence: &mut Admitted) {
         if !sequence.opened {
             sequence.opened = true;
             self.opens.extend(sequence.open_ops());
             self.opens.extend(checkpoints::early_name(self.checkpoint_every, sequence));
         }
         self.checkpoints.extend(checkpoints::due(&self.spec, self.checkpoint_every, sequence));
+    }
+
+    /// Adds the next `rows` rows of one of the two, opening it first if it is new.
+    fn add(&mut self, live: &mut Live, no: SeqNo, half: Half, rows: u32) {
+        let sequence = live.get_mut(no).expect("queues name live sequences only").half_mut(half);
+        self.open(sequence);
         let part = live.next_part(no, half, rows);
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {

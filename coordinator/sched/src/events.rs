@@ -309,6 +309,8 @@ pub struct LineSpec {
     pub ahead: bool,
     /// Whether every stage lets sequences have more pages than they began with.
     pub grows: bool,
+    /// How many tokens the model's own block drafts behind a drawn one, at most; 0: it has none, or that is not loaded.
+    pub own_drafts: u32,
 }
 
 /// What the scheduler wants done, in this order.

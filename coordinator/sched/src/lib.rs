@@ -51,7 +51,7 @@ use brigade_engine::batch::AdapterUse;
 
 use admit::Waiting;
 
-use brigade_draft::{Drafter, OwnerId};
+use brigade_draft::Drafter;
 use drafting::Drafting;
 
 use line::Line;
@@ -207,8 +207,8 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            let no = admit(&self.config, line, &mut self.live, Pending::new(request), out);
-            begin_drafts(&mut self.drafter, &self.live, no);
+            let at = (line, &mut self.live);
+            admit(&self.config, at, &mut self.drafter, Pending::new(request), out);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(now, request)? {
@@ -416,8 +416,7 @@ impl Scheduler {
             if let Some(hold) = line.hold(now, &mut self.live, next) {
                 self.waiting.hold(goes, hold);
             } else if let Some(next) = self.waiting.take_before(at, goes) {
-                let no = admit(&self.config, line, &mut self.live, next, out);
-                begin_drafts(&mut self.drafter, &self.live, no);
+                admit(&self.config, (line, &mut self.live), &mut self.drafter, next, out);
             }
         }
     }
@@ -555,11 +554,23 @@ impl Scheduler {
     }
 }
 
-/// Gives a request its places and the end of the prefill queue.
+/// Gives a request its places and the end of the prefill queue, and tells the drafter of it.
 fn admit(
     config: &SchedConfig,
-    line: &mut Line,
-    live: &mut Live,
+    (line, live): (&mut Line, &mut Live),
+    drafter: &mut drafting::Who,
+    mut pending: Pending,
+    out: &mut Vec<Action>,
+) {
+    drafting::choose_own(drafter, line, &mut pending);
+    let no = give_place(config, (line, live), pending, out);
+    drafting::begin(drafter, live, no);
+}
+
+/// Gives a request its places and the end of the prefill queue.
+fn give_place(
+    config: &SchedConfig,
+    (line, live): (&mut Line, &mut Live),
     pending: Pending,
     out: &mut Vec<Action>,
 ) -> SeqNo {
@@ -580,16 +591,4 @@ fn admit(
         out.push(Action::Reused { request, tokens: sequence.reused });
     }
     live.insert(sequence)
-}
-
-/// Tells the drafter of a sequence that may run ahead.
-fn begin_drafts(drafter: &mut Option<Box<dyn Drafter>>, live: &Live, no: SeqNo) {
-    let sequence = live.of(no).filter(|sequence| drafting::may_run_ahead(sequence));
-    if let (Some(drafter), Some(sequence)) = (drafter, sequence) {
-        let space = sequence.space.namespace.number();
-        let (stream, owner) =
-            (drafting::stream(sequence.request), OwnerId { key: sequence.share.owner, space });
-        let expected = sequence.drafts.as_deref().unwrap_or(&[]);
-        drafter.begin(stream, owner, &sequence.tokens, sequence.n_prompt as usize, expected);
-    }
 }

@@ -43,6 +43,8 @@ pub(super) struct Pending {
     pub restorable: Option<u32>,
     /// Mirostat's, after its last token.
     pub mu: Option<f32>,
+    /// Whether the model's own block is to read what it reads.
+    pub own_drafts: bool,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
     /// What it would begin with, if it was looked up.
@@ -64,6 +66,7 @@ impl Pending {
             blocks: Vec::new(),
             restorable: None,
             mu: None,
+            own_drafts: false,
             request,
             generated: Vec::new(),
             rows_returned: 0,
@@ -141,6 +144,7 @@ impl Pending {
             blocks: sequence.blocks,
             restorable: None,
             mu: sequence.mu,
+            own_drafts: false,
             without_line_since: None,
             begins: None,
             came: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_engine::batch::{RowValue, SampledToken};
+use brigade_engine::batch::{DraftedToken, RowValue, SampledToken};
 
 use super::ahead::{Judged, Outcome};
 use super::drafting;
@@ -126,6 +126,7 @@ impl Scheduler {
     /// A sampled token of a sequence that may have ended meanwhile.
     fn token(&mut self, now: Micros, of: &Wanted, mut token: SampledToken, out: &mut Vec<Action>) {
         let forced = std::mem::take(&mut token.forced);
+        let drafted = std::mem::take(&mut token.drafted);
         let no = of.seq;
         let Some(sequence) = self.live.get_mut(no) else { return };
         let Work::Generate { max_tokens, stop_tokens, .. } = &sequence.work else { return };
@@ -144,7 +145,7 @@ impl Scheduler {
             if let Some(ahead) = &mut sequence.ahead {
                 self.drafts.overlapped_us += std::mem::take(&mut ahead.overlapped.1);
             }
-            self.note_drawn(request, (id, &forced), outcome.judged());
+            self.note_drawn(request, (id, &forced), drafted, outcome.judged());
             if index + 1 < max_tokens && self.has_place_for_next(no) {
                 if let Outcome::Ready(_) = outcome {
                     self.ready(no);
@@ -194,6 +195,7 @@ impl Scheduler {
         &mut self,
         request: RequestId,
         (token, forced): (u32, &[u32]),
+        drafted: Vec<DraftedToken>,
         judged: Option<Judged>,
     ) {
         if let Some(judged) = judged {
@@ -203,6 +205,10 @@ impl Scheduler {
         drafter.push(drafting::stream(request), token);
         if !forced.is_empty() {
             drafter.must_follow(drafting::stream(request), forced);
+        }
+        if !drafted.is_empty() {
+            let drafted = drafted.iter().map(|draft| (draft.id, draft.odds)).collect();
+            drafter.model_drafted(drafting::stream(request), drafted);
         }
         if let Some(Judged { source, matched, right, .. }) = judged {
             drafter.judged(drafting::stream(request), source, matched, right);

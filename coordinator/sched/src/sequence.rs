@@ -18,12 +18,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use brigade_draft::Draft;
 use brigade_engine::batch::{
     AdapterUse, BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
 };
 
 use super::ahead::RunAhead;
+use super::drafting::Window;
 use super::events::{HiddenRows, KeptId, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
 use super::prefix::{Mark, NodeId, Space};
@@ -106,6 +106,8 @@ pub(super) struct Admitted {
     pub is_guide: bool,
     /// Whether its next tokens may be drafted, and what its answer is expected to be like.
     pub drafts: Option<Arc<[u32]>>,
+    /// Whether the model's own block reads what it reads.
+    pub own_drafts: bool,
     /// What it has on the line beyond what was drawn; `None`: nothing yet.
     pub ahead: Option<Box<RunAhead>>,
 }
@@ -132,7 +134,8 @@ impl Admitted {
         let (slot, blocks) = (self.slot, self.blocks.clone());
         let (sampler, request) = (self.sampler(), self.label.clone());
         let adapt = SeqOp::adapt(slot, &self.adapters);
-        [SeqOp::Open { slot, blocks, sampler, request }].into_iter().chain(adapt)
+        let draft = self.own_drafts.then_some(SeqOp::Draft { slot });
+        [SeqOp::Open { slot, blocks, sampler, request }].into_iter().chain(adapt).chain(draft)
     }
 
     /// Itself, and its guide.
@@ -456,15 +459,12 @@ impl Live {
     ///
     /// # Panics
     /// If there is no such sequence.
-    pub fn next_window(
-        &mut self,
-        now: Micros,
-        no: SeqNo,
-        (drafts, in_planes): (&Draft, bool),
-    ) -> SeqPart {
+    pub fn next_window(&mut self, now: Micros, no: SeqNo, window: &Window) -> SeqPart {
         let sequence = self.seqs.get_mut(&no).expect("queues name live sequences only");
-        let part = sequence.next_window(now, drafts, in_planes);
-        self.owners.sent(sequence.share, part.tokens.len() as u32, 0);
+        let before = sequence.prompt_left();
+        let part = sequence.next_window(now, window);
+        let of_prompt = before - sequence.prompt_left();
+        self.owners.sent(sequence.share, part.tokens.len() as u32, of_prompt);
         part
     }
 

@@ -447,6 +447,7 @@ fn cluster_config(
         max_seqs: options.max_seqs,
         keep: options.keep,
         full_windows: line.full_windows,
+        own_drafts: options.speculate.own_drafts(),
         max_rows,
         kernels: line.kernels.clone(),
         balance: line.balance,

@@ -1,6 +1,6 @@
 //! Speculation: whether next tokens are drafted, and by whom.
 
-use brigade_draft::{Drafter, Forced, Suffix};
+use brigade_draft::{Drafter, Forced, Suffix, WithModel};
 use clap::{Args, ValueEnum};
 
 /// `--speculate` as it is typed.
@@ -15,6 +15,16 @@ pub enum SpeculateArg {
     Off,
 }
 
+/// `--own-drafts` as it is typed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OwnDraftsArg {
+    /// Where the model has such blocks, all workers know them, and their drafts are right often enough
+    #[default]
+    Auto,
+    /// Never: they are not loaded
+    Off,
+}
+
 /// Options of commands that answer.
 #[derive(Clone, Debug, Args)]
 pub struct SpeculateArgs {
@@ -26,6 +36,10 @@ pub struct SpeculateArgs {
     /// to each key
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = brigade_plan::parse_bytes)]
     speculate_memory: u64,
+    /// Whether a model's own blocks that draft tokens (MTP, NextN) are loaded with its last layers and used; --speculate off
+    /// is off here too
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    own_drafts: OwnDraftsArg,
 }
 
 impl SpeculateArgs {
@@ -38,7 +52,8 @@ impl SpeculateArgs {
     pub fn speculate(&self) -> Speculate {
         match self.speculate {
             SpeculateArg::Auto | SpeculateArg::Sync => {
-                Speculate::Auto { memory: self.speculate_memory }
+                let own_drafts = self.own_drafts == OwnDraftsArg::Auto;
+                Speculate::Auto { memory: self.speculate_memory, own_drafts }
             }
             SpeculateArg::Off => Speculate::Off,
         }
@@ -55,6 +70,8 @@ pub enum Speculate {
     Auto {
         /// Of all texts together.
         memory: u64,
+        /// And the model's own blocks of drafts, where they are loaded.
+        own_drafts: bool,
     },
     /// Whoever knows the answer, and is wrong as often as is said: for measurements.
     Forced {
@@ -69,11 +86,19 @@ pub enum Speculate {
 const FORCED_SEED: u64 = 0x5eed;
 
 impl Speculate {
+    /// Whether the model's own blocks of drafts are loaded.
+    pub fn own_drafts(self) -> bool {
+        matches!(self, Self::Auto { own_drafts: true, .. })
+    }
+
     /// Who drafts, as the scheduler takes it.
     pub fn drafter(self) -> Option<Box<dyn Drafter>> {
         match self {
             Self::Off => None,
-            Self::Auto { memory } => Some(Box::new(Suffix::new(memory))),
+            Self::Auto { memory, own_drafts: false } => Some(Box::new(Suffix::new(memory))),
+            Self::Auto { memory, own_drafts: true } => {
+                Some(Box::new(WithModel::new(Box::new(Suffix::new(memory)))))
+            }
             Self::Forced { acceptance, n_vocab } => {
                 Some(Box::new(Forced::new(acceptance, FORCED_SEED, n_vocab)))
             }

@@ -112,10 +112,10 @@ fn learn((mean, n): &mut (f32, f32), seen: f32) {
     *mean += (seen - *mean) / *n;
 }
 
-/// Forced drafts have odds of their own: they are counted with nobody's.
+/// Forced drafts and the model's have odds of their own: they are counted with nobody's.
 fn row(source: Source) -> usize {
     match source {
-        Source::Own | Source::Forced => 0,
+        Source::Own | Source::Forced | Source::Model => 0,
         Source::Recent => 1,
         Source::Expected => 2,
         Source::Grammar => 3,

@@ -224,7 +224,7 @@ impl Drafter for Suffix {
 
     fn judged(&mut self, id: StreamId, source: Source, matched: usize, right: bool) {
         // Drafts of a grammar are judged by what came, sent or not. They say nothing of what a text repeats.
-        let is_of_text = !matches!(source, Source::Forced | Source::Grammar);
+        let is_of_text = !matches!(source, Source::Forced | Source::Grammar | Source::Model);
         if let Some((stream, owner)) = self.get(id).filter(|_| is_of_text) {
             stream.judged(source, matched, right);
             owner.seen.judged(source, matched, right);

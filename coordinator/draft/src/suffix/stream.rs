@@ -223,14 +223,14 @@ impl Stream {
             Source::Own => self.own,
             Source::Recent => self.recent,
             Source::Expected => self.expected.at(),
-            Source::Forced | Source::Grammar => None,
+            Source::Forced | Source::Grammar | Source::Model => None,
         };
         let found = known.or_else(|| self.search(source, &[], owner));
         match source {
             Source::Own => self.own = found,
             Source::Recent => self.recent = found,
             Source::Expected => self.expected.go_to(found),
-            Source::Forced | Source::Grammar => {}
+            Source::Forced | Source::Grammar | Source::Model => {}
         }
         found
     }
@@ -241,7 +241,7 @@ impl Stream {
             Source::Own => Cursor::search(&context, 1, self.parts()),
             Source::Recent => Cursor::search(&context, WIDTH, owner.parts(&context)),
             Source::Expected => self.expected.found(&context),
-            Source::Forced | Source::Grammar => None,
+            Source::Forced | Source::Grammar | Source::Model => None,
         }
     }
 

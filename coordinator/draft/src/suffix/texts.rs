@@ -26,7 +26,7 @@ impl<'a> Texts<'a> {
             Source::Own => self.own.get(next).or_else(|| beyond.get(next - self.own.len())),
             Source::Expected => self.expected.get(next),
             Source::Recent => self.answers[place.text as usize].tokens().get(next),
-            Source::Forced | Source::Grammar => None,
+            Source::Forced | Source::Grammar | Source::Model => None,
         };
         token.copied()
     }

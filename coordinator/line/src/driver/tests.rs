@@ -27,6 +27,7 @@ const SPEC: LineSpec = LineSpec {
     guides: true,
     ahead: true,
     grows: true,
+    own_drafts: 0,
 };
 
 /// A driver with a line, and what it sends into that.

@@ -150,15 +150,17 @@ impl Line {
             restorable,
             mu,
             held,
+            own_drafts,
             ..
         } = pending;
+        let own_drafts = own_drafts && half == Half::Own;
         let n_pages = self.pages_of(request.positions());
         let space = Space::of(&request);
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
         let before = (&had[..], restorable);
         let (blocks, reused, source) =
-            self.begin(live, prompt, (slot, n_pages), (&request, half), before);
+            self.begin(live, prompt, (slot, n_pages), (&request, half, own_drafts), before);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
@@ -203,24 +205,27 @@ impl Line {
             guide: None,
             is_guide: half == Half::Guide,
             drafts: request.drafts,
+            own_drafts,
             ahead: None,
         }
     }
 
     /// Pages for a request whose sequence begins in `slot`, how many tokens of its prompt are in them, and the kept state
     /// that they come from. `before`: the pages it had on a line before, and the position of a state of its own that can be
-    /// put back.
+    /// put back. The model's own block needs the row before the first one that it reads: one more is computed for it.
     fn begin(
         &mut self,
         live: &Live,
         prompt: Prompt<'_>,
         (slot, n_pages): (SlotId, u32),
-        (request, half): (&Request, Half),
+        (request, half, own_drafts): (&Request, Half, bool),
         (had, restorable): (&[BlockId], Option<u32>),
     ) -> (Vec<BlockId>, u32, Option<KeptId>) {
         let best = if self.reuses(request) { self.best(live, prompt) } else { None };
         // A state of its own has more.
         let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
+        let again = u32::from(own_drafts && self.spec.prefixes == Prefixes::All);
+        let best = best.map(|(source, len)| (source, len - again)).filter(|(_, len)| *len > 0);
         let Some((source, len)) = best else {
             self.make_room(n_pages, None);
             // A stage that stayed loaded still holds its state in them.
@@ -228,7 +233,8 @@ impl Line {
             let like = self.blocks.take_like(had, n_pages, Holder::Running);
             return (like.expect("has_room was asked"), 0, None);
         };
-        let blocks = self.begin_with((live, source, len), slot, n_pages, (request, half));
+        let of = (request, half, own_drafts);
+        let blocks = self.begin_with((live, source, len), slot, n_pages, of);
         let kept = match source {
             Source::Kept(id) => Some(id),
             Source::Live(..) => None,
@@ -251,7 +257,7 @@ impl Line {
         (live, source, len): (&Live, Source, u32),
         slot: SlotId,
         n_pages: u32,
-        (request, half): (&Request, Half),
+        (request, half, own_drafts): (&Request, Half, bool),
     ) -> Vec<BlockId> {
         let full = (len / self.spec.block_positions) as usize;
         let (src, mut blocks) = match source {
@@ -286,6 +292,7 @@ impl Line {
         };
         let (copied, request) = (blocks.clone(), request.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });
+        self.ops.extend(own_drafts.then_some(SeqOp::Draft { slot }));
         if spent.is_some() {
             self.ops.push(SeqOp::Close { slot: src });
         }

@@ -19,6 +19,7 @@ use brigade_engine::batch::{
 };
 use brigade_spec::Prefixes;
 
+use super::block::Block;
 use super::rng::mix;
 use crate::LineSpec;
 
@@ -26,7 +27,7 @@ use crate::LineSpec;
 pub(super) const STOP_TOKEN: u32 = 0;
 
 /// Made-up tokens are `1..VOCAB`, or [`STOP_TOKEN`] once in a workload's `stop_every`.
-const VOCAB: u64 = 32_000;
+pub(super) const VOCAB: u64 = 32_000;
 
 /// The token after `tokens`, whose rows passed through `adapters`.
 pub(super) fn next_token(tokens: &[u32], adapters: &[AdapterUse], stop_every: u64) -> u32 {
@@ -84,12 +85,25 @@ pub(super) struct Mirror {
     /// Of so many draws one finds no mask; 0: none.
     late_every: u64,
     draws: u64,
+    block: Block,
+    /// Drafts of the block that were told.
+    pub n_drafted: u64,
 }
 
 impl Mirror {
-    pub fn new(spec: LineSpec, stop_every: u64, late_every: u64) -> Self {
-        let (open, pages, planes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { spec, open, pages, planes, next_id: 0, stop_every, late_every, draws: 0 }
+    pub fn new(spec: LineSpec, stop_every: u64, late_every: u64, block: Block) -> Self {
+        Self {
+            spec,
+            open: BTreeMap::new(),
+            pages: BTreeMap::new(),
+            planes: BTreeMap::new(),
+            next_id: 0,
+            stop_every,
+            late_every,
+            draws: 0,
+            block,
+            n_drafted: 0,
+        }
     }
 
     /// Whether the next draw finds no mask.
@@ -180,6 +194,7 @@ impl Mirror {
 
     /// `sources`: what was copied from in this ubatch, whose pages the copy may have taken over.
     fn apply_op(&mut self, op: &SeqOp, sources: &mut BTreeSet<SlotId>) -> Result<(), String> {
+        self.block.follow(op, self.spec)?;
         match op {
             SeqOp::Open { slot, blocks, sampler, .. } => {
                 self.open_slot(*slot, blocks, sampler.as_deref(), Vec::new())
@@ -340,6 +355,16 @@ impl Mirror {
         }
     }
 
+    /// What the model's own block drafts behind the last token that was drawn of a part, if one was.
+    fn draft(&mut self, part: &SeqPart, out: &mut [RowOutput]) {
+        let Some(RowOutput { pos, value: RowValue::Sampled(token), .. }) = out.last_mut() else {
+            return;
+        };
+        let before = &self.open[&part.slot].tokens[..=*pos as usize];
+        token.drafted = self.block.draft(part, before, token.id);
+        self.n_drafted += token.drafted.len() as u64;
+    }
+
     /// Copies the first `len` positions of `src` to pages `to`, page by page, and returns what a
     /// recurrent state copied from it stands for.
     fn copied(&mut self, src: SlotId, len: usize, to: &[BlockId]) -> Result<Vec<u32>, String> {
@@ -440,9 +465,11 @@ impl Mirror {
         ensure(before.is_some() == is_guided, || {
             format!("{name:?} is guided: {is_guided}, or has a guide before it")
         })?;
+        self.block.check(part, self.spec, (&slot.tokens, room))?;
         if part.want == Want::Verify {
             slot.awaiting = Some(ubatch);
             self.verify(part, known, &late, out);
+            self.draft(part, out);
         } else if part.want == Want::Guide {
             slot.awaiting = Some(ubatch);
             *guide = Some((slot.tokens.clone(), slot.adapters.clone()));

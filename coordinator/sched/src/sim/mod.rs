@@ -5,6 +5,7 @@
 //! the first one that is broken. `plan` uses it to predict what a cluster would do. It knows costs and
 //! counts, not models.
 
+mod block;
 mod clients;
 mod copies;
 mod drafts;
@@ -18,13 +19,14 @@ pub use clients::{Client, Ending, SimRequest, Workload};
 pub use line::{LinkModel, Nature, Spells, StageModel};
 pub use rng::Rng;
 
-use brigade_draft::Drafter;
+use brigade_draft::{Drafter, Source, Suffix, WithModel};
 use brigade_engine::batch::{RowOutput, SeqPart, UBatch};
 use brigade_spec::Prefixes;
 
 use crate::{
     Action, Event, LineSpec, Micros, PrefixCounts, Results, SchedConfig, Scheduler, Stats,
 };
+use block::Block;
 use clients::Clients;
 use copies::{Arrived, Copies};
 use drafts::Oracle;
@@ -54,6 +56,7 @@ pub fn roomy(n_stages: usize) -> LineSpec {
         guides: true,
         ahead: true,
         grows: true,
+        own_drafts: 0,
     }
 }
 
@@ -80,6 +83,9 @@ pub struct Sim {
     pub late_every: u64,
     /// Tokens are drafted, and are right with this probability; `None`: they are not.
     pub drafts: Option<f64>,
+    /// The model has a block of its own that drafts as many tokens as the line's specification says, the first of which is
+    /// right with this probability; `None`: it has none.
+    pub own_drafts: Option<f64>,
     /// Keep a text of everything that went in and out.
     pub log: bool,
     /// Check after every step that no stage idles and nobody waits without need: a scan of all sequences,
@@ -101,9 +107,31 @@ impl Sim {
             changes: Vec::new(),
             late_every: 0,
             drafts: None,
+            own_drafts: None,
             log: false,
             audit: true,
         }
+    }
+
+    /// Who drafts.
+    fn drafter(&self, stop_every: u64) -> Option<Box<dyn Drafter>> {
+        let oracle = self
+            .drafts
+            .map(|odds| -> Box<dyn Drafter> { Box::new(Oracle::new(odds, self.seed, stop_every)) });
+        match self.own_drafts {
+            None => oracle,
+            Some(_) => {
+                let texts = oracle.unwrap_or_else(|| Box::new(Suffix::new(0)));
+                Some(Box::new(WithModel::new(texts)))
+            }
+        }
+    }
+
+    /// Stages on which nothing runs.
+    fn mirror(&self, stop_every: u64) -> Mirror {
+        let (odds, alone) = (self.own_drafts.unwrap_or(0.0), self.drafts.is_none());
+        let block = Block::new(odds, self.seed, stop_every, alone);
+        Mirror::new(self.spec, stop_every, self.late_every, block)
     }
 
     /// Runs `workload` to its end. An error names the promise that was broken, and when.
@@ -137,6 +165,8 @@ pub struct Outcome {
     pub n_moved: u64,
     /// Copies that were taken of a state while its sequence ran ahead of it.
     pub n_copied_ahead: u64,
+    /// Tokens that the model's own block drafted, and those of them that were sent and right, and wrong.
+    pub own_drafts: [u64; 3],
     /// Most sequences kept at a time, as far as that was looked at ([`Sim::audit`]).
     pub most_kept: u32,
     /// Most requests at a time that waited for what others read, as far as that was looked at.
@@ -230,6 +260,7 @@ struct Run<'a> {
     n_ubatches: u64,
     n_rows: u64,
     n_put_back: u64,
+    n_drafted: u64,
     most_kept: u32,
     most_held: usize,
     most_in_flight: usize,
@@ -251,11 +282,9 @@ impl<'a> Run<'a> {
         let numbered = events.into_iter().enumerate();
         Self {
             sim,
-            scheduler: Scheduler::new(sim.sched).with_drafter(sim.drafts.map(|odds| {
-                Box::new(Oracle::new(odds, sim.seed, workload.stop_every)) as Box<dyn Drafter>
-            })),
+            scheduler: Scheduler::new(sim.sched).with_drafter(sim.drafter(workload.stop_every)),
             line: SimLine::new(&sim.stages, &sim.links, sim.nature, sim.seed),
-            mirror: Mirror::new(sim.spec, workload.stop_every, sim.late_every),
+            mirror: sim.mirror(workload.stop_every),
             copies: Copies::new(sim.seed),
             clients: Clients::new(workload),
             world: numbered.map(|(n, (at, event))| ((at, n), event)).collect(),
@@ -269,6 +298,7 @@ impl<'a> Run<'a> {
             n_ubatches: 0,
             n_rows: 0,
             n_put_back: 0,
+            n_drafted: 0,
             most_kept: 0,
             most_held: 0,
             most_in_flight: 0,
@@ -301,7 +331,8 @@ impl<'a> Run<'a> {
             World::Up if self.up => Ok(()),
             World::Up => {
                 self.epoch += 1;
-                self.mirror = Mirror::new(self.sim.spec, self.stop_every, self.sim.late_every);
+                self.n_drafted += self.mirror.n_drafted;
+                self.mirror = self.sim.mirror(self.stop_every);
                 let found = self.copies.found(&self.scheduler.interrupted());
                 self.step(Event::Restorable(found))?;
                 self.up = true;
@@ -510,6 +541,10 @@ impl<'a> Run<'a> {
             n_put_back: self.n_put_back,
             n_moved: self.copies.n_moved(),
             n_copied_ahead: self.copies.n_ahead(),
+            own_drafts: {
+                let [right, wrong] = self.scheduler.drafts().judged(Source::Model);
+                [self.n_drafted + self.mirror.n_drafted, right, wrong]
+            },
             most_kept: self.most_kept,
             most_held: self.most_held,
             prefixes: self.scheduler.stats().prefixes,

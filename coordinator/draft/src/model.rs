@@ -1,0 +1,235 @@
+//! Drafts of the model's own block beside those of texts.
+//!
+//! The block's drafts come with a drawn token, each with the probability that the block gives it. How often such drafts are
+//! right is learned by that probability and by how far behind the drawn token they stand, for each stream and for each
+//! owner. What is drafted is what promises more right tokens: the block's drafts, or a text's. Behind the block's, when they
+//! are in flight, texts go on.
+
+mod seen;
+
+use std::collections::BTreeMap;
+
+use crate::{Draft, Drafter, OwnerId, Source, StreamId};
+use seen::Seen;
+
+/// Where less than this share of the first drafts was right, an owner's prompts do not pass through the block any more.
+const LEAST_RIGHT: f32 = 0.3;
+
+/// First drafts that must have been seen before that is said of an owner.
+const ENOUGH: f32 = 48.0;
+
+/// Of the requests of an owner for whom the block did not pay, one of so many tries again.
+const TRY_EVERY: u32 = 16;
+
+/// Owners that are remembered; the one that was asked for longest ago is forgotten first.
+const MAX_OWNERS: usize = 1024;
+
+/// A drafter of texts, and what the model's own block says.
+#[derive(Debug)]
+pub struct WithModel {
+    texts: Box<dyn Drafter>,
+    streams: BTreeMap<StreamId, Stream>,
+    owners: BTreeMap<u64, Owner>,
+    /// Requests so far: what "longest ago" means.
+    n_asked: u64,
+}
+
+/// What the block drafted behind a stream's last tokens.
+#[derive(Debug)]
+struct Stream {
+    owner: u64,
+    run: Vec<(u32, f32)>,
+    /// Tokens of the run that were drawn.
+    n_came: usize,
+    seen: Seen,
+}
+
+#[derive(Debug, Default)]
+struct Owner {
+    seen: Seen,
+    /// Its requests since the last one whose prompt passed through the block, where that did not pay.
+    n_without: u32,
+    asked: u64,
+}
+
+impl Owner {
+    fn pays(&self) -> bool {
+        self.seen.n_first() < ENOUGH || self.seen.share(0) >= LEAST_RIGHT
+    }
+}
+
+impl Stream {
+    fn left(&self) -> &[(u32, f32)] {
+        self.run.get(self.n_came..).unwrap_or_default()
+    }
+
+    /// What was drafted behind `ahead`, if what is in flight is what was drafted.
+    fn behind(&self, ahead: &[u32]) -> &[(u32, f32)] {
+        let left = self.left();
+        let goes = ahead.len() <= left.len() && left.iter().zip(ahead).all(|(d, t)| d.0 == *t);
+        if goes { &left[ahead.len()..] } else { &[] }
+    }
+
+    /// At most `most` of them as a draft.
+    fn draft(&self, ahead: &[u32], most: usize) -> Draft {
+        let rest = self.behind(ahead);
+        let rest = &rest[..rest.len().min(most)];
+        let matched = self.n_came + ahead.len();
+        let odds = (matched..).zip(rest).map(|(depth, (_, odds))| self.seen.odds(depth, *odds));
+        Draft {
+            tokens: rest.iter().map(|(token, _)| *token).collect(),
+            odds: odds.collect(),
+            source: Source::Model,
+            matched,
+            is_proven: true,
+        }
+    }
+}
+
+/// How many of a draft's tokens will be right: each only if all before it are.
+fn expected(draft: &Draft) -> f32 {
+    let (mut all, mut sum) = (1.0, 0.0);
+    for odds in &draft.odds {
+        all *= odds;
+        sum += all;
+    }
+    sum
+}
+
+impl WithModel {
+    /// The same drafts as `texts`, and those of the model.
+    pub fn new(texts: Box<dyn Drafter>) -> Self {
+        Self { texts, streams: BTreeMap::new(), owners: BTreeMap::new(), n_asked: 0 }
+    }
+
+    /// The owner of this key, which is remembered from now on.
+    fn owner(&mut self, key: u64) -> &mut Owner {
+        if self.owners.len() >= MAX_OWNERS && !self.owners.contains_key(&key) {
+            let oldest = self.owners.iter().min_by_key(|(_, owner)| owner.asked);
+            if let Some(oldest) = oldest.map(|(key, _)| *key) {
+                self.owners.remove(&oldest);
+            }
+        }
+        self.n_asked += 1;
+        let owner = self.owners.entry(key).or_default();
+        owner.asked = self.n_asked;
+        owner
+    }
+}
+
+impl Drafter for WithModel {
+    fn begin(
+        &mut self,
+        id: StreamId,
+        owner: OwnerId,
+        tokens: &[u32],
+        n_prompt: usize,
+        expected: &[u32],
+    ) {
+        let of = self.owner(owner.key);
+        // One that tries again hopes again.
+        let seen = if of.pays() { of.seen.for_a_stream() } else { Seen::default() };
+        let stream = Stream { owner: owner.key, run: Vec::new(), n_came: 0, seen };
+        self.streams.insert(id, stream);
+        self.texts.begin(id, owner, tokens, n_prompt, expected);
+    }
+
+    fn push(&mut self, id: StreamId, token: u32) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && let Some((next, odds)) = stream.left().first().copied()
+        {
+            // Whether it was sent or not: it is known now.
+            let (depth, right) = (stream.n_came, next == token);
+            stream.seen.judged(depth, odds, right);
+            if let Some(owner) = self.owners.get_mut(&stream.owner) {
+                owner.seen.judged(depth, odds, right);
+            }
+            match right {
+                true => stream.n_came += 1,
+                false => stream.run.clear(),
+            }
+        }
+        self.texts.push(id, token);
+    }
+
+    fn must_follow(&mut self, id: StreamId, tokens: &[u32]) {
+        self.texts.must_follow(id, tokens);
+    }
+
+    fn model_drafted(&mut self, id: StreamId, drafted: Vec<(u32, f32)>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        // The newer ones know more; but what only says less of the same is no news.
+        let same = drafted.iter().zip(stream.left()).all(|(new, old)| new.0 == old.0);
+        if !same || drafted.len() > stream.left().len() {
+            (stream.run, stream.n_came) = (drafted, 0);
+        }
+    }
+
+    fn wants_model(&mut self, owner: OwnerId) -> bool {
+        let owner = self.owner(owner.key);
+        if owner.pays() {
+            return true;
+        }
+        owner.n_without = (owner.n_without + 1) % TRY_EVERY;
+        owner.n_without == 0
+    }
+
+    fn model_odds(&self, id: StreamId, most: usize) -> Vec<f32> {
+        let Some(stream) = self.streams.get(&id) else { return Vec::new() };
+        let odds: Vec<f32> = (0..most).map(|depth| stream.seen.share(depth)).collect();
+        if odds.first().is_some_and(|first| *first >= LEAST_RIGHT) { odds } else { Vec::new() }
+    }
+
+    fn draft(&mut self, id: StreamId, ahead: &[u32], most: usize) -> Draft {
+        let of_text = self.texts.draft(id, ahead, most);
+        let of_model = self.streams.get(&id).map(|stream| stream.draft(ahead, most));
+        let Some(of_model) = of_model.filter(|draft| !draft.tokens.is_empty()) else {
+            return of_text;
+        };
+        // A text that goes on along it says the same, and more.
+        if of_text.tokens.starts_with(&of_model.tokens) {
+            let mut both = Draft { is_proven: true, ..of_text };
+            let odds = both.odds.iter_mut().zip(&of_model.odds);
+            odds.for_each(|(odds, of_model)| *odds = odds.max(*of_model));
+            return both;
+        }
+        // What a grammar leaves no choice of is not what the block thinks of it.
+        let is_sure = of_text.source == Source::Grammar && of_text.tokens[0] != of_model.tokens[0];
+        let is_better = of_text.is_proven && expected(&of_text) > expected(&of_model);
+        if !of_text.tokens.is_empty() && (is_sure || is_better) { of_text } else { of_model }
+    }
+
+    fn judged(&mut self, id: StreamId, source: Source, matched: usize, right: bool) {
+        // The block's are judged as they come.
+        if source != Source::Model {
+            self.texts.judged(id, source, matched, right);
+        }
+    }
+
+    fn prepare(&mut self, id: StreamId, most: usize) -> usize {
+        self.texts.prepare(id, most)
+    }
+
+    fn end(&mut self, id: StreamId) {
+        self.streams.remove(&id);
+        self.texts.end(id);
+    }
+
+    fn forget(&mut self, key: u64) {
+        self.streams.retain(|_, stream| stream.owner != key);
+        self.owners.remove(&key);
+        self.texts.forget(key);
+    }
+
+    fn nbytes(&self) -> u64 {
+        let streams = self
+            .streams
+            .values()
+            .map(|s| size_of::<(StreamId, Stream)>() + s.run.capacity() * size_of::<(u32, f32)>());
+        let owners = self.owners.len() * size_of::<(u64, Owner)>();
+        self.texts.nbytes() + (streams.sum::<usize>() + owners) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;
