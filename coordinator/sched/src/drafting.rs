@@ -4,7 +4,7 @@ use brigade_draft::{Draft, Drafter, OwnerId, StreamId};
 use brigade_spec::Prefixes;
 
 use super::ahead::NextWindow;
-use super::events::{LineSpec, Micros, Request, RequestId, Share, Work};
+use super::events::{Micros, Request, RequestId, Share, Work};
 use super::line::Line;
 use super::namespace::Namespace;
 use super::replay::Pending;
