@@ -192,6 +192,11 @@ pub(super) fn plan(spec: &Spec) -> Result<ModelPlan, SynthError> {
     let mut plan = ModelPlan::new(spec.arch.name, spec.quant, &spec.shape);
     check(&spec.shape).map_err(fail)?;
     (spec.arch.build)(&spec.shape, &mut plan).map_err(fail)?;
+    let has_block = plan.metadata.iter().any(|(key, _)| key.ends_with(".nextn_predict_layers"));
+    if spec.shape.drafts > 0 && !has_block {
+        let problem = "it is made without a block that drafts, choose a size without".to_owned();
+        return Err(fail(problem));
+    }
     Ok(plan)
 }
 

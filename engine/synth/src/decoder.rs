@@ -60,6 +60,14 @@ pub(super) fn prediction(shape: &Shape, plan: &mut ModelPlan) {
     }
 }
 
+/// Counts `n` blocks of multi-token prediction behind the layers.
+pub(super) fn count_predictions(shape: &Shape, plan: &mut ModelPlan, n: usize) {
+    if n > 0 {
+        plan.count("nextn_predict_layers", n);
+        plan.count("block_count", shape.n_layer + n);
+    }
+}
+
 /// YaRN over an eighth of the context.
 pub(super) fn yarn(shape: &Shape, plan: &mut ModelPlan) {
     plan.text("rope.scaling.type", "yarn");

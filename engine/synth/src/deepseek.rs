@@ -3,7 +3,7 @@
 
 use super::Shape;
 use super::classic::two_matrices;
-use super::decoder::dense_layers;
+use super::decoder::{count_predictions, dense_layers, prediction};
 use super::file_type::Role;
 use super::parts::{
     ATTENTION_GAIN, EMBEDDING, base_metadata, embedding, ffn, ffn_matrices, refuse_experts,
@@ -61,9 +61,10 @@ pub(super) fn latent_layers(
         plan.count("expert_group_count", 4);
         plan.count("expert_group_used_count", 2);
     }
+    count_predictions(shape, plan, shape.drafts);
     embedding(shape, plan, EMBEDDING);
     let dense = Shape { experts: None, ..shape.clone() };
-    for il in 0..shape.n_layer {
+    for il in 0..shape.n_layer + shape.drafts {
         plan.layer(il);
         attention(il, plan);
         if il < n_dense {
@@ -72,6 +73,9 @@ pub(super) fn latent_layers(
             ffn(shape, plan);
             plan.bias("exp_probs_b", experts.count);
             ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        }
+        if il >= shape.n_layer {
+            prediction(shape, plan);
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Synthetic models with delta-rule layers: which metadata and tensors each architecture has.
 
 use super::Shape;
+use super::decoder::{count_predictions, prediction};
 use super::file_type::Role;
 use super::noise::Fill;
 use super::parts::{
@@ -74,6 +75,7 @@ pub(super) fn net_metadata(shape: &Shape, net: &NetShape, plan: &mut ModelPlan) 
 fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result<(), String> {
     let net = NetShape::of(shape);
     net_metadata(shape, &net, plan);
+    count_predictions(shape, plan, shape.drafts);
     embedding(shape, plan, EMBEDDING);
     for il in 0..shape.n_layer {
         plan.layer(il);
@@ -85,6 +87,14 @@ fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result
         }
         plan.norm("post_attention_norm", shape.n_embd);
         shared_and_routed(shape, plan);
+    }
+    if shape.drafts > 0 {
+        plan.layer(shape.n_layer);
+        plan.norm("attn_norm", shape.n_embd);
+        gated_attention(shape, plan);
+        plan.norm("post_attention_norm", shape.n_embd);
+        shared_and_routed(shape, plan);
+        prediction(shape, plan);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Synthetic decoders of later families with experts: windows, gates of heads, bounds of activations.
 
 use super::decoder::{
-    dense_layers, experts, half_rotated, head_gate, head_norms, listed_windows, mixture,
-    prediction, sinks, untied, window, yarn,
+    count_predictions, dense_layers, experts, half_rotated, head_gate, head_norms, listed_windows,
+    mixture, prediction, sinks, untied, window, yarn,
 };
 use super::file_type::Role;
 use super::mixtures::{SIGMOID, SOFTMAX, deepseek_keys, dense_then_experts, layers, metadata};
@@ -160,14 +160,21 @@ pub(super) fn cohere2moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Stri
     deepseek_keys(plan, SIGMOID, true);
     plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
     plan.number("logit_scale", 0.5);
-    layers(shape, plan, EMBEDDING, |il, plan| {
+    count_predictions(shape, plan, shape.drafts);
+    let layer = |il: usize, plan: &mut ModelPlan| {
         attention(shape, plan);
         if il == 0 {
             return ffn_matrices(plan, "", shape.n_embd, shape.n_ff);
         }
         mixture(shape, plan, experts);
         ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
-    });
+    };
+    layers(shape, plan, EMBEDDING, layer);
+    if shape.drafts > 0 {
+        plan.layer(shape.n_layer);
+        layer(shape.n_layer, plan);
+        prediction(shape, plan);
+    }
     Ok(())
 }
 
@@ -236,8 +243,16 @@ pub(super) fn mimo2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     plan.count("attention.value_length", value);
     half_rotated(shape, plan);
     let windows = listed_windows(shape, plan, 2);
-    let kv_heads = |il: usize| if windows[il] { shape.n_head } else { shape.n_head_kv };
-    plan.counts("attention.head_count_kv", (0..shape.n_layer).map(kv_heads));
+    let n_all = shape.n_layer + shape.drafts;
+    count_predictions(shape, plan, shape.drafts);
+    // Blocks of prediction have windows too.
+    let has_window = |il: usize| windows.get(il).copied().unwrap_or(true);
+    if shape.drafts > 0 {
+        let flags = (0..n_all).map(|il| usize::from(has_window(il)));
+        plan.counts("attention.sliding_window_pattern", flags);
+    }
+    let kv_heads = |il: usize| if has_window(il) { shape.n_head } else { shape.n_head_kv };
+    plan.counts("attention.head_count_kv", (0..n_all).map(kv_heads));
     plan.number("rope.freq_base", 1_000_000.0);
     plan.number("attention.value_scale", 0.7);
     layers(shape, plan, EMBEDDING, |il, plan| {
@@ -257,6 +272,18 @@ pub(super) fn mimo2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
         mixture(shape, plan, experts);
         plan.bias("exp_probs_b", experts.count);
     });
+    for il in shape.n_layer..n_all {
+        plan.layer(il);
+        plan.norm("attn_norm", n_embd);
+        let keys = (shape.n_head + kv_heads(il)) * shape.head_dim;
+        let all = keys + kv_heads(il) * value;
+        plan.matrix("attn_qkv", Role::Matrix, &[n_embd, all], 1.0);
+        plan.matrix("attn_output", Role::AttnOutput, &[shape.n_head * value, n_embd], 1.0);
+        sinks(shape, plan);
+        plan.norm("ffn_norm", n_embd);
+        ffn_matrices(plan, "", n_embd, shape.n_ff);
+        prediction(shape, plan);
+    }
     Ok(())
 }
 
@@ -267,9 +294,8 @@ pub(super) fn step35(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
     plan.number("expert_weights_scale", 1.5);
     plan.flag("expert_weights_norm", true);
     plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
-    plan.count("nextn_predict_layers", 1);
-    let n_all = shape.n_layer + 1;
-    plan.count("block_count", n_all);
+    let n_all = shape.n_layer + shape.drafts.max(1);
+    count_predictions(shape, plan, shape.drafts.max(1));
     window(shape, plan);
     let has_window = |il: usize| il % 2 == 1;
     plan.counts(
@@ -288,9 +314,11 @@ pub(super) fn step35(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
     let layer =
         |il: usize, plan: &mut ModelPlan| step_layer(shape, plan, il, has_window(il), experts);
     layers(shape, plan, EMBEDDING, layer);
-    plan.layer(shape.n_layer);
-    layer(shape.n_layer, plan);
-    prediction(shape, plan);
+    for il in shape.n_layer..n_all {
+        plan.layer(il);
+        layer(il, plan);
+        prediction(shape, plan);
+    }
     Ok(())
 }
 

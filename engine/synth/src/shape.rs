@@ -27,6 +27,8 @@ pub struct Shape {
     pub experts: Option<Experts>,
     /// Sizes of Mamba-2 mixers, for architectures that have them.
     pub ssm: Ssm,
+    /// Blocks behind the layers that draft tokens, for architectures that have them only where they are asked for.
+    pub drafts: usize,
 }
 
 /// The sizes of a Mamba-2 mixer besides its width, which is twice that of the residual stream.
@@ -74,6 +76,7 @@ const fn dense(layers_embd_ff: [usize; 3], heads: [usize; 3], vocab: usize, tied
         tied,
         experts: None,
         ssm: Ssm::USUAL,
+        drafts: 0,
     }
 }
 
@@ -89,6 +92,11 @@ const fn long(shape: Shape) -> Shape {
 /// `shape` with narrow Mamba-2 heads in `n_group` groups.
 const fn groups(shape: Shape, n_group: usize) -> Shape {
     Shape { ssm: Ssm { head_dim: 8, n_state: 16, n_group }, ..shape }
+}
+
+/// `shape` with blocks that draft tokens.
+const fn drafting(shape: Shape, drafts: usize) -> Shape {
+    Shape { drafts, ..shape }
 }
 
 /// Every named size: `([layers, width, ff], [heads, KV heads, head width], vocabulary, tied)`.
@@ -108,6 +116,19 @@ pub static SIZES: &[(&str, Shape)] = &[
     ("golden-32", dense([32, 16, 32], [2, 1, 8], 384, false)),
     ("golden-40", dense([40, 16, 32], [2, 1, 8], 384, false)),
     ("golden-24", dense([24, 32, 64], [4, 2, 16], 384, true)),
+    ("golden-drafts", drafting(groups(dense([4, 32, 64], [4, 2, 8], 384, true), 2), 1)),
+    (
+        "golden-moe-drafts",
+        drafting(groups(moe(dense([4, 32, 64], [4, 2, 8], 384, true), 8, 3, 16), 2), 1),
+    ),
+    (
+        "golden-wide-moe-drafts",
+        drafting(moe(dense([4, 32, 64], [4, 2, 16], 384, false), 8, 3, 32), 1),
+    ),
+    (
+        "golden-wide-moe-2-drafts",
+        drafting(moe(dense([4, 32, 64], [4, 2, 16], 384, false), 8, 3, 32), 2),
+    ),
     ("golden-images", dense([4, 32, 64], [4, 2, 8], 8320, false)),
     ("golden-images-40", dense([40, 16, 32], [2, 1, 8], 8320, false)),
     ("golden-4-groups", groups(dense([4, 32, 64], [2, 1, 16], 384, false), 4)),
