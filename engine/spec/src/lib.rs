@@ -8,7 +8,8 @@
 //!
 //! - `model` has [`ModelSpec`] with its layers and blocks, and some of the blocks. The other blocks are in `attention`,
 //!   `compressed`, `delta`, `ffn`, `ngram`, `recurrent`, `stream` and `switch`.
-//! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations.
+//! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations. `own_drafts`
+//!   has the blocks behind the layers.
 //! - `boundary` says what crosses a cut, and `state` what a sequence takes.
 //! - `names` has what tensors are called, and `tensors` says which of them a stage reads. [`heads`] has those that none
 //!   reads.
@@ -25,6 +26,7 @@ pub mod heads;
 mod model;
 mod names;
 mod ngram;
+mod own_drafts;
 mod passes;
 mod recurrent;
 mod residual;
@@ -56,6 +58,10 @@ pub use names::{
     POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 pub use ngram::{NgramHead, NgramSpec};
+pub use own_drafts::{
+    DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec, own_draft_tensors,
+    stage_tensors_with_drafts,
+};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,

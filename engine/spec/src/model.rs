@@ -4,8 +4,8 @@
 use super::{
     AltUpSpec, AttentionSpec, Beside, ChannelMixSpec, CompressedSpec, DeltaNetSpec, KdaSpec,
     KvFrom, LAYER_ROW_TABLE, LaurelSpec, LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec,
-    NgramSpec, OUTPUT_NORM, Passes, Residual, RopeSpec, Rotation, ShortConvSpec, SwitchRouterSpec,
-    SwitchSpec, Temperature, TimeMix6Spec, TimeMixSpec, layer_of,
+    NgramSpec, OUTPUT_NORM, OwnDraftsSpec, Passes, Residual, RopeSpec, Rotation, ShortConvSpec,
+    SwitchRouterSpec, SwitchSpec, Temperature, TimeMix6Spec, TimeMixSpec, layer_of,
 };
 use std::ops::Range;
 
@@ -36,6 +36,8 @@ pub struct ModelSpec {
     pub head: HeadSpec,
     /// What is unusual around the blocks.
     pub skeleton: Skeleton,
+    /// What drafts tokens behind the layers; `None`: nothing, or nothing that runs here.
+    pub own_drafts: Option<OwnDraftsSpec>,
 }
 
 /// What few architectures change around their blocks; the default is what all others have.

@@ -9,11 +9,12 @@
 //! of the others' sum counts.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, LayerSpec, ModelError, ModelSpec,
-    MoeSpec, NormKind, NormOver, QkNorm, Reads, Rotation, Router, Skeleton,
+    Activation, AttentionSpec, BlockKind, BlockSpec, DraftInput, HeadSpec, LayerSpec, ModelError,
+    ModelSpec, MoeSpec, NormKind, NormOver, QkNorm, Reads, Rotation, Router, Skeleton,
 };
 
 use crate::read::decoder::{ATTN_NORM, Windows, deepseek_experts};
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::{Hparams, decoder};
 use brigade_shapes::RopeLayout;
 
@@ -70,7 +71,12 @@ pub(super) fn describe_2_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     };
     let spec = around(hp, decoder::model(hp, eps, rope, build)?)?;
     let skeleton = Skeleton { norm, ..spec.skeleton.clone() };
-    Ok(ModelSpec { skeleton, ..spec })
+    let spec = ModelSpec { skeleton, ..spec };
+    // The block rotates and has experts in any case.
+    with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+        let attention = windows.apply(il, decoder::attention(hp, il)?);
+        Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?)))
+    })
 }
 
 fn moe(hp: &Hparams<'_>, il: usize) -> Result<MoeSpec, ModelError> {

@@ -3,10 +3,12 @@
 //! shared ones. (arXiv 2405.04434, arXiv 2412.19437.) In some, queries grow with the position.
 
 use brigade_spec::{
-    Activation, BlockKind, BlockSpec, ChosenSpec, LayerSpec, MlaSpec, MlpSpec, ModelError,
-    ModelSpec, MoeSpec, RopeSpec, Rotation, Router, SharedExpertSpec, TOKEN_EMBD, Temperature,
+    Activation, BlockKind, BlockSpec, ChosenSpec, DraftInput, LayerSpec, MlaSpec, MlpSpec,
+    ModelError, ModelSpec, MoeSpec, RopeSpec, Rotation, Router, SharedExpertSpec, TOKEN_EMBD,
+    Temperature,
 };
 
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::{Hparams, experts, mla, model, rope};
 use brigade_shapes::RopeLayout;
 
@@ -35,8 +37,7 @@ pub(super) fn describe_with(
     let widest = mla::read(hp, 0, eps)?;
     let mut rope = rope::read(hp, RopeLayout::Norm, widest.n_nope + widest.n_pe, false)?;
     let attention_scale = yarn_scales(hp, &mut rope)?;
-    let mut layers = Vec::with_capacity(hp.n_layer());
-    for il in 0..hp.n_layer() {
+    let layer = |il: usize| {
         let attention = mla::read(hp, il, eps)?;
         let scale = attention.scale * attention_scale;
         let chosen = chosen(il, &attention)?;
@@ -45,11 +46,17 @@ pub(super) fn describe_with(
         let attention = BlockKind::Mla(attention);
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, (n_vocab, router))? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        layers.push(LayerSpec {
-            blocks: vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)],
-        });
+        let blocks = vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)];
+        Ok::<_, ModelError>(LayerSpec { blocks })
+    };
+    let layers = (0..hp.n_layer()).map(&layer).collect::<Result<_, _>>()?;
+    let spec = ModelSpec { rope: Some(rope), ..model::usual(hp, layers, eps)? };
+    match hp.arch() {
+        OWN if temperature.is_none() && widest.q_rank.is_some() => {
+            with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer)
+        }
+        _ => Ok(spec),
     }
-    Ok(ModelSpec { rope: Some(rope), ..model::usual(hp, layers, eps)? })
 }
 
 /// `attention.temperature_scale` over steps of `attention.temperature_length` positions.

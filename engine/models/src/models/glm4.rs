@@ -5,12 +5,14 @@
 //! some of its models norm each head of q and k.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, MlpSpec, ModelError, ModelSpec, QkNorm, RopeSpec, Router,
+    Activation, AttentionSpec, BlockKind, DraftInput, MlpSpec, ModelError, ModelSpec, QkNorm,
+    RopeSpec, Router,
 };
 
 use crate::read::decoder::{
     ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, deepseek_experts,
 };
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::sections::{SectionOrder, Sections};
 use crate::read::{Hparams, decoder};
 use brigade_shapes::RopeLayout;
@@ -44,7 +46,12 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
         };
         Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, ffn))
     };
-    decoder::model(hp, eps, rope(hp, RopeLayout::Neox)?, layer)
+    let spec = decoder::model(hp, eps, rope(hp, RopeLayout::Neox)?, &layer)?;
+    match &spec.rope {
+        // Blocks of files for pictures are not known to rotate as the layers do.
+        Some(rope) if !rope.still.is_empty() => Ok(spec),
+        _ => with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer),
+    }
 }
 
 /// The rotation: `plain`, or of pairs in sections, which lie half the rotated part apart.

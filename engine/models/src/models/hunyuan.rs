@@ -7,11 +7,12 @@
 //! layers that have a router: a sigmoid, with a bias that takes part in the choice.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, LayerSpec, ModelError, ModelSpec, MoeSpec, QkNorm,
-    RopeSpec, Router, SharedExpertSpec,
+    Activation, AttentionSpec, BlockKind, DraftInput, LayerSpec, ModelError, ModelSpec, MoeSpec,
+    QkNorm, RopeSpec, Router, SharedExpertSpec,
 };
 
 use crate::read::decoder::{FFN_NORM, experts_beside_one, experts_or_dense};
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::sections::{SectionOrder, Sections};
 use crate::read::{Hparams, decoder, experts};
 use brigade_shapes::RopeLayout;
@@ -63,7 +64,8 @@ pub(super) fn describe_v3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let ffn = experts_or_dense(hp, il, || experts_beside_one(hp, il, Router::Sigmoid))?;
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
-    decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
+    let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, &layer)?;
+    with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Normed), layer)
 }
 
 pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

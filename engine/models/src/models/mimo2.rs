@@ -1,9 +1,10 @@
 //! `mimo2` (MiMo V2): windows in listed layers, which have a rotation of their own, and sinks in layers whose files have
 //! some. Heads' values are narrower than keys, and what attention gives may be scaled. Layers with a router have experts.
 
-use brigade_spec::{AttentionSpec, ModelError, ModelSpec, MoeSpec, RopeSpec, Router};
+use brigade_spec::{AttentionSpec, DraftInput, ModelError, ModelSpec, MoeSpec, RopeSpec, Router};
 
 use crate::read::decoder::{FFN_NORM, Windows, experts_or_dense};
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::{Hparams, decoder, experts};
 use brigade_shapes::RopeLayout;
 
@@ -28,7 +29,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         layer.blocks[0].residual_scale = value_scale.unwrap_or(1.0);
         Ok(layer)
     };
-    let spec = decoder::model(hp, eps, rope, layer)?;
+    let spec = decoder::model(hp, eps, rope, &layer)?;
+    let spec = with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Stream), layer)?;
     Ok(ModelSpec { local_rope: windows.local_rope, ..spec })
 }
 

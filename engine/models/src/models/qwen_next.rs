@@ -5,11 +5,13 @@
 //! gate.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, GateSource, HeadGate, LayerSpec,
-    MlpSpec, ModelError, ModelSpec, MoeSpec, OutputGate, QkNorm, Rotation, SharedExpertSpec,
+    Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, DraftInput, GateSource,
+    HeadGate, LayerSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OutputGate, QkNorm, Rotation,
+    SharedExpertSpec,
 };
 
 use crate::read::attention::attention_spec;
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::sections::{SectionOrder, Sections};
 use crate::read::{Hparams, experts, model, rope};
 use brigade_shapes::{Decay, DeltaShape, KeyHeads, RopeLayout};
@@ -47,35 +49,43 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
     let delta_net = delta_net(hp, key_heads, eps)?;
     let recurrent = recurrent_layers(hp, DEFAULT_INTERVAL)?;
+    let block = |norm, kind| BlockSpec::new(norm, eps, kind);
+    let layer = |il: usize, mixer| {
+        let ffn = block("post_attention_norm.weight", ffn(hp, il)?);
+        Ok::<_, ModelError>(LayerSpec { blocks: vec![block("attn_norm.weight", mixer), ffn] })
+    };
+    let attention = |il: usize| {
+        Ok::<_, ModelError>(AttentionSpec {
+            rotation: Rotation::Model,
+            qk_norm: Some(QkNorm::heads(eps)),
+            gate: Some(HeadGate::sigmoid(GateSource::BehindQuery)),
+            ..attention_spec(hp, il)?
+        })
+    };
     let mut head_dim = None;
     let mut layers = Vec::with_capacity(hp.n_layer());
     for (il, recurrent) in recurrent.into_iter().enumerate().take(hp.n_layer()) {
         let mixer = if recurrent {
             BlockKind::DeltaNet(delta_net.clone())
         } else {
-            let attention = attention_spec(hp, il)?;
+            let attention = attention(il)?;
             head_dim = Some(attention.head_dim_k);
-            BlockKind::Attention(AttentionSpec {
-                rotation: Rotation::Model,
-                qk_norm: Some(QkNorm::heads(eps)),
-                gate: Some(HeadGate::sigmoid(GateSource::BehindQuery)),
-                ..attention
-            })
+            BlockKind::Attention(attention)
         };
-        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        let ffn = ffn(hp, il)?;
-        layers.push(LayerSpec {
-            blocks: vec![
-                block("attn_norm.weight", mixer),
-                block("post_attention_norm.weight", ffn),
-            ],
-        });
+        layers.push(layer(il, mixer)?);
     }
     let rope = match head_dim {
         Some(head_dim) => Some(rope::read(hp, RopeLayout::Neox, head_dim, false)?),
         None => None,
     };
-    Ok(ModelSpec { rope, ..model::usual(hp, layers, eps)? })
+    let spec = ModelSpec { rope, ..model::usual(hp, layers, eps)? };
+    // The block has full attention, whatever the layers before it have. Without a rotation there is nothing that it shares.
+    match spec.rope {
+        Some(_) => with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+            layer(il, BlockKind::Attention(attention(il)?))
+        }),
+        None => Ok(spec),
+    }
 }
 
 pub(super) fn delta_net(

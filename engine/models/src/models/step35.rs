@@ -6,12 +6,13 @@
 //! - spark2_5 has gated GELUs.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, GateSource, HeadGate, ModelError, ModelSpec, MoeSpec,
-    QkNorm, RopeSpec, Router,
+    Activation, AttentionSpec, BlockKind, DraftInput, GateSource, HeadGate, ModelError, ModelSpec,
+    MoeSpec, QkNorm, RopeSpec, Router,
 };
 
 use crate::read::decoder::{FFN_NORM, Windows, experts_beside_one, experts_or_dense};
 use crate::read::limits::SwiGluLimits;
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::{Hparams, decoder};
 use brigade_shapes::{GateBound, RopeLayout};
 
@@ -25,7 +26,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let local = decoder::local_width(hp, local)?;
     let layers = hp.listed_windows()?;
     let n_rot = half(hp, whole.n_rot)?;
-    let widest = if layers.contains(&true) { local.n_rot.max(n_rot) } else { n_rot };
+    let widest =
+        if layers[..hp.n_layer()].contains(&true) { local.n_rot.max(n_rot) } else { n_rot };
     let rope = RopeSpec { n_rot, n_factors: widest / 2, ..whole };
     let window = hp.need_u32("attention.sliding_window")?;
     let windows = Windows::of_layers(hp, layers, Some(window), &rope, local)?;
@@ -50,7 +52,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
-    let spec = decoder::model(hp, eps, rope, layer)?;
+    let spec = decoder::model(hp, eps, rope, &layer)?;
+    let spec = with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Stream), layer)?;
     Ok(ModelSpec { local_rope: windows.local_rope, ..spec })
 }
 

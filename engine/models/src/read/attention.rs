@@ -48,7 +48,8 @@ impl Hparams<'_> {
                 let problem = format!("{} flags for {} layers", flags.len(), self.n_layer());
                 return Err(self.bad(KEY, &problem));
             }
-            return Ok(flags[..self.n_layer()].to_vec());
+            // Files may list the blocks behind the layers too.
+            return Ok(flags);
         }
         let period = self.u32(KEY)?.unwrap_or(period) as usize;
         let windowed = |il: usize| period == 0 || has(il % period, period);

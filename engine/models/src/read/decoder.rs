@@ -230,7 +230,7 @@ impl Windows {
 
     /// Whether layer `il` has a window.
     pub(crate) fn has(&self, il: usize) -> bool {
-        self.window.is_some() && self.layers[il]
+        self.window_of(il).is_some()
     }
 
     /// Refuses another rotation of layers with windows, for models in which one base serves all layers.
@@ -246,7 +246,9 @@ impl Windows {
 
     /// The window of layer `il`.
     pub(crate) fn window_of(&self, il: usize) -> Option<Window> {
-        self.window.filter(|_| self.layers[il]).map(Window::Sliding)
+        // Blocks behind the layers have none unless they are listed.
+        let has = self.layers.get(il).copied().unwrap_or(false);
+        self.window.filter(|_| has).map(Window::Sliding)
     }
 
     /// Of a model that rotates only its layers with windows: that of layer `il`.

@@ -13,6 +13,7 @@ pub struct Hparams<'m> {
     model: &'m Gguf,
     arch: &'m str,
     n_layer: usize,
+    n_drafting: usize,
     n_embd: usize,
 }
 
@@ -24,10 +25,11 @@ impl<'m> Hparams<'m> {
     /// tensor directory has layers that `block_count` does not.
     pub fn new(model: &'m Gguf) -> Result<Self, ModelError> {
         let arch = model.meta().str("general.architecture")?;
-        let mut hp = Self { model, arch, n_layer: 0, n_embd: 0 };
+        let mut hp = Self { model, arch, n_layer: 0, n_drafting: 0, n_embd: 0 };
         let blocks = hp.need_u32("block_count")? as usize;
         let extra = hp.u32("nextn_predict_layers")?.unwrap_or(0) as usize;
         hp.n_layer = blocks.saturating_sub(extra);
+        hp.n_drafting = extra;
         if hp.n_layer == 0 || hp.n_layer > MAX_LAYERS {
             return Err(hp.bad("block_count", &format!("must be in 1..={MAX_LAYERS}")));
         }
@@ -47,6 +49,11 @@ impl<'m> Hparams<'m> {
     /// Layers of the normal forward pass (multi-token prediction layers left out).
     pub fn n_layer(&self) -> usize {
         self.n_layer
+    }
+
+    /// Blocks of multi-token prediction behind them.
+    pub fn n_drafting(&self) -> usize {
+        self.n_drafting
     }
 
     /// Refuses tensors of more layers than the `n` that a key's value makes.
@@ -155,7 +162,7 @@ impl<'m> Hparams<'m> {
         let meta = self.model.meta();
         let list = match meta.get(key) {
             Some(Value::Array(_)) => meta.opt_f32s(key)?,
-            _ => meta.opt_f32(key)?.map(|value| vec![value; self.n_layer]),
+            _ => meta.opt_f32(key)?.map(|value| vec![value; self.n_layer + self.n_drafting]),
         };
         match list {
             Some(list) if list.len() < self.n_layer => {

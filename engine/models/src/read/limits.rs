@@ -22,7 +22,12 @@ impl SwiGluLimits {
 
     /// The activation of layer `il`.
     pub(crate) fn of(&self, il: usize) -> Activation {
-        match self.limits.as_ref().map(|limits| limits[il]).filter(|&limit| limit > NONE) {
+        match self
+            .limits
+            .as_ref()
+            .and_then(|limits| limits.get(il).copied())
+            .filter(|&limit| limit > NONE)
+        {
             Some(limit) => Activation::LimitedSwiGlu(SwiGluLimit { limit, gate: self.gate }),
             None => Activation::SwiGlu,
         }

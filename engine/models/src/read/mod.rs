@@ -12,6 +12,7 @@ pub(crate) mod limits;
 pub(crate) mod mamba2;
 pub(crate) mod mla;
 pub(crate) mod model;
+pub(crate) mod own_drafts;
 pub(crate) mod passes;
 pub(crate) mod rope;
 pub(crate) mod sections;

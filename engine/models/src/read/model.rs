@@ -25,5 +25,6 @@ pub(crate) fn usual(
         layers,
         head: HeadSpec::usual(eps),
         skeleton: Skeleton::default(),
+        own_drafts: None,
     })
 }

@@ -1,0 +1,56 @@
+//! Blocks that draft tokens, which stand behind the layers of a model's file.
+
+use brigade_spec::{
+    BlockKind, DraftHeadSpec, DraftInput, LayerSpec, ModelError, ModelSpec, OUTPUT_NORM,
+    OwnDraftsSpec, StateSpec,
+};
+
+use super::hparams::Hparams;
+
+/// How many blocks of drafts a model may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DraftBlocks {
+    /// One, which goes on from what it gave itself.
+    One,
+    /// One such, or several that are used once each.
+    Several,
+}
+
+/// `spec` with the blocks that its file has behind the layers: `layer` describes the one of a number, as it would a layer.
+///
+/// A file may lack their tensors, or have more blocks than are known to work: then nothing drafts.
+///
+/// # Errors
+/// What is missing or contradictory of a block in the metadata.
+pub(crate) fn with_blocks(
+    hp: &Hparams<'_>,
+    spec: ModelSpec,
+    (blocks, reads): (DraftBlocks, DraftInput),
+    layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
+) -> Result<ModelSpec, ModelError> {
+    let all = hp.n_layer()..hp.n_layer() + hp.n_drafting();
+    let has = |il: usize, part: &str| hp.has_tensor(&format!("blk.{il}.{part}.weight"));
+    let is_there = all.clone().all(|il| has(il, "nextn.eh_proj"));
+    if all.is_empty() || !is_there || (blocks == DraftBlocks::One && all.len() > 1) {
+        return Ok(spec);
+    }
+    let head = |il: usize| {
+        let norms = ["nextn.shared_head_norm", "layer_output_norm"];
+        let own = norms.into_iter().find(|norm| has(il, norm));
+        Ok(DraftHeadSpec {
+            in_file: il,
+            layer: layer(il)?,
+            norm: own.map_or(OUTPUT_NORM.to_owned(), |norm| format!("blk.{il}.{norm}.weight")),
+            own_embedding: has(il, "nextn.embed_tokens"),
+            own_output: has(il, "nextn.shared_head_head"),
+        })
+    };
+    let heads = all.map(head).collect::<Result<Vec<_>, ModelError>>()?;
+    let drafts = OwnDraftsSpec { heads, reads };
+    let of_pages =
+        |kind: &BlockKind| matches!(kind.state(), StateSpec::Paged { .. } | StateSpec::None);
+    let mut kinds = drafts.heads.iter().flat_map(|head| &head.layer.blocks);
+    // Only what is kept position by position can be written over.
+    let own_drafts = kinds.all(|block| of_pages(&block.kind)).then_some(drafts);
+    Ok(ModelSpec { own_drafts, ..spec })
+}

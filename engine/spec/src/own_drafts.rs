@@ -1,0 +1,119 @@
+//! Blocks behind a model's layers that draft the tokens behind the next one (multi-token prediction, NextN).
+//!
+//! A block reads a hidden row of the model and the token behind that row, and gives logits of the token behind that one. Where
+//! there is one block, it goes on from what it gave itself. Where there are several, each is used once.
+
+use std::ops::Range;
+
+use brigade_gguf::adapters::of_model;
+use brigade_gguf::{Gguf, TensorInfo};
+use brigade_shapes::KV_PAGE;
+
+use super::names::{TOKEN_EMBD, layer_of};
+use super::{LayerSpec, ModelSpec, StateRoom, StateSpec, stage_tensors};
+
+/// Positions of which the last stage keeps the hidden row for each sequence that a block reads: as many as windows in flight
+/// have rows at most, and the one before them.
+pub const KEPT_HIDDEN: usize = 65;
+
+/// What drafts tokens behind a model's layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnDraftsSpec {
+    /// The blocks, in the order of the tokens that they draft.
+    pub heads: Vec<DraftHeadSpec>,
+    /// Which rows of the model, or of the block before, a block reads.
+    pub reads: DraftInput,
+}
+
+/// One block, and what turns its rows into logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DraftHeadSpec {
+    /// Its number among the layers of the file.
+    pub in_file: usize,
+    /// What it computes, from the joined rows on.
+    pub layer: LayerSpec,
+    /// Tensor of the weight of the norm behind it.
+    pub norm: String,
+    /// Whether it has an embedding of its own; else it embeds as the model does.
+    pub own_embedding: bool,
+    /// Whether it has an output matrix of its own; else it has the model's.
+    pub own_output: bool,
+}
+
+/// Which hidden rows blocks of drafts read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftInput {
+    /// Those behind the norm before the head.
+    Normed,
+    /// The residual stream behind the last layer.
+    Stream,
+}
+
+impl OwnDraftsSpec {
+    /// How many blocks there are.
+    #[inline]
+    pub fn n_blocks(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Tokens that can be drafted behind one; `most` where a block goes on from what it gave itself.
+    pub fn depth(&self, most: usize) -> usize {
+        match self.n_blocks() {
+            0 | 1 => most,
+            n => n.min(most),
+        }
+    }
+
+    /// What each block remembers of a sequence. All pages are kept, also where it has a window.
+    pub fn state(&self) -> StateSpec {
+        let blocks = self.heads.iter().flat_map(|head| &head.layer.blocks);
+        let mut states = blocks.map(|block| block.kind.state());
+        match states.find(|state| matches!(state, StateSpec::Paged { .. })) {
+            Some(StateSpec::Paged { n_head, per_head, index, .. }) => {
+                StateSpec::Paged { n_head, per_head, index, window: None }
+            }
+            _ => StateSpec::None,
+        }
+    }
+
+    /// Bytes that all blocks and the hidden rows, `n_embd` wide, take on the last stage with this room.
+    pub fn state_bytes(&self, n_embd: usize, room: &StateRoom) -> u64 {
+        let rows = room.n_slots as usize * KEPT_HIDDEN * n_embd * size_of::<f32>();
+        let page = KV_PAGE * self.state().bytes_per_token(room.kv_type);
+        self.n_blocks() as u64 * u64::from(room.n_blocks) * page as u64 + rows as u64
+    }
+
+    /// Whether a block reads a tensor that has the name of one of the file's layers.
+    fn reads(&self, tensor: &str) -> bool {
+        layer_of(tensor).is_some_and(|layer| self.heads.iter().any(|head| head.in_file == layer))
+    }
+}
+
+/// The tensors that the last stage reads for its blocks of drafts: theirs, and the embedding, of which it reads rows. None
+/// where the model has no such blocks. A block may have one of them that it does not need.
+pub fn own_draft_tensors<'m>(model: &'m Gguf, spec: &ModelSpec) -> Vec<&'m TensorInfo> {
+    let Some(drafts) = &spec.own_drafts else { return Vec::new() };
+    let embeds = drafts.heads.iter().any(|head| !head.own_embedding);
+    let wanted = |tensor: &&TensorInfo| match of_model(&tensor.name) {
+        (TOKEN_EMBD, of_adapter) => embeds && !of_adapter,
+        (name, _) => drafts.reads(name),
+    };
+    model.tensors().iter().filter(wanted).collect()
+}
+
+/// [`stage_tensors`] of a stage of `layers` that may have the model's own blocks of drafts, in the order of the file.
+pub fn stage_tensors_with_drafts<'m>(
+    model: &'m Gguf,
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+    own_drafts: bool,
+) -> Vec<&'m TensorInfo> {
+    let mut tensors = stage_tensors(model, spec, layers);
+    if own_drafts && layers.end == spec.n_layer() {
+        let of_drafts = own_draft_tensors(model, spec);
+        let all = model.tensors().iter();
+        let is_in = |list: &[&TensorInfo], t: &TensorInfo| list.iter().any(|o| o.name == t.name);
+        tensors = all.filter(|t| is_in(&tensors, t) || is_in(&of_drafts, t)).collect();
+    }
+    tensors
+}
