@@ -221,6 +221,7 @@ impl StageBackend for EngineBackend {
             max_rows: spec.max_rows as usize,
             windows: spec.windows,
             control_vectors: control_vectors(&spec),
+            own_drafts: false,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !kept.has_embedding() {

@@ -13,6 +13,7 @@ use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
+use super::own_drafts::OwnDrafts;
 use super::rope::load_rope;
 use super::streams::StreamMatrices;
 use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
@@ -24,9 +25,9 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::KvType;
 use crate::sample::Sampler;
 use crate::spec::{
-    ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, ModelError, ModelSpec,
-    NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD, TOKEN_TYPES,
-    layer_of, stage_tensors,
+    ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, LayerSpec, ModelError,
+    ModelSpec, NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD,
+    TOKEN_TYPES, layer_of, stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
@@ -52,6 +53,8 @@ pub struct StageConfig {
     pub windows: bool,
     /// What is added to the stream behind its layers.
     pub control_vectors: Option<StageVectors>,
+    /// Whether the model's own blocks of drafts are loaded, where it has some and this is the last stage.
+    pub own_drafts: bool,
 }
 
 impl Stage {
@@ -99,8 +102,16 @@ impl Stage {
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
-        let tensors = stage_tensors(model, &spec, &layers);
+        let tensors = stage_tensors_with_drafts(model, &spec, &layers, config.own_drafts);
         load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
+        let last = layers.end == spec.n_layer();
+        let own_drafts = match config.own_drafts && last {
+            true => {
+                let room = (&room(&config), config.n_ctx);
+                OwnDrafts::load(&spec, &source, &mut loader, &device, room)?
+            }
+            false => None,
+        };
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
@@ -122,8 +133,12 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let facts = facts(&spec, &blocks, head.as_ref(), &device);
-        let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
+        let mut facts = facts(&spec, &blocks, head.as_ref(), &device);
+        if let Some([weights, states]) = own_drafts.as_ref().map(OwnDrafts::nbytes) {
+            facts.weight_bytes += weights;
+            facts.state_bytes += states;
+        }
+        let prefixes = spec.prefixes(config.windows);
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
             n_adapters: model.adapters().len(),
@@ -144,6 +159,8 @@ impl Stage {
             pass_norm,
             sequences,
             drawing: Vec::new(),
+            own_drafts,
+            n_reading: 0,
         })
     }
 }
@@ -325,15 +342,19 @@ fn states(
     config: &StageConfig,
 ) -> Result<Vec<BlockState>, ModelError> {
     let blocks = spec.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
-    let room = StateRoom {
+    let room = room(config);
+    let state = |block: &BlockSpec| BlockState::new(device, &block.kind, &room);
+    blocks.map(state).collect()
+}
+
+fn room(config: &StageConfig) -> StateRoom {
+    StateRoom {
         kv_type: config.kv_type,
         n_slots: config.n_slots as u32,
         n_blocks: config.n_blocks,
         max_rows: config.max_rows as u32,
         windows: config.windows,
-    };
-    let state = |block: &BlockSpec| BlockState::new(device, &block.kind, &room);
-    blocks.map(state).collect()
+    }
 }
 
 /// Gives each layer's last block what is added behind the layer: `rows` is `[layers, n_embd]` from layer `first` on, or
@@ -414,20 +435,48 @@ fn layer_blocks(
     weights.into_iter().enumerate().map(block)
 }
 
+/// The blocks of a layer behind the model's, with `weights` and without states.
+pub(super) fn loaded(
+    of_layer: &LayerSpec,
+    layer: usize,
+    weights: Vec<Arc<BlockWeights>>,
+) -> impl Iterator<Item = LoadedBlock> + use<'_> {
+    let block = move |(index, weights)| LoadedBlock {
+        layer,
+        index,
+        spec: of_layer.blocks[index].clone(),
+        weights,
+        restarts: false,
+        state: BlockState::None,
+        control_vector: None,
+        pass_end: None,
+    };
+    weights.into_iter().enumerate().map(block)
+}
+
 /// The weights of a layer's blocks.
 pub(super) fn load_layer(
     spec: &ModelSpec,
     layer: usize,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
+    load_blocks(spec, &spec.layers[layer], (layer, &spec.layer_stem(layer)), loader)
+}
+
+/// The weights of the blocks of `of_layer`, number `layer`, whose tensors' names begin with `block_stem`.
+pub(super) fn load_blocks(
+    spec: &ModelSpec,
+    of_layer: &LayerSpec,
+    (layer, block_stem): (usize, &str),
+    loader: &mut WeightLoader<'_>,
+) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
     let mut blocks = Vec::new();
-    for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
-        let block_stem = spec.layer_stem(layer);
+    for (index, block) in of_layer.blocks.iter().enumerate() {
         let stem = format!("{block_stem}.");
         let read = match block.reads {
             Reads::AsBefore => None,
             Reads::Stream | Reads::LayerInput => {
-                let place = spec.layers[layer].place_among_mixed(index);
+                let place = of_layer.place_among_mixed(index);
                 let mix = match place {
                     Some(place) => load_mix(spec, loader, (&stem, place), block.eps)?,
                     None => None,
@@ -455,7 +504,7 @@ pub(super) fn load_layer(
             stream_norms,
             stream_factor,
             skip,
-            block: load_block(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
+            block: load_block(&block.kind, (layer, block_stem), spec.n_embd, loader)?,
         }));
     }
     Ok(blocks)
