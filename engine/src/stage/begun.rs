@@ -135,7 +135,7 @@ impl Stage {
             let numbers = applied.parts.iter().flat_map(wanted_rows);
             let places: Vec<usize> = numbers.map(|row| rows.place(row)).collect();
             wanted = wanted.picked((&self.device, &self.scratch), places.iter().copied());
-            adapters = adapters.picked(places.into_iter());
+            adapters = adapters.picked(places);
         }
         let drafts = self.drafts_wanted(ub);
         let Some(head) = &self.head else { unreachable!("checked above") };

@@ -104,14 +104,7 @@ impl Stage {
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
         let tensors = stage_tensors_with_drafts(model, &spec, &layers, config.own_drafts);
         load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
-        let last = layers.end == spec.n_layer();
-        let own_drafts = match config.own_drafts && last {
-            true => {
-                let room = (&room(&config), config.n_ctx);
-                OwnDrafts::load(&spec, &source, &mut loader, &device, room)?
-            }
-            false => None,
-        };
+        let own_drafts = OwnDrafts::load(&spec, &source, &mut loader, &device, (&layers, &config))?;
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
@@ -133,12 +126,8 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let mut facts = facts(&spec, &blocks, head.as_ref(), &device);
-        if let Some([weights, states]) = own_drafts.as_ref().map(OwnDrafts::nbytes) {
-            facts.weight_bytes += weights;
-            facts.state_bytes += states;
-        }
-        let prefixes = spec.prefixes(config.windows);
+        let facts = facts(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
+        let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
             n_adapters: model.adapters().len(),
@@ -347,7 +336,8 @@ fn states(
     blocks.map(state).collect()
 }
 
-fn room(config: &StageConfig) -> StateRoom {
+/// What a stage has room for.
+pub(super) fn room(config: &StageConfig) -> StateRoom {
     StateRoom {
         kv_type: config.kv_type,
         n_slots: config.n_slots as u32,
@@ -373,16 +363,18 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
 fn facts(
     spec: &ModelSpec,
     blocks: &[LoadedBlock],
-    head: Option<&Head>,
+    (head, own_drafts): (Option<&Head>, Option<&OwnDrafts>),
     device: &Device,
 ) -> StageFacts {
+    let [drafts, of_drafts] = own_drafts.map_or([0; 2], OwnDrafts::nbytes);
     let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
     let weights: BTreeMap<_, u64> =
         blocks.iter().map(|block| (place(block), block.weights.nbytes())).collect();
     StageFacts {
         weight_bytes: weights.values().sum::<u64>()
-            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
-        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
+            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64)
+            + drafts,
+        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum::<u64>() + of_drafts,
         device: device.name().to_owned(),
         threads: device.host().pool().threads(),
     }
@@ -431,25 +423,6 @@ fn layer_blocks(
             control_vector: None,
             pass_end: skeleton.passes.end(layer, spec.n_layer()).filter(|_| is_last),
         }
-    };
-    weights.into_iter().enumerate().map(block)
-}
-
-/// The blocks of a layer behind the model's, with `weights` and without states.
-pub(super) fn loaded(
-    of_layer: &LayerSpec,
-    layer: usize,
-    weights: Vec<Arc<BlockWeights>>,
-) -> impl Iterator<Item = LoadedBlock> + use<'_> {
-    let block = move |(index, weights)| LoadedBlock {
-        layer,
-        index,
-        spec: of_layer.blocks[index].clone(),
-        weights,
-        restarts: false,
-        state: BlockState::None,
-        control_vector: None,
-        pass_end: None,
     };
     weights.into_iter().enumerate().map(block)
 }

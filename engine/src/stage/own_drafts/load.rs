@@ -1,5 +1,6 @@
 //! Loads the blocks of drafts.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::OwnDrafts;
@@ -11,27 +12,29 @@ use crate::block::{Embedding, Linear};
 use crate::device::Device;
 use crate::kernels;
 use crate::spec::{
-    Described, DraftHeadSpec, ModelError, ModelSpec, Prefixes, StateRoom, TOKEN_EMBD,
+    Described, DraftHeadSpec, LayerSpec, ModelError, ModelSpec, Prefixes, StateRoom, TOKEN_EMBD,
     own_draft_tensors,
 };
 use crate::stage::check::Nothing;
-use crate::stage::load::{load_blocks, loaded, switched};
+use crate::stage::load::{StageConfig, load_blocks, room, switched};
 use crate::stage::norm::Norm;
+use crate::stage::{BlockWeights, LoadedBlock};
 use crate::state::{BlockState, Sequences};
 use crate::weights::{TensorSource, WeightLoader};
 
 impl OwnDrafts {
-    /// The blocks of a model that has some, with room for their entries; positions end at `n_ctx`.
+    /// The blocks of a model that has some, with room for their entries, for a last stage that is to have them.
     pub(in crate::stage) fn load(
         spec: &ModelSpec,
         source: &Arc<dyn TensorSource>,
         loader: &mut WeightLoader<'_>,
         device: &Device,
-        (room, n_ctx): (&StateRoom, u32),
+        (layers, config): (&Range<usize>, &StageConfig),
     ) -> Result<Option<Self>, ModelError> {
-        let Some(drafts) = &spec.own_drafts else { return Ok(None) };
+        let is_wanted = config.own_drafts && layers.end == spec.n_layer();
+        let Some(drafts) = spec.own_drafts.as_ref().filter(|_| is_wanted) else { return Ok(None) };
         // A window is attended with, and all pages are kept: entries may be written over anywhere.
-        let room = StateRoom { windows: false, ..*room };
+        let room = StateRoom { windows: false, ..room(config) };
         let mut blocks = Vec::new();
         for (i, head) in drafts.heads.iter().enumerate() {
             let mut block = load_block(spec, (i, head), source, loader)?;
@@ -44,7 +47,7 @@ impl OwnDrafts {
         Ok(Some(Self {
             depth: drafts.depth(MAX_DRAFTED),
             reads: drafts.reads,
-            n_ctx: spec.max_positions().unwrap_or(u32::MAX).min(n_ctx),
+            n_ctx: spec.max_positions().unwrap_or(u32::MAX).min(config.n_ctx),
             ring: Ring::new(device, n_slots, spec.n_embd),
             readings: Readings::default(),
             seen: Sequences::new(n_slots, room.n_blocks, Prefixes::All, false),
@@ -81,6 +84,25 @@ fn load_block(
     let weights = load_blocks(spec, &head.layer, (layer, &stem), loader)?;
     let blocks = loaded(&head.layer, layer, weights).collect();
     Ok(DraftBlock { embedding, norms, join, blocks, head_norm, output })
+}
+
+/// The blocks of a layer behind the model's, with `weights` and without states.
+fn loaded(
+    of_layer: &LayerSpec,
+    layer: usize,
+    weights: Vec<Arc<BlockWeights>>,
+) -> impl Iterator<Item = LoadedBlock> + use<'_> {
+    let block = move |(index, weights)| LoadedBlock {
+        layer,
+        index,
+        spec: of_layer.blocks[index].clone(),
+        weights,
+        restarts: false,
+        state: BlockState::None,
+        control_vector: None,
+        pass_end: None,
+    };
+    weights.into_iter().enumerate().map(block)
 }
 
 /// Checks that a model has all tensors that its blocks of drafts take, in the shapes that the metadata ask for and in types
