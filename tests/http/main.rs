@@ -15,6 +15,7 @@ mod http;
 mod http_limits;
 mod https;
 mod keys;
+mod own_drafts;
 mod page;
 mod rerank;
 mod rooms;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         http_limits,
         https,
         keys,
+        own_drafts,
         page,
         rerank,
         speculation,

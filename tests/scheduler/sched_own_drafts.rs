@@ -125,12 +125,10 @@ fn a_block_that_is_of_no_use_is_asked_for_little() {
 fn copies(log: &str) -> (Vec<u32>, usize) {
     let len = |copy: &str| copy.split("len: ").nth(1)?.split(',').next()?.parse().ok();
     let all: Vec<&str> = log.split("Copy {").skip(1).collect();
-    let reads = all.iter().filter(|copy| copy.split("}, ").nth(1).is_some_and(is_draft)).count();
+    let is_read =
+        |copy: &&&str| copy.lines().next().is_some_and(|rest| rest.contains("}, Draft {"));
+    let reads = all.iter().filter(is_read).count();
     (all.into_iter().filter_map(len).collect(), reads)
-}
-
-fn is_draft(op: &str) -> bool {
-    op.starts_with("Draft {")
 }
 
 fn a_graft_leaves_the_block_the_row_before_it() {

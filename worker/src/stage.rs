@@ -223,6 +223,7 @@ impl StageBackend for EngineBackend {
             max_rows: spec.max_rows as usize,
             windows: spec.windows,
             control_vectors: control_vectors(&spec),
+            own_drafts: spec.own_drafts,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         if layers.start == 0 && !kept.has_embedding() {

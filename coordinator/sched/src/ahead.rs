@@ -17,10 +17,28 @@
 
 use std::collections::VecDeque;
 
-use brigade_draft::Source;
+use brigade_draft::{Draft, Source};
 use brigade_engine::batch::{Planes, SeqOp, SlotId};
+use brigade_spec::Prefixes;
 
-use super::events::Micros;
+use super::events::{LineSpec, Micros};
+
+/// What a window is made of, behind what is sure.
+pub(super) struct NextWindow {
+    pub drafts: Draft,
+    /// Whether it leaves its state elsewhere than where it found it.
+    pub in_planes: bool,
+    /// How many tokens the model's own block is to draft behind what is drawn of it.
+    pub asked: u32,
+}
+
+impl NextWindow {
+    /// Only what is sure.
+    pub fn of_nothing(spec: LineSpec) -> Self {
+        let in_planes = spec.prefixes == Prefixes::Whole;
+        Self { drafts: Draft::default(), in_planes, asked: 0 }
+    }
+}
 
 /// A window in flight.
 #[derive(Debug)]

@@ -2,8 +2,7 @@
 
 use brigade_engine::batch::{Ahead, Planes, SeqOp, SeqPart, SlotId, Want};
 
-use super::ahead::{Outcome, Window};
-use super::drafting;
+use super::ahead::{NextWindow, Outcome, Window};
 use super::events::Micros;
 use super::sequence::Admitted;
 
@@ -74,8 +73,8 @@ impl Admitted {
     ///
     /// # Panics
     /// If it has nothing to send, or no plane for a state.
-    pub fn next_window(&mut self, now: Micros, window: &drafting::Window) -> SeqPart {
-        let drafting::Window { drafts, in_planes, asked } = window;
+    pub fn next_window(&mut self, now: Micros, window: &NextWindow) -> SeqPart {
+        let NextWindow { drafts, in_planes, asked } = window;
         let (slot, pos, n_drawn) = (self.slot, self.sent, self.n_tokens());
         let sure = self.tokens.get(pos as usize..).unwrap_or(&[]);
         let tokens: Vec<u32> = sure.iter().chain(&drafts.tokens).copied().collect();

@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 
 use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
 
-use super::drafting::{Drafting, Window};
+use super::ahead::NextWindow;
+use super::drafting::Drafting;
 use super::events::{KeptId, LineSpec, Micros, Share, Work};
 use super::groups::Chosen;
 use super::in_flight::{InFlight, InWindow, Wanted, WantedKind};
@@ -182,7 +183,7 @@ impl Draft {
             let n_sent = match window {
                 Some(window) => self.add_window(live, no, &window),
                 None if rows > live.of(no).map_or(0, Admitted::n_slots) => {
-                    self.add_window(live, no, &Window::of_nothing(self.spec))
+                    self.add_window(live, no, &NextWindow::of_nothing(self.spec))
                 }
                 None => {
                     if !drafting.lends
@@ -225,7 +226,7 @@ impl Draft {
     }
 
     /// Adds a window; how many rows it has.
-    fn add_window(&mut self, live: &mut Live, no: SeqNo, window: &Window) -> u32 {
+    fn add_window(&mut self, live: &mut Live, no: SeqNo, window: &NextWindow) -> u32 {
         let Some(sequence) = live.get_mut(no) else { return 0 };
         self.open(sequence);
         self.take_back(live, no);

@@ -3,7 +3,8 @@
 use brigade_draft::{Draft, Drafter, OwnerId, StreamId};
 use brigade_spec::Prefixes;
 
-use super::events::{LineSpec, Micros, Request, RequestId, Share, Work};
+use super::ahead::NextWindow;
+use super::events::{Micros, Request, RequestId, Share, Work};
 use super::line::Line;
 use super::namespace::Namespace;
 use super::replay::Pending;
@@ -26,23 +27,6 @@ pub(super) struct Drafting<'a> {
     pub lends: bool,
 }
 
-/// What a window is made of, behind what is sure.
-pub(super) struct Window {
-    pub drafts: Draft,
-    /// Whether it leaves its state elsewhere than where it found it.
-    pub in_planes: bool,
-    /// How many tokens the model's own block is to draft behind what is drawn of it.
-    pub asked: u32,
-}
-
-impl Window {
-    /// Only what is sure.
-    pub fn of_nothing(spec: LineSpec) -> Self {
-        let in_planes = spec.prefixes == Prefixes::Whole;
-        Self { drafts: Draft::default(), in_planes, asked: 0 }
-    }
-}
-
 /// A request as drafters know it.
 pub(super) fn stream(request: RequestId) -> StreamId {
     StreamId(request.0)
@@ -57,7 +41,7 @@ impl Drafting<'_> {
         (line, live): (&mut Line, &mut Live),
         no: SeqNo,
         room: u32,
-    ) -> Option<Window> {
+    ) -> Option<NextWindow> {
         let most = room.min(MAX_WINDOW_ROWS);
         let (draft, windows) = self.drafted(sizing, (line, live), no, most)?;
         let n_sure = n_unsent(live, no);
@@ -72,15 +56,26 @@ impl Drafting<'_> {
     }
 
     /// A window of what is sure alone, where the model's own block is to draft behind it.
-    pub fn of_nothing(&self, sizing: Sizing<'_>, at: (&Line, &Live), no: SeqNo) -> Option<Window> {
-        let window = self.asking(sizing, at, no, Window::of_nothing(at.0.spec));
+    pub fn of_nothing(
+        &self,
+        sizing: Sizing<'_>,
+        at: (&Line, &Live),
+        no: SeqNo,
+    ) -> Option<NextWindow> {
+        let window = self.asking(sizing, at, no, NextWindow::of_nothing(at.0.spec));
         (window.asked > 0).then_some(window)
     }
 
     /// A sequence's next window, with what the model's own block is to draft behind it.
-    fn asking(&self, sizing: Sizing<'_>, at: (&Line, &Live), no: SeqNo, window: Window) -> Window {
+    fn asking(
+        &self,
+        sizing: Sizing<'_>,
+        at: (&Line, &Live),
+        no: SeqNo,
+        window: NextWindow,
+    ) -> NextWindow {
         let n_rows = n_unsent(at.1, no) + window.drafts.tokens.len() as u32;
-        Window { asked: self.asked(sizing, at, no, n_rows).unwrap_or(0), ..window }
+        NextWindow { asked: self.asked(sizing, at, no, n_rows).unwrap_or(0), ..window }
     }
 
     /// The window behind those that a sequence has in flight.
@@ -90,7 +85,7 @@ impl Drafting<'_> {
         (line, live): (&mut Line, &mut Live),
         no: SeqNo,
         room: u32,
-    ) -> Option<Window> {
+    ) -> Option<NextWindow> {
         let n_windows = live.of(no)?.n_windows() as u32;
         let most = room.min(MAX_WINDOW_ROWS);
         let (draft, windows) = self.drafted(sizing, (line, live), no, most)?;
@@ -202,7 +197,7 @@ impl Drafting<'_> {
         no: SeqNo,
         (mut draft, windows): (Draft, Windows),
         n: u32,
-    ) -> Option<Window> {
+    ) -> Option<NextWindow> {
         draft.tokens.truncate(n as usize);
         draft.odds.truncate(n as usize);
         let in_planes = line.spec.prefixes == Prefixes::Whole;
@@ -214,7 +209,7 @@ impl Drafting<'_> {
                 return None;
             }
         }
-        Some(Window { drafts: draft, in_planes, asked: 0 })
+        Some(NextWindow { drafts: draft, in_planes, asked: 0 })
     }
 }
 

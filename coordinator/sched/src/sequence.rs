@@ -22,8 +22,7 @@ use brigade_engine::batch::{
     AdapterUse, BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
 };
 
-use super::ahead::RunAhead;
-use super::drafting::Window;
+use super::ahead::{NextWindow, RunAhead};
 use super::events::{HiddenRows, KeptId, Micros, RequestId, Share, Work};
 use super::fair::{Needs, Owners};
 use super::prefix::{Mark, NodeId, Space};
@@ -459,7 +458,7 @@ impl Live {
     ///
     /// # Panics
     /// If there is no such sequence.
-    pub fn next_window(&mut self, now: Micros, no: SeqNo, window: &Window) -> SeqPart {
+    pub fn next_window(&mut self, now: Micros, no: SeqNo, window: &NextWindow) -> SeqPart {
         let sequence = self.seqs.get_mut(&no).expect("queues name live sequences only");
         let before = sequence.prompt_left();
         let part = sequence.next_window(now, window);

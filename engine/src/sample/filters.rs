@@ -237,6 +237,16 @@ impl Candidates {
         of.map_or(f32::INFINITY, |(_, weight)| bits(*weight, sum))
     }
 
+    /// A candidate's share of the weights with which the last one was drawn.
+    pub fn share_of(&mut self, id: u32) -> f64 {
+        if self.weights.len() != self.list.len() {
+            self.weigh();
+        }
+        let sum: f64 = self.weights.iter().map(|w| f64::from(*w)).sum();
+        let of = self.list.iter().zip(&self.weights).find(|(candidate, _)| candidate.id == id);
+        of.map_or(0.0, |(_, weight)| f64::from(*weight) / sum)
+    }
+
     /// Divides the logits by `temperature`, and takes the first candidate at which the running sum
     /// of weights exceeds the share `u` of their total.
     pub fn draw(&mut self, temperature: f32, u: f64) -> u32 {

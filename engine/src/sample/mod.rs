@@ -20,7 +20,7 @@ mod rng;
 #[cfg(test)]
 mod tests;
 
-use crate::batch::{Mirostat, NotBefore, SampledToken, SamplerSetup, SamplingParams};
+use crate::batch::{DraftedToken, Mirostat, NotBefore, SampledToken, SamplerSetup, SamplingParams};
 use crate::constraint::Mask;
 use dry::Dry;
 use filters::Candidates;
@@ -145,6 +145,26 @@ impl Sampler {
             }
         };
         Ok(SampledToken { id, logprob, top, mu, ..SampledToken::default() })
+    }
+
+    /// Draws the token that follows `history` as a draft: as [`Sampler::sample`] would of this row, with the probability that it
+    /// had among all that could be drawn.
+    ///
+    /// # Errors
+    /// As of [`Sampler::sample`].
+    pub fn draft(
+        &mut self,
+        logits: &[f32],
+        setup: &SamplerSetup,
+        history: &[u32],
+        pos: u32,
+    ) -> Result<DraftedToken, SampleError> {
+        let id = self.sample(logits, setup, history, Next { pos, ..Next::default() })?.id;
+        let odds = match takes_maximum(&setup.params) {
+            true => libm::exp(log_prob(logits, id)?),
+            false => self.candidates.share_of(id),
+        };
+        Ok(DraftedToken { id, odds: odds.clamp(0.0, 1.0) as f32 })
     }
 
     /// [`Sampler::sample`] where the draw looks at no other logits than these ([`looks_at`]): ids ascend, and so many of the best

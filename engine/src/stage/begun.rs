@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::boundary_rows::{BoundaryRows, FetchedRows};
 use super::head::HeadRows;
+use super::own_drafts::LeftRows;
 use super::wanted::wanted_rows;
 use super::{Stage, StageOutput};
 use crate::batch::{Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
@@ -20,6 +21,10 @@ pub struct Begun {
     point: Option<Milestone>,
     /// Sequences that a token is drawn for.
     drawn: Vec<SlotId>,
+    /// Sequences that the model's own blocks are to draft for, and how many tokens of each.
+    drafts: Vec<(SlotId, u32)>,
+    /// Whether these blocks read some of its rows.
+    is_read: bool,
 }
 
 /// What a ubatch gives.
@@ -61,12 +66,13 @@ impl Stage {
     }
 
     /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts whose
-    /// tokens are verified. Those are known whatever is drawn.
+    /// tokens are verified. Those are known whatever is drawn. None is begun behind one that the model's own blocks read: these
+    /// draft when its tokens are drawn.
     pub fn may_begin(&self, ub: &UBatch) -> bool {
         let of_ops = ub.ops.iter().flat_map(|op| op.slots());
         let drawn_on = ub.parts.iter().filter(|part| part.want != Want::Verify);
         let mut named = of_ops.chain(drawn_on.map(|part| part.slot));
-        !named.any(|slot| self.drawing.contains(&slot))
+        self.n_reading == 0 && !named.any(|slot| self.drawing.contains(&slot))
     }
 
     /// Begins a ubatch, as [`Stage::forward`] runs it, behind those that were begun before. They are finished in the same order.
@@ -81,6 +87,7 @@ impl Stage {
         self.check(ub, input.as_ref())?;
         let applied = self.sequences.apply(ub)?;
         self.run_actions(&applied);
+        let read = self.follow_drafts(ub, &applied);
         if let Some(head) = &mut self.head {
             head.follow(&ub.ops);
             head.draft_masks(&self.sequences, &applied.parts);
@@ -101,19 +108,36 @@ impl Stage {
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
             rows.leave_behind(&self.spec.boundary(self.layers.end));
             let results = Results::Boundary(rows.fetched(n_rows));
-            return Ok(Begun { results, point: self.device.milestone(), drawn: Vec::new() });
+            return Ok(self.begun(results));
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
         self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
-        let mut wanted = rows.wanted(&self.device, &self.scratch, &applied.parts);
+        // Blocks of drafts read all rows of their parts.
+        let mut left: Vec<usize> = applied.parts.iter().flat_map(wanted_rows).collect();
+        let n_wanted = left.len();
+        left.extend(read.iter().flat_map(|part| part.rows.clone()));
+        if left.len() > n_wanted {
+            left.sort_unstable();
+            left.dedup();
+        }
+        let mut wanted = rows.picked((&self.device, &self.scratch), left.iter().copied());
         drop(rows);
-        let n_wanted = wanted.hidden.n_rows();
-        let picked = || applied.parts.iter().flat_map(wanted_rows);
-        let adapters = adapters.picked(picked());
-        let tokens: Vec<u32> = picked().map(|row| tokens[row]).collect();
+        let mut adapters = adapters.picked(left.iter().copied());
+        let tokens: Vec<u32> = left.iter().map(|row| tokens[*row]).collect();
         let of_rows = (&[][..], &tokens[..], &adapters);
-        self.run_blocks(mixing..self.blocks.len(), of_rows, n_wanted, &mut wanted);
+        self.run_blocks(mixing..self.blocks.len(), of_rows, left.len(), &mut wanted);
+        let is_read = !read.is_empty();
+        if is_read {
+            let hidden = &wanted.hidden;
+            let rows = LeftRows { numbers: &left, tokens: &tokens, hidden };
+            self.read_for_drafts(read, &rows);
+            let numbers = applied.parts.iter().flat_map(wanted_rows);
+            let places: Vec<usize> = numbers.map(|row| rows.place(row)).collect();
+            wanted = wanted.picked((&self.device, &self.scratch), places.iter().copied());
+            adapters = adapters.picked(places);
+        }
+        let drafts = self.drafts_wanted(ub);
         let Some(head) = &self.head else { unreachable!("checked above") };
         let draws: Vec<SlotId> = ub.ops.iter().filter_map(draw_of).collect();
         let draws_of = |part: &&SeqPart| matches!(part.want, Want::Sample | Want::Verify);
@@ -124,7 +148,14 @@ impl Stage {
         rows.draws = draws;
         let results = Results::Rows(rows);
         self.drawing.extend(&drawn);
-        Ok(Begun { results, point: self.device.milestone(), drawn })
+        self.n_reading += usize::from(is_read);
+        Ok(Begun { drawn, drafts, is_read, ..self.begun(results) })
+    }
+
+    /// What was begun up to now, with nothing to draw.
+    fn begun(&self, results: Results) -> Begun {
+        let (drawn, drafts) = (Vec::new(), Vec::new());
+        Begun { results, point: self.device.milestone(), drawn, drafts, is_read: false }
     }
 
     /// Waits for what a ubatch gives, and draws its tokens. Ubatches are finished in the order in which they were begun.
@@ -132,14 +163,17 @@ impl Stage {
     /// # Errors
     /// The device failed: the stage cannot be used again.
     pub fn finish(&mut self, begun: Begun) -> Result<StageOutput, BatchError> {
-        let Begun { results, point, drawn } = begun;
+        let Begun { results, point, drawn, drafts, is_read } = begun;
         self.drawing.drain(..drawn.len());
+        self.n_reading -= usize::from(is_read);
         point.map_or(Ok(()), Milestone::wait)?;
         let output = match results {
             Results::Boundary(rows) => StageOutput::Boundary(rows.into_boundary()),
             Results::Rows(rows) => {
                 let Some(head) = &mut self.head else { unreachable!("it made these rows") };
-                StageOutput::Rows(head.outputs(&self.sequences, rows))
+                let mut outputs = head.outputs(&self.sequences, rows);
+                self.draft(&drafts, &mut outputs);
+                StageOutput::Rows(outputs)
             }
         };
         // What was read of a device that failed meanwhile is anything.

@@ -2,11 +2,9 @@
 //! beside it for later layers, oldest first. All of them cross a cut, tensor after tensor.
 
 use super::norm::Norm;
-use super::wanted::wanted_rows;
 use crate::batch::Boundary;
 use crate::device::{Device, Fetched, Rows, Scratch};
 use crate::spec::{BoundarySpec, PassEnd};
-use crate::state::PartRows;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
 #[derive(Default)]
@@ -102,9 +100,13 @@ impl BoundaryRows {
         Self { hidden: scratch.adopt(self.hidden), beside }
     }
 
-    /// The rows of `parts` that pass through the head.
-    pub(super) fn wanted(&self, device: &Device, scratch: &Scratch, parts: &[PartRows]) -> Self {
-        let picked: Vec<u32> = parts.iter().flat_map(wanted_rows).map(|row| row as u32).collect();
+    /// Rows `picked`, in this order.
+    pub(super) fn picked(
+        &self,
+        (device, scratch): (&Device, &Scratch),
+        picked: impl Iterator<Item = usize>,
+    ) -> Self {
+        let picked: Vec<u32> = picked.map(|row| row as u32).collect();
         let gather = |tensor: &Rows| {
             if tensor.is_empty() {
                 return Rows::default();

@@ -15,7 +15,7 @@ use crate::spec::{Described, ModelError, stage_tensors};
 use crate::weights::{TensorSource, WeightLoader};
 
 /// Where no tensor has data; a row that is wanted of one is zeros.
-struct Nothing;
+pub(super) struct Nothing;
 
 impl TensorSource for Nothing {
     fn tensor<'a>(&'a self, _tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {

@@ -130,6 +130,7 @@ impl Stage {
         }
         self.device.finish().map_err(BatchError::from)?;
         self.sequences.set_restored(slot, len, tokens.to_vec());
+        self.own_drafts.iter_mut().for_each(|drafts| drafts.replaced(slot, len));
         Ok(())
     }
 }

@@ -235,7 +235,7 @@ impl Head {
     }
 
     /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
-    fn logits(
+    pub(super) fn logits(
         &self,
         (device, scratch): (&Device, &Scratch),
         output: &Linear,

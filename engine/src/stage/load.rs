@@ -13,6 +13,7 @@ use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
+use super::own_drafts::OwnDrafts;
 use super::rope::load_rope;
 use super::streams::StreamMatrices;
 use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
@@ -24,9 +25,9 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::KvType;
 use crate::sample::Sampler;
 use crate::spec::{
-    ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, ModelError, ModelSpec,
-    NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD, TOKEN_TYPES,
-    layer_of, stage_tensors,
+    ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, LayerSpec, ModelError,
+    ModelSpec, NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD,
+    TOKEN_TYPES, layer_of, stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
@@ -52,6 +53,8 @@ pub struct StageConfig {
     pub windows: bool,
     /// What is added to the stream behind its layers.
     pub control_vectors: Option<StageVectors>,
+    /// Whether the model's own blocks of drafts are loaded, where it has some and this is the last stage.
+    pub own_drafts: bool,
 }
 
 impl Stage {
@@ -99,8 +102,9 @@ impl Stage {
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
-        let tensors = stage_tensors(model, &spec, &layers);
+        let tensors = stage_tensors_with_drafts(model, &spec, &layers, config.own_drafts);
         load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
+        let own_drafts = OwnDrafts::load(&spec, &source, &mut loader, &device, (&layers, &config))?;
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
@@ -122,7 +126,7 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let facts = facts(&spec, &blocks, head.as_ref(), &device);
+        let facts = facts(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
@@ -144,6 +148,8 @@ impl Stage {
             pass_norm,
             sequences,
             drawing: Vec::new(),
+            own_drafts,
+            n_reading: 0,
         })
     }
 }
@@ -325,15 +331,20 @@ fn states(
     config: &StageConfig,
 ) -> Result<Vec<BlockState>, ModelError> {
     let blocks = spec.layers[layers.clone()].iter().flat_map(|layer| &layer.blocks);
-    let room = StateRoom {
+    let room = room(config);
+    let state = |block: &BlockSpec| BlockState::new(device, &block.kind, &room);
+    blocks.map(state).collect()
+}
+
+/// What a stage has room for.
+pub(super) fn room(config: &StageConfig) -> StateRoom {
+    StateRoom {
         kv_type: config.kv_type,
         n_slots: config.n_slots as u32,
         n_blocks: config.n_blocks,
         max_rows: config.max_rows as u32,
         windows: config.windows,
-    };
-    let state = |block: &BlockSpec| BlockState::new(device, &block.kind, &room);
-    blocks.map(state).collect()
+    }
 }
 
 /// Gives each layer's last block what is added behind the layer: `rows` is `[layers, n_embd]` from layer `first` on, or
@@ -352,16 +363,18 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
 fn facts(
     spec: &ModelSpec,
     blocks: &[LoadedBlock],
-    head: Option<&Head>,
+    (head, own_drafts): (Option<&Head>, Option<&OwnDrafts>),
     device: &Device,
 ) -> StageFacts {
+    let [drafts, of_drafts] = own_drafts.map_or([0; 2], OwnDrafts::nbytes);
     let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
     let weights: BTreeMap<_, u64> =
         blocks.iter().map(|block| (place(block), block.weights.nbytes())).collect();
     StageFacts {
         weight_bytes: weights.values().sum::<u64>()
-            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64),
-        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum(),
+            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64)
+            + drafts,
+        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum::<u64>() + of_drafts,
         device: device.name().to_owned(),
         threads: device.host().pool().threads(),
     }
@@ -420,14 +433,23 @@ pub(super) fn load_layer(
     layer: usize,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
+    load_blocks(spec, &spec.layers[layer], (layer, &spec.layer_stem(layer)), loader)
+}
+
+/// The weights of the blocks of `of_layer`, number `layer`, whose tensors' names begin with `block_stem`.
+pub(super) fn load_blocks(
+    spec: &ModelSpec,
+    of_layer: &LayerSpec,
+    (layer, block_stem): (usize, &str),
+    loader: &mut WeightLoader<'_>,
+) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
     let mut blocks = Vec::new();
-    for (index, block) in spec.layers[layer].blocks.iter().enumerate() {
-        let block_stem = spec.layer_stem(layer);
+    for (index, block) in of_layer.blocks.iter().enumerate() {
         let stem = format!("{block_stem}.");
         let read = match block.reads {
             Reads::AsBefore => None,
             Reads::Stream | Reads::LayerInput => {
-                let place = spec.layers[layer].place_among_mixed(index);
+                let place = of_layer.place_among_mixed(index);
                 let mix = match place {
                     Some(place) => load_mix(spec, loader, (&stem, place), block.eps)?,
                     None => None,
@@ -455,7 +477,7 @@ pub(super) fn load_layer(
             stream_norms,
             stream_factor,
             skip,
-            block: load_block(&block.kind, (layer, &block_stem), spec.n_embd, loader)?,
+            block: load_block(&block.kind, (layer, block_stem), spec.n_embd, loader)?,
         }));
     }
     Ok(blocks)

@@ -19,6 +19,7 @@ mod kept;
 mod layer_rows;
 mod load;
 mod norm;
+mod own_drafts;
 mod rehearsal;
 mod rope;
 mod snapshot;
@@ -35,6 +36,7 @@ pub use begun::Begun;
 pub use check::check_tensors;
 pub use kept::KeptWeights;
 pub use load::StageConfig;
+pub use own_drafts::{DraftRow, check_own_drafts};
 
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
@@ -50,6 +52,7 @@ use boundary_rows::BoundaryRows;
 use head::Head;
 use input::Input;
 use norm::Norm;
+use own_drafts::OwnDrafts;
 use switched::OwnAdapters;
 
 /// What a forward pass returns.
@@ -98,6 +101,10 @@ pub struct Stage {
     sequences: Sequences,
     /// Sequences whose next token is still to be drawn, in ubatches that were begun.
     drawing: Vec<SlotId>,
+    /// What drafts tokens for sequences, on the last stage.
+    own_drafts: Option<OwnDrafts>,
+    /// Ubatches that were begun, and have rows that this reads.
+    n_reading: usize,
     scratch: Scratch,
 }
 
@@ -208,6 +215,19 @@ impl Stage {
         if let Some(head) = &mut self.head {
             head.clear();
         }
+        self.n_reading = 0;
+        self.own_drafts.iter_mut().for_each(OwnDrafts::clear);
+    }
+
+    /// How many tokens the model's own blocks can draft behind one; 0: there are none here.
+    pub fn own_drafts(&self) -> u32 {
+        self.own_drafts.as_ref().map_or(0, |drafts| drafts.depth() as u32)
+    }
+
+    /// Keeps the logits of all rows that blocks of drafts read and draft from here on, or no longer. Returns those that were kept
+    /// since it was last told. For who compares them with another program's: it costs the head for each row.
+    pub fn watch_own_drafts(&mut self, is_on: bool) -> Vec<DraftRow> {
+        self.own_drafts.as_mut().map_or_else(Vec::new, |drafts| drafts.watch(is_on))
     }
 
     /// Tells where the tokens' texts are, which grammars of answers need; they are read when the first one comes.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Stage;
-use crate::batch::{BlockId, Boundary, SamplerSetup, SamplingParams};
+use crate::batch::{Ahead, BlockId, Boundary, SamplerSetup, SamplingParams};
 use crate::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::device::GpuError;
 use crate::error::BatchError;
@@ -70,11 +70,17 @@ impl Stage {
             sampler: sampler.clone(),
             request: "rehearsal".into(),
         };
+        let is_drafting = self.own_drafts.is_some();
+        let read = |slot| is_drafting.then_some(SeqOp::Draft { slot });
+        let ahead = Ahead { sure: 0, known: 0, planes: None, drafts: 1 };
+        let ahead = is_drafting.then_some(ahead);
         let want = if self.spec.is_encoder() { Want::Hidden } else { Want::Sample };
-        let part =
-            |slot| SeqPart { slot, pos: 0, tokens: vec![0; n_rows], want, mu: None, ahead: None };
-        let ub =
-            UBatch { id: 0, ops: slots().map(open).collect(), parts: slots().map(part).collect() };
+        let part = |slot| SeqPart { slot, pos: 0, tokens: vec![0; n_rows], want, mu: None, ahead };
+        let ub = UBatch {
+            id: 0,
+            ops: slots().map(open).chain(slots().filter_map(read)).collect(),
+            parts: slots().map(part).collect(),
+        };
         let input = (self.layers.start > 0).then(|| {
             let n_rows = ub.n_rows();
             let width = self.spec.boundary(self.layers.start).width();

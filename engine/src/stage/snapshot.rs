@@ -84,6 +84,7 @@ impl Stage {
         }
         self.device.finish().map_err(BatchError::from)?;
         self.sequences.set_restored(slot, snapshot.len, snapshot.history);
+        self.own_drafts.iter_mut().for_each(|drafts| drafts.replaced(slot, snapshot.len));
         Ok(())
     }
 }

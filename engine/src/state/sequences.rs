@@ -80,6 +80,8 @@ pub struct StateCopy {
     pub src_blocks: Vec<BlockId>,
     /// Pages to copy to, as many.
     pub dst_blocks: Vec<BlockId>,
+    /// The pages of the position behind them, from and to, where these are none of them, and not shared.
+    pub behind: Option<[BlockId; 2]>,
 }
 
 /// A change of state that the ops of a ubatch ask of the pages' and slots' owners.
@@ -125,6 +127,13 @@ impl Sequences {
         let histories = keep_history.then(|| vec![Vec::new(); n_slots]);
         let (slots, marks) = (vec![None; n_slots], Marks::new(n_slots));
         Self { slots, marks, histories, n_blocks, prefixes }
+    }
+
+    /// Gives a slot what is to be seen there, whatever it had: for who reads sequences that others open and close.
+    pub(crate) fn show(&mut self, slot: SlotId, sequence: Sequence) {
+        if let Some(place) = self.slots.get_mut(slot.0 as usize) {
+            *place = Some(sequence);
+        }
     }
 
     /// Number of slots, open or not.
@@ -342,7 +351,11 @@ impl Draft<'_> {
                     Prefixes::Whole => source.plane,
                     Prefixes::All | Prefixes::None => *dst,
                 };
-                let copied = StateAction::Copy(StateCopy { src_blocks, dst_blocks });
+                let behind = source.blocks.get(pages_of(*len)).zip(blocks.get(pages_of(*len)));
+                let is_behind = (*len as usize).is_multiple_of(KV_PAGE);
+                let behind = behind.filter(|(src, dst)| is_behind && src != dst);
+                let behind = behind.map(|(src, dst)| [*src, *dst]);
+                let copied = StateAction::Copy(StateCopy { src_blocks, dst_blocks, behind });
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
                 let (adapters, sure) = (source.adapters, *len);
                 let copy = Sequence { len: *len, sure, plane, blocks, sampler, adapters };

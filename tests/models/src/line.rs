@@ -72,6 +72,8 @@ pub struct LineConfig {
     pub control_vectors: Vec<(PathBuf, f32)>,
     /// The layers that they are for; `None`: all that they have.
     pub control_layers: Option<RangeInclusive<usize>>,
+    /// Whether the last stage has the model's own blocks of drafts.
+    pub own_drafts: bool,
     /// Files of the model's adapters.
     pub adapters: Vec<PathBuf>,
     /// Those that [`Line::logits`] and [`Line::generate`] use, with their scales.
@@ -92,6 +94,7 @@ impl Default for LineConfig {
             windows: false,
             control_vectors: Vec::new(),
             control_layers: None,
+            own_drafts: false,
             adapters: Vec::new(),
             uses: Vec::new(),
         }
@@ -350,6 +353,7 @@ fn load(
         max_rows: SLOT_POSITIONS,
         windows: config.windows,
         control_vectors: stage_vectors(config, model, &layers),
+        own_drafts: config.own_drafts,
     };
     Stage::load(
         &brigade_models::described(model).unwrap(),

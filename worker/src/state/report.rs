@@ -41,7 +41,7 @@ fn fresh<T: Copy>(
 }
 
 /// What this release can do besides its wire version.
-const FEATURES: [Feature; 10] = [
+const FEATURES: [Feature; 11] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Guide,
@@ -52,6 +52,7 @@ const FEATURES: [Feature; 10] = [
     Feature::Ahead,
     Feature::Fetch,
     Feature::Gather,
+    Feature::OwnDrafts,
 ];
 
 impl Worker {

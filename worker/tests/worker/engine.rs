@@ -29,6 +29,7 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         max_rows: TOKENS.len(),
         windows: false,
         control_vectors: None,
+        own_drafts: false,
     };
     let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
     let layers = 0..brigade_models::describe(&model).unwrap().n_layer();

@@ -1,3 +1,5 @@
+//! Whose drafts are taken, and for whom the block drafts.
+
 use super::*;
 use crate::{Forced, Suffix};
 

@@ -165,11 +165,9 @@ impl Line {
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
             self.kept.leave_behind(prompt);
-        }
-        let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
-        if reuses {
             self.count(tokens.len() as u32, reused, held);
         }
+        let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
         Admitted {
             whole: self.spec.prefixes == Prefixes::None,
             request: request.id,

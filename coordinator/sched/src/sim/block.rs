@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use brigade_engine::batch::{DraftedToken, MAX_DRAFTED, SeqOp, SeqPart, SlotId, Want};
 
-use super::mirror::{STOP_TOKEN, VOCAB, next_token};
 use super::rng::mix;
+use super::tokens::{STOP_TOKEN, VOCAB, next_token};
 use crate::LineSpec;
 
 /// How much less often each further draft is right.

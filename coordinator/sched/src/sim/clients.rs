@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use brigade_engine::batch::{AdapterUse, Guidance, SamplerSetup, SamplingParams};
 
-use super::mirror::{OpenSequence, STOP_TOKEN, next_token};
+use super::mirror::OpenSequence;
 use super::rng::{Rng, mix};
+use super::tokens::{STOP_TOKEN, next_token};
 use crate::{
     Action, FinishReason, Micros, Namespace, Request, RequestError, RequestId, Share, Work,
 };

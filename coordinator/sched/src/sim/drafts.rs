@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use brigade_draft::{Draft, Drafter, OwnerId, Source, StreamId};
 
-use super::mirror::{STOP_TOKEN, next_token};
 use super::rng::mix;
+use super::tokens::{STOP_TOKEN, next_token};
 
 /// Knows the right tokens of requests without adapters and guides; others never get a right one.
 #[derive(Debug)]

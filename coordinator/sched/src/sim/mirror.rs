@@ -6,9 +6,7 @@
 //! whenever a sequence is read. So a page that was given to two sequences is found, and so is a copy of the
 //! wrong state.
 //!
-//! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the
-//! line was fed the right tokens in the right order, through the right adapters. Where a guide is, it is a hash of both
-//! sequences' tokens.
+//! Which token is drawn is said elsewhere ([`super::tokens`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,24 +19,8 @@ use brigade_spec::Prefixes;
 
 use super::block::Block;
 use super::rng::mix;
+use super::tokens::next_token;
 use crate::LineSpec;
-
-/// The token that ends a sequence.
-pub(super) const STOP_TOKEN: u32 = 0;
-
-/// Made-up tokens are `1..VOCAB`, or [`STOP_TOKEN`] once in a workload's `stop_every`.
-pub(super) const VOCAB: u64 = 32_000;
-
-/// The token after `tokens`, whose rows passed through `adapters`.
-pub(super) fn next_token(tokens: &[u32], adapters: &[AdapterUse], stop_every: u64) -> u32 {
-    let of_adapters =
-        adapters.iter().fold(0x5eed, |hash, used| mix(hash ^ u64::from(used.adapter)));
-    let hash = tokens.iter().fold(of_adapters, |hash, &t| mix(hash ^ u64::from(t)));
-    if stop_every > 0 && mix(hash).is_multiple_of(stop_every) {
-        return STOP_TOKEN;
-    }
-    (1 + hash % (VOCAB - 1)) as u32
-}
 
 /// An open slot, as others see it.
 #[derive(Clone, Copy, Debug)]
@@ -355,14 +337,17 @@ impl Mirror {
         }
     }
 
-    /// What the model's own block drafts behind the last token that was drawn of a part, if one was.
-    fn draft(&mut self, part: &SeqPart, out: &mut [RowOutput]) {
+    /// What the model's own block drafts behind the last token that was drawn of a window, if one was. Its sequence has room
+    /// for so many positions.
+    fn draft(&mut self, part: &SeqPart, room: usize, out: &mut [RowOutput]) -> Result<(), String> {
+        self.block.check(part, self.spec, (&self.open[&part.slot].tokens, room))?;
         let Some(RowOutput { pos, value: RowValue::Sampled(token), .. }) = out.last_mut() else {
-            return;
+            return Ok(());
         };
         let before = &self.open[&part.slot].tokens[..=*pos as usize];
         token.drafted = self.block.draft(part, before, token.id);
         self.n_drafted += token.drafted.len() as u64;
+        Ok(())
     }
 
     /// Copies the first `len` positions of `src` to pages `to`, page by page, and returns what a
@@ -465,11 +450,10 @@ impl Mirror {
         ensure(before.is_some() == is_guided, || {
             format!("{name:?} is guided: {is_guided}, or has a guide before it")
         })?;
-        self.block.check(part, self.spec, (&slot.tokens, room))?;
         if part.want == Want::Verify {
             slot.awaiting = Some(ubatch);
             self.verify(part, known, &late, out);
-            self.draft(part, out);
+            self.draft(part, room, out)?;
         } else if part.want == Want::Guide {
             slot.awaiting = Some(ubatch);
             *guide = Some((slot.tokens.clone(), slot.adapters.clone()));

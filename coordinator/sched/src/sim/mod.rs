@@ -12,6 +12,7 @@ mod drafts;
 mod line;
 mod mirror;
 mod rng;
+mod tokens;
 
 use std::collections::BTreeMap;
 

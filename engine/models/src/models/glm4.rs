@@ -46,7 +46,7 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
         };
         Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, ffn))
     };
-    let spec = decoder::model(hp, eps, rope(hp, RopeLayout::Neox)?, &layer)?;
+    let spec = decoder::model(hp, eps, rope(hp, RopeLayout::Neox)?, layer)?;
     match &spec.rope {
         // Blocks of files for pictures are not known to rotate as the layers do.
         Some(rope) if !rope.still.is_empty() => Ok(spec),

@@ -64,7 +64,7 @@ pub(super) fn describe_v3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let ffn = experts_or_dense(hp, il, || experts_beside_one(hp, il, Router::Sigmoid))?;
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
-    let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, &layer)?;
+    let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)?;
     with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Normed), layer)
 }
 

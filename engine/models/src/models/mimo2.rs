@@ -29,7 +29,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         layer.blocks[0].residual_scale = value_scale.unwrap_or(1.0);
         Ok(layer)
     };
-    let spec = decoder::model(hp, eps, rope, &layer)?;
+    let spec = decoder::model(hp, eps, rope, layer)?;
     let spec = with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Stream), layer)?;
     Ok(ModelSpec { local_rope: windows.local_rope, ..spec })
 }

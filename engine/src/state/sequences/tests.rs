@@ -51,7 +51,7 @@ fn a_slot_can_be_reused_within_one_ubatch_and_copies_keep_the_order_of_ops() {
     apply(&mut s, vec![open(0, &[4, 5])], vec![part(0, 0, 70)]).unwrap();
     let ops = vec![copy(0, 1, 65, &[1, 2, 3]), SeqOp::Close { slot: SlotId(0) }, open(0, &[4])];
     let applied = apply(&mut s, ops, vec![part(1, 65, 1), part(0, 0, 3)]).unwrap();
-    let copy = StateCopy { src_blocks: blocks(&[4, 5]), dst_blocks: blocks(&[1, 2]) };
+    let copy = StateCopy { src_blocks: blocks(&[4, 5]), dst_blocks: blocks(&[1, 2]), behind: None };
     let actions = [StateAction::Copy(copy), StateAction::Zero(SlotId(0))];
     assert_eq!(applied.actions, actions);
     assert_eq!(applied.parts[1].rows, 1..4);
@@ -159,7 +159,7 @@ fn shared_pages_are_not_copied() {
     let mut s = sequences(Prefixes::All, false);
     apply(&mut s, vec![open(0, &[0, 1, 2])], vec![part(0, 0, 150)]).unwrap();
     let applied = apply(&mut s, vec![copy(0, 1, 150, &[0, 1, 3, 4])], vec![]).unwrap();
-    let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]) };
+    let copy = StateCopy { src_blocks: blocks(&[2]), dst_blocks: blocks(&[3]), behind: None };
     assert_eq!(applied.actions, [StateAction::Copy(copy)]);
 }
 

@@ -107,6 +107,7 @@ fn load(options: &Options, model: &Arc<Gguf>, timed: bool) -> Result<Stage, Stri
         max_rows: 512,
         windows: false,
         control_vectors: None,
+        own_drafts: false,
     };
     let layers = 0..brigade_models::describe(model).map_err(|e| text(&e))?.n_layer();
     Stage::load(&described, model.clone(), layers, config, device, &mut |_| {})

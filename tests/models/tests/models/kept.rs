@@ -23,6 +23,7 @@ const CONFIG: StageConfig = StageConfig {
     max_rows: 8,
     windows: false,
     control_vectors: None,
+    own_drafts: false,
 };
 
 /// A model's tensors, which notes who was asked for and can fail.

@@ -15,6 +15,7 @@ mod invariance;
 mod kept;
 mod lora;
 mod masks;
+mod own_drafts;
 mod positions;
 mod shapes;
 mod tables;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         kept,
         lora,
         masks,
+        own_drafts,
         positions,
         shapes,
         tables,

@@ -1,0 +1,165 @@
+//! Drafts behind drawn tokens: the first block reads the drawn token with the row that it was drawn from. What it drafts is read
+//! next, with what the block gave itself.
+
+use super::block::Input;
+use super::ring::copy_rows;
+use super::{OwnDrafts, Tools};
+use crate::batch::{DraftedToken, RowOutput, RowValue, SamplerSetup, SlotId};
+use crate::block::RowAdapters;
+use crate::device::Rows;
+use crate::kernels::KV_PAGE;
+use crate::spec::DraftInput;
+use crate::stage::head::Head;
+
+/// Drafts of one sequence.
+struct Chain<'a> {
+    slot: SlotId,
+    /// Position of the drawn token, and of the sequence's first entry.
+    pos: u32,
+    base: u32,
+    most: usize,
+    /// The result that they are of.
+    output: usize,
+    setup: &'a SamplerSetup,
+    /// All tokens up to the last draft.
+    history: Vec<u32>,
+    drafted: Vec<DraftedToken>,
+    is_over: bool,
+}
+
+/// Rows that are read with drafts, and the chains that they are of.
+type Fed = (Rows, Vec<usize>);
+
+impl OwnDrafts {
+    /// Drafts tokens behind the last one that was drawn of each sequence of `wanted`, as many at most, and puts them beside it.
+    pub(in crate::stage) fn draft(
+        &mut self,
+        tools: &Tools<'_>,
+        head: &mut Head,
+        wanted: &[(SlotId, u32)],
+        outputs: &mut [RowOutput],
+    ) {
+        let begun = wanted.iter().filter_map(|&want| self.begin(tools, want, outputs));
+        let mut chains: Vec<Chain<'_>> = begun.collect();
+        if chains.is_empty() {
+            return;
+        }
+        for chain in &chains {
+            self.show(tools.sequences, chain.slot, chain.base);
+        }
+        let before: Vec<_> = chains.iter().map(|chain| (chain.slot, chain.pos - 1)).collect();
+        let first = self.ring.picked(tools.device, tools.scratch, &before);
+        let mut fed: Vec<Fed> = vec![(first, (0..chains.len()).collect())];
+        while chains.iter().any(|chain| !chain.is_over) {
+            let next = self.step(tools, head, (&mut chains, &fed));
+            fed.push(next);
+        }
+        for chain in chains {
+            if let RowValue::Sampled(token) = &mut outputs[chain.output].value {
+                token.drafted = chain.drafted;
+            }
+        }
+    }
+
+    /// What can be drafted behind the last draw of a sequence.
+    fn begin<'a>(
+        &self,
+        tools: &Tools<'a>,
+        (slot, wanted): (SlotId, u32),
+        outputs: &[RowOutput],
+    ) -> Option<Chain<'a>> {
+        let output = outputs.iter().rposition(|output| output.slot == slot)?;
+        let RowOutput { pos, value: RowValue::Sampled(token), .. } = &outputs[output] else {
+            return None;
+        };
+        let (drawn_at, token) = (*pos, token.id);
+        let pos = drawn_at + 1;
+        let base = self.readings.base_for(slot, pos)?;
+        let sequence = tools.sequences.get(slot)?;
+        let setup = sequence.sampler.as_deref()?;
+        // Drafts know no masks: an answer that is held to a grammar has none.
+        if !setup.can_verify() || setup.constraint.is_some() {
+            return None;
+        }
+        let room = self.n_ctx.min((sequence.blocks.len() * KV_PAGE) as u32).saturating_sub(pos);
+        let most = self.depth.min(wanted as usize).min(room as usize);
+        let history = tools.sequences.history(slot).get(..pos as usize)?;
+        let history = [history, &[token]].concat();
+        let (drafted, is_over) = (Vec::with_capacity(most), most == 0);
+        Some(Chain { slot, pos, base, most, output, setup, history, drafted, is_over })
+    }
+
+    /// Drafts the next token of each chain that is not over. Gives the rows that are read with it.
+    fn step(
+        &mut self,
+        tools: &Tools<'_>,
+        head: &mut Head,
+        (chains, fed): (&mut [Chain<'_>], &[Fed]),
+    ) -> Fed {
+        let last = fed.len() - 1;
+        // A block that is used once has not read the drafts before it yet.
+        let (block, first) = if self.blocks.len() > 1 { (last, 0) } else { (0, last) };
+        let alive: Vec<usize> = (0..chains.len()).filter(|&i| !chains[i].is_over).collect();
+        let input = chain_input(tools, (chains, &alive), (fed, first));
+        let rows = self.blocks[block].run(tools, &self.seen, &input);
+        let ends: Vec<u32> = input.parts.iter().map(|part| part.rows.end as u32 - 1).collect();
+        let rows = tools.device.picked_rows(tools.scratch, &rows, &ends);
+        let adapters = RowAdapters::of_parts(&input.parts, &self.seen);
+        let adapters = adapters.picked(ends.iter().map(|row| *row as usize));
+        let [normed, logits] = self.blocks[block].logits(tools, head, (&rows, &adapters));
+        let n_vocab = logits.cols();
+        let values = logits.fetched();
+        for (i, &chain) in alive.iter().enumerate() {
+            let row = &values[i * n_vocab..(i + 1) * n_vocab];
+            let chain = &mut chains[chain];
+            self.see_row(block, chain, row);
+            let pos = chain.history.len() as u32;
+            match head.sampler.draft(row, chain.setup, &chain.history, pos) {
+                Ok(draft) => {
+                    chain.history.push(draft.id);
+                    chain.drafted.push(draft);
+                    chain.is_over = chain.drafted.len() == chain.most;
+                }
+                // It is advice: where there is none, nobody is told.
+                Err(_) => chain.is_over = true,
+            }
+        }
+        let next = if self.reads == DraftInput::Normed { normed } else { rows };
+        (next, alive)
+    }
+
+    fn see_row(&mut self, block: usize, chain: &Chain<'_>, logits: &[f32]) {
+        if let Some(watched) = &mut self.watched {
+            let (slot, pos) = (chain.slot, chain.history.len() as u32 - 1);
+            watched.push(super::DraftRow { slot, pos, block, logits: logits.to_vec() });
+        }
+    }
+}
+
+/// What is read for the next draft of the chains `alive`: their tokens from number `first` on, each with the row that was fed
+/// with it.
+fn chain_input(
+    tools: &Tools<'_>,
+    (chains, alive): (&[Chain<'_>], &[usize]),
+    (fed, first): (&[Fed], usize),
+) -> Input {
+    let n_each = fed.len() - first;
+    let cols = fed[0].0.cols();
+    let mut input = Input {
+        parts: Vec::with_capacity(alive.len()),
+        tokens: Vec::new(),
+        hidden: tools.scratch.take(alive.len() * n_each, cols),
+    };
+    for &i in alive {
+        let chain = &chains[i];
+        let at = input.tokens.len();
+        let pos = chain.pos + first as u32;
+        input.parts.push(Input::part(chain.slot, pos - chain.base, at..at + n_each));
+        input.tokens.extend_from_slice(&chain.history[pos as usize..]);
+        for (t, (rows, of)) in fed[first..].iter().enumerate() {
+            let Some(row) = of.iter().position(|of| *of == i) else { continue };
+            copy_rows(tools.device, (rows, row..row + 1), (&mut input.hidden, at + t));
+        }
+    }
+    input
+}

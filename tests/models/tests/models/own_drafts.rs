@@ -1,0 +1,346 @@
+//! Blocks of drafts: their logits against llama.cpp's, the same bits for every cut and ubatch, and that they change nothing.
+//!
+//! `tests/oracle/drafts.cpp` made the logits, with llama.cpp at commit 0c1e57098bba43ac29e6e3b677cdceebdd22334f: of some rows
+//! of a prompt, and of a chain of drafts behind it. They are within 1e-4 (relative 2-norm over all of them).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use brigade_engine::batch::{
+    Ahead, BlockId, DraftedToken, MAX_DRAFTED, RowValue, SampledToken, SamplerSetup,
+    SamplingParams, SeqOp, SeqPart, SlotId, Want,
+};
+use brigade_engine::kernels::KV_PAGE;
+use brigade_engine::stage::{DraftRow, check_own_drafts};
+use brigade_gguf::{Gguf, npy};
+use brigade_model_tests::each::each;
+use brigade_model_tests::golden::{Golden, Recipe};
+use brigade_model_tests::line::{Line, LineConfig, SLOT_POSITIONS, into_token};
+use brigade_model_tests::places::of_tests;
+use serde::Deserialize;
+
+const LIMIT: f64 = 1e-4;
+
+/// One model's results.
+#[derive(Clone, Debug, Deserialize)]
+struct Entry {
+    synth: Recipe,
+    /// Of the rows that are kept, before those of the chain.
+    positions: Vec<u32>,
+    /// The model's most probable token behind the prompt.
+    greedy: u32,
+    /// What is drafted behind that one.
+    chain: Vec<u32>,
+}
+
+fn entries() -> Vec<(String, Entry)> {
+    let path = of_tests("data/drafts/manifest.json");
+    let all: BTreeMap<String, Entry> =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    all.into_iter().collect()
+}
+
+fn model(name: &str) -> PathBuf {
+    let all = entries();
+    all.iter().find(|(known, _)| known == name).unwrap().1.synth.make()
+}
+
+fn tokens() -> Vec<u32> {
+    Golden::repository().manifest.tokens
+}
+
+fn setup(temperature: f32) -> SamplerSetup {
+    let params = SamplingParams { temperature, ..SamplingParams::greedy() };
+    SamplerSetup { params, seed: 7, ..SamplerSetup::default() }
+}
+
+fn part(slot: u32, pos: u32, tokens: &[u32], want: Want, drafts: u32) -> SeqPart {
+    let ahead = Some(Ahead { sure: pos, known: 0, planes: None, drafts });
+    SeqPart { slot: SlotId(slot), pos, tokens: tokens.to_vec(), want, mu: None, ahead }
+}
+
+fn draft(slot: u32) -> SeqOp {
+    SeqOp::Draft { slot: SlotId(slot) }
+}
+
+/// What a line gives for a prompt in ubatches of `n_ubatch` rows, with drafts behind it: the token, and the logits of the
+/// first block's rows.
+fn read(
+    line: &mut Line,
+    tokens: &[u32],
+    n_ubatch: usize,
+    drafts: u32,
+) -> (SampledToken, Vec<DraftRow>) {
+    let last = |line: &mut Line, is_on| line.stages().last_mut().unwrap().watch_own_drafts(is_on);
+    last(line, true);
+    let mut drawn = None;
+    for (i, chunk) in tokens.chunks(n_ubatch).enumerate() {
+        let ops = match i {
+            0 => vec![Line::open_slot(0, Some(setup(0.0))), draft(0)],
+            _ => Vec::new(),
+        };
+        let pos = (i * n_ubatch) as u32;
+        let is_last = pos as usize + chunk.len() == tokens.len();
+        let (want, n) = if is_last { (Want::Sample, drafts) } else { (Want::Nothing, 0) };
+        drawn = line.run(ops, vec![part(0, pos, chunk, want, n)]).pop();
+    }
+    let rows = last(line, false);
+    line.run(vec![SeqOp::Close { slot: SlotId(0) }], Vec::new());
+    (into_token(drawn.unwrap()), rows)
+}
+
+fn drafting() -> LineConfig {
+    LineConfig { own_drafts: true, ..LineConfig::default() }
+}
+
+/// Those of the prompt's rows of the first block, and those of the chain.
+fn split(rows: Vec<DraftRow>, n: u32) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let (prompt, chain): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.pos < n);
+    let first = prompt.into_iter().filter(|row| row.block == 0);
+    (first.map(|row| row.logits).collect(), chain.into_iter().map(|row| row.logits).collect())
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
+    rows.iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+fn logits_of_blocks_match_llama_cpp() {
+    let tokens = tokens();
+    each(&entries(), |(name, entry)| {
+        let path = entry.synth.make();
+        let mut line = Line::open(&path, &drafting());
+        let (token, rows) = read(&mut line, &tokens, tokens.len(), entry.chain.len() as u32);
+        let (prompt, chain) = split(rows, tokens.len() as u32);
+        let npy::Npy { shape, data: wanted } =
+            npy::read(of_tests(&format!("data/drafts/{name}.npy"))).unwrap();
+        let n_vocab = shape[1];
+        let found = entry.positions.iter().map(|&pos| &prompt[pos as usize]).chain(&chain);
+        let found: Vec<f32> = found.flatten().copied().collect();
+        assert_eq!(found.len(), wanted.len(), "{name}");
+        let square = |x: f64| x * x;
+        let off: f64 = found.iter().zip(&wanted).map(|(a, b)| square(f64::from(a - b))).sum();
+        let all: f64 = wanted.iter().map(|b| square(f64::from(*b))).sum();
+        let error = (off / all).sqrt();
+        let n = found.len() / n_vocab;
+        let drafted: Vec<u32> = token.drafted.iter().map(|draft| draft.id).collect();
+        println!("{name:16} {n} rows  error {error:.2e}  drafted {drafted:?}");
+        assert!(error <= LIMIT, "{name}: error {error:e}");
+        assert_eq!((token.id, &drafted), (entry.greedy, &entry.chain), "{name}");
+        assert!(token.drafted.iter().all(|draft| (0.0..=1.0).contains(&draft.odds)), "{name}");
+    });
+}
+
+fn cuts_and_ubatches_do_not_change_a_bit_of_a_draft() {
+    let tokens: Vec<u32> = tokens().iter().cycle().take(150).copied().collect();
+    each(&entries(), |(name, entry)| {
+        let path = entry.synth.make();
+        let whole = read(&mut Line::open(&path, &drafting()), &tokens, tokens.len(), 5);
+        let (prompt, chain) = split(whole.1, tokens.len() as u32);
+        for (cuts, n_ubatch) in [(vec![], 1), (vec![2], 7), (vec![1, 3], 64)] {
+            let mut line = Line::open(&path, &LineConfig { cuts, ..drafting() });
+            let (token, rows) = read(&mut line, &tokens, n_ubatch, 5);
+            let (other, others) = split(rows, tokens.len() as u32);
+            assert!(bits(&other) == bits(&prompt), "{name}: prompt in {n_ubatch}");
+            assert!(bits(&others) == bits(&chain), "{name}: chain in {n_ubatch}");
+            assert_eq!(token, whole.0, "{name} in {n_ubatch}");
+        }
+    });
+}
+
+/// Greedy or seeded tokens behind a prompt; where `drafts` are wanted, each window has those of the one before.
+fn generated(
+    line: &mut Line,
+    (prompt, n): (&[u32], usize),
+    temperature: f32,
+    drafts: u32,
+) -> (Vec<u32>, [usize; 2]) {
+    let mut ops = vec![Line::open_slot(0, Some(setup(temperature)))];
+    if drafts > 0 {
+        ops.push(draft(0));
+    }
+    let mut rows = line.run(ops, vec![part(0, 0, prompt, Want::Sample, drafts)]);
+    let (mut text, mut counts) = (Vec::new(), [0, 0]);
+    let mut guessed: Vec<DraftedToken> = Vec::new();
+    loop {
+        let drawn: Vec<SampledToken> = rows
+            .drain(..)
+            .filter(|row| matches!(row.value, RowValue::Sampled(_)))
+            .map(into_token)
+            .collect();
+        let right = drawn.len() - 1;
+        counts = [counts[0] + right, counts[1] + guessed.len()];
+        text.extend(drawn.iter().map(|token| token.id));
+        guessed = drawn.last().unwrap().drafted.clone();
+        if text.len() >= n {
+            break;
+        }
+        let pos = (prompt.len() + text.len() - 1) as u32;
+        let mut ops = Vec::new();
+        if drafts > 0 {
+            ops.push(SeqOp::Truncate { slot: SlotId(0), len: pos, planes: None });
+        }
+        let window: Vec<u32> =
+            text.last().copied().into_iter().chain(guessed.iter().map(|draft| draft.id)).collect();
+        rows = line.run(ops, vec![part(0, pos, &window, Want::Verify, drafts)]);
+    }
+    line.run(vec![SeqOp::Close { slot: SlotId(0) }], Vec::new());
+    text.truncate(n);
+    (text, counts)
+}
+
+fn drafts_change_no_token() {
+    let prompt = &tokens()[..40];
+    // Those that can be taken back by length.
+    each(&["mimo2", "step35-2", "glm4moe", "deepseek2", "cohere2moe"], |name| {
+        let path = model(name);
+        for temperature in [0.0, 0.8] {
+            let plain = generated(
+                &mut Line::open(&path, &LineConfig::default()),
+                (prompt, 90),
+                temperature,
+                0,
+            );
+            for cuts in [vec![], vec![2], vec![1, 3]] {
+                let mut line = Line::open(&path, &LineConfig { cuts, ..drafting() });
+                let (text, [right, all]) = generated(&mut line, (prompt, 90), temperature, 3);
+                assert_eq!(text, plain.0, "{name} at {temperature}");
+                println!("{name} at {temperature}: {right} of {all} drafts right");
+            }
+        }
+    });
+}
+
+/// The logits of the next rows, and drafts behind them, of a sequence in `slot`.
+fn go_on(
+    line: &mut Line,
+    ops: Vec<SeqOp>,
+    slot: u32,
+    (pos, tokens): (u32, &[u32]),
+) -> (SampledToken, Vec<DraftRow>) {
+    line.stages().last_mut().unwrap().watch_own_drafts(true);
+    let row = line.run(ops, vec![part(slot, pos, tokens, Want::Sample, 4)]).pop().unwrap();
+    (into_token(row), line.stages().last_mut().unwrap().watch_own_drafts(false))
+}
+
+/// The logits alone, by position and block.
+fn of_rows(rows: &[DraftRow], from: u32) -> Vec<(u32, usize, Vec<u32>)> {
+    let rows = rows.iter().filter(|row| row.pos >= from);
+    rows.map(|row| (row.pos, row.block, row.logits.iter().map(|x| x.to_bits()).collect())).collect()
+}
+
+fn copies_at_every_length_draft_as_if_there_were_none() {
+    let tokens: Vec<u32> = tokens().iter().cycle().take(200).copied().collect();
+    let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
+    each(&["mimo2", "step35-2", "glm4moe", "deepseek2"], |name| {
+        let mut line = Line::open(&model(name), &drafting());
+        let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
+        let (_, all) = go_on(&mut line, open, 0, (0, &tokens));
+        for len in [1, 62, 63, 64, 65, 66, 127, 128, 129, 150, 199, 200] {
+            for shares in [false, true] {
+                let own = |page: u32| {
+                    BlockId(if shares && page < len / KV_PAGE as u32 {
+                        page
+                    } else {
+                        per_slot + page
+                    })
+                };
+                let blocks = (0..per_slot).map(own).collect();
+                let (src, dst, sampler) = (SlotId(0), SlotId(1), Some(Arc::new(setup(0.0))));
+                let copy = SeqOp::Copy { src, dst, len, blocks, sampler, request: "r".into() };
+                let rest: Vec<u32> = match len {
+                    200 => vec![9, 8, 7],
+                    // A row is read again, and others follow than in the source.
+                    _ => [tokens[len as usize], 9, 8, 7].to_vec(),
+                };
+                let (token, rows) = go_on(&mut line, vec![copy, draft(1)], 1, (len, &rest));
+                let (mut whole, mut fresh) =
+                    (tokens[..len as usize].to_vec(), Line::open(&model(name), &drafting()));
+                whole.extend(&rest);
+                let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
+                let (wanted, wanted_rows) = go_on(&mut fresh, open, 0, (0, &whole));
+                // The entry that was copied with the source's gives no logits again.
+                let first = if len > 134 { len } else { len + 1 };
+                assert!(
+                    of_rows(&rows, first) == of_rows(&wanted_rows, first),
+                    "{name} at {len}, shares: {shares}"
+                );
+                assert_eq!(
+                    (token.id, &token.drafted),
+                    (wanted.id, &wanted.drafted),
+                    "{name} at {len}"
+                );
+                assert!(!token.drafted.is_empty(), "{name} at {len}");
+                line.run(vec![SeqOp::Close { slot: dst }], Vec::new());
+            }
+        }
+        // The source was not changed by any of them.
+        let ops = vec![SeqOp::Truncate { slot: SlotId(0), len: 190, planes: None }];
+        let (_, again) = go_on(&mut line, ops, 0, (190, &tokens[190..]));
+        assert!(of_rows(&again, 190) == of_rows(&all, 190), "{name}");
+    });
+}
+
+fn a_sequence_that_was_not_read_begins_anew_at_a_page() {
+    let tokens: Vec<u32> = tokens().iter().cycle().take(200).copied().collect();
+    let mut line = Line::open(&model("glm4moe"), &drafting());
+    let open = vec![Line::open_slot(0, Some(setup(0.0)))];
+    line.run(open, vec![part(0, 0, &tokens[..70], Want::Sample, 4)]);
+    let (token, rows) = go_on(&mut line, vec![draft(0)], 0, (70, &tokens[70..100]));
+    assert!(token.drafted.is_empty() && rows.is_empty());
+    let (token, rows) = go_on(&mut line, Vec::new(), 0, (100, &tokens[100..140]));
+    assert_eq!((token.drafted.len(), rows[0].pos), (4, 128));
+    // A state that was put back is as one that was not read.
+    let stage = &mut line.stages()[0];
+    let state = stage.snapshot(SlotId(0)).unwrap();
+    stage.restore(SlotId(0), &state).unwrap();
+    let (token, _) = go_on(&mut line, Vec::new(), 0, (140, &tokens[140..150]));
+    assert!(token.drafted.is_empty());
+    let (token, rows) = go_on(&mut line, Vec::new(), 0, (150, &tokens[150..]));
+    assert_eq!((token.drafted.len(), rows[0].pos), (4, 192));
+}
+
+fn snapshots_are_the_same_with_and_without_blocks_that_read() {
+    let prompt = &tokens()[..40];
+    for name in ["mimo2", "glm4moe", "qwen35"] {
+        let state = |drafts: u32| {
+            let mut line = Line::open(
+                &model(name),
+                &LineConfig { own_drafts: drafts > 0, ..LineConfig::default() },
+            );
+            let mut ops = vec![Line::open_slot(0, Some(setup(0.0)))];
+            ops.extend((drafts > 0).then(|| draft(0)));
+            line.run(ops, vec![part(0, 0, prompt, Want::Sample, drafts)]);
+            line.stages()[0].snapshot(SlotId(0)).unwrap()
+        };
+        assert!(state(0) == state(4), "{name}");
+    }
+}
+
+fn headers_of_all_blocks_pass_and_stages_say_how_far_they_draft() {
+    for (name, entry) in entries() {
+        let file = Gguf::open(entry.synth.make()).unwrap();
+        let described = brigade_models::described(&file).unwrap();
+        check_own_drafts(&described).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let drafts = described.spec.own_drafts.as_ref().unwrap_or_else(|| panic!("{name}: none"));
+        let depth = match drafts.n_blocks() {
+            1 => MAX_DRAFTED,
+            n => n,
+        };
+        let mut line = Line::open(&entry.synth.make(), &drafting());
+        assert_eq!(line.stages()[0].own_drafts() as usize, depth, "{name}");
+        let mut line = Line::open(&entry.synth.make(), &LineConfig::default());
+        assert_eq!(line.stages()[0].own_drafts(), 0, "{name}");
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes:
+        logits_of_blocks_match_llama_cpp,
+        cuts_and_ubatches_do_not_change_a_bit_of_a_draft,
+        drafts_change_no_token,
+        copies_at_every_length_draft_as_if_there_were_none,
+        a_sequence_that_was_not_read_begins_anew_at_a_page,
+        snapshots_are_the_same_with_and_without_blocks_that_read,
+        headers_of_all_blocks_pass_and_stages_say_how_far_they_draft;
+];
