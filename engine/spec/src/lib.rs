@@ -6,7 +6,7 @@
 //!
 //! Reading order:
 //!
-//! - `model` has [`ModelSpec`] with its layers and blocks, and some of the blocks. The other blocks are in `attention`,
+//! - `model` has [`ModelSpec`], and `layer` its layers and blocks, with some of the blocks. The other blocks are in `attention`,
 //!   `compressed`, `delta`, `ffn`, `ngram`, `recurrent`, `stream` and `switch`.
 //! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations. `own_drafts`
 //!   has the blocks behind the layers.
@@ -23,6 +23,7 @@ mod delta;
 mod error;
 mod ffn;
 pub mod heads;
+mod layer;
 mod model;
 mod names;
 mod ngram;
@@ -49,19 +50,17 @@ pub use compressed::{CompressedSpec, EntriesSpec, EntryIndexSpec};
 pub use delta::{DeltaNetSpec, KdaGates, KdaSpec, OutputGate};
 pub use error::ModelError;
 pub use ffn::{Activation, AdjugateSpec, LatentSpec, MlpSpec, MoeSpec, Router, SharedExpertSpec};
-pub use model::{
-    BlockKind, BlockSpec, ChosenBy, ChosenSpec, HeadSpec, IndexSpec, LayerSpec, LowRankSteps,
-    Mamba2Spec, MlaGate, MlaSpec, ModelSpec, NormKind, Reads, Skeleton,
+pub use layer::{
+    BlockKind, BlockSpec, ChosenBy, ChosenSpec, IndexSpec, LayerSpec, LowRankSteps, Mamba2Spec,
+    MlaGate, MlaSpec, Reads,
 };
+pub use model::{HeadSpec, ModelSpec, NormKind, Skeleton};
 pub use names::{
     ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROW_TABLE, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM,
     POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 pub use ngram::{NgramHead, NgramSpec};
-pub use own_drafts::{
-    DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec, own_draft_tensors,
-    stage_tensors_with_drafts,
-};
+pub use own_drafts::{DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
@@ -71,7 +70,10 @@ pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use state::{Prefixes, StateRoom, StateSpec, pages_kept, pages_of_each, pages_of_rows};
 pub use stream::{AltUpSpec, LaurelSpec, LayerRowSpec};
 pub use switch::{SwitchRouterSpec, SwitchSpec};
-pub use tensors::{MAX_ADAPTERS, has_token_rows, is_of_input, is_tied, stage_tensors};
+pub use tensors::{
+    MAX_ADAPTERS, has_token_rows, is_of_input, is_tied, own_draft_tensors, stage_tensors,
+    stage_tensors_with_drafts,
+};
 
 /// A model's header with its description: what a stage is loaded by.
 #[derive(Clone)]

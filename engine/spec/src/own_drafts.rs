@@ -3,14 +3,10 @@
 //! A block reads a hidden row of the model and the token behind that row, and gives logits of the token behind that one. Where
 //! there is one block, it goes on from what it gave itself. Where there are several, each is used once.
 
-use std::ops::Range;
-
-use brigade_gguf::adapters::of_model;
-use brigade_gguf::{Gguf, TensorInfo};
 use brigade_shapes::KV_PAGE;
 
-use super::names::{TOKEN_EMBD, layer_of};
-use super::{LayerSpec, ModelSpec, StateRoom, StateSpec, stage_tensors};
+use super::names::layer_of;
+use super::{LayerSpec, StateRoom, StateSpec};
 
 /// Positions of which the last stage keeps the hidden row for each sequence that a block reads: as many as windows in flight
 /// have rows at most, and the one before them.
@@ -84,36 +80,7 @@ impl OwnDraftsSpec {
     }
 
     /// Whether a block reads a tensor that has the name of one of the file's layers.
-    fn reads(&self, tensor: &str) -> bool {
+    pub fn reads(&self, tensor: &str) -> bool {
         layer_of(tensor).is_some_and(|layer| self.heads.iter().any(|head| head.in_file == layer))
     }
-}
-
-/// The tensors that the last stage reads for its blocks of drafts: theirs, and the embedding, of which it reads rows. None
-/// where the model has no such blocks. A block may have one of them that it does not need.
-pub fn own_draft_tensors<'m>(model: &'m Gguf, spec: &ModelSpec) -> Vec<&'m TensorInfo> {
-    let Some(drafts) = &spec.own_drafts else { return Vec::new() };
-    let embeds = drafts.heads.iter().any(|head| !head.own_embedding);
-    let wanted = |tensor: &&TensorInfo| match of_model(&tensor.name) {
-        (TOKEN_EMBD, of_adapter) => embeds && !of_adapter,
-        (name, _) => drafts.reads(name),
-    };
-    model.tensors().iter().filter(wanted).collect()
-}
-
-/// [`stage_tensors`] of a stage of `layers` that may have the model's own blocks of drafts, in the order of the file.
-pub fn stage_tensors_with_drafts<'m>(
-    model: &'m Gguf,
-    spec: &ModelSpec,
-    layers: &Range<usize>,
-    own_drafts: bool,
-) -> Vec<&'m TensorInfo> {
-    let mut tensors = stage_tensors(model, spec, layers);
-    if own_drafts && layers.end == spec.n_layer() {
-        let of_drafts = own_draft_tensors(model, spec);
-        let all = model.tensors().iter();
-        let is_in = |list: &[&TensorInfo], t: &TensorInfo| list.iter().any(|o| o.name == t.name);
-        tensors = all.filter(|t| is_in(&tensors, t) || is_in(&of_drafts, t)).collect();
-    }
-    tensors
 }

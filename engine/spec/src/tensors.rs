@@ -43,6 +43,35 @@ pub fn stage_tensors<'m>(
     model.tensors().iter().filter(wanted).collect()
 }
 
+/// The tensors that the last stage reads for its blocks of drafts: theirs, and the embedding, of which it reads rows. None
+/// where the model has no such blocks. A block may have one of them that it does not need.
+pub fn own_draft_tensors<'m>(model: &'m Gguf, spec: &ModelSpec) -> Vec<&'m TensorInfo> {
+    let Some(drafts) = &spec.own_drafts else { return Vec::new() };
+    let embeds = drafts.heads.iter().any(|head| !head.own_embedding);
+    let wanted = |tensor: &&TensorInfo| match of_model(&tensor.name) {
+        (TOKEN_EMBD, of_adapter) => embeds && !of_adapter,
+        (name, _) => drafts.reads(name),
+    };
+    model.tensors().iter().filter(wanted).collect()
+}
+
+/// [`stage_tensors`] of a stage of `layers` that may have the model's own blocks of drafts, in the order of the file.
+pub fn stage_tensors_with_drafts<'m>(
+    model: &'m Gguf,
+    spec: &ModelSpec,
+    layers: &Range<usize>,
+    own_drafts: bool,
+) -> Vec<&'m TensorInfo> {
+    let mut tensors = stage_tensors(model, spec, layers);
+    if own_drafts && layers.end == spec.n_layer() {
+        let of_drafts = own_draft_tensors(model, spec);
+        let all = model.tensors().iter();
+        let is_in = |list: &[&TensorInfo], t: &TensorInfo| list.iter().any(|o| o.name == t.name);
+        tensors = all.filter(|t| is_in(&tensors, t) || is_in(&of_drafts, t)).collect();
+    }
+    tensors
+}
+
 /// Whether the head computes with the embedding's matrix. An encoder's has none.
 pub fn is_tied(model: &Gguf, spec: &ModelSpec) -> bool {
     model.tensor(OUTPUT).is_none() && !spec.is_encoder()

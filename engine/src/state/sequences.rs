@@ -351,10 +351,7 @@ impl Draft<'_> {
                     Prefixes::Whole => source.plane,
                     Prefixes::All | Prefixes::None => *dst,
                 };
-                let behind = source.blocks.get(pages_of(*len)).zip(blocks.get(pages_of(*len)));
-                let is_behind = (*len as usize).is_multiple_of(KV_PAGE);
-                let behind = behind.filter(|(src, dst)| is_behind && src != dst);
-                let behind = behind.map(|(src, dst)| [*src, *dst]);
+                let behind = pages_behind(*len, &source.blocks, blocks);
                 let copied = StateAction::Copy(StateCopy { src_blocks, dst_blocks, behind });
                 let (blocks, sampler) = (blocks.as_slice().into(), sampler.clone());
                 let (adapters, sure) = (source.adapters, *len);
@@ -537,6 +534,13 @@ fn check_apart(planes: Planes, parts: &[PartRows]) -> Result<(), BatchError> {
     let Some(part) = parts.iter().find(meets) else { return Ok(()) };
     let why = format!("slot {}: its states are read where another part writes", part.slot.0);
     Err(BatchError::Malformed(why))
+}
+
+/// The pages that position `len` begins, of a copy's source and of the copy, where they are two.
+fn pages_behind(len: u32, source: &[BlockId], copy: &[BlockId]) -> Option<[BlockId; 2]> {
+    let page = (len as usize).is_multiple_of(KV_PAGE).then_some(len as usize / KV_PAGE)?;
+    let (src, dst) = source.get(page).zip(copy.get(page))?;
+    (src != dst).then_some([*src, *dst])
 }
 
 /// Pages that hold `len` positions.

@@ -88,8 +88,8 @@ fn qwen_layers(shape: &Shape, plan: &mut ModelPlan, by_key_head: bool) -> Result
         plan.norm("post_attention_norm", shape.n_embd);
         shared_and_routed(shape, plan);
     }
-    if shape.drafts > 0 {
-        plan.layer(shape.n_layer);
+    for il in shape.n_layer..shape.n_layer + shape.drafts {
+        plan.layer(il);
         plan.norm("attn_norm", shape.n_embd);
         gated_attention(shape, plan);
         plan.norm("post_attention_norm", shape.n_embd);

@@ -170,9 +170,9 @@ pub(super) fn cohere2moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Stri
         ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
     };
     layers(shape, plan, EMBEDDING, layer);
-    if shape.drafts > 0 {
-        plan.layer(shape.n_layer);
-        layer(shape.n_layer, plan);
+    for il in shape.n_layer..shape.n_layer + shape.drafts {
+        plan.layer(il);
+        layer(il, plan);
         prediction(shape, plan);
     }
     Ok(())
@@ -184,8 +184,8 @@ pub(super) fn hy_v3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     plan.number("expert_weights_scale", 2.5);
     plan.flag("expert_weights_norm", true);
     plan.count("expert_shared_feed_forward_length", 2 * experts.n_ff);
-    plan.count("nextn_predict_layers", 1);
-    plan.count("block_count", shape.n_layer + 1);
+    let n_all = shape.n_layer + shape.drafts.max(1);
+    count_predictions(shape, plan, shape.drafts.max(1));
     let layer = |il: usize, plan: &mut ModelPlan| {
         attention(shape, plan);
         head_norms(shape, plan);
@@ -198,9 +198,11 @@ pub(super) fn hy_v3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
         ffn_matrices(plan, "_shexp", shape.n_embd, 2 * experts.n_ff);
     };
     layers(shape, plan, EMBEDDING, layer);
-    plan.layer(shape.n_layer);
-    layer(shape.n_layer, plan);
-    prediction(shape, plan);
+    for il in shape.n_layer..n_all {
+        plan.layer(il);
+        layer(il, plan);
+        prediction(shape, plan);
+    }
     Ok(())
 }
 

@@ -199,7 +199,12 @@ fn reference_size() {
 #[test]
 fn every_named_size_plans() {
     for (size, shape) in brigade_synth::SIZES {
-        let arch = if shape.experts.is_some() { "qwen3moe" } else { "qwen3" };
+        let arch = match (shape.drafts, shape.experts) {
+            (0, Some(_)) => "qwen3moe",
+            (0, None) => "qwen3",
+            (_, Some(_)) => "hy_v3",
+            (_, None) => "qwen35",
+        };
         let path = TempPath::new(&format!("plan-{size}.gguf"));
         let spec = Spec { header_only: true, ..spec(arch, size, FileType::Q4_K_M) };
         let bytes = brigade_synth::write(&spec, &path.0).unwrap();

@@ -1,0 +1,363 @@
+//! A layer as data: its blocks with what surrounds each of them, every kind of block, and some of the kinds.
+
+use super::{
+    AltUpSpec, AttentionSpec, ChannelMixSpec, CompressedSpec, DeltaNetSpec, KdaSpec, LaurelSpec,
+    LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec, NgramSpec, Rotation, ShortConvSpec,
+    SwitchRouterSpec, Temperature, TimeMix6Spec, TimeMixSpec,
+};
+use crate::state::StateSpec;
+use brigade_shapes::{PoolSizes, SsdShape, Window, mamba_state_len};
+
+/// One layer: residual blocks in order, `x += residual_scale * post_norm(block(norm(x)))` for each, with the
+/// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception. Then `x` itself may be normed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Usually a mixer and an FFN; none where a layer does nothing.
+    pub blocks: Vec<BlockSpec>,
+}
+
+impl LayerSpec {
+    /// Which of the blocks that the stage mixes streams for block `index` is; `None`: it reads and writes them itself.
+    #[inline]
+    pub fn place_among_mixed(&self, index: usize) -> Option<usize> {
+        let by_itself = |block: &&BlockSpec| matches!(block.kind, BlockKind::Ngram(_));
+        let before = self.blocks[..index].iter().filter(|block| !by_itself(block)).count();
+        (!by_itself(&&self.blocks[index])).then_some(before)
+    }
+}
+
+/// A block with the norm before it and the scale after it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockSpec {
+    /// Tensor of the norm's weight within the layer, e.g. `attn_norm.weight`; `None` where the block reads
+    /// the stream as it is.
+    pub norm: Option<&'static str>,
+    /// Epsilon of that norm, inside the root.
+    pub eps: f32,
+    /// Tensor of the weight of a norm of the block's output.
+    pub post_norm: Option<&'static str>,
+    /// Epsilon of that norm.
+    pub post_eps: f32,
+    /// Multiplies the block's output before it is added.
+    pub residual_scale: f32,
+    /// The residual stream goes on as the rows that the block read, normed, times this; its output is added to that. `None`:
+    /// the stream goes on as it came.
+    pub goes_on_from_norm: Option<f32>,
+    /// Multiplies the residual stream after that (1: nothing).
+    pub stream_scale: f32,
+    /// Tensor of one value that the residual stream is multiplied by after all that.
+    pub stream_factor: Option<&'static str>,
+    /// Tensor of one value: times this, the rows of [`Beside::Embedding`] are added after the block.
+    pub skip: Option<&'static str>,
+    /// Tensor of the weight of a norm of the residual stream after that.
+    pub stream_norm: Option<&'static str>,
+    /// Tensor of the weight of a norm after that one, of the sum of its rows and the stream as it came to the block.
+    pub again_norm: Option<&'static str>,
+    /// Which rows it reads.
+    pub reads: Reads,
+    /// What the block computes.
+    pub kind: BlockKind,
+}
+
+impl BlockSpec {
+    /// A block on its own whose output is added as it is.
+    pub fn new(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
+        Self {
+            norm: Some(norm),
+            eps,
+            post_norm: None,
+            post_eps: eps,
+            residual_scale: 1.0,
+            goes_on_from_norm: None,
+            stream_scale: 1.0,
+            stream_factor: None,
+            skip: None,
+            stream_norm: None,
+            again_norm: None,
+            reads: Reads::Stream,
+            kind,
+        }
+    }
+
+    /// A block that reads the stream as it is.
+    pub fn bare(kind: BlockKind) -> Self {
+        Self { norm: None, ..Self::new("", 0.0, kind) }
+    }
+
+    /// A block that reads the stream as it is; the sum of both is normed.
+    pub fn with_stream_norm(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
+        Self { norm: None, stream_norm: Some(norm), ..Self::new(norm, eps, kind) }
+    }
+}
+
+/// Which rows a block reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// The residual stream as the block before it left it, normed.
+    Stream,
+    /// The normed rows of the block before it in the layer (parallel branches with one norm).
+    AsBefore,
+    /// The residual stream as it came into the layer, with a norm of the block's own.
+    LayerInput,
+}
+
+/// Every kind of mixer and FFN.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BlockKind {
+    /// Softmax attention over a KV cache.
+    Attention(AttentionSpec),
+    /// Mamba-2: a causal convolution and a state space recurrence.
+    Mamba2(Mamba2Spec),
+    /// Latent attention over a cache of compressed rows.
+    Mla(MlaSpec),
+    /// Attention to a window and to entries that stand for several positions each.
+    Compressed(CompressedSpec),
+    /// Dense FFN.
+    Mlp(MlpSpec),
+    /// Mixture of experts.
+    Moe(MoeSpec),
+    /// Selective state space.
+    Mamba(MambaSpec),
+    /// Gated short convolution.
+    ShortConv(ShortConvSpec),
+    /// Linear attention with a fixed decay.
+    Lightning(LightningSpec),
+    /// Kimi delta attention.
+    Kda(KdaSpec),
+    /// Gated delta net.
+    DeltaNet(DeltaNetSpec),
+    /// RWKV-7's time mixing.
+    TimeMix(TimeMixSpec),
+    /// RWKV-6's time mixing.
+    TimeMix6(TimeMix6Spec),
+    /// Channel mixing of RWKV-6 and RWKV-7.
+    ChannelMix(ChannelMixSpec),
+    /// What a row of the layer's own adds.
+    LayerRow(LayerRowSpec),
+    /// All streams as the layer is to find them.
+    Predict(AltUpSpec),
+    /// All streams as the layer leaves them.
+    Correct(AltUpSpec),
+    /// A low-rank way past attention.
+    Laurel(LaurelSpec),
+    /// Which of the file's own adapters each row uses.
+    Switch(SwitchRouterSpec),
+    /// A square matrix (`attn_output`), which stands where other layers have attention.
+    Linear,
+    /// Embeddings of the last few tokens together.
+    Ngram(NgramSpec),
+}
+
+impl BlockKind {
+    /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
+    #[inline]
+    pub fn mixes_rows(&self) -> bool {
+        let of_streams = matches!(self, Self::Predict(_) | Self::Correct(_));
+        let of_row = matches!(self, Self::LayerRow(_) | Self::Laurel(_) | Self::Linear);
+        !(of_streams || of_row || matches!(self, Self::Mlp(_) | Self::Moe(_)))
+    }
+
+    /// Whether the block reads the residual stream as it came into the layer, besides its own rows.
+    #[inline]
+    pub fn reads_layer_input(&self) -> bool {
+        matches!(self, Self::Moe(m) if m.routes_early)
+    }
+
+    /// What the block remembers of a sequence.
+    pub fn state(&self) -> StateSpec {
+        match self {
+            Self::Attention(a) => {
+                let (per_head, index) = ([a.head_dim_k, a.head_dim_v], a.index_dim());
+                StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.window }
+            }
+            Self::Switch(_) => {
+                let per_head = [SwitchRouterSpec::WIDTH; 2];
+                StateSpec::Paged { n_head: 1, per_head, index: 0, window: None }
+            }
+            Self::Mamba(m) => StateSpec::Slot {
+                conv: (m.conv_taps - 1) * m.d_inner,
+                scan: mamba_state_len(m.d_inner, m.n_state),
+            },
+            Self::ShortConv(c) => StateSpec::Slot { conv: (c.conv_taps - 1) * c.n_embd, scan: 0 },
+            Self::Lightning(l) => StateSpec::Slot { conv: 0, scan: l.shape().state_len() },
+            Self::Kda(k) => k.state(),
+            Self::DeltaNet(d) => d.state(),
+            Self::Mamba2(m) => StateSpec::Slot {
+                conv: (m.conv_taps - 1) * m.conv_channels(),
+                scan: m.shape.state_len(),
+            },
+            Self::Mla(m) => {
+                let (per_head, index) = ([m.key_width(), 0], m.index_dim());
+                StateSpec::Paged { n_head: 1, per_head, index, window: m.window }
+            }
+            Self::Compressed(c) => c.state(),
+            Self::TimeMix(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
+            Self::TimeMix6(t) => StateSpec::Slot { conv: t.n_embd, scan: t.n_embd * t.head_dim },
+            Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
+            Self::Ngram(n) => n.state(),
+            Self::Mlp(_) | Self::Moe(_) | Self::Linear => StateSpec::None,
+            Self::LayerRow(_) | Self::Predict(_) | Self::Correct(_) | Self::Laurel(_) => {
+                StateSpec::None
+            }
+        }
+    }
+
+    /// Positions that a row sees at most; `None`: all before it, or in an encoder all of its text.
+    pub fn window(&self) -> Option<u32> {
+        match self {
+            Self::Attention(attention) => attention.window.map(Window::width),
+            Self::Mla(mla) => mla.window.map(Window::width),
+            _ => None,
+        }
+    }
+
+    /// Share of a layer's tensor (by name) that one token reads: less than 1 for experts.
+    pub fn active_share(&self, tensor: &str) -> f64 {
+        match self {
+            Self::Moe(m) if tensor.contains("_exps.") => m.n_used as f64 / m.n_expert as f64,
+            Self::Moe(m) if tensor.contains("_chexps.") => m.adjugates.map_or(1.0, |adjugates| {
+                let n_group = m.n_expert / adjugates.per_group;
+                adjugates.n_used(m.n_expert, m.n_used) as f64 / n_group as f64
+            }),
+            _ => 1.0,
+        }
+    }
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all
+/// heads come from one compressed row a position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlaSpec {
+    /// Query heads.
+    pub n_head: usize,
+    /// Width through which queries are made; `None` where one matrix makes them.
+    pub q_rank: Option<usize>,
+    /// Width of the compressed row.
+    pub kv_rank: usize,
+    /// Elements of a head's query and key that come from the compressed row.
+    pub n_nope: usize,
+    /// Elements of a head's query, and of the key that all heads share, that are rotated.
+    pub n_pe: usize,
+    /// Width of a head's value.
+    pub head_dim_v: usize,
+    /// Multiplies q·k.
+    pub scale: f32,
+    /// What rotates the pe parts.
+    pub rotation: Rotation,
+    /// Whether the key's pe part is normed (`attn_k_norm`) before it is rotated.
+    pub pe_norm: bool,
+    /// What a row sees of the positions before it; `None`: all.
+    pub window: Option<Window>,
+    /// Epsilon of the norms of compressed rows.
+    pub eps: f32,
+    /// What the sigmoid of a projection of the block's input (`attn_gate`) multiplies of the heads' values.
+    pub gate: Option<MlaGate>,
+    /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
+    pub sinks: bool,
+    /// A factor on queries that grows with the position.
+    pub temperature: Option<Temperature>,
+    /// Which positions a row attends to; `None`: to all before it.
+    pub chosen: Option<ChosenSpec>,
+}
+
+impl MlaSpec {
+    /// Width of the key that is remembered of a position.
+    #[inline]
+    pub fn key_width(&self) -> usize {
+        self.kv_rank + self.n_pe
+    }
+
+    /// Width of what is remembered of a position for the index: its key, and a gate where keys are pooled; 0: the block has
+    /// no index.
+    #[inline]
+    pub fn index_dim(&self) -> usize {
+        match self.chosen {
+            Some(ChosenSpec { by: ChosenBy::Index(index), sizes, .. }) => {
+                sizes.kept_of(index.head_dim)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// How many values latent attention's gate has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlaGate {
+    /// One for each value of each head.
+    EachValue,
+    /// One for each head.
+    EachHead,
+}
+
+/// Sparse attention: a row attends to some of the positions before it (DeepSeek-V3.2, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChosenSpec {
+    /// How many positions, one by one or in pools.
+    pub sizes: PoolSizes,
+    /// Who chooses them.
+    pub by: ChosenBy,
+    /// Which of the tensors beside the stream has positions, or pools, that several blocks attend to.
+    pub place: usize,
+}
+
+/// Who chooses a row's positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ChosenBy {
+    /// The block's own index.
+    Index(IndexSpec),
+    /// The index of the last block before it that has one.
+    Before,
+}
+
+/// An index of positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct IndexSpec {
+    /// Heads, which share its keys.
+    pub n_head: usize,
+    /// Width of its queries and keys. As many elements of them are rotated as of the block's own.
+    pub head_dim: usize,
+    /// How these are rotated.
+    pub rotation: Rotation,
+    /// Whether these come last; else they come first.
+    pub rotates_last: bool,
+    /// Whether element `i` of the first half of them and of the second are a pair, though elsewhere in the model pairs
+    /// stand side by side.
+    pub halves: bool,
+    /// Epsilon of the norm of its keys.
+    pub eps: f32,
+    /// Whether later blocks attend to the same positions.
+    pub shared: bool,
+}
+
+/// Mamba-2's mixer (arXiv 2405.21060).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mamba2Spec {
+    /// Sizes of the recurrence.
+    pub shape: SsdShape,
+    /// Taps of the causal convolution before it.
+    pub conv_taps: usize,
+    /// Epsilon of the norm by groups after the gate; `None` without it.
+    pub norm_eps: Option<f32>,
+    /// Where B, C and the time steps come from x behind its convolution, not from the block's input beside it.
+    pub low_rank: Option<LowRankSteps>,
+}
+
+/// B, C and narrow rows for the time steps, made of x and normed (PLaMo 2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankSteps {
+    /// Width of the narrow rows.
+    pub width: usize,
+    /// Epsilon of the norms.
+    pub eps: f32,
+}
+
+impl Mamba2Spec {
+    /// What the convolution runs over: x, and where they come beside it B and C.
+    #[inline]
+    pub fn conv_channels(&self) -> usize {
+        match self.low_rank {
+            None => self.shape.n_inner() + 2 * self.shape.n_bc(),
+            Some(_) => self.shape.n_inner(),
+        }
+    }
+}
