@@ -54,7 +54,7 @@ fn answers_are_the_same_with_and_without_own_drafts() {
                     json!({ "temperature": 0 }),
                     json!({ "temperature": 0.7, "seed": 4, "repeat_penalty": 1.1 }),
                     json!({ "temperature": 0.3, "seed": 9, "n": 2 }),
-                    json!({ "temperature": 0.2, "seed": 3, "guided_regex": "([a-m]{1,3}[ n-z]){400}" }),
+                    json!({ "temperature": 0.2, "seed": 3, "guided_regex": "([a-m]{1,3}[ n-z]){400}", "ignore_eos": false }),
                 ] {
                     let answer = complete(&server, &body, &sampling);
                     let again = complete(&server, &body, &sampling);
