@@ -14,7 +14,14 @@ use super::plan::ModelPlan;
 /// a bias, groups, YaRN.
 pub(super) fn deepseek2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     yarn(shape, plan);
-    latent_model(shape, plan, |_, _, _| ())
+    latent_model(shape, plan, |_, _, _| ())?;
+    count_predictions(shape, plan, shape.drafts);
+    let latent = Latent::of(shape);
+    for il in shape.n_layer..shape.n_layer + shape.drafts {
+        latent_layer(shape, il, plan, &|_, plan| latent_attention(shape, &latent, plan))?;
+        prediction(shape, plan);
+    }
+    Ok(())
 }
 
 /// The rotation as DeepSeek scales it.
@@ -61,23 +68,27 @@ pub(super) fn latent_layers(
         plan.count("expert_group_count", 4);
         plan.count("expert_group_used_count", 2);
     }
-    count_predictions(shape, plan, shape.drafts);
     embedding(shape, plan, EMBEDDING);
-    let dense = Shape { experts: None, ..shape.clone() };
-    for il in 0..shape.n_layer + shape.drafts {
-        plan.layer(il);
-        attention(il, plan);
-        if il < n_dense {
-            ffn(&dense, plan);
-        } else {
-            ffn(shape, plan);
-            plan.bias("exp_probs_b", experts.count);
-            ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
-        }
-        if il >= shape.n_layer {
-            prediction(shape, plan);
-        }
+    (0..shape.n_layer).try_for_each(|il| latent_layer(shape, il, plan, &attention))
+}
+
+/// Layer `il` of such a model.
+fn latent_layer(
+    shape: &Shape,
+    il: usize,
+    plan: &mut ModelPlan,
+    attention: &dyn Fn(usize, &mut ModelPlan),
+) -> Result<(), String> {
+    let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
+    plan.layer(il);
+    attention(il, plan);
+    if il < dense_layers(shape) {
+        ffn(&Shape { experts: None, ..shape.clone() }, plan);
+        return Ok(());
     }
+    ffn(shape, plan);
+    plan.bias("exp_probs_b", experts.count);
+    ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
     Ok(())
 }
 
