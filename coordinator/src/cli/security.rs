@@ -85,7 +85,8 @@ impl Security {
     }
 
     /// A server's. It has a cluster where workers may join, on this machine as elsewhere, unless the network is said to be
-    /// insecure; and where it dials workers and its data folder has an authority.
+    /// insecure; and where it dials workers and its data folder has an authority. `again`: it has been asked for before, and
+    /// no new authority is begun.
     ///
     /// # Errors
     /// The authority is lost, or files are no good.
@@ -93,6 +94,7 @@ impl Security {
         args: &ClusterArgs,
         line: &LineArgs,
         control: Option<&Address>,
+        again: bool,
     ) -> Result<Self> {
         let (data_dir, insecure) = (&line.data_dir, line.insecure_network);
         let external = args.files.external();
@@ -109,7 +111,7 @@ impl Security {
             bail!("--cluster-cert-ttl is at least {} s", CERTIFICATES_FOR_AT_LEAST.as_secs());
         }
         let folder = data_dir.path()?;
-        if args.new_ca {
+        if args.new_ca && !again {
             begin_anew(&folder, data_dir)?;
         }
         let (pki, upkeep) = match &external {

@@ -38,7 +38,7 @@ use super::config::ConfigFile;
 use super::data_dir::DataDirArgs;
 use super::interrupt::Interrupt;
 use super::keeping::KeepArgs;
-use super::security::{ClusterArgs, Security};
+use super::security::ClusterArgs;
 use super::session::{Session, SessionOptions};
 use super::speculate::SpeculateArgs;
 use super::{output, units};
@@ -298,8 +298,7 @@ fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
     }
 }
 
-async fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<SessionOptions> {
-    let security = Security::of_server(&args.cluster, &args.line, args.control.as_ref()).await?;
+fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<SessionOptions> {
     Ok(SessionOptions {
         model: args.model.clone(),
         line: args.line.clone(),
@@ -309,7 +308,7 @@ async fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<Sess
         keep: args.keep,
         marks: true,
         control: args.control.clone().map(|address| (address, args.expect)),
-        security: Some(security),
+        security: None,
         patience: Patience::Forever,
         max_waiting: args.max_queue,
         repair_within: args.repair_within,

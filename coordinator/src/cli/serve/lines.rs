@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail, ensure};
 use brigade_http::{App, Door};
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::front::Front;
 use super::{Load, ServeArgs, app_of, session_options};
 use crate::cli::keeping::{Keeping, journal};
+use crate::cli::security::Security;
 use crate::cli::session::{Session, open_model};
 
 /// Where not all models fit at once, one part in so many of the memory is for the states of each.
@@ -34,6 +36,8 @@ pub struct Served {
     /// Memory of all its local workers; `None`: what they find.
     pub grant: Option<u64>,
     keys: Option<KeyRing>,
+    /// Whether it had a line before.
+    was_started: AtomicBool,
 }
 
 /// A model with its line.
@@ -57,11 +61,12 @@ pub async fn open(args: &Arc<ServeArgs>, front: &Front) -> Result<Vec<Served>> {
     let several = all.len() > 1;
     let mut served = Vec::new();
     for (at, of_model) in all.iter().enumerate() {
-        let options = session_options(of_model, front.keys()).await?;
+        let options = session_options(of_model, front.keys())?;
         let model = open_model(&options).await?;
         let name = several.then(|| model.name().to_owned());
         let (args, keys) = (args.clone(), front.keys());
-        served.push(Served { args, at, model, name, grant: None, keys });
+        let was_started = AtomicBool::default();
+        served.push(Served { args, at, model, name, grant: None, keys, was_started });
     }
     if several {
         grant(&mut served, memory::available_bytes());
@@ -150,7 +155,11 @@ impl Served {
         let (listen, data_dir) = (args.front.listen(), &args.line.data_dir);
         let keeping = args.keep_args.find(listen, data_dir, self.name.as_deref())?;
         let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
-        let mut options = session_options(args, self.keys.clone()).await?;
+        let mut options = session_options(args, self.keys.clone())?;
+        let (line, control) = (&args.line, args.control.as_ref());
+        // A new authority is begun once, and not with each line.
+        let again = self.at > 0 || self.was_started.swap(true, Ordering::Relaxed);
+        options.security = Some(Security::of_server(&args.cluster, line, control, again).await?);
         options.own_name = own_name;
         options.called = self.name.clone();
         if let Some(bytes) = self.grant {
