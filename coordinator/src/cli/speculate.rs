@@ -19,9 +19,9 @@ pub enum SpeculateArg {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OwnDraftsArg {
     /// Where the model has such blocks, all workers know them, and their drafts are right often enough
-    #[default]
     Auto,
     /// Never: they are not loaded
+    #[default]
     Off,
 }
 
