@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use brigade_model_tests::golden::{Golden, Recipe};
 use brigade_model_tests::places::of_tests;
-use brigade_tests::process::Server;
+use brigade_tests::process::{Server, get, signal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -70,6 +70,65 @@ fn answers_are_the_same_with_and_without_own_drafts() {
     }
 }
 
+/// Drafts of the model's own block that were right so far.
+fn right(server: &Server) -> f64 {
+    let metrics = get(&server.admin("/metrics")).unwrap().body;
+    let of_block = |line: &&str| {
+        let has = |label: &str| line.contains(label);
+        has("brigade_drafts_total{") && has("source=\"model\"") && has("outcome=\"right\"")
+    };
+    let value = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();
+    metrics.lines().filter(of_block).filter_map(value).sum()
+}
+
+/// Blocks of random weights are hardly ever right; this one was trained (`tests/demo-model/drafts.py`).
+fn a_trained_blocks_drafts_are_right_and_change_nothing() {
+    let model = of_tests("../coordinator/assets/demo-drafts.gguf");
+    let model = model.to_str().unwrap();
+    let body = |seed: u64| {
+        json!({
+            "prompt": "And it came to pass", "max_tokens": 900, "temperature": 0.8, "seed": seed, "ignore_eos": true,
+            "return_token_ids": true,
+        })
+    };
+    let serve = |workers: &str, own: &str| {
+        Server::start(&[
+            "-m",
+            model,
+            "--workers",
+            workers,
+            "--replace-after",
+            "0",
+            "--speculate",
+            "auto",
+            "--own-drafts",
+            own,
+        ])
+    };
+    let ask = |server: &Server| [1, 2].map(|seed| complete(server, &body(seed), &json!({})));
+    let without = serve("1", "off");
+    let wanted = ask(&without);
+    assert_eq!(right(&without), 0.0);
+    drop(without);
+    for workers in ["1", "2"] {
+        let server = serve(workers, "auto");
+        assert_eq!(ask(&server), wanted, "{workers} workers");
+        let drafted = right(&server);
+        println!("{workers} workers: {drafted} drafts were right");
+        assert!(drafted > 50.0, "{drafted}");
+        // The worker that has the block is lost, and a block begins anew.
+        let last = *server.process.children().last().unwrap();
+        let killing = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            signal("KILL", last);
+        });
+        assert_eq!(ask(&server), wanted, "{workers} workers, one of which is lost");
+        killing.join().unwrap();
+        assert_eq!(ask(&server), wanted, "{workers} workers, on the next line");
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: answers_are_the_same_with_and_without_own_drafts;
+    waits: answers_are_the_same_with_and_without_own_drafts,
+        a_trained_blocks_drafts_are_right_and_change_nothing;
 ];
