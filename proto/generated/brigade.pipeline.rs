@@ -421,6 +421,9 @@ pub struct StageTiming {
     /// are not over yet when this leaves.
     #[prost(uint32, tag = "6")]
     pub last_send_us: u32,
+    /// Microseconds in which the model's own blocks drafted behind drawn tokens; a part of compute_us.
+    #[prost(uint32, tag = "7")]
+    pub draft_us: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResultsRequest {

@@ -34,8 +34,8 @@ use brigade_tests::bench;
 use brigade_tests::process::{brigade, use_binary_beside};
 use brigade_tests::proxy::Proxy;
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend,
-    StageError, StageNeeds, StageOutput, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, Finished, KeptWeights, StageBackend,
+    StageError, StageNeeds, StageRunner, StageShape,
 };
 use brigade_worker::config::{Config, RawConfig};
 use brigade_worker::run::Bound;
@@ -249,7 +249,7 @@ impl StageRunner for AsleepStage {
         self.stage.is_done_within(within)
     }
 
-    fn finish(&mut self) -> Result<StageOutput, StageError> {
+    fn finish(&mut self) -> Result<Finished, StageError> {
         let output = self.stage.finish();
         if let Some((begun, time)) = self.begun.pop_front() {
             let until = begun.max(self.free) + time;

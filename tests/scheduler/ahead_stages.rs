@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
                     let verified = ubatch.parts.iter().filter(|part| part.want == Want::Verify);
                     self.verified += verified.map(|part| part.tokens.len()).sum::<usize>();
                     let compute_us = self.costs.0 + self.costs.1 * rows;
-                    let time = StageTime { compute_us, queued_us: 0 };
+                    let time = StageTime { compute_us, queued_us: 0, ..StageTime::default() };
                     let rows = self.line.run(ubatch.ops, ubatch.parts);
                     let done = Some(vec![time; self.n_stages]);
                     self.pending.push_back(Results { epoch: 1, ubatch: id, rows, done });
@@ -426,7 +426,10 @@ fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
     assert!(!stage.may_begin(&ub));
     let mut drawn = Vec::new();
     for begun in begun {
-        let StageOutput::Rows(rows) = stage.finish(begun).unwrap() else { panic!("no rows") };
+        let finished = stage.finish(begun).unwrap();
+        let StageOutput::Rows(rows) = stage.draft_behind(finished).unwrap() else {
+            panic!("no rows")
+        };
         drawn.extend(rows.into_iter().map(|row| (row.pos, row.value)));
     }
     let sampled = |value: &RowValue| match value {

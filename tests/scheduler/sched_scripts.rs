@@ -183,7 +183,7 @@ impl Script {
         let rows: Vec<RowOutput> = values.iter().zip(wanted).map(row).collect();
         let late = rows.iter().filter(|row| row.value == RowValue::NotYet);
         self.put_off.extend(late.map(|row| (row.slot, row.pos)));
-        let time = StageTime { compute_us: 500, queued_us: 0 };
+        let time = StageTime { compute_us: 500, queued_us: 0, ..StageTime::default() };
         Event::Results(Results { epoch, ubatch, rows, done: Some(vec![time; self.n_stages]) })
     }
 

@@ -405,7 +405,7 @@ fn far_stages_get_more_groups() {
 /// Two stages of kernels that compute rows four at a time, on machines that are not theirs alone.
 fn shared_machines(jitter: f64, spells: Option<Spells>) -> Sim {
     let mut sim = Sim::equal(2, StageModel { fixed_us: 1_000.0, per_row_us: 5_000.0, jitter });
-    sim.nature = Nature { row_tile: 4, spells };
+    sim.nature = Nature { row_tile: 4, spells, ..Nature::default() };
     // Stages that vary so much may look unequal.
     sim.audit = false;
     sim

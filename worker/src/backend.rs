@@ -183,6 +183,15 @@ pub struct CopyFacts {
     pub has_slots: bool,
 }
 
+/// What a ubatch gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// For the next stage, or for the coordinator.
+    pub output: StageOutput,
+    /// The part of the time that went into the model's own drafts.
+    pub drafting: Duration,
+}
+
 /// Says where a layer's block is to be had.
 pub type FindSource<'a, 'b> = &'b dyn Fn(&LayerPrint, u32) -> Option<BlockSource<'a>>;
 
@@ -210,7 +219,7 @@ pub trait StageRunner {
     ///
     /// # Errors
     /// As [`StageRunner::begin`].
-    fn finish(&mut self) -> Result<StageOutput, StageError>;
+    fn finish(&mut self) -> Result<Finished, StageError>;
 
     /// The state of an open sequence.
     ///

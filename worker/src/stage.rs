@@ -22,8 +22,8 @@ use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, KeptWeights, StageBackend,
-    StageError, StageNeeds, StageOutput, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, Finished, KeptWeights, StageBackend,
+    StageError, StageNeeds, StageRunner, StageShape,
 };
 use crate::config::Config;
 use crate::host;
@@ -419,9 +419,13 @@ impl StageRunner for EngineStage {
         self.begun.front_mut().is_none_or(|begun| begun.is_done_within(within))
     }
 
-    fn finish(&mut self) -> Result<StageOutput, StageError> {
+    fn finish(&mut self) -> Result<Finished, StageError> {
         let begun = self.begun.pop_front().ok_or("no ubatch was begun")?;
-        Ok(self.stage.finish(begun)?)
+        let finished = self.stage.finish(begun)?;
+        let (wants_drafts, drawn) = (finished.wants_drafts(), Instant::now());
+        let output = self.stage.draft_behind(finished)?;
+        let drafting = if wants_drafts { drawn.elapsed() } else { Duration::ZERO };
+        Ok(Finished { output, drafting })
     }
 
     fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {

@@ -124,10 +124,11 @@ pub trait Drafter: Send + Debug {
         let _ = (stream, drafted);
     }
 
-    /// Whether the next request of an owner is to pass through the model's own block: its drafts have been right often enough,
-    /// or may be by now. Asked once for each request.
-    fn wants_model(&mut self, owner: OwnerId) -> bool {
-        let _ = owner;
+    /// Whether the next request of an owner is to pass through the model's own block: its drafts have been right so often that
+    /// they pay, or may by now. `pays` says so of how likely drafts are right, at most `most` of them, each where all before it
+    /// are. Asked once for each request.
+    fn wants_model(&mut self, owner: OwnerId, most: usize, pays: &dyn Fn(&[f32]) -> bool) -> bool {
+        let _ = (owner, most, pays);
         false
     }
 

@@ -12,14 +12,18 @@ use std::collections::BTreeMap;
 use crate::{Draft, Drafter, OwnerId, Source, StreamId};
 use seen::Seen;
 
-/// Where less than this share of the first drafts was right, an owner's prompts do not pass through the block any more.
-const LEAST_RIGHT: f32 = 0.3;
+/// Where less than this share of the first drafts was right, they are of no use whatever they take: an owner's prompts do not
+/// pass through the block any more, and a stream has none for a while.
+const LEAST_RIGHT: f32 = 0.1;
 
 /// First drafts that must have been seen before that is said of an owner.
 const ENOUGH: f32 = 48.0;
 
 /// Of the requests of an owner for whom the block did not pay, one of so many tries again.
 const TRY_EVERY: u32 = 16;
+
+/// A stream that had no drafts for so many tokens may have some, as if nothing was known of it but whose it is.
+const AGAIN_AFTER: u32 = 32;
 
 /// Owners that are remembered; the one that was asked for longest ago is forgotten first.
 const MAX_OWNERS: usize = 1024;
@@ -42,6 +46,8 @@ struct Stream {
     /// Tokens of the run that were drawn.
     n_came: usize,
     seen: Seen,
+    /// Tokens that were drawn since the block drafted.
+    n_without: u32,
 }
 
 #[derive(Debug, Default)]
@@ -53,8 +59,14 @@ struct Owner {
 }
 
 impl Owner {
-    fn pays(&self) -> bool {
+    /// Whether its drafts may be right often enough.
+    fn hopes(&self) -> bool {
         self.seen.n_first() < ENOUGH || self.seen.share(0) >= LEAST_RIGHT
+    }
+
+    /// Whether that many are worth what they take, or nobody knows.
+    fn pays(&self, most: usize, pays: &dyn Fn(&[f32]) -> bool) -> bool {
+        self.seen.n_first() < ENOUGH || (self.hopes() && pays(&self.seen.shares(most)))
     }
 }
 
@@ -128,13 +140,16 @@ impl Drafter for WithModel {
     ) {
         let of = self.owner(owner.key);
         // One that tries again hopes again.
-        let seen = if of.pays() { of.seen.for_a_stream() } else { Seen::default() };
-        let stream = Stream { owner: owner.key, run: Vec::new(), n_came: 0, seen };
+        let seen = if of.hopes() { of.seen.for_a_stream() } else { Seen::default() };
+        let stream = Stream { owner: owner.key, run: Vec::new(), n_came: 0, seen, n_without: 0 };
         self.streams.insert(id, stream);
         self.texts.begin(id, owner, tokens, n_prompt, expected);
     }
 
     fn push(&mut self, id: StreamId, token: u32) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.n_without = stream.n_without.saturating_add(1);
+        }
         if let Some(stream) = self.streams.get_mut(&id)
             && let Some((next, odds)) = stream.left().first().copied()
         {
@@ -158,6 +173,7 @@ impl Drafter for WithModel {
 
     fn model_drafted(&mut self, id: StreamId, drafted: Vec<(u32, f32)>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.n_without = 0;
         // The newer ones know more; but what only says less of the same is no news.
         let same = drafted.iter().zip(stream.left()).all(|(new, old)| new.0 == old.0);
         if !same || drafted.len() > stream.left().len() {
@@ -165,9 +181,9 @@ impl Drafter for WithModel {
         }
     }
 
-    fn wants_model(&mut self, owner: OwnerId) -> bool {
+    fn wants_model(&mut self, owner: OwnerId, most: usize, pays: &dyn Fn(&[f32]) -> bool) -> bool {
         let owner = self.owner(owner.key);
-        if owner.pays() {
+        if owner.pays(most, pays) {
             return true;
         }
         owner.n_without = (owner.n_without + 1) % TRY_EVERY;
@@ -176,7 +192,8 @@ impl Drafter for WithModel {
 
     fn model_odds(&self, id: StreamId, most: usize) -> Vec<f32> {
         let Some(stream) = self.streams.get(&id) else { return Vec::new() };
-        let odds: Vec<f32> = (0..most).map(|depth| stream.seen.share(depth)).collect();
+        let of_owner = self.owners.get(&stream.owner).filter(|_| stream.n_without >= AGAIN_AFTER);
+        let odds = of_owner.map_or(&stream.seen, |owner| &owner.seen).shares(most);
         if odds.first().is_some_and(|first| *first >= LEAST_RIGHT) { odds } else { Vec::new() }
     }
 

@@ -144,7 +144,7 @@ mod tests {
                 sent: i * period,
                 done: 2 * us + i * period,
                 n_rows: 4,
-                stages: vec![StageTime { compute_us: us, queued_us: 0 }; 2],
+                stages: vec![StageTime { compute_us: us, queued_us: 0, ..StageTime::default() }; 2],
                 wire_bytes: vec![10, 100],
                 ..UbatchRecord::default()
             })

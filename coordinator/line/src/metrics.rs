@@ -80,6 +80,7 @@ const GROUPS: &str = "brigade_decode_groups";
 const UBATCHES: &str = "brigade_ubatches_total";
 const UBATCH_ROWS: &str = "brigade_ubatch_rows_total";
 const STAGE_BUSY: &str = "brigade_stage_busy_microseconds_total";
+const STAGE_DRAFTING: &str = "brigade_stage_drafting_microseconds_total";
 const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
 const STAGE_SHARE: &str = "brigade_stage_busy_share";
 const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
@@ -276,6 +277,11 @@ fn describe() {
     describe_counter!(UBATCHES, "Ubatches that came back");
     describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
     describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
+    describe_counter!(
+        STAGE_DRAFTING,
+        Unit::Microseconds,
+        "Part of it in which the model's own blocks drafted"
+    );
     describe_counter!(STAGE_QUEUED, Unit::Microseconds, "Time that ubatches waited at a stage");
     describe_gauge!(WORKERS, "Workers, by where they are");
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
@@ -361,6 +367,9 @@ pub fn ubatch(record: &UbatchRecord) {
     for (stage, time) in record.stages.iter().enumerate() {
         let labels = workers.of(stage);
         counter!(STAGE_BUSY, &labels).increment(time.compute_us);
+        if time.drafting_us > 0 {
+            counter!(STAGE_DRAFTING, &labels).increment(time.drafting_us);
+        }
         counter!(STAGE_QUEUED, &labels).increment(time.queued_us);
         let bytes = record.wire_bytes.get(stage).copied().unwrap_or(0);
         counter!(WIRE_BYTES, &labels).increment(bytes.into());

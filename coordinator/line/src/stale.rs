@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn each_stage_has_its_sum() {
         let (times, [first, second]) = (StaleTimes::new(2), [3, 50]);
-        let stage = |compute_us| StageTime { compute_us, queued_us: 0 };
+        let stage = |compute_us| StageTime { compute_us, queued_us: 0, ..StageTime::default() };
         let seen = times.clone();
         times.add(&[stage(first), stage(second)]);
         times.add(&[stage(first), stage(second), stage(1)]);

@@ -132,6 +132,10 @@ impl Admitted {
     pub fn sure_state(&self) -> (u32, SlotId) {
         let (sent, slot) = (self.sent, self.slot);
         let Some(ahead) = &self.ahead else { return (sent, slot) };
+        // It stays where it was until it is taken back, or home.
+        if let Some(SeqOp::Truncate { len, planes: Some(planes), .. }) = ahead.take_back {
+            return (len, planes.from);
+        }
         let keeps_its_beginning = |w: &Window| {
             let Planes { from, to } = w.planes?;
             (from != to).then_some((w.pos, from))

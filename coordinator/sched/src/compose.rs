@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use brigade_engine::batch::{SeqOp, SeqPart, UBatch, Want};
 
 use super::ahead::NextWindow;
+use super::chains::Drafted;
 use super::drafting::Drafting;
 use super::events::{KeptId, LineSpec, Micros, Share, Work};
 use super::groups::Chosen;
@@ -397,6 +398,7 @@ impl Draft {
             in_windows: self.in_windows,
             tokens: 0,
             tokens_of_windows: 0,
+            drafted: Drafted::default(),
             has_stale: false,
             only_windows: self.window_rows > 0 && self.decode_rows + self.prompt_rows == 0,
             gap_bound: self.gap_bound,

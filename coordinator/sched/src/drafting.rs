@@ -1,8 +1,9 @@
 //! Which drafts are sent: what the drafter has to say, cut to the windows that are worth their rows.
 
-use brigade_draft::{Draft, Drafter, OwnerId, StreamId};
+use brigade_draft::{Draft, Drafter, OwnerId, Source, StreamId};
 use brigade_spec::Prefixes;
 
+use super::SchedConfig;
 use super::ahead::NextWindow;
 use super::events::{Micros, Request, RequestId, Share, Work};
 use super::line::Line;
@@ -10,13 +11,22 @@ use super::namespace::Namespace;
 use super::replay::Pending;
 use super::sequence::{Admitted, Live, SeqNo};
 use super::sizing::Sizing;
-use super::windows::{LEAST_ODDS, Leave, MAX_WINDOW_ROWS, Windows};
+use super::windows::{Drafts, LEAST_ODDS, Leave, MAX_WINDOW_ROWS, Windows, even_odds};
 
 /// A draft ends where all of it would be right with less than this probability.
 const LEAST_CHANCE: f32 = 0.1;
 
 /// Drafts whose odds are looked at to choose windows.
 const ODDS_OF: usize = 8;
+
+/// What may come next of a sequence.
+struct Found {
+    draft: Draft,
+    /// The windows that suit it.
+    windows: Windows,
+    /// Tokens in a microsecond that come with them, where a text drafts that has shown to be right; otherwise 0.
+    of_text: f64,
+}
 
 /// Who drafts, and whether he may now.
 pub(super) struct Drafting<'a> {
@@ -43,7 +53,7 @@ impl Drafting<'_> {
         room: u32,
     ) -> Option<NextWindow> {
         let most = room.min(MAX_WINDOW_ROWS);
-        let (draft, windows) = self.drafted(sizing, (line, live), no, most)?;
+        let Found { draft, windows, of_text } = self.drafted(sizing, (line, live), no, most)?;
         let n_sure = n_unsent(live, no);
         let n_drafts = match line.spec.prefixes {
             // Rows that are read again come alone, so that there is a state behind them: else the next wrong draft would
@@ -52,7 +62,7 @@ impl Drafting<'_> {
             Prefixes::All | Prefixes::Whole | Prefixes::None => windows.rows.saturating_sub(n_sure),
         };
         let window = self.cut(line, live, no, (draft, windows), n_drafts)?;
-        Some(self.asking(sizing, (line, live), no, window))
+        Some(self.asking(sizing, (line, live), no, (window, of_text)))
     }
 
     /// A window of what is sure alone, where the model's own block is to draft behind it.
@@ -62,20 +72,22 @@ impl Drafting<'_> {
         at: (&Line, &Live),
         no: SeqNo,
     ) -> Option<NextWindow> {
-        let window = self.asking(sizing, at, no, NextWindow::of_nothing(at.0.spec));
+        let window = self.asking(sizing, at, no, (NextWindow::of_nothing(at.0.spec), 0.0));
         (window.asked > 0).then_some(window)
     }
 
-    /// A sequence's next window, with what the model's own block is to draft behind it.
+    /// A sequence's next window, with what the model's own block is to draft behind it, if tokens come sooner with that than
+    /// with a text's drafts.
     fn asking(
         &self,
         sizing: Sizing<'_>,
         at: (&Line, &Live),
         no: SeqNo,
-        window: NextWindow,
+        (window, of_text): (NextWindow, f64),
     ) -> NextWindow {
         let n_rows = n_unsent(at.1, no) + window.drafts.tokens.len() as u32;
-        NextWindow { asked: self.asked(sizing, at, no, n_rows).unwrap_or(0), ..window }
+        let asked = self.asked(sizing, at, no, (n_rows, of_text));
+        NextWindow { asked: asked.unwrap_or(0), ..window }
     }
 
     /// The window behind those that a sequence has in flight.
@@ -88,23 +100,24 @@ impl Drafting<'_> {
     ) -> Option<NextWindow> {
         let n_windows = live.of(no)?.n_windows() as u32;
         let most = room.min(MAX_WINDOW_ROWS);
-        let (draft, windows) = self.drafted(sizing, (line, live), no, most)?;
+        let Found { draft, windows, of_text } = self.drafted(sizing, (line, live), no, most)?;
         if n_windows >= windows.count {
             return None;
         }
         let window = self.cut(line, live, no, (draft, windows), windows.rows)?;
         let is_any = !window.drafts.tokens.is_empty();
-        is_any.then(|| self.asking(sizing, (line, live), no, window))
+        is_any.then(|| self.asking(sizing, (line, live), no, (window, of_text)))
     }
 
     /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: what the windows in flight by
-    /// then and the one behind them have room for. `None`: nobody would use them.
+    /// then and the one behind them have room for. `None`: they are not worth the last stage's time, or tokens come as soon
+    /// `of_text`.
     fn asked(
         &self,
         sizing: Sizing<'_>,
         (line, live): (&Line, &Live),
         no: SeqNo,
-        n_rows: u32,
+        (n_rows, of_text): (u32, f64),
     ) -> Option<u32> {
         let drafter = self.drafter.as_deref().filter(|_| line.spec.ahead)?;
         let sequence = live.of(no).filter(|s| s.own_drafts && may_run_ahead(s))?;
@@ -118,26 +131,22 @@ impl Drafting<'_> {
         let most = line.spec.own_drafts.min(room);
         let mut odds = drafter.model_odds(stream(sequence.request), most as usize);
         odds.truncate(n_likely(&odds).max(1));
-        if odds.is_empty() {
-            return None;
-        }
-        let mean = odds.iter().map(|odds| f64::from(*odds)).sum::<f64>() / odds.len() as f64;
-        // Those that are less likely are not sent; others may be likely enough.
-        let mean = mean.max(LEAST_ODDS.into());
         let n_streams = live.n_decoding() + usize::from(sequence.own_left() > 0);
-        let windows = self.windows(sizing, (line, live), sequence, (mean, n_streams));
-        let of_use = (windows.rows * windows.count - 1).min(odds.len() as u32);
-        (of_use > 0).then_some(of_use)
+        let odds = even_odds(&odds);
+        let drafts = Drafts::ToMake(&odds);
+        let windows = self.windows(sizing, (line, live), sequence, (drafts, n_streams));
+        let is_worth = windows.any() && sizing.rate(windows, drafts, n_streams as u32) > of_text;
+        is_worth.then(|| windows.n_drafts())
     }
 
-    /// What may come next of a sequence, at most `most` tokens, and the windows that suit it.
+    /// What may come next of a sequence, at most `most` tokens.
     fn drafted(
         &mut self,
         sizing: Sizing<'_>,
         (line, live): (&mut Line, &mut Live),
         no: SeqNo,
         most: u32,
-    ) -> Option<(Draft, Windows)> {
+    ) -> Option<Found> {
         let drafter = self.drafter.as_deref_mut().filter(|_| line.spec.ahead)?;
         // Prompts come first.
         if most == 0 || !live.prefilling.is_empty() {
@@ -153,28 +162,38 @@ impl Drafting<'_> {
         let mut draft = drafter.draft(stream(sequence.request), &in_flight, most as usize);
         cut_unlikely(&mut draft);
         let n = draft.odds.len().min(ODDS_OF);
-        if draft.odds.first().is_none_or(|odds| *odds < LEAST_ODDS) {
+        let (first, is_model) = (draft.odds.first()?, draft.source == Source::Model);
+        if *first < LEAST_ODDS && !is_model {
             return None;
         }
-        let mean = draft.odds[..n].iter().map(|odds| f64::from(*odds)).sum::<f64>() / n as f64;
+        let mean = match is_model {
+            // The block knows of each; a text does not.
+            true => even_odds(&draft.odds[..n]).pop()?,
+            false => draft.odds[..n].iter().map(|odds| f64::from(*odds)).sum::<f64>() / n as f64,
+        };
         let n_streams = live.n_decoding();
-        let windows = self.windows(sizing, (line, live), sequence, (mean, n_streams));
+        let drafts = Drafts::Had(mean);
+        let windows = self.windows(sizing, (line, live), sequence, (drafts, n_streams));
         let windows = match windows {
             Windows::NONE => return None,
             windows if draft.is_proven => windows,
             _ if sizing.is_worth_trying(mean, n_streams) => Windows::TRY,
             _ => return None,
         };
-        Some((draft, windows))
+        let of_text = match draft.is_proven && !is_model {
+            true => sizing.rate(windows, drafts, n_streams as u32),
+            false => 0.0,
+        };
+        Some(Found { draft, windows, of_text })
     }
 
-    /// The windows that suit a sequence whose drafts are right with probability `odds`, beside others.
+    /// The windows that suit a sequence with such drafts, beside others.
     fn windows(
         &self,
         sizing: Sizing<'_>,
         (line, live): (&Line, &Live),
         sequence: &Admitted,
-        (odds, n_streams): (f64, usize),
+        (drafts, n_streams): (Drafts<'_>, usize),
     ) -> Windows {
         let free = line.spec.n_slots.saturating_sub(line.n_running() + line.n_lent);
         let lent = sequence.ahead.as_ref().map_or(0, |a| a.lent(sequence.slot).len() as u32);
@@ -186,7 +205,7 @@ impl Drafting<'_> {
         };
         let most = most.min(sizing.config.max_windows.unwrap_or(u32::MAX));
         let another_may_come = live.owners.another_may_come(self.now, sequence.share);
-        sizing.windows(odds, n_streams, Leave { most, another_may_come })
+        sizing.windows(drafts, n_streams, Leave { most, another_may_come })
     }
 
     /// The first `n` drafts as a window, with planes for as many windows as there are to be.
@@ -243,12 +262,21 @@ fn owner(share: Share, namespace: Namespace) -> OwnerId {
     OwnerId { key: share.owner, space: namespace.number() }
 }
 
-/// Decides whether the model's own block reads what a request reads that is about to get its place.
-pub(super) fn choose_own(drafter: &mut Who, line: &Line, pending: &mut Pending) {
+/// Decides whether the model's own block reads what a request reads that is about to get its place: where its owner's drafts
+/// are right often enough to be worth what they take, if the request is alone.
+pub(super) fn choose_own(
+    drafter: &mut Who,
+    (line, config): (&Line, &SchedConfig),
+    pending: &mut Pending,
+) {
     let request = &pending.request;
     let may = line.spec.ahead && line.spec.own_drafts > 0 && may_draft(request);
     let of = owner(request.share, request.namespace());
-    pending.own_drafts = may && drafter.as_mut().is_some_and(|drafter| drafter.wants_model(of));
+    let sizing = Sizing { times: &line.times, spec: &line.spec, config };
+    let pays = |odds: &[f32]| sizing.own_drafts_pay(&even_odds(odds));
+    let most = line.spec.own_drafts as usize;
+    let wants = |drafter: &mut Box<dyn Drafter>| drafter.wants_model(of, most, &pays);
+    pending.own_drafts = may && drafter.as_mut().is_some_and(wants);
 }
 
 /// Tells the drafter of a sequence that may run ahead.

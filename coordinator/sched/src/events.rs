@@ -282,6 +282,8 @@ pub struct StageTime {
     pub compute_us: Micros,
     /// Waiting there for the ubatches before it.
     pub queued_us: Micros,
+    /// What of the computing went into the model's own drafts.
+    pub drafting_us: Micros,
 }
 
 /// What a line of stages can hold; equal on every stage, so one allocator serves them all.

@@ -7,7 +7,7 @@ use super::events::{LineSpec, Micros, StageTime};
 use super::sim::roomy;
 use super::sizing::Sizing;
 use super::timing::LineTimes;
-use super::windows::{Leave, MAX_WINDOWS, SUREST};
+use super::windows::{Drafts, Leave, MAX_WINDOWS, SUREST};
 
 /// Measured times of a line, and what follows from them for a sequence that runs ahead of its draws.
 #[derive(Debug)]
@@ -37,8 +37,9 @@ impl Forecast {
         let (odds, config) = (odds.clamp(0.0, SUREST), SchedConfig::default());
         let sizing = Sizing { times: &self.times, spec: &self.spec, config: &config };
         let leave = Leave { most: most.unwrap_or(MAX_WINDOWS), another_may_come: false };
-        let windows = sizing.windows(odds, 1, leave);
-        1e6 * sizing.rate(windows, if windows.any() { odds } else { 0.0 }, 1)
+        let windows = sizing.windows(Drafts::Had(odds), 1, leave);
+        let odds = if windows.any() { odds } else { 0.0 };
+        1e6 * sizing.rate(windows, Drafts::Had(odds), 1)
     }
 }
 
@@ -52,7 +53,7 @@ mod tests {
         assert_eq!(forecast.tokens_per_second(0.9, None), 0.0);
         // Two stages of 10 ms, whatever the rows.
         for rows in (1..=16).cycle().take(400) {
-            let stage = StageTime { compute_us: 10_000, queued_us: 0 };
+            let stage = StageTime { compute_us: 10_000, queued_us: 0, ..StageTime::default() };
             forecast.observe(rows, 20_000, &[stage; 2]);
         }
         let of = |odds, most| forecast.tokens_per_second(odds, most);

@@ -185,7 +185,7 @@ mod tests {
             let rows = sizes[i % sizes.len()];
             let factor = 1.0 + if (i / sizes.len()).is_multiple_of(2) { vary } else { -vary };
             let compute_us = (us(rows) * factor) as u64;
-            let stage = StageTime { compute_us, queued_us: 0 };
+            let stage = StageTime { compute_us, queued_us: 0, ..StageTime::default() };
             times.observe(rows, compute_us * n_stages as u64, &vec![stage; n_stages]);
         }
         times
@@ -231,7 +231,11 @@ mod tests {
         // Stages so far apart that four groups of 8 take about as long as two of 16.
         let mut far = LineTimes::new(2);
         for rows in [1, 2, 4, 8, 16].repeat(20) {
-            let stage = StageTime { compute_us: 200 * u64::from(rows), queued_us: 0 };
+            let stage = StageTime {
+                compute_us: 200 * u64::from(rows),
+                queued_us: 0,
+                ..StageTime::default()
+            };
             far.observe(rows, 1_000_000, &[stage; 2]);
         }
         let four = Groups { count: 4, rows: 8 };

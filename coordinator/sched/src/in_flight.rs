@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use brigade_engine::batch::{RowOutput, RowValue, SlotId};
 
+use super::chains::Drafted;
 use super::events::{Micros, Share};
 use super::sequence::SeqNo;
 
@@ -65,6 +66,8 @@ pub(super) struct InFlight {
     /// Tokens that were drawn from its rows, and those of them that are of windows.
     pub tokens: u32,
     pub tokens_of_windows: u32,
+    /// What the model's own block drafted behind them.
+    pub drafted: Drafted,
     /// Whether a whole window in it was of no use.
     pub has_stale: bool,
     /// It has nothing but windows of sequences that run ahead.
@@ -100,7 +103,8 @@ impl InFlight {
             ));
         }
         self.wanted.pop_front();
-        if matches!(row.value, RowValue::Sampled(_)) {
+        if let RowValue::Sampled(token) = &row.value {
+            self.drafted.and(token.drafted.len());
             self.tokens += 1;
             self.tokens_of_windows += u32::from(next.ahead.is_some());
         }

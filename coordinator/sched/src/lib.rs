@@ -11,14 +11,15 @@
 //! - `admit`, `fair` and `overtake` say who begins, `pages` and `pool` where, `prefix` with what; `growth` how long answers get.
 //! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
-//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, and
-//!   `drafted` counts what became of that.
+//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, `chains` what the
+//!   model's own drafts take, and `drafted` counts what became of that.
 //! - `replay`, `checkpoints` and `parting` are for lost and changed lines.
 //! - [`sim`] runs the scheduler against a simulated line.
 
 mod admit;
 mod ahead;
 mod ahead_of_draws;
+mod chains;
 mod checkpoints;
 mod compose;
 mod config;
@@ -562,7 +563,7 @@ fn admit(
     mut pending: Pending,
     out: &mut Vec<Action>,
 ) {
-    drafting::choose_own(drafter, line, &mut pending);
+    drafting::choose_own(drafter, (line, config), &mut pending);
     let no = give_place(config, (line, live), pending, out);
     drafting::begin(drafter, live, no);
 }

@@ -83,6 +83,8 @@ impl Scheduler {
                 let trip = now.saturating_sub(done.sent_at);
                 Arc::make_mut(&mut line.times).observe(done.n_rows, trip, &times);
             }
+            let drafting = times.last().map_or(0, |last| last.drafting_us);
+            Arc::make_mut(&mut line.times).observe_drafts(done.drafted, drafting);
             for (no, end) in done.computed {
                 if let Some(sequence) = self.live.get_mut(no) {
                     sequence.note_computed(end);

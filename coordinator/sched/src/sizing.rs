@@ -190,7 +190,11 @@ mod tests {
     fn short_chunk(n_stages: usize, us: u64) -> u32 {
         let mut times = LineTimes::new(n_stages);
         for rows in [16, 64, 256].repeat(20) {
-            let stage = StageTime { compute_us: us * u64::from(rows), queued_us: 0 };
+            let stage = StageTime {
+                compute_us: us * u64::from(rows),
+                queued_us: 0,
+                ..StageTime::default()
+            };
             times.observe(rows, 0, &vec![stage; n_stages]);
         }
         let spec = roomy(n_stages);
@@ -210,7 +214,11 @@ mod tests {
         let chunk = |n_stages: usize, burst: u64| {
             let mut times = LineTimes::new(n_stages);
             for rows in [16, 64, 256].repeat(20) {
-                let stage = StageTime { compute_us: 1_000 * u64::from(rows), queued_us: 0 };
+                let stage = StageTime {
+                    compute_us: 1_000 * u64::from(rows),
+                    queued_us: 0,
+                    ..StageTime::default()
+                };
                 times.observe(rows, 0, &vec![stage; n_stages]);
             }
             let spec = roomy(n_stages);

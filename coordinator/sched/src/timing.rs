@@ -9,6 +9,7 @@
 //! many rows for arithmetic, and one line through both would fit neither. Nothing here knows what the rows
 //! are.
 
+use super::chains::{Chains, Drafted};
 use super::events::{Micros, StageTime};
 
 /// Cost of a ubatch before anything was measured: that of a mid-sized model on a few CPU cores.
@@ -260,11 +261,13 @@ pub(super) struct LineTimes {
     stages: Vec<StageFit>,
     measured: bool,
     overhead: Option<f64>,
+    chains: Chains,
 }
 
 impl LineTimes {
     pub fn new(n_stages: usize) -> Self {
-        Self { stages: vec![StageFit::new(); n_stages], measured: false, overhead: None }
+        let (stages, chains) = (vec![StageFit::new(); n_stages], Chains::default());
+        Self { stages, measured: false, overhead: None, chains }
     }
 
     pub fn n_stages(&self) -> usize {
@@ -277,7 +280,7 @@ impl LineTimes {
             return;
         }
         for (fit, time) in self.stages.iter_mut().zip(stages) {
-            fit.add(rows, time.compute_us as f64);
+            fit.add(rows, time.compute_us.saturating_sub(time.drafting_us) as f64);
         }
         self.measured = true;
         let at_stages: Micros = stages.iter().map(|t| t.compute_us + t.queued_us).sum();
@@ -289,6 +292,16 @@ impl LineTimes {
                 old + weight * (outside - old)
             }
         });
+    }
+
+    /// The last stage took so long for the drafts that a ubatch brought.
+    pub fn observe_drafts(&mut self, drafted: Drafted, us: Micros) {
+        self.chains.observe(drafted, us);
+    }
+
+    /// What it takes for such drafts.
+    pub fn drafting(&self, drafted: Drafted) -> f64 {
+        self.chains.of(drafted)
     }
 
     /// Rows that the slowest stage computes in so many microseconds, in ubatches of usual size.
@@ -360,18 +373,22 @@ impl LineTimes {
         each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
     }
 
-    /// What the slowest stage, and what all together, take for exactly so many rows, few as they are.
-    pub fn of_few(&self, rows: u32) -> [f64; 2] {
-        let each = self.stages.iter().map(|s| s.of_few(rows));
-        each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
-    }
-
     /// What the slowest stage, and what all together, take for so many rows: of few as measured for exactly those.
     pub fn of(&self, rows: u32) -> [f64; 2] {
-        match rows as usize {
-            ..=FEW_SIZES => self.of_few(rows),
-            _ => [self.slowest(rows), self.through(rows)],
-        }
+        self.of_with(rows, 0.0)
+    }
+
+    /// The same where the last stage takes `last_us` more.
+    pub fn of_with(&self, rows: u32, last_us: f64) -> [f64; 2] {
+        let last = self.stages.len().saturating_sub(1);
+        let each = self.stages.iter().enumerate().map(|(at, stage)| {
+            let us = match rows as usize {
+                ..=FEW_SIZES => stage.of_few(rows),
+                _ => stage.at(rows).of(rows),
+            };
+            if at == last { us + last_us } else { us }
+        });
+        each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
     }
 
     /// Share of the time of a ubatch of `n_rows` rows that its last `rows` rows take of all stages together, 0 to 1.
@@ -397,7 +414,10 @@ mod tests {
     use super::*;
 
     fn times(compute: &[f64]) -> Vec<StageTime> {
-        compute.iter().map(|&us| StageTime { compute_us: us as u64, queued_us: 0 }).collect()
+        compute
+            .iter()
+            .map(|&us| StageTime { compute_us: us as u64, queued_us: 0, ..StageTime::default() })
+            .collect()
     }
 
     #[test]

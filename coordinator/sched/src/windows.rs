@@ -8,11 +8,15 @@
 //! agrees within 5 %. Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
 //! more step.
 //!
+//! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window. So `L` and
+//! `t` of that stage are longer by it, and windows have room for those that are made, which are less likely the farther they go.
+//!
 //! A prompt of somebody else's finds stages at windows that would have been idle. So where one may come, windows are only
 //! as many and as long as leave that prompt its time.
 
 use brigade_spec::Prefixes;
 
+use super::chains::Drafted;
 use super::sizing::Sizing;
 
 /// Most rows of a window.
@@ -27,8 +31,11 @@ pub(super) const MAX_ROWS_AHEAD: u32 = 64;
 /// Drafts as sure as this are all the same: the formula has no value at 1.
 pub(super) const SUREST: f64 = 0.98;
 
-/// Running ahead must make tokens come so much faster to be worth it.
+/// Running ahead must make tokens come so much faster to be worth it, ...
 const LEAST_GAIN: f64 = 1.1;
+
+/// ... and more windows so much: each is a ubatch, which costs more than the stages' time.
+const LEAST_GAIN_OF_MORE: f64 = 1.03;
 
 /// Where somebody else's prompt may come, windows may hold it up by this share of its own time.
 const HOLDS_UP: f64 = 0.02;
@@ -55,10 +62,57 @@ impl Windows {
     /// No drafts.
     pub const NONE: Self = Self { rows: 1, count: 1 };
 
+    /// Rows on the line that are drafts.
+    pub fn n_drafts(self) -> u32 {
+        (self.rows * self.count).saturating_sub(1)
+    }
+
     /// Whether there are any.
     pub fn any(self) -> bool {
         self != Self::NONE
     }
+}
+
+/// What windows are chosen for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Drafts<'a> {
+    /// Drafts that are there, and as many behind them as one likes: each is right with this probability.
+    Had(f64),
+    /// Those that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are no more.
+    ToMake(&'a [f64]),
+}
+
+impl Drafts<'_> {
+    /// How likely each of the first `n` is right, as if all were as likely; `None` where there are not so many.
+    fn odds(self, n: u32) -> Option<f64> {
+        let odds = match (self, n) {
+            (Self::Had(odds), _) => odds,
+            (Self::ToMake(_), 0) => 0.0,
+            (Self::ToMake(odds), _) => *odds.get(n as usize - 1)?,
+        };
+        Some(odds.clamp(0.0, SUREST))
+    }
+}
+
+/// Halvings of what an even probability may be.
+const HALVINGS: u32 = 16;
+
+/// For the first, the first two, and so on, of drafts that are right with such odds where those before them are: the
+/// probability with which as many would be right if each had the same.
+pub(super) fn even_odds(odds: &[f32]) -> Vec<f64> {
+    let (mut all_right, mut right) = (1.0, 0.0);
+    let each = (1..).zip(odds).map(|(n, odds)| {
+        all_right *= f64::from(*odds);
+        right += all_right;
+        let (mut least, mut most) = (0.0, 1.0);
+        for _ in 0..HALVINGS {
+            let even = (least + most) / 2.0;
+            let sum = (0..n).fold(0.0, |sum, _| (sum + 1.0) * even);
+            if sum < right { least = even } else { most = even }
+        }
+        (least + most) / 2.0
+    });
+    each.collect()
 }
 
 /// How far a sequence may run ahead.
@@ -71,36 +125,41 @@ pub(super) struct Leave {
 }
 
 impl Sizing<'_> {
-    /// The windows with which a sequence gets its tokens soonest, where drafts are right with probability `odds` and
-    /// `n_streams` share the line.
-    pub fn windows(&self, odds: f64, n_streams: usize, leave: Leave) -> Windows {
-        let odds = odds.clamp(0.0, SUREST);
-        if !self.times.measured() || odds <= 0.0 {
+    /// The windows with which a sequence gets its tokens soonest with such drafts, where `n_streams` share the line.
+    pub fn windows(&self, drafts: Drafts<'_>, n_streams: usize, leave: Leave) -> Windows {
+        if !self.times.measured() || drafts.odds(1).is_none_or(|odds| odds <= 0.0) {
             return Windows::NONE;
         }
         let n_streams = n_streams.max(1) as u32;
         let longest = match leave.another_may_come {
             true => {
-                self.before_newcomer(Windows::NONE, n_streams)
+                self.before_newcomer(Windows::NONE, Drafts::Had(0.0), n_streams)
                     + HOLDS_UP * self.times.of(SHORT_PROMPT)[1]
             }
             false => f64::INFINITY,
         };
-        let (mut best, mut best_rate) =
-            (Windows::NONE, LEAST_GAIN * self.rate(Windows::NONE, 0.0, 1));
-        for rows in 1..=MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams) {
-            for count in 1..=leave.most.min(MAX_WINDOWS).min(MAX_ROWS_AHEAD / rows) {
-                let windows = Windows { rows, count };
-                if self.before_newcomer(windows, n_streams) > longest {
-                    break;
-                }
-                let rate = self.rate(windows, odds, n_streams);
-                if windows.any() && rate > best_rate {
-                    (best, best_rate) = (windows, rate);
-                }
-            }
+        let most_rows = MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams);
+        let mut best = (Windows::NONE, self.rate(Windows::NONE, Drafts::Had(0.0), 1));
+        for count in 1..=leave.most.min(MAX_WINDOWS) {
+            let of_rows = (1..=most_rows.min(MAX_ROWS_AHEAD / count))
+                .map(|rows| Windows { rows, count })
+                .filter(|windows| {
+                    windows.any() && self.before_newcomer(*windows, drafts, n_streams) <= longest
+                })
+                .map(|windows| (windows, self.rate(windows, drafts, n_streams)));
+            let best_of_count = of_rows.max_by(|a, b| a.1.total_cmp(&b.1));
+            let gain = if best.0.any() { LEAST_GAIN_OF_MORE } else { LEAST_GAIN };
+            best = best_of_count.filter(|(_, rate)| *rate > gain * best.1).unwrap_or(best);
         }
-        best
+        best.0
+    }
+
+    /// Whether tokens come sooner with drafts of the model's own block that are as likely as `even`, if somebody is alone.
+    pub fn own_drafts_pay(&self, even: &[f64]) -> bool {
+        let drafts = Drafts::ToMake(even);
+        let rate = |rows| self.rate(Windows { rows, count: 1 }, drafts, 1);
+        let without = self.rate(Windows::NONE, Drafts::Had(0.0), 1);
+        !self.times.measured() || (2..=MAX_WINDOW_ROWS).any(|rows| rate(rows) > without)
     }
 
     /// Whether one row more in a group's ubatch is worth it, which gives a token with probability `odds`.
@@ -112,23 +171,39 @@ impl Sizing<'_> {
         self.times.measured() && with <= tokens * without
     }
 
+    /// What the slowest stage, and what all together, take for a ubatch of a group's windows, with the drafts that are made
+    /// behind them.
+    fn of_windows(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> [f64; 2] {
+        let n_groups = n_streams.min(self.spec.n_stages as u32);
+        let sequences = n_streams.div_ceil(n_groups);
+        let drafting = match drafts {
+            Drafts::Had(_) => 0.0,
+            Drafts::ToMake(_) => {
+                self.times.drafting(Drafted { sequences, most: windows.n_drafts() })
+            }
+        };
+        self.times.of_with(sequences * windows.rows, drafting)
+    }
+
     /// Microseconds that a ubatch which comes at any time waits for the slowest stage, while each of so many sequences has
     /// such windows.
-    fn before_newcomer(&self, Windows { rows, count }: Windows, n_streams: u32) -> f64 {
+    fn before_newcomer(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
         let n_groups = n_streams.min(self.spec.n_stages as u32);
-        let [slowest, through] = self.times.of(n_streams.div_ceil(n_groups) * rows);
+        let [slowest, through] = self.of_windows(windows, drafts, n_streams);
+        let count = windows.count;
         let (in_flight, trip) =
             (f64::from(n_groups * count) * slowest, through + self.times.overhead());
         // Half of what it is at, and all that queues.
         slowest / 2.0 * (in_flight / trip).min(1.0) + (in_flight - trip).max(0.0)
     }
 
-    /// Tokens of one of so many sequences in a microsecond. Those beside it have a window each wherever it has one; those of a
-    /// group share a ubatch.
-    pub(super) fn rate(&self, Windows { rows, count }: Windows, odds: f64, n_streams: u32) -> f64 {
-        let (w, d) = (f64::from(rows), f64::from(count));
+    /// Tokens of one of so many sequences in a microsecond; 0 where there are not so many drafts. Those beside it have a window
+    /// each wherever it has one; those of a group share a ubatch.
+    pub(super) fn rate(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
+        let Some(odds) = drafts.odds(windows.n_drafts()) else { return 0.0 };
+        let (w, d) = (f64::from(windows.rows), f64::from(windows.count));
         let n_groups = n_streams.min(self.spec.n_stages as u32);
-        let [slowest, through] = self.times.of(n_streams.div_ceil(n_groups) * rows);
+        let [slowest, through] = self.of_windows(windows, drafts, n_streams);
         let step = f64::from(n_groups) * slowest;
         let trip = (through + self.times.overhead()).max(step);
         let right = odds.powf(w);
@@ -166,7 +241,7 @@ mod tests {
         for rows in (1..=16).cycle().take(400) {
             let of = |us: &fn(f64) -> f64| StageTime {
                 compute_us: us(f64::from(rows)) as u64,
-                queued_us: 0,
+                ..StageTime::default()
             };
             let each: Vec<StageTime> = stages.iter().map(of).collect();
             let through: u64 = each.iter().map(|time| time.compute_us).sum();
@@ -175,7 +250,8 @@ mod tests {
         let spec = roomy(stages.len());
         let config = SchedConfig::default();
         let sizing = Sizing { times: &times, spec: &spec, config: &config };
-        sizing.windows(odds, n_streams, Leave { most: MAX_WINDOWS, another_may_come })
+        let leave = Leave { most: MAX_WINDOWS, another_may_come };
+        sizing.windows(Drafts::Had(odds), n_streams, leave)
     }
 
     /// Two rows wait for memory, more cost arithmetic by tiles of four.
@@ -199,6 +275,20 @@ mod tests {
         // One stage has nothing to fill but the time outside it.
         let one = choose(&[cheap], 100.0, 0.9, 1);
         assert!(one.rows > 4 && one.count <= 2, "{one:?}");
+    }
+
+    #[test]
+    fn even_odds_give_as_many_right_tokens() {
+        let near = |odds: &[f32], wanted: &[f64]| {
+            let found = even_odds(odds);
+            let are_near = found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-3);
+            assert!(found.len() == wanted.len() && are_near, "{found:?} {wanted:?}");
+        };
+        near(&[0.7, 0.7, 0.7], &[0.7; 3]);
+        // 0.3 + 0.27 is 0.405 + 0.405 squared.
+        near(&[0.3, 0.9], &[0.3, 0.405]);
+        near(&[0.0, 1.0], &[0.0, 0.0]);
+        near(&[], &[]);
     }
 
     #[test]

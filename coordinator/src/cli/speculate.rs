@@ -18,10 +18,10 @@ pub enum SpeculateArg {
 /// `--own-drafts` as it is typed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OwnDraftsArg {
-    /// Where the model has such blocks, all workers know them, and their drafts are right often enough
+    /// Where the model has such blocks, all workers know them, and tokens come sooner with their drafts
+    #[default]
     Auto,
     /// Never: they are not loaded
-    #[default]
     Off,
 }
 

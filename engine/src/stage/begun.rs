@@ -27,6 +27,19 @@ pub struct Begun {
     is_read: bool,
 }
 
+/// What a ubatch gives, before the model's own blocks draft behind it ([`Stage::draft_behind`]).
+pub struct Finished {
+    output: StageOutput,
+    drafts: Vec<(SlotId, u32)>,
+}
+
+impl Finished {
+    /// Whether drafts are wanted.
+    pub fn wants_drafts(&self) -> bool {
+        !self.drafts.is_empty()
+    }
+}
+
 /// What a ubatch gives.
 enum Results {
     Boundary(FetchedRows),
@@ -62,7 +75,8 @@ impl Stage {
         input: Option<Boundary>,
     ) -> Result<StageOutput, BatchError> {
         let begun = self.begin(ub, input)?;
-        self.finish(begun)
+        let finished = self.finish(begun)?;
+        self.draft_behind(finished)
     }
 
     /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts whose
@@ -158,11 +172,12 @@ impl Stage {
         Begun { results, point: self.device.milestone(), drawn, drafts, is_read: false }
     }
 
-    /// Waits for what a ubatch gives, and draws its tokens. Ubatches are finished in the order in which they were begun.
+    /// Waits for what a ubatch gives, and draws its tokens. Ubatches are finished in the order in which they were begun, and
+    /// [`Stage::draft_behind`] comes before the next one.
     ///
     /// # Errors
     /// The device failed: the stage cannot be used again.
-    pub fn finish(&mut self, begun: Begun) -> Result<StageOutput, BatchError> {
+    pub fn finish(&mut self, begun: Begun) -> Result<Finished, BatchError> {
         let Begun { results, point, drawn, drafts, is_read } = begun;
         self.drawing.drain(..drawn.len());
         self.n_reading -= usize::from(is_read);
@@ -171,13 +186,26 @@ impl Stage {
             Results::Boundary(rows) => StageOutput::Boundary(rows.into_boundary()),
             Results::Rows(rows) => {
                 let Some(head) = &mut self.head else { unreachable!("it made these rows") };
-                let mut outputs = head.outputs(&self.sequences, rows);
-                self.draft(&drafts, &mut outputs);
-                StageOutput::Rows(outputs)
+                StageOutput::Rows(head.outputs(&self.sequences, rows))
             }
         };
         // What was read of a device that failed meanwhile is anything.
         self.device.check()?;
+        Ok(Finished { output, drafts })
+    }
+
+    /// Has the model's own blocks draft behind the tokens that a ubatch drew, where that is wanted.
+    ///
+    /// # Errors
+    /// As of [`Stage::finish`].
+    pub fn draft_behind(&mut self, finished: Finished) -> Result<StageOutput, BatchError> {
+        let Finished { mut output, drafts } = finished;
+        if let StageOutput::Rows(rows) = &mut output
+            && !drafts.is_empty()
+        {
+            self.draft(&drafts, rows);
+            self.device.check()?;
+        }
         Ok(output)
     }
 }

@@ -117,6 +117,11 @@ impl Head {
             {
                 self.put_off.remove(slot);
             }
+            if let SeqOp::Truncate { slot, len, .. } = op
+                && self.put_off.get(slot).is_some_and(|row| row.pos >= *len)
+            {
+                self.put_off.remove(slot);
+            }
             self.drafts.follow(op);
         }
     }

@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use begun::Begun;
+pub use begun::{Begun, Finished};
 pub use check::check_tensors;
 pub use kept::KeptWeights;
 pub use load::StageConfig;

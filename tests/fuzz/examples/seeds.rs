@@ -245,6 +245,7 @@ fn ubatch() -> pb::Ubatch {
             started_us: 4,
             receive_us: 5,
             last_send_us: 6,
+            draft_us: 0,
         }],
         ..Default::default()
     }

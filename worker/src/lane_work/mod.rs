@@ -18,7 +18,7 @@ use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
-use crate::backend::{StageError, StageOutput, StageRunner};
+use crate::backend::{Finished, StageError, StageOutput, StageRunner};
 use crate::copies::taker::Taker;
 use crate::jobs::{Job, Work};
 use crate::output::LaneRun;
@@ -174,8 +174,8 @@ impl<'a> LaneWork<'a> {
         let started = begun.max(self.idle_since);
         self.idle_since = Instant::now();
         let compute_us = micros(self.idle_since - started);
-        let output = match result {
-            Ok(Ok(output)) => output,
+        let Finished { output, drafting } = match result {
+            Ok(Ok(finished)) => finished,
             failed_so => {
                 let problem = self.problem(failed_so.map(|result| result.map(drop)));
                 let (lost, why) = problem.unwrap_or_default();
@@ -195,6 +195,7 @@ impl<'a> LaneWork<'a> {
             started_us: u64::try_from((started - lane.opened).as_micros()).unwrap_or(u64::MAX),
             receive_us: micros(checked - received),
             last_send_us: self.last_send_us,
+            draft_us: micros(drafting),
         });
         let sending = Instant::now();
         let sent = lane.out.send(frame, output, lane, self.runtime);

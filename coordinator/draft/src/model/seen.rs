@@ -66,6 +66,11 @@ impl Seen {
         self.by_depth[depth.min(N_DEPTHS - 1)][0].0
     }
 
+    /// The same of the first `most` distances.
+    pub fn shares(&self, most: usize) -> Vec<f32> {
+        (0..most).map(|depth| self.share(depth)).collect()
+    }
+
     /// How many first drafts were seen, as far as is remembered.
     pub fn n_first(&self) -> f32 {
         self.n_first

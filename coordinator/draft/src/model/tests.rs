@@ -91,7 +91,7 @@ fn what_a_grammar_forces_comes_before_what_the_block_thinks() {
 
 /// A request of the owner, all of whose drafts are right or wrong; whether it passes through the block.
 fn request(drafter: &mut WithModel, id: u64, right: bool) -> bool {
-    let (id, wants) = (StreamId(id), drafter.wants_model(OWNER));
+    let (id, wants) = (StreamId(id), drafter.wants_model(OWNER, 3, &|_| true));
     drafter.begin(id, OWNER, &[1], 1, &[]);
     for token in 0..if wants { 20 } else { 0 } {
         drafter.model_drafted(id, run(&[token + u32::from(!right)]));
@@ -109,7 +109,7 @@ fn an_owner_whose_drafts_are_wrong_does_without_and_tries_again() {
     let n_tries = with[n_first..].iter().filter(|with| **with).count();
     assert!((3..=6).contains(&n_first), "{with:?}");
     assert!((3..=4).contains(&n_tries), "{with:?}");
-    assert!(drafter.wants_model(OwnerId::of(8)), "others hope");
+    assert!(drafter.wants_model(OwnerId::of(8), 3, &|_| true), "others hope");
     // Once they are right, all pass again.
     for i in 60..400 {
         request(&mut drafter, i, true);
@@ -119,22 +119,42 @@ fn an_owner_whose_drafts_are_wrong_does_without_and_tries_again() {
 }
 
 #[test]
-fn a_stream_whose_drafts_are_wrong_asks_for_no_more() {
-    let mut drafter = begun();
+fn an_owner_whose_right_drafts_do_not_pay_does_without() {
+    let mut drafter = WithModel::new(Box::new(Suffix::new(0)));
+    (0..20).for_each(|i| assert!(request(&mut drafter, i, true)));
+    let pays = |odds: &[f32]| {
+        assert!(odds.len() == 3 && odds[0] > 0.9, "{odds:?}");
+        false
+    };
+    let with = (0..32).filter(|_| drafter.wants_model(OWNER, 3, &pays)).count();
+    assert_eq!(with, 2, "it tries again");
+    assert!(drafter.wants_model(OwnerId::of(8), 3, &|_| false), "nobody knows of others");
+}
+
+#[test]
+fn a_stream_whose_drafts_are_wrong_has_none_for_a_while() {
+    let mut drafter = WithModel::new(Box::new(Suffix::new(0)));
+    drafter.wants_model(OWNER, 3, &|_| true);
+    (0..20).for_each(|i| assert!(request(&mut drafter, i, true)));
+    drafter.begin(ID, OWNER, &[1], 1, &[]);
     assert_eq!(drafter.model_odds(ID, 3).len(), 3);
-    for token in 0..40 {
+    for token in 0..200 {
         drafter.model_drafted(ID, run(&[token + 1]));
         drafter.push(ID, token);
     }
     assert!(drafter.model_odds(ID, 3).is_empty());
-    assert!(drafter.model_odds(StreamId(5), 3).is_empty(), "nobody's stream");
+    assert!(drafter.model_odds(StreamId(99), 3).is_empty(), "nobody's stream");
+    (0..AGAIN_AFTER).for_each(|token| drafter.push(ID, token));
+    assert_eq!(drafter.model_odds(ID, 3).len(), 3, "others of its owner were right");
+    drafter.model_drafted(ID, run(&[1]));
+    assert!(drafter.model_odds(ID, 3).is_empty());
 }
 
 #[test]
 fn owners_are_bounded_and_forgotten() {
     let mut drafter = WithModel::new(Box::new(Suffix::new(0)));
     for key in 0..2 * MAX_OWNERS as u64 {
-        drafter.wants_model(OwnerId::of(key));
+        drafter.wants_model(OwnerId::of(key), 3, &|_| true);
     }
     assert_eq!(drafter.owners.len(), MAX_OWNERS);
     drafter.begin(ID, OWNER, &[1], 1, &[]);

@@ -21,7 +21,11 @@ impl Driver {
         let stages: Vec<StageTime> = frame
             .timings
             .iter()
-            .map(|t| StageTime { compute_us: t.compute_us.into(), queued_us: t.queue_us.into() })
+            .map(|t| StageTime {
+                compute_us: t.compute_us.into(),
+                queued_us: t.queue_us.into(),
+                drafting_us: t.draft_us.min(t.compute_us).into(),
+            })
             .collect();
         let back_at = self.now();
         let done = frame.last.then(|| stages.clone());

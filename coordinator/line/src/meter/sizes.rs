@@ -85,7 +85,7 @@ mod tests {
             sent: 0,
             done: 2 * compute_us + 300,
             n_rows,
-            stages: vec![StageTime { compute_us, queued_us: 0 }; 2],
+            stages: vec![StageTime { compute_us, queued_us: 0, ..StageTime::default() }; 2],
             clocks: vec![StageClock { last_send_us: 10 * id, ..StageClock::default() }; 2],
             ..UbatchRecord::default()
         }

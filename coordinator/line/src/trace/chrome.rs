@@ -224,7 +224,7 @@ mod tests {
             rows_in_vain: 1,
             has_stale: false,
             gap_bound: None,
-            stages: vec![StageTime { compute_us: 600, queued_us: 50 }],
+            stages: vec![StageTime { compute_us: 600, queued_us: 50, ..StageTime::default() }],
             clocks: vec![StageClock {
                 started_us: 7_000 + start + 200,
                 receive_us: 10,

@@ -70,7 +70,11 @@ mod tests {
         let mut now = sent;
         for ahead in ahead {
             now += hop;
-            record.stages.push(StageTime { compute_us: 1_000, queued_us: 20 });
+            record.stages.push(StageTime {
+                compute_us: 1_000,
+                queued_us: 20,
+                ..StageTime::default()
+            });
             let started_us = now + 20 + ahead;
             record.clocks.push(StageClock { started_us, ..StageClock::default() });
             now += 1_020;

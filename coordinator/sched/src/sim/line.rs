@@ -37,11 +37,13 @@ pub struct Nature {
     pub row_tile: u32,
     /// Other programs.
     pub spells: Option<Spells>,
+    /// Microseconds of the last stage for each draft of the model's own block.
+    pub draft_us: f64,
 }
 
 impl Default for Nature {
     fn default() -> Self {
-        Self { row_tile: 1, spells: None }
+        Self { row_tile: 1, spells: None, draft_us: 0.0 }
     }
 }
 
@@ -59,6 +61,8 @@ pub struct LinkModel {
 struct Trip {
     ubatch: u64,
     rows: u32,
+    /// Drafts that are asked of the model's own block, of one sequence at most.
+    drafts: u32,
     arrived: Micros,
     times: Vec<StageTime>,
 }
@@ -133,8 +137,8 @@ impl SimLine {
         }
     }
 
-    pub fn send(&mut self, now: Micros, ubatch: u64, rows: u32) {
-        self.over_link(now, 0, Trip { ubatch, rows, arrived: 0, times: Vec::new() });
+    pub fn send(&mut self, now: Micros, ubatch: u64, (rows, drafts): (u32, u32)) {
+        self.over_link(now, 0, Trip { ubatch, rows, drafts, arrived: 0, times: Vec::new() });
     }
 
     /// When something happens next.
@@ -199,6 +203,7 @@ impl SimLine {
         let mut vary = 1.0 + self.stages[at].model.jitter * (2.0 * self.rng.unit() - 1.0);
         vary *= self.slowness(now, at);
         let tile = self.nature.row_tile.max(1);
+        let draft_us = if at + 1 == self.stages.len() { self.nature.draft_us } else { 0.0 };
         let stage = &mut self.stages[at];
         if stage.computing.is_some() {
             return;
@@ -212,8 +217,9 @@ impl SimLine {
                 (stage.model.fixed_us + stage.model.per_row_us * tiles) * vary
             }
         };
-        let compute_us = compute as Micros;
-        trip.times.push(StageTime { compute_us, queued_us: now - trip.arrived });
+        let drafting_us = (draft_us * f64::from(trip.drafts) * vary) as Micros;
+        let compute_us = compute as Micros + drafting_us;
+        trip.times.push(StageTime { compute_us, queued_us: now - trip.arrived, drafting_us });
         if trip.rows > 0 {
             stage.busy.push((now, now + compute_us));
         }

@@ -279,6 +279,7 @@ impl Mirror {
         slot.tokens.truncate(len);
         // What is in flight of it is of no use.
         (slot.drawn, slot.refuted, slot.awaiting) = (None, false, None);
+        slot.put_off = slot.put_off.filter(|(_, pos)| (*pos as usize) < len);
         ensure(planes.is_some() == (self.spec.prefixes == Prefixes::Whole), || {
             format!("{name:?} is taken back to the state of {planes:?}")
         })?;

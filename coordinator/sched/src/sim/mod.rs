@@ -431,7 +431,9 @@ impl<'a> Run<'a> {
             self.check_group(ubatch)?;
         }
         self.in_flight.insert(ubatch.id, rows);
-        self.line.send(self.now, ubatch.id, ubatch.n_rows() as u32);
+        let asked = ubatch.parts.iter().filter_map(|part| part.ahead).map(|ahead| ahead.drafts);
+        let size = (ubatch.n_rows() as u32, asked.max().unwrap_or(0));
+        self.line.send(self.now, ubatch.id, size);
         self.n_ubatches += 1;
         self.n_rows += ubatch.n_rows() as u64;
         self.most_in_flight = self.most_in_flight.max(self.in_flight.len());

@@ -2,6 +2,7 @@
 //! next, with what the block gave itself.
 
 use super::block::Input;
+use super::readings::Step;
 use super::ring::copy_rows;
 use super::{OwnDrafts, Tools};
 use crate::batch::{DraftedToken, RowOutput, RowValue, SamplerSetup, SlotId};
@@ -10,6 +11,7 @@ use crate::device::Rows;
 use crate::kernels::KV_PAGE;
 use crate::spec::DraftInput;
 use crate::stage::head::Head;
+use crate::state::PartRows;
 
 /// Drafts of one sequence.
 struct Chain<'a> {
@@ -40,24 +42,55 @@ impl OwnDrafts {
         outputs: &mut [RowOutput],
     ) {
         let begun = wanted.iter().filter_map(|&want| self.begin(tools, want, outputs));
-        let mut chains: Vec<Chain<'_>> = begun.collect();
+        let mut chains: Vec<Chain<'_>> = begun.filter(|chain| !chain.is_over).collect();
         if chains.is_empty() {
             return;
         }
-        for chain in &chains {
-            self.show(tools.sequences, chain.slot, chain.base);
-        }
-        let before: Vec<_> = chains.iter().map(|chain| (chain.slot, chain.pos - 1)).collect();
-        let first = self.ring.picked(tools.device, tools.scratch, &before);
-        let mut fed: Vec<Fed> = vec![(first, (0..chains.len()).collect())];
-        while chains.iter().any(|chain| !chain.is_over) {
-            let next = self.step(tools, head, (&mut chains, &fed));
-            fed.push(next);
+        match self.blocks.len() {
+            1 => self.draft_with_one(tools, head, &mut chains),
+            _ => self.draft_with_several(tools, head, &mut chains),
         }
         for chain in chains {
             if let RowValue::Sampled(token) = &mut outputs[chain.output].value {
                 token.drafted = chain.drafted;
             }
+        }
+    }
+
+    /// One block reads what waits with the drawn token, and then each draft with the row that it gave for the one before.
+    fn draft_with_one(&mut self, tools: &Tools<'_>, head: &mut Head, chains: &mut [Chain<'_>]) {
+        let mut steps = Vec::with_capacity(chains.len());
+        for Chain { slot, pos, base, history, .. } in &*chains {
+            let waiting = self.readings.take_waiting(*slot, *pos);
+            let mut step =
+                waiting.unwrap_or_else(|| Step { base: *base, from: *pos, tokens: Vec::new() });
+            let drawn = history[*pos as usize];
+            step.tokens.push(drawn);
+            self.readings.has_next(*slot, *pos, drawn);
+            steps.push((*slot, step));
+        }
+        let input = self.kept_input(tools, &steps);
+        let all = (0..chains.len()).collect();
+        let mut fed = self.step(tools, head, (0, chains), (input, all));
+        while let Some(alive) = alive(chains) {
+            let input = chain_input(tools, (chains, &alive), std::slice::from_ref(&fed));
+            fed = self.step(tools, head, (0, chains), (input, alive));
+        }
+    }
+
+    /// Each of several blocks reads the drawn token and the drafts before its own. What waits is read before.
+    fn draft_with_several(&mut self, tools: &Tools<'_>, head: &mut Head, chains: &mut [Chain<'_>]) {
+        for Chain { slot, pos, base, .. } in &*chains {
+            self.read_waiting(tools, head, (*slot, *pos));
+            self.show(tools.sequences, *slot, *base);
+        }
+        let before: Vec<_> = chains.iter().map(|chain| (chain.slot, chain.pos - 1)).collect();
+        let first = self.ring.picked(tools.device, tools.scratch, &before);
+        let mut fed: Vec<Fed> = vec![(first, (0..chains.len()).collect())];
+        while let Some(alive) = alive(chains) {
+            let input = chain_input(tools, (chains, &alive), &fed);
+            let next = self.step(tools, head, (fed.len() - 1, chains), (input, alive));
+            fed.push(next);
         }
     }
 
@@ -89,19 +122,16 @@ impl OwnDrafts {
         Some(Chain { slot, pos, base, most, output, setup, history, drafted, is_over })
     }
 
-    /// Drafts the next token of each chain that is not over. Gives the rows that are read with it.
+    /// A block drafts the next token of the chains `alive` from what it reads. Gives the rows that are read with it.
     fn step(
         &mut self,
         tools: &Tools<'_>,
         head: &mut Head,
-        (chains, fed): (&mut [Chain<'_>], &[Fed]),
+        (block, chains): (usize, &mut [Chain<'_>]),
+        (input, alive): (Input, Vec<usize>),
     ) -> Fed {
-        let last = fed.len() - 1;
-        // A block that is used once has not read the drafts before it yet.
-        let (block, first) = if self.blocks.len() > 1 { (last, 0) } else { (0, last) };
-        let alive: Vec<usize> = (0..chains.len()).filter(|&i| !chains[i].is_over).collect();
-        let input = chain_input(tools, (chains, &alive), (fed, first));
         let rows = self.blocks[block].run(tools, &self.seen, &input);
+        self.see_rows(tools, head, (block, &self.new_rows(&input), &rows));
         let ends: Vec<u32> = input.parts.iter().map(|part| part.rows.end as u32 - 1).collect();
         let rows = tools.device.picked_rows(tools.scratch, &rows, &ends);
         let adapters = RowAdapters::of_parts(&input.parts, &self.seen);
@@ -112,7 +142,6 @@ impl OwnDrafts {
         for (i, &chain) in alive.iter().enumerate() {
             let row = &values[i * n_vocab..(i + 1) * n_vocab];
             let chain = &mut chains[chain];
-            self.see_row(block, chain, row);
             let pos = chain.history.len() as u32;
             match head.sampler.draft(row, chain.setup, &chain.history, pos) {
                 Ok(draft) => {
@@ -128,22 +157,29 @@ impl OwnDrafts {
         (next, alive)
     }
 
-    fn see_row(&mut self, block: usize, chain: &Chain<'_>, logits: &[f32]) {
-        if let Some(watched) = &mut self.watched {
-            let (slot, pos) = (chain.slot, chain.history.len() as u32 - 1);
-            watched.push(super::DraftRow { slot, pos, block, logits: logits.to_vec() });
+    /// The rows of a step that were not there in one before: several blocks read all of a chain's again.
+    fn new_rows(&self, input: &Input) -> Vec<PartRows> {
+        let last = |part: &PartRows| {
+            let n_before = part.rows.len() - 1;
+            let (pos, rows) = (part.pos + n_before as u32, part.rows.end - 1..part.rows.end);
+            PartRows { pos, rows, ..part.clone() }
+        };
+        match self.blocks.len() {
+            1 => input.parts.clone(),
+            _ => input.parts.iter().map(last).collect(),
         }
     }
 }
 
-/// What is read for the next draft of the chains `alive`: their tokens from number `first` on, each with the row that was fed
-/// with it.
-fn chain_input(
-    tools: &Tools<'_>,
-    (chains, alive): (&[Chain<'_>], &[usize]),
-    (fed, first): (&[Fed], usize),
-) -> Input {
-    let n_each = fed.len() - first;
+/// The numbers of those that go on; `None`: all are over.
+fn alive(chains: &[Chain<'_>]) -> Option<Vec<usize>> {
+    let alive: Vec<usize> = (0..chains.len()).filter(|&i| !chains[i].is_over).collect();
+    (!alive.is_empty()).then_some(alive)
+}
+
+/// What is read for the next draft of the chains `alive`: their last tokens, each with the row that was fed with it.
+fn chain_input(tools: &Tools<'_>, (chains, alive): (&[Chain<'_>], &[usize]), fed: &[Fed]) -> Input {
+    let n_each = fed.len();
     let cols = fed[0].0.cols();
     let mut input = Input {
         parts: Vec::with_capacity(alive.len()),
@@ -152,11 +188,10 @@ fn chain_input(
     };
     for &i in alive {
         let chain = &chains[i];
-        let at = input.tokens.len();
-        let pos = chain.pos + first as u32;
-        input.parts.push(Input::part(chain.slot, pos - chain.base, at..at + n_each));
-        input.tokens.extend_from_slice(&chain.history[pos as usize..]);
-        for (t, (rows, of)) in fed[first..].iter().enumerate() {
+        let (at, pos) = (input.tokens.len(), chain.history.len() - n_each);
+        input.parts.push(Input::part(chain.slot, pos as u32 - chain.base, at..at + n_each));
+        input.tokens.extend_from_slice(&chain.history[pos..]);
+        for (t, (rows, of)) in fed.iter().enumerate() {
             let Some(row) = of.iter().position(|of| *of == i) else { continue };
             copy_rows(tools.device, (rows, row..row + 1), (&mut input.hidden, at + t));
         }

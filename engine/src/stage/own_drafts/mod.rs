@@ -19,7 +19,7 @@ use crate::kernels::{KV_PAGE, RopeParams};
 use crate::spec::DraftInput;
 use crate::state::{Applied, PartRows, Sequence, Sequences, StateAction};
 use block::{DraftBlock, Input};
-use readings::{Before, Readings};
+use readings::{Readings, Step};
 use ring::{Ring, copy_rows};
 
 pub use load::check_own_drafts;
@@ -125,79 +125,82 @@ impl OwnDrafts {
         states.for_each(|block| block.state.clear());
     }
 
-    /// Reads the rows of `parts`, which have these tokens and hidden rows.
+    /// Goes on with the rows of `parts`, which have these tokens and hidden rows. A few wait until drafts are wanted.
     pub(super) fn read(
         &mut self,
         tools: &Tools<'_>,
         head: &Head,
         (parts, tokens, hidden): (&[PartRows], &[u32], &Rows),
     ) {
-        let input = self.input(tools, (parts, tokens, hidden));
+        let go_on =
+            |part: &PartRows| self.readings.go_on(part.slot, part.pos, &tokens[part.rows.clone()]);
+        let due: Vec<Option<Step>> = parts.iter().map(go_on).collect();
+        let of_parts = parts.iter().zip(due).filter_map(|(part, step)| Some((part, step?)));
+        let of_parts: Vec<_> = of_parts.collect();
+        let input = match of_parts[..] {
+            [] => None,
+            _ => Some(self.input(tools, (&of_parts, hidden))),
+        };
         for PartRows { slot, pos, rows, .. } in parts {
             self.ring.keep(tools.device, (*slot, *pos), (hidden, rows.clone()));
         }
-        if input.tokens.is_empty() {
-            return;
-        }
-        for i in 0..self.blocks.len() {
-            let rows = self.blocks[i].run(tools, &self.seen, &input);
-            if self.watched.is_some() {
-                let adapters = &RowAdapters::of_parts(&input.parts, &self.seen);
-                let [_, logits] = self.blocks[i].logits(tools, head, (&rows, adapters));
-                self.see(i, &input.parts, logits);
-            }
+        if let Some(input) = input {
+            self.run_all(tools, head, &input);
         }
     }
 
-    /// What blocks read of parts: all rows whose entries can be made.
+    /// Has all blocks read what waits of a sequence before position `end`.
+    fn read_waiting(&mut self, tools: &Tools<'_>, head: &Head, (slot, end): (SlotId, u32)) {
+        if let Some(step) = self.readings.take_waiting(slot, end) {
+            let input = self.kept_input(tools, &[(slot, step)]);
+            self.run_all(tools, head, &input);
+        }
+    }
+
+    /// What blocks read of steps all of whose rows before are kept.
+    fn kept_input(&mut self, tools: &Tools<'_>, steps: &[(SlotId, Step)]) -> Input {
+        let n = steps.iter().map(|(_, step)| step.tokens.len()).sum();
+        let hidden = tools.scratch.zeros(n, self.ring.cols());
+        let mut input = Input { parts: Vec::new(), tokens: Vec::with_capacity(n), hidden };
+        for (slot, step) in steps {
+            self.show(tools.sequences, *slot, step.base);
+            let (at, end) = (input.tokens.len(), step.from + step.tokens.len() as u32);
+            input.tokens.extend_from_slice(&step.tokens);
+            input.parts.push(Input::part(*slot, step.from - step.base, at..input.tokens.len()));
+            self.ring.put_before(tools, (*slot, step, end), (&mut input.hidden, at));
+        }
+        input
+    }
+
+    /// Has all blocks read rows.
+    fn run_all(&mut self, tools: &Tools<'_>, head: &Head, input: &Input) {
+        for i in 0..self.blocks.len() {
+            let rows = self.blocks[i].run(tools, &self.seen, input);
+            self.see_rows(tools, head, (i, &input.parts, &rows));
+        }
+    }
+
+    /// What blocks read of parts, with the rows that waited before them.
     fn input(
         &mut self,
         tools: &Tools<'_>,
-        (parts, tokens, hidden): (&[PartRows], &[u32], &Rows),
+        (of_parts, hidden): (&[(&PartRows, Step)], &Rows),
     ) -> Input {
-        let (mut steps, mut kept, mut n) = (Vec::new(), Vec::new(), 0);
-        for part in parts {
-            let PartRows { slot, pos, rows, .. } = part;
-            let Some(step) = self.readings.go_on(*slot, *pos, &tokens[rows.clone()]) else {
-                continue;
-            };
-            let left = rows.start + step.skip..rows.end;
-            if left.is_empty() {
-                continue;
-            }
-            if let Before::Kept(pos) = step.before {
-                kept.push((*slot, pos));
-            }
-            self.show(tools.sequences, *slot, step.base);
-            n += left.len();
-            steps.push((part, step, left));
-        }
-        let Tools { device, scratch, .. } = *tools;
-        let kept_rows = match kept[..] {
-            [] => Rows::default(),
-            _ => self.ring.picked(device, scratch, &kept),
-        };
-        let mut input = Input {
-            parts: Vec::new(),
-            tokens: Vec::new(),
-            hidden: scratch.zeros(n, hidden.cols()),
-        };
-        let (mut at, mut next_kept) = (0, 0);
-        for (part, step, left) in steps {
-            let pos = part.pos + step.skip as u32 - step.base;
-            input.parts.push(Input::part(part.slot, pos, at..at + left.len()));
-            input.tokens.extend_from_slice(&tokens[left.clone()]);
-            if let Before::Kept(_) = step.before {
-                let of_it = (&kept_rows, next_kept..next_kept + 1);
-                copy_rows(device, of_it, (&mut input.hidden, at));
-                next_kept += 1;
-            }
-            let (from, to) = match step.before {
-                Before::Own => (left.start - 1, at),
-                Before::Nothing | Before::Kept(_) => (left.start, at + 1),
-            };
-            copy_rows(device, (hidden, from..left.end - 1), (&mut input.hidden, to));
-            at += left.len();
+        let n = of_parts.iter().map(|(_, step)| step.tokens.len()).sum();
+        let hidden_rows = tools.scratch.zeros(n, hidden.cols());
+        let mut input =
+            Input { parts: Vec::new(), tokens: Vec::with_capacity(n), hidden: hidden_rows };
+        for (part, step) in of_parts {
+            self.show(tools.sequences, part.slot, step.base);
+            let at = input.tokens.len();
+            input.tokens.extend_from_slice(&step.tokens);
+            let end = input.tokens.len();
+            input.parts.push(Input::part(part.slot, step.from - step.base, at..end));
+            // The rows before: those that are kept, and then the part's own.
+            let of_kept = (part.slot, step, (part.pos + 1).max(step.from));
+            let n_kept = self.ring.put_before(tools, of_kept, (&mut input.hidden, at));
+            let own = part.rows.end - 1 - (end - at - n_kept)..part.rows.end - 1;
+            copy_rows(tools.device, (hidden, own), (&mut input.hidden, at + n_kept));
         }
         input
     }
@@ -210,15 +213,28 @@ impl OwnDrafts {
         self.seen.show(slot, Sequence { len, sure: len, plane: slot, blocks, ..sequence.clone() });
     }
 
-    /// Keeps logits for who watches.
-    fn see(&mut self, block: usize, parts: &[PartRows], logits: Rows) {
-        let Some(watched) = &mut self.watched else { return };
+    /// Keeps the logits of rows that a block gave for who watches.
+    fn see_rows(
+        &mut self,
+        tools: &Tools<'_>,
+        head: &Head,
+        (block, parts, rows): (usize, &[PartRows], &Rows),
+    ) {
+        if self.watched.is_none() {
+            return;
+        }
+        let numbers = parts.iter().flat_map(|part| part.rows.clone());
+        let picked: Vec<u32> = numbers.clone().map(|row| row as u32).collect();
+        let rows = tools.device.picked_rows(tools.scratch, rows, &picked);
+        let adapters = &RowAdapters::of_parts(parts, &self.seen).picked(numbers);
+        let [_, logits] = self.blocks[block].logits(tools, head, (&rows, adapters));
         let n_vocab = logits.cols();
-        let values = logits.into_vec();
+        let mut values = logits.into_vec();
+        let Some(watched) = &mut self.watched else { return };
         for part in parts {
-            let base = self.readings.base(part.slot).unwrap_or(0);
-            for (row, pos) in part.rows.clone().zip(base + part.pos..) {
-                let logits = values[row * n_vocab..(row + 1) * n_vocab].to_vec();
+            let first = self.readings.base(part.slot).unwrap_or(0) + part.pos;
+            for pos in first..first + part.rows.len() as u32 {
+                let logits = values.drain(..n_vocab).collect();
                 watched.push(DraftRow { slot: part.slot, pos, block, logits });
             }
         }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::Tools;
+use super::readings::Step;
 use crate::batch::SlotId;
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::HeadColumns;
@@ -17,6 +19,11 @@ impl Ring {
     pub(super) fn new(device: &Device, n_slots: usize, n_embd: usize) -> Self {
         // A scratch of its own: these rows never go back.
         Self { rows: device.scratch().zeros(n_slots * KEPT_HIDDEN, n_embd) }
+    }
+
+    /// Values of a row.
+    pub(super) fn cols(&self) -> usize {
+        self.rows.cols()
     }
 
     /// Bytes that it takes.
@@ -49,6 +56,23 @@ impl Ring {
     pub(super) fn picked(&self, device: &Device, scratch: &Scratch, of: &[(SlotId, u32)]) -> Rows {
         let picked: Vec<u32> = of.iter().map(|&(slot, pos)| Self::at(slot, pos) as u32).collect();
         device.picked_rows(scratch, &self.rows, &picked)
+    }
+
+    /// Puts what is read with the tokens of a step before position `end` to its place, whose first row is `at`: the kept rows
+    /// before each of them. The first of a sequence has none. Gives the number of rows that are there then.
+    pub(super) fn put_before(
+        &self,
+        tools: &Tools<'_>,
+        (slot, step, end): (SlotId, &Step, u32),
+        (to, at): (&mut Rows, usize),
+    ) -> usize {
+        let kept: Vec<_> = (step.from.saturating_sub(1)..end - 1).map(|pos| (slot, pos)).collect();
+        let first = usize::from(step.from == 0);
+        if !kept.is_empty() {
+            let rows = self.picked(tools.device, tools.scratch, &kept);
+            copy_rows(tools.device, (&rows, 0..kept.len()), (to, at + first));
+        }
+        first + kept.len()
     }
 
     /// Gives a slot what another has.

@@ -73,7 +73,8 @@ impl Turns {
         while self.begun.len() > n {
             let mut first = self.begun.pop_front().unwrap();
             while !first.is_done_within(Duration::from_millis(1)) {}
-            let StageOutput::Rows(rows) = self.stage().finish(first).unwrap() else {
+            let first = self.stage().finish(first).unwrap();
+            let StageOutput::Rows(rows) = self.stage().draft_behind(first).unwrap() else {
                 panic!("a stage with all layers has the head")
             };
             for RowOutput { slot, pos, value, .. } in rows {

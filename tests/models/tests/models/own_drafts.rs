@@ -283,6 +283,45 @@ fn copies_at_every_length_draft_as_if_there_were_none() {
     });
 }
 
+/// Opens a sequence in slot 0 whose last 20 tokens wait to be read.
+fn with_waiting(name: &str, tokens: &[u32]) -> Line {
+    let mut line = Line::open(&model(name), &drafting());
+    let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
+    line.run(open, vec![part(0, 0, &tokens[..180], Want::Nothing, 0)]);
+    line.run(Vec::new(), vec![part(0, 180, &tokens[180..], Want::Nothing, 0)]);
+    line
+}
+
+fn what_waits_is_copied_and_drafted_from_as_if_it_had_been_read() {
+    let tokens: Vec<u32> = tokens().iter().cycle().take(200).copied().collect();
+    let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
+    let rest = [9, 8, 7];
+    each(&["mimo2", "step35-2", "glm4moe", "deepseek2"], |name| {
+        let mut line = with_waiting(name, &tokens);
+        let same = |line: &mut Line, ops: Vec<SeqOp>, slot: u32, len: usize| {
+            let (token, rows) = go_on(line, ops, slot, (len as u32, &rest));
+            let mut fresh = Line::open(&model(name), &drafting());
+            let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
+            let whole = [&tokens[..len], &rest].concat();
+            let (wanted, wanted_rows) = go_on(&mut fresh, open, 0, (0, &whole));
+            assert_eq!((token.id, &token.drafted), (wanted.id, &wanted.drafted), "{name} at {len}");
+            assert!(of_rows(&rows, 180) == of_rows(&wanted_rows, 180), "{name} at {len}");
+            assert_eq!(token.drafted.is_empty(), rows.is_empty(), "{name} at {len}");
+        };
+        for len in [180, 181, 190, 199, 200] {
+            let blocks = (per_slot..2 * per_slot).map(BlockId).collect();
+            let (src, dst, sampler) = (SlotId(0), SlotId(1), Some(Arc::new(setup(0.0))));
+            let (len_there, request) = (len as u32, "r".into());
+            let copy = SeqOp::Copy { src, dst, len: len_there, blocks, sampler, request };
+            same(&mut line, vec![copy, draft(1)], 1, len);
+            line.run(vec![SeqOp::Close { slot: dst }], Vec::new());
+        }
+        // The source has all that it had, and so it has what is taken back before it was read.
+        let back = SeqOp::Truncate { slot: SlotId(0), len: 195, planes: None };
+        same(&mut line, vec![back], 0, 195);
+    });
+}
+
 fn a_sequence_that_was_not_read_begins_anew_at_a_page() {
     let tokens: Vec<u32> = tokens().iter().cycle().take(200).copied().collect();
     let mut line = Line::open(&model("glm4moe"), &drafting());
@@ -342,6 +381,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         cuts_and_ubatches_do_not_change_a_bit_of_a_draft,
         drafts_change_no_token,
         copies_at_every_length_draft_as_if_there_were_none,
+        what_waits_is_copied_and_drafted_from_as_if_it_had_been_read,
         a_sequence_that_was_not_read_begins_anew_at_a_page,
         snapshots_are_the_same_with_and_without_blocks_that_read,
         headers_of_all_blocks_pass_and_stages_say_how_far_they_draft;

@@ -14,7 +14,7 @@ use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageError, StageNeeds,
+    Abilities, BuildOrder, BuiltFacts, Finished, KeptWeights, StageBackend, StageError, StageNeeds,
     StageOutput, StageRunner, StageShape,
 };
 
@@ -320,9 +320,10 @@ impl StageRunner for FakeStage {
         self.device.as_ref().is_none_or(|device| device.is_done_within(*number, within))
     }
 
-    fn finish(&mut self) -> Result<StageOutput, StageError> {
+    fn finish(&mut self) -> Result<Finished, StageError> {
         while !self.is_done_within(Duration::from_secs(60)) {}
-        Ok(self.begun.pop_front().ok_or("nothing was begun")?.0)
+        let output = self.begun.pop_front().ok_or("nothing was begun")?.0;
+        Ok(Finished { output, drafting: Duration::ZERO })
     }
 
     fn snapshot(&self, _: u32) -> Result<Vec<u8>, SnapshotError> {
