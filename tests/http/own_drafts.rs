@@ -1,6 +1,7 @@
 //! A model's own blocks of drafts over real processes: answers do not depend on them, wherever the model is cut.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use brigade_model_tests::golden::{Golden, Recipe};
 use brigade_model_tests::places::of_tests;
@@ -128,7 +129,39 @@ fn a_trained_blocks_drafts_are_right_and_change_nothing() {
     }
 }
 
+/// The model with a block that lacks a tensor: its file has another one in that place.
+fn with_an_unsound_block(to: &Path) {
+    let mut bytes = std::fs::read(of_tests("../coordinator/assets/demo-drafts.gguf")).unwrap();
+    let name = b".nextn.enorm.weight";
+    let at = bytes.windows(name.len()).position(|part| part == name).unwrap();
+    bytes[at + 7] = b'x';
+    std::fs::write(to, bytes).unwrap();
+}
+
+fn a_model_whose_block_is_not_sound_runs_without_it() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unsound-block");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (unsound, log) = (folder.join("unsound.gguf"), folder.join("log.txt"));
+    with_an_unsound_block(&unsound);
+    let sound = of_tests("../coordinator/assets/demo-drafts.gguf");
+    let ask = |model: &Path| {
+        let args = ["-m", model.to_str().unwrap(), "--workers", "2"];
+        let server = Server::start_logged(&args, &log);
+        let body = json!({
+            "prompt": "In the beginning", "max_tokens": 60, "temperature": 0.8, "seed": 3, "return_token_ids": true,
+        });
+        let answer = complete(&server, &body, &json!({}));
+        let n_right = right(&server);
+        drop(server);
+        (answer, n_right, std::fs::read_to_string(&log).unwrap())
+    };
+    let (answer, n_right, log) = ask(&unsound);
+    assert_eq!((&answer, n_right), (&ask(&sound).0, 0.0));
+    assert!(log.contains("are not sound") && log.contains("enorm"), "{log}");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: answers_are_the_same_with_and_without_own_drafts,
-        a_trained_blocks_drafts_are_right_and_change_nothing;
+        a_trained_blocks_drafts_are_right_and_change_nothing,
+        a_model_whose_block_is_not_sound_runs_without_it;
 ];

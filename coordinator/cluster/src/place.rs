@@ -332,6 +332,12 @@ fn own_drafts<'m, 'a>(
 
 /// Says why blocks of drafts that are there are not loaded.
 fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) {
+    if let Some(why) = model.spec.own_drafts_refused.as_ref().filter(|_| options.own_drafts) {
+        tracing::warn!(
+            why,
+            "the model's own blocks that draft tokens are not sound, and not loaded; the model runs without them"
+        );
+    }
     if model.spec.own_drafts.is_some() && options.own_drafts && !are_loaded {
         tracing::info!(
             "the model has blocks of its own that draft tokens; they are not loaded, for a worker of the line knows nothing of them: upgrade it to have them"

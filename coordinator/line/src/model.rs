@@ -9,7 +9,7 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::control_vectors::ControlVectors;
 use brigade_engine::heads::Heads;
 use brigade_engine::kernels::KvType;
-use brigade_engine::stage::check_tensors;
+use brigade_engine::stage::{check_own_drafts, check_tensors};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_hub::remote::Remote;
@@ -215,7 +215,11 @@ impl Model {
         let described = brigade_models::described(&gguf)?;
         // Now, and not when a worker loads them.
         check_tensors(&described)?;
-        let spec = Arc::unwrap_or_clone(described.spec);
+        let unsound = check_own_drafts(&described).err();
+        let mut spec = Arc::unwrap_or_clone(described.spec);
+        if let Some(error) = unsound {
+            (spec.own_drafts, spec.own_drafts_refused) = (None, Some(error.to_string()));
+        }
         let mut text = TextModel::from_gguf(name.to_string(), &gguf)?;
         if spec.is_encoder() {
             text.set_encoder();

@@ -35,6 +35,8 @@ pub struct ModelSpec {
     pub skeleton: Skeleton,
     /// What drafts tokens behind the layers; `None`: nothing, or nothing that runs here.
     pub own_drafts: Option<OwnDraftsSpec>,
+    /// Why blocks of drafts that the file has do not run.
+    pub own_drafts_refused: Option<String>,
 }
 
 /// What few architectures change around their blocks; the default is what all others have.

@@ -53,7 +53,7 @@ pub(super) fn describe_with(
     let spec = ModelSpec { rope: Some(rope), ..model::usual(hp, layers, eps)? };
     match hp.arch() {
         OWN if temperature.is_none() && widest.q_rank.is_some() => {
-            with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer)
+            Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer))
         }
         _ => Ok(spec),
     }

@@ -26,5 +26,6 @@ pub(crate) fn usual(
         head: HeadSpec::usual(eps),
         skeleton: Skeleton::default(),
         own_drafts: None,
+        own_drafts_refused: None,
     })
 }

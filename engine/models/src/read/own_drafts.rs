@@ -18,21 +18,19 @@ pub(crate) enum DraftBlocks {
 
 /// `spec` with the blocks that its file has behind the layers: `layer` describes the one of a number, as it would a layer.
 ///
-/// A file may lack their tensors, or have more blocks than are known to work: then nothing drafts.
-///
-/// # Errors
-/// What is missing or contradictory of a block in the metadata.
+/// A file may lack their tensors, or have more blocks than are known to work: then nothing drafts. What is missing or contradictory
+/// of a block in the metadata is told (`own_drafts_refused`): the model runs without it.
 pub(crate) fn with_blocks(
     hp: &Hparams<'_>,
     spec: ModelSpec,
     (blocks, reads): (DraftBlocks, DraftInput),
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
-) -> Result<ModelSpec, ModelError> {
+) -> ModelSpec {
     let all = hp.n_layer()..hp.n_layer() + hp.n_drafting();
     let has = |il: usize, part: &str| hp.has_tensor(&format!("blk.{il}.{part}.weight"));
     let is_there = all.clone().all(|il| has(il, "nextn.eh_proj"));
     if all.is_empty() || !is_there || (blocks == DraftBlocks::One && all.len() > 1) {
-        return Ok(spec);
+        return spec;
     }
     let head = |il: usize| {
         let norms = ["nextn.shared_head_norm", "layer_output_norm"];
@@ -45,12 +43,15 @@ pub(crate) fn with_blocks(
             own_output: has(il, "nextn.shared_head_head"),
         })
     };
-    let heads = all.map(head).collect::<Result<Vec<_>, ModelError>>()?;
+    let heads = match all.map(head).collect::<Result<Vec<_>, ModelError>>() {
+        Ok(heads) => heads,
+        Err(error) => return ModelSpec { own_drafts_refused: Some(error.to_string()), ..spec },
+    };
     let drafts = OwnDraftsSpec { heads, reads };
     let of_pages =
         |kind: &BlockKind| matches!(kind.state(), StateSpec::Paged { .. } | StateSpec::None);
     let mut kinds = drafts.heads.iter().flat_map(|head| &head.layer.blocks);
     // Only what is kept position by position can be written over.
     let own_drafts = kinds.all(|block| of_pages(&block.kind)).then_some(drafts);
-    Ok(ModelSpec { own_drafts, ..spec })
+    ModelSpec { own_drafts, ..spec }
 }

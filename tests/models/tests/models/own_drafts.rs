@@ -194,7 +194,18 @@ fn generated(
 fn drafts_change_no_token() {
     let prompt = &tokens()[..40];
     // Those that can be taken back by length.
-    each(&["mimo2", "step35-2", "glm4moe", "deepseek2", "cohere2moe"], |name| {
+    let by_length = [
+        "mimo2",
+        "mimo2-2",
+        "step35",
+        "step35-2",
+        "glm4moe",
+        "hy_v3",
+        "deepseek2",
+        "cohere2moe",
+        "cohere2moe-rms",
+    ];
+    each(&by_length, |name| {
         let path = model(name);
         for temperature in [0.0, 0.8] {
             let plain = generated(
