@@ -48,6 +48,9 @@ struct Stream {
     seen: Seen,
     /// Tokens that were drawn since the block drafted.
     n_without: u32,
+    /// What a text said of the next token where the block's draft was taken: where from, how much of the text stood before it,
+    /// and the token. It is judged, so that a text that has become right is noticed.
+    unsaid: Option<(Source, usize, u32)>,
 }
 
 #[derive(Debug, Default)]
@@ -141,14 +144,23 @@ impl Drafter for WithModel {
         let of = self.owner(owner.key);
         // One that tries again hopes again.
         let seen = if of.hopes() { of.seen.for_a_stream() } else { Seen::default() };
-        let stream = Stream { owner: owner.key, run: Vec::new(), n_came: 0, seen, n_without: 0 };
+        let stream = Stream {
+            owner: owner.key,
+            run: Vec::new(),
+            n_came: 0,
+            seen,
+            n_without: 0,
+            unsaid: None,
+        };
         self.streams.insert(id, stream);
         self.texts.begin(id, owner, tokens, n_prompt, expected);
     }
 
     fn push(&mut self, id: StreamId, token: u32) {
+        let mut unsaid = None;
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.n_without = stream.n_without.saturating_add(1);
+            unsaid = stream.unsaid.take();
         }
         if let Some(stream) = self.streams.get_mut(&id)
             && let Some((next, odds)) = stream.left().first().copied()
@@ -165,6 +177,9 @@ impl Drafter for WithModel {
             }
         }
         self.texts.push(id, token);
+        if let Some((source, matched, said)) = unsaid {
+            self.texts.judged(id, source, matched, said == token);
+        }
     }
 
     fn must_follow(&mut self, id: StreamId, tokens: &[u32]) {
@@ -199,6 +214,9 @@ impl Drafter for WithModel {
 
     fn draft(&mut self, id: StreamId, ahead: &[u32], most: usize) -> Draft {
         let of_text = self.texts.draft(id, ahead, most);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.unsaid = None;
+        }
         let of_model = self.streams.get(&id).map(|stream| stream.draft(ahead, most));
         let Some(of_model) = of_model.filter(|draft| !draft.tokens.is_empty()) else {
             return of_text;
@@ -213,7 +231,14 @@ impl Drafter for WithModel {
         // What a grammar leaves no choice of is not what the block thinks of it.
         let is_sure = of_text.source == Source::Grammar && of_text.tokens[0] != of_model.tokens[0];
         let is_better = of_text.is_proven && expected(&of_text) > expected(&of_model);
-        if !of_text.tokens.is_empty() && (is_sure || is_better) { of_text } else { of_model }
+        if !of_text.tokens.is_empty() && (is_sure || is_better) {
+            return of_text;
+        }
+        let said = of_text.tokens.first().filter(|_| ahead.is_empty());
+        if let (Some(stream), Some(said)) = (self.streams.get_mut(&id), said) {
+            stream.unsaid = Some((of_text.source, of_text.matched, *said));
+        }
+        of_model
     }
 
     fn judged(&mut self, id: StreamId, source: Source, matched: usize, right: bool) {

@@ -131,6 +131,22 @@ fn an_owner_whose_right_drafts_do_not_pay_does_without() {
     assert!(drafter.wants_model(OwnerId::of(8), 3, &|_| false), "nobody knows of others");
 }
 
+/// Whether a text that repeats itself is taken by the end, where the block thinks otherwise of each token.
+#[test]
+fn a_text_that_has_become_right_is_noticed_beside_a_block_that_drafts() {
+    let mut drafter = WithModel::new(Box::new(Suffix::new(1 << 20)));
+    drafter.begin(ID, OWNER, &[90], 1, &[]);
+    for i in 0..120 {
+        drafter.model_drafted(ID, run(&[50]));
+        drafter.draft(ID, &[], 8);
+        drafter.push(ID, i % 6);
+    }
+    drafter.model_drafted(ID, run(&[50]));
+    let draft = drafter.draft(ID, &[], 8);
+    assert_eq!((draft.source, draft.is_proven), (Source::Own, true), "{draft:?}");
+    assert_eq!(draft.tokens[..3], [0, 1, 2]);
+}
+
 #[test]
 fn a_stream_whose_drafts_are_wrong_has_none_for_a_while() {
     let mut drafter = WithModel::new(Box::new(Suffix::new(0)));
