@@ -110,8 +110,8 @@ impl OwnDrafts {
         let base = self.readings.base_for(slot, pos)?;
         let sequence = tools.sequences.get(slot)?;
         let setup = sequence.sampler.as_deref()?;
-        // Drafts know no masks: an answer that is held to a grammar has none.
-        if !setup.can_verify() || setup.constraint.is_some() {
+        // Drafts know no masks: what an answer's grammar does not allow is found wrong when it is verified.
+        if !setup.can_verify() {
             return None;
         }
         let room = self.n_ctx.min((sequence.blocks.len() * KV_PAGE) as u32).saturating_sub(pos);
