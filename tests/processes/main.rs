@@ -15,6 +15,7 @@ mod failures;
 mod first_hour;
 mod first_words;
 mod fleet;
+mod fleet_pool;
 mod golden_processes;
 mod hybrids;
 mod kept_layers;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         first_hour,
         first_words,
         fleet,
+        fleet_pool,
         golden_processes,
         hybrids,
         kept_layers,
