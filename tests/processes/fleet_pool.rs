@@ -12,16 +12,16 @@ use crate::fleet::{PATIENCE, Scratch, chat, content, said, stream, wait_for_mode
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A server of several models with a cluster, and the workers that have joined it.
-struct Fleet {
-    server: Server,
-    cluster: Cluster,
-    token: String,
+pub struct Fleet {
+    pub server: Server,
+    pub cluster: Cluster,
+    pub token: String,
     workers: Vec<(String, Running)>,
 }
 
 impl Fleet {
     /// A server with this file of options; nobody has joined it.
-    fn start(config: &str) -> Self {
+    pub fn start(config: &str) -> Self {
         let cluster = Cluster::new();
         let process = cluster.serve(&["--config", config]);
         let token = cluster.token(&["--uses", "9"]);
@@ -47,7 +47,7 @@ impl Fleet {
     }
 
     /// Who is on a model's line.
-    fn line(&self, model: &str) -> Vec<String> {
+    pub fn line(&self, model: &str) -> Vec<String> {
         let status = self.status(model);
         let stages = status["stages"].as_array().into_iter().flatten();
         stages.map(|stage| stage["worker"].as_str().unwrap().to_owned()).collect()
@@ -65,7 +65,7 @@ impl Fleet {
         self.workers.iter().find(|(worker, _)| worker == name).unwrap().1.pid()
     }
 
-    fn wait(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    pub fn wait(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !is_so(self) {
             assert!(Instant::now() < end, "{what}");
@@ -73,7 +73,7 @@ impl Fleet {
         }
     }
 
-    fn down(&self, model: &str) -> f64 {
+    pub fn down(&self, model: &str) -> f64 {
         self.server.metric(&format!("brigade_line_down_total{{model=\"{model}\"}}"))
     }
 }
@@ -151,7 +151,7 @@ fn a_killed_coordinator_takes_its_workers_again() {
 }
 
 /// A long answer of a model.
-fn long(model: &str) -> Value {
+pub fn long(model: &str) -> Value {
     json!({ "model": model, "prompt": "In the beginning", "max_tokens": 700, "seed": 3, "ignore_eos": true })
 }
 
@@ -167,7 +167,7 @@ fn two_and_a_spare(scratch: &Scratch) -> (Fleet, Vec<u64>) {
 }
 
 /// Streams of both models while something happens to the first one's worker.
-fn while_both_answer(fleet: &Fleet, undisturbed: &[u64], happens: impl FnOnce() + Send) {
+pub fn while_both_answer(fleet: &Fleet, undisturbed: &[u64], happens: impl FnOnce() + Send) {
     let mut happens = Some(happens);
     let url = fleet.server.url("/v1/completions");
     let seen = move |n: usize| {

@@ -27,6 +27,7 @@ mod names_bad;
 mod names_kept;
 mod names_lines;
 mod names_moves;
+mod nodes;
 mod options_file;
 mod perplexity;
 mod positions;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         names_kept,
         names_lines,
         names_moves,
+        nodes,
         options_file,
         perplexity,
         positions,
