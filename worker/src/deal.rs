@@ -5,12 +5,12 @@ use brigade_proto::address::Address;
 use crate::config::{Config, ConfigError, Secured, bad};
 use crate::share::Share;
 
-/// The settings of a stage, of those of the node on a machine with so many `cores`: an address and a name of its own,
-/// and as much of memory, threads and records as the others.
+/// The settings of a stage, of those of its node: an address and a name of its own, and as much of memory and records as the
+/// others. Threads and CPUs are for all of them, in turn.
 ///
 /// # Errors
 /// There is too little of something for so many.
-pub fn deal(share: Share, node: Config, cores: usize) -> Result<Config, ConfigError> {
+pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
     let each = |bytes: Option<u64>| bytes.map(|bytes| bytes / share.of as u64);
     let mut stage = Config {
         listen: node.listen.map(|listen| address(share, "--listen", listen)).transpose()?,
@@ -26,29 +26,11 @@ pub fn deal(share: Share, node: Config, cores: usize) -> Result<Config, ConfigEr
     };
     stage.prefixes.ram /= share.of as u64;
     stage.prefixes.disk /= share.of as u64;
-    if stage.cpus.is_empty() {
-        stage.threads = Some((stage.threads.unwrap_or(cores) / share.of).max(1));
-    } else {
-        stage.cpus = cpus(share, &stage.cpus)?;
-        stage.threads = stage.threads.map(|threads| (threads / share.of).max(1));
-    }
     if let Secured::Member { data_dir, name, .. } = &mut stage.secured {
         *data_dir = share.folder(data_dir);
         *name = format!("{name}.{}", share.number);
     }
     Ok(stage)
-}
-
-/// Its CPUs of the node's: neighbours stay together.
-fn cpus(share: Share, all: &[usize]) -> Result<Vec<usize>, ConfigError> {
-    let begin = |number: usize| number * all.len() / share.of;
-    let own = &all[begin(share.number - 1)..begin(share.number)];
-    match own.is_empty() {
-        true => {
-            Err(bad("--cpus", format!("{all:?}"), format!("are too few for {} stages", share.of)))
-        }
-        false => Ok(own.to_vec()),
-    }
 }
 
 /// Its address, of the node's: the ports of a node's stages follow each other.
@@ -85,7 +67,7 @@ mod tests {
     fn dealt(raw: RawConfig, share: &str) -> Result<Config, String> {
         let home = |name: &str| (name == "HOME").then(|| "/home/me".to_owned());
         let node = Config::validate(raw, &home).unwrap();
-        deal(share.parse::<Share>()?, node, 8).map_err(|error| error.to_string())
+        deal(share.parse::<Share>()?, node).map_err(|error| error.to_string())
     }
 
     fn raw() -> RawConfig {
@@ -95,6 +77,7 @@ mod tests {
             data_dir: Some("/data".into()),
             name: Some("lab".into()),
             memory: Some("12G".into()),
+            threads: Some(6),
             ..RawConfig::default()
         }
     }
@@ -103,20 +86,10 @@ mod tests {
     fn a_stage_has_its_part_and_a_name_of_its_own() {
         let stage = dealt(raw(), "2/3").unwrap();
         assert_eq!(stage.listen, Some("10.0.0.2:7071".parse().unwrap()));
-        assert_eq!((stage.memory_bytes, stage.threads), (Some(4 << 30), Some(2)));
+        assert_eq!((stage.memory_bytes, stage.threads), (Some(4 << 30), Some(6)));
         let (data_dir, name) = ("/data/stage-2".into(), "lab.2".to_owned());
         assert_eq!(stage.secured, Secured::Member { data_dir, token: None, name });
         assert!(stage.exit_with_stdin);
-    }
-
-    #[test]
-    fn cpus_and_threads_are_dealt_out() {
-        let with = |cpus: &str| RawConfig { cpus: Some(cpus.into()), ..raw() };
-        let cpus = |share| dealt(with("0-6"), share).unwrap().cpus;
-        assert_eq!(["1/3", "2/3", "3/3"].map(cpus), [vec![0, 1], vec![2, 3], vec![4, 5, 6]]);
-        assert!(dealt(with("0-1"), "1/3").unwrap_err().contains("too few for 3 stages"));
-        let many = RawConfig { threads: Some(2), ..raw() };
-        assert_eq!(dealt(many, "1/3").unwrap().threads, Some(1));
     }
 
     #[test]
@@ -128,7 +101,7 @@ mod tests {
         );
         assert!(dealt(at("127.0.0.1:65534"), "1/3").unwrap_err().contains("name a lower one"));
         assert!(dealt(at("unix:/run/w"), "1/2").unwrap_err().contains("is one socket"));
-        for text in ["0/2", "3/2", "1", "1/65", "a/b"] {
+        for text in ["0/2", "3/2", "1", "1/65", "a/b", "1/2:3", "1/2:a,b"] {
             assert!(dealt(raw(), text).is_err(), "{text}");
         }
     }

@@ -14,7 +14,8 @@
 //!   [`requests`] knows which request a slot is for. [`output`] sends frames on. [`wire`] converts messages
 //!   to engine types and back.
 //! - [`copies`] are checkpoints: taken, sent, kept, put back.
-//! - [`node`] runs several stages of a machine, each in a process with its [`share`] of it, that [`deal`] gives it.
+//! - [`node`] runs several stages of a machine, each in a process with its [`share`] of it, that [`deal`] gives it,
+//!   and its [`turns`] at computing.
 //! - `sandbox` is what the process may do to files.
 //! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed.
 
@@ -55,6 +56,7 @@ pub mod share;
 pub mod stage;
 pub mod state;
 pub mod transfer;
+pub mod turns;
 pub mod weights;
 pub mod wire;
 

@@ -24,6 +24,7 @@ use tokio::time::timeout;
 
 use crate::run::READY_PREFIX;
 use crate::share::Share;
+use crate::turns::Locks;
 
 /// Pause before a stage that ended is started again; it doubles with each that did not last ...
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -40,6 +41,9 @@ pub enum NodeError {
     /// Its own file cannot be opened or started.
     #[error("cannot start this program's own file for a stage: {0}")]
     Program(io::Error),
+    /// Stages could not take turns.
+    #[error("cannot make what the stages take turns by: {0}")]
+    Turns(io::Error),
     /// A stage did not get ready, when it was started first.
     #[error("stage {share} ended before it was ready, with {status}; its log says why")]
     NotReady {
@@ -71,17 +75,20 @@ pub struct Node {
     /// Of each stage, beside what says which it is.
     arguments: Vec<OsString>,
     stages: usize,
+    /// By what they take turns.
+    locks: Locks,
 }
 
 impl Node {
     /// So many stages, each with these arguments.
     ///
     /// # Errors
-    /// This program's file cannot be opened.
+    /// This program's file cannot be opened, or the system has no room for locks.
     pub fn new(arguments: Vec<OsString>, stages: usize) -> Result<Self, NodeError> {
         // What runs, also where another program lies at its path by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
-        Ok(Self { program, arguments, stages })
+        let locks = Locks::new().map_err(NodeError::Turns)?;
+        Ok(Self { program, arguments, stages, locks })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -97,7 +104,8 @@ impl Node {
         let (mode, told) = watch::channel(Mode::Run);
         let (turn, node, mut stages) = (Arc::new(Mutex::new(())), Arc::new(self), JoinSet::new());
         for number in 1..=node.stages {
-            let share = Share::new(number, node.stages);
+            let turns = Some(node.locks.inherited());
+            let share = Share { turns, ..Share::new(number, node.stages) };
             let (node, turn, mode) = (node.clone(), turn.clone(), told.clone());
             stages.spawn(async move { Stage { share, node, turn, mode }.keep().await });
         }
@@ -122,7 +130,7 @@ impl Node {
 
     fn command(&self, share: Share) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
-        command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.to_string());
+        command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
         command.process_group(0).kill_on_drop(true);

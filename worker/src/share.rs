@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::turns::Inherited;
+
 /// Stages of a node.
 pub const MAX_STAGES: usize = 64;
 
@@ -13,12 +15,22 @@ pub struct Share {
     pub number: usize,
     /// So many there are.
     pub of: usize,
+    /// By what it takes turns with the others; `None`: it computes when it likes.
+    pub turns: Option<Inherited>,
 }
 
 impl Share {
     /// Stage `number`, from 1 on, `of` so many.
     pub fn new(number: usize, of: usize) -> Self {
-        Self { number, of }
+        Self { number, of, turns: None }
+    }
+
+    /// As the process is told: `2/3:7,8`.
+    pub fn argument(self) -> String {
+        match self.turns {
+            Some([next, turn]) => format!("{self}:{next},{turn}"),
+            None => self.to_string(),
+        }
     }
 
     /// Its data folder, in that of its node.
@@ -37,10 +49,20 @@ impl FromStr for Share {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let numbers = text.split_once('/').map(|(number, of)| (number.parse(), of.parse()));
-        match numbers {
-            Some((Ok(number), Ok(of))) if (1..=of).contains(&number) && of <= MAX_STAGES => {
-                Ok(Self { number, of })
+        let (share, turns) = match text.split_once(':') {
+            Some((share, turns)) => (share, Some(turns)),
+            None => (text, None),
+        };
+        let numbers = share.split_once('/').map(|(number, of)| (number.parse(), of.parse()));
+        let turns = turns.map(|turns| {
+            let (next, turn) = turns.split_once(',')?;
+            Some([next.parse().ok()?, turn.parse().ok()?])
+        });
+        match (numbers, turns) {
+            (Some((Ok(number), Ok(of))), None | Some(Some(_)))
+                if (1..=of).contains(&number) && of <= MAX_STAGES =>
+            {
+                Ok(Self { number, of, turns: turns.flatten() })
             }
             _ => Err("is no stage of a node: write 2/3 for the second of three".to_owned()),
         }

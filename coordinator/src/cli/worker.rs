@@ -127,9 +127,9 @@ pub struct WorkerArgs {
     /// Allow plain, unauthenticated connections beyond loopback
     #[arg(long)]
     insecure_network: bool,
-    /// Stages of this machine, each in a process of its own, for as many models. --memory, --threads, --cpus, --prefix-ram and
-    /// --prefix-disk are for all together, and shared alike. Stages are called NAME.1 and so on, and listen on ports that
-    /// follow each other
+    /// Stages of this machine, each in a process of its own, for as many models. --memory, --prefix-ram and --prefix-disk are
+    /// for all together, and shared alike; on the CPU stages compute in turn. They are called NAME.1 and so on, and listen on
+    /// ports that follow each other
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
     stages: usize,
     /// Which stage of a node this process is: 2/3
@@ -246,9 +246,8 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
     };
     let config = Config::validate(raw, &|name| std::env::var(name).ok())?;
     brigade_worker::host::check_cpus("--cpus", &config.cpus)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let config = match share {
-        Some(share) => deal(share, config, cores)?,
+        Some(share) => deal(share, config)?,
         None => config,
     };
     let (wish, wished) = oneshot::channel();
@@ -264,17 +263,17 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         }
     };
     match is_node {
-        true => node(config, stages, cores)?.run(leave, wished).await?,
+        true => node(config, stages)?.run(leave, wished).await?,
         false => brigade_worker::run(config, leave, wished).await?,
     }
     Ok(())
 }
 
 /// A node with so many stages, of this process's arguments.
-fn node(config: Config, stages: usize, cores: usize) -> Result<Node> {
+fn node(config: Config, stages: usize) -> Result<Node> {
     let of_all = config.memory_bytes;
     // What is wrong is said once, and before anything is started.
-    deal(Share::new(stages, stages), config, cores)?;
+    deal(Share::new(stages, stages), config)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if of_all.is_none() {
         // Shared now: a stage that is started again finds what the others have left.
