@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use brigade_tests::fakes::{Fake, Phase, hello, join};
 use brigade_tests::process::{Running, Server, get, signal};
 use brigade_tests::secure::Cluster;
+use brigade_tests::up_share::{free_address, serve, worker};
 use serde_json::{Value, json};
 
 use crate::fleet::{PATIENCE, Scratch, chat, content, said, stream, wait_for_models, words};
@@ -150,6 +152,35 @@ fn a_killed_coordinator_takes_its_workers_again() {
     while_both_answer(&fleet, &undisturbed, || ());
 }
 
+fn a_worker_that_accepts_nothing_is_replaced() {
+    let scratch = Scratch::new("pool-liar");
+    let config = scratch.config(&["first", "second"].map(|name| (name, None, "ctx = 512")));
+    let control = free_address();
+    let process = serve(&["--config", &config, "--control", &control]);
+    let server = Server { process };
+    let own = ["--memory", "1G", "--speed", "20,200"];
+    let healthy = [0, 1].map(|_| worker("127.0.0.1:0", &own));
+    let address = |worker: &Running| worker.ready.trim().to_owned();
+    let control = control.parse().unwrap();
+    // It is the smallest, and so the first that is lent.
+    let mut good = hello(&address(&healthy[0]).parse().unwrap());
+    let own = good.capabilities.as_mut().unwrap();
+    (own.memory_limit, own.memory_free) = (own.memory_limit / 2, own.memory_limit / 2);
+    let liar = Fake::start(Phase::NoPrepare(Box::new(good)));
+    join(&control, &liar.address.to_string()).unwrap();
+    let waits = || get(&server.admin("/health?model=first")).unwrap().body;
+    let end = Instant::now() + PATIENCE;
+    while !waits().contains(&format!("worker {}", liar.address)) {
+        assert!(Instant::now() < end, "it is not lent: {}", waits());
+        std::thread::sleep(LOOK_EVERY);
+    }
+    for healthy in &healthy {
+        join(&control, &address(healthy)).unwrap();
+    }
+    wait_for_models(&server, &["first", "second"]);
+    assert_eq!(said(&server, "first", 1)[1], said(&server, "second", 1)[1]);
+}
+
 /// A long answer of a model.
 pub fn long(model: &str) -> Value {
     json!({ "model": model, "prompt": "In the beginning", "max_tokens": 700, "seed": 3, "ignore_eos": true })
@@ -270,5 +301,5 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: three_models_share_workers_for_two_of_them, a_killed_workers_line_goes_on_with_a_spare,
         a_worker_that_leaves_hands_its_layers_to_a_spare, a_drained_worker_waits_for_a_spare,
         a_model_waits_for_a_worker_that_joins_late, joined_machines_are_known_while_nothing_is_loaded,
-        a_killed_coordinator_takes_its_workers_again;
+        a_killed_coordinator_takes_its_workers_again, a_worker_that_accepts_nothing_is_replaced;
 ];
