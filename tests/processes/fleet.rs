@@ -303,7 +303,8 @@ pub fn said(server: &Server, model: &str, i: usize) -> Value {
 /// What `/v1/models` says of each model.
 pub fn words(server: &Server) -> Vec<(String, String)> {
     let list: Value = serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    // Those that are loaded with the server have no word.
+    let text = |value: &Value| value.as_str().unwrap_or("always").to_owned();
     let of = |model: &Value| (text(&model["id"]), text(&model["status"]["value"]));
     list["data"].as_array().unwrap().iter().map(of).collect()
 }

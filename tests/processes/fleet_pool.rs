@@ -181,6 +181,27 @@ fn a_worker_that_accepts_nothing_is_replaced() {
     assert_eq!(said(&server, "first", 1)[1], said(&server, "second", 1)[1]);
 }
 
+fn an_idle_model_goes_for_one_that_has_lost_its_worker() {
+    let scratch = Scratch::new("pool-yields");
+    let config = scratch.config(&[
+        ("first", None, "ctx = 1024"),
+        ("idle", None, "load = \"demand\"\nctx = 1024"),
+        ("stays", None, "load = \"demand\"\nctx = 1024"),
+    ]);
+    let mut fleet = Fleet::start(&config);
+    fleet.join(3);
+    wait_for_models(&fleet.server, &["first"]);
+    let [idle, stays] = ["idle", "stays"].map(|model| said(&fleet.server, model, 1));
+    assert_eq!(idle[1], stays[1]);
+    let of_idle = fleet.line("idle");
+    fleet.cluster.admin(&["cluster", "pin", "stays"]);
+    signal("KILL", fleet.pid(&fleet.line("first")[0]));
+    fleet.wait("it has the worker of the idle one", |fleet| fleet.line("first") == of_idle);
+    let loaded: Vec<_> = words(&fleet.server).into_iter().map(|(_, word)| word).collect();
+    assert_eq!(loaded[1..], ["unloaded", "loaded"]);
+    assert_eq!(said(&fleet.server, "first", 1)[1], idle[1]);
+}
+
 /// A long answer of a model.
 pub fn long(model: &str) -> Value {
     json!({ "model": model, "prompt": "In the beginning", "max_tokens": 700, "seed": 3, "ignore_eos": true })
@@ -301,5 +322,5 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: three_models_share_workers_for_two_of_them, a_killed_workers_line_goes_on_with_a_spare,
         a_worker_that_leaves_hands_its_layers_to_a_spare, a_drained_worker_waits_for_a_spare,
         a_model_waits_for_a_worker_that_joins_late, joined_machines_are_known_while_nothing_is_loaded,
-        a_killed_coordinator_takes_its_workers_again, a_worker_that_accepts_nothing_is_replaced;
+        an_idle_model_goes_for_one_that_has_lost_its_worker, a_killed_coordinator_takes_its_workers_again, a_worker_that_accepts_nothing_is_replaced;
 ];

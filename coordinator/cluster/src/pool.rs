@@ -10,6 +10,7 @@ mod state;
 mod task;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use brigade_line::admin::NodeStatus;
 use brigade_line::model::Model;
@@ -104,12 +105,18 @@ impl Pool {
         Arc::new(Seat { id, state, joined, loans: Mutex::new(Some(loans)) })
     }
 
-    /// Whether a line gets what it needs as soon as these seats are given up.
+    /// Which of these seats must be given up so that a line gets what it needs; the last ones stay if they can.
     ///
     /// # Errors
-    /// What is lacking even then.
-    pub fn suffices_without(&self, demand: &Demand, seats: &[SeatId]) -> Result<(), String> {
-        locked(&self.state).suffices_without(demand, seats)
+    /// What is lacking even without all of them.
+    pub fn in_the_way(&self, demand: &Demand, seats: &[SeatId]) -> Result<Vec<SeatId>, String> {
+        locked(&self.state).in_the_way(demand, seats)
+    }
+
+    /// Which of these seats must be given up for a line that has been without enough workers for a while; none: no such line
+    /// would be helped.
+    pub fn helps_others(&self, seats: &[SeatId]) -> Vec<SeatId> {
+        locked(&self.state).helps_others(seats, Instant::now())
     }
 
     /// Changes whenever a worker can be lent that could not before.

@@ -23,6 +23,9 @@ const MAX_UNPROVEN: usize = 64;
 /// Addresses under way to a line; a worker that finds no room there is lent a moment later.
 const LOAN_QUEUE: usize = 2 * MAX_WORKERS;
 
+/// How long a line waits for a worker that is free or comes back, before models that nobody uses go for it.
+const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
+
 /// Number of a seat; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeatId(usize);
@@ -38,6 +41,14 @@ pub struct Want {
     pub makes_do: bool,
     /// Positions of a sequence without which it is of no use; `None`: as few as the options say.
     pub least_ctx: Option<u32>,
+}
+
+impl Want {
+    /// What a line makes do with.
+    fn made_do(self) -> Self {
+        let at_least = if self.makes_do { 1 } else { self.at_least };
+        Self { at_least, ..self }
+    }
 }
 
 /// How a worker comes back.
@@ -70,6 +81,7 @@ struct Line {
     needs: Requirements,
     loans: mpsc::Sender<Address>,
     want: Option<Want>,
+    wants_since: Option<Instant>,
     why: String,
 }
 
@@ -181,7 +193,7 @@ impl State {
         let id = SeatId(self.number());
         let (loans, lent) = mpsc::channel(LOAN_QUEUE);
         let needs = place::requirements(&demand.model, &demand.options);
-        let line = Line { demand, needs, loans, want: None, why: String::new() };
+        let line = Line { demand, needs, loans, want: None, wants_since: None, why: String::new() };
         self.lines.insert(id, line);
         (id, lent)
     }
@@ -203,11 +215,43 @@ impl State {
 
     /// # Errors
     /// What is lacking.
-    pub fn suffices_without(&mut self, demand: &Demand, seats: &[SeatId]) -> Result<(), String> {
+    pub fn in_the_way(&mut self, demand: &Demand, seats: &[SeatId]) -> Result<Vec<SeatId>, String> {
         let (id, _) = self.seat(demand.clone());
-        let found = self.find(id, &self.first_want(id), seats, Instant::now());
+        let found = self.fewest(id, &self.first_want(id), seats, Instant::now());
         self.lines.remove(&id);
-        found.map(drop)
+        found
+    }
+
+    pub fn helps_others(&self, seats: &[SeatId], now: Instant) -> Vec<SeatId> {
+        let lacks = |(id, line): &(&SeatId, &Line)| {
+            let long = line.wants_since.is_some_and(|at| now - at >= WAITS_FOR_OTHERS);
+            long && !line.why.is_empty() && !seats.contains(id)
+        };
+        let helped = |(id, line): (&SeatId, &Line)| {
+            let want = line.want.clone()?.made_do();
+            self.fewest(*id, &want, seats, now).ok()
+        };
+        self.lines.iter().filter(lacks).find_map(helped).unwrap_or_default()
+    }
+
+    /// As few of these seats as must be given up for a line, the first ones first.
+    fn fewest(
+        &self,
+        id: SeatId,
+        want: &Want,
+        seats: &[SeatId],
+        now: Instant,
+    ) -> Result<Vec<SeatId>, String> {
+        self.find(id, want, seats, now)?;
+        let mut go = seats.to_vec();
+        for place in (0..go.len()).rev() {
+            let mut fewer = go.clone();
+            fewer.remove(place);
+            if self.find(id, want, &fewer, now).is_ok() {
+                go = fewer;
+            }
+        }
+        Ok(go)
     }
 
     fn first_want(&self, id: SeatId) -> Want {
@@ -217,9 +261,12 @@ impl State {
 
     pub fn want(&mut self, id: SeatId, want: Option<Want>) {
         let Some(line) = self.lines.get_mut(&id).filter(|line| line.want != want) else { return };
+        let now = Instant::now();
         line.why.clear();
+        // Who wants a little else has wanted something since then.
+        line.wants_since = want.as_ref().map(|_| line.wants_since.unwrap_or(now));
         line.want = want;
-        self.match_all(Instant::now());
+        self.match_all(now);
     }
 
     pub fn why(&self, id: SeatId) -> String {
@@ -293,7 +340,7 @@ impl State {
         for (id, want) in wants {
             let mut found = self.find(id, &want, &[], now);
             if found.is_err() && want.makes_do {
-                found = self.find(id, &Want { at_least: 1, ..want }, &[], now);
+                found = self.find(id, &want.made_do(), &[], now);
             }
             let why = match found {
                 Ok(chosen) => {

@@ -322,44 +322,38 @@ impl Stable {
                 Ok(seat) => return Ok(Room::There(Some(seat))),
                 Err(lacking) => lacking,
             };
-            let seats =
-                |all: &[(usize, SeatId)]| all.iter().map(|(_, seat)| *seat).collect::<Vec<_>>();
-            if pool.suffices_without(&demand, &seats(&self.seated(false))).is_err() {
+            if pool.in_the_way(&demand, &self.seats(false)).is_err() {
                 return Ok(Room::Lacks(lacking));
             }
-            let mut go = self.seated(true);
-            if pool.suffices_without(&demand, &seats(&go)).is_err() {
-                if Instant::now() >= until {
-                    return Err(NotLoaded::NoRoom);
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
-                continue;
-            }
-            // Those that were used last stay, if the others make room enough.
-            for place in (0..go.len()).rev() {
-                let mut fewer = go.clone();
-                fewer.remove(place);
-                if pool.suffices_without(&demand, &seats(&fewer)).is_ok() {
-                    go = fewer;
-                }
-            }
-            for (idle, _) in go {
-                self.unload_idle(idle, "another model needs its workers").await;
+            match pool.in_the_way(&demand, &self.seats(true)) {
+                Ok(go) => self.give_up(&go, "another model needs its workers").await,
+                Err(_) if Instant::now() >= until => return Err(NotLoaded::NoRoom),
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
     }
 
-    /// Models with a place at the pool, and the places: those that may go, or all, the least recently used first.
-    fn seated(&self, may_go: bool) -> Vec<(usize, SeatId)> {
-        let of = |(at, slot): (usize, &Slot)| {
+    /// Ends the lines with these places at the pool, if nobody has come for them. Whoever calls this has the turn.
+    async fn give_up(&self, seats: &[SeatId], why: &str) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let seat = slot.loaded().as_ref().and_then(|loaded| loaded.seat);
+            if seat.is_some_and(|seat| seats.contains(&seat)) {
+                self.unload_idle(at, why).await;
+            }
+        }
+    }
+
+    /// Places of models at the pool, the least recently used first: of those that may go, or of all.
+    fn seats(&self, may_go: bool) -> Vec<SeatId> {
+        let of = |slot: &Slot| {
             let loaded = slot.loaded();
             let loaded = loaded.as_ref()?;
             let stays = may_go && (!loaded.may_go() || slot.stays());
-            Some((loaded.used, at, loaded.seat?)).filter(|_| !stays)
+            Some((loaded.used, loaded.seat?)).filter(|_| !stays)
         };
-        let mut seated: Vec<_> = self.slots.iter().enumerate().filter_map(of).collect();
-        seated.sort_by_key(|(used, at, _)| (*used, *at));
-        seated.into_iter().map(|(_, at, seat)| (at, seat)).collect()
+        let mut seats: Vec<_> = self.slots.iter().filter_map(of).collect();
+        seats.sort();
+        seats.into_iter().map(|(_, seat)| seat).collect()
     }
 
     /// The model that may go and was used least recently.
@@ -418,7 +412,7 @@ impl Stable {
         }
     }
 
-    /// Ends lines that nobody has used for as long as their options say.
+    /// Ends lines that nobody has used for as long as their options say, or whose workers a line lacks that is down.
     async fn sweep(self: Arc<Self>) {
         while self
             .door
@@ -434,6 +428,12 @@ impl Stable {
                         self.unload_idle(at, "nobody has used it for long").await;
                     }
                 }
+            }
+            let Some(pool) = self.pool() else { continue };
+            if !pool.helps_others(&self.seats(true)).is_empty() {
+                let _turn = self.turn.lock().await;
+                let go = pool.helps_others(&self.seats(true));
+                self.give_up(&go, "another model has lost a worker").await;
             }
         }
     }
