@@ -152,9 +152,9 @@ impl State {
         Some(id)
     }
 
-    /// A worker shook hands.
-    pub fn connected(&mut self, id: WorkerId, conn: Conn, now: Instant) {
-        let Some(worker) = self.workers.get_mut(&id) else { return };
+    /// A worker shook hands; false: it has been forgotten meanwhile, and joins again.
+    pub fn connected(&mut self, id: WorkerId, conn: Conn, now: Instant) -> bool {
+        let Some(worker) = self.workers.get_mut(&id) else { return false };
         if worker.lent.is_none() {
             tracing::info!(worker = conn.name(), address = %worker.address, "worker joined the pool");
         }
@@ -163,6 +163,7 @@ impl State {
         }
         worker.conn = Some(conn);
         self.changed(now);
+        true
     }
 
     /// A worker cannot be reached, or will not do; whether that is news.

@@ -80,8 +80,9 @@ impl Task {
         let (mut state, now) = (locked(&self.state), Instant::now());
         match attempt {
             Ok(Connected { conn, .. }) => {
-                self.hearts.listen(id, &conn);
-                state.connected(id, conn, now);
+                if state.connected(id, conn.clone(), now) {
+                    self.hearts.listen(id, &conn);
+                }
             }
             Err(error) => {
                 if state.not_connected(id, &error.to_string(), now) {
