@@ -119,6 +119,7 @@ fn a_worker_that_is_long_at_loading_stays_with_its_coordinator() {
         let model = Arc::new(Model::open(&model).unwrap());
         let cluster = brigade_cluster::start(
             cluster_config(address.clone()),
+            None,
             OwnName::fresh(),
             model,
             stop.clone(),

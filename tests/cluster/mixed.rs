@@ -67,7 +67,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         stage,
     };
     let cluster =
-        brigade_cluster::start(config, OwnName::fresh(), model, stop.clone()).await.unwrap();
+        brigade_cluster::start(config, None, OwnName::fresh(), model, stop.clone()).await.unwrap();
     let (engine, ends) = Engine::channel();
     let config = DriverConfig {
         drafter: None,

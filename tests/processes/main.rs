@@ -15,6 +15,7 @@ mod failures;
 mod first_hour;
 mod first_words;
 mod fleet;
+mod fleet_pool;
 mod golden_processes;
 mod hybrids;
 mod kept_layers;
@@ -26,6 +27,7 @@ mod names_bad;
 mod names_kept;
 mod names_lines;
 mod names_moves;
+mod nodes;
 mod options_file;
 mod perplexity;
 mod positions;
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         first_hour,
         first_words,
         fleet,
+        fleet_pool,
         golden_processes,
         hybrids,
         kept_layers,
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         names_kept,
         names_lines,
         names_moves,
+        nodes,
         options_file,
         perplexity,
         positions,

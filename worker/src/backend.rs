@@ -17,6 +17,7 @@ use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
 use crate::memory;
+use crate::turns::Turn;
 use crate::weights::Weights;
 
 /// What an engine can run on this machine, and how fast.
@@ -204,6 +205,11 @@ pub trait StageRunner {
     /// Whether a ubatch can be begun before those are finished that were begun.
     fn may_begin(&self, _ubatch: &UBatch) -> bool {
         true
+    }
+
+    /// Waits until no other stage of this machine computes, where they take turns; others wait until what it gives is dropped.
+    fn take_turn(&mut self) -> Option<Turn> {
+        None
     }
 
     /// Applies the ubatch's operations and begins to compute its parts, behind those that were begun before.

@@ -14,6 +14,7 @@ use brigade_proto::tls::{External, TlsError, Token};
 
 use crate::measure::Speeds;
 use crate::prefixes::store::Sizes;
+use crate::share::Share;
 
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
@@ -144,6 +145,8 @@ pub struct Config {
     pub secured: Secured,
     /// Leave when standard input ends.
     pub exit_with_stdin: bool,
+    /// Which stage of a node it is; `None`: a worker of its own.
+    pub share: Option<Share>,
 }
 
 /// What is wrong with a setting.
@@ -244,6 +247,7 @@ impl Config {
             insecure_network: raw.insecure_network,
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,
+            share: None,
         })
     }
 }
@@ -451,7 +455,11 @@ pub fn parse_speeds(text: &str) -> Result<Speeds, ConfigError> {
     both.ok_or_else(|| bad("--speed", text, problem))
 }
 
-fn bad(option: &'static str, value: impl Into<String>, problem: impl Into<String>) -> ConfigError {
+pub(crate) fn bad(
+    option: &'static str,
+    value: impl Into<String>,
+    problem: impl Into<String>,
+) -> ConfigError {
     ConfigError::Value { option, value: value.into(), problem: problem.into() }
 }
 

@@ -8,7 +8,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::backend::{KeptWeights, StageRunner};
 use crate::copies::parting::{COPY_WITHIN, Keep};
 use crate::jobs::{Build, Job};
-use crate::lane_work::{LaneWork, panic_text};
+use crate::lane_work::{LaneWork, Progress, panic_text};
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
 /// in HTTP/2's windows.
@@ -36,8 +36,7 @@ const SLOWER_THAN_EVER: u64 = 3;
 pub struct Executor {
     jobs: mpsc::Sender<Job>,
     thread: JoinHandle<()>,
-    /// Microseconds of the ubatch that took longest.
-    longest_us: Arc<AtomicU64>,
+    progress: Arc<Progress>,
 }
 
 /// A stage that is stuck in what it does: its thread cannot be ended, nor its memory freed.
@@ -58,14 +57,14 @@ impl Executor {
     pub fn start() -> Result<Self, Failure> {
         let (jobs, queue) = mpsc::channel(QUEUE_UBATCHES);
         let runtime = tokio::runtime::Handle::current();
-        let longest_us = Arc::<AtomicU64>::default();
-        let longest = longest_us.clone();
-        let body = move || run(queue, &runtime, &longest);
+        let progress = Arc::<Progress>::default();
+        let of_thread = progress.clone();
+        let body = move || run(queue, &runtime, &of_thread);
         let spawned = std::thread::Builder::new().name("stage".into()).spawn(body);
         let thread = spawned.map_err(|error| {
             Failure::refusal(FailureKind::Io, format!("cannot start the stage's thread: {error}"))
         })?;
-        Ok(Self { jobs, thread, longest_us })
+        Ok(Self { jobs, thread, progress })
     }
 
     /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread
@@ -127,7 +126,7 @@ impl Executor {
             self.jobs.send(Job::Reset { keep, done }).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
-        timeout(waited, reset).await.map_err(|_| Stuck { waited })
+        at_rest(&self.progress, waited, reset).await
     }
 
     /// Drops the stage; returns when its memory is free. Lanes must have been cancelled.
@@ -136,16 +135,32 @@ impl Executor {
     /// [`Stuck`]: it is not, and will not be.
     pub async fn stop(self) -> Result<(), Stuck> {
         let waited = self.patience();
-        let Self { jobs, thread, .. } = self;
+        let Self { jobs, thread, progress } = self;
         drop(jobs);
         let joined = tokio::task::spawn_blocking(move || thread.join());
         // A panic of the stage was reported when it happened.
-        timeout(waited, joined).await.map(drop).map_err(|_| Stuck { waited })
+        at_rest(&progress, waited, joined).await.map(drop)
     }
 
     fn patience(&self) -> Duration {
-        let longest = self.longest_us.load(Ordering::Relaxed);
+        let longest = self.progress.longest_us.load(Ordering::Relaxed);
         REST_WITHIN.max(Duration::from_micros(longest.saturating_mul(SLOWER_THAN_EVER)))
+    }
+}
+
+/// What the thread does when it comes to rest `within` a time; that in which it waits for another stage does not count.
+async fn at_rest<T>(
+    progress: &Progress,
+    within: Duration,
+    rest: impl Future<Output = T>,
+) -> Result<T, Stuck> {
+    let mut rest = std::pin::pin!(rest);
+    loop {
+        match timeout(within, &mut rest).await {
+            Ok(done) => return Ok(done),
+            Err(_) if progress.waits.load(Ordering::Relaxed) => {}
+            Err(_) => return Err(Stuck { waited: within }),
+        }
     }
 }
 
@@ -155,13 +170,13 @@ pub fn gone() -> Failure {
 }
 
 /// The thread: builds stages and runs them, each of the weights of the one before, until nobody asks any more.
-fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, longest_us: &AtomicU64) {
+fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, progress: &Progress) {
     let mut kept = KeptWeights::default();
     let mut asked = None;
     while let Some(Build(build)) = asked.or_else(|| without_stage(&mut queue)) {
         asked = None;
         if let Some(mut stage) = build(&mut kept) {
-            asked = run_stage(stage.as_mut(), &mut queue, runtime, longest_us);
+            asked = run_stage(stage.as_mut(), &mut queue, runtime, progress);
             if asked.is_none() {
                 return;
             }
@@ -187,9 +202,9 @@ fn run_stage(
     runner: &mut dyn StageRunner,
     queue: &mut mpsc::Receiver<Job>,
     runtime: &tokio::runtime::Handle,
-    longest_us: &AtomicU64,
+    progress: &Progress,
 ) -> Option<Build> {
-    let mut work = LaneWork::new(runner, runtime, longest_us);
+    let mut work = LaneWork::new(runner, runtime, progress);
     loop {
         let job = match work.next_job(queue) {
             Some(Job::Run(next)) => {

@@ -14,6 +14,8 @@
 //!   [`requests`] knows which request a slot is for. [`output`] sends frames on. [`wire`] converts messages
 //!   to engine types and back.
 //! - [`copies`] are checkpoints: taken, sent, kept, put back.
+//! - [`node`] runs several stages of a machine, each in a process with its [`share`] of it, that [`deal`] gives it,
+//!   and its [`turns`] at computing.
 //! - `sandbox` is what the process may do to files.
 //! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed.
 
@@ -23,6 +25,7 @@ pub mod config;
 pub mod control;
 pub mod copies;
 pub mod credentials;
+pub mod deal;
 pub mod executor;
 pub mod fetch;
 pub mod gather;
@@ -37,6 +40,7 @@ pub mod measure;
 pub mod membership;
 pub mod memory;
 pub mod metrics;
+pub mod node;
 pub mod order;
 pub mod output;
 pub mod pace;
@@ -48,9 +52,11 @@ pub mod run;
 #[cfg(target_os = "linux")]
 pub mod sandbox;
 pub mod session;
+pub mod share;
 pub mod stage;
 pub mod state;
 pub mod transfer;
+pub mod turns;
 pub mod weights;
 pub mod wire;
 

@@ -85,6 +85,11 @@ pub enum WorkerError {
     /// The memory limit cannot be found out.
     #[error("cannot tell how much memory is free on this system: give --memory")]
     MemoryUnknown,
+    /// What several stages may take of one GPU is not said.
+    #[error(
+        "the stages of a node share their GPU's memory: give --memory, for all of them together"
+    )]
+    GpuUnshared,
     /// The ready line cannot be written.
     #[error("cannot write the ready line to standard output: {0}")]
     Ready(io::Error),
@@ -128,6 +133,9 @@ impl Bound {
         };
         let memory_limit = match config.memory_bytes.or(of_place) {
             Some(nbytes) => nbytes,
+            None if config.share.is_some() && backend.has_own_memory() => {
+                return Err(WorkerError::GpuUnshared);
+            }
             None => backend
                 .free_bytes()
                 .ok_or(WorkerError::MemoryUnknown)?

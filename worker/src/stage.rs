@@ -29,6 +29,7 @@ use crate::config::Config;
 use crate::host;
 use crate::measure::{Speeds, measure};
 use crate::memory;
+use crate::turns::{Turn, Turns};
 use crate::weights::Weights;
 
 /// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
@@ -45,6 +46,8 @@ pub struct EngineBackend {
     device: DeviceName,
     threads: usize,
     cpus: Vec<usize>,
+    /// Where stages on the CPU wait for their turn, if there are others.
+    turns: Option<Arc<Turns>>,
 }
 
 impl EngineBackend {
@@ -54,6 +57,11 @@ impl EngineBackend {
     /// # Errors
     /// The device or the op table named in the settings does not run here; the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
+        let turns = config.share.and_then(|share| share.turns).map(Turns::open).transpose();
+        let turns = turns.unwrap_or_else(|error| {
+            tracing::error!(%error, "no turns: the stages of this machine compute at the same time");
+            None
+        });
         let devices = Devices::new(GpuOptions {
             pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
             matrix_units: config.matrix_units,
@@ -72,7 +80,11 @@ impl EngineBackend {
         };
         let Speeds { gb_per_second, gop_per_second } = match config.speeds {
             Some(told) => told,
-            None => measure_apart(&devices, &device, threads, &config.cpus)?,
+            None => {
+                // Undisturbed by the others.
+                let _turn = turns.as_ref().and_then(taken);
+                measure_apart(&devices, &device, threads, &config.cpus)?
+            }
         };
         let tables = tables(&devices, &device)?;
         let kernels = match &device {
@@ -98,7 +110,7 @@ impl EngineBackend {
             gb_per_second,
             gop_per_second,
         };
-        Ok(Self { abilities, devices, device, threads, cpus: config.cpus.clone() })
+        Ok(Self { abilities, devices, device, threads, cpus: config.cpus.clone(), turns })
     }
 
     fn name(&self, spec: &StageSpec) -> Result<DeviceName, Failure> {
@@ -215,6 +227,7 @@ impl StageBackend for EngineBackend {
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
         let device = self.device(&spec)?;
+        let turns = self.turns.clone().filter(|_| !device.has_gpu());
         let config = StageConfig {
             n_slots: spec.max_seqs as usize,
             n_blocks: spec.n_blocks,
@@ -255,7 +268,7 @@ impl StageBackend for EngineBackend {
             threads: facts.threads as u32,
             layer_tensors: stage.layer_tensors(),
         };
-        Ok((Box::new(EngineStage { stage, begun: VecDeque::new() }), facts))
+        Ok((Box::new(EngineStage { stage, begun: VecDeque::new(), turns }), facts))
     }
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
@@ -391,6 +404,12 @@ struct EngineStage {
     stage: Stage,
     /// Ubatches that were begun and are not finished, in their order.
     begun: VecDeque<Begun>,
+    turns: Option<Arc<Turns>>,
+}
+
+/// The turn; without locks a stage computes at any time.
+fn taken(turns: &Arc<Turns>) -> Option<Turn> {
+    turns.take().inspect_err(|error| tracing::error!(%error, "no turn can be waited for")).ok()
 }
 
 impl StageRunner for EngineStage {
@@ -408,6 +427,10 @@ impl StageRunner for EngineStage {
 
     fn may_begin(&self, ubatch: &UBatch) -> bool {
         self.stage.may_begin(ubatch)
+    }
+
+    fn take_turn(&mut self) -> Option<Turn> {
+        self.turns.as_ref().and_then(taken)
     }
 
     fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError> {

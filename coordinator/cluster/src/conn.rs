@@ -275,8 +275,9 @@ impl Conn {
     /// [`WorkerError::Busy`] while it drains.
     pub async fn check_takes_work(&self) -> Result<(), WorkerError> {
         let look = self.health_request(0);
-        let reply = self.heart.clone().health(look).await.map_err(|s| self.error(&s))?;
-        if reply.into_inner().draining {
+        let reply = self.heart.clone().health(look).await.map_err(|s| self.error(&s))?.into_inner();
+        self.pulse.beat(Instant::now(), &reply);
+        if reply.draining {
             return Err(self.drains());
         }
         Ok(())

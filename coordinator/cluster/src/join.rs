@@ -122,7 +122,7 @@ fn check_their_version(oldest: u32, newest: u32, software: &str) -> Result<u32, 
 }
 
 /// Binds the control address and serves joins until `stop`; returns where it listens and the
-/// addresses that join.
+/// addresses that join, to which others may add.
 ///
 /// # Errors
 /// [`NetError`] where the address cannot or may not be bound.
@@ -130,10 +130,11 @@ pub async fn listen(
     address: &Address,
     host: Host,
     stop: CancellationToken,
-) -> Result<(Address, mpsc::Receiver<Address>), NetError> {
+) -> Result<(Address, mpsc::Sender<Address>, mpsc::Receiver<Address>), NetError> {
     let listener = host.network.bind(address, Plain::AsEver).await?;
     let bound = listener.address().clone();
     let (joined, joins) = mpsc::channel(JOIN_QUEUE);
+    let joins_too = joined.clone();
     let service = ClusterServer::new(JoinService { host, joined })
         .max_decoding_message_size(MAX_CONTROL_BYTES);
     task::spawn(async move {
@@ -142,5 +143,5 @@ pub async fn listen(
             tracing::error!(%error, "workers can no longer join");
         }
     });
-    Ok((bound, joins))
+    Ok((bound, joins_too, joins))
 }

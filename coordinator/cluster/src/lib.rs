@@ -17,6 +17,7 @@
 //!   them.
 //! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
 //!   `choose` names.
+//! - `pool` lends workers that joined to the lines of several models; `supervisor/borrow` is a line's side of that.
 //! - `own_name` is under which name workers are held, over restarts.
 //! - `watch` finds who broke a line. `roll` says in words who is there. [`pki`] says who is let in.
 
@@ -44,6 +45,7 @@ mod own_name;
 pub mod pki;
 mod place;
 mod placed_stage;
+mod pool;
 mod prefixes;
 mod prepare;
 mod progress;
@@ -64,5 +66,6 @@ pub use facts::worker_facts;
 pub use local::LocalOptions;
 pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;
+pub use pool::{Demand, Pool, Seat, SeatId};
 pub use reconcile::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER};
 pub use start::{Cluster, ask, start};

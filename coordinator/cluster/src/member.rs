@@ -113,7 +113,8 @@ pub struct Known {
 }
 
 impl Known {
-    fn of(conn: &Conn) -> Self {
+    /// As it says itself.
+    pub fn of(conn: &Conn) -> Self {
         let Capabilities { kernels, threads, memory_limit, gb_per_second, gop_per_second, .. } =
             conn.capabilities();
         Self {

@@ -7,8 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use brigade_proto::tls::TlsError;
+use brigade_proto::net::Network;
 use brigade_proto::tls::files::{self, Lock};
+use brigade_proto::tls::{TlsError, party};
 use serde::Deserialize;
 use serde_json::json;
 use thiserror::Error;
@@ -102,6 +103,14 @@ impl OwnName {
         let Some(file) = &self.file else { return Ok(()) };
         let Name { id, epoch } = &self.name;
         files::write(file, &json!({ "id": id, "epoch": epoch }).to_string())
+    }
+}
+
+/// A name that over TLS only whoever has the key can use.
+pub fn bound_id(network: &Network, unique: &str) -> String {
+    match network.credentials() {
+        Some(credentials) => party::coordinator_id(&credentials.party(), unique),
+        None => unique.to_owned(),
     }
 }
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use brigade_proto::address::Address;
 use brigade_proto::control::Capabilities;
 use brigade_proto::net::{NetError, Network};
-use brigade_proto::tls::party;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +16,8 @@ use crate::conn::WorkerError;
 use crate::dial::{self, Dial};
 use crate::join;
 use crate::member::Origin;
-use crate::own_name::OwnName;
+use crate::own_name::{OwnName, bound_id};
+use crate::pool::Seat;
 use crate::supervisor::{Ends, Supervisor};
 use brigade_line::admin::Admin;
 use brigade_line::health::Roll;
@@ -41,12 +41,14 @@ pub struct Cluster {
 /// Events under way to the driver, which takes them at once.
 const EVENT_QUEUE: usize = 64;
 
-/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`, under the name `own_name`.
+/// Starts the supervisor; it builds a line for `model` and keeps it up until `stop`, under the name `own_name`. A pool lends it
+/// workers, if it has a seat there.
 ///
 /// # Errors
 /// The control address cannot or may not be bound.
 pub async fn start(
     config: ClusterConfig,
+    seat: Option<Arc<Seat>>,
     own_name: OwnName,
     model: Arc<Model>,
     stop: CancellationToken,
@@ -54,15 +56,16 @@ pub async fn start(
     let coordinator_id = bound_id(&config.network, own_name.id());
     let (events, link_events) = mpsc::channel(EVENT_QUEUE);
     let (faults, link_faults) = mpsc::channel(EVENT_QUEUE);
-    let (control, joins) = match &config.control {
-        None => (None, None),
-        Some(address) => {
+    let (control, joins) = match (&config.control, &seat) {
+        (None, None) => (None, None),
+        (None, Some(seat)) => (None, seat.loans()),
+        (Some(address), _) => {
             let host = join::Host {
                 coordinator_id: coordinator_id.clone(),
                 network: config.network.clone(),
                 pki: config.pki.clone(),
             };
-            let (bound, joins) = join::listen(address, host, stop.clone()).await?;
+            let (bound, _, joins) = join::listen(address, host, stop.clone()).await?;
             (Some(bound), Some(joins))
         }
     };
@@ -70,6 +73,7 @@ pub async fn start(
     let (called, roll) = watch::channel(Roll::default());
     let supervisor = Supervisor::new(Ends {
         config: Arc::new(config),
+        seat,
         model,
         coordinator_id,
         own_name,
@@ -111,12 +115,4 @@ pub async fn ask(
         }
     }
     Ok(asked)
-}
-
-/// A name that over TLS only whoever has the key can use.
-fn bound_id(network: &Network, unique: &str) -> String {
-    match network.credentials() {
-        Some(credentials) => party::coordinator_id(&credentials.party(), unique),
-        None => unique.to_owned(),
-    }
 }

@@ -5,6 +5,7 @@
 //! take the same way, and nobody who hangs is waited for. The loop ends on `stop`, or when nothing that it
 //! may do would help.
 
+mod borrow;
 mod change;
 mod coming;
 mod layers;
@@ -37,6 +38,7 @@ use crate::hearts::Hearts;
 use crate::member::{Member, Origin};
 use crate::own_name::OwnName;
 use crate::placed_stage::Pace;
+use crate::pool::Seat;
 use crate::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
 use brigade_line::admin::Asked;
 use brigade_line::handle::Status;
@@ -47,6 +49,7 @@ use brigade_line::model::Model;
 use brigade_line::open_line::Moved;
 use brigade_line::stale::StaleTimes;
 
+use borrow::Leaver;
 use change::{Change, Rebalancing};
 use coming::Coming;
 use slow::Window;
@@ -54,6 +57,8 @@ use slow::Window;
 /// What the supervisor is connected to.
 pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
+    /// Its place at the pool that lends it workers, if there is one.
+    pub seat: Option<Arc<Seat>>,
     pub model: Arc<Model>,
     pub coordinator_id: String,
     pub own_name: OwnName,
@@ -136,6 +141,8 @@ pub(super) struct Supervisor {
     rebalancing: Rebalancing,
     /// What the next line is to be.
     ordered: Option<Ordered>,
+    /// Who leaves the line when another one has been lent.
+    leaver: Option<Leaver>,
     /// How fast the stages compute is measured in it.
     window: Option<Window>,
     /// What was said last while there was no line.
@@ -180,6 +187,7 @@ impl Supervisor {
             settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),
             ordered: None,
+            leaver: None,
             window: None,
             said: String::new(),
             next_step: None,
@@ -207,6 +215,7 @@ impl Supervisor {
 
     /// One step, and the news it waits for.
     async fn turn(&mut self) -> Result<(), GiveUp> {
+        self.deal_with_the_pool();
         self.call_the_roll();
         self.rebalance_if_it_pays();
         match self.next_step() {
@@ -322,7 +331,10 @@ impl Supervisor {
     /// What is lacking and who is there, to `/health`, and to the log when it is news.
     fn say(&mut self, lacking: &Lacking) {
         let headline = roll::headline(lacking, &self.ends.roll.borrow(), self.goal.joins);
-        let said = format!("{headline}; {}", roll::call(&self.members));
+        let said = match self.ends.seat.as_ref().map(|seat| seat.why()) {
+            Some(why) if !why.is_empty() => format!("{headline}; {why}"),
+            _ => format!("{headline}; {}", roll::call(&self.members)),
+        };
         self.progress(said.clone());
         let next_step = self.step_towards(lacking);
         if said != self.said || next_step != self.next_step {

@@ -1,5 +1,6 @@
 //! `brigade cluster`: questions and orders to a running coordinator of this machine.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -164,9 +165,10 @@ fn layers(text: &str) -> Result<Range<usize>, String> {
 
 /// What the coordinators that have the data folder say of their machines; nothing where none runs.
 pub async fn ask_all(data_dir: &DataDirArgs) -> Vec<ClusterStatus> {
-    let Ok(sockets) = data_dir.path().and_then(|folder| sockets(&folder)) else {
-        return Vec::new();
-    };
+    let Ok(folder) = data_dir.path() else { return Vec::new() };
+    // Some servers answer beside their lines, about machines that are on none.
+    let mut sockets: BTreeSet<PathBuf> = beside_models(&folder).into_iter().collect();
+    sockets.extend(self::sockets(&folder).unwrap_or_default());
     let mut all = Vec::new();
     for socket in sockets {
         let asked = timeout(ASKED_WITHIN, admin::ask_at(&socket, &Question::Status)).await;
@@ -176,6 +178,14 @@ pub async fn ask_all(data_dir: &DataDirArgs) -> Vec<ClusterStatus> {
         }
     }
     all
+}
+
+/// The sockets of servers that have models' sockets beside them.
+fn beside_models(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let of_models = entries.map(|entry| entry.path()).filter(|path| path.join(MODELS).is_dir());
+    let sockets = of_models.map(|path| path.join(admin::SOCKET));
+    sockets.filter(|path| path.exists()).collect()
 }
 
 /// The sockets of all lines whose coordinators have the data folder.

@@ -170,6 +170,11 @@ impl Security {
         }
     }
 
+    /// The same for another line: the certificates are kept good once.
+    pub fn again(&self) -> Self {
+        Self { network: self.network.clone(), pki: self.pki.clone(), upkeep: None }
+    }
+
     /// Keeps certificates good and revocations in force, for as long as this process runs.
     pub fn keep(&mut self) {
         if let Some(upkeep) = self.upkeep.take() {

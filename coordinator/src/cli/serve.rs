@@ -5,6 +5,7 @@ mod lines;
 mod models;
 mod on_demand;
 mod orders;
+mod pool;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ use super::data_dir::DataDirArgs;
 use super::interrupt::Interrupt;
 use super::keeping::KeepArgs;
 use super::security::ClusterArgs;
-use super::session::{Session, SessionOptions};
+use super::session::{Joins, Session, SessionOptions};
 use super::speculate::SpeculateArgs;
 use super::{output, units};
 use front::{Front, FrontArgs};
@@ -95,7 +96,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR")]
     pub(super) control: Option<Address>,
     /// Workers to wait for before the first line is built, joined ones included; later ones are built by those
-    /// that are there, as soon as they have the memory
+    /// that are there, as soon as they have the memory. Of several models: workers that a model is lent at least
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
     expect: usize,
     /// Positions of a sequence [default: what the model was trained on, as far as memory allows]
@@ -216,7 +217,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let (url, admin_url) = (front.url(), front.admin_url());
     let draining = CancellationToken::new();
     let args = Arc::new(args);
-    let served = lines::open(&args, &front).await?;
+    let (served, shared) = lines::open(&args, &front).await?;
     let of_each = args.models().map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
@@ -229,7 +230,9 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         }
         fleet = fleet.with_operators(operators);
     }
-    if let Some(control) = models.lines.first().and_then(|line| line.session.control.as_ref()) {
+    let joined_by_all = shared.as_ref().map(|shared| shared.pool.control());
+    let of_its_own = || models.lines.first().and_then(|line| line.session.control.as_ref());
+    if let Some(control) = joined_by_all.or_else(of_its_own) {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
@@ -307,7 +310,7 @@ fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<SessionOpt
         max_seqs: args.max_seqs,
         keep: args.keep,
         marks: true,
-        control: args.control.clone().map(|address| (address, args.expect)),
+        joins: args.control.clone().map(|address| Joins::At(address, args.expect)),
         security: None,
         patience: Patience::Forever,
         max_waiting: args.max_queue,

@@ -4,6 +4,8 @@
 //! runs the command and ends everything. So Ctrl-C, a failure and a normal end take the same way out, and
 //! leave no process behind.
 
+mod workers;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use brigade_cluster::pki::{Folder, Pki};
-use brigade_cluster::{
-    ClusterConfig, DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, LocalOptions, OwnName, Patience,
-    Source, StageOptions,
-};
+use brigade_cluster::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER, OwnName, Patience};
 use brigade_dialect::text_model::TemplateSource;
 use brigade_engine::spec::Prefixes;
 use brigade_line::admin::Admin;
@@ -30,22 +28,21 @@ use brigade_line::metrics;
 use brigade_line::model::Model;
 use brigade_line::open_line::OpenLine;
 use brigade_line::request::{LEAST_ANSWER, Limits, Request};
-use brigade_plan::{Checkpoint, HandCut};
+use brigade_plan::Checkpoint;
 use brigade_proto::address::Address;
-use brigade_proto::control::KvType;
 use brigade_sched::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig,
 };
-use brigade_worker::host;
 use brigade_worker::prefixes::store::Sizes;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{KvArg, LineArgs, LogFormat, ModelArgs};
+use super::args::{KvArg, LineArgs, ModelArgs};
 use super::interrupt::{Interrupt, Interrupted};
 use super::security::Security;
 use super::speculate::Speculate;
-use super::{gpu_shares, input, progress};
+use super::{input, progress};
+pub use workers::{Joins, demand, source, worker_address};
 
 /// Characters that tell one command's requests from another's.
 const RUN_ID_CHARS: usize = 8;
@@ -74,8 +71,8 @@ pub struct SessionOptions {
     pub keep: Option<u32>,
     /// Whether recurrent states are kept in the middle of prompts, too.
     pub marks: bool,
-    /// Where workers may join, and how many must be there.
-    pub control: Option<(Address, usize)>,
+    /// How workers come by themselves; `None`: they do not.
+    pub joins: Option<Joins>,
     /// As who it speaks with workers; `None`: as the arguments of the line say.
     pub security: Option<Security>,
     /// About workers that cannot be reached.
@@ -128,7 +125,7 @@ impl SessionOptions {
             // What a command measures or prints must be computed.
             keep: Some(0),
             marks: false,
-            control: None,
+            joins: None,
             security: None,
             patience: Patience::FailFast,
             max_waiting: DEFAULT_MAX_WAITING,
@@ -155,7 +152,7 @@ impl SessionOptions {
 impl SessionOptions {
     /// Workers of a server tell what they do; those of a command only what went wrong, because
     /// the command says itself what came of it.
-    fn worker_log(&self) -> &'static str {
+    pub fn worker_log(&self) -> &'static str {
         match self.patience {
             Patience::Forever => "info",
             Patience::FailFast => "error",
@@ -265,9 +262,8 @@ impl Session {
         if options.alone && options.speculate != Speculate::Off && has_planes {
             options.max_seqs = options.max_seqs.max(PLANES);
         }
-        let max_rows = options.line.ubatch.unwrap_or(model.default_rows(options.ctx));
-        let max_rows = max_rows.max(options.max_seqs);
-        let config = cluster_config(&options, &security, model.spec.n_layer(), max_rows)?;
+        let max_rows = workers::rows(&options, &model);
+        let config = workers::cluster_config(&options, &security, model.spec.n_layer(), max_rows)?;
         let (stop_driver, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let meter = Arc::new(Meter::new(trace.is_some()));
         let trained = model.spec.n_ctx_train;
@@ -281,11 +277,13 @@ impl Session {
             encoder: model.spec.is_encoder().then_some(max_rows),
         };
         let own_name = options.own_name.take().unwrap_or_else(OwnName::fresh);
+        // The line alone has it: who was lent is free when it ends.
+        let seat = options.joins.take().and_then(|joins| joins.seat());
         let stop = stop_cluster.clone();
         let called: Option<Arc<str>> = options.called.take().map(Into::into);
         let starting = async {
             metrics::begin();
-            brigade_cluster::start(config, own_name, model.clone(), stop).await
+            brigade_cluster::start(config, seat, own_name, model.clone(), stop).await
         };
         let cluster = metrics::of_model(called.clone(), starting).await?;
         if let Some(control) = &cluster.control {
@@ -425,150 +423,4 @@ fn sched_config(options: &SessionOptions) -> SchedConfig {
 fn trace_file(path: &PathBuf) -> Result<(PathBuf, File)> {
     let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok((path.clone(), file))
-}
-
-fn cluster_config(
-    options: &SessionOptions,
-    security: &Security,
-    n_layers: usize,
-    max_rows: u32,
-) -> Result<ClusterConfig> {
-    let line = &options.line;
-    let kv_type = match options.kv_type {
-        KvArg::F32 => KvType::F32,
-        KvArg::F16 => KvType::F16,
-        KvArg::Q80 => KvType::Q80,
-    };
-    let stage = StageOptions {
-        kv_type,
-        wire_type: line.wire_type.proto(),
-        ctx: options.ctx,
-        least_ctx: None,
-        max_seqs: options.max_seqs,
-        keep: options.keep,
-        full_windows: line.full_windows,
-        own_drafts: options.speculate.own_drafts(),
-        max_rows,
-        kernels: line.kernels.clone(),
-        balance: line.balance,
-        checkpoint: options.checkpoint.0,
-        cut: line.hand_cut().cloned(),
-    };
-    let mut source = source(line, options.control.is_some(), options.worker_log())?;
-    if let Source::Local(local) = &mut source {
-        *local.prefixes = options.local_prefixes;
-    }
-    let named = match &source {
-        Source::Local(local) => local.count,
-        Source::Remote(addresses) => addresses.len(),
-        Source::JoinOnly => 0,
-    };
-    let expected = options.control.as_ref().map_or(0, |(_, expected)| *expected);
-    let control = options.control.as_ref().map(|(address, _)| address);
-    let expect = match line.hand_cut() {
-        Some(cut) => cut_workers(cut, n_layers, named.max(expected), options.control.is_some())?,
-        None => expected,
-    };
-    Ok(ClusterConfig {
-        source,
-        control: options.control.as_ref().map(|(address, _)| address.clone()),
-        expect,
-        network: security.network.clone(),
-        pki: security.pki.clone(),
-        how_to_join: control.map(|at| security.how_to_join(at, &line.data_dir)),
-        patience: options.patience,
-        replace_after: options.replace_after,
-        rebalance: options.rebalance,
-        slow_after: options.slow_after,
-        stage,
-    })
-}
-
-/// Workers that a line cut by hand waits for: all that it names, whether `joining` is how they come or not.
-///
-/// # Errors
-/// The model cannot be cut like that, or `wanted` workers are others than it names.
-fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> Result<usize> {
-    cut.ranges(n_layers)?;
-    if !joining || wanted > cut.n_workers() {
-        cut.check_workers(wanted, n_layers)?;
-    }
-    Ok(cut.n_workers())
-}
-
-/// Where a worker is that is named by its address, or by what `brigade nodes` calls it.
-fn worker_address(worker: &str, line: &LineArgs) -> Result<Address> {
-    let known = || {
-        let folder = Folder::within(&line.data_dir.find()?);
-        // Where there are no books, nobody is in them.
-        Pki::address_of(&folder, worker).ok().flatten()
-    };
-    match (worker.parse::<Address>(), known) {
-        (Ok(address), _) => Ok(address),
-        (Err(error), known) => match known() {
-            Some(address) => Ok(address.parse()?),
-            None => Err(error).with_context(|| {
-                format!("--worker {worker}: no node of `brigade nodes` is called that")
-            }),
-        },
-    }
-}
-
-/// Where workers come from; `joining`: they may also come by themselves.
-///
-/// # Errors
-/// An address or a CPU list is no good.
-pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result<Source> {
-    if !line.worker.is_empty() {
-        let addresses = line.worker.iter().map(|worker| worker_address(worker, line));
-        return Ok(Source::Remote(addresses.collect::<Result<_>>()?));
-    }
-    if joining && line.workers.is_none() {
-        return Ok(Source::JoinOnly);
-    }
-    Ok(Source::Local(local_options(line, log_level)?))
-}
-
-fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOptions> {
-    let count = line.local_workers();
-    let cpus = line.worker_cpus.clone().unwrap_or_default().0;
-    if !cpus.is_empty() && cpus.len() != count {
-        bail!("--worker-cpus has {} lists for {count} workers: give one for each", cpus.len());
-    }
-    for list in &cpus {
-        host::check_cpus("--worker-cpus", list)?;
-    }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = match (line.threads, cpus.is_empty()) {
-        (None, true) => Some((cores / count).max(1)),
-        (threads, _) => threads,
-    };
-    let free = brigade_worker::memory::available_bytes();
-    let share =
-        |free: u64| free.saturating_sub(brigade_worker::memory::RESERVE_BYTES) / count as u64;
-    let devices = line.device.clone().unwrap_or_default().0;
-    let gpu_memory = match (line.memory, &line.kernels) {
-        (None, None) => gpu_shares::of_workers(&devices, count),
-        _ => Vec::new(),
-    };
-    Ok(LocalOptions {
-        program: program()?,
-        count,
-        cpus,
-        threads,
-        memory: line.memory,
-        host_memory: free.map(share),
-        gpu_memory,
-        devices,
-        no_coopmat: line.no_coopmat,
-        fast_math: line.fast_math,
-        kernels: line.kernels.clone(),
-        prefixes: Box::default(),
-        log_format: LogFormat::of_this_process().name(),
-        log_level,
-    })
-}
-
-fn program() -> Result<PathBuf> {
-    std::env::current_exe().context("cannot find this program's own file to start workers from")
 }

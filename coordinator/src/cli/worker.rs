@@ -1,13 +1,18 @@
 //! `brigade worker` runs one stage of a line, for whichever coordinator asks.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_proto::tls::files;
 use brigade_worker::config::{Config, RawConfig, default_cache_dir};
+use brigade_worker::deal::deal;
 use brigade_worker::membership::Membership;
+use brigade_worker::memory;
+use brigade_worker::node::Node;
 use brigade_worker::prefixes::store::Sizes;
+use brigade_worker::share::{MAX_STAGES, Share};
 use clap::Args;
 use tokio::sync::oneshot;
 
@@ -122,6 +127,14 @@ pub struct WorkerArgs {
     /// Allow plain, unauthenticated connections beyond loopback
     #[arg(long)]
     insecure_network: bool,
+    /// Stages of this machine, each in a process of its own, for as many models. --memory, --prefix-ram and --prefix-disk are
+    /// for all together, and shared alike; on the CPU stages compute in turn. They are called NAME.1 and so on, and listen on
+    /// ports that follow each other
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
+    stages: usize,
+    /// Which stage of a node this process is: 2/3
+    #[arg(long, hide = true)]
+    stage: Option<Share>,
     /// Leave when standard input ends
     #[arg(long, hide = true)]
     exit_with_stdin: bool,
@@ -154,7 +167,16 @@ fn token(args: &WorkerArgs) -> Result<Option<String>> {
 /// The folder of those who name none, where a worker has joined a cluster from it before.
 fn joined_dir(args: &WorkerArgs) -> Option<PathBuf> {
     args.join.as_ref()?;
-    args.data_dir.find().filter(|folder| Membership::is_in(folder))
+    let is_in = |folder: &PathBuf| match args.stage {
+        Some(share) => Membership::is_in(&share.folder(folder)),
+        None => Membership::is_in(folder),
+    };
+    args.data_dir.find().filter(is_in)
+}
+
+/// Whether this process is a node that starts others for its stages.
+fn is_node(args: &WorkerArgs) -> bool {
+    args.stages > 1 && args.stage.is_none()
 }
 
 /// Confines the process to what a worker does to files, before it has threads.
@@ -171,19 +193,27 @@ pub fn confine(args: &WorkerArgs) {
         true => args.data_dir.find(),
         false => args.data_dir.data_dir.clone().or_else(|| joined_dir(args)),
     };
+    let data = data.map(|folder| args.stage.map_or(folder.clone(), |share| share.folder(&folder)));
+    let own = is_node(args).then(|| Path::new("/proc/self/exe"));
     let writable: Vec<PathBuf> = [cache, data, socket].into_iter().flatten().collect();
     #[cfg(target_os = "linux")]
-    match brigade_worker::sandbox::enter(&writable) {
+    match brigade_worker::sandbox::enter(&writable, own) {
         Ok(how) => tracing::info!(?how, ?writable, "confined: it reads files, and writes to these"),
         Err(error) => tracing::warn!(%error, "not confined: the kernel takes no rules for files"),
     }
     #[cfg(not(target_os = "linux"))]
-    tracing::debug!(?writable, "not confined: this system has no rules for it");
+    tracing::debug!(?writable, ?own, "not confined: this system has no rules for it");
 }
 
 /// Runs the command.
 pub async fn execute(args: WorkerArgs) -> Result<()> {
     let mut interrupt = Interrupt::listen()?;
+    let (is_node, share, stages) = (is_node(&args), args.stage, args.stages);
+    if is_node && args.token_file.as_ref().is_some_and(|path| path.as_os_str() == "-") {
+        bail!(
+            "--token-file -: each of several --stages reads it: write the token to a file, or give --token"
+        );
+    }
     let token = token(&args)?;
     let joined_dir = joined_dir(&args);
     let raw = RawConfig {
@@ -216,6 +246,10 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
     };
     let config = Config::validate(raw, &|name| std::env::var(name).ok())?;
     brigade_worker::host::check_cpus("--cpus", &config.cpus)?;
+    let config = match share {
+        Some(share) => deal(share, config)?,
+        None => config,
+    };
     let (wish, wished) = oneshot::channel();
     let leave = async move {
         // SIGTERM asks to leave in order; the next signal is obeyed at once.
@@ -228,6 +262,31 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
             std::future::pending::<()>().await;
         }
     };
-    brigade_worker::run(config, leave, wished).await?;
+    match is_node {
+        true => node(config, stages)?.run(leave, wished).await?,
+        false => brigade_worker::run(config, leave, wished).await?,
+    }
     Ok(())
+}
+
+/// A node with so many stages, of this process's arguments.
+fn node(config: Config, stages: usize) -> Result<Node> {
+    let of_all = config.memory_bytes;
+    // What is wrong is said once, and before anything is started.
+    deal(Share::new(stages, stages), config)?;
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if of_all.is_none() {
+        // Shared now: a stage that is started again finds what the others have left.
+        let free = memory::available_bytes().context(
+            "cannot tell how much memory is free on this system: give --memory, for all stages together",
+        )?;
+        let each = free.saturating_sub(memory::RESERVE_BYTES) / stages as u64;
+        arguments.extend(["--host-memory".into(), each.to_string().into()]);
+    }
+    Ok(Node::new(arguments, stages)?)
+}
+
+fn stages(text: &str) -> Result<usize, String> {
+    let stages = text.parse().ok().filter(|stages| (1..=MAX_STAGES).contains(stages));
+    stages.ok_or_else(|| format!("1 to {MAX_STAGES}"))
 }

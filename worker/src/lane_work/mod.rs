@@ -8,7 +8,7 @@ mod states;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_engine::batch::RowValue;
@@ -34,11 +34,20 @@ const LOOK: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub struct Unusable;
 
+/// What is known of the thread from outside.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Microseconds of the ubatch that took longest.
+    pub longest_us: AtomicU64,
+    /// It waits for another stage of this machine.
+    pub waits: AtomicBool,
+}
+
 /// A lane's work on a stage.
 pub struct LaneWork<'a> {
     runner: &'a mut dyn StageRunner,
     runtime: &'a Handle,
-    longest_us: &'a AtomicU64,
+    progress: &'a Progress,
     lane: Option<LaneRun>,
     requests: Requests,
     taker: Taker,
@@ -64,7 +73,7 @@ impl<'a> LaneWork<'a> {
     pub fn new(
         runner: &'a mut dyn StageRunner,
         runtime: &'a Handle,
-        longest_us: &'a AtomicU64,
+        progress: &'a Progress,
     ) -> Self {
         let taker = Taker::new(runner.copy_facts());
         let (requests, in_work) = Default::default();
@@ -72,7 +81,7 @@ impl<'a> LaneWork<'a> {
         Self {
             runner,
             runtime,
-            longest_us,
+            progress,
             lane: None,
             requests,
             taker,
@@ -123,6 +132,10 @@ impl<'a> LaneWork<'a> {
         };
         let Work { ubatch, frame, input, wire_bytes, received, checked } = work;
         self.requests.follow(&frame.ops);
+        self.progress.waits.store(true, Ordering::Relaxed);
+        // The time until it is there is the others', as a queue's is.
+        let turn = self.runner.take_turn();
+        self.progress.waits.store(false, Ordering::Relaxed);
         let begun = Instant::now();
         lane.meter.taken();
         if self.in_work.is_empty() {
@@ -134,6 +147,7 @@ impl<'a> LaneWork<'a> {
             self.taker.after(self.runner, &ubatch);
             Ok::<_, StageError>(())
         }));
+        drop(turn);
         if let Some((lost, why)) = self.problem(result) {
             if !lost {
                 // What came before it is sound.
@@ -200,7 +214,7 @@ impl<'a> LaneWork<'a> {
         let sending = Instant::now();
         let sent = lane.out.send(frame, output, lane, self.runtime);
         self.last_send_us = micros(sending.elapsed());
-        self.longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
+        self.progress.longest_us.fetch_max(micros(started.elapsed()).into(), Ordering::Relaxed);
         match sent {
             Ok(()) => Ok(()),
             Err(failure) => self.stop(|_| failure, false),

@@ -109,7 +109,10 @@ impl Supervisor {
                     let name = self.members.get(&id).map(Member::name).unwrap_or_default();
                     Ok(Answer::Done(format!("{name} has no layers, and gets none")))
                 }
-                Err(refused) => Err(refused),
+                Err(refused) => match self.who_may_wait(&worker.clone()) {
+                    Some(id) => return self.wait_for_another(id, Some(asked)),
+                    None => Err(refused),
+                },
             },
             Question::Move { worker, layers } => match self.may_move(worker, layers) {
                 Ok((ordered, name)) => {
@@ -148,13 +151,13 @@ impl Supervisor {
         let at = named.as_deref().unwrap_or(worker);
         let address =
             at.parse::<Address>().map_err(|error| Refused(format!("{worker}: {error}")))?;
-        self.joined(address);
+        self.add_at(address)?;
         let text = format!("{worker} is dialled; `brigade cluster status` says when it is there");
         Ok(Answer::Done(text))
     }
 
     /// Whether a line over these members can hold all that the present one may have begun.
-    fn suffice(&mut self, ids: &[MemberId]) -> Result<(), String> {
+    pub(super) fn suffice(&mut self, ids: &[MemberId]) -> Result<(), String> {
         let n_ctx = match &self.line {
             Line::Up { n_ctx, .. } => Some(*n_ctx),
             Line::Down { .. } | Line::Building { .. } => None,
@@ -251,7 +254,7 @@ impl Supervisor {
     }
 
     /// Moves the layers of a member to others.
-    fn drain(&mut self, id: MemberId, asked: Option<Asked>, within: Option<Duration>) {
+    pub(super) fn drain(&mut self, id: MemberId, asked: Option<Asked>, within: Option<Duration>) {
         let name = self.members.get(&id).map(Member::name).unwrap_or_default();
         self.set_drained(id);
         self.change(format!("{name} is drained"), asked, within);
@@ -266,6 +269,7 @@ impl Supervisor {
             Ok(()) if self.ends.config.stage.cut.is_none() => {
                 self.drain(id, None, Some(LEAVER_WAITS));
             }
+            Err(_) if self.may_wait(id) => self.wait_for_another(id, None),
             _ => {
                 let why = enough.err().unwrap_or_else(|| "the line is cut by hand".to_owned());
                 tracing::warn!(%error, why, "a worker is leaving, and nobody can take its layers");
@@ -487,11 +491,11 @@ impl Supervisor {
         self.members.iter().filter(may).map(|(id, _)| *id).collect()
     }
 
-    fn others(&self, id: MemberId) -> Vec<MemberId> {
+    pub(super) fn others(&self, id: MemberId) -> Vec<MemberId> {
         self.usable().into_iter().filter(|other| *other != id).collect()
     }
 
-    fn is_on_line(&self, id: MemberId) -> bool {
+    pub(super) fn is_on_line(&self, id: MemberId) -> bool {
         matches!(&self.line, Line::Up { stages, .. } if stages.contains(&id))
     }
 

@@ -10,6 +10,7 @@ use crate::conn::WorkerError;
 use crate::departed::{self, Left};
 use crate::dial::{self, Connected, Dial};
 use crate::member::{BROKE_BADLY, Member, Origin};
+use crate::pool::Returned;
 use crate::reconcile::MemberId;
 use crate::roll;
 
@@ -35,13 +36,13 @@ impl Supervisor {
         }
         let unproven = self.members.values().filter(|m| m.has_joined() && !m.is_proven()).count();
         if self.departed.was_refused(&address, now) {
-            return;
+            return self.does_not_borrow(&address);
         }
         if unproven >= MAX_UNPROVEN || self.members.len() >= MAX_MEMBERS {
             // It joins again by itself.
             let (members, why) = (self.members.len(), "too many workers are joining");
             tracing::debug!(worker = %address, unproven, members, "{why}");
-            return;
+            return self.does_not_borrow(&address);
         }
         let id = self.next_id;
         self.next_id += 1;
@@ -85,7 +86,10 @@ impl Supervisor {
             if matches!(self.line, Line::Up { .. }) {
                 tracing::info!(worker = name, "it takes layers when the line is next built");
             }
-            self.takes_a_place(id, &address, now);
+            // Who is lent was in the pool before, and takes nobody's place.
+            if self.ends.seat.is_none() {
+                self.takes_a_place(id, &address, now);
+            }
         }
     }
 
@@ -132,6 +136,7 @@ impl Supervisor {
     /// It joined and did not stand the handshake: it is forgotten, whoever it was.
     pub(super) fn refuse_newcomer(&mut self, id: MemberId, error: &WorkerError) {
         let Some(member) = self.members.remove(&id) else { return };
+        self.is_forgotten(&member, Returned::Refused);
         if let Origin::Joined(address) = &member.origin
             && self.departed.refused(address, &error.to_string(), Instant::now())
         {
@@ -168,6 +173,8 @@ impl Supervisor {
         self.hearts.stop(id);
         let Some(member) = self.members.remove(&id) else { return };
         let now = Instant::now();
+        let how = if member.has_broken(now) { Returned::Doubted } else { Returned::Spare };
+        self.is_forgotten(&member, how);
         if let Origin::Joined(address) = &member.origin {
             if member.has_broken(now) {
                 self.departed.left_doubted(address, now);

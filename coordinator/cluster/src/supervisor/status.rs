@@ -46,6 +46,7 @@ impl Supervisor {
         let now = Instant::now();
         let mut there: Vec<_> = self.members.iter().map(|(id, m)| self.node(*id, m, now)).collect();
         there.sort_by_key(|node| node.stage.unwrap_or(usize::MAX));
+        there.extend(self.ends.seat.iter().flat_map(|seat| seat.spares()));
         let is_back = |left: &Left| {
             let same = |node: &NodeStatus| {
                 (node.key.is_some() && node.key == left.key) || node.address == left.address

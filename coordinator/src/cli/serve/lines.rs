@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail, ensure};
+use brigade_cluster::{Demand, Seat};
 use brigade_http::{App, Door};
 use brigade_line::admin::{self, Admin};
 use brigade_line::journal::{Journal, Recovered};
@@ -16,10 +17,11 @@ use brigade_worker::memory;
 use tokio_util::sync::CancellationToken;
 
 use super::front::Front;
+use super::pool::Shared;
 use super::{Load, ServeArgs, app_of, session_options};
 use crate::cli::keeping::{Keeping, journal};
 use crate::cli::security::Security;
-use crate::cli::session::{Session, open_model};
+use crate::cli::session::{Joins, Session, demand, open_model, worker_address};
 
 /// Where not all models fit at once, one part in so many of the memory is for the states of each.
 const STATES_SHARE: u64 = 8;
@@ -36,6 +38,10 @@ pub struct Served {
     /// Memory of all its local workers; `None`: what they find.
     pub grant: Option<u64>,
     keys: Option<KeyRing>,
+    /// Who lends it workers; `None`: it has its own.
+    pub shared: Option<Arc<Shared>>,
+    /// Whether the server's authority, if it has one, was begun beside it.
+    has_authority: bool,
     /// Whether it had a line before.
     was_started: AtomicBool,
 }
@@ -55,7 +61,10 @@ pub struct Line {
 ///
 /// # Errors
 /// A model is no good, or two models want what only one can have.
-pub async fn open(args: &Arc<ServeArgs>, front: &Front) -> Result<Vec<Served>> {
+pub async fn open(
+    args: &Arc<ServeArgs>,
+    front: &Front,
+) -> Result<(Vec<Served>, Option<Arc<Shared>>)> {
     let all: Vec<&ServeArgs> = args.models().collect();
     check(&all)?;
     let several = all.len() > 1;
@@ -65,26 +74,40 @@ pub async fn open(args: &Arc<ServeArgs>, front: &Front) -> Result<Vec<Served>> {
         let model = open_model(&options).await?;
         let name = several.then(|| model.name().to_owned());
         let (args, keys) = (args.clone(), front.keys());
-        let was_started = AtomicBool::default();
-        served.push(Served { args, at, model, name, grant: None, keys, was_started });
+        let (was_started, has_authority) = (AtomicBool::default(), at > 0);
+        let (grant, shared) = (None, None);
+        served.push(Served {
+            args,
+            at,
+            model,
+            name,
+            grant,
+            keys,
+            shared,
+            has_authority,
+            was_started,
+        });
     }
-    if several {
-        grant(&mut served, memory::available_bytes());
+    if !several {
+        return Ok((served, None));
     }
-    Ok(served)
+    grant(&mut served, memory::available_bytes());
+    let Some(control) = &args.control else { return Ok((served, None)) };
+    let named = all.iter().flat_map(|args| args.line.worker.iter().map(|w| (w, &args.line)));
+    let named = named.map(|(worker, line)| worker_address(worker, line));
+    let shared = Shared::open(args, control, named.collect::<Result<_>>()?).await?;
+    for served in &mut served {
+        served.has_authority = true;
+        served.shared = served.borrows().then(|| shared.clone());
+    }
+    Ok((served, Some(shared)))
 }
 
-/// Refuses models that want the same worker, or all workers that join.
+/// Refuses models that want the same worker.
 fn check(all: &[&ServeArgs]) -> Result<()> {
-    let [first, others @ ..] = all else { return Ok(()) };
-    if others.is_empty() {
+    if all.len() < 2 {
         return Ok(());
     }
-    ensure!(
-        first.control.is_none(),
-        "--control is for one model: workers that join serve the one that is chosen with -m NAME. Several models have workers of \
-         their own: workers = N, or worker = [..], of each [[model]]"
-    );
     let mut named = BTreeSet::new();
     for worker in all.iter().flat_map(|args| &args.line.worker) {
         ensure!(
@@ -128,16 +151,23 @@ impl Served {
         self.args().load == Load::Demand
     }
 
+    /// Whether it has no workers of its own where workers join.
+    fn borrows(&self) -> bool {
+        let args = self.args();
+        args.control.is_some() && args.line.worker.is_empty() && args.line.workers.is_none()
+    }
+
     /// Whether its local workers have what is free.
     fn shares_memory(&self) -> bool {
         let line = &self.args().line;
-        line.worker.is_empty() && line.memory.is_none() && line.device.is_none()
+        let is_local = line.worker.is_empty() && !self.borrows();
+        is_local && line.memory.is_none() && line.device.is_none()
     }
 
     /// What its local workers were said to have.
     fn said_memory(&self) -> Option<u64> {
         let line = &self.args().line;
-        let each = line.memory.filter(|_| line.worker.is_empty())?;
+        let each = line.memory.filter(|_| line.worker.is_empty() && !self.borrows())?;
         Some(each.saturating_mul(line.local_workers() as u64))
     }
 
@@ -146,20 +176,46 @@ impl Served {
         self.said_memory().or(self.grant).unwrap_or(0)
     }
 
-    /// Starts its line, which is not ready when this returns.
+    /// What its line is to be made of, where it is lent its workers.
+    ///
+    /// # Errors
+    /// The model cannot be cut as its options say.
+    pub fn demand(&self) -> Result<Demand> {
+        let args = self.args();
+        let options = session_options(args, self.keys.clone())?;
+        demand(self.model.clone(), &options, args.expect)
+    }
+
+    /// As who its line speaks with workers, and how some come by themselves: to this `seat`, if it was taken before.
+    async fn ways(&self, seat: Option<Arc<Seat>>) -> Result<(Security, Option<Joins>)> {
+        let args = self.args();
+        if let Some(shared) = &self.shared {
+            let seat = match seat {
+                Some(seat) => seat,
+                None => shared.pool.seat(self.demand()?),
+            };
+            return Ok((shared.security(), Some(shared.joins(seat, args.expect))));
+        }
+        // Of several models, those with workers of their own are joined by none.
+        let control = args.control.as_ref().filter(|_| self.name.is_none());
+        // A new authority is begun once, and not with each line.
+        let again = self.has_authority || self.was_started.swap(true, Ordering::Relaxed);
+        let security = Security::of_server(&args.cluster, &args.line, control, again).await?;
+        Ok((security, control.map(|control| Joins::At(control.clone(), args.expect))))
+    }
+
+    /// Starts its line, which is not ready when this returns; with workers that were lent to `seat`.
     ///
     /// # Errors
     /// An address or a folder is no good.
-    pub async fn start(&self) -> Result<Line> {
+    pub async fn start(&self, seat: Option<Arc<Seat>>) -> Result<Line> {
         let args = self.args();
         let (listen, data_dir) = (args.front.listen(), &args.line.data_dir);
         let keeping = args.keep_args.find(listen, data_dir, self.name.as_deref())?;
         let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
         let mut options = session_options(args, self.keys.clone())?;
-        let (line, control) = (&args.line, args.control.as_ref());
-        // A new authority is begun once, and not with each line.
-        let again = self.at > 0 || self.was_started.swap(true, Ordering::Relaxed);
-        options.security = Some(Security::of_server(&args.cluster, line, control, again).await?);
+        let (security, joins) = self.ways(seat).await?;
+        (options.security, options.joins) = (Some(security), joins);
         options.own_name = own_name;
         options.called = self.name.clone();
         if let Some(bytes) = self.grant {

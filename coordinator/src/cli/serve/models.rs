@@ -35,7 +35,7 @@ impl Models {
         let taken: u64 = fixed.iter().map(Served::host_memory).sum();
         let mut lines = Vec::new();
         for served in fixed {
-            let line = served.start().await?;
+            let line = served.start(None).await?;
             line.open_admin_socket(&door.draining);
             lines.push(line);
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use brigade_cluster::{Pool, Seat, SeatId};
 use brigade_http::{App, Coming, Door, Loader, NotLoaded};
 use brigade_line::admin::{ModelState, Refused};
 use brigade_line::handle::{Engine, Status};
@@ -60,6 +61,16 @@ struct Loaded {
     took: Option<Duration>,
     /// When it was last in use.
     used: Instant,
+    /// Its place at the pool, if it has one.
+    seat: Option<SeatId>,
+}
+
+/// What a model gets when it is its turn.
+enum Room {
+    /// Memory of this machine, or workers of the pool.
+    There(Option<Arc<Seat>>),
+    /// Nothing, whichever models went; the reason.
+    Lacks(String),
 }
 
 impl Loaded {
@@ -68,6 +79,13 @@ impl Loaded {
         let stayed = self.took.is_none_or(|took| self.begun.elapsed() >= 2 * took);
         Arc::strong_count(&self.app.in_use) == 1 && stayed
     }
+}
+
+/// Whether a line was begun.
+enum Begun {
+    Yes(Box<App>),
+    /// It has to wait; the reason.
+    Lacks(String),
 }
 
 /// One of a stable's models, for the server's door.
@@ -125,6 +143,11 @@ impl Stable {
                 tracing::error!(error = format!("{error:#}"), "the end of a line");
             }
         }
+    }
+
+    /// Who lends workers to its models, if somebody does.
+    pub fn pool(&self) -> Option<&Pool> {
+        self.slots.iter().find_map(|slot| Some(&slot.served.shared.as_ref()?.pool))
     }
 
     /// Which models there are, and which are loaded.
@@ -209,10 +232,33 @@ impl Stable {
 
     /// Begins a model's line, when it is its turn and there is room.
     async fn begin(&self, at: usize, until: Instant) -> Result<App, NotLoaded> {
+        let pool = self.slots[at].served.shared.as_ref().map(|shared| &shared.pool);
+        let mut changes = pool.map(Pool::changes);
+        loop {
+            match self.begin_now(at, until).await? {
+                Begun::Yes(app) => return Ok(*app),
+                // Others may have their turn.
+                Begun::Lacks(why) => {
+                    let changed = async {
+                        match &mut changes {
+                            // The pool lives as long as its server.
+                            Some(changes) => drop(changes.changed().await),
+                            None => std::future::pending().await,
+                        }
+                    };
+                    let waits =
+                        NotLoaded::NotYet(Loading::step(format!("waits for workers: {why}")));
+                    timeout_at(until.into(), changed).await.map_err(|_| waits)?;
+                }
+            }
+        }
+    }
+
+    async fn begin_now(&self, at: usize, until: Instant) -> Result<Begun, NotLoaded> {
         let waits = NotLoaded::NotYet(Loading::step("waits for the load of another model"));
         let _turn = timeout_at(until.into(), self.turn.lock()).await.map_err(|_| waits)?;
         if let Some(app) = self.now(at) {
-            return Ok(app);
+            return Ok(Begun::Yes(Box::new(app)));
         }
         if self.door.draining.is_cancelled() {
             return Err(NotLoaded::Never("the server is shutting down".to_owned()));
@@ -223,19 +269,27 @@ impl Stable {
                 "its line has failed {FAILURES} times, one after the other: it is loaded again when the server is started anew"
             )));
         }
-        self.make_room(at, until).await?;
+        let seat = match self.make_room(at, until).await? {
+            Room::There(seat) => seat,
+            Room::Lacks(why) => return Ok(Begun::Lacks(why)),
+        };
         tracing::info!(model = slot.served.model.name(), "a request needs the model: it is loaded");
-        let mut line = slot.served.start().await.map_err(|error| slot.failed(&error))?;
+        let seat_id = seat.as_ref().map(|seat| seat.id());
+        let mut line = slot.served.start(seat).await.map_err(|error| slot.failed(&error))?;
         line.open_admin_socket(&line.session.ends());
         let app = line.open(self.door.clone());
         let now = Instant::now();
-        let loaded = Loaded { line, app: app.clone(), begun: now, took: None, used: now };
+        let (app_of, seat) = (app.clone(), seat_id);
+        let loaded = Loaded { line, app: app_of, begun: now, took: None, used: now, seat };
         *slot.loaded() = Some(loaded);
-        Ok(app)
+        Ok(Begun::Yes(Box::new(app)))
     }
 
     /// Ends lines of idle models until there is room for this one: first what was used least recently.
-    async fn make_room(&self, at: usize, until: Instant) -> Result<(), NotLoaded> {
+    async fn make_room(&self, at: usize, until: Instant) -> Result<Room, NotLoaded> {
+        if let Some(shared) = &self.slots[at].served.shared {
+            return self.borrow(at, &shared.pool, until).await;
+        }
         let wants = self.slots[at].served.host_memory();
         if wants > self.budget {
             let (name, budget) = (self.slots[at].served.model.name(), self.budget);
@@ -248,7 +302,7 @@ impl Stable {
             let has = |slot: &&Slot| slot.loaded().is_some();
             let taken: u64 = self.slots.iter().filter(has).map(|s| s.served.host_memory()).sum();
             if taken.saturating_add(wants) <= self.budget {
-                return Ok(());
+                return Ok(Room::There(None));
             }
             match self.longest_idle() {
                 Some(idle) => self.unload_idle(idle, "another model needs its memory").await,
@@ -256,6 +310,50 @@ impl Stable {
                 None => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
+    }
+
+    /// Takes workers of the pool, and ends lines of idle models until those that it needs are free: first what was used
+    /// least recently. Nothing is ended in vain.
+    async fn borrow(&self, at: usize, pool: &Pool, until: Instant) -> Result<Room, NotLoaded> {
+        let demand = self.slots[at].served.demand();
+        let demand = demand.map_err(|error| self.slots[at].failed(&error))?;
+        loop {
+            let lacking = match pool.reserve(demand.clone()) {
+                Ok(seat) => return Ok(Room::There(Some(seat))),
+                Err(lacking) => lacking,
+            };
+            if pool.in_the_way(&demand, &self.seats(false)).is_err() {
+                return Ok(Room::Lacks(lacking));
+            }
+            match pool.in_the_way(&demand, &self.seats(true)) {
+                Ok(go) => self.give_up(&go, "another model needs its workers").await,
+                Err(_) if Instant::now() >= until => return Err(NotLoaded::NoRoom),
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    /// Ends the lines with these places at the pool, if nobody has come for them. Whoever calls this has the turn.
+    async fn give_up(&self, seats: &[SeatId], why: &str) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let seat = slot.loaded().as_ref().and_then(|loaded| loaded.seat);
+            if seat.is_some_and(|seat| seats.contains(&seat)) {
+                self.unload_idle(at, why).await;
+            }
+        }
+    }
+
+    /// Places of models at the pool, the least recently used first: of those that may go, or of all.
+    fn seats(&self, may_go: bool) -> Vec<SeatId> {
+        let of = |slot: &Slot| {
+            let loaded = slot.loaded();
+            let loaded = loaded.as_ref()?;
+            let stays = may_go && (!loaded.may_go() || slot.stays());
+            Some((loaded.used, loaded.seat?)).filter(|_| !stays)
+        };
+        let mut seats: Vec<_> = self.slots.iter().filter_map(of).collect();
+        seats.sort();
+        seats.into_iter().map(|(_, seat)| seat).collect()
     }
 
     /// The model that may go and was used least recently.
@@ -314,7 +412,7 @@ impl Stable {
         }
     }
 
-    /// Ends lines that nobody has used for as long as their options say.
+    /// Ends lines that nobody has used for as long as their options say, or whose workers a line lacks that is down.
     async fn sweep(self: Arc<Self>) {
         while self
             .door
@@ -330,6 +428,12 @@ impl Stable {
                         self.unload_idle(at, "nobody has used it for long").await;
                     }
                 }
+            }
+            let Some(pool) = self.pool() else { continue };
+            if !pool.helps_others(&self.seats(true)).is_empty() {
+                let _turn = self.turn.lock().await;
+                let go = pool.helps_others(&self.seats(true));
+                self.give_up(&go, "another model has lost a worker").await;
             }
         }
     }

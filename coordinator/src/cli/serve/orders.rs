@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_line::admin::{Admin, Answer, Asked, ModelState, Question, Refused};
+use brigade_line::admin::{Admin, Answer, Asked, ClusterStatus, ModelState, Question, Refused};
 use tokio::sync::mpsc;
 
 use super::on_demand::Stable;
@@ -36,6 +36,10 @@ async fn carry_out(
         Question::Unload { model } => stable.unload(stable.find(&model)?).await.map(Answer::Done),
         Question::Pin { model, stays } => {
             stable.find(&model).map(|at| Answer::Done(stable.pin(at, stays)))
+        }
+        Question::Status if stable.pool().is_some() => {
+            let nodes = stable.pool().map(|pool| pool.spares()).unwrap_or_default();
+            Ok(Answer::Status(ClusterStatus { nodes, ..ClusterStatus::default() }))
         }
         _ => Err(Refused(
             "this is about one line: say which with --model NAME, once it is loaded".to_owned(),

@@ -1,0 +1,196 @@
+//! Workers that join a server of several models, and belong to none of them: a line is lent what it needs.
+//!
+//! The pool dials who joins, and knows by heartbeats who is there. A line has a [`Seat`], by which its supervisor hears of
+//! the workers that are lent to it, as it would of workers that join; says what it lacks; and gives back who is not needed.
+//! Who is lent belongs to one line, until that gives it back or ends. What a line lacks it gets whole or not at all, so that
+//! no two lines wait for each other's workers.
+
+mod lend;
+mod state;
+mod task;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use brigade_line::admin::NodeStatus;
+use brigade_line::model::Model;
+use brigade_proto::address::Address;
+use brigade_proto::net::{NetError, Network};
+use brigade_proto::task as spawned;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::StageOptions;
+use crate::conn::Conn;
+use crate::join::{self, Host};
+use crate::own_name::{OwnName, bound_id};
+use crate::pki::Pki;
+use state::State;
+pub use state::{Returned, SeatId, Want};
+use task::Task;
+
+/// Workers that join, for all lines of a server.
+#[derive(Debug)]
+pub struct Pool {
+    state: Arc<Mutex<State>>,
+    control: Address,
+    joined: mpsc::Sender<Address>,
+}
+
+/// What a line is to be made of.
+#[derive(Clone, Debug)]
+pub struct Demand {
+    /// Its model.
+    pub model: Arc<Model>,
+    /// What its stages are told.
+    pub options: StageOptions,
+    /// Workers that it has at least.
+    pub at_least: usize,
+}
+
+/// A line's place at the pool. When it is dropped, all that was lent to it is free.
+#[derive(Debug)]
+pub struct Seat {
+    id: SeatId,
+    state: Arc<Mutex<State>>,
+    joined: mpsc::Sender<Address>,
+    loans: Mutex<Option<mpsc::Receiver<Address>>>,
+}
+
+impl Pool {
+    /// Opens `control`, where workers join until `stop`; not those whose addresses are in `named`, which belong to lines.
+    ///
+    /// # Errors
+    /// The address cannot or may not be bound.
+    pub async fn open(
+        control: &Address,
+        network: Network,
+        pki: Option<Arc<Pki>>,
+        named: Vec<Address>,
+        stop: CancellationToken,
+    ) -> Result<Self, NetError> {
+        let coordinator_id = bound_id(&network, OwnName::fresh().id());
+        let host = Host { coordinator_id: coordinator_id.clone(), network: network.clone(), pki };
+        let (control, joined, joins) = join::listen(control, host, stop.clone()).await?;
+        let state = Arc::new(Mutex::new(State::new(named)));
+        let task = Task::new(state.clone(), network, coordinator_id);
+        spawned::spawn(async move {
+            stop.run_until_cancelled(task.run(joins)).await;
+        });
+        Ok(Self { state, control, joined })
+    }
+
+    /// Where workers join.
+    pub fn control(&self) -> &Address {
+        &self.control
+    }
+
+    /// A place for a line, with no worker yet.
+    pub fn seat(&self, demand: Demand) -> Arc<Seat> {
+        let (id, loans) = locked(&self.state).seat(demand);
+        self.seated(id, loans)
+    }
+
+    /// A place for a line, with all workers that it needs.
+    ///
+    /// # Errors
+    /// What is lacking.
+    pub fn reserve(&self, demand: Demand) -> Result<Arc<Seat>, String> {
+        let (id, loans) = locked(&self.state).reserve(demand)?;
+        Ok(self.seated(id, loans))
+    }
+
+    fn seated(&self, id: SeatId, loans: mpsc::Receiver<Address>) -> Arc<Seat> {
+        let (state, joined) = (self.state.clone(), self.joined.clone());
+        Arc::new(Seat { id, state, joined, loans: Mutex::new(Some(loans)) })
+    }
+
+    /// Which of these seats must be given up so that a line gets what it needs; the last ones stay if they can.
+    ///
+    /// # Errors
+    /// What is lacking even without all of them.
+    pub fn in_the_way(&self, demand: &Demand, seats: &[SeatId]) -> Result<Vec<SeatId>, String> {
+        locked(&self.state).in_the_way(demand, seats)
+    }
+
+    /// Which of these seats must be given up for a line that has been without enough workers for a while; none: no such line
+    /// would be helped.
+    pub fn helps_others(&self, seats: &[SeatId]) -> Vec<SeatId> {
+        locked(&self.state).helps_others(seats, Instant::now())
+    }
+
+    /// Changes whenever a worker can be lent that could not before.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        locked(&self.state).changes()
+    }
+
+    /// Those that are there and belong to no line.
+    pub fn spares(&self) -> Vec<NodeStatus> {
+        locked(&self.state).spares()
+    }
+}
+
+impl Seat {
+    /// Which it is.
+    pub fn id(&self) -> SeatId {
+        self.id
+    }
+
+    /// The addresses of workers that are lent to the line; `None`: they were taken before.
+    pub(crate) fn loans(&self) -> Option<mpsc::Receiver<Address>> {
+        self.loans.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What the line lacks now; `None`: nothing.
+    pub(crate) fn want(&self, want: Option<Want>) {
+        locked(&self.state).want(self.id, want);
+    }
+
+    /// Why the line is not lent what it wants, in words; empty where it wants nothing.
+    pub(crate) fn why(&self) -> String {
+        locked(&self.state).why(self.id)
+    }
+
+    /// The line does not need a worker any more. Where it holds it still, by `conn`, that ends first.
+    pub(crate) fn give_back(
+        self: &Arc<Self>,
+        address: &Address,
+        how: Returned,
+        conn: Option<Conn>,
+    ) {
+        locked(&self.state).begins_to_return(self.id, address);
+        let Some(conn) = conn else {
+            return locked(&self.state).is_back(self.id, address, how);
+        };
+        let (seat, address) = (self.clone(), address.clone());
+        spawned::spawn(async move {
+            // A worker without an epoch, or in another coordinator's, refuses.
+            let epoch = conn.pulse().last().map_or(0, |beat| beat.reply().epoch);
+            if epoch > 0 {
+                conn.unload(epoch).await;
+            }
+            locked(&seat.state).is_back(seat.id, &address, how);
+        });
+    }
+
+    /// Those of the pool that belong to no line.
+    pub(crate) fn spares(&self) -> Vec<NodeStatus> {
+        locked(&self.state).spares()
+    }
+
+    /// A worker at this address is to be one of the pool; whether there is room to look for it.
+    pub(crate) fn add(&self, address: Address) -> bool {
+        self.joined.try_send(address).is_ok()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        locked(&self.state).leave(self.id);
+    }
+}
+
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // Each change is whole before anything that could panic.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,162 @@
+//! Which workers a line is lent: as few as hold its model, and of these the smallest that do. Pure.
+
+/// Number of a worker of the pool; lower ones joined first.
+pub type WorkerId = usize;
+
+/// A worker that could be lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Which.
+    pub id: WorkerId,
+    /// Bytes that it may use.
+    pub memory: u64,
+    /// It has layers of the model in memory.
+    pub has_layers: bool,
+    /// It broke a line lately: lent where the others do not suffice.
+    pub doubted: bool,
+}
+
+/// Bits of a size that tell it from others: machines of one kind differ in what is free by less.
+const SIZE_BITS: u32 = 4;
+
+impl Offer {
+    /// Its memory, as far as it matters which of two workers is the smaller one.
+    fn size(&self) -> u64 {
+        let lower = (u64::BITS - self.memory.leading_zeros()).saturating_sub(SIZE_BITS);
+        self.memory >> lower << lower
+    }
+}
+
+/// The workers that a line gets beside those that it `holds`: as few as make `at_least` in all and fit, alike in memory, and
+/// the smallest of them, so that large ones are left for large models; of equal ones those that have layers of it. `fits` says whether the model fits on some workers, or
+/// what is lacking.
+///
+/// # Errors
+/// Not even with all that are offered; what is lacking then.
+pub fn choose(
+    offers: &[Offer],
+    holds: &[WorkerId],
+    at_least: usize,
+    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
+) -> Result<Vec<WorkerId>, String> {
+    let trusted: Vec<Offer> = offers.iter().copied().filter(|offer| !offer.doubted).collect();
+    let lacking = match smallest(&trusted, holds, at_least, fits) {
+        Ok(chosen) => return Ok(chosen),
+        Err(lacking) => lacking,
+    };
+    match trusted.len() == offers.len() {
+        true => Err(lacking),
+        false => smallest(offers, holds, at_least, fits),
+    }
+}
+
+fn smallest(
+    offers: &[Offer],
+    holds: &[WorkerId],
+    at_least: usize,
+    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
+) -> Result<Vec<WorkerId>, String> {
+    let mut offers = offers.to_vec();
+    offers.sort_by_key(|offer| (offer.size(), !offer.has_layers, offer.id));
+    let fewest = at_least.saturating_sub(holds.len()).max(usize::from(holds.is_empty()));
+    let mut lacking =
+        format!("{} of {at_least} workers are there", (holds.len() + offers.len()).min(at_least));
+    for n in fewest..=offers.len() {
+        // Those of a window are the most alike. Where the largest do not fit, no others do.
+        let (mut chosen, last) = (None, if n == 0 { 0 } else { offers.len() - n });
+        for window in (0..=last).rev().map(|begin| &offers[begin..begin + n]) {
+            let mut ids: Vec<WorkerId> = window.iter().map(|offer| offer.id).collect();
+            ids.sort_unstable();
+            match fits(&[holds, &ids].concat()) {
+                Ok(()) => chosen = Some(ids),
+                Err(why) => {
+                    lacking = why;
+                    break;
+                }
+            }
+        }
+        if let Some(ids) = chosen {
+            return Ok(ids);
+        }
+    }
+    Err(lacking)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Workers with so much memory, numbered from 0.
+    fn offers(memory: &[u64]) -> Vec<Offer> {
+        let of = |(id, &memory)| Offer { id, memory, has_layers: false, doubted: false };
+        memory.iter().enumerate().map(of).collect()
+    }
+
+    /// For a model of so many bytes.
+    fn lent(
+        offers: &[Offer],
+        held: &[(WorkerId, u64)],
+        at_least: usize,
+        bytes: u64,
+    ) -> Option<Vec<WorkerId>> {
+        let memory = |id: &WorkerId| {
+            let offered = offers.iter().find(|offer| offer.id == *id).map(|offer| offer.memory);
+            offered.or_else(|| held.iter().find(|(held, _)| held == id).map(|(_, bytes)| *bytes))
+        };
+        let mut fits = |ids: &[WorkerId]| match ids.iter().filter_map(memory).sum::<u64>() >= bytes
+        {
+            true => Ok(()),
+            false => Err("memory".to_owned()),
+        };
+        let holds: Vec<WorkerId> = held.iter().map(|(id, _)| *id).collect();
+        choose(offers, &holds, at_least, &mut fits).ok()
+    }
+
+    #[test]
+    fn a_small_model_takes_the_smallest_worker_that_holds_it() {
+        let all = offers(&[64, 8, 16, 16]);
+        assert_eq!(lent(&all, &[], 1, 10), Some(vec![2]));
+        assert_eq!(lent(&all, &[], 1, 5), Some(vec![1]));
+        assert_eq!(lent(&all, &[], 1, 60), Some(vec![0]));
+    }
+
+    #[test]
+    fn a_large_model_takes_as_few_as_hold_it() {
+        assert_eq!(lent(&offers(&[16, 64, 16, 32]), &[], 1, 90), Some(vec![1, 3]));
+        assert_eq!(lent(&offers(&[16, 64, 16, 32]), &[], 1, 128), Some(vec![0, 1, 2, 3]));
+        assert_eq!(lent(&offers(&[16, 64, 16, 32]), &[], 1, 129), None);
+        assert_eq!(lent(&[], &[], 1, 0), None, "no line without a worker");
+    }
+
+    #[test]
+    fn a_line_gets_at_least_as_many_as_are_expected() {
+        assert_eq!(lent(&offers(&[16, 64, 16]), &[], 2, 5), Some(vec![0, 2]));
+        assert_eq!(lent(&offers(&[16]), &[], 2, 5), None);
+    }
+
+    #[test]
+    fn a_line_that_lost_a_worker_gets_what_it_lacks() {
+        let spares = offers(&[8, 16]);
+        assert_eq!(lent(&spares, &[(7, 16)], 2, 30), Some(vec![1]));
+        assert_eq!(lent(&spares, &[(7, 16)], 2, 20), Some(vec![0]));
+        assert_eq!(lent(&spares, &[(7, 16)], 1, 16), Some(vec![]), "it lacks nothing");
+    }
+
+    #[test]
+    fn of_equal_workers_those_that_have_layers_are_lent() {
+        let gib = |n: u64, more: u64| (n << 30) + more;
+        let mut all = offers(&[gib(15, 0), gib(15, 77), gib(15, 99), gib(32, 0)]);
+        (all[2].has_layers, all[3].has_layers) = (true, true);
+        assert_eq!(lent(&all, &[], 1, gib(4, 0)), Some(vec![2]));
+        all[2].has_layers = false;
+        assert_eq!(lent(&all, &[], 1, gib(4, 0)), Some(vec![0]), "a large one is for large models");
+    }
+
+    #[test]
+    fn who_broke_a_line_is_lent_where_the_others_do_not_suffice() {
+        let mut all = offers(&[16, 64, 64]);
+        (all[0].doubted, all[1].doubted) = (true, true);
+        assert_eq!(lent(&all, &[], 1, 10), Some(vec![2]));
+        assert_eq!(lent(&all, &[], 1, 100), Some(vec![1, 2]));
+    }
+}

@@ -1,0 +1,448 @@
+//! Who is in the pool, who has whom, and who wants what. Everything here is done under one lock, and nothing waits.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use brigade_line::admin::{NodeState, NodeStatus};
+use brigade_plan::MAX_WORKERS;
+use brigade_proto::address::Address;
+use brigade_proto::capability::Requirements;
+use tokio::sync::{mpsc, watch};
+
+use super::Demand;
+use super::lend::{self, Offer, WorkerId};
+use crate::config::StageOptions;
+use crate::conn::Conn;
+use crate::departed::{Departed, REFUSED_FOR};
+use crate::member::{DOUBT_FOR, Known};
+use crate::place;
+
+/// Workers that joined and have not shaken hands, at once: joining proves nothing.
+const MAX_UNPROVEN: usize = 64;
+
+/// Addresses under way to a line; a worker that finds no room there is lent a moment later.
+const LOAN_QUEUE: usize = 2 * MAX_WORKERS;
+
+/// How long a line waits for a worker that is free or comes back, before models that nobody uses go for it.
+const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
+
+/// Number of a seat; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SeatId(usize);
+
+/// What a line lacks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Want {
+    /// Workers that were lent to it and do not count.
+    pub without: Vec<Address>,
+    /// Workers that it should have, with those that count.
+    pub at_least: usize,
+    /// It makes do with fewer, if the model fits on them.
+    pub makes_do: bool,
+    /// Positions of a sequence without which it is of no use; `None`: as few as the options say.
+    pub least_ctx: Option<u32>,
+}
+
+impl Want {
+    /// What a line makes do with.
+    fn made_do(self) -> Self {
+        let at_least = if self.makes_do { 1 } else { self.at_least };
+        Self { at_least, ..self }
+    }
+}
+
+/// How a worker comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returned {
+    /// The line does not need it.
+    Spare,
+    /// It broke the line.
+    Doubted,
+    /// It would not serve the line, or could not be reached.
+    Refused,
+}
+
+#[derive(Debug)]
+struct Worker {
+    address: Address,
+    /// `None`: it is being dialled, or was lost while it was lent.
+    conn: Option<Conn>,
+    lent: Option<SeatId>,
+    /// Its line lets go of it.
+    returns: bool,
+    doubted_until: Option<Instant>,
+    /// The line that it refused, and until when it is not lent to that again.
+    refused: Option<(SeatId, Instant)>,
+}
+
+#[derive(Debug)]
+struct Line {
+    demand: Demand,
+    needs: Requirements,
+    loans: mpsc::Sender<Address>,
+    want: Option<Want>,
+    wants_since: Option<Instant>,
+    why: String,
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct State {
+    workers: BTreeMap<WorkerId, Worker>,
+    lines: BTreeMap<SeatId, Line>,
+    next: usize,
+    /// Workers that belong to lines by name.
+    named: Vec<Address>,
+    departed: Departed,
+    changes: watch::Sender<u64>,
+}
+
+impl State {
+    pub fn new(named: Vec<Address>) -> Self {
+        Self {
+            workers: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            next: 0,
+            named,
+            departed: Departed::default(),
+            changes: watch::channel(0).0,
+        }
+    }
+
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn number(&mut self) -> usize {
+        self.next += 1;
+        self.next
+    }
+
+    // Workers come and go.
+
+    /// A worker joined; `Some`: it is to be dialled.
+    pub fn joined(&mut self, address: &Address, now: Instant) -> Option<WorkerId> {
+        if self.named.contains(address) || self.departed.was_refused(address, now) {
+            return None;
+        }
+        if let Some((id, worker)) = self.workers.iter().find(|(_, w)| w.address == *address) {
+            if let Some(line) = worker.lent.and_then(|seat| self.lines.get(&seat)) {
+                // It tries again at once. A full queue means that there is much to try already.
+                let _ = line.loans.try_send(address.clone());
+            }
+            return worker.conn.is_none().then_some(*id);
+        }
+        let unproven = self.workers.values().filter(|w| w.conn.is_none()).count();
+        if unproven >= MAX_UNPROVEN || self.workers.len() >= MAX_WORKERS {
+            // It joins again by itself.
+            tracing::debug!(worker = %address, unproven, "too many workers are joining");
+            return None;
+        }
+        let id = self.number();
+        let (address, doubted_until) = (address.clone(), None);
+        let worker = Worker {
+            address,
+            conn: None,
+            lent: None,
+            returns: false,
+            doubted_until,
+            refused: None,
+        };
+        self.workers.insert(id, worker);
+        Some(id)
+    }
+
+    /// A worker shook hands; false: it has been forgotten meanwhile, and joins again.
+    pub fn connected(&mut self, id: WorkerId, conn: Conn, now: Instant) -> bool {
+        let Some(worker) = self.workers.get_mut(&id) else { return false };
+        if worker.lent.is_none() {
+            tracing::info!(worker = conn.name(), address = %worker.address, "worker joined the pool");
+        }
+        if self.departed.doubts(&worker.address, now) {
+            worker.doubted_until.get_or_insert(now + DOUBT_FOR);
+        }
+        worker.conn = Some(conn);
+        self.changed(now);
+        true
+    }
+
+    /// A worker cannot be reached, or will not do; whether that is news.
+    pub fn not_connected(&mut self, id: WorkerId, why: &str, now: Instant) -> bool {
+        let Some(worker) = self.workers.get(&id) else { return false };
+        if worker.lent.is_some() {
+            // Its line knows more about it.
+            return false;
+        }
+        let is_news = self.departed.refused(&worker.address, why, now);
+        self.workers.remove(&id);
+        is_news
+    }
+
+    /// A worker went silent. One that is lent stays its line's, until that gives it up.
+    pub fn silent(&mut self, id: WorkerId, why: &str) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let conn = worker.conn.take();
+        if worker.lent.is_none() {
+            tracing::info!(worker = conn.as_ref().map(Conn::name), why, "worker left the pool");
+            self.workers.remove(&id);
+        }
+    }
+
+    // Lines come and go.
+
+    pub fn seat(&mut self, demand: Demand) -> (SeatId, mpsc::Receiver<Address>) {
+        let id = SeatId(self.number());
+        let (loans, lent) = mpsc::channel(LOAN_QUEUE);
+        let needs = place::requirements(&demand.model, &demand.options);
+        let line = Line { demand, needs, loans, want: None, wants_since: None, why: String::new() };
+        self.lines.insert(id, line);
+        (id, lent)
+    }
+
+    /// # Errors
+    /// What is lacking.
+    pub fn reserve(&mut self, demand: Demand) -> Result<(SeatId, mpsc::Receiver<Address>), String> {
+        let now = Instant::now();
+        let (id, lent) = self.seat(demand);
+        match self.find(id, &self.first_want(id), &[], now) {
+            Ok(chosen) => self.lend(id, &chosen),
+            Err(why) => {
+                self.lines.remove(&id);
+                return Err(self.in_words(&why));
+            }
+        }
+        Ok((id, lent))
+    }
+
+    /// # Errors
+    /// What is lacking.
+    pub fn in_the_way(&mut self, demand: &Demand, seats: &[SeatId]) -> Result<Vec<SeatId>, String> {
+        let (id, _) = self.seat(demand.clone());
+        let found = self.fewest(id, &self.first_want(id), seats, Instant::now());
+        self.lines.remove(&id);
+        found
+    }
+
+    pub fn helps_others(&self, seats: &[SeatId], now: Instant) -> Vec<SeatId> {
+        let lacks = |(id, line): &(&SeatId, &Line)| {
+            let long = line.wants_since.is_some_and(|at| now - at >= WAITS_FOR_OTHERS);
+            long && !line.why.is_empty() && !seats.contains(id)
+        };
+        let helped = |(id, line): (&SeatId, &Line)| {
+            let want = line.want.clone()?.made_do();
+            self.fewest(*id, &want, seats, now).ok()
+        };
+        self.lines.iter().filter(lacks).find_map(helped).unwrap_or_default()
+    }
+
+    /// As few of these seats as must be given up for a line, the first ones first.
+    fn fewest(
+        &self,
+        id: SeatId,
+        want: &Want,
+        seats: &[SeatId],
+        now: Instant,
+    ) -> Result<Vec<SeatId>, String> {
+        self.find(id, want, seats, now)?;
+        let mut go = seats.to_vec();
+        for place in (0..go.len()).rev() {
+            let mut fewer = go.clone();
+            fewer.remove(place);
+            if self.find(id, want, &fewer, now).is_ok() {
+                go = fewer;
+            }
+        }
+        Ok(go)
+    }
+
+    fn first_want(&self, id: SeatId) -> Want {
+        let at_least = self.lines.get(&id).map_or(1, |line| line.demand.at_least);
+        Want { without: Vec::new(), at_least, makes_do: false, least_ctx: None }
+    }
+
+    pub fn want(&mut self, id: SeatId, want: Option<Want>) {
+        let Some(line) = self.lines.get_mut(&id).filter(|line| line.want != want) else { return };
+        let now = Instant::now();
+        line.why.clear();
+        // Who wants a little else has wanted something since then.
+        line.wants_since = want.as_ref().map(|_| line.wants_since.unwrap_or(now));
+        line.want = want;
+        self.match_all(now);
+    }
+
+    pub fn why(&self, id: SeatId) -> String {
+        self.lines.get(&id).map(|line| line.why.clone()).unwrap_or_default()
+    }
+
+    pub fn begins_to_return(&mut self, id: SeatId, address: &Address) {
+        if let Some(worker) = self.lent_to(id, address) {
+            worker.returns = true;
+        }
+    }
+
+    pub fn is_back(&mut self, id: SeatId, address: &Address, how: Returned) {
+        let now = Instant::now();
+        let Some(worker) = self.lent_to(id, address) else { return };
+        (worker.lent, worker.returns) = (None, false);
+        match how {
+            Returned::Spare => {}
+            Returned::Doubted => worker.doubted_until = Some(now + DOUBT_FOR),
+            Returned::Refused => worker.refused = Some((id, now + REFUSED_FOR)),
+        }
+        let is_gone = worker.conn.is_none();
+        if is_gone && how == Returned::Doubted {
+            self.departed.left_doubted(address, now);
+        }
+        self.workers
+            .retain(|_, worker| worker.lent.is_some() || worker.address != *address || !is_gone);
+        self.changed(now);
+    }
+
+    fn lent_to(&mut self, id: SeatId, address: &Address) -> Option<&mut Worker> {
+        self.workers.values_mut().find(|w| w.lent == Some(id) && w.address == *address)
+    }
+
+    /// A line has ended: its workers have nothing of it any more.
+    pub fn leave(&mut self, id: SeatId) {
+        self.lines.remove(&id);
+        for worker in self.workers.values_mut().filter(|worker| worker.lent == Some(id)) {
+            (worker.lent, worker.returns) = (None, false);
+        }
+        self.workers.retain(|_, worker| worker.lent.is_some() || worker.conn.is_some());
+        self.changed(Instant::now());
+    }
+
+    // Who gets whom.
+
+    fn changed(&mut self, now: Instant) {
+        self.match_all(now);
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Looks again, at what a moment's passing changes.
+    pub fn look_again(&mut self, now: Instant) {
+        let is_over = |until: Instant| until <= now;
+        let mut forgiven = false;
+        for worker in self.workers.values_mut() {
+            forgiven |= worker.doubted_until.take_if(|until| is_over(*until)).is_some();
+            forgiven |= worker.refused.take_if(|(_, until)| is_over(*until)).is_some();
+        }
+        match forgiven {
+            true => self.changed(now),
+            false => self.match_all(now),
+        }
+    }
+
+    /// Lends to all lines that want workers: to those that were up first, and then in the order of their seats.
+    fn match_all(&mut self, now: Instant) {
+        let of = |(id, line): (&SeatId, &Line)| line.want.clone().map(|want| (*id, want));
+        let mut wants: Vec<(SeatId, Want)> = self.lines.iter().filter_map(of).collect();
+        wants.sort_by_key(|(id, want)| (!want.makes_do, *id));
+        for (id, want) in wants {
+            let mut found = self.find(id, &want, &[], now);
+            if found.is_err() && want.makes_do {
+                found = self.find(id, &want.made_do(), &[], now);
+            }
+            let why = match found {
+                Ok(chosen) => {
+                    self.lend(id, &chosen);
+                    String::new()
+                }
+                Err(why) => self.in_words(&why),
+            };
+            if let Some(line) = self.lines.get_mut(&id) {
+                line.why = why;
+            }
+        }
+    }
+
+    fn in_words(&self, why: &str) -> String {
+        let there = self.workers.values().filter(|worker| worker.conn.is_some());
+        let (n, free) = (there.clone().count(), there.filter(|w| w.lent.is_none()).count());
+        let workers = if n == 1 { "worker" } else { "workers" };
+        format!("{n} {workers} joined, of which {free} belong to no other model: {why}")
+    }
+
+    fn lend(&mut self, id: SeatId, chosen: &[WorkerId]) {
+        let Some(line) = self.lines.get(&id) else { return };
+        for worker in chosen {
+            let Some(worker) = self.workers.get_mut(worker) else { continue };
+            if line.loans.try_send(worker.address.clone()).is_ok() {
+                worker.lent = Some(id);
+                let (model, name) =
+                    (line.demand.model.name(), worker.conn.as_ref().map(Conn::name));
+                tracing::info!(worker = name, model, "a worker of the pool is lent");
+            }
+        }
+    }
+
+    /// Who is to be lent to a line, if these `seats` were given up.
+    fn find(
+        &self,
+        id: SeatId,
+        want: &Want,
+        seats: &[SeatId],
+        now: Instant,
+    ) -> Result<Vec<WorkerId>, String> {
+        let line = self.lines.get(&id).ok_or("the line has ended")?;
+        let counts = |w: &Worker| w.lent == Some(id) && !w.returns && w.conn.is_some();
+        let holds =
+            self.workers.iter().filter(|(_, w)| counts(w) && !want.without.contains(&w.address));
+        let holds: Vec<WorkerId> = holds.map(|(id, _)| *id).collect();
+        let may = |w: &Worker| w.lent.is_none_or(|seat| seats.contains(&seat));
+        let offers = self.workers.iter().filter(|(_, worker)| may(worker));
+        let offers: Vec<Offer> =
+            offers.filter_map(|(of, worker)| worker.offer(*of, (id, line), now)).collect();
+        let Demand { model, options, .. } = &line.demand;
+        let least_ctx = want.least_ctx.or(options.least_ctx);
+        let options = StageOptions { least_ctx, ..options.clone() };
+        let mut fits = |ids: &[WorkerId]| {
+            let conns = ids.iter().filter_map(|id| self.workers.get(id)?.conn.as_ref());
+            place::plan_over(model, conns, &options).map(drop).map_err(|error| error.to_string())
+        };
+        lend::choose(&offers, &holds, want.at_least, &mut fits)
+    }
+
+    pub fn spares(&self) -> Vec<NodeStatus> {
+        let is_spare = |worker: &&Worker| worker.lent.is_none();
+        self.workers.values().filter(is_spare).filter_map(Worker::status).collect()
+    }
+}
+
+impl Worker {
+    /// It as it could be lent to a line; `None`: it cannot.
+    fn offer(&self, id: WorkerId, (seat, line): (SeatId, &Line), now: Instant) -> Option<Offer> {
+        let conn = self.conn.as_ref()?;
+        let beat = conn.pulse().last();
+        let drains = beat.as_ref().is_some_and(|beat| beat.reply().draining);
+        let wanted = line.demand.model.header_hash;
+        let layers = beat.as_ref().and_then(|beat| beat.reply().held_layers.as_ref());
+        let has_layers = layers.is_some_and(|held| held.model[..] == wanted.as_bytes()[..]);
+        let refused = self.refused.is_some_and(|(by, _)| by == seat);
+        if drains || refused || self.returns || conn.check(&line.needs).is_err() {
+            return None;
+        }
+        let doubted = self.doubted_until.is_some_and(|until| until > now);
+        Some(Offer { id, memory: conn.capabilities().memory_limit, has_layers, doubted })
+    }
+
+    fn status(&self) -> Option<NodeStatus> {
+        let conn = self.conn.as_ref()?;
+        let Known { name, address, key, device, memory_limit, gb_per_second, gop_per_second } =
+            Known::of(conn);
+        let beat = conn.pulse().last();
+        let ago = |ago: Duration| ago.as_millis() as u64;
+        Some(NodeStatus {
+            name,
+            address,
+            key,
+            state: NodeState::Spare,
+            heard_ms_ago: beat.map(|beat| ago(beat.ago(Instant::now()))),
+            memory_limit: Some(memory_limit),
+            gb_per_second: Some(gb_per_second),
+            gop_per_second: Some(gop_per_second),
+            device: Some(device),
+            ..NodeStatus::default()
+        })
+    }
+}

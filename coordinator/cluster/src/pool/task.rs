@@ -1,0 +1,94 @@
+//! The task that dials who joins, and hears who falls silent.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use brigade_proto::address::Address;
+use brigade_proto::net::Network;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::lend::WorkerId;
+use super::locked;
+use super::state::State;
+use crate::conn::WorkerError;
+use crate::dial::{self, Connected, Dial};
+use crate::hearts::Hearts;
+use crate::member::Origin;
+
+/// How often it looks at what only time changes.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+type Attempt = (WorkerId, Result<Connected, WorkerError>);
+
+/// See above.
+#[derive(Debug)]
+pub struct Task {
+    state: Arc<Mutex<State>>,
+    network: Network,
+    coordinator_id: String,
+    attempts: JoinSet<Attempt>,
+    /// Who is being dialled.
+    dialled: Vec<WorkerId>,
+    hearts: Hearts,
+}
+
+impl Task {
+    pub fn new(state: Arc<Mutex<State>>, network: Network, coordinator_id: String) -> Self {
+        let (attempts, dialled, hearts) = Default::default();
+        Self { state, network, coordinator_id, attempts, dialled, hearts }
+    }
+
+    /// Takes joins for as long as it is polled.
+    pub async fn run(mut self, mut joins: mpsc::Receiver<Address>) -> Infallible {
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            tokio::select! {
+                _ = look.tick() => locked(&self.state).look_again(Instant::now()),
+                Some(address) = joins.recv() => self.joined(address),
+                Some(attempt) = self.attempts.join_next() => {
+                    // A panic of it is one of ours.
+                    let attempt = attempt.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                    self.attempted(attempt);
+                }
+                (id, error) = self.hearts.next_silent() => {
+                    locked(&self.state).silent(id, &error.to_string());
+                }
+            }
+        }
+    }
+
+    fn joined(&mut self, address: Address) {
+        let dial = locked(&self.state).joined(&address, Instant::now());
+        let Some(id) = dial.filter(|id| !self.dialled.contains(id)) else { return };
+        self.dialled.push(id);
+        let dial = Dial {
+            origin: Origin::Joined(address),
+            called: None,
+            local: None,
+            coordinator_id: self.coordinator_id.clone(),
+            network: self.network.clone(),
+            pki: None,
+            needs: None,
+        };
+        self.attempts.spawn(async move { (id, dial::connect(dial).await) });
+    }
+
+    fn attempted(&mut self, (id, attempt): Attempt) {
+        self.dialled.retain(|dialled| *dialled != id);
+        let (mut state, now) = (locked(&self.state), Instant::now());
+        match attempt {
+            Ok(Connected { conn, .. }) => {
+                if state.connected(id, conn.clone(), now) {
+                    self.hearts.listen(id, &conn);
+                }
+            }
+            Err(error) => {
+                if state.not_connected(id, &error.to_string(), now) {
+                    tracing::warn!(%error, "a worker that joined is refused");
+                }
+            }
+        }
+    }
+}

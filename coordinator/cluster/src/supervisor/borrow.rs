@@ -1,0 +1,176 @@
+//! The supervisor's part about a pool of workers that all lines share: what the line lacks, and whom it gives back.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use brigade_proto::address::Address;
+
+use super::coming::LEAVER_WAITS;
+use super::{Line, Supervisor};
+use crate::member::{Member, Origin};
+use crate::pool::{Returned, Seat, Want};
+use crate::reconcile::MemberId;
+use brigade_line::admin::{Asked, Refused};
+
+/// A worker that is on the line and is to leave it, as soon as the others suffice.
+#[derive(Debug)]
+pub(super) struct Leaver {
+    id: MemberId,
+    asked: Option<Asked>,
+    since: Instant,
+}
+
+impl Supervisor {
+    fn seat(&self) -> Option<Arc<Seat>> {
+        self.ends.seat.clone()
+    }
+
+    /// Says to the pool what the line lacks, takes what is lent, and gives back whom the line does not need.
+    pub(super) fn deal_with_the_pool(&mut self) {
+        let Some(seat) = self.seat() else { return };
+        self.let_the_leaver_go();
+        let now = Instant::now();
+        let want = match &self.line {
+            Line::Building { .. } => None,
+            Line::Down { .. } => Some(Want {
+                without: self.without(|m| !may_serve(m, now)),
+                at_least: match self.goal.was_up {
+                    true => self.goal.last_line.max(1),
+                    false => self.goal.expect.max(1),
+                },
+                makes_do: self.goal.was_up,
+                least_ctx: None,
+            }),
+            Line::Up { stages, n_ctx, .. } => self.leaver.as_ref().map(|leaver| {
+                let leaves = self.members.get(&leaver.id).and_then(address_of);
+                let mut without = self.without(|m| !may_serve(m, now));
+                without.extend(leaves.filter(|address| !without.contains(address)));
+                let (at_least, least_ctx) = (stages.len(), Some(*n_ctx));
+                Want { without, at_least, makes_do: true, least_ctx }
+            }),
+        };
+        seat.want(want);
+        while let Some(address) = self.ends.joins.as_mut().and_then(|joins| joins.try_recv().ok()) {
+            self.joined(address);
+        }
+        self.give_back_spares(&seat, now);
+    }
+
+    fn without(&self, is_of_no_use: impl Fn(&Member) -> bool) -> Vec<Address> {
+        self.members.values().filter(|m| is_of_no_use(m)).filter_map(address_of).collect()
+    }
+
+    /// Whoever is there and not on the line is the pool's, once no sequence's state may still be fetched from it.
+    fn give_back_spares(&mut self, seat: &Arc<Seat>, now: Instant) {
+        let Line::Up { stages, .. } = &self.line else { return };
+        let is_settled = self.change.is_none() && self.settling.is_empty();
+        if self.coming.is_some() || self.leaver.is_some() || !is_settled {
+            return;
+        }
+        let is_spare = |(id, m): &(&MemberId, &Member)| {
+            m.has_joined() && m.conn().is_some() && !m.is_drained() && !stages.contains(id)
+        };
+        let spares: Vec<MemberId> =
+            self.members.iter().filter(is_spare).map(|(id, _)| *id).collect();
+        for id in spares {
+            self.hearts.stop(id);
+            let Some(member) = self.members.remove(&id) else { continue };
+            let Some(address) = address_of(&member) else { continue };
+            let how = if member.doubts(now) > 0 { Returned::Doubted } else { Returned::Spare };
+            tracing::info!(worker = member.name(), "a worker goes back to the pool");
+            seat.give_back(&address, how, member.conn().cloned());
+        }
+    }
+
+    /// A member is no more; if it was lent, it is the pool's.
+    pub(super) fn is_forgotten(&self, member: &Member, how: Returned) {
+        if let Some((seat, address)) = self.seat().zip(address_of(member)) {
+            seat.give_back(&address, how, None);
+        }
+    }
+
+    /// A worker that was lent is not wanted, since it refused a moment ago.
+    pub(super) fn does_not_borrow(&self, address: &Address) {
+        if let Some(seat) = self.seat() {
+            seat.give_back(address, Returned::Refused, None);
+        }
+    }
+
+    /// A worker at this address is to be one of the cluster.
+    pub(super) fn add_at(&mut self, address: Address) -> Result<(), Refused> {
+        let Some(seat) = self.seat() else {
+            self.joined(address);
+            return Ok(());
+        };
+        match seat.add(address) {
+            true => Ok(()),
+            false => Err(Refused("too many workers join at once: ask again".to_owned())),
+        }
+    }
+
+    /// Whether a worker that is to leave the line may wait for another one to be lent.
+    pub(super) fn may_wait(&self, id: MemberId) -> bool {
+        let by_hand = self.ends.config.stage.cut.is_some();
+        self.seat().is_some() && self.leaver.is_none() && self.is_on_line(id) && !by_hand
+    }
+
+    /// The worker that an operator means, if it may.
+    pub(super) fn who_may_wait(&self, worker: &str) -> Option<MemberId> {
+        self.member_called(worker).ok().filter(|id| self.may_wait(*id))
+    }
+
+    /// A worker leaves the line when another one has been lent.
+    pub(super) fn wait_for_another(&mut self, id: MemberId, asked: Option<Asked>) {
+        tracing::info!(
+            worker = self.members.get(&id).map(Member::name),
+            "it is to leave the line, and the others do not suffice: the pool is asked for another one"
+        );
+        self.leaver = Some(Leaver { id, asked, since: Instant::now() });
+    }
+
+    /// Begins the change for which a worker that is to leave waits, if the others suffice now.
+    fn let_the_leaver_go(&mut self) {
+        let Some(Leaver { id, asked, since }) = self.leaver.take() else { return };
+        // Nobody can be lent now: whoever asks hears it, and who leaves by itself waits on.
+        let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
+        let is_refused = asked.is_some() && lacking.is_some();
+        let suffice = match self.is_on_line(id) && self.coming.is_none() {
+            true => self.suffice(&self.others(id)),
+            false => Err("the line has changed meanwhile".to_owned()),
+        };
+        match suffice {
+            Ok(()) => {
+                let within = asked.is_none().then_some(LEAVER_WAITS);
+                self.drain(id, asked, within);
+            }
+            Err(_) if self.is_on_line(id) && !is_refused && since.elapsed() < LEAVER_WAITS => {
+                self.leaver = Some(Leaver { id, asked, since });
+            }
+            Err(why) => {
+                let why =
+                    lacking.map_or(why.clone(), |pool| format!("{why} (of the pool: {pool})"));
+                tracing::warn!(why, "a worker is to leave, and nobody can take its layers");
+                if let Some(asked) = asked {
+                    let text = format!("the other workers do not suffice: {why}");
+                    // Whoever asked may have gone.
+                    let _ = asked.reply.send(Err(Refused(text)));
+                }
+            }
+        }
+    }
+}
+
+/// Where a worker is that was lent.
+fn address_of(member: &Member) -> Option<Address> {
+    match &member.origin {
+        Origin::Joined(address) => Some(address.clone()),
+        Origin::Local(_) | Origin::Remote(_) => None,
+    }
+}
+
+/// Whether a member counts for the next line: it is there and trusted, or on its way.
+fn may_serve(member: &Member, now: Instant) -> bool {
+    let comes = member.conn().is_none() && !member.is_proven();
+    let serves = member.conn().is_some() && !member.is_drained() && member.doubts(now) == 0;
+    comes || serves
+}

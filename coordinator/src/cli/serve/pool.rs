@@ -1,0 +1,54 @@
+//! The workers that join a server of several models.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use brigade_cluster::{JoinHint, Pool, Seat};
+use brigade_proto::address::Address;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::ServeArgs;
+use crate::cli::security::Security;
+use crate::cli::session::Joins;
+
+/// The pool of a server, and as who its lines speak with the workers.
+#[derive(Debug)]
+pub struct Shared {
+    /// Who has joined.
+    pub pool: Pool,
+    security: Security,
+    how_to_join: JoinHint,
+    _stop: DropGuard,
+}
+
+impl Shared {
+    /// Opens the address where workers join; those at `named` belong to lines.
+    ///
+    /// # Errors
+    /// The address or the authority is no good.
+    pub async fn open(
+        args: &ServeArgs,
+        control: &Address,
+        named: Vec<Address>,
+    ) -> Result<Arc<Self>> {
+        let mut security =
+            Security::of_server(&args.cluster, &args.line, Some(control), false).await?;
+        let stop = CancellationToken::new();
+        let (network, pki) = (security.network.clone(), security.pki.clone());
+        let pool = Pool::open(control, network, pki, named, stop.clone()).await?;
+        security.joins_at(pool.control())?;
+        security.keep();
+        let how_to_join = security.how_to_join(pool.control(), &args.line.data_dir);
+        Ok(Arc::new(Self { pool, security, how_to_join, _stop: stop.drop_guard() }))
+    }
+
+    /// As who a line speaks with workers.
+    pub fn security(&self) -> Security {
+        self.security.again()
+    }
+
+    /// How a line with this place gets so many workers or more.
+    pub fn joins(&self, seat: Arc<Seat>, expected: usize) -> Joins {
+        Joins::Lent { seat, expected, how_to_join: self.how_to_join.clone() }
+    }
+}

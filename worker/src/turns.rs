@@ -1,0 +1,155 @@
+//! Stages of one machine compute one after the other: each has all cores for a ubatch, instead of a part of them always.
+//!
+//! The turn is a lock that the system gives back when its holder dies. There are two: whoever waits for the turn holds `next`,
+//! and so the others wait behind it. A stage that computes again and again cannot take the turn twice while somebody waits.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, MemfdFlags, fcntl_lock, memfd_create};
+use rustix::io::retry_on_intr;
+
+/// Numbers of the two files, as a process inherits them: `next`, and that of the turn itself.
+pub type Inherited = [i32; 2];
+
+/// The locks, as the node makes them; stages inherit them.
+#[derive(Debug)]
+pub struct Locks {
+    next: OwnedFd,
+    turn: OwnedFd,
+}
+
+impl Locks {
+    /// Two files in memory that all processes have which this one starts.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new() -> io::Result<Self> {
+        let file = |name: &str| memfd_create(name, MemfdFlags::empty());
+        Ok(Self { next: file("next")?, turn: file("turn")? })
+    }
+
+    /// What a stage is told.
+    pub fn inherited(&self) -> Inherited {
+        [self.next.as_raw_fd(), self.turn.as_raw_fd()]
+    }
+}
+
+/// Where a stage waits for its turn. One of a process.
+#[derive(Debug)]
+pub struct Turns {
+    next: File,
+    turn: File,
+}
+
+impl Turns {
+    /// By what was inherited.
+    ///
+    /// # Errors
+    /// There are no such files.
+    pub fn open(inherited: Inherited) -> io::Result<Arc<Self>> {
+        let open = |number: i32| {
+            OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{number}"))
+        };
+        let [next, turn] = inherited;
+        Ok(Arc::new(Self { next: open(next)?, turn: open(turn)? }))
+    }
+
+    /// Waits until nobody else computes.
+    ///
+    /// # Errors
+    /// The system has no locks left.
+    pub fn take(self: &Arc<Self>) -> io::Result<Turn> {
+        lock(&self.next)?;
+        let taken = lock(&self.turn);
+        unlock(&self.next);
+        taken?;
+        Ok(Turn(self.clone()))
+    }
+}
+
+/// The turn, until it is dropped.
+#[derive(Debug)]
+pub struct Turn(Arc<Turns>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        unlock(&self.0.turn);
+    }
+}
+
+fn lock(file: impl AsFd) -> io::Result<()> {
+    Ok(retry_on_intr(|| fcntl_lock(file.as_fd(), FlockOperation::LockExclusive))?)
+}
+
+fn unlock(file: impl AsFd) {
+    // Of a lock that is held; the system frees it at the process's end in any case.
+    if let Err(error) = fcntl_lock(file, FlockOperation::Unlock) {
+        tracing::error!(%error, "the turn cannot be given back");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::path::{Path, PathBuf};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// Says to a test that it is one of the processes, and which files it has inherited.
+    const INHERITED: &str = "BRIGADE_TEST_TURNS";
+    /// Where they meet.
+    const FOLDER: &str = "BRIGADE_TEST_TURNS_FOLDER";
+    const TURNS: usize = 300;
+
+    /// One of the processes: it takes many turns, or one without an end.
+    fn process(folder: &Path, inherited: &str) {
+        let numbers: Vec<i32> = inherited.split(',').map(|text| text.parse().unwrap()).collect();
+        let turns = Turns::open([numbers[0], numbers[1]]).unwrap();
+        let inside = folder.join("inside");
+        if numbers[2] == 1 {
+            let _turn = turns.take().unwrap();
+            println!("\nhas the turn");
+            std::thread::sleep(std::time::Duration::from_secs(600));
+        }
+        for _ in 0..TURNS {
+            let _turn = turns.take().unwrap();
+            // Another one that is inside has made it.
+            File::create_new(&inside).unwrap();
+            std::fs::remove_file(&inside).unwrap();
+        }
+    }
+
+    fn start(folder: &Path, [next, turn]: Inherited, for_ever: bool) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "turns::tests::one_computes_at_a_time", "--nocapture"]);
+        command.env(FOLDER, folder);
+        command.env(INHERITED, format!("{next},{turn},{}", i32::from(for_ever)));
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    }
+
+    #[test]
+    fn one_computes_at_a_time() {
+        if let Ok(inherited) = std::env::var(INHERITED) {
+            return process(&PathBuf::from(std::env::var_os(FOLDER).unwrap()), &inherited);
+        }
+        let folder = std::env::temp_dir().join(format!("brigade-turns-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let locks = Locks::new().unwrap();
+        let mut holder = start(&folder, locks.inherited(), true);
+        let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("has the turn")));
+        let others: Vec<Child> = (0..3).map(|_| start(&folder, locks.inherited(), false)).collect();
+        // Whoever dies has it no more.
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        for other in others {
+            let output = other.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
