@@ -91,8 +91,8 @@ fn a_trained_blocks_drafts_are_right_and_change_nothing() {
         let rule =
             if seed == 3 { json!("([A-Za-z]{1,12}[ ,;:.]{1,2}){20,400}") } else { Value::Null };
         json!({
-            "prompt": "And it came to pass", "guided_regex": rule, "max_tokens": if seed == 3 { 150 } else { 900 }, "temperature": 0.8, "seed": seed,
-            "ignore_eos": seed != 3, "return_token_ids": true,
+            "prompt": "And it came to pass", "guided_regex": rule, "ignore_eos": seed != 3,
+            "max_tokens": if seed == 3 { 150 } else { 900 }, "temperature": 0.8, "seed": seed, "return_token_ids": true,
         })
     };
     let serve = |workers: &str, own: &str| {

@@ -191,6 +191,15 @@ pub struct Finished {
     pub output: StageOutput,
     /// The part of the time that went into the model's own drafts.
     pub drafting: Duration,
+    /// The part of the time in which another stage of this machine had its turn.
+    pub waited: Duration,
+}
+
+impl Finished {
+    /// A ubatch without drafts.
+    pub fn without_drafts(output: StageOutput) -> Self {
+        Self { output, drafting: Duration::ZERO, waited: Duration::ZERO }
+    }
 }
 
 /// Says where a layer's block is to be had.

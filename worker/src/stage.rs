@@ -445,10 +445,15 @@ impl StageRunner for EngineStage {
     fn finish(&mut self) -> Result<Finished, StageError> {
         let begun = self.begun.pop_front().ok_or("no ubatch was begun")?;
         let finished = self.stage.finish(begun)?;
-        let (wants_drafts, drawn) = (finished.wants_drafts(), Instant::now());
+        if !finished.wants_drafts() {
+            return Ok(Finished::without_drafts(self.stage.draft_behind(finished)?));
+        }
+        let drawn = Instant::now();
+        let turn = self.take_turn();
+        let begun = Instant::now();
         let output = self.stage.draft_behind(finished)?;
-        let drafting = if wants_drafts { drawn.elapsed() } else { Duration::ZERO };
-        Ok(Finished { output, drafting })
+        drop(turn);
+        Ok(Finished { output, drafting: begun.elapsed(), waited: begun - drawn })
     }
 
     fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {

@@ -187,8 +187,8 @@ impl<'a> LaneWork<'a> {
         // The stage was at the one before it until then.
         let started = begun.max(self.idle_since);
         self.idle_since = Instant::now();
-        let compute_us = micros(self.idle_since - started);
-        let Finished { output, drafting } = match result {
+        let took = self.idle_since - started;
+        let Finished { output, drafting, waited } = match result {
             Ok(Ok(finished)) => finished,
             failed_so => {
                 let problem = self.problem(failed_so.map(|result| result.map(drop)));
@@ -196,6 +196,7 @@ impl<'a> LaneWork<'a> {
                 return self.stop(|lane| failed(lane, id, &why), lost);
             }
         };
+        let compute_us = micros(took.saturating_sub(waited));
         let Some(lane) = &self.lane else { return Ok(()) };
         lane.meter.finished(u64::from(compute_us));
         if !self.in_work.is_empty() {

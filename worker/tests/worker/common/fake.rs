@@ -323,7 +323,7 @@ impl StageRunner for FakeStage {
     fn finish(&mut self) -> Result<Finished, StageError> {
         while !self.is_done_within(Duration::from_secs(60)) {}
         let output = self.begun.pop_front().ok_or("nothing was begun")?.0;
-        Ok(Finished { output, drafting: Duration::ZERO })
+        Ok(Finished::without_drafts(output))
     }
 
     fn snapshot(&self, _: u32) -> Result<Vec<u8>, SnapshotError> {
