@@ -223,6 +223,7 @@ impl StageBackend for EngineBackend {
             max_rows: spec.max_rows as usize,
             windows: spec.windows,
             control_vectors: control_vectors(&spec),
+            host_experts: 0,
             own_drafts: spec.own_drafts,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
@@ -275,7 +276,7 @@ impl StageBackend for EngineBackend {
             weights.clone(),
             layers,
             has,
-            &device,
+            (&device, 0),
             &mut *progress,
         )
         .map_err(model_failure)?;

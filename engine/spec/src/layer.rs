@@ -17,6 +17,11 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
+    /// Whether rows are sent to experts in it.
+    pub fn has_experts(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block.kind, BlockKind::Moe(_)))
+    }
+
     /// Which of the blocks that the stage mixes streams for block `index` is; `None`: it reads and writes them itself.
     #[inline]
     pub fn place_among_mixed(&self, index: usize) -> Option<usize> {

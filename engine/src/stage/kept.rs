@@ -16,6 +16,7 @@ use crate::device::Home;
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
 use crate::spec::{ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors};
+use crate::weights::ExpertsPlace;
 
 /// Weights of one model, by layer. Empty at first.
 #[derive(Default)]
@@ -24,6 +25,8 @@ pub struct KeptWeights {
     pub(super) model: Option<blake3::Hash>,
     /// Where it lies.
     pub(super) home: Home,
+    /// Where its experts lie.
+    pub(super) experts: ExpertsPlace,
     pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
     pub(super) embedding: Option<Kept<Input>>,
     pub(super) head: Option<Kept<Head>>,
@@ -53,10 +56,10 @@ impl KeptWeights {
         self.head.take_if(|head| !is_same(&head.tensors));
     }
 
-    /// Lets go of what a stage of `layers` has no use for, and of all of another model and of all that lies elsewhere.
+    /// Lets go of what a stage of `layers` has no use for, of all of another model, and of all that lies elsewhere.
     pub(super) fn retain_for(
         &mut self,
-        (model, home): (blake3::Hash, Home),
+        (model, home, experts): (blake3::Hash, Home, ExpertsPlace),
         spec: &ModelSpec,
         layers: &Range<usize>,
     ) {
@@ -64,7 +67,12 @@ impl KeptWeights {
             *self = Self { model: Some(model), home, ..Self::default() };
         }
         self.share(spec, layers);
-        self.layers.retain(|layer, _| layers.contains(layer));
+        let had = std::mem::replace(&mut self.experts, experts);
+        let is_moved = |layer: usize| {
+            let in_file = spec.in_file(layer);
+            had.is_beside(in_file) != experts.is_beside(in_file) && spec.layers[layer].has_experts()
+        };
+        self.layers.retain(|layer, _| layers.contains(layer) && !is_moved(*layer));
         self.embedding.take_if(|_| layers.start > 0);
         self.head.take_if(|_| layers.end < spec.n_layer());
     }
@@ -90,7 +98,7 @@ impl KeptWeights {
 
     /// Takes in what was loaded ahead of the next stage; what is here of the same model stays.
     pub fn absorb(&mut self, ahead: Self) {
-        if self.model != ahead.model || self.home != ahead.home {
+        if self.model != ahead.model || self.home != ahead.home || self.experts != ahead.experts {
             *self = ahead;
             return;
         }
@@ -127,7 +135,10 @@ impl Stage {
             return KeptWeights::default();
         }
         let (model, home) = (Some(self.model_hash), self.device.home());
-        let mut kept = KeptWeights { model, home, ..KeptWeights::default() };
+        // It was the same when the stage was loaded.
+        let place = ExpertsPlace::new(&self.device, self.config.host_experts);
+        let experts = place.unwrap_or_default();
+        let mut kept = KeptWeights { model, home, experts, ..KeptWeights::default() };
         let mut names = self.names;
         for (layer, (tensors, print)) in std::mem::take(&mut names.layers) {
             let part = KeptLayer { weights: Vec::new(), print };

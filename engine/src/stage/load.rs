@@ -30,7 +30,7 @@ use crate::spec::{
     TOKEN_TYPES, layer_of, stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
-use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
+use crate::weights::{AdapterTensors, ExpertsPlace, TensorSource, WeightLoader};
 
 /// Name of the matrices that make one row for the head of several streams.
 const ALTUP_UNEMBD: &str = "altup_unembd_proj.weight";
@@ -53,6 +53,9 @@ pub struct StageConfig {
     pub windows: bool,
     /// What is added to the stream behind its layers.
     pub control_vectors: Option<StageVectors>,
+    /// Routed experts of layers before this one take the host's memory, where a GPU computes the rest: no byte of a result depends
+    /// on it.
+    pub host_experts: u32,
     /// Whether the model's own blocks of drafts are loaded, where it has some and this is the last stage.
     pub own_drafts: bool,
 }
@@ -94,9 +97,11 @@ impl Stage {
         let Described { model, spec } = described.clone();
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
-        kept.retain_for((model_hash, device.home()), &spec, &layers);
+        let place = ExpertsPlace::new(&device, config.host_experts)?;
+        kept.retain_for((model_hash, device.home(), place), &spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), &device, progress)
             .sharing(source.clone())
+            .with_experts(place)
             .with_switched(switched(&spec));
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
@@ -181,7 +186,7 @@ fn no_vocabulary() -> ConstraintError {
 
 impl KeptWeights {
     /// Loads what a stage of `layers` lacks that is built of a stage of the layers `has` ([`KeptWeights::absorb`]),
-    /// while that one still computes. `progress` is told the bytes of each tensor as it is taken.
+    /// while that one still computes; with [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
     ///
     /// # Errors
     /// As [`Stage::load`].
@@ -190,14 +195,17 @@ impl KeptWeights {
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         has: Range<usize>,
-        device: &Device,
+        (device, host_experts): (&Device, u32),
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
         let Described { model, spec } = described;
         let mut ahead = Self::default();
-        ahead.retain_for((blake3::hash(&model.header_bytes()), device.home()), spec, &layers);
+        let place = ExpertsPlace::new(device, host_experts)?;
+        let hash = blake3::hash(&model.header_bytes());
+        ahead.retain_for((hash, device.home(), place), spec, &layers);
         let mut loader = WeightLoader::new(model, source.as_ref(), device, progress)
             .sharing(source.clone())
+            .with_experts(place)
             .with_switched(switched(spec));
         load_weights(model, spec, &layers, &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
@@ -367,11 +375,15 @@ fn facts(
     device: &Device,
 ) -> StageFacts {
     let [drafts, of_drafts] = own_drafts.map_or([0; 2], OwnDrafts::nbytes);
+    let drafts_beside = own_drafts.map_or(0, OwnDrafts::nbytes_beside);
     let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
-    let weights: BTreeMap<_, u64> =
-        blocks.iter().map(|block| (place(block), block.weights.nbytes())).collect();
+    let of_block = |block: &LoadedBlock| {
+        (place(block), [block.weights.nbytes(), block.weights.block.nbytes_beside() as u64])
+    };
+    let weights: BTreeMap<_, [u64; 2]> = blocks.iter().map(of_block).collect();
     StageFacts {
-        weight_bytes: weights.values().sum::<u64>()
+        host_expert_bytes: weights.values().map(|[_, beside]| beside).sum::<u64>() + drafts_beside,
+        weight_bytes: weights.values().map(|[all, _]| all).sum::<u64>()
             + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64)
             + drafts,
         state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum::<u64>() + of_drafts,
@@ -433,6 +445,7 @@ pub(super) fn load_layer(
     layer: usize,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
+    loader.at_layer(spec.in_file(layer));
     load_blocks(spec, &spec.layers[layer], (layer, &spec.layer_stem(layer)), loader)
 }
 

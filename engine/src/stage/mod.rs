@@ -69,6 +69,8 @@ pub enum StageOutput {
 pub struct StageFacts {
     /// Bytes of weights as the kernels hold them.
     pub weight_bytes: u64,
+    /// Of these, bytes of experts in the host's memory beside a GPU: [`StageConfig::host_experts`].
+    pub host_expert_bytes: u64,
     /// Bytes of KV pages and recurrent slots.
     pub state_bytes: u64,
     /// Name of the device that computes.
