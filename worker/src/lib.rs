@@ -24,6 +24,7 @@ pub mod control;
 pub mod copies;
 pub mod credentials;
 pub mod executor;
+pub mod experts;
 pub mod fetch;
 pub mod gather;
 pub mod hashes;

@@ -12,7 +12,9 @@ use std::time::Duration;
 use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
-use brigade_plan::{Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, plan_line};
+use brigade_plan::{
+    Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, StagePlan, plan_line,
+};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
@@ -21,6 +23,7 @@ use brigade_proto::control::{
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_sched::LineSpec;
 use brigade_spec::{ModelError, OwnDraftsSpec, Prefixes};
+use brigade_worker::experts::ALL_LAYERS;
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
 use bytes::Bytes;
@@ -224,7 +227,17 @@ pub async fn placed(
                 sending_us: s.time.sending_us(&plan.settings),
                 slowdown: conn.slowdown(),
             };
-            PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
+            let host_experts = host_experts(&conn, s);
+            PlacedStage {
+                member,
+                conn,
+                layers,
+                host_experts,
+                pace,
+                weight_bytes,
+                max_sequence_bytes,
+                copy_bytes,
+            }
         })
         .collect();
     let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
@@ -513,6 +526,7 @@ fn prepare_request(
         line_keys: placement.line_keys(),
         windows: placement.windows,
         own_drafts: has_own_drafts(placement, stage, model),
+        host_experts: stage.host_experts,
         control_vectors: model.control_vectors_of(stage.layers.clone()),
         control_vectors_id: model.control_vectors_id(),
     };
@@ -555,6 +569,14 @@ fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
             })
         }
     }
+}
+
+/// Where a worker that has such a place puts routed experts.
+fn host_experts(conn: &Conn, stage: &StagePlan) -> Option<u32> {
+    let host = conn.capabilities().host.as_ref()?;
+    // Layers before the stage's own do not matter to it, and all are all however the line is cut.
+    let planned = if stage.host_layers.is_empty() { 0 } else { stage.host_layers.end as u32 };
+    Some(host.experts_before.filter(|before| *before == ALL_LAYERS).unwrap_or(planned))
 }
 
 /// Whether a stage has the model's own blocks of drafts.

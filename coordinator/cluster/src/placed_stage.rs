@@ -41,6 +41,9 @@ pub struct PlacedStage {
     pub conn: Conn,
     /// Its layers.
     pub layers: Range<usize>,
+    /// Layers whose routed experts lie with the host beside its GPU: the first so many of the model. `None` of a worker that has
+    /// no such place.
+    pub host_experts: Option<u32>,
     /// What it takes, by our own plan.
     pub pace: Pace,
     /// Bytes of its weights, by our own plan.

@@ -18,6 +18,7 @@ use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
+use super::beside;
 use super::facts::{DraftFacts, LayerFacts, ModelFacts, WorkerFacts};
 use super::{Capacity, Checkpoint, PlanSettings};
 
@@ -34,8 +35,12 @@ const DRAFTS_A_TOKEN: f64 = 2.0;
 /// Bytes that a stage needs, by what for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct StageMemory {
-    /// Layers, embedding and head.
+    /// Layers, embedding and head, but for `host_experts`.
     pub weights: u64,
+    /// Routed experts in the host's memory beside a GPU. All else is the GPU's, where it has memory of its own.
+    pub host_experts: u64,
+    /// Work memory of the host for them.
+    pub host_scratch: u64,
     /// KV pages.
     pub kv: u64,
     /// Recurrent states.
@@ -49,13 +54,25 @@ pub struct StageMemory {
 impl StageMemory {
     /// Sum of all.
     pub fn total(&self) -> u64 {
+        self.of_device().saturating_add(self.of_host())
+    }
+
+    /// What lies with the device that computes all but routed experts.
+    pub fn of_device(&self) -> u64 {
         let parts = [self.weights, self.kv, self.state, self.copies, self.scratch];
         parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// What lies with the host beside that.
+    pub fn of_host(&self) -> u64 {
+        self.host_experts.saturating_add(self.host_scratch)
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             weights: self.weights.saturating_add(other.weights),
+            host_experts: self.host_experts.saturating_add(other.host_experts),
+            host_scratch: self.host_scratch.saturating_add(other.host_scratch),
             kv: self.kv.saturating_add(other.kv),
             state: self.state.saturating_add(other.state),
             copies: self.copies.saturating_add(other.copies),
@@ -104,8 +121,10 @@ pub(super) struct Costs<'a> {
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
     weights: Vec<u64>,
+    /// Of them, bytes of routed experts.
+    pub(super) routed: Vec<u64>,
     /// Whether some layers have the weights of others.
-    shares: bool,
+    pub(super) shares: bool,
     /// Bytes a position, where the cache grows with the sequence.
     kv: Vec<u64>,
     /// Bytes of pages that windows need: a sequence's, and one of each layer.
@@ -113,6 +132,8 @@ pub(super) struct Costs<'a> {
     state: Vec<u64>,
     /// For each worker, `(decode_us, prefill_us)` of layers `0..i`.
     times: Vec<Vec<(f64, f64)>>,
+    /// The same with their routed experts beside the device; empty for a worker that has none there.
+    times_beside: Vec<Vec<(f64, f64)>>,
 }
 
 impl<'a> Costs<'a> {
@@ -130,10 +151,19 @@ impl<'a> Costs<'a> {
                 (decode + row.0, prefill + row.1)
             })
         };
+        let beside = |worker: &WorkerFacts| {
+            let Some(host) = &worker.host else { return Vec::new() };
+            running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
+                let row = beside::times_us(layer, settings, (worker, host));
+                (decode + row.0, prefill + row.1)
+            })
+        };
         Self {
             model,
             workers,
             settings,
+            times_beside: workers.iter().map(beside).collect(),
+            routed: bytes(&|l| l.routed_bytes),
             weights: bytes(&|l| l.weight_bytes),
             shares: model.layers.iter().any(|layer| layer.same_weights.is_some()),
             kv: bytes(&|l| l.growing_kv(settings.windows)),
@@ -202,6 +232,8 @@ impl<'a> Costs<'a> {
                 .saturating_add(drafts.state_bytes)
                 .saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
+            host_experts: 0,
+            host_scratch: 0,
         }
     }
 
@@ -252,11 +284,20 @@ impl<'a> Costs<'a> {
         self.memory(&(0..n_layers), capacity).total().saturating_add(each.saturating_mul(more))
     }
 
-    /// What layers `range` take as a stage on a worker.
-    pub fn time(&self, worker: usize, range: &Range<usize>) -> StageTime {
-        let (before, upto) = (self.times[worker][range.start], self.times[worker][range.end]);
+    /// What layers `range` take as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
+    pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
+        let host = self.host_layers(worker, range, capacity);
+        let of = |sums: &[(f64, f64)], range: &Range<usize>| match range.is_empty() {
+            true => (0.0, 0.0),
+            false => {
+                let (before, upto) = (sums[range.start], sums[range.end]);
+                (upto.0 - before.0, upto.1 - before.1)
+            }
+        };
+        let beside = of(&self.times_beside[worker], &host);
+        let here = of(&self.times[worker], &(host.end..range.end));
         let mut time =
-            StageTime { decode_us: upto.0 - before.0, prefill_us: upto.1 - before.1, send_us: 0.0 };
+            StageTime { decode_us: beside.0 + here.0, prefill_us: beside.1 + here.1, send_us: 0.0 };
         if range.end == self.n_layers() {
             time.decode_us += self.head_us(worker) + self.drafts_us(worker);
             time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
@@ -286,7 +327,7 @@ impl<'a> Costs<'a> {
 }
 
 /// A generated token's time in a layer.
-fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
+pub(super) fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
     let batch = f64::from(settings.decode_batch);
     let cache = layer.cache_read(f64::from(settings.typical_positions));
     let state = 2.0 * layer.state_bytes() as f64;
@@ -294,7 +335,7 @@ fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) 
 }
 
 /// The longer of reading `bytes` and computing `ops`, in microseconds.
-fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
+pub(super) fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
     (bytes / worker.gbps).max(ops / worker.gops) * 1e-3
 }
 

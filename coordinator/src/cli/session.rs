@@ -560,6 +560,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         host_memory: free.map(share),
         gpu_memory,
         devices,
+        experts: experts(line),
         no_coopmat: line.no_coopmat,
         fast_math: line.fast_math,
         kernels: line.kernels.clone(),
@@ -567,6 +568,15 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })
+}
+
+/// What local workers are told of where experts are.
+fn experts(line: &LineArgs) -> Option<String> {
+    match (&line.experts, line.n_cpu_moe) {
+        _ if line.cpu_moe => Some("host".to_owned()),
+        (_, Some(n)) => Some(n.to_string()),
+        (experts, None) => experts.clone(),
+    }
 }
 
 fn program() -> Result<PathBuf> {

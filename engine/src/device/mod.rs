@@ -52,7 +52,7 @@ pub use index::{IndexOfMeans, IndexOver, PoolingBy};
 pub use lists::Lists;
 pub use memory::Memory;
 pub use moves::FewGreatest;
-pub use name::{DeviceName, DeviceWish};
+pub use name::{DeviceName, DeviceWish, split_beside};
 pub use on_gpu::{buffer_of, pack_with_gpu, refused};
 pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;

@@ -45,6 +45,8 @@ pub(super) struct KeptLayer {
     pub(super) weights: Vec<Arc<BlockWeights>>,
     /// Of the weights, wherever in the model they are used.
     pub(super) print: blake3::Hash,
+    /// The layer of the file that they are.
+    pub(super) in_file: usize,
 }
 
 impl KeptWeights {
@@ -67,14 +69,17 @@ impl KeptWeights {
             *self = Self { model: Some(model), home, ..Self::default() };
         }
         self.share(spec, layers);
-        let had = std::mem::replace(&mut self.experts, experts);
-        let is_moved = |layer: usize| {
-            let in_file = spec.in_file(layer);
-            had.is_beside(in_file) != experts.is_beside(in_file) && spec.layers[layer].has_experts()
-        };
-        self.layers.retain(|layer, _| layers.contains(layer) && !is_moved(*layer));
+        self.place_experts(experts);
+        self.layers.retain(|layer, _| layers.contains(layer));
         self.embedding.take_if(|_| layers.start > 0);
         self.head.take_if(|_| layers.end < spec.n_layer());
+    }
+
+    /// Lets go of layers whose experts are to lie elsewhere than they do.
+    fn place_experts(&mut self, experts: ExpertsPlace) {
+        let had = std::mem::replace(&mut self.experts, experts);
+        let stays = |in_file: usize| had.is_beside(in_file) == experts.is_beside(in_file);
+        self.layers.retain(|_, layer| stays(layer.part.in_file));
     }
 
     /// Whether the weights of layer `in_file` of the file are here, of whatever layer that computes with them.
@@ -98,10 +103,11 @@ impl KeptWeights {
 
     /// Takes in what was loaded ahead of the next stage; what is here of the same model stays.
     pub fn absorb(&mut self, ahead: Self) {
-        if self.model != ahead.model || self.home != ahead.home || self.experts != ahead.experts {
+        if self.model != ahead.model || self.home != ahead.home {
             *self = ahead;
             return;
         }
+        self.place_experts(ahead.experts);
         for (layer, loaded) in ahead.layers {
             self.layers.entry(layer).or_insert(loaded);
         }
@@ -141,7 +147,7 @@ impl Stage {
         let mut kept = KeptWeights { model, home, experts, ..KeptWeights::default() };
         let mut names = self.names;
         for (layer, (tensors, print)) in std::mem::take(&mut names.layers) {
-            let part = KeptLayer { weights: Vec::new(), print };
+            let part = KeptLayer { weights: Vec::new(), print, in_file: self.spec.in_file(layer) };
             kept.layers.insert(layer, Kept { tensors, part });
         }
         for block in self.blocks {

@@ -237,7 +237,7 @@ fn load_weights(
         let weights = load_layer(spec, layer, loader)?;
         let print = fingerprint::of_layer(model, spec, source.as_ref(), layer)?;
         let tensors_of_it = kept::layer_tensors(model, spec, layer);
-        let part = KeptLayer { weights, print };
+        let part = KeptLayer { weights, print, in_file };
         kept.layers.insert(layer, Kept { tensors: tensors_of_it, part });
         release(source.as_ref(), &tensors, Some(in_file));
     }
