@@ -576,6 +576,11 @@ pub struct HealthReply {
     /// weight_bytes.
     #[prost(uint64, tag = "21")]
     pub host_expert_bytes: u64,
+    /// Rows that its routed experts computed since it was loaded, those of the device and of the host beside it.
+    #[prost(uint64, tag = "22")]
+    pub expert_rows: u64,
+    #[prost(uint64, tag = "23")]
+    pub host_expert_rows: u64,
 }
 /// What records of prefixes take on a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -219,6 +219,11 @@ pub trait StageRunner {
     /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
     fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError>;
 
+    /// Rows that routed experts computed so far: with a GPU, and with the host beside it.
+    fn expert_rows(&self) -> [u64; 2] {
+        [0; 2]
+    }
+
     /// Waits for so long at most; whether the first ubatch that was begun and not finished is computed, or failed.
     fn is_done_within(&mut self, within: Duration) -> bool;
 

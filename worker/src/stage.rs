@@ -483,6 +483,10 @@ struct EngineStage {
 }
 
 impl StageRunner for EngineStage {
+    fn expert_rows(&self) -> [u64; 2] {
+        self.stage.expert_rows()
+    }
+
     fn shape(&self) -> StageShape {
         let (spec, layers) = (self.stage.spec(), self.stage.layers());
         let width = |cut: usize| spec.boundary(cut).width() as u32;

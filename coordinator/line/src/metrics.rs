@@ -83,6 +83,8 @@ const STAGE_BUSY: &str = "brigade_stage_busy_microseconds_total";
 const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
 const STAGE_SHARE: &str = "brigade_stage_busy_share";
 const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
+const HOST_EXPERTS: &str = "brigade_stage_host_expert_bytes";
+const EXPERT_ROWS: &str = "brigade_stage_expert_row_share";
 const WORKERS: &str = "brigade_workers";
 const WIRE_BYTES: &str = "brigade_wire_bytes_total";
 const WIRE_SECONDS: &str = "brigade_wire_seconds";
@@ -280,6 +282,8 @@ fn describe() {
     describe_gauge!(WORKERS, "Workers, by where they are");
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
     describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
+    describe_gauge!(HOST_EXPERTS, Unit::Bytes, "Routed experts in the host's memory beside a GPU");
+    describe_gauge!(EXPERT_ROWS, "Share of the rows of routed experts since loading, by place");
     describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
     describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
     describe_counter!(LINE_DOWN, "Times that the line broke");
@@ -438,6 +442,14 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     let labels = on_the_line().of(stage);
     gauge!(STAGE_SHARE, &labels).set(busy_share);
     gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
+    gauge!(HOST_EXPERTS, &labels).set(health.host_expert_bytes as f64);
+    let rows = [("device", health.expert_rows), ("host", health.host_expert_rows)];
+    let all = health.expert_rows.saturating_add(health.host_expert_rows);
+    for (place, rows) in rows.into_iter().filter(|_| all > 0) {
+        let [stage, worker] = labels.clone();
+        gauge!(EXPERT_ROWS, &[stage, worker, ("place", place.to_owned())])
+            .set(rows as f64 / all as f64);
+    }
     if let Some(records) = &health.prefix_records {
         let of_tier = |tier: &'static str| {
             let [stage, worker] = labels.clone();
@@ -458,6 +470,7 @@ pub fn line_up(names: impl Iterator<Item = String>) {
         let labels = workers.of(stage);
         gauge!(STAGE_SHARE, &labels).set(0.0);
         gauge!(STAGE_MEMORY, &labels).set(0.0);
+        gauge!(HOST_EXPERTS, &labels).set(0.0);
     }
     let line: Vec<_> = names.map(|name| workers.label(&name)).collect();
     let n_stages = line.len();

@@ -526,7 +526,7 @@ pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result
     if joining && line.workers.is_none() {
         return Ok(Source::JoinOnly);
     }
-    Ok(Source::Local(local_options(line, log_level)?))
+    Ok(Source::Local(Box::new(local_options(line, log_level)?)))
 }
 
 fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOptions> {

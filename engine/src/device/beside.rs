@@ -2,6 +2,7 @@
 //!
 //! What crosses is one copy each way: rows with their routing, and what the experts make of them. The host waits for the first only.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
@@ -17,6 +18,8 @@ pub(super) struct Beside {
     scratch: Scratch,
     /// For what it made, where the GPU reads it.
     inbox: Mutex<Inbox>,
+    /// Pairs of a row and an expert so far: here, and with the host.
+    n_pairs: [AtomicU64; 2],
 }
 
 /// Rows on their way to where their experts lie.
@@ -46,7 +49,8 @@ pub struct Away<'a> {
 impl Beside {
     pub(super) fn new(compute: Arc<Compute>) -> Self {
         let scratch = Scratch::new(None);
-        Self { host: Device::of(compute), scratch, inbox: Mutex::default() }
+        let n_pairs = Default::default();
+        Self { host: Device::of(compute), scratch, inbox: Mutex::default(), n_pairs }
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -80,7 +84,14 @@ impl Device {
     /// # Panics
     /// If there is no memory for the copy. The stage ends with this as its reason.
     pub fn send(&self, w: &ExpertMatrices, x: &Rows, routing: &Routing) -> Option<Sent> {
-        let gpu = self.gpu.as_ref().filter(|_| w.is_beside() && !x.is_empty())?;
+        let gpu = self.gpu.as_ref()?;
+        if let Some(beside) = self.beside.as_ref().filter(|_| !gpu.is_rehearsing()) {
+            let place = usize::from(w.is_beside());
+            beside.n_pairs[place].fetch_add(routing.n_pairs() as u64, Ordering::Relaxed);
+        }
+        if !w.is_beside() || x.is_empty() {
+            return None;
+        }
         let (span, lists) = (x.on_gpu(gpu), routing.on_gpu().is_none().then(|| routing.lists()));
         let values = match routing.on_gpu() {
             Some(routes) => gpu.fetch_all([span, routes.chosen()]),
@@ -94,6 +105,12 @@ impl Device {
             lists: lists.cloned(),
             sizes: routing.sizes(x.n_rows()),
         })
+    }
+
+    /// Rows that experts computed so far: with this device, and beside it. On the CPU nobody counts them.
+    pub fn expert_rows(&self) -> [u64; 2] {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.beside.as_ref().map_or([0; 2], |beside| beside.n_pairs.each_ref().map(count))
     }
 
     /// The rows that were sent, where their experts lie: waits for them, with all that this device was told before on its way.

@@ -182,6 +182,11 @@ impl Stage {
         self.device.waits()
     }
 
+    /// Rows that routed experts computed so far, each for each of its experts: with the GPU, and with the host beside it.
+    pub fn expert_rows(&self) -> [u64; 2] {
+        self.device.expert_rows()
+    }
+
     /// What the GPU was handed so far; nothing on a CPU.
     pub fn handed(&self) -> Handed {
         self.device.handed()

@@ -139,6 +139,7 @@ impl Worker {
         let prefix_records = self.prefixes_used().map(|Used { ram, disk, bundles }| {
             PrefixRecords { ram_bytes: ram, disk_bytes: disk, bundles }
         });
+        let [expert_rows, host_expert_rows] = reading.expert_rows;
         let session = &inner.session;
         // Another coordinator's number would say nothing, and might be the same.
         let is_owner = session.owner() == Some(coordinator_id);
@@ -164,6 +165,8 @@ impl Worker {
             held_layers,
             instance: self.loader.instance,
             prefix_records,
+            expert_rows,
+            host_expert_rows,
             host_expert_bytes: stage(&inner).map_or(0, |(_, stage)| stage.loaded.facts.host_bytes),
         }
     }
