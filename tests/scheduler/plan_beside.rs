@@ -71,10 +71,11 @@ fn experts_that_do_not_fit_on_the_gpu_lie_with_the_host() {
         before = layers;
     }
     assert!(before.end > 0, "experts of some layers lie with the host");
-    let refused = planned(&model, &gpu(total / 2, None)).unwrap_err();
+    let half = all.memory.weights / 2;
+    let refused = planned(&model, &gpu(half, None)).unwrap_err();
     assert!(refused.contains("does not fit"), "{refused}");
     // The host's memory is counted too.
-    let little = gpu(total / 2, Some(host(1 << 20, HostExperts::Auto)));
+    let little = gpu(half, Some(host(1 << 20, HostExperts::Auto)));
     let refused = planned(&model, &little).unwrap_err();
     assert!(refused.contains("gpu lacks"), "{refused}");
 }

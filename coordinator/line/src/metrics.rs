@@ -443,13 +443,7 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     gauge!(STAGE_SHARE, &labels).set(busy_share);
     gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
     gauge!(HOST_EXPERTS, &labels).set(health.host_expert_bytes as f64);
-    let rows = [("device", health.expert_rows), ("host", health.host_expert_rows)];
-    let all = health.expert_rows.saturating_add(health.host_expert_rows);
-    for (place, rows) in rows.into_iter().filter(|_| all > 0) {
-        let [stage, worker] = labels.clone();
-        gauge!(EXPERT_ROWS, &[stage, worker, ("place", place.to_owned())])
-            .set(rows as f64 / all as f64);
-    }
+    expert_rows(&labels, [health.expert_rows, health.host_expert_rows]);
     if let Some(records) = &health.prefix_records {
         let of_tier = |tier: &'static str| {
             let [stage, worker] = labels.clone();
@@ -458,6 +452,16 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
         gauge!(PREFIX_BYTES, &of_tier("ram")).set(records.ram_bytes as f64);
         gauge!(PREFIX_BYTES, &of_tier("disk")).set(records.disk_bytes as f64);
         gauge!(PREFIX_BUNDLES, &labels).set(records.bundles as f64);
+    }
+}
+
+/// Which share of the rows of its experts a stage computed with its device, and which with the host beside that.
+fn expert_rows(labels: &[(&'static str, String); 2], rows: [u64; 2]) {
+    let all = rows.iter().fold(0, |sum: u64, rows| sum.saturating_add(*rows)).max(1);
+    for (place, rows) in ["device", "host"].into_iter().zip(rows) {
+        let [stage, worker] = labels.clone();
+        let labels = [stage, worker, ("place", place.to_owned())];
+        gauge!(EXPERT_ROWS, &labels).set(rows as f64 / all as f64);
     }
 }
 
@@ -471,6 +475,7 @@ pub fn line_up(names: impl Iterator<Item = String>) {
         gauge!(STAGE_SHARE, &labels).set(0.0);
         gauge!(STAGE_MEMORY, &labels).set(0.0);
         gauge!(HOST_EXPERTS, &labels).set(0.0);
+        expert_rows(&labels, [0; 2]);
     }
     let line: Vec<_> = names.map(|name| workers.label(&name)).collect();
     let n_stages = line.len();

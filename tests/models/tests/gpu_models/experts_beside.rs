@@ -1,12 +1,17 @@
 //! A stage of two devices: routed experts of some layers lie with the host and are computed there, all the rest is a GPU's. No byte
 //! depends on which layers these are. Machines without a Vulkan driver skip.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::gpus;
-use brigade_gguf::Gguf;
+use brigade_engine::device::{DeviceName, Devices, gpus};
+use brigade_engine::kernels::KvType;
+use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
+use brigade_engine::weights::TensorSource;
+use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
@@ -121,7 +126,67 @@ fn experts_beside_are_counted_and_waited_for_once() {
     }
 }
 
+/// A model's tensors, which notes the layers that were asked for.
+struct Watched {
+    model: Arc<Gguf>,
+    layers: Mutex<BTreeSet<usize>>,
+}
+
+impl TensorSource for Watched {
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+        self.layers.lock().unwrap().extend(brigade_spec::layer_of(&tensor.name));
+        self.model.data(tensor).map(Cow::Borrowed)
+    }
+}
+
+/// Where another number of layers has its experts with the host, the layers between are loaded anew, and no others.
+fn layers_whose_experts_move_are_loaded_anew() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let model = Arc::new(Gguf::open(&golden.named("qwen3vlmoe")).unwrap());
+    let devices = Devices::default();
+    let mut kept = KeptWeights::default();
+    // Bytes of a layer's experts: the first stage has those of one with the host.
+    let mut of_one = None;
+    let mut before = 0;
+    for (host_experts, read) in [(1, 0..4), (3, 1..3), (3, 0..0), (0, 0..3), (u32::MAX, 0..4)] {
+        let source = Arc::new(Watched { model: model.clone(), layers: Mutex::default() });
+        let config = StageConfig {
+            n_slots: 1,
+            n_blocks: 1,
+            kv_type: KvType::F32,
+            n_ctx: 64,
+            max_rows: 8,
+            windows: false,
+            control_vectors: None,
+            host_experts,
+            own_drafts: false,
+        };
+        let stage = Stage::load_keeping(
+            &brigade_models::described(&model).unwrap(),
+            source.clone(),
+            0..4,
+            config,
+            devices.open(&DeviceName::Vulkan(0), 1, None).unwrap(),
+            &mut kept,
+            &mut |_| {},
+        )
+        .unwrap();
+        let layers = source.layers.lock().unwrap().clone();
+        assert_eq!(layers, read.collect(), "{before} to {host_experts}");
+        let beside = stage.facts().host_expert_bytes;
+        let one = *of_one.get_or_insert(beside);
+        assert_eq!(beside, one * u64::from(host_experts.min(4)), "{host_experts} layers");
+        before = host_experts;
+        kept = stage.into_kept();
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    computes: where_experts_lie_changes_no_byte;
+    computes:
+        where_experts_lie_changes_no_byte,
+        layers_whose_experts_move_are_loaded_anew;
     alone: experts_beside_are_counted_and_waited_for_once;
 ];
