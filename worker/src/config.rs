@@ -12,7 +12,7 @@ use brigade_proto::address::{Address, AddressError};
 use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, TlsError, Token};
 
-use crate::experts::{Experts, device_of};
+use crate::experts::{Experts, Raw, Wrong, device_of};
 use crate::measure::Speeds;
 use crate::prefixes::store::Sizes;
 
@@ -225,7 +225,17 @@ impl Config {
             let problem = "needs the matrix units that --no-coopmat leaves alone: give one of them";
             return Err(bad("--fast-math", "", problem));
         }
-        let (device, experts) = device_of(&raw)?;
+        let said = Raw {
+            device: raw.device.as_deref(),
+            kernels: raw.kernels.as_deref(),
+            fast_math: raw.fast_math,
+            experts: raw.experts.as_deref(),
+            cpu_moe: raw.cpu_moe,
+            n_cpu_moe: raw.n_cpu_moe,
+        };
+        let (device, experts) = device_of(&said).map_err(|Wrong { option, value, problem }| {
+            ConfigError::Value { option, value, problem }
+        })?;
         let bytes = |option, text: &Option<String>| {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };

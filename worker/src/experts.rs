@@ -2,8 +2,6 @@
 
 use brigade_engine::device::{DeviceName, DeviceWish, split_beside};
 
-use crate::config::{ConfigError, RawConfig};
-
 /// All layers, on the wire and to the engine.
 pub const ALL_LAYERS: u32 = u32::MAX;
 
@@ -21,15 +19,29 @@ pub enum Experts {
     Layers(u32),
 }
 
-/// What the command line says of experts.
+/// What is wrong with an option.
+#[derive(Debug)]
+pub(crate) struct Wrong {
+    pub(crate) option: &'static str,
+    pub(crate) value: String,
+    pub(crate) problem: String,
+}
+
+/// What the command line says of devices and experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RawExperts<'a> {
+pub(crate) struct Raw<'a> {
+    /// `--device`.
+    pub(crate) device: Option<&'a str>,
+    /// `--kernels`.
+    pub(crate) kernels: Option<&'a str>,
+    /// `--fast-math`.
+    pub(crate) fast_math: bool,
     /// `--experts`.
-    experts: Option<&'a str>,
+    pub(crate) experts: Option<&'a str>,
     /// `--cpu-moe`.
-    cpu_moe: bool,
+    pub(crate) cpu_moe: bool,
     /// `--n-cpu-moe`.
-    n_cpu_moe: Option<u32>,
+    pub(crate) n_cpu_moe: Option<u32>,
 }
 
 impl Experts {
@@ -51,15 +63,11 @@ impl Experts {
     ///
     /// # Errors
     /// The options contradict each other, or one is none of what it may be.
-    fn read(
-        raw: &RawExperts<'_>,
-        device: &DeviceWish,
-        has_beside: bool,
-        fast_math: bool,
-    ) -> Result<Self, ConfigError> {
+    fn read(raw: &Raw<'_>, device: &DeviceWish, has_beside: bool) -> Result<Self, Wrong> {
+        let fast_math = raw.fast_math;
         let wrong = |option, value: &str, problem: &str| {
             let (value, problem) = (value.to_owned(), problem.to_owned());
-            Err(ConfigError::Value { option, value, problem })
+            Err(Wrong { option, value, problem })
         };
         let n_given = [raw.experts.is_some(), raw.cpu_moe, raw.n_cpu_moe.is_some()];
         if n_given.into_iter().filter(|given| *given).count() > 1 {
@@ -103,28 +111,23 @@ impl Experts {
 ///
 /// # Errors
 /// There is no such device, or options contradict each other.
-pub(crate) fn device_of(raw: &RawConfig) -> Result<(DeviceWish, Experts), ConfigError> {
-    let RawConfig { device, kernels, cpu_moe, n_cpu_moe, .. } = raw;
-    let wrong = |value: &str, problem: String| ConfigError::Value {
-        option: "--device",
-        value: value.to_owned(),
-        problem,
+pub(crate) fn device_of(raw: &Raw<'_>) -> Result<(DeviceWish, Experts), Wrong> {
+    let wrong = |value: &str, problem: String| {
+        let value = value.to_owned();
+        Wrong { option: "--device", value, problem }
     };
-    let named = device.as_deref().unwrap_or_default();
+    let named = raw.device.unwrap_or_default();
     let (name, has_beside) = split_beside(named).map_err(|problem| wrong(named, problem))?;
-    let wish = device.as_ref().map(|_| name.parse::<DeviceWish>()).transpose();
-    let wish = wish.map_err(|problem| wrong(named, problem))?;
-    let wish = match (wish, kernels) {
+    let wish = raw.device.map(|_| name.parse::<DeviceWish>()).transpose();
+    let wish = match (wish.map_err(|problem| wrong(named, problem))?, raw.kernels) {
         (Some(DeviceWish::Named(name @ DeviceName::Vulkan(_))), Some(kernels)) => {
             let problem = format!("has its own kernels: leave out --kernels {kernels}");
             return Err(wrong(&name.to_string(), problem));
         }
-        (_, Some(kernels)) => DeviceWish::Named(DeviceName::Cpu(Some(kernels.clone()))),
+        (_, Some(kernels)) => DeviceWish::Named(DeviceName::Cpu(Some(kernels.to_owned()))),
         (wish, None) => wish.unwrap_or_default(),
     };
-    let (experts, cpu_moe, n_cpu_moe) = (raw.experts.as_deref(), *cpu_moe, *n_cpu_moe);
-    let of_experts = RawExperts { experts, cpu_moe, n_cpu_moe };
-    let experts = Experts::read(&of_experts, &wish, has_beside, raw.fast_math)?;
+    let experts = Experts::read(raw, &wish, has_beside)?;
     Ok((wish, experts))
 }
 
@@ -135,11 +138,11 @@ mod tests {
     #[test]
     fn options_are_read_as_people_type_them() {
         let gpu: DeviceWish = "vulkan:0".parse().unwrap();
-        let read = |raw: RawExperts<'_>| Experts::read(&raw, &gpu, false, false).unwrap();
-        let said = |text| RawExperts { experts: Some(text), ..RawExperts::default() };
-        assert_eq!(read(RawExperts::default()), Experts::Device);
-        assert_eq!(read(RawExperts { cpu_moe: true, ..RawExperts::default() }), Experts::Host);
-        let n = RawExperts { n_cpu_moe: Some(7), ..RawExperts::default() };
+        let read = |raw: Raw<'_>| Experts::read(&raw, &gpu, false).unwrap();
+        let said = |text| Raw { experts: Some(text), ..Raw::default() };
+        assert_eq!(read(Raw::default()), Experts::Device);
+        assert_eq!(read(Raw { cpu_moe: true, ..Raw::default() }), Experts::Host);
+        let n = Raw { n_cpu_moe: Some(7), ..Raw::default() };
         assert_eq!(read(n), Experts::Layers(7));
         for (text, experts) in [
             ("auto", Experts::Auto),
@@ -149,25 +152,27 @@ mod tests {
         ] {
             assert_eq!(read(said(text)), experts, "{text}");
         }
-        let plain = RawExperts::default();
-        assert_eq!(Experts::read(&plain, &gpu, true, false).unwrap(), Experts::Auto, "+cpu");
-        assert_eq!(Experts::read(&plain, &DeviceWish::Auto, false, false).unwrap(), Experts::Auto);
-        assert_eq!(Experts::read(&plain, &gpu, true, true).unwrap(), Experts::Device, "fast math");
+        let plain = Raw::default();
+        let fast = Raw { fast_math: true, ..plain };
+        assert_eq!(Experts::read(&plain, &gpu, true).unwrap(), Experts::Auto, "+cpu");
+        assert_eq!(Experts::read(&plain, &DeviceWish::Auto, false).unwrap(), Experts::Auto);
+        assert_eq!(Experts::read(&fast, &gpu, true).unwrap(), Experts::Device);
         let cpu: DeviceWish = "cpu".parse().unwrap();
-        assert_eq!(Experts::read(&said("host"), &cpu, false, false).unwrap(), Experts::Device);
+        assert_eq!(Experts::read(&said("host"), &cpu, false).unwrap(), Experts::Device);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let gpu: DeviceWish = "vulkan:0".parse().unwrap();
-        let refused = |raw: RawExperts<'_>, fast_math| {
-            Experts::read(&raw, &gpu, false, fast_math).unwrap_err().to_string()
+        let refused = |raw: Raw<'_>, fast_math| {
+            let wrong = Experts::read(&Raw { fast_math, ..raw }, &gpu, false).unwrap_err();
+            format!("{} {}", wrong.option, wrong.problem)
         };
-        let said = |text| RawExperts { experts: Some(text), ..RawExperts::default() };
+        let said = |text| Raw { experts: Some(text), ..Raw::default() };
         for text in ["", "-1", "all", "4294967296"] {
             assert!(refused(said(text), false).contains("none of auto, device, host"), "{text}");
         }
-        assert!(refused(RawExperts { cpu_moe: true, ..said("auto") }, false).contains("give one"));
+        assert!(refused(Raw { cpu_moe: true, ..said("auto") }, false).contains("give one"));
         assert!(refused(said("3"), true).contains("--fast-math"));
     }
 }

@@ -12,18 +12,14 @@ use std::time::Duration;
 use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
-use brigade_plan::{
-    Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, StagePlan, plan_line,
-};
+use brigade_plan::{Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, plan_line};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
     TensorRef, WireType,
 };
-use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_sched::LineSpec;
 use brigade_spec::{ModelError, OwnDraftsSpec, Prefixes};
-use brigade_worker::experts::ALL_LAYERS;
 use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
 use bytes::Bytes;
@@ -37,7 +33,7 @@ use crate::facts::{self, worker_facts};
 use crate::gather;
 use crate::lane::LineEnds;
 use crate::lease::Lease;
-use crate::placed_stage::{Identity, Pace, PlacedStage};
+use crate::placed_stage::{Identity, PlacedStage};
 use crate::prepare::{Refusal, StageOrder, prepare};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
@@ -215,30 +211,7 @@ pub async fn placed(
     let stages: Vec<PlacedStage> = plan
         .stages
         .iter()
-        .map(|s| {
-            let (member, conn) = conns[s.worker].clone();
-            // By our own plan: pages, states and tokens of all sequences together.
-            let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
-            let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
-            let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
-            let copy_bytes = s.memory.copies;
-            let pace = Pace {
-                computing_us: s.time.computing_us(&plan.settings),
-                sending_us: s.time.sending_us(&plan.settings),
-                slowdown: conn.slowdown(),
-            };
-            let host_experts = host_experts(&conn, s);
-            PlacedStage {
-                member,
-                conn,
-                layers,
-                host_experts,
-                pace,
-                weight_bytes,
-                max_sequence_bytes,
-                copy_bytes,
-            }
-        })
+        .map(|s| PlacedStage::of(s, conns[s.worker].clone(), &settings))
         .collect();
     let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
     let line = LineSpec {
@@ -569,14 +542,6 @@ fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
             })
         }
     }
-}
-
-/// Where a worker that has such a place puts routed experts.
-fn host_experts(conn: &Conn, stage: &StagePlan) -> Option<u32> {
-    let host = conn.capabilities().host.as_ref()?;
-    // Layers before the stage's own do not matter to it, and all are all however the line is cut.
-    let planned = if stage.host_layers.is_empty() { 0 } else { stage.host_layers.end as u32 };
-    Some(host.experts_before.filter(|before| *before == ALL_LAYERS).unwrap_or(planned))
 }
 
 /// Whether a stage has the model's own blocks of drafts.

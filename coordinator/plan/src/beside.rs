@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Capacity;
-use super::PlanSettings;
-use super::cost::{Costs, StageMemory, slower};
+use super::cost::{Costs, StageMemory, StageTime};
 use super::error::PlanError;
-use super::facts::{HostExperts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
+use super::facts::{HostExperts, ModelFacts, WorkerFacts};
 
 impl Costs<'_> {
     /// The first layers of `range` whose routed experts lie with the worker's host: as many as were asked for, or as do not fit
@@ -34,6 +33,29 @@ impl Costs<'_> {
             }
         };
         range.start..upto
+    }
+
+    /// What layers `range` take as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
+    pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
+        let host = self.host_layers(worker, range, capacity);
+        let of = |sums: &[(f64, f64)], range: &Range<usize>| match range.is_empty() {
+            true => (0.0, 0.0),
+            false => {
+                let (before, upto) = (sums[range.start], sums[range.end]);
+                (upto.0 - before.0, upto.1 - before.1)
+            }
+        };
+        let beside = of(&self.times_beside[worker], &host);
+        let here = of(&self.times[worker], &(host.end..range.end));
+        let mut time =
+            StageTime { decode_us: beside.0 + here.0, prefill_us: beside.1 + here.1, send_us: 0.0 };
+        if range.end == self.n_layers() {
+            time.decode_us += self.head_us(worker) + self.drafts_us(worker);
+            time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
+        } else if let Some(link) = self.workers[worker].link {
+            time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
+        }
+        time
     }
 
     /// What layers `range` need as a stage on a worker, by device.
@@ -79,32 +101,6 @@ impl Costs<'_> {
         let bytes = firsts.into_iter().map(|layer| self.model.layers[layer].routed_bytes);
         bytes.fold(0, u64::saturating_add)
     }
-}
-
-/// A row's time in a layer whose routed experts are the host's, for decode and for prompts. The host works while the GPU waits.
-pub(super) fn times_us(
-    layer: &LayerFacts,
-    settings: &PlanSettings,
-    (worker, host): (&WorkerFacts, &HostFacts),
-) -> (f64, f64) {
-    let batch = f64::from(settings.decode_batch);
-    let cache = layer.cache_read(f64::from(settings.typical_positions));
-    let state = 2.0 * layer.state_bytes() as f64;
-    let routed = layer.routed_read(batch);
-    let (dense_ops, routed_ops) = ops(layer);
-    let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
-    let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
-    (decode, (dense_ops / worker.gops + routed_ops / host.gops) * 1e-3)
-}
-
-/// A row's operations in a layer: those of the GPU and of its routed experts.
-pub(super) fn ops(layer: &LayerFacts) -> (f64, f64) {
-    let routed = 2.0 * layer.routed_elements as f64;
-    (layer.ops() - routed, routed)
-}
-
-fn slower_there(bytes: f64, ops: f64, host: &HostFacts) -> f64 {
-    (bytes / host.gbps).max(ops / host.gops) * 1e-3
 }
 
 /// Refuses a number of layers that the model does not have.

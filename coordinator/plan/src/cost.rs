@@ -18,8 +18,7 @@ use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
-use super::beside;
-use super::facts::{DraftFacts, LayerFacts, ModelFacts, WorkerFacts};
+use super::facts::{DraftFacts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
 use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
@@ -131,9 +130,9 @@ pub(super) struct Costs<'a> {
     windows: Vec<(u64, u64)>,
     state: Vec<u64>,
     /// For each worker, `(decode_us, prefill_us)` of layers `0..i`.
-    times: Vec<Vec<(f64, f64)>>,
+    pub(super) times: Vec<Vec<(f64, f64)>>,
     /// The same with their routed experts beside the device; empty for a worker that has none there.
-    times_beside: Vec<Vec<(f64, f64)>>,
+    pub(super) times_beside: Vec<Vec<(f64, f64)>>,
 }
 
 impl<'a> Costs<'a> {
@@ -154,7 +153,7 @@ impl<'a> Costs<'a> {
         let beside = |worker: &WorkerFacts| {
             let Some(host) = &worker.host else { return Vec::new() };
             running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
-                let row = beside::times_us(layer, settings, (worker, host));
+                let row = times_beside_us(layer, settings, (worker, host));
                 (decode + row.0, prefill + row.1)
             })
         };
@@ -284,32 +283,9 @@ impl<'a> Costs<'a> {
         self.memory(&(0..n_layers), capacity).total().saturating_add(each.saturating_mul(more))
     }
 
-    /// What layers `range` take as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
-    pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
-        let host = self.host_layers(worker, range, capacity);
-        let of = |sums: &[(f64, f64)], range: &Range<usize>| match range.is_empty() {
-            true => (0.0, 0.0),
-            false => {
-                let (before, upto) = (sums[range.start], sums[range.end]);
-                (upto.0 - before.0, upto.1 - before.1)
-            }
-        };
-        let beside = of(&self.times_beside[worker], &host);
-        let here = of(&self.times[worker], &(host.end..range.end));
-        let mut time =
-            StageTime { decode_us: beside.0 + here.0, prefill_us: beside.1 + here.1, send_us: 0.0 };
-        if range.end == self.n_layers() {
-            time.decode_us += self.head_us(worker) + self.drafts_us(worker);
-            time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
-        } else if let Some(link) = self.workers[worker].link {
-            time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
-        }
-        time
-    }
-
     /// A generated token's time in the blocks of drafts: its row, and its share of what is drafted behind it, each draft with a
     /// head of its own.
-    fn drafts_us(&self, worker: usize) -> f64 {
+    pub(super) fn drafts_us(&self, worker: usize) -> f64 {
         let drafts = &self.model.drafts;
         if drafts.weight_bytes == 0 {
             return 0.0;
@@ -327,15 +303,41 @@ impl<'a> Costs<'a> {
 }
 
 /// A generated token's time in a layer.
-pub(super) fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
+fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
     let batch = f64::from(settings.decode_batch);
     let cache = layer.cache_read(f64::from(settings.typical_positions));
     let state = 2.0 * layer.state_bytes() as f64;
     slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker)
 }
 
+/// A row's time in a layer whose routed experts are the host's, for decode and for prompts. The host works while the GPU waits.
+fn times_beside_us(
+    layer: &LayerFacts,
+    settings: &PlanSettings,
+    (worker, host): (&WorkerFacts, &HostFacts),
+) -> (f64, f64) {
+    let batch = f64::from(settings.decode_batch);
+    let cache = layer.cache_read(f64::from(settings.typical_positions));
+    let state = 2.0 * layer.state_bytes() as f64;
+    let routed = layer.routed_read(batch);
+    let (dense_ops, routed_ops) = ops_by_place(layer);
+    let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
+    let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
+    (decode, (dense_ops / worker.gops + routed_ops / host.gops) * 1e-3)
+}
+
+/// A row's operations in a layer: those of the GPU and of its routed experts.
+pub(super) fn ops_by_place(layer: &LayerFacts) -> (f64, f64) {
+    let routed = 2.0 * layer.routed_elements as f64;
+    (layer.ops() - routed, routed)
+}
+
+fn slower_there(bytes: f64, ops: f64, host: &HostFacts) -> f64 {
+    (bytes / host.gbps).max(ops / host.gops) * 1e-3
+}
+
 /// The longer of reading `bytes` and computing `ops`, in microseconds.
-pub(super) fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
+fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
     (bytes / worker.gbps).max(ops / worker.gops) * 1e-3
 }
 

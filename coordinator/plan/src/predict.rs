@@ -13,8 +13,7 @@ use brigade_sched::{LineSpec, SchedConfig};
 use brigade_spec::Prefixes;
 use serde::Serialize;
 
-use super::beside;
-use super::cost::Costs;
+use super::cost::{Costs, ops_by_place};
 use super::facts::{ModelFacts, WorkerFacts};
 use super::{Plan, StagePlan};
 
@@ -129,7 +128,7 @@ fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageMo
     let mut ops = stage.ops_per_row;
     let beside = &costs.model.layers[stage.host_layers.clone()];
     let routed_read: f64 = beside.iter().map(|layer| layer.routed_read(rows)).sum();
-    let routed_ops: f64 = beside.iter().map(|layer| beside::ops(layer).1).sum();
+    let routed_ops: f64 = beside.iter().map(|layer| ops_by_place(layer).1).sum();
     let (host_fixed, host_row) = worker
         .host
         .map_or((0.0, 0.0), |host| (routed_read / host.gbps * 1e-3, routed_ops / host.gops * 1e-3));

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block_input::{BlockInput, DepthMix, Mix};
+use super::facts;
 use super::fingerprint;
 use super::gated_streams::GatedConnection;
 use super::head::Head;
@@ -16,7 +17,7 @@ use super::norm::Norm;
 use super::own_drafts::OwnDrafts;
 use super::rope::load_rope;
 use super::streams::StreamMatrices;
-use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
+use super::{BlockWeights, LoadedBlock, Stage};
 use crate::block::{Embedding, Linear, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
@@ -99,10 +100,7 @@ impl Stage {
         let model_hash = blake3::hash(&model.header_bytes());
         let place = ExpertsPlace::new(&device, config.host_experts)?;
         kept.retain_for((model_hash, device.home(), place), &spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), &device, progress)
-            .sharing(source.clone())
-            .with_experts(place)
-            .with_switched(switched(&spec));
+        let mut loader = loader((model, &spec), &source, (&device, place), progress);
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
@@ -131,7 +129,7 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let facts = facts(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
+        let facts = facts::of(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
@@ -157,6 +155,17 @@ impl Stage {
             n_reading: 0,
         })
     }
+}
+
+/// Hands out tensors, with experts where they shall lie.
+fn loader<'a>(
+    (model, spec): (&'a Gguf, &ModelSpec),
+    source: &'a Arc<dyn TensorSource>,
+    (device, place): (&'a Device, ExpertsPlace),
+    progress: &'a mut dyn FnMut(u64),
+) -> WeightLoader<'a> {
+    let loader = WeightLoader::new(model, source.as_ref(), device, progress);
+    loader.sharing(source.clone()).with_experts(place).with_switched(switched(spec))
 }
 
 /// Refuses layers that the model does not have, and a configuration that is not for them.
@@ -203,10 +212,7 @@ impl KeptWeights {
         let place = ExpertsPlace::new(device, host_experts)?;
         let hash = blake3::hash(&model.header_bytes());
         ahead.retain_for((hash, device.home(), place), spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), device, progress)
-            .sharing(source.clone())
-            .with_experts(place)
-            .with_switched(switched(spec));
+        let mut loader = loader((model, spec), &source, (device, place), progress);
         load_weights(model, spec, &layers, &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
@@ -364,31 +370,6 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
         let row = row.filter(|row| row.iter().any(|value| *value != 0.0));
         others.iter_mut().for_each(|block| block.control_vector = None);
         last.control_vector = row.map(|row| row.to_vec().into());
-    }
-}
-
-/// What the blocks of a stage take. Weights that several layers share count once.
-fn facts(
-    spec: &ModelSpec,
-    blocks: &[LoadedBlock],
-    (head, own_drafts): (Option<&Head>, Option<&OwnDrafts>),
-    device: &Device,
-) -> StageFacts {
-    let [drafts, of_drafts] = own_drafts.map_or([0; 2], OwnDrafts::nbytes);
-    let drafts_beside = own_drafts.map_or(0, OwnDrafts::nbytes_beside);
-    let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
-    let of_block = |block: &LoadedBlock| {
-        (place(block), [block.weights.nbytes(), block.weights.block.nbytes_beside() as u64])
-    };
-    let weights: BTreeMap<_, [u64; 2]> = blocks.iter().map(of_block).collect();
-    StageFacts {
-        host_expert_bytes: weights.values().map(|[_, beside]| beside).sum::<u64>() + drafts_beside,
-        weight_bytes: weights.values().map(|[all, _]| all).sum::<u64>()
-            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64)
-            + drafts,
-        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum::<u64>() + of_drafts,
-        device: device.name().to_owned(),
-        threads: device.host().pool().threads(),
     }
 }
 

@@ -10,6 +10,7 @@ mod boundary_rows;
 mod check;
 mod chosen_rows;
 mod copies;
+mod facts;
 mod fingerprint;
 mod gated_streams;
 mod head;

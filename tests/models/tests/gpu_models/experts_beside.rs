@@ -145,7 +145,7 @@ fn layers_whose_experts_move_are_loaded_anew() {
         return println!("skipped: {reason}");
     }
     let golden = Golden::repository();
-    let model = Arc::new(Gguf::open(&golden.named("qwen3vlmoe")).unwrap());
+    let model = Arc::new(Gguf::open(golden.named("qwen3vlmoe")).unwrap());
     let devices = Devices::default();
     let mut kept = KeptWeights::default();
     // Bytes of a layer's experts: the first stage has those of one with the host.
