@@ -69,6 +69,36 @@ pub struct AdapterTensors<'a> {
     pub b: &'a TensorInfo,
 }
 
+/// Where routed experts are put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ExpertsPlace {
+    /// Those of layers of the file before this one shall not take the memory of the device that computes the rest.
+    beside_before: usize,
+}
+
+impl ExpertsPlace {
+    /// Those of layers before `beside_before` go elsewhere than the rest, if the device has such a place.
+    ///
+    /// # Errors
+    /// The device's bits would depend on where they are.
+    pub(crate) fn new(device: &Device, beside_before: u32) -> Result<Self, ModelError> {
+        let beside_before = if device.has_beside() { beside_before as usize } else { 0 };
+        if beside_before > 0 && device.has_fast_math() {
+            return Err(ModelError::Unsupported(
+                "experts in the host's memory beside a GPU with fast math, which would compute other bits than they: start \
+                 without --fast-math, or with --experts device"
+                    .to_owned(),
+            ));
+        }
+        Ok(Self { beside_before })
+    }
+
+    /// Whether experts of this layer of the file are put elsewhere.
+    pub(crate) fn is_beside(self, layer: usize) -> bool {
+        layer < self.beside_before
+    }
+}
+
 /// Hands out the tensors of one stage, each checked for its shape.
 pub struct WeightLoader<'a> {
     model: &'a Gguf,
@@ -81,6 +111,11 @@ pub struct WeightLoader<'a> {
     switched: Option<(usize, usize)>,
     /// Names and shapes are checked, and nothing is read or packed.
     is_hollow: bool,
+    experts: ExpertsPlace,
+    /// Whether experts of the layer that is loaded are put elsewhere.
+    is_beside: bool,
+    /// Whether what is loaded are experts.
+    is_of_experts: bool,
     /// Told the bytes of each tensor as it is taken.
     progress: &'a mut dyn FnMut(u64),
 }
@@ -94,13 +129,43 @@ impl<'a> WeightLoader<'a> {
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         let (shared, taken, switched, is_hollow) = (None, BTreeSet::new(), None, false);
-        Self { model, source, shared, device, taken, switched, is_hollow, progress }
+        Self {
+            model,
+            source,
+            shared,
+            device,
+            taken,
+            switched,
+            is_hollow,
+            experts: ExpertsPlace::default(),
+            is_beside: false,
+            is_of_experts: false,
+            progress,
+        }
     }
 
     /// Reads and packs nothing: what is loaded so has the right names and shapes, and no weights. To check a file's
     /// tensors by the very code that loads them.
     pub fn hollow(self) -> Self {
         Self { is_hollow: true, ..self }
+    }
+
+    /// Puts routed experts there.
+    pub(crate) fn with_experts(self, experts: ExpertsPlace) -> Self {
+        Self { experts, ..self }
+    }
+
+    /// What is loaded from now on is of this layer of the file.
+    pub(crate) fn at_layer(&mut self, layer: usize) {
+        self.is_beside = self.experts.is_beside(layer);
+    }
+
+    /// Has `load` load experts, where those of the layer shall lie.
+    pub(crate) fn loading_experts<T>(&mut self, load: impl FnOnce(&mut Self) -> T) -> T {
+        self.is_of_experts = true;
+        let loaded = load(self);
+        self.is_of_experts = false;
+        loaded
     }
 
     /// Whether what is loaded has no weights.
@@ -192,6 +257,9 @@ impl<'a> WeightLoader<'a> {
     ) -> Result<PackedMatrix, ModelError> {
         match self.is_hollow {
             true => Ok(PackedMatrix::hollow(ty, rows, cols)?),
+            false if self.is_beside && self.is_of_experts => {
+                Ok(self.device.pack_beside(ty, rows, cols, bytes)?)
+            }
             false => Ok(self.device.pack(ty, rows, cols, bytes)?),
         }
     }

@@ -47,6 +47,7 @@ fn a_loaded_stage_holds_its_weights_once() {
         max_rows: 64,
         windows: false,
         control_vectors: None,
+        host_experts: 0,
         own_drafts: false,
     };
     let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();

@@ -53,6 +53,26 @@ pub struct Capabilities {
     /// For each of kernel_tables, a number of what it computes: equal ones give the same bits. Empty: 1 each.
     #[prost(uint32, repeated, tag = "17")]
     pub kernel_numerics: ::prost::alloc::vec::Vec<u32>,
+    /// The host beside the GPU that computes, where routed experts may lie with it; absent: nowhere.
+    #[prost(message, optional, tag = "18")]
+    pub host: ::core::option::Option<HostPart>,
+}
+/// The host's memory and speed beside a GPU.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct HostPart {
+    /// Bytes that experts may take there; with is_shared: of the GPU's, which is the same memory.
+    #[prost(uint64, tag = "1")]
+    pub memory_limit: u64,
+    #[prost(bool, tag = "2")]
+    pub is_shared: bool,
+    /// As those of Capabilities.
+    #[prost(double, tag = "3")]
+    pub gb_per_second: f64,
+    #[prost(double, tag = "4")]
+    pub gop_per_second: f64,
+    /// Experts of layers before this one lie there, all with 4294967295; absent: those that do not fit on the GPU.
+    #[prost(uint32, optional, tag = "5")]
+    pub experts_before: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinRequest {
@@ -208,6 +228,10 @@ pub struct StageSpec {
     /// The model's own blocks of drafts are loaded with the last layers. FEATURE_OWN_DRAFTS.
     #[prost(bool, tag = "22")]
     pub own_drafts: bool,
+    /// Routed experts of layers before this one lie in the host's memory beside the worker's GPU, all with 4294967295. Only for a
+    /// worker that has said what its host has; absent: as the worker was started.
+    #[prost(uint32, optional, tag = "23")]
+    pub host_experts: ::core::option::Option<u32>,
 }
 /// What a stage does with the copies that it is told to take.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -548,6 +572,15 @@ pub struct HealthReply {
     /// Records of prefixes. Absent: the worker keeps none.
     #[prost(message, optional, tag = "20")]
     pub prefix_records: ::core::option::Option<PrefixRecords>,
+    /// Of the loaded stage, bytes of routed experts in the host's memory beside a GPU; where that is another memory, they are not in
+    /// weight_bytes.
+    #[prost(uint64, tag = "21")]
+    pub host_expert_bytes: u64,
+    /// Rows that its routed experts computed since it was loaded, those of the device and of the host beside it.
+    #[prost(uint64, tag = "22")]
+    pub expert_rows: u64,
+    #[prost(uint64, tag = "23")]
+    pub host_expert_rows: u64,
 }
 /// What records of prefixes take on a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

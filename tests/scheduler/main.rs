@@ -6,6 +6,7 @@ mod ahead_stages;
 mod fault_sim;
 mod lines;
 mod plan;
+mod plan_beside;
 mod plan_depth;
 mod plan_held;
 mod plan_passes;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         fault_sim,
         lines,
         plan,
+        plan_beside,
         plan_depth,
         plan_held,
         plan_passes,

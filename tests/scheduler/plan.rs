@@ -44,6 +44,7 @@ fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
         gbps: 10.0,
         gops: 200.0,
         link: None,
+        host: None,
         holds: 0..0,
     };
     (0..n).map(worker).collect()
@@ -289,6 +290,7 @@ fn servers(gbps: f64) -> Vec<WorkerFacts> {
         gbps: 300.0,
         gops: 20_000.0,
         link,
+        host: None,
         holds: 0..0,
     };
     (0..8).map(server).collect()
@@ -396,7 +398,9 @@ fn keeping_sequences_changes_no_order() {
         same_weights: None,
         expert_bytes: expert << 20,
         expert_share: 0.25,
+        routed_bytes: 0,
         elements: elements << 20,
+        routed_elements: 0,
         kv_bytes: kv << 10,
         window: None,
         kv_small_bytes: 0,
@@ -425,6 +429,7 @@ fn keeping_sequences_changes_no_order() {
         gbps,
         gops,
         link: None,
+        host: None,
         holds: 0..0,
     };
     let workers = [worker(699, 77.0, 338.0), worker(434, 21.0, 9.0), worker(200, 2.0, 9.0)];

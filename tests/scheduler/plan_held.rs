@@ -29,8 +29,15 @@ fn reference() -> ModelFacts {
 
 fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
     let name = |i| format!("w{i}");
-    let worker =
-        |i| WorkerFacts { name: name(i), memory, gbps: 10.0, gops: 200.0, link: None, holds: 0..0 };
+    let worker = |i| WorkerFacts {
+        name: name(i),
+        memory,
+        gbps: 10.0,
+        gops: 200.0,
+        link: None,
+        host: None,
+        holds: 0..0,
+    };
     (0..n).map(worker).collect()
 }
 

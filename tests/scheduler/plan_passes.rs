@@ -30,6 +30,7 @@ fn workers(n: usize) -> Vec<WorkerFacts> {
         gbps: 10.0,
         gops: 200.0,
         link: None,
+        host: None,
         holds: 0..0,
     };
     (0..n).map(worker).collect()

@@ -23,14 +23,16 @@ fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
     (0..=n).flat_map(first).collect()
 }
 
-fn any_model() -> impl Strategy<Value = ModelFacts> {
+pub fn any_model() -> impl Strategy<Value = ModelFacts> {
     let layer = (1u64..200, 0u64..100, 0u64..3, 0u64..5, 1u64..50).prop_map(
         |(dense, experts, kv, state, elements)| LayerFacts {
             weight_bytes: (dense + experts) << 20,
             same_weights: None,
             expert_bytes: experts << 20,
             expert_share: 0.25,
+            routed_bytes: experts << 20,
             elements: elements << 20,
+            routed_elements: elements << 19,
             kv_bytes: kv << 10,
             window: None,
             kv_small_bytes: 0,
@@ -65,6 +67,7 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
             gbps: f64::from(gbps),
             gops: f64::from(gops),
             link,
+            host: None,
             holds: 0..0,
         };
         all.into_iter().enumerate().map(facts).collect()

@@ -16,6 +16,7 @@ use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
+use crate::measure::Speeds;
 use crate::memory;
 use crate::turns::Turn;
 use crate::weights::Weights;
@@ -41,6 +42,17 @@ pub struct Abilities {
     pub gb_per_second: f64,
     /// int8 dot products, 10^9 operations a second, all threads.
     pub gop_per_second: f64,
+    /// What the host has beside a GPU that computes, where routed experts may lie with it.
+    pub host: Option<HostAbility>,
+}
+
+/// The host beside a GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostAbility {
+    /// How fast it is.
+    pub speeds: Speeds,
+    /// Which experts: see `HostPart` of the protocol.
+    pub experts_before: Option<u32>,
 }
 
 /// What a stage takes, known from the model's header.
@@ -48,8 +60,10 @@ pub struct Abilities {
 pub struct StageNeeds {
     /// Names of exactly the tensors it reads.
     pub tensors: Vec<String>,
-    /// Bytes of weights in memory.
+    /// Bytes of weights in the stage's memory.
     pub weight_bytes: u64,
+    /// Bytes that experts beside a GPU take of the host's memory; where both are one memory they are in `weight_bytes` too.
+    pub host_bytes: u64,
     /// Bytes of KV pages, slots and scratch.
     pub state_bytes: u64,
 }
@@ -69,8 +83,10 @@ pub struct BuildOrder {
 /// What a built stage takes and uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltFacts {
-    /// Bytes of weights in memory.
+    /// Bytes of weights in the stage's memory.
     pub weight_bytes: u64,
+    /// Bytes of experts in the host's memory beside a GPU; where both are one memory they are in `weight_bytes` too.
+    pub host_bytes: u64,
     /// Bytes of sequence state.
     pub state_bytes: u64,
     /// Bytes of state that one sequence has at most: its slot, and pages for all its positions.
@@ -226,6 +242,11 @@ pub trait StageRunner {
     /// # Errors
     /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
     fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError>;
+
+    /// Rows that routed experts computed so far: with a GPU, and with the host beside it.
+    fn expert_rows(&self) -> [u64; 2] {
+        [0; 2]
+    }
 
     /// Waits for so long at most; whether the first ubatch that was begun and not finished is computed, or failed.
     fn is_done_within(&mut self, within: Duration) -> bool;

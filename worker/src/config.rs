@@ -7,11 +7,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use brigade_engine::device::{DeviceName, DeviceWish};
+use brigade_engine::device::DeviceWish;
 use brigade_proto::address::{Address, AddressError};
 use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, TlsError, Token};
 
+use crate::experts::{Experts, Raw, Wrong, device_of};
 use crate::measure::Speeds;
 use crate::prefixes::store::Sizes;
 use crate::share::Share;
@@ -44,6 +45,12 @@ pub struct RawConfig {
     pub gpu_memory: Option<String>,
     /// `--device`.
     pub device: Option<String>,
+    /// `--experts`.
+    pub experts: Option<String>,
+    /// `--cpu-moe`.
+    pub cpu_moe: bool,
+    /// `--n-cpu-moe`.
+    pub n_cpu_moe: Option<u32>,
     /// `--no-coopmat`.
     pub no_coopmat: bool,
     /// `--fast-math`.
@@ -121,6 +128,8 @@ pub struct Config {
     pub threads: Option<usize>,
     /// What computes.
     pub device: DeviceWish,
+    /// Where routed experts are beside a GPU.
+    pub experts: Experts,
     /// Whether a GPU's matrix units are used.
     pub matrix_units: bool,
     /// Whether its products of many rows are computed in f16, with bits of its own.
@@ -219,6 +228,17 @@ impl Config {
             let problem = "needs the matrix units that --no-coopmat leaves alone: give one of them";
             return Err(bad("--fast-math", "", problem));
         }
+        let said = Raw {
+            device: raw.device.as_deref(),
+            kernels: raw.kernels.as_deref(),
+            fast_math: raw.fast_math,
+            experts: raw.experts.as_deref(),
+            cpu_moe: raw.cpu_moe,
+            n_cpu_moe: raw.n_cpu_moe,
+        };
+        let (device, experts) = device_of(&said).map_err(|Wrong { option, value, problem }| {
+            ConfigError::Value { option, value, problem }
+        })?;
         let bytes = |option, text: &Option<String>| {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };
@@ -231,7 +251,8 @@ impl Config {
             host_memory_bytes: bytes("--host-memory", &raw.host_memory)?,
             gpu_memory_bytes: bytes("--gpu-memory", &raw.gpu_memory)?,
             threads: raw.threads,
-            device: device(raw.device, raw.kernels)?,
+            device,
+            experts,
             matrix_units: !raw.no_coopmat,
             fast_math: raw.fast_math,
             gpu_lost_after: raw.gpu_lost_after,
@@ -249,25 +270,6 @@ impl Config {
             exit_with_stdin: raw.exit_with_stdin,
             share: None,
         })
-    }
-}
-
-/// What computes: a device, or the CPU with the kernel table that was named.
-fn device(device: Option<String>, kernels: Option<String>) -> Result<DeviceWish, ConfigError> {
-    let wrong = |value: &str, problem: String| ConfigError::Value {
-        option: "--device",
-        value: value.to_owned(),
-        problem,
-    };
-    let wish = device.as_deref().map(str::parse::<DeviceWish>).transpose();
-    let wish = wish.map_err(|problem| wrong(device.as_deref().unwrap_or_default(), problem))?;
-    match (wish, kernels) {
-        (Some(DeviceWish::Named(name @ DeviceName::Vulkan(_))), Some(kernels)) => {
-            let problem = format!("has its own kernels: leave out --kernels {kernels}");
-            Err(wrong(&name.to_string(), problem))
-        }
-        (_, Some(kernels)) => Ok(DeviceWish::Named(DeviceName::Cpu(Some(kernels)))),
-        (wish, None) => Ok(wish.unwrap_or_default()),
     }
 }
 

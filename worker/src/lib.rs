@@ -27,6 +27,7 @@ pub mod copies;
 pub mod credentials;
 pub mod deal;
 pub mod executor;
+pub mod experts;
 pub mod fetch;
 pub mod gather;
 pub mod hashes;

@@ -45,6 +45,8 @@ pub struct Loader {
     pub instance: u64,
     /// Bytes a stage may take.
     pub memory_limit: u64,
+    /// Bytes that experts may take of the host's memory, where a stage lies elsewhere and they may lie there.
+    pub host_limit: Option<u64>,
 }
 
 /// What is known of an order before it is loaded.
@@ -387,7 +389,7 @@ impl Loader {
         let copy_bytes = order.copy_bytes();
         let total = weight_bytes.saturating_add(state_bytes).saturating_add(copy_bytes);
         if total <= self.memory_limit {
-            return Ok(());
+            return self.check_host_memory(order, needs.host_bytes);
         }
         let why = format!(
             "layers [{}, {}) take {total} bytes ({weight_bytes} of weights, {state_bytes} of \
@@ -398,6 +400,19 @@ impl Loader {
             order.spec.max_seqs,
             order.spec.n_blocks,
             self.memory_limit
+        );
+        Err(Failure::refusal(FailureKind::NoMemory, why))
+    }
+
+    /// As [`Loader::check_memory`], for experts beside a GPU with memory of its own.
+    fn check_host_memory(&self, order: &Order, host_bytes: u64) -> Result<(), Failure> {
+        let Some(limit) = self.host_limit.filter(|limit| host_bytes > *limit) else {
+            return Ok(());
+        };
+        let why = format!(
+            "experts of layers [{}, {}) take {host_bytes} bytes of the host's memory, with their work memory, and this worker may use \
+             {limit} of it: give it fewer layers, leave more experts on the GPU, or give the machine more memory",
+            order.spec.layer_begin, order.spec.layer_end
         );
         Err(Failure::refusal(FailureKind::NoMemory, why))
     }

@@ -12,6 +12,7 @@ pub struct Meter {
     /// Microseconds after `opened` at which the ubatch in work began, plus 1; 0: none in work.
     computing_since: AtomicU64,
     ubatches_done: AtomicU64,
+    expert_rows: [AtomicU64; 2],
     queue_len: AtomicU32,
     wire_bytes_in: AtomicU64,
     wire_bytes_out: AtomicU64,
@@ -28,6 +29,8 @@ pub struct Reading {
     pub computing_us: u64,
     /// Ubatches finished.
     pub ubatches_done: u64,
+    /// Rows that experts computed since the stage was loaded: with its GPU, and with the host beside it.
+    pub expert_rows: [u64; 2],
     /// Ubatches received and not started.
     pub queue_len: u32,
     /// Frame bytes received.
@@ -43,6 +46,7 @@ impl Default for Meter {
             busy_us: AtomicU64::new(0),
             computing_since: AtomicU64::new(0),
             ubatches_done: AtomicU64::new(0),
+            expert_rows: Default::default(),
             queue_len: AtomicU32::new(0),
             wire_bytes_in: AtomicU64::new(0),
             wire_bytes_out: AtomicU64::new(0),
@@ -74,6 +78,11 @@ impl Meter {
         self.ubatches_done.fetch_add(1, Relaxed);
     }
 
+    /// Rows that experts computed since the stage was loaded.
+    pub fn experts(&self, rows: [u64; 2]) {
+        self.expert_rows.iter().zip(rows).for_each(|(count, rows)| count.store(rows, Relaxed));
+    }
+
     /// The stage computes nothing more for this lane.
     pub fn stopped(&self) {
         self.computing_since.store(0, Relaxed);
@@ -96,6 +105,7 @@ impl Meter {
             lane_us,
             computing_us,
             ubatches_done: self.ubatches_done.load(Relaxed),
+            expert_rows: self.expert_rows.each_ref().map(|rows| rows.load(Relaxed)),
             queue_len: self.queue_len.load(Relaxed),
             wire_bytes_in: self.wire_bytes_in.load(Relaxed),
             wire_bytes_out: self.wire_bytes_out.load(Relaxed),

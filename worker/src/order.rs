@@ -103,6 +103,21 @@ impl StageKey {
     /// The tensors in memory that are known to be what `order` asks for under their names, whatever its layers.
     /// `host_id` is this machine's.
     pub fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
+        let mut same = self.same_bytes(order, host_id);
+        // A layer whose experts are to lie elsewhere is loaded anew.
+        let moved = match (self.spec.host_experts, order.spec.host_experts) {
+            (Some(had), Some(wants)) => had.min(wants) as usize..had.max(wants) as usize,
+            (None, None) => 0..0,
+            // Where they lie is known to the worker's options alone.
+            (Some(_), None) | (None, Some(_)) => 0..usize::MAX,
+        };
+        same.retain(|name| {
+            brigade_spec::layer_of(name).is_none_or(|layer| !moved.contains(&layer))
+        });
+        same
+    }
+
+    fn same_bytes(&self, order: &Order, host_id: &str) -> HashSet<String> {
         if self.header != order.header.0 {
             return HashSet::new();
         }

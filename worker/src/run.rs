@@ -146,7 +146,18 @@ impl Bound {
             true => memory_limit,
             false => memory_limit.saturating_sub(config.prefixes.ram),
         };
+        let host_limit = match backend.has_own_memory() && backend.abilities().host.is_some() {
+            true => {
+                let told = config.host_memory_bytes;
+                let free =
+                    || memory::available_bytes().map(|n| n.saturating_sub(memory::RESERVE_BYTES));
+                let limit = told.or_else(free).ok_or(WorkerError::MemoryUnknown)?;
+                Some(limit.saturating_sub(config.prefixes.ram))
+            }
+            false => None,
+        };
         let loader = Loader {
+            host_limit,
             model_files: config.model_files,
             backend,
             hashes: HashStore::new(cache.dir(), pool.clone()),

@@ -22,10 +22,11 @@ use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, Finished, KeptWeights, StageBackend,
-    StageError, StageNeeds, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, Finished, HostAbility, KeptWeights,
+    StageBackend, StageError, StageNeeds, StageRunner, StageShape,
 };
 use crate::config::Config;
+use crate::experts::{ALL_LAYERS, Experts};
 use crate::host;
 use crate::measure::{Speeds, measure};
 use crate::memory;
@@ -46,6 +47,7 @@ pub struct EngineBackend {
     device: DeviceName,
     threads: usize,
     cpus: Vec<usize>,
+    experts: Experts,
     /// Where stages on the CPU wait for their turn, if there are others.
     turns: Option<Arc<Turns>>,
 }
@@ -86,6 +88,7 @@ impl EngineBackend {
                 measure_apart(&devices, &device, threads, &config.cpus)?
             }
         };
+        let host = host_beside(&devices, &device, threads, config)?;
         let tables = tables(&devices, &device)?;
         let kernels = match &device {
             DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
@@ -109,8 +112,10 @@ impl EngineBackend {
             threads: threads as u32,
             gb_per_second,
             gop_per_second,
+            host,
         };
-        Ok(Self { abilities, devices, device, threads, cpus: config.cpus.clone(), turns })
+        let (cpus, experts) = (config.cpus.clone(), config.experts);
+        Ok(Self { abilities, devices, device, threads, cpus, experts, turns })
     }
 
     fn name(&self, spec: &StageSpec) -> Result<DeviceName, Failure> {
@@ -122,6 +127,14 @@ impl EngineBackend {
         }
     }
 
+    /// Layers whose routed experts lie with the host: the first so many.
+    fn host_experts(&self, spec: &StageSpec) -> Result<u32, Failure> {
+        match self.name(spec)? {
+            DeviceName::Cpu(_) => Ok(0),
+            DeviceName::Vulkan(_) => Ok(spec.host_experts.unwrap_or(self.experts.unless_told())),
+        }
+    }
+
     fn device(&self, spec: &StageSpec) -> Result<Device, Failure> {
         let name = self.name(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
@@ -130,6 +143,36 @@ impl EngineBackend {
         device.host().pool().pin_caller();
         Ok(device)
     }
+}
+
+/// What the host has for experts beside a GPU.
+fn host_beside(
+    devices: &Devices,
+    device: &DeviceName,
+    threads: usize,
+    config: &Config,
+) -> Result<Option<HostAbility>, KernelError> {
+    let is_own = devices.free_bytes(device).is_some();
+    let is_wanted = match config.experts {
+        Experts::Device => false,
+        // In one memory for both nothing is won.
+        Experts::Auto => is_own,
+        Experts::Host | Experts::Layers(_) => true,
+    };
+    if !is_wanted || matches!(device, DeviceName::Cpu(_)) {
+        return Ok(None);
+    }
+    let table = DeviceName::Cpu(Some(kernels::unfused().name.to_owned()));
+    let speeds = match config.speeds {
+        Some(told) => told,
+        None => measure_apart(devices, &table, threads, &config.cpus)?,
+    };
+    tracing::info!(
+        gb_per_second = rounded(speeds.gb_per_second),
+        gop_per_second = rounded(speeds.gop_per_second),
+        "routed experts may lie in the host's memory"
+    );
+    Ok(Some(HostAbility { speeds, experts_before: config.experts.before() }))
 }
 
 /// What can be asked for here, best first, each with the number of what it computes.
@@ -200,7 +243,9 @@ impl StageBackend for EngineBackend {
             brigade_spec::stage_tensors_with_drafts(model, &described, &layers, spec.own_drafts);
         let last = layers.end == described.n_layer();
         let tied = brigade_spec::is_tied(model, &described);
-        let mut weight_bytes = 0;
+        let host_experts = self.host_experts(spec)?;
+        check_experts(host_experts, &described)?;
+        let (mut weight_bytes, mut host_bytes) = (0, 0);
         for tensor in &tensors {
             let embedding = tensor.name == brigade_spec::TOKEN_EMBD;
             // Blocks of drafts embed as the first layer's rows are.
@@ -210,13 +255,26 @@ impl StageBackend for EngineBackend {
             // Of a layer's table a few rows are read for each token, where they are.
             let is_table = described.is_of_a_layer(of_model(&tensor.name).0);
             if (!embedding && !is_table) || (last && tied && embedding) {
-                weight_bytes += loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
+                let nbytes = loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
+                if is_beside(&described, &layers, tensor, host_experts) {
+                    host_bytes += nbytes;
+                } else {
+                    weight_bytes += nbytes;
+                }
             }
+        }
+        let scratch = scratch_bytes(&described, spec);
+        if !self.has_own_memory() {
+            weight_bytes += host_bytes;
+        }
+        if host_bytes > 0 {
+            host_bytes += scratch;
         }
         Ok(StageNeeds {
             tensors: tensors.iter().map(|t| t.name.clone()).collect(),
             weight_bytes,
-            state_bytes: state_bytes(&described, &layers, spec) + scratch_bytes(&described, spec),
+            host_bytes,
+            state_bytes: state_bytes(&described, &layers, spec) + scratch,
         })
     }
 
@@ -236,6 +294,7 @@ impl StageBackend for EngineBackend {
             max_rows: spec.max_rows as usize,
             windows: spec.windows,
             control_vectors: control_vectors(&spec),
+            host_experts: self.host_experts(&spec)?,
             own_drafts: spec.own_drafts,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
@@ -261,7 +320,11 @@ impl StageBackend for EngineBackend {
         let sequence_bytes = state_bytes(stage.spec(), &layers, &one);
         let facts = stage.facts();
         let facts = BuiltFacts {
-            weight_bytes: facts.weight_bytes,
+            weight_bytes: match self.has_own_memory() {
+                true => facts.weight_bytes - facts.host_expert_bytes,
+                false => facts.weight_bytes,
+            },
+            host_bytes: facts.host_expert_bytes,
             state_bytes: facts.state_bytes,
             sequence_bytes,
             kernels: facts.device.clone(),
@@ -273,7 +336,7 @@ impl StageBackend for EngineBackend {
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
-        let name = self.name(&spec)?;
+        let (name, host_experts) = (self.name(&spec)?, self.host_experts(&spec)?);
         // The stage's own thread is on the first CPU.
         let cpus = self.cpus.last().map(std::slice::from_ref);
         let device = self.devices.open(&name, 1, cpus);
@@ -288,7 +351,7 @@ impl StageBackend for EngineBackend {
             weights.clone(),
             layers,
             has,
-            &device,
+            (&device, host_experts),
             &mut *progress,
         )
         .map_err(model_failure)?;
@@ -346,6 +409,32 @@ fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
     }
     let (cols, rows, matrices) = (tensor.ne[0], tensor.ne[1], tensor.ne[2].max(1) as u64);
     Ok(matrices * PackedMatrix::packed_bytes(tensor.ty, rows, cols)?)
+}
+
+/// Whether a tensor of the stage's layers is of experts that lie with the host, as those of the first `host_experts` layers do.
+fn is_beside(
+    model: &ModelSpec,
+    layers: &Range<usize>,
+    tensor: &TensorInfo,
+    host_experts: u32,
+) -> bool {
+    let Some(in_file) = brigade_spec::layer_of(&tensor.name) else { return false };
+    let mut mine = layers.clone().filter(|layer| model.in_file(*layer) == in_file);
+    in_file < host_experts as usize
+        && mine.any(|layer| model.layers[layer].is_of_experts(of_model(&tensor.name).0))
+}
+
+/// Refuses more layers than there are.
+fn check_experts(host_experts: u32, model: &ModelSpec) -> Result<(), Failure> {
+    let n_layer = model.n_layer();
+    if host_experts == ALL_LAYERS || host_experts as usize <= n_layer {
+        return Ok(());
+    }
+    let why = format!(
+        "experts of {host_experts} layers are to lie in the host's memory, and the model has {n_layer}: start this worker with \
+         --n-cpu-moe {n_layer} or less, or with --cpu-moe for all"
+    );
+    Err(Failure::refusal(FailureKind::Unsupported, why))
 }
 
 /// Bytes of KV pages and recurrent slots.
@@ -413,6 +502,10 @@ fn taken(turns: &Arc<Turns>) -> Option<Turn> {
 }
 
 impl StageRunner for EngineStage {
+    fn expert_rows(&self) -> [u64; 2] {
+        self.stage.expert_rows()
+    }
+
     fn shape(&self) -> StageShape {
         let (spec, layers) = (self.stage.spec(), self.stage.layers());
         let width = |cut: usize| spec.boundary(cut).width() as u32;

@@ -16,7 +16,7 @@ use crate::pki::Pki;
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Children of this process.
-    Local(LocalOptions),
+    Local(Box<LocalOptions>),
     /// Workers that listen somewhere, in the line's order.
     Remote(Vec<Address>),
     /// Only those that join.

@@ -5,8 +5,9 @@
 //! machine that have the same kernel table and the same number of threads are therefore taken as equal when
 //! their figures are close. Otherwise noise would decide the cuts.
 
-use brigade_plan::WorkerFacts;
-use brigade_proto::control::{Capabilities, Feature};
+use brigade_plan::{HostExperts, HostFacts, WorkerFacts};
+use brigade_proto::control::{Capabilities, Feature, HostPart};
+use brigade_worker::experts::ALL_LAYERS;
 
 /// Largest ratio between figures of like workers of one machine that counts as noise. Beyond it
 /// the machine has unlike cores.
@@ -31,9 +32,23 @@ pub fn worker_facts<'a>(
             gbps: best(caps, |c| c.gb_per_second),
             gops: best(caps, |c| c.gop_per_second),
             link: None,
+            host: caps.host.as_ref().map(host_facts),
             holds: 0..0,
         })
         .collect()
+}
+
+fn host_facts(host: &HostPart) -> HostFacts {
+    HostFacts {
+        memory: (!host.is_shared).then_some(host.memory_limit),
+        gbps: host.gb_per_second,
+        gops: host.gop_per_second,
+        experts: match host.experts_before {
+            None => HostExperts::Auto,
+            Some(ALL_LAYERS) => HostExperts::All,
+            Some(n) => HostExperts::Layers(n),
+        },
+    }
 }
 
 /// Checks that the planner can reckon with what a worker says of itself.
@@ -45,7 +60,13 @@ pub fn check(caps: &Capabilities) -> Result<(), String> {
         ("memory speed in GB/s", caps.gb_per_second),
         ("computing speed in GOP/s", caps.gop_per_second),
     ];
-    for (what, value) in speeds {
+    let of_host = caps.host.iter().flat_map(|host| {
+        [
+            ("host's memory speed in GB/s", host.gb_per_second),
+            ("host's computing speed in GOP/s", host.gop_per_second),
+        ]
+    });
+    for (what, value) in speeds.into_iter().chain(of_host) {
         if !(value.is_finite() && value > 0.0) {
             return Err(format!("its {what} is {value}; it must be a number above 0"));
         }

@@ -54,6 +54,8 @@ pub struct LocalOptions {
     pub gpu_memory: Vec<Option<u64>>,
     /// Devices, which workers take in turn; empty: what each finds.
     pub devices: Vec<String>,
+    /// Where routed experts are beside GPUs, as `--experts` of a worker says it.
+    pub experts: Option<String>,
     /// Whether GPUs' matrix units are left alone.
     pub no_coopmat: bool,
     /// Whether GPUs compute products of many rows in f16.
@@ -207,6 +209,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(device) = options.devices.iter().cycle().nth(index) {
         command.arg("--device").arg(device);
     }
+    if let Some(experts) = &options.experts {
+        command.arg("--experts").arg(experts);
+    }
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);
     }
@@ -253,6 +258,7 @@ mod tests {
             memory: None,
             host_memory: None,
             gpu_memory: Vec::new(),
+            experts: None,
             devices: Vec::new(),
             prefixes: Box::default(),
             no_coopmat: false,

@@ -18,7 +18,6 @@ use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
     TensorRef, WireType,
 };
-use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_sched::LineSpec;
 use brigade_spec::{ModelError, OwnDraftsSpec, Prefixes};
 use brigade_worker::hashes::{HashError, file_hints};
@@ -34,7 +33,7 @@ use crate::facts::{self, worker_facts};
 use crate::gather;
 use crate::lane::LineEnds;
 use crate::lease::Lease;
-use crate::placed_stage::{Identity, Pace, PlacedStage};
+use crate::placed_stage::{Identity, PlacedStage};
 use crate::prepare::{Refusal, StageOrder, prepare};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
@@ -212,20 +211,7 @@ pub async fn placed(
     let stages: Vec<PlacedStage> = plan
         .stages
         .iter()
-        .map(|s| {
-            let (member, conn) = conns[s.worker].clone();
-            // By our own plan: pages, states and tokens of all sequences together.
-            let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
-            let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
-            let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
-            let copy_bytes = s.memory.copies;
-            let pace = Pace {
-                computing_us: s.time.computing_us(&plan.settings),
-                sending_us: s.time.sending_us(&plan.settings),
-                slowdown: conn.slowdown(),
-            };
-            PlacedStage { member, conn, layers, pace, weight_bytes, max_sequence_bytes, copy_bytes }
-        })
+        .map(|s| PlacedStage::of(s, conns[s.worker].clone(), &settings))
         .collect();
     let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
     let line = LineSpec {
@@ -519,6 +505,7 @@ fn prepare_request(
         line_keys: placement.line_keys(),
         windows: placement.windows,
         own_drafts: has_own_drafts(placement, stage, model),
+        host_experts: stage.host_experts,
         control_vectors: model.control_vectors_of(stage.layers.clone()),
         control_vectors_id: model.control_vectors_id(),
     };

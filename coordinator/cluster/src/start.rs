@@ -98,7 +98,7 @@ pub async fn ask(
     network: &Network,
 ) -> Result<Vec<(String, Capabilities)>, WorkerError> {
     let local = match &source {
-        Source::Local(options) => Some(options.clone()),
+        Source::Local(options) => Some((**options).clone()),
         Source::Remote(_) | Source::JoinOnly => None,
     };
     let mut asked = Vec::new();

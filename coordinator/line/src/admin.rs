@@ -205,6 +205,9 @@ pub struct NodeStatus {
     pub memory_used: Option<u64>,
     /// Bytes that it may use.
     pub memory_limit: Option<u64>,
+    /// What its stage has where.
+    #[serde(default)]
+    pub bytes: Option<StageBytes>,
     /// Memory read, 10^9 bytes a second.
     pub gb_per_second: Option<f64>,
     /// Int8 products, 10^9 operations a second.
@@ -215,6 +218,19 @@ pub struct NodeStatus {
     pub device: Option<String>,
     /// Why it is not there.
     pub why: Option<String>,
+}
+
+/// Bytes of a stage by device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageBytes {
+    /// Weights that lie with the device that computes all but routed experts, or in one memory with them.
+    pub weights: u64,
+    /// Sequences' states, with that device.
+    pub states: u64,
+    /// Routed experts in the host's memory beside a GPU.
+    pub host_experts: u64,
+    /// Rows that routed experts computed with the GPU and with the host, since loading.
+    pub expert_rows: [u64; 2],
 }
 
 /// A stage of it.

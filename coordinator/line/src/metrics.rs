@@ -84,6 +84,8 @@ const STAGE_DRAFTING: &str = "brigade_stage_drafting_microseconds_total";
 const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
 const STAGE_SHARE: &str = "brigade_stage_busy_share";
 const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
+const HOST_EXPERTS: &str = "brigade_stage_host_expert_bytes";
+const EXPERT_ROWS: &str = "brigade_stage_expert_row_share";
 const WORKERS: &str = "brigade_workers";
 const WIRE_BYTES: &str = "brigade_wire_bytes_total";
 const WIRE_SECONDS: &str = "brigade_wire_seconds";
@@ -286,6 +288,8 @@ fn describe() {
     describe_gauge!(WORKERS, "Workers, by where they are");
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
     describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
+    describe_gauge!(HOST_EXPERTS, Unit::Bytes, "Routed experts in the host's memory beside a GPU");
+    describe_gauge!(EXPERT_ROWS, "Share of the rows of routed experts since loading, by place");
     describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
     describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
     describe_counter!(LINE_DOWN, "Times that the line broke");
@@ -447,6 +451,8 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     let labels = on_the_line().of(stage);
     gauge!(STAGE_SHARE, &labels).set(busy_share);
     gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
+    gauge!(HOST_EXPERTS, &labels).set(health.host_expert_bytes as f64);
+    expert_rows(&labels, [health.expert_rows, health.host_expert_rows]);
     if let Some(records) = &health.prefix_records {
         let of_tier = |tier: &'static str| {
             let [stage, worker] = labels.clone();
@@ -455,6 +461,16 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
         gauge!(PREFIX_BYTES, &of_tier("ram")).set(records.ram_bytes as f64);
         gauge!(PREFIX_BYTES, &of_tier("disk")).set(records.disk_bytes as f64);
         gauge!(PREFIX_BUNDLES, &labels).set(records.bundles as f64);
+    }
+}
+
+/// Which share of the rows of its experts a stage computed with its device, and which with the host beside that.
+fn expert_rows(labels: &[(&'static str, String); 2], rows: [u64; 2]) {
+    let all = rows.iter().fold(0, |sum: u64, rows| sum.saturating_add(*rows)).max(1);
+    for (place, rows) in ["device", "host"].into_iter().zip(rows) {
+        let [stage, worker] = labels.clone();
+        let labels = [stage, worker, ("place", place.to_owned())];
+        gauge!(EXPERT_ROWS, &labels).set(rows as f64 / all as f64);
     }
 }
 
@@ -467,6 +483,8 @@ pub fn line_up(names: impl Iterator<Item = String>) {
         let labels = workers.of(stage);
         gauge!(STAGE_SHARE, &labels).set(0.0);
         gauge!(STAGE_MEMORY, &labels).set(0.0);
+        gauge!(HOST_EXPERTS, &labels).set(0.0);
+        expert_rows(&labels, [0; 2]);
     }
     let line: Vec<_> = names.map(|name| workers.label(&name)).collect();
     let n_stages = line.len();

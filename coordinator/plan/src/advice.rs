@@ -56,8 +56,7 @@ impl Case<'_> {
         let least = wishes(&self.settings).least;
         let capacity = capacity(&self.settings, least, 0);
         let cost = |worker: usize, range: &Range<usize>| {
-            let needs = costs.memory(range, capacity).total();
-            (needs <= self.workers[worker].memory).then_some(0.0)
+            costs.lacks(worker, range, capacity).is_none().then_some(0.0)
         };
         cuts::cheapest(self.workers.len(), costs.n_layers(), Join::Max, cost).is_some()
     }
@@ -84,7 +83,7 @@ impl Case<'_> {
     fn one_more_worker(&self) -> Option<u64> {
         let mut workers = self.workers.to_vec();
         let speed = workers.last()?.clone();
-        workers.push(WorkerFacts { memory: 0, link: None, holds: 0..0, ..speed });
+        workers.push(WorkerFacts { memory: 0, link: None, host: None, holds: 0..0, ..speed });
         let mut fits = |memory: u64| {
             if let Some(last) = workers.last_mut() {
                 last.memory = memory;

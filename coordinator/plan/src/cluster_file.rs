@@ -8,12 +8,14 @@
 //! gops = 2000.0           # matrix multiplication, 10^9 operations a second
 //! link = { gbps = 1.2, latency_us = 150.0 }   # optional: to the next worker
 //! count = 3               # optional: as many equal ones
+//! # optional: of a worker on a GPU, the host for routed experts: what does not fit on the GPU, all, or those of so many layers
+//! host = { memory = "128G", gbps = 60.0, gops = 1500.0, experts = "auto" }
 //! ```
 
 use serde::Deserialize;
 
 use super::MAX_WORKERS;
-use super::facts::{LinkFacts, WorkerFacts};
+use super::facts::{HostExperts, HostFacts, LinkFacts, WorkerFacts};
 use super::units::parse_bytes;
 
 /// What is wrong with a cluster file.
@@ -51,6 +53,23 @@ struct Entry {
     gops: f64,
     link: Option<Link>,
     count: Option<usize>,
+    host: Option<Host>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Host {
+    memory: Size,
+    gbps: f64,
+    gops: f64,
+    experts: Option<Experts>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Experts {
+    Layers(u32),
+    Text(String),
 }
 
 #[derive(Deserialize)]
@@ -95,10 +114,11 @@ impl Entry {
             (Some(name), Some(_)) => format!("{name} {index}"),
         };
         let fail = |problem: String| ClusterFileError::Worker { worker: name.clone(), problem };
-        let memory = match &self.memory {
-            Size::Bytes(bytes) => *bytes,
-            Size::Text(text) => parse_bytes(text).map_err(|e| fail(format!("memory: {e}")))?,
+        let bytes = |what: &str, size: &Size| match size {
+            Size::Bytes(bytes) => Ok(*bytes),
+            Size::Text(text) => parse_bytes(text).map_err(|e| fail(format!("{what}: {e}"))),
         };
+        let memory = bytes("memory", &self.memory)?;
         let positive = |what: &str, value: f64| {
             let good = value.is_finite() && value > 0.0;
             if good { Ok(value) } else { Err(fail(format!("{what} is {value}, not above 0"))) }
@@ -114,7 +134,27 @@ impl Entry {
             Some(link) => return Err(fail(format!("link.latency_us is {}", link.latency_us))),
         };
         let (gbps, gops) = (positive("gbps", self.gbps)?, positive("gops", self.gops)?);
-        Ok(WorkerFacts { name: name.clone(), memory, gbps, gops, link, holds: 0..0 })
+        let host = match &self.host {
+            None => None,
+            Some(host) => Some(HostFacts {
+                memory: Some(bytes("host.memory", &host.memory)?),
+                gbps: positive("host.gbps", host.gbps)?,
+                gops: positive("host.gops", host.gops)?,
+                experts: match &host.experts {
+                    None => HostExperts::Auto,
+                    Some(Experts::Layers(n)) => HostExperts::Layers(*n),
+                    Some(Experts::Text(text)) => match text.as_str() {
+                        "auto" => HostExperts::Auto,
+                        "host" => HostExperts::All,
+                        other => {
+                            let why = "is none of auto, host, or a number of layers";
+                            return Err(fail(format!("host.experts: {other:?} {why}")));
+                        }
+                    },
+                },
+            }),
+        };
+        Ok(WorkerFacts { name: name.clone(), memory, gbps, gops, link, host, holds: 0..0 })
     }
 }
 

@@ -18,7 +18,7 @@ use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
-use super::facts::{DraftFacts, LayerFacts, ModelFacts, WorkerFacts};
+use super::facts::{DraftFacts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
 use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
@@ -34,8 +34,12 @@ const DRAFTS_A_TOKEN: f64 = 2.0;
 /// Bytes that a stage needs, by what for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct StageMemory {
-    /// Layers, embedding and head.
+    /// Layers, embedding and head, but for `host_experts`.
     pub weights: u64,
+    /// Routed experts in the host's memory beside a GPU. All else is the GPU's, where it has memory of its own.
+    pub host_experts: u64,
+    /// Work memory of the host for them.
+    pub host_scratch: u64,
     /// KV pages.
     pub kv: u64,
     /// Recurrent states.
@@ -49,13 +53,25 @@ pub struct StageMemory {
 impl StageMemory {
     /// Sum of all.
     pub fn total(&self) -> u64 {
+        self.of_device().saturating_add(self.of_host())
+    }
+
+    /// What lies with the device that computes all but routed experts.
+    pub fn of_device(&self) -> u64 {
         let parts = [self.weights, self.kv, self.state, self.copies, self.scratch];
         parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// What lies with the host beside that.
+    pub fn of_host(&self) -> u64 {
+        self.host_experts.saturating_add(self.host_scratch)
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             weights: self.weights.saturating_add(other.weights),
+            host_experts: self.host_experts.saturating_add(other.host_experts),
+            host_scratch: self.host_scratch.saturating_add(other.host_scratch),
             kv: self.kv.saturating_add(other.kv),
             state: self.state.saturating_add(other.state),
             copies: self.copies.saturating_add(other.copies),
@@ -104,15 +120,19 @@ pub(super) struct Costs<'a> {
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
     weights: Vec<u64>,
+    /// Of them, bytes of routed experts.
+    pub(super) routed: Vec<u64>,
     /// Whether some layers have the weights of others.
-    shares: bool,
+    pub(super) shares: bool,
     /// Bytes a position, where the cache grows with the sequence.
     kv: Vec<u64>,
     /// Bytes of pages that windows need: a sequence's, and one of each layer.
     windows: Vec<(u64, u64)>,
     state: Vec<u64>,
     /// For each worker, `(decode_us, prefill_us)` of layers `0..i`.
-    times: Vec<Vec<(f64, f64)>>,
+    pub(super) times: Vec<Vec<(f64, f64)>>,
+    /// The same with their routed experts beside the device; empty for a worker that has none there.
+    pub(super) times_beside: Vec<Vec<(f64, f64)>>,
 }
 
 impl<'a> Costs<'a> {
@@ -130,10 +150,19 @@ impl<'a> Costs<'a> {
                 (decode + row.0, prefill + row.1)
             })
         };
+        let beside = |worker: &WorkerFacts| {
+            let Some(host) = &worker.host else { return Vec::new() };
+            running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
+                let row = times_beside_us(layer, settings, (worker, host));
+                (decode + row.0, prefill + row.1)
+            })
+        };
         Self {
             model,
             workers,
             settings,
+            times_beside: workers.iter().map(beside).collect(),
+            routed: bytes(&|l| l.routed_bytes),
             weights: bytes(&|l| l.weight_bytes),
             shares: model.layers.iter().any(|layer| layer.same_weights.is_some()),
             kv: bytes(&|l| l.growing_kv(settings.windows)),
@@ -202,6 +231,8 @@ impl<'a> Costs<'a> {
                 .saturating_add(drafts.state_bytes)
                 .saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
+            host_experts: 0,
+            host_scratch: 0,
         }
     }
 
@@ -252,23 +283,9 @@ impl<'a> Costs<'a> {
         self.memory(&(0..n_layers), capacity).total().saturating_add(each.saturating_mul(more))
     }
 
-    /// What layers `range` take as a stage on a worker.
-    pub fn time(&self, worker: usize, range: &Range<usize>) -> StageTime {
-        let (before, upto) = (self.times[worker][range.start], self.times[worker][range.end]);
-        let mut time =
-            StageTime { decode_us: upto.0 - before.0, prefill_us: upto.1 - before.1, send_us: 0.0 };
-        if range.end == self.n_layers() {
-            time.decode_us += self.head_us(worker) + self.drafts_us(worker);
-            time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
-        } else if let Some(link) = self.workers[worker].link {
-            time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
-        }
-        time
-    }
-
     /// A generated token's time in the blocks of drafts: its row, and its share of what is drafted behind it, each draft with a
     /// head of its own.
-    fn drafts_us(&self, worker: usize) -> f64 {
+    pub(super) fn drafts_us(&self, worker: usize) -> f64 {
         let drafts = &self.model.drafts;
         if drafts.weight_bytes == 0 {
             return 0.0;
@@ -291,6 +308,32 @@ fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) 
     let cache = layer.cache_read(f64::from(settings.typical_positions));
     let state = 2.0 * layer.state_bytes() as f64;
     slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker)
+}
+
+/// A row's time in a layer whose routed experts are the host's, for decode and for prompts. The host works while the GPU waits.
+fn times_beside_us(
+    layer: &LayerFacts,
+    settings: &PlanSettings,
+    (worker, host): (&WorkerFacts, &HostFacts),
+) -> (f64, f64) {
+    let batch = f64::from(settings.decode_batch);
+    let cache = layer.cache_read(f64::from(settings.typical_positions));
+    let state = 2.0 * layer.state_bytes() as f64;
+    let routed = layer.routed_read(batch);
+    let (dense_ops, routed_ops) = ops_by_place(layer);
+    let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
+    let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
+    (decode, (dense_ops / worker.gops + routed_ops / host.gops) * 1e-3)
+}
+
+/// A row's operations in a layer: those of the GPU and of its routed experts.
+pub(super) fn ops_by_place(layer: &LayerFacts) -> (f64, f64) {
+    let routed = 2.0 * layer.routed_elements as f64;
+    (layer.ops() - routed, routed)
+}
+
+fn slower_there(bytes: f64, ops: f64, host: &HostFacts) -> f64 {
+    (bytes / host.gbps).max(ops / host.gops) * 1e-3
 }
 
 /// The longer of reading `bytes` and computing `ops`, in microseconds.

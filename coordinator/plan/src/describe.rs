@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::cost::Costs;
-use super::facts::SequenceBytes;
+use super::facts::{HostExperts, SequenceBytes};
 use super::held;
 use super::place::Placement;
 use super::units::format_bytes;
@@ -22,7 +22,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
         .filter(|(_, range)| !range.is_empty())
         .collect();
     let unit = |(worker, range): &(usize, Range<usize>)| {
-        costs.time(*worker, range).unit_us(costs.settings)
+        costs.time(*worker, range, placement.capacity).unit_us(costs.settings)
     };
     let slowest = used.iter().map(unit).fold(0.0, f64::max);
     let stages: Vec<StagePlan> = used
@@ -54,7 +54,9 @@ fn stage_plan(
     share: f64,
 ) -> StagePlan {
     let facts = &costs.workers[*worker];
-    let memory = costs.memory(range, placement.capacity);
+    let memory = costs.memory_on(*worker, range, placement.capacity);
+    let host_layers = costs.host_layers(*worker, range, placement.capacity);
+    let host = facts.host.and_then(|host| host.memory);
     let head = range.end == costs.n_layers();
     let mut stage = StagePlan {
         worker: *worker,
@@ -64,8 +66,13 @@ fn stage_plan(
         head,
         memory,
         sequence: SequenceBytes::of(&costs.model.layers[range.clone()], costs.settings.windows),
-        memory_left: facts.memory.saturating_sub(memory.total()),
-        time: costs.time(*worker, range),
+        memory_left: facts.memory.saturating_sub(match host {
+            None => memory.total(),
+            Some(_) => memory.of_device(),
+        }),
+        host_layers,
+        host_left: host.map(|host| host.saturating_sub(memory.of_host())),
+        time: costs.time(*worker, range, placement.capacity),
         ops_per_row: costs.model.layers[range.clone()].iter().map(|l| l.ops()).sum(),
         cut_bytes: if head { 0 } else { costs.model.cut_bytes[range.end] },
         share,
@@ -82,9 +89,7 @@ fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<Strin
         reasons.push("the slowest stage: it sets the pace".to_owned());
     } else if range.end < costs.n_layers() {
         let longer = range.start..range.end + 1;
-        let needs = costs.memory(&longer, placement.capacity).total();
-        let has = costs.workers[stage.worker].memory;
-        if needs > has {
+        if let Some((needs, has)) = costs.lacks(stage.worker, &longer, placement.capacity) {
             let lacks = format_bytes(needs - has);
             reasons.push(format!("its memory limits it: one layer more lacks {lacks}"));
         }
@@ -95,11 +100,31 @@ fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<Strin
         let layers = (time.decode_us - head) / range.len() as f64;
         reasons.push(format!("the head costs as much as {:.2} layers in decode", head / layers));
     }
+    reasons.extend(beside_reason(costs, stage));
     if time.sending_us(costs.settings) > time.computing_us(costs.settings) {
         reasons.push("its link is slower than its computing".to_owned());
     }
     reasons.extend(cut_reason(&costs.model.cut_bytes, range.end));
     reasons
+}
+
+/// What lies with the host beside a GPU, and why.
+fn beside_reason(costs: &Costs, stage: &StagePlan) -> Option<String> {
+    let host = costs.workers[stage.worker].host?;
+    let memory = &stage.memory;
+    if memory.host_experts == 0 {
+        return None;
+    }
+    let layers = &stage.host_layers;
+    let bytes = [memory.host_experts, memory.of_device()].map(format_bytes);
+    let why = match host.experts {
+        HostExperts::Auto => "they do not fit on the GPU",
+        HostExperts::All | HostExperts::Layers(_) => "as ordered",
+    };
+    Some(format!(
+        "experts of layers {}..{} lie in the host's memory and are computed there ({why}): {}; all else is the GPU's: {}",
+        layers.start, layers.end, bytes[0], bytes[1]
+    ))
 }
 
 /// What crosses the cut before layer `cut`, where that depends on the cut.

@@ -25,6 +25,19 @@ pub enum PlanError {
         /// As given.
         value: String,
     },
+    /// More layers' experts with the host than there are layers.
+    #[error(
+        "worker {worker} is to have the experts of {n} layers in the host's memory, and the model has {n_layers}: start it with \
+         --n-cpu-moe {n_layers} or less, or --cpu-moe for all"
+    )]
+    HostExperts {
+        /// Its name.
+        worker: String,
+        /// Layers that were asked for.
+        n: u32,
+        /// Layers that there are.
+        n_layers: usize,
+    },
     /// A cut by hand that cannot be.
     #[error("{cut} does not fit: {problem}")]
     Cut {

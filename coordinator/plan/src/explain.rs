@@ -18,9 +18,13 @@ impl Plan {
     /// The plan for a log: who holds what, and the room that there is.
     pub fn in_a_line(&self) -> String {
         let stage = |s: &StagePlan| {
-            let [memory, left] = [s.memory.total(), s.memory_left].map(format_bytes);
+            let [memory, left] = [s.memory.of_device(), s.memory_left].map(format_bytes);
             let (first, end) = (s.layers.start, s.layers.end);
-            format!("{} layers {first}..{end}, {memory} of memory, {left} free", s.name)
+            let host = match s.memory.of_host() {
+                0 => String::new(),
+                nbytes => format!(", {} of the host's memory for experts", format_bytes(nbytes)),
+            };
+            format!("{} layers {first}..{end}, {memory} of memory, {left} free{host}", s.name)
         };
         let stages: Vec<String> = self.stages.iter().map(stage).collect();
         format!("plan of {}: {}; {}", self.model, stages.join("; "), self.describe_room())

@@ -94,8 +94,12 @@ pub struct LayerFacts {
     pub expert_bytes: u64,
     /// Share of the experts that a token uses, `0.0..=1.0`.
     pub expert_share: f64,
+    /// The part of them in experts that rows are sent to: what may lie in the host's memory beside a GPU.
+    pub routed_bytes: u64,
     /// Weight elements that a row multiplies with (of experts: those it uses).
     pub elements: u64,
+    /// Of these, elements of experts that rows are sent to.
+    pub routed_elements: u64,
     /// KV cache for a position of a sequence.
     pub kv_bytes: u64,
     /// Positions that a token sees at most; `None`: all before it.
@@ -115,6 +119,11 @@ impl LayerFacts {
     pub fn read_bytes(&self, rows: f64) -> f64 {
         let dense = (self.weight_bytes - self.expert_bytes) as f64;
         dense + self.expert_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
+    }
+
+    /// Of [`LayerFacts::read_bytes`], those of experts that rows are sent to.
+    pub fn routed_read(&self, rows: f64) -> f64 {
+        self.routed_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
     }
 
     /// Bytes of the KV cache that a token behind `positions` others reads.
@@ -202,9 +211,46 @@ pub struct WorkerFacts {
     pub gops: f64,
     /// To the next worker; `None`: not a limit.
     pub link: Option<LinkFacts>,
+    /// What the host has beside it, where it computes on a GPU and routed experts may lie with the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostFacts>,
     /// Layers whose weights are in its memory already; empty: none.
     #[serde(skip)]
     pub holds: Range<usize>,
+}
+
+impl WorkerFacts {
+    /// Bytes of all its memories.
+    pub fn all_memory(&self) -> u64 {
+        let host = self.host.and_then(|host| host.memory).unwrap_or(0);
+        self.memory.saturating_add(host)
+    }
+}
+
+/// The host beside a GPU, for routed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HostFacts {
+    /// Bytes it may use; `None`: of the GPU's, which is the same memory.
+    pub memory: Option<u64>,
+    /// Memory read, 10^9 bytes a second.
+    pub gbps: f64,
+    /// Matrix multiplication, 10^9 operations a second.
+    pub gops: f64,
+    /// Which experts lie there.
+    pub experts: HostExperts,
+}
+
+/// Which layers' routed experts lie with the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostExperts {
+    /// Those of the first layers of a stage that do not fit on the GPU.
+    #[default]
+    Auto,
+    /// All.
+    All,
+    /// Those of so many first layers of the model.
+    Layers(u32),
 }
 
 /// A network link.

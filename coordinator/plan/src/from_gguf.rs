@@ -41,6 +41,10 @@ impl ModelFacts {
                     for layer in spec.layers_of(in_file).filter(|&layer| !is_left_out(layer)) {
                         let share = active_share(&spec, layer, &tensor.name);
                         add(&mut layers[layer], tensor, share)?;
+                        if spec.layers[layer].is_of_experts(&tensor.name) {
+                            layers[layer].routed_bytes += packed_bytes(tensor)?;
+                            layers[layer].routed_elements += elements(tensor, share);
+                        }
                         scratch[layer] += widths(tensor, share);
                     }
                 }
@@ -161,11 +165,16 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
         layer.expert_bytes += bytes;
         layer.expert_share = share;
     }
-    // Vectors (norms, biases) and tables are read, not multiplied with.
-    if tensor.n_dims > 1 && !brigade_spec::has_token_rows(&tensor.name) {
-        layer.elements += (tensor.n_elems() as f64 * share).round() as u64;
-    }
+    layer.elements += elements(tensor, share);
     Ok(())
+}
+
+/// Elements that a row multiplies with: vectors (norms, biases) and tables are read only.
+fn elements(tensor: &TensorInfo, share: f64) -> u64 {
+    match tensor.n_dims > 1 && !brigade_spec::has_token_rows(&tensor.name) {
+        true => (tensor.n_elems() as f64 * share).round() as u64,
+        false => 0,
+    }
 }
 
 /// Bytes of a tensor as the kernels hold it: matrices packed, vectors and rows of positions in f32.

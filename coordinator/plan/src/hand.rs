@@ -202,9 +202,8 @@ fn short<'a>(
     ranges: &'a [Range<usize>],
     capacity: Capacity,
 ) -> impl Iterator<Item = usize> + 'a {
-    let needs = move |range: &Range<usize>| costs.memory(range, capacity).total();
-    (0..ranges.len())
-        .filter(move |&w| !ranges[w].is_empty() && needs(&ranges[w]) > costs.workers[w].memory)
+    let lacks = move |w: usize| costs.lacks(w, &ranges[w], capacity).is_some();
+    (0..ranges.len()).filter(move |&w| !ranges[w].is_empty() && lacks(w))
 }
 
 fn does_not_fit(
@@ -220,12 +219,12 @@ fn does_not_fit(
     };
     let each = short(costs, ranges, capacity).map(|w| {
         let (worker, range) = (&costs.workers[w], &ranges[w]);
-        let needs = costs.memory(range, capacity).total();
+        let (needs, has) = costs.lacks(w, range, capacity).unwrap_or_default();
         let most = most_layers(costs, w, range, capacity);
         format!(
             "{} has {} and its {} layers need {} (at most {most} of them fit)",
             worker.name,
-            format_bytes(worker.memory),
+            format_bytes(has),
             range.len(),
             format_bytes(needs)
         )
@@ -243,8 +242,7 @@ fn most_layers(costs: &Costs, worker: usize, range: &Range<usize>, capacity: Cap
     let last = range.end == costs.n_layers();
     let part =
         |n: usize| if last { range.end - n..range.end } else { range.start..range.start + n };
-    let fits =
-        |n: &usize| costs.memory(&part(*n), capacity).total() <= costs.workers[worker].memory;
+    let fits = |n: &usize| costs.lacks(worker, &part(*n), capacity).is_none();
     (1..range.len()).rev().find(fits).unwrap_or(0)
 }
 

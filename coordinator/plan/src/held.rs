@@ -29,8 +29,8 @@ pub(super) fn fewest_loads(
     let most_uneven = 2.0 * limit * limit * order.len() as f64;
     let cost = |place: usize, range: &Range<usize>| {
         let worker = order[place];
-        let fits = costs.memory(range, capacity).total() <= costs.workers[worker].memory;
-        let time = costs.time(worker, range);
+        let fits = costs.lacks(worker, range, capacity).is_none();
+        let time = costs.time(worker, range, capacity);
         let good = fits && time.unit_us(costs.settings) <= limit;
         let uneven = time.squares(costs.settings) / most_uneven;
         good.then(|| costs.loads(worker, range) as f64 + uneven)

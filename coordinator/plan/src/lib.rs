@@ -16,6 +16,7 @@
 
 mod advice;
 mod balance;
+mod beside;
 mod cluster_file;
 mod cost;
 mod cuts;
@@ -42,7 +43,10 @@ pub use balance::Balance;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
 pub use error::{PlanError, Shortage};
-pub use facts::{DraftFacts, LayerFacts, LinkFacts, ModelFacts, SequenceBytes, WorkerFacts};
+pub use facts::{
+    DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, SequenceBytes,
+    WorkerFacts,
+};
 pub use hand::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};
@@ -227,6 +231,11 @@ pub struct StagePlan {
     pub sequence: SequenceBytes,
     /// Bytes of the worker's limit that stay free.
     pub memory_left: u64,
+    /// Layers whose routed experts lie with the host, beside the worker's GPU; empty: none.
+    pub host_layers: Range<usize>,
+    /// Bytes of that memory's limit that stay free, where there is such a memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_left: Option<u64>,
     /// Predicted time for a unit of work.
     pub time: StageTime,
     /// Operations for a prompt row.
@@ -317,9 +326,14 @@ fn check(
         let good = value.is_finite() && value > 0.0;
         if good { Ok(()) } else { Err(PlanError::BadNumber { what, value: value.to_string() }) }
     };
+    beside::check(model, workers)?;
     for worker in workers {
         positive(format!("gbps of worker {}", worker.name), worker.gbps)?;
         positive(format!("gops of worker {}", worker.name), worker.gops)?;
+        if let Some(host) = worker.host {
+            positive(format!("gbps of the host of worker {}", worker.name), host.gbps)?;
+            positive(format!("gops of the host of worker {}", worker.name), host.gops)?;
+        }
         if let Some(link) = worker.link {
             positive(format!("link gbps of worker {}", worker.name), link.gbps)?;
         }

@@ -12,6 +12,7 @@ use super::advice::Case;
 use super::cost::{Costs, StageMemory};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
+use super::facts::WorkerFacts;
 use super::held;
 use super::room::{Wishes, capacity, largest, wishes};
 
@@ -97,14 +98,14 @@ fn for_each_order(done: &mut Vec<usize>, rest: &[usize], visit: &mut impl FnMut(
 /// kept, which makes no difference to the slowest stage.
 fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Placement)> {
     let cut = |n_blocks: u32, n_kept: u32| {
+        let capacity = capacity(costs.settings, n_blocks, n_kept);
         let cost = |place: usize, range: &Range<usize>| {
             let worker = order[place];
-            let needs = costs.memory(range, capacity(costs.settings, n_blocks, n_kept)).total();
-            let fits = needs <= costs.workers[worker].memory;
-            fits.then(|| costs.time(worker, range).unit_us(costs.settings))
+            let fits = costs.lacks(worker, range, capacity).is_none();
+            fits.then(|| costs.time(worker, range, capacity).unit_us(costs.settings))
         };
         let squares = |place: usize, range: &Range<usize>| {
-            costs.time(order[place], range).squares(costs.settings)
+            costs.time(order[place], range, capacity).squares(costs.settings)
         };
         cuts::most_even(order.len(), costs.n_layers(), cost, squares)
     };
@@ -134,19 +135,19 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
 fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
     let least = wishes(costs.settings).least;
     let capacity = capacity(costs.settings, least, 0);
-    let has = |place: usize| costs.workers[order[place]].memory;
     let needs = |range: &Range<usize>| costs.memory(range, capacity);
     let lacks = |place: usize, range: &Range<usize>| {
-        Some(needs(range).total().saturating_sub(has(place)) as f64)
+        let lacks = costs.lacks(order[place], range, capacity);
+        Some(lacks.map_or(0, |(needs, has)| needs - has) as f64)
     };
     let closest = cuts::cheapest(order.len(), costs.n_layers(), Join::Sum, lacks);
     let ranges = closest.map(|(_, ranges)| ranges).unwrap_or_default();
     let used = || ranges.iter().enumerate().filter(|(_, range)| !range.is_empty());
     let short: Vec<(String, u64, u64)> = used()
-        .map(|(place, range)| {
-            (costs.workers[order[place]].name.clone(), needs(range).total(), has(place))
+        .filter_map(|(place, range)| {
+            let (needs, has) = costs.lacks(order[place], range, capacity)?;
+            Some((costs.workers[order[place]].name.clone(), needs, has))
         })
-        .filter(|(_, needs, has)| needs > has)
         .collect();
     let total = used().fold(StageMemory::default(), |sum, (_, range)| sum.plus(needs(range)));
     let (model, workers) = (costs.model, costs.workers);
@@ -154,7 +155,7 @@ fn shortage(costs: &Costs, order: &[usize]) -> PlanError {
     PlanError::DoesNotFit(Shortage {
         model: costs.model.name.clone(),
         needed: total.total(),
-        available: costs.workers.iter().map(|w| w.memory).fold(0, u64::saturating_add),
+        available: costs.workers.iter().map(WorkerFacts::all_memory).fold(0, u64::saturating_add),
         short,
         advice: case.advice(),
     })

@@ -13,7 +13,7 @@ use brigade_sched::{LineSpec, SchedConfig};
 use brigade_spec::Prefixes;
 use serde::Serialize;
 
-use super::cost::Costs;
+use super::cost::{Costs, ops_by_place};
 use super::facts::{ModelFacts, WorkerFacts};
 use super::{Plan, StagePlan};
 
@@ -126,6 +126,13 @@ fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageMo
     let rows = decode.unwrap_or(f64::INFINITY);
     let mut read: f64 = layers.iter().map(|layer| layer.read_bytes(rows)).sum();
     let mut ops = stage.ops_per_row;
+    let beside = &costs.model.layers[stage.host_layers.clone()];
+    let routed_read: f64 = beside.iter().map(|layer| layer.routed_read(rows)).sum();
+    let routed_ops: f64 = beside.iter().map(|layer| ops_by_place(layer).1).sum();
+    let (host_fixed, host_row) = worker
+        .host
+        .map_or((0.0, 0.0), |host| (routed_read / host.gbps * 1e-3, routed_ops / host.gops * 1e-3));
+    (read, ops) = (read - routed_read, ops - routed_ops);
     if stage.head && decode.is_some() {
         read += costs.model.head_bytes as f64;
         ops += 2.0 * costs.model.head_elements as f64;
@@ -135,8 +142,8 @@ fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageMo
         layers.iter().map(|l| l.cache_read(typical) + 2.0 * l.state_bytes() as f64).sum();
     let own_read = if decode.is_some() { of_stream } else { 0.0 };
     StageModel {
-        fixed_us: read / worker.gbps * 1e-3,
-        per_row_us: (ops / worker.gops + own_read / worker.gbps) * 1e-3,
+        fixed_us: read / worker.gbps * 1e-3 + host_fixed,
+        per_row_us: (ops / worker.gops + own_read / worker.gbps) * 1e-3 + host_row,
         jitter: 0.0,
     }
 }

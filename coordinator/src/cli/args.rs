@@ -248,10 +248,21 @@ pub struct LineArgs {
     /// Memory each local worker may use, e.g. 12G [default: its share of what is free, or the GPU's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub memory: Option<u64>,
-    /// What local workers compute with, in turn: auto, cpu, or GPUs as `brigade devices` lists them: vulkan:0,1
+    /// What local workers compute with, in turn: auto, cpu, or GPUs as `brigade devices` lists them: vulkan:0,1, with the host
+    /// beside one for what experts do not fit: vulkan:0+cpu
     /// [default: auto, the first GPU that there is, else the CPU]
     #[arg(long, value_name = "DEVICES", conflicts_with = "worker")]
     pub device: Option<DeviceList>,
+    /// Where a mixture's routed experts are beside a GPU: auto (with the host what does not fit), device, host, or of so many
+    /// first layers with the host. Results do not depend on it [default: auto with --device auto or vulkan:0+cpu, else device]
+    #[arg(long, value_name = "WHERE", conflicts_with = "worker")]
+    pub experts: Option<String>,
+    /// All routed experts with the host, beside a GPU that computes the rest: as --experts host
+    #[arg(long, conflicts_with_all = ["worker", "experts"])]
+    pub cpu_moe: bool,
+    /// Those of the first N layers: as --experts N
+    #[arg(long, value_name = "N", conflicts_with_all = ["worker", "experts", "cpu_moe"])]
+    pub n_cpu_moe: Option<u32>,
     /// Leave GPUs' matrix units alone, where a driver fails with them: prompts then take longer, results are the same
     #[arg(long, conflicts_with = "worker")]
     pub no_coopmat: bool,

@@ -1,7 +1,7 @@
 //! `brigade devices` prints what this machine can compute with.
 
 use anyhow::Result;
-use brigade_engine::device::{DeviceName, DeviceWish, Devices, GpuFacts, gpus};
+use brigade_engine::device::{DeviceName, DeviceWish, Devices, GpuFacts, gpus, split_beside};
 use brigade_engine::kernels;
 use brigade_plan::format_bytes;
 use clap::Args;
@@ -21,7 +21,8 @@ pub struct DevicesArgs {
     json: bool,
 }
 
-/// Devices that local workers take in turn, as `--device` names them: `auto`, `cpu`, `vulkan:0`, `vulkan:0,1`.
+/// Devices that local workers take in turn, as `--device` names them: `auto`, `cpu`, `vulkan:0`, `vulkan:0,1`,
+/// `vulkan:0+cpu`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceList(pub Vec<String>);
 
@@ -38,7 +39,9 @@ impl std::str::FromStr for DeviceList {
             false => item.to_owned(),
         };
         let names: Vec<String> = list.split(',').map(with_prefix).collect();
-        names.iter().try_for_each(|name| name.parse::<DeviceWish>().map(|_| ()))?;
+        names
+            .iter()
+            .try_for_each(|name| split_beside(name)?.0.parse::<DeviceWish>().map(|_| ()))?;
         Ok(Self(names))
     }
 }

@@ -3,7 +3,7 @@
 //! A worker that has a GPU to itself looks how much is free. Of several, each would find all of it free, and be given more layers
 //! than there is room for. One that is started again would find what the others leave, which may be less than it had.
 
-use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus};
+use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus, split_beside};
 use brigade_worker::memory::RESERVE_BYTES;
 
 /// What is asked of a GPU.
@@ -28,7 +28,7 @@ pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
 /// What a worker is told to compute on. What is no device is refused when the worker starts.
 fn wish(devices: &[String], index: usize) -> DeviceWish {
     let name = devices.iter().cycle().nth(index);
-    name.and_then(|name| name.parse().ok()).unwrap_or_default()
+    name.and_then(|name| split_beside(name).ok()?.0.parse().ok()).unwrap_or_default()
 }
 
 fn is_cpu(wish: &DeviceWish) -> bool {

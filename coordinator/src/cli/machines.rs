@@ -1,7 +1,7 @@
 //! The machines of a cluster for people: where each stands, when it was last heard from, what it computes and how fast.
 
 use anyhow::Result;
-use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus};
+use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageBytes};
 use brigade_line::clock;
 use brigade_plan::format_bytes;
 
@@ -50,6 +50,7 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
         Some(used) => format!("{} of {}", format_bytes(used), format_bytes(limit)),
         None => format_bytes(limit),
     });
+    let memory = memory.map(|memory| memory + &with_host(node.bytes.as_ref()));
     let speed = node.gb_per_second.zip(node.gop_per_second).map(|(gbps, gops)| {
         let slow = node.slowdown.filter(|times| *times >= SLOW);
         let slow = slow.map_or(String::new(), |times| format!(", {times:.1} times slower"));
@@ -66,6 +67,17 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
         speed.unwrap_or_else(nothing),
         node.device.clone().unwrap_or_else(nothing),
     ]
+}
+
+/// What of a stage lies with the host beside its GPU, and which share of its experts' rows is computed there.
+fn with_host(bytes: Option<&StageBytes>) -> String {
+    let Some(bytes) = bytes.filter(|bytes| bytes.host_experts > 0) else { return String::new() };
+    let [here, there] = bytes.expert_rows;
+    let share = match here.saturating_add(there) {
+        0 => String::new(),
+        all => format!(" ({:.0} % of their rows)", there as f64 / all as f64 * 100.0),
+    };
+    format!(", experts {} with the host{share}", format_bytes(bytes.host_experts))
 }
 
 fn heard(ms_ago: u64) -> String {
@@ -125,6 +137,11 @@ mod tests {
             busy_share: Some(0.63),
             memory_used: Some(3 << 30),
             memory_limit: Some(12 << 30),
+            bytes: Some(StageBytes {
+                host_experts: 2 << 30,
+                expert_rows: [100, 300],
+                ..StageBytes::default()
+            }),
             gb_per_second: Some(40.0),
             gop_per_second: Some(900.0),
             slowdown: Some(2.0),
@@ -132,7 +149,10 @@ mod tests {
             ..NodeStatus::default()
         };
         let cells = row(&node, 0);
-        let (speed, memory) = ("40 GB/s 900 GOP/s, 2.0 times slower", "3.00 GiB of 12.00 GiB");
+        let (speed, memory) = (
+            "40 GB/s 900 GOP/s, 2.0 times slower",
+            "3.00 GiB of 12.00 GiB, experts 2.00 GiB with the host (75 % of their rows)",
+        );
         let device = "avx2, 8 threads";
         assert_eq!(cells[2..], ["stage 1", "4..8", "0.4 s ago", "63 %", memory, speed, device]);
     }

@@ -168,7 +168,14 @@ fn print_plan(args: &PlanArgs, facts: &ModelFacts, plan: &Plan) -> Result<()> {
                 i.to_string(),
                 s.name.clone(),
                 format!("{}..{}", s.layers.start, s.layers.end),
-                format_bytes(s.memory.total()),
+                match s.memory.of_host() {
+                    0 => format_bytes(s.memory.total()),
+                    host => format!(
+                        "{} + {} of the host's",
+                        format_bytes(s.memory.of_device()),
+                        format_bytes(host)
+                    ),
+                },
                 format_bytes(s.memory_left),
                 format!("{:.0} %", s.share * 100.0),
             ]

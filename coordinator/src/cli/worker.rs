@@ -84,10 +84,20 @@ pub struct WorkerArgs {
     /// Compute threads [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// What computes: auto, cpu, or a GPU as `brigade devices` lists them: vulkan:0 [default: auto, the first GPU that
-    /// there is, else the CPU]
+    /// What computes: auto, cpu, or a GPU as `brigade devices` lists them: vulkan:0, or vulkan:0+cpu with the host beside it for
+    /// what experts do not fit [default: auto, the first GPU that there is, else the CPU]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
+    /// Where a mixture's routed experts are beside a GPU: auto (with the host what does not fit), device, host, or of so many
+    /// first layers with the host. Results do not depend on it [default: auto with --device auto or vulkan:0+cpu, else device]
+    #[arg(long, value_name = "WHERE")]
+    experts: Option<String>,
+    /// All routed experts with the host, beside a GPU that computes the rest: as --experts host
+    #[arg(long, conflicts_with = "experts")]
+    cpu_moe: bool,
+    /// Those of the first N layers: as --experts N
+    #[arg(long, value_name = "N", conflicts_with_all = ["experts", "cpu_moe"])]
+    n_cpu_moe: Option<u32>,
     /// Leave a GPU's matrix units alone, where its driver fails with them: prompts then take longer, results are the same
     #[arg(long)]
     no_coopmat: bool,
@@ -231,6 +241,9 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         gpu_memory: args.gpu_memory,
         threads: args.threads,
         device: args.device,
+        experts: args.experts,
+        cpu_moe: args.cpu_moe,
+        n_cpu_moe: args.n_cpu_moe,
         no_coopmat: args.no_coopmat,
         fast_math: args.fast_math,
         gpu_lost_after: args.gpu_lost_after,

@@ -146,6 +146,19 @@ impl GpuBuffer {
         unsafe { std::slice::from_raw_parts(self.host().as_ptr(), self.len) }
     }
 
+    /// The bytes, for the host to change, while the device may be at work.
+    ///
+    /// # Safety
+    /// All commands that read or write the buffer are done.
+    ///
+    /// # Panics
+    /// As [`GpuBuffer::bytes`].
+    pub(crate) unsafe fn bytes_now_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the region has `len` bytes and is this buffer's; no command uses it (promised by the caller), and none can be
+        // recorded while it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.host().as_ptr(), self.len) }
+    }
+
     /// The bytes, for the host to change: waits for every command that was recorded.
     ///
     /// # Panics

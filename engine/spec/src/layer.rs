@@ -17,6 +17,16 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
+    /// Whether rows are sent to experts in it.
+    pub fn has_experts(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block.kind, BlockKind::Moe(_)))
+    }
+
+    /// Whether a tensor of the layer (by name) is of experts that rows are sent to.
+    pub fn is_of_experts(&self, tensor: &str) -> bool {
+        self.has_experts() && (tensor.contains("_exps.") || tensor.contains("_chexps."))
+    }
+
     /// Which of the blocks that the stage mixes streams for block `index` is; `None`: it reads and writes them itself.
     #[inline]
     pub fn place_among_mixed(&self, index: usize) -> Option<usize> {

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use super::BlockCx;
 use super::linear::Linear;
 use super::lora::{self, ExpertLora};
 use super::mlp::activate;
+use super::{BlockCx, RowAdapters};
 use crate::batch::AdapterUse;
-use crate::device::{ExpertMatrices, ExpertProduct, ExpertRows, Routing, RoutingPart, Rows};
+use crate::device::{
+    Device, ExpertMatrices, ExpertProduct, ExpertRows, Routing, RoutingPart, Rows, Scratch, Sent,
+};
 use crate::kernels::Vector;
 use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
@@ -32,6 +34,13 @@ struct Projections {
     adapters: Vec<ExpertLora>,
 }
 
+/// Where experts work: the stage's device, or what lies beside it.
+struct Place<'a> {
+    device: &'a Device,
+    scratch: &'a Scratch,
+    adapters: &'a RowAdapters,
+}
+
 /// Rows that use the same adapters, some of which are for these experts.
 type Adapted<'a> = (RoutingPart<'a>, &'a [AdapterUse]);
 
@@ -39,6 +48,15 @@ impl Experts {
     /// Loads `n` experts that are `n_ff` wide inside, and work in rows of `width`, from `<stem>.ffn_{gate,up,down}_<suffix>`
     /// (or `ffn_gate_up_<suffix>`).
     pub(super) fn load(
+        names: (&str, &str),
+        sizes: [usize; 3],
+        how: (Activation, bool),
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        loader.loading_experts(|loader| Self::load_in_place(names, sizes, how, loader))
+    }
+
+    fn load_in_place(
         (stem, suffix): (&str, &str),
         [n, n_ff, width]: [usize; 3],
         (activation, weigh_input): (Activation, bool),
@@ -71,37 +89,81 @@ impl Experts {
         })
     }
 
-    /// Adds the weighted outputs of the chosen experts to `out`, in the width that they work in.
-    pub(super) fn add(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing, out: &mut Rows) {
+    /// Sends rows and their routing to where the experts lie, if that is not here: for [`Experts::sum`], before which the device
+    /// may be told what else it has to do.
+    pub(super) fn send(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing) -> Option<Sent> {
+        cx.device.send(&self.up.weights, x, routing)
+    }
+
+    /// The sum of the weighted outputs of the chosen experts, in the width that they work in, which begins with `onto` or zeros.
+    /// `sent` is what [`Experts::send`] gave for the same rows.
+    pub(super) fn sum(
+        &self,
+        cx: &BlockCx<'_>,
+        (x, routing): (&Rows, &Routing),
+        sent: Option<Sent>,
+        onto: Option<Rows>,
+    ) -> Rows {
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
+        let Some(sent) = sent else {
+            let pairs = self.of_pairs(&Place { device, scratch, adapters }, x, routing);
+            let mut sum = onto.unwrap_or_else(|| zeros(scratch));
+            device.add_pairs(&mut sum, &pairs, routing, self.weigh_input);
+            return sum;
+        };
+        let away = device.away(sent);
+        let place = Place { device: away.device, scratch: away.scratch, adapters };
+        let pairs = match away.is_rehearsal {
+            true => away.scratch.zeros(routing.n_pairs(), x.cols()),
+            false => self.of_pairs(&place, &away.x, &away.routing),
+        };
+        match onto {
+            // The order of the sum is that of its bits: what it begins with lies here.
+            Some(mut sum) => {
+                device.add_pairs(&mut sum, &pairs, routing, self.weigh_input);
+                sum
+            }
+            None => {
+                let mut sum = zeros(away.scratch);
+                away.device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
+                device.bring(scratch, &sum)
+            }
+        }
+    }
+
+    /// What the chosen experts give for each pair.
+    fn of_pairs(&self, place: &Place<'_>, x: &Rows, routing: &Routing) -> Rows {
+        let Place { device, scratch, .. } = *place;
         let (width, n_pairs) = (x.cols(), routing.n_pairs());
-        let adapted = self.adapted(cx, routing, x.n_rows());
+        let adapted = self.adapted(place, routing, x.n_rows());
         let mut own = None;
         let input = if self.weigh_input || !adapted.is_empty() {
-            let own = own.insert(cx.scratch.take(n_pairs, width));
-            cx.device.rows_of_pairs(x, routing, own);
+            let own = own.insert(scratch.take(n_pairs, width));
+            device.rows_of_pairs(x, routing, own);
             if self.weigh_input {
-                cx.device.weigh_pairs(routing, own);
+                device.weigh_pairs(routing, own);
             }
             ExpertRows::OfPairs(own)
         } else {
             ExpertRows::Routed(x)
         };
-        let mut up = cx.scratch.take(n_pairs, self.n_ff);
-        let mut gate = cx.scratch.take(if self.gate.is_none() { 0 } else { n_pairs }, self.n_ff);
+        let mut up = scratch.take(n_pairs, self.n_ff);
+        let mut gate = scratch.take(if self.gate.is_none() { 0 } else { n_pairs }, self.n_ff);
         let mut both = vec![(&self.up, &mut up)];
         both.extend(self.gate.as_ref().map(|projections| (projections, &mut gate)));
-        project(cx, (routing, &adapted), input, both);
-        activate(cx.device, self.activation, &gate, &mut up);
-        let mut expert_out = cx.scratch.take(n_pairs, width);
+        project(place, (routing, &adapted), input, both);
+        activate(device, self.activation, &gate, &mut up);
+        let mut expert_out = scratch.take(n_pairs, width);
         let down = vec![(&self.down, &mut expert_out)];
-        project(cx, (routing, &adapted), ExpertRows::OfPairs(&up), down);
-        cx.device.add_pairs(out, &expert_out, routing, self.weigh_input);
+        project(place, (routing, &adapted), ExpertRows::OfPairs(&up), down);
+        expert_out
     }
 
     /// The rows, of `n_rows`, that use adapters which the experts have, in runs.
     fn adapted<'a>(
         &self,
-        cx: &'a BlockCx<'_>,
+        place: &Place<'a>,
         routing: &'a Routing,
         n_rows: usize,
     ) -> Vec<Adapted<'a>> {
@@ -109,8 +171,8 @@ impl Experts {
             self.projections().flat_map(|of| &of.adapters).any(|lora| lora.is_used(uses))
         };
         let all = 0..n_rows;
-        let runs = cx.adapters.within(&all).filter(|(_, uses)| is_used(uses));
-        runs.map(|(rows, uses)| (cx.device.pairs_of_rows(routing, rows), uses)).collect()
+        let runs = place.adapters.within(&all).filter(|(_, uses)| is_used(uses));
+        runs.map(|(rows, uses)| (place.device.pairs_of_rows(routing, rows), uses)).collect()
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projections> {
@@ -121,11 +183,16 @@ impl Experts {
     pub(super) fn nbytes(&self) -> usize {
         self.projections().map(Projections::nbytes).sum()
     }
+
+    /// Of these, bytes that lie elsewhere than what the stage's device computes with.
+    pub(super) fn nbytes_beside(&self) -> usize {
+        self.projections().map(Projections::nbytes_beside).sum()
+    }
 }
 
 /// Projections of the same rows; their products run in one fork-join. Where rows are adapted, `x` has those of pairs.
 fn project(
-    cx: &BlockCx<'_>,
+    place: &Place<'_>,
     (routing, adapted): (&Routing, &[Adapted<'_>]),
     x: ExpertRows<'_>,
     mut outs: Vec<(&Projections, &mut Rows)>,
@@ -134,16 +201,16 @@ fn project(
     let products =
         products.map(|(projections, out)| ExpertProduct { w: &projections.weights, out });
     let mut products: Vec<_> = products.collect();
-    cx.device.expert_products(cx.scratch, routing, x, &mut products);
+    place.device.expert_products(place.scratch, routing, x, &mut products);
     for (projections, out) in outs {
         if let ExpertRows::OfPairs(x) = x {
             let loras = &projections.adapters;
             for (rows, uses) in adapted {
-                lora::add_to_experts((cx.device, cx.scratch), (rows, uses), loras, x, out);
+                lora::add_to_experts((place.device, place.scratch), (rows, uses), loras, x, out);
             }
         }
         if let Some(bias) = &projections.bias {
-            cx.device.add_expert_biases(routing, bias, out);
+            place.device.add_expert_biases(routing, bias, out);
         }
     }
 }
@@ -170,5 +237,10 @@ impl Projections {
     /// Bytes of all matrices.
     fn nbytes(&self) -> usize {
         self.weights.nbytes() + self.adapters.iter().map(ExpertLora::nbytes).sum::<usize>()
+    }
+
+    fn nbytes_beside(&self) -> usize {
+        let adapters = self.adapters.iter().map(ExpertLora::nbytes_beside).sum::<usize>();
+        self.weights.nbytes_beside() + adapters
     }
 }

@@ -72,6 +72,11 @@ pub trait Block: Send + Sync {
     /// Bytes of all matrices as the kernels hold them.
     fn nbytes(&self) -> usize;
 
+    /// Of these, bytes that lie elsewhere than what the stage's device computes with.
+    fn nbytes_beside(&self) -> usize {
+        0
+    }
+
     /// Computes rows `[n_rows, n_embd]` from the normed rows `x[n_rows, n_embd]`, and moves the block's `state` on, which is
     /// what its kind asks for ([`BlockKind::state`]).
     ///

@@ -138,20 +138,33 @@ impl Block for Moe {
             + self.shared.as_ref().map_or(0, Shared::nbytes)
     }
 
+    fn nbytes_beside(&self) -> usize {
+        let adjugates = self.adjugates.as_ref().map_or(0, |a| a.experts.nbytes_beside());
+        self.experts.nbytes_beside() + adjugates
+    }
+
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
         if let Some(branches) = &self.branches {
             return self.forward_branches(cx, branches, x);
         }
         let probs = self.probs(cx, if self.spec.routes_early { cx.layer_input } else { x });
         let routing = self.route(cx, &probs);
-        let mut out = match &self.shared {
-            Some(shared) => shared.forward(cx, x),
-            None => cx.scratch.zeros(x.n_rows(), x.cols()),
+        let narrow = self.latent.as_ref().map(|latent| latent.narrow.forward(cx, x));
+        let input = narrow.as_ref().unwrap_or(x);
+        // Where experts lie elsewhere, the shared one is computed here meanwhile.
+        let sent = self.experts.send(cx, input, &routing);
+        let shared = self.shared.as_ref().map(|shared| shared.forward(cx, x));
+        let mut out = match &self.latent {
+            Some(latent) => {
+                let sum = self.experts.sum(cx, (input, &routing), sent, None);
+                latent.add(
+                    cx,
+                    sum,
+                    shared.unwrap_or_else(|| cx.scratch.zeros(x.n_rows(), x.cols())),
+                )
+            }
+            None => self.experts.sum(cx, (input, &routing), sent, shared),
         };
-        match &self.latent {
-            Some(latent) => self.add_latent(cx, latent, x, &routing, &mut out),
-            None => self.experts.add(cx, x, &routing, &mut out),
-        }
         if let Some(adjugates) = &self.adjugates {
             self.add_adjugates(cx, adjugates, &probs, &mut out);
         }
@@ -171,6 +184,11 @@ impl Moe {
             cx.device.rms_norm(x, weight, eps, &mut normed);
             normed
         };
+        let probs = self.probs(cx, &normed(cx, &branches.router));
+        let routing = self.route(cx, &probs);
+        let [before, behind] = &branches.experts;
+        let rows = normed(cx, before);
+        let sent = self.experts.send(cx, &rows, &routing);
         let mut out = match &self.shared {
             Some(shared) => {
                 let [before, behind] = &branches.shared;
@@ -181,11 +199,7 @@ impl Moe {
             }
             None => cx.scratch.zeros(x.n_rows(), x.cols()),
         };
-        let probs = self.probs(cx, &normed(cx, &branches.router));
-        let routing = self.route(cx, &probs);
-        let [before, behind] = &branches.experts;
-        let mut sum = cx.scratch.zeros(x.n_rows(), x.cols());
-        self.experts.add(cx, &normed(cx, before), &routing, &mut sum);
+        let mut sum = self.experts.sum(cx, (&rows, &routing), sent, None);
         cx.device.rms_norm_inplace(&mut sum, behind, eps);
         cx.device.add(&mut out, &sum);
         out
@@ -204,27 +218,9 @@ impl Moe {
         let by = ChooseBy::GroupsOfBest(spec.per_group);
         let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Normed(1.0) };
         let routing = cx.device.route(&choice, probs);
-        let mut sum = cx.scratch.zeros(out.n_rows(), out.cols());
-        experts.add(cx, out, &routing, &mut sum);
+        let sent = experts.send(cx, out, &routing);
+        let sum = experts.sum(cx, (out, &routing), sent, None);
         cx.device.add_scaled(out, &sum, spec.scale);
-    }
-
-    /// [`Experts::add`] through the experts' own width.
-    fn add_latent(
-        &self,
-        cx: &BlockCx<'_>,
-        Latent { narrow, norm, widen }: &Latent,
-        x: &Rows,
-        routing: &Routing,
-        out: &mut Rows,
-    ) {
-        let input = narrow.forward(cx, x);
-        let mut sum = cx.scratch.zeros(input.n_rows(), input.cols());
-        self.experts.add(cx, &input, routing, &mut sum);
-        if let Some((weight, eps)) = norm {
-            cx.device.rms_norm_inplace(&mut sum, weight, *eps);
-        }
-        cx.device.add(out, &widen.forward(cx, &sum));
     }
 
     /// What the router gives each expert, `[n_rows, n_expert]`.
@@ -264,6 +260,15 @@ impl Moe {
 }
 
 impl Latent {
+    /// Adds the experts' sum to `out`, through the way back.
+    fn add(&self, cx: &BlockCx<'_>, mut sum: Rows, mut out: Rows) -> Rows {
+        if let Some((weight, eps)) = &self.norm {
+            cx.device.rms_norm_inplace(&mut sum, weight, *eps);
+        }
+        cx.device.add(&mut out, &self.widen.forward(cx, &sum));
+        out
+    }
+
     fn load(
         spec: &LatentSpec,
         stem: &str,

@@ -16,6 +16,8 @@ pub struct ExpertMatrices {
     all: Vec<Arc<PackedMatrix>>,
     /// Where they lie with a GPU.
     table: Option<ExpertTable>,
+    /// Whether a GPU computes, and they lie with the host.
+    is_beside: bool,
 }
 
 /// The rows that experts read.
@@ -39,6 +41,16 @@ impl ExpertMatrices {
     /// Bytes of all matrices. One that several share is counted once over all of them.
     pub fn nbytes(&self) -> usize {
         self.all.iter().map(|matrix| matrix.nbytes() / Arc::strong_count(matrix)).sum()
+    }
+
+    /// Bytes of those that lie elsewhere than what the device computes with.
+    pub fn nbytes_beside(&self) -> usize {
+        if self.is_beside { self.nbytes() } else { 0 }
+    }
+
+    /// Whether they lie elsewhere than what the device computes with.
+    pub(super) fn is_beside(&self) -> bool {
+        self.is_beside
     }
 
     /// Rows of each matrix, which are output features; 0 where there is none.
@@ -68,7 +80,8 @@ impl Device {
             }
             _ => None,
         };
-        Ok(ExpertMatrices { all, table })
+        let is_beside = self.gpu.is_some() && table.is_none() && !all.is_empty();
+        Ok(ExpertMatrices { all, table, is_beside })
     }
 
     /// The row of each pair: `out` is `[n_pairs, x.cols()]`.
@@ -148,7 +161,8 @@ impl Device {
             let ones = || gpu.upload(bytemuck::cast_slice(&vec![1.0f32; routing.n_pairs()]));
             if let Some(routes) = routing.on_gpu() {
                 let weights = if are_weighed { ones() } else { routes.weights() };
-                return gpu.scatter_add(out, width, x.on_gpu(gpu), routes.pairs(), weights);
+                let pairs = routes.pairs();
+                return self.with_gpu(gpu, x, |x| gpu.scatter_add(out, width, x, pairs, weights));
             }
             let shares = routing.lists().shares.iter();
             let (pairs, weights): (Vec<u32>, Vec<f32>) =
@@ -156,7 +170,7 @@ impl Device {
             let pairs = gpu.upload(bytemuck::cast_slice(&pairs));
             let weights =
                 if are_weighed { ones() } else { gpu.upload(bytemuck::cast_slice(&weights)) };
-            return gpu.scatter_add(out, width, x.on_gpu(gpu), pairs, weights);
+            return self.with_gpu(gpu, x, |x| gpu.scatter_add(out, width, x, pairs, weights));
         }
         let shares = routing.lists().shares.chunks_exact(routing.n_used());
         for (out, shares) in out.chunks_exact_mut(width).zip(shares) {

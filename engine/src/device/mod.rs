@@ -5,6 +5,7 @@
 //! have others. Here no model, file or layer is known.
 
 mod attention;
+mod beside;
 mod devices;
 mod elementwise;
 mod entries;
@@ -33,9 +34,13 @@ mod store;
 mod streams;
 mod values;
 
+use std::sync::Arc;
+
+use beside::Beside;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
+pub use beside::{Away, Sent};
 pub use brigade_gpu::{FewValues, Handed, KernelTime, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
@@ -47,7 +52,7 @@ pub use index::{IndexOfMeans, IndexOver, PoolingBy};
 pub use lists::Lists;
 pub use memory::Memory;
 pub use moves::FewGreatest;
-pub use name::{DeviceName, DeviceWish};
+pub use name::{DeviceName, DeviceWish, split_beside};
 pub use on_gpu::{buffer_of, pack_with_gpu, refused};
 pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
@@ -64,8 +69,10 @@ use crate::quant::GgmlType;
 
 /// The kernels and threads of a stage.
 pub struct Device {
-    compute: Compute,
+    compute: Arc<Compute>,
     gpu: Option<Gpu>,
+    /// The host, for experts whose matrices shall not take the GPU's memory.
+    beside: Option<Box<Beside>>,
     name: String,
 }
 
@@ -116,6 +123,12 @@ impl Device {
         }
     }
 
+    /// The CPU, with kernels and threads that others may use too.
+    fn of(compute: Arc<Compute>) -> Self {
+        let name = compute.kernels().name.to_owned();
+        Self { compute, gpu: None, beside: None, name }
+    }
+
     /// The GPU that values lie with, and these, to be written there.
     fn gpu_of<'a>(
         &'a self,
@@ -137,8 +150,9 @@ impl Device {
         threads: usize,
         cpus: Option<&[usize]>,
     ) -> Result<Self, KernelError> {
-        let compute = Compute::new(unfused(), threads, cpus)?;
-        Ok(Self { compute, gpu: Some(gpu), name: name.to_string() })
+        let compute = Arc::new(Compute::new(unfused(), threads, cpus)?);
+        let beside = Some(Box::new(Beside::new(compute.clone())));
+        Ok(Self { compute, gpu: Some(gpu), beside, name: name.to_string() })
     }
 
     /// Where what this device keeps lies.
@@ -154,6 +168,11 @@ impl Device {
     /// The number of what it computes: [`NUMERICS`](crate::kernels::NUMERICS) and those beside it.
     pub fn numerics(&self) -> u32 {
         self.gpu.as_ref().map_or(self.compute.kernels().numerics, numerics_of)
+    }
+
+    /// Whether products of many rows have bits of their own: [`GpuOptions::fast_math`].
+    pub fn has_fast_math(&self) -> bool {
+        self.gpu.as_ref().is_some_and(Gpu::has_fast_math)
     }
 
     /// Whether a GPU computes.
@@ -262,7 +281,6 @@ impl PartialEq for Home {
 
 impl From<Compute> for Device {
     fn from(compute: Compute) -> Self {
-        let name = compute.kernels().name.to_owned();
-        Self { compute, gpu: None, name }
+        Self::of(Arc::new(compute))
     }
 }

@@ -68,6 +68,23 @@ impl FromStr for DeviceWish {
     }
 }
 
+/// What is written behind a GPU's name where the host computes beside it.
+const BESIDE: &str = "+cpu";
+
+/// A GPU's name without the `+cpu` behind it, and whether that stood there.
+///
+/// # Errors
+/// It stands behind what is no GPU.
+pub fn split_beside(name: &str) -> Result<(&str, bool), String> {
+    match name.strip_suffix(BESIDE) {
+        None => Ok((name, false)),
+        Some(gpu) if gpu.starts_with(VULKAN) => Ok((gpu, true)),
+        Some(other) => Err(format!(
+            "\"{other}{BESIDE}\" is no device: {BESIDE} stands behind a GPU's name, as in vulkan:0{BESIDE}"
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +96,9 @@ mod tests {
             assert_eq!(read(name).unwrap().to_string(), name);
         }
         assert_eq!(read("vulkan"), Ok(DeviceName::Vulkan(0)));
+        assert_eq!(split_beside("vulkan:1+cpu"), Ok(("vulkan:1", true)));
+        assert_eq!(split_beside("cpu"), Ok(("cpu", false)));
+        assert!(split_beside("auto+cpu").unwrap_err().contains("vulkan:0+cpu"));
         for name in ["vulkan:", "vulkan:x", "vulkan0"] {
             assert!(read(name).unwrap_err().contains("vulkan:1"), "{name}");
         }

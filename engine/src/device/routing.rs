@@ -18,6 +18,7 @@ pub struct Routing {
 }
 
 /// The lists, in the host's memory.
+#[derive(Clone)]
 pub(super) struct Lists {
     /// Row of each pair.
     pub(super) rows: Vec<u32>,
@@ -62,6 +63,17 @@ impl Device {
 }
 
 impl Routing {
+    /// Lists of so many rows, with so many experts of which a row uses so many.
+    pub(super) fn on_host([n_rows, n_expert, n_used]: [usize; 3], lists: Lists) -> Self {
+        let n_pairs = n_rows * n_used;
+        Self { n_expert, n_used, n_pairs, on_gpu: None, on_host: lists.into() }
+    }
+
+    /// How many rows were routed, `n_rows`; how many experts there are, and how many a row uses.
+    pub(super) fn sizes(&self, n_rows: usize) -> [usize; 3] {
+        [n_rows, self.n_expert, self.n_used]
+    }
+
     /// How many pairs there are.
     pub fn n_pairs(&self) -> usize {
         self.n_pairs
@@ -89,7 +101,7 @@ impl Routing {
 
 impl Lists {
     /// Sorts the experts of all rows, `n_used` for each row in order of selection.
-    fn new(ids: &[u32], weights: &[f32], n_expert: usize, n_used: usize) -> Self {
+    pub(super) fn new(ids: &[u32], weights: &[f32], n_expert: usize, n_used: usize) -> Self {
         let mut starts = vec![0usize; n_expert + 1];
         for id in ids {
             starts[*id as usize + 1] += 1;

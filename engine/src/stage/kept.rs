@@ -16,6 +16,7 @@ use crate::device::Home;
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
 use crate::spec::{ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors};
+use crate::weights::ExpertsPlace;
 
 /// Weights of one model, by layer. Empty at first.
 #[derive(Default)]
@@ -24,6 +25,8 @@ pub struct KeptWeights {
     pub(super) model: Option<blake3::Hash>,
     /// Where it lies.
     pub(super) home: Home,
+    /// Where its experts lie.
+    pub(super) experts: ExpertsPlace,
     pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
     pub(super) embedding: Option<Kept<Input>>,
     pub(super) head: Option<Kept<Head>>,
@@ -42,6 +45,8 @@ pub(super) struct KeptLayer {
     pub(super) weights: Vec<Arc<BlockWeights>>,
     /// Of the weights, wherever in the model they are used.
     pub(super) print: blake3::Hash,
+    /// The layer of the file that they are.
+    pub(super) in_file: usize,
 }
 
 impl KeptWeights {
@@ -53,10 +58,10 @@ impl KeptWeights {
         self.head.take_if(|head| !is_same(&head.tensors));
     }
 
-    /// Lets go of what a stage of `layers` has no use for, and of all of another model and of all that lies elsewhere.
+    /// Lets go of what a stage of `layers` has no use for, of all of another model, and of all that lies elsewhere.
     pub(super) fn retain_for(
         &mut self,
-        (model, home): (blake3::Hash, Home),
+        (model, home, experts): (blake3::Hash, Home, ExpertsPlace),
         spec: &ModelSpec,
         layers: &Range<usize>,
     ) {
@@ -64,9 +69,17 @@ impl KeptWeights {
             *self = Self { model: Some(model), home, ..Self::default() };
         }
         self.share(spec, layers);
+        self.place_experts(experts);
         self.layers.retain(|layer, _| layers.contains(layer));
         self.embedding.take_if(|_| layers.start > 0);
         self.head.take_if(|_| layers.end < spec.n_layer());
+    }
+
+    /// Lets go of layers whose experts are to lie elsewhere than they do.
+    fn place_experts(&mut self, experts: ExpertsPlace) {
+        let had = std::mem::replace(&mut self.experts, experts);
+        let stays = |in_file: usize| had.is_beside(in_file) == experts.is_beside(in_file);
+        self.layers.retain(|_, layer| stays(layer.part.in_file));
     }
 
     /// Whether the weights of layer `in_file` of the file are here, of whatever layer that computes with them.
@@ -94,6 +107,7 @@ impl KeptWeights {
             *self = ahead;
             return;
         }
+        self.place_experts(ahead.experts);
         for (layer, loaded) in ahead.layers {
             self.layers.entry(layer).or_insert(loaded);
         }
@@ -127,10 +141,13 @@ impl Stage {
             return KeptWeights::default();
         }
         let (model, home) = (Some(self.model_hash), self.device.home());
-        let mut kept = KeptWeights { model, home, ..KeptWeights::default() };
+        // It was the same when the stage was loaded.
+        let place = ExpertsPlace::new(&self.device, self.config.host_experts);
+        let experts = place.unwrap_or_default();
+        let mut kept = KeptWeights { model, home, experts, ..KeptWeights::default() };
         let mut names = self.names;
         for (layer, (tensors, print)) in std::mem::take(&mut names.layers) {
-            let part = KeptLayer { weights: Vec::new(), print };
+            let part = KeptLayer { weights: Vec::new(), print, in_file: self.spec.in_file(layer) };
             kept.layers.insert(layer, Kept { tensors, part });
         }
         for block in self.blocks {

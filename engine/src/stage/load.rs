@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::block_input::{BlockInput, DepthMix, Mix};
+use super::facts;
 use super::fingerprint;
 use super::gated_streams::GatedConnection;
 use super::head::Head;
@@ -16,7 +17,7 @@ use super::norm::Norm;
 use super::own_drafts::OwnDrafts;
 use super::rope::load_rope;
 use super::streams::StreamMatrices;
-use super::{BlockWeights, LoadedBlock, Stage, StageFacts};
+use super::{BlockWeights, LoadedBlock, Stage};
 use crate::block::{Embedding, Linear, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
@@ -30,7 +31,7 @@ use crate::spec::{
     TOKEN_TYPES, layer_of, stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
-use crate::weights::{AdapterTensors, TensorSource, WeightLoader};
+use crate::weights::{AdapterTensors, ExpertsPlace, TensorSource, WeightLoader};
 
 /// Name of the matrices that make one row for the head of several streams.
 const ALTUP_UNEMBD: &str = "altup_unembd_proj.weight";
@@ -53,6 +54,9 @@ pub struct StageConfig {
     pub windows: bool,
     /// What is added to the stream behind its layers.
     pub control_vectors: Option<StageVectors>,
+    /// Routed experts of layers before this one take the host's memory, where a GPU computes the rest: no byte of a result depends
+    /// on it.
+    pub host_experts: u32,
     /// Whether the model's own blocks of drafts are loaded, where it has some and this is the last stage.
     pub own_drafts: bool,
 }
@@ -94,10 +98,9 @@ impl Stage {
         let Described { model, spec } = described.clone();
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
-        kept.retain_for((model_hash, device.home()), &spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), &device, progress)
-            .sharing(source.clone())
-            .with_switched(switched(&spec));
+        let place = ExpertsPlace::new(&device, config.host_experts)?;
+        kept.retain_for((model_hash, device.home(), place), &spec, &layers);
+        let mut loader = loader((model, &spec), &source, (&device, place), progress);
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
@@ -126,7 +129,7 @@ impl Stage {
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
         }
-        let facts = facts(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
+        let facts = facts::of(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
@@ -152,6 +155,17 @@ impl Stage {
             n_reading: 0,
         })
     }
+}
+
+/// Hands out tensors, with experts where they shall lie.
+fn loader<'a>(
+    (model, spec): (&'a Gguf, &ModelSpec),
+    source: &'a Arc<dyn TensorSource>,
+    (device, place): (&'a Device, ExpertsPlace),
+    progress: &'a mut dyn FnMut(u64),
+) -> WeightLoader<'a> {
+    let loader = WeightLoader::new(model, source.as_ref(), device, progress);
+    loader.sharing(source.clone()).with_experts(place).with_switched(switched(spec))
 }
 
 /// Refuses layers that the model does not have, and a configuration that is not for them.
@@ -181,7 +195,7 @@ fn no_vocabulary() -> ConstraintError {
 
 impl KeptWeights {
     /// Loads what a stage of `layers` lacks that is built of a stage of the layers `has` ([`KeptWeights::absorb`]),
-    /// while that one still computes. `progress` is told the bytes of each tensor as it is taken.
+    /// while that one still computes; with [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
     ///
     /// # Errors
     /// As [`Stage::load`].
@@ -190,15 +204,15 @@ impl KeptWeights {
         source: Arc<dyn TensorSource>,
         layers: Range<usize>,
         has: Range<usize>,
-        device: &Device,
+        (device, host_experts): (&Device, u32),
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, ModelError> {
         let Described { model, spec } = described;
         let mut ahead = Self::default();
-        ahead.retain_for((blake3::hash(&model.header_bytes()), device.home()), spec, &layers);
-        let mut loader = WeightLoader::new(model, source.as_ref(), device, progress)
-            .sharing(source.clone())
-            .with_switched(switched(spec));
+        let place = ExpertsPlace::new(device, host_experts)?;
+        let hash = blake3::hash(&model.header_bytes());
+        ahead.retain_for((hash, device.home(), place), spec, &layers);
+        let mut loader = loader((model, spec), &source, (device, place), progress);
         load_weights(model, spec, &layers, &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
@@ -229,7 +243,7 @@ fn load_weights(
         let weights = load_layer(spec, layer, loader)?;
         let print = fingerprint::of_layer(model, spec, source.as_ref(), layer)?;
         let tensors_of_it = kept::layer_tensors(model, spec, layer);
-        let part = KeptLayer { weights, print };
+        let part = KeptLayer { weights, print, in_file };
         kept.layers.insert(layer, Kept { tensors: tensors_of_it, part });
         release(source.as_ref(), &tensors, Some(in_file));
     }
@@ -359,27 +373,6 @@ fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) 
     }
 }
 
-/// What the blocks of a stage take. Weights that several layers share count once.
-fn facts(
-    spec: &ModelSpec,
-    blocks: &[LoadedBlock],
-    (head, own_drafts): (Option<&Head>, Option<&OwnDrafts>),
-    device: &Device,
-) -> StageFacts {
-    let [drafts, of_drafts] = own_drafts.map_or([0; 2], OwnDrafts::nbytes);
-    let place = |block: &LoadedBlock| (spec.in_file(block.layer), block.index);
-    let weights: BTreeMap<_, u64> =
-        blocks.iter().map(|block| (place(block), block.weights.nbytes())).collect();
-    StageFacts {
-        weight_bytes: weights.values().sum::<u64>()
-            + head.and_then(|h| h.output.as_ref()).map_or(0, |output| output.nbytes() as u64)
-            + drafts,
-        state_bytes: blocks.iter().map(|b| b.state.nbytes()).sum::<u64>() + of_drafts,
-        device: device.name().to_owned(),
-        threads: device.host().pool().threads(),
-    }
-}
-
 /// Lets go of what is mapped of a layer (`None`: of what is outside the layers) once it is packed:
 /// weights are not held twice.
 fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usize>) {
@@ -433,6 +426,7 @@ pub(super) fn load_layer(
     layer: usize,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
+    loader.at_layer(spec.in_file(layer));
     load_blocks(spec, &spec.layers[layer], (layer, &spec.layer_stem(layer)), loader)
 }
 

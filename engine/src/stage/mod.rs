@@ -10,6 +10,7 @@ mod boundary_rows;
 mod check;
 mod chosen_rows;
 mod copies;
+mod facts;
 mod fingerprint;
 mod gated_streams;
 mod head;
@@ -69,6 +70,8 @@ pub enum StageOutput {
 pub struct StageFacts {
     /// Bytes of weights as the kernels hold them.
     pub weight_bytes: u64,
+    /// Of these, bytes of experts in the host's memory beside a GPU: [`StageConfig::host_experts`].
+    pub host_expert_bytes: u64,
     /// Bytes of KV pages and recurrent slots.
     pub state_bytes: u64,
     /// Name of the device that computes.
@@ -178,6 +181,11 @@ impl Stage {
     /// How often the host waited for the GPU so far; 0 on a CPU.
     pub fn n_waits(&self) -> u64 {
         self.device.waits()
+    }
+
+    /// Rows that routed experts computed so far, each for each of its experts: with the GPU, and with the host beside it.
+    pub fn expert_rows(&self) -> [u64; 2] {
+        self.device.expert_rows()
     }
 
     /// What the GPU was handed so far; nothing on a CPU.

@@ -72,6 +72,8 @@ pub struct LineConfig {
     pub control_vectors: Vec<(PathBuf, f32)>,
     /// The layers that they are for; `None`: all that they have.
     pub control_layers: Option<RangeInclusive<usize>>,
+    /// Routed experts of layers before this one lie with the host, beside a GPU.
+    pub host_experts: u32,
     /// Whether the last stage has the model's own blocks of drafts.
     pub own_drafts: bool,
     /// Files of the model's adapters.
@@ -94,6 +96,7 @@ impl Default for LineConfig {
             windows: false,
             control_vectors: Vec::new(),
             control_layers: None,
+            host_experts: 0,
             own_drafts: false,
             adapters: Vec::new(),
             uses: Vec::new(),
@@ -353,6 +356,7 @@ fn load(
         max_rows: SLOT_POSITIONS,
         windows: config.windows,
         control_vectors: stage_vectors(config, model, &layers),
+        host_experts: config.host_experts,
         own_drafts: config.own_drafts,
     };
     Stage::load(

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use brigade_proto::control::{
-    Capabilities, Feature, HealthReply, HeldLayers, Phase, PrefixRecords, WireType,
+    Capabilities, Feature, HealthReply, HeldLayers, HostPart, Phase, PrefixRecords, WireType,
 };
 use brigade_proto::failure::Failure;
 
@@ -111,6 +111,13 @@ impl Worker {
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
+            host: abilities.host.map(|host| HostPart {
+                memory_limit: self.loader.host_limit.unwrap_or(limit),
+                is_shared: self.loader.host_limit.is_none(),
+                gb_per_second: host.speeds.gb_per_second,
+                gop_per_second: host.speeds.gop_per_second,
+                experts_before: host.experts_before,
+            }),
             features: self.features().map(i32::from).collect(),
         }
     }
@@ -132,6 +139,7 @@ impl Worker {
         let prefix_records = self.prefixes_used().map(|Used { ram, disk, bundles }| {
             PrefixRecords { ram_bytes: ram, disk_bytes: disk, bundles }
         });
+        let [expert_rows, host_expert_rows] = reading.expert_rows;
         let session = &inner.session;
         // Another coordinator's number would say nothing, and might be the same.
         let is_owner = session.owner() == Some(coordinator_id);
@@ -157,6 +165,9 @@ impl Worker {
             held_layers,
             instance: self.loader.instance,
             prefix_records,
+            expert_rows,
+            host_expert_rows,
+            host_expert_bytes: stage(&inner).map_or(0, |(_, stage)| stage.loaded.facts.host_bytes),
         }
     }
 }

@@ -29,6 +29,7 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         max_rows: TOKENS.len(),
         windows: false,
         control_vectors: None,
+        host_experts: 0,
         own_drafts: false,
     };
     let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();

@@ -59,7 +59,7 @@ impl Supervisor {
             origin: member.origin.clone(),
             called: member.known().map(|known| known.name.clone()),
             local: match &config.source {
-                Source::Local(options) => Some(options.clone()),
+                Source::Local(options) => Some((**options).clone()),
                 Source::Remote(_) | Source::JoinOnly => None,
             },
             coordinator_id: self.ends.coordinator_id.clone(),

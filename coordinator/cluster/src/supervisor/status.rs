@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageStatus};
+use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageBytes, StageStatus};
+use brigade_proto::control::HealthReply;
 
 use super::{Line, Supervisor};
 use crate::departed::Left;
@@ -81,6 +82,7 @@ impl Supervisor {
             busy_share: beat.as_ref().filter(|_| stage.is_some()).map(|beat| beat.busy),
             memory_used: beat.as_ref().map(|beat| beat.reply().memory_used),
             memory_limit: known.map(|k| k.memory_limit),
+            bytes: beat.as_ref().filter(|_| stage.is_some()).map(|beat| bytes(beat.reply())),
             gb_per_second: known.map(|k| k.gb_per_second),
             gop_per_second: known.map(|k| k.gop_per_second),
             slowdown: member.conn().map(|conn| conn.slowdown()),
@@ -111,6 +113,16 @@ impl Supervisor {
             Lacking::Patience(_) => return None,
         };
         Some(hint.for_machines(machines.max(1)))
+    }
+}
+
+/// What a stage has where.
+fn bytes(health: &HealthReply) -> StageBytes {
+    StageBytes {
+        weights: health.weight_bytes,
+        states: health.state_bytes,
+        host_experts: health.host_expert_bytes,
+        expert_rows: [health.expert_rows, health.host_expert_rows],
     }
 }
 

@@ -185,7 +185,7 @@ pub fn source(line: &LineArgs, joining: bool, log_level: &'static str) -> Result
     if joining && line.workers.is_none() {
         return Ok(Source::JoinOnly);
     }
-    Ok(Source::Local(local_options(line, log_level)?))
+    Ok(Source::Local(Box::new(local_options(line, log_level)?)))
 }
 
 fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOptions> {
@@ -219,6 +219,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         host_memory: free.map(share),
         gpu_memory,
         devices,
+        experts: experts(line),
         no_coopmat: line.no_coopmat,
         fast_math: line.fast_math,
         kernels: line.kernels.clone(),
@@ -226,6 +227,15 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         log_format: LogFormat::of_this_process().name(),
         log_level,
     })
+}
+
+/// What local workers are told of where experts are.
+fn experts(line: &LineArgs) -> Option<String> {
+    match (&line.experts, line.n_cpu_moe) {
+        _ if line.cpu_moe => Some("host".to_owned()),
+        (_, Some(n)) => Some(n.to_string()),
+        (experts, None) => experts.clone(),
+    }
 }
 
 fn program() -> Result<PathBuf> {

@@ -242,6 +242,11 @@ impl ExpertRoutes {
         (bytemuck::cast_slice(ids), bytemuck::cast_slice(&rest[..ids.len()]))
     }
 
+    /// The experts of each row and behind them their weights, as [`ExpertRoutes::on_host`] has them.
+    pub fn chosen(&self) -> Span<'_> {
+        self.lists.span().part(0..2 * 4 * self.n_pairs())
+    }
+
     fn list(&self, list: List) -> Span<'_> {
         self.lists.span().part(self.range(list))
     }

@@ -54,6 +54,11 @@ impl ExpertLora {
     pub(in crate::block) fn nbytes(&self) -> usize {
         self.a.nbytes() + self.b.nbytes()
     }
+
+    /// Of these, bytes that lie elsewhere than what the stage's device computes with.
+    pub(in crate::block) fn nbytes_beside(&self) -> usize {
+        self.a.nbytes_beside() + self.b.nbytes_beside()
+    }
 }
 
 /// Adds to `out`, `[n_pairs, out features]`, what `loras` add for rows that use the same adapters, of whose pairs `x` has the

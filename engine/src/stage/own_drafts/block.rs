@@ -48,6 +48,11 @@ impl DraftBlock {
         own as u64 + self.blocks.iter().map(|block| block.weights.nbytes()).sum::<u64>()
     }
 
+    /// Of these, bytes of experts that lie elsewhere than what computes the rest.
+    pub(super) fn nbytes_beside(&self) -> u64 {
+        self.blocks.iter().map(|block| block.weights.block.nbytes_beside() as u64).sum()
+    }
+
     /// What the block gives for its rows, `[n_rows, n_embd]`; their entries are written. `seen` has the sequences as it sees
     /// them.
     pub(super) fn run(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) -> Rows {

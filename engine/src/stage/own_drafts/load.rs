@@ -81,6 +81,8 @@ fn load_block(
     // Some files have a norm more than is needed.
     loader.taken_before(&format!("{stem}.layer_output_norm.weight"));
     let layer = spec.n_layer() + i;
+    // They are few, and drafts are to be fast.
+    loader.at_layer(usize::MAX);
     let weights = load_blocks(spec, &head.layer, (layer, &stem), loader)?;
     let blocks = loaded(&head.layer, layer, weights).collect();
     Ok(DraftBlock { embedding, norms, join, blocks, head_norm, output })

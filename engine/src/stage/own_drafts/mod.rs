@@ -76,6 +76,11 @@ impl OwnDrafts {
         [self.blocks.iter().map(DraftBlock::nbytes).sum(), states + self.ring.nbytes()]
     }
 
+    /// Of the weights, bytes of experts that lie elsewhere than what computes the rest.
+    pub(super) fn nbytes_beside(&self) -> u64 {
+        self.blocks.iter().map(DraftBlock::nbytes_beside).sum()
+    }
+
     /// Keeps the logits of all rows from here on, or no longer; gives those since then.
     pub(super) fn watch(&mut self, is_on: bool) -> Vec<DraftRow> {
         std::mem::replace(&mut self.watched, is_on.then(Vec::new)).unwrap_or_default()

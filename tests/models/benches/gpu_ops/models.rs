@@ -107,6 +107,7 @@ fn load(options: &Options, model: &Arc<Gguf>, timed: bool) -> Result<Stage, Stri
         max_rows: 512,
         windows: false,
         control_vectors: None,
+        host_experts: 0,
         own_drafts: false,
     };
     let layers = 0..brigade_models::describe(model).map_err(|e| text(&e))?.n_layer();

@@ -161,9 +161,10 @@ fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
             mu: None,
             ahead: None,
         };
-        let logits = |table, is_adapted: bool| -> Vec<u32> {
+        let logits = |table, is_adapted: bool, host_experts: u32| -> Vec<u32> {
             let adapters = adapters.clone();
-            let config = LineConfig { kernels: Some(table), adapters, ..LineConfig::default() };
+            let kernels = Some(table);
+            let config = LineConfig { kernels, adapters, host_experts, ..LineConfig::default() };
             let slots = || (0..).zip(USES);
             let mut ops: Vec<_> = slots().map(|(slot, _)| Line::open_slot(slot, None)).collect();
             let adapted = slots().filter(|(_, uses)| is_adapted && !uses.is_empty());
@@ -174,9 +175,10 @@ fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
             let rows = Line::open(&path, &config).run(ops, parts);
             rows.into_iter().flat_map(line::into_logits).map(f32::to_bits).collect()
         };
-        let want = logits(UNFUSED, true);
-        assert!(want != logits(UNFUSED, false), "{name}: the adapters change nothing");
-        assert!(logits("vulkan:0", true) == want, "{name}: other bits than {UNFUSED}");
+        let want = logits(UNFUSED, true, 0);
+        assert!(want != logits(UNFUSED, false, 0), "{name}: the adapters change nothing");
+        assert!(logits("vulkan:0", true, 0) == want, "{name}: other bits than {UNFUSED}");
+        assert!(logits("vulkan:0", true, u32::MAX) == want, "{name}: other bits beside the GPU");
     }
 }
 

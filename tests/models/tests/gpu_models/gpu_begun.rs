@@ -22,6 +22,9 @@ const MODELS: [&str; 8] = [
     "rwkv7",
 ];
 
+/// Of these, mixtures whose experts also lie with the host once.
+const BESIDE: [&str; 3] = ["granitehybrid", "kimi-linear", "qwen2moe"];
+
 /// Sequences, whose ubatches take turns.
 const N_SLOTS: u32 = 2;
 /// Ubatches in work at once.
@@ -47,8 +50,12 @@ struct Turns {
 }
 
 impl Turns {
-    fn new(path: &std::path::Path, kernels: &'static str, most: usize) -> Self {
-        let config = LineConfig { kernels: Some(kernels), ..LineConfig::default() };
+    fn new(
+        path: &std::path::Path,
+        (kernels, host_experts): (&'static str, u32),
+        most: usize,
+    ) -> Self {
+        let config = LineConfig { kernels: Some(kernels), host_experts, ..LineConfig::default() };
         let line = Line::open(path, &config);
         Self { line, begun: VecDeque::new(), most, next_id: 0, found: Found::new() }
     }
@@ -130,10 +137,11 @@ fn ubatches_that_are_begun_while_others_compute_have_the_same_bits() {
     }
     let golden = Golden::repository();
     let tokens = &golden.manifest.tokens;
-    for name in MODELS {
+    let beside = BESIDE.map(|name| (name, u32::MAX));
+    for (name, host_experts) in MODELS.map(|name| (name, 0)).into_iter().chain(beside) {
         let path = golden.model(&golden.manifest.models[name]);
-        let mut on_gpu = Turns::new(&path, "vulkan:0", IN_WORK);
-        let mut one_by_one = Turns::new(&path, "unfused", 1);
+        let mut on_gpu = Turns::new(&path, ("vulkan:0", host_experts), IN_WORK);
+        let mut one_by_one = Turns::new(&path, ("unfused", 0), 1);
         on_gpu.prompts(tokens);
         one_by_one.prompts(tokens);
         assert!(on_gpu.found == one_by_one.found, "{name}: other bits in prompts");

@@ -1,5 +1,6 @@
 //! Models on a GPU in one process, with the engine alone. Machines without a Vulkan driver skip.
 
+mod experts_beside;
 mod gpu;
 mod gpu_begun;
 mod waits;
@@ -7,5 +8,5 @@ mod waits;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    brigade_harness::main(brigade_harness::modules![gpu, gpu_begun, waits])
+    brigade_harness::main(brigade_harness::modules![experts_beside, gpu, gpu_begun, waits])
 }

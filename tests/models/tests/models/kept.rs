@@ -23,6 +23,7 @@ const CONFIG: StageConfig = StageConfig {
     max_rows: 8,
     windows: false,
     control_vectors: None,
+    host_experts: 0,
     own_drafts: false,
 };
 
@@ -144,7 +145,7 @@ fn loaded_ahead(model: &Arc<Gguf>, before: Range<usize>, layers: Range<usize>) {
         source.clone(),
         wanted,
         has,
-        &device,
+        (&device, 0),
         &mut |_| (),
     )
     .unwrap();
@@ -253,7 +254,7 @@ fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
             source.clone(),
             wanted,
             has,
-            &device,
+            (&device, 0),
             &mut |_| (),
         );
         let lacks: BTreeSet<_> = in_file(&layers).difference(&in_file(&both)).copied().collect();

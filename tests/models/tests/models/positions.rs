@@ -32,6 +32,7 @@ fn a_stage_is_not_loaded_for_a_longer_context() {
             max_rows: 8,
             windows: false,
             control_vectors: None,
+            host_experts: 0,
             own_drafts: false,
         };
         Stage::load(

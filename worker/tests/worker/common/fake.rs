@@ -94,6 +94,7 @@ impl FakeBackend {
 
     fn of_width(width: usize) -> Self {
         let abilities = Abilities {
+            host: None,
             architectures: vec!["fake".into()],
             quant_types: vec!["F32".into()],
             kv_types: vec![KvType::F32, KvType::F16],
@@ -135,7 +136,7 @@ impl StageBackend for FakeBackend {
             weight_bytes += model.require(&name).map_err(unsupported)?.nbytes;
         }
         let state_bytes = u64::from(spec.n_blocks) * PAGE_BYTES;
-        Ok(StageNeeds { tensors: layers(spec).collect(), weight_bytes, state_bytes })
+        Ok(StageNeeds { tensors: layers(spec).collect(), weight_bytes, host_bytes: 0, state_bytes })
     }
 
     fn build(
@@ -168,6 +169,7 @@ impl StageBackend for FakeBackend {
         let needs = self.needs(&order.model, &order.spec)?;
         let own = |(i, name)| (order.spec.layer_begin as usize + i, vec![name]);
         let facts = BuiltFacts {
+            host_bytes: 0,
             weight_bytes: needs.weight_bytes,
             state_bytes: needs.state_bytes,
             sequence_bytes: needs.state_bytes,

@@ -1,0 +1,120 @@
+//! Workers of two devices: a GPU, and the host for routed experts. Which experts lie where, and what that costs.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::Capacity;
+use super::cost::{Costs, StageMemory, StageTime};
+use super::error::PlanError;
+use super::facts::{HostExperts, ModelFacts, WorkerFacts};
+
+impl Costs<'_> {
+    /// The first layers of `range` whose routed experts lie with the worker's host: as many as were asked for, or as do not fit
+    /// on its GPU.
+    pub fn host_layers(
+        &self,
+        worker: usize,
+        range: &Range<usize>,
+        capacity: Capacity,
+    ) -> Range<usize> {
+        let has = &self.workers[worker];
+        let upto = match has.host.map(|host| host.experts) {
+            None => range.start,
+            Some(HostExperts::All) => range.end,
+            Some(HostExperts::Layers(n)) => (n as usize).clamp(range.start, range.end),
+            // Where both are one memory, nothing is won.
+            Some(HostExperts::Auto) if has.host.is_some_and(|host| host.memory.is_none()) => {
+                range.start
+            }
+            Some(HostExperts::Auto) => {
+                let too_much = self.memory(range, capacity).total().saturating_sub(has.memory);
+                let suffices = |upto: &usize| self.routed(&(range.start..*upto)) >= too_much;
+                (range.start..range.end).find(suffices).unwrap_or(range.end)
+            }
+        };
+        range.start..upto
+    }
+
+    /// What layers `range` take as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
+    pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
+        let host = self.host_layers(worker, range, capacity);
+        let of = |sums: &[(f64, f64)], range: &Range<usize>| match range.is_empty() {
+            true => (0.0, 0.0),
+            false => {
+                let (before, upto) = (sums[range.start], sums[range.end]);
+                (upto.0 - before.0, upto.1 - before.1)
+            }
+        };
+        let beside = of(&self.times_beside[worker], &host);
+        let here = of(&self.times[worker], &(host.end..range.end));
+        let mut time =
+            StageTime { decode_us: beside.0 + here.0, prefill_us: beside.1 + here.1, send_us: 0.0 };
+        if range.end == self.n_layers() {
+            time.decode_us += self.head_us(worker) + self.drafts_us(worker);
+            time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
+        } else if let Some(link) = self.workers[worker].link {
+            time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
+        }
+        time
+    }
+
+    /// What layers `range` need as a stage on a worker, by device.
+    pub fn memory_on(
+        &self,
+        worker: usize,
+        range: &Range<usize>,
+        capacity: Capacity,
+    ) -> StageMemory {
+        let all = self.memory(range, capacity);
+        let host_experts = self.routed(&self.host_layers(worker, range, capacity));
+        if host_experts == 0 {
+            return all;
+        }
+        let rows = self.model.scratch_bytes_per_row.saturating_mul(self.settings.max_rows.into());
+        let weights = all.weights.saturating_sub(host_experts);
+        StageMemory { weights, host_experts, host_scratch: rows, ..all }
+    }
+
+    /// Bytes needed, and there, in the memory of a worker that layers `range` lack most of; `None` where they fit.
+    pub fn lacks(
+        &self,
+        worker: usize,
+        range: &Range<usize>,
+        capacity: Capacity,
+    ) -> Option<(u64, u64)> {
+        let (needs, has) = (self.memory_on(worker, range, capacity), &self.workers[worker]);
+        let pairs = match has.host.and_then(|host| host.memory) {
+            None => [(needs.total(), has.memory), (0, 0)],
+            Some(host) => [(needs.of_device(), has.memory), (needs.of_host(), host)],
+        };
+        let lack = |(needs, has): &(u64, u64)| needs.saturating_sub(*has);
+        pairs.into_iter().filter(|pair| lack(pair) > 0).max_by_key(lack)
+    }
+
+    /// Bytes of the routed experts of layers `range`. Weights that several layers have count once.
+    fn routed(&self, range: &Range<usize>) -> u64 {
+        if !self.shares {
+            return self.routed[range.end] - self.routed[range.start];
+        }
+        let first = |layer: usize| self.model.layers[layer].same_weights.unwrap_or(layer);
+        let firsts: BTreeSet<usize> = range.clone().map(first).collect();
+        let bytes = firsts.into_iter().map(|layer| self.model.layers[layer].routed_bytes);
+        bytes.fold(0, u64::saturating_add)
+    }
+}
+
+/// Refuses a number of layers that the model does not have.
+///
+/// # Errors
+/// [`PlanError::HostExperts`].
+pub(super) fn check(model: &ModelFacts, workers: &[WorkerFacts]) -> Result<(), PlanError> {
+    let n_layers = model.layers.len();
+    for worker in workers {
+        if let Some(HostExperts::Layers(n)) = worker.host.map(|host| host.experts)
+            && n as usize > n_layers
+        {
+            return Err(PlanError::HostExperts { worker: worker.name.clone(), n, n_layers });
+        }
+    }
+    Ok(())
+}

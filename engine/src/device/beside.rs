@@ -1,0 +1,169 @@
+//! The host beside a GPU: experts that lie in its memory are computed there, and all else goes on with the GPU.
+//!
+//! What crosses is one copy each way: rows with their routing, and what the experts make of them. The host waits for the first only.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
+
+use super::routing::Lists;
+use super::{Device, ExpertMatrices, Routing, Rows, Scratch, Values, give_up};
+use crate::kernels::{Compute, KernelError, PackedMatrix};
+use crate::quant::GgmlType;
+
+/// What the host has for its part.
+pub(super) struct Beside {
+    host: Device,
+    scratch: Scratch,
+    /// For what it made, where the GPU reads it.
+    inbox: Mutex<Inbox>,
+    /// Pairs of a row and an expert so far: here, and with the host.
+    n_pairs: [AtomicU64; 2],
+}
+
+/// Rows on their way to where their experts lie.
+pub struct Sent {
+    /// The rows, and behind them experts and weights where these are chosen by a GPU.
+    values: Fetch,
+    cols: usize,
+    lists: Option<Lists>,
+    /// Rows, experts, and experts of a row.
+    sizes: [usize; 3],
+}
+
+/// Rows where their experts lie, and what computes there.
+pub struct Away<'a> {
+    /// What computes.
+    pub device: &'a Device,
+    /// Where rows come from.
+    pub scratch: &'a Scratch,
+    /// The rows.
+    pub x: Rows,
+    /// Which experts work on which of them.
+    pub routing: Routing,
+    /// Nothing is to be computed.
+    pub is_rehearsal: bool,
+}
+
+impl Beside {
+    pub(super) fn new(compute: Arc<Compute>) -> Self {
+        let scratch = Scratch::new(None);
+        let n_pairs = Default::default();
+        Self { host: Device::of(compute), scratch, inbox: Mutex::default(), n_pairs }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device {
+    /// Whether matrices may lie elsewhere than what this device computes with ([`Device::pack_beside`]).
+    pub fn has_beside(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// [`Device::pack`] for experts that shall not take this device's memory. Where it has no other it is the same.
+    ///
+    /// # Errors
+    /// Those of [`PackedMatrix::pack`].
+    pub fn pack_beside(
+        &self,
+        ty: GgmlType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<PackedMatrix, KernelError> {
+        PackedMatrix::pack(&self.compute, ty, rows, cols, bytes)
+    }
+
+    /// Sends rows and their routing to where the experts `w` lie; `None` where that is here. What is told to this device from now
+    /// on it computes meanwhile.
+    ///
+    /// # Panics
+    /// If there is no memory for the copy. The stage ends with this as its reason.
+    pub fn send(&self, w: &ExpertMatrices, x: &Rows, routing: &Routing) -> Option<Sent> {
+        let gpu = self.gpu.as_ref()?;
+        if let Some(beside) = self.beside.as_ref().filter(|_| !gpu.is_rehearsing()) {
+            let place = usize::from(w.is_beside());
+            beside.n_pairs[place].fetch_add(routing.n_pairs() as u64, Ordering::Relaxed);
+        }
+        if !w.is_beside() || x.is_empty() {
+            return None;
+        }
+        let (span, lists) = (x.on_gpu(gpu), routing.on_gpu().is_none().then(|| routing.lists()));
+        let values = match routing.on_gpu() {
+            Some(routes) => gpu.fetch_all([span, routes.chosen()]),
+            None => gpu.fetch_all([span]),
+        };
+        let values = values.unwrap_or_else(|error| give_up("rows for the host's experts", &error));
+        gpu.begin();
+        Some(Sent {
+            values,
+            cols: x.cols(),
+            lists: lists.cloned(),
+            sizes: routing.sizes(x.n_rows()),
+        })
+    }
+
+    /// Rows that experts computed so far: with this device, and beside it. On the CPU nobody counts them.
+    pub fn expert_rows(&self) -> [u64; 2] {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.beside.as_ref().map_or([0; 2], |beside| beside.n_pairs.each_ref().map(count))
+    }
+
+    /// The rows that were sent, where their experts lie: waits for them, with all that this device was told before on its way.
+    ///
+    /// # Panics
+    /// If the device failed. The stage ends with this as its reason.
+    pub fn away(&self, sent: Sent) -> Away<'_> {
+        const THERE: &str = "rows are sent to what lies beside";
+        let (gpu, beside) = (self.gpu.as_ref().expect(THERE), self.beside.as_ref().expect(THERE));
+        let Sent { values, cols, lists, sizes: [n_rows, n_expert, n_used] } = sent;
+        gpu.begin();
+        let (rows, chosen) = values.bytes().split_at(n_rows * cols * size_of::<f32>());
+        or_give_up(gpu.check());
+        let mut x = beside.scratch.take(n_rows, cols);
+        x.copy_from_slice(bytemuck::cast_slice(rows));
+        let lists = lists.unwrap_or_else(|| {
+            let (ids, weights) = chosen.split_at(chosen.len() / 2);
+            let (ids, weights) = (bytemuck::cast_slice(ids), bytemuck::cast_slice(weights));
+            Lists::new(ids, weights, n_expert, n_used)
+        });
+        let routing = Routing::on_host([n_rows, n_expert, n_used], lists);
+        let is_rehearsal = gpu.is_rehearsing();
+        Away { device: &beside.host, scratch: &beside.scratch, x, routing, is_rehearsal }
+    }
+
+    /// Rows that were computed beside this device, as rows of its own.
+    ///
+    /// # Panics
+    /// If it has no memory for them. The stage ends with this as its reason.
+    pub fn bring(&self, scratch: &Scratch, rows: &Rows) -> Rows {
+        let mut here = scratch.take(rows.n_rows(), rows.cols());
+        if let Some((gpu, out)) = self.gpu_of(&mut here) {
+            self.with_gpu(gpu, rows, |rows| gpu.copy(rows, out));
+        } else {
+            here.copy_from_slice(rows);
+        }
+        here
+    }
+
+    /// Has `read` record ops that read rows, wherever these lie.
+    pub(super) fn with_gpu(&self, gpu: &Gpu, rows: &Rows, read: impl FnOnce(Span<'_>)) {
+        match (&self.beside, rows.span()) {
+            (_, Some(rows)) => read(rows),
+            (Some(beside), None) => {
+                or_give_up(beside.inbox().put(gpu, bytemuck::cast_slice(rows), read));
+            }
+            (None, None) => read(rows.on_gpu(gpu)),
+        }
+    }
+}
+
+fn or_give_up(result: Result<(), GpuError>) {
+    if let Err(error) = result {
+        give_up("what the host's experts made", &error);
+    }
+}

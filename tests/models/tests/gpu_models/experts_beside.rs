@@ -1,0 +1,192 @@
+//! A stage of two devices: routed experts of some layers lie with the host and are computed there, all the rest is a GPU's. No byte
+//! depends on which layers these are. Machines without a Vulkan driver skip.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use brigade_engine::batch::{SeqPart, SlotId, Want};
+use brigade_engine::device::{DeviceName, Devices, gpus};
+use brigade_engine::kernels::KvType;
+use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
+use brigade_engine::weights::TensorSource;
+use brigade_gguf::{Gguf, GgufError, TensorInfo};
+use brigade_model_tests::each::each;
+use brigade_model_tests::golden::Golden;
+use brigade_model_tests::line::{Line, LineConfig};
+
+/// Models of every form that experts have: with and without shared experts, biases, groups, a width of their own, weights before
+/// them, norms for each branch, and beside every kind of mixer.
+const MODELS: [&str; 12] = [
+    "deepseek2",
+    "gemma4-moe",
+    "glm4moe",
+    "gpt-oss-mxfp4",
+    "granitehybrid",
+    "grovemoe",
+    "kimi-k3",
+    "kimi-linear",
+    "llama4",
+    "nemotron_h_moe",
+    "qwen3next",
+    "qwen3vlmoe",
+];
+
+/// Rows of the prompt, and of one of its ubatches: what is left for the last one is a single row.
+const PROMPT: usize = 15;
+const N_UBATCH: usize = 7;
+/// Steps of decode before which all memory has been taken once.
+const WARM: u32 = 10;
+
+/// Logits as bits with experts of layers before `host_experts` beside the GPU.
+fn logits(path: &Path, tokens: &[u32], config: &LineConfig) -> Vec<u32> {
+    let rows = Line::open(path, config).logits(tokens, N_UBATCH);
+    rows.into_iter().flatten().map(f32::to_bits).collect()
+}
+
+fn where_experts_lie_changes_no_byte() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let differ = Mutex::new(Vec::new());
+    each(&MODELS, |name| {
+        let path = golden.named(name);
+        let tokens = &golden.manifest.tokens[..PROMPT];
+        let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
+        let on = |kernels, host_experts: usize| {
+            let host_experts = host_experts as u32;
+            LineConfig { kernels: Some(kernels), host_experts, ..LineConfig::default() }
+        };
+        let want = logits(&path, tokens, &on("unfused", 0));
+        for n in [0, n_layer.div_ceil(2), n_layer] {
+            // Once as memory that both see, once as a card's own.
+            let config = LineConfig { apart: n == n_layer, ..on("vulkan:0", n) };
+            if logits(&path, tokens, &config) != want {
+                differ.lock().unwrap().push(format!("{name} with {n} layers of {n_layer}"));
+            }
+        }
+    });
+    let differ = differ.into_inner().unwrap();
+    println!("{} models, each with experts of no, half and all layers on the host", MODELS.len());
+    assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
+}
+
+/// What a step of decode costs, in a stage whose experts of layers before `n` lie with the host.
+fn step(line: &mut Line, tokens: &[u32]) -> (u64, u64) {
+    let mut ops = vec![Line::open_slot(0, Some(Line::greedy()))];
+    let mut last = (0, 0);
+    for (pos, token) in (0..WARM).zip(tokens) {
+        let (waits, handed) = (line.stages()[0].n_waits(), line.stages()[0].handed());
+        let (slot, tokens) = (SlotId(0), vec![*token]);
+        let part = SeqPart { slot, pos, tokens, want: Want::Sample, mu: None, ahead: None };
+        line.run(std::mem::take(&mut ops), vec![part]);
+        let stage = &line.stages()[0];
+        last = (stage.n_waits() - waits, stage.handed().recorded - handed.recorded);
+    }
+    last
+}
+
+/// Experts that lie with the host are counted. The host waits once for each of their layers, for rows and routing together, and
+/// once for what leaves the stage; steps of decode are recorded once; and a rehearsal finds all kernels.
+fn experts_beside_are_counted_and_waited_for_once() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    for name in ["qwen3vlmoe", "gpt-oss-mxfp4", "nemotron_h_moe"] {
+        let path = golden.named(name);
+        let spec = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap();
+        let n_layer = spec.n_layer();
+        let mut of_all = None;
+        for n in [n_layer, n_layer.div_ceil(2), 0] {
+            let config = LineConfig {
+                kernels: Some("vulkan:0"),
+                host_experts: n as u32,
+                ..LineConfig::default()
+            };
+            let mut line = Line::open(&path, &config);
+            line.stages()[0].rehearse().unwrap();
+            let compiled = line.stages()[0].n_kernels();
+            let (waits, recorded) = step(&mut line, &golden.manifest.tokens);
+            let missed = line.stages()[0].n_kernels() - compiled;
+            let facts = line.stages()[0].facts();
+            let (all, beside) = (facts.weight_bytes, facts.host_expert_bytes);
+            println!(
+                "{name}, {n} layers: {beside} of {all} bytes with the host, {waits} waits in a step, {recorded} batches \
+                 recorded again, {missed} kernels missed"
+            );
+            let n_beside = spec.layers[..n].iter().filter(|layer| layer.has_experts()).count();
+            assert_eq!(waits, 1 + n_beside as u64, "{name}, {n} layers: waits");
+            assert_eq!((recorded, missed), (0, 0), "{name}, {n} layers");
+            assert_eq!(beside > 0, n_beside > 0, "{name}, {n} layers");
+            assert_eq!(all, *of_all.get_or_insert(all), "{name}: bytes of all weights");
+        }
+    }
+}
+
+/// A model's tensors, which notes the layers that were asked for.
+struct Watched {
+    model: Arc<Gguf>,
+    layers: Mutex<BTreeSet<usize>>,
+}
+
+impl TensorSource for Watched {
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+        self.layers.lock().unwrap().extend(brigade_spec::layer_of(&tensor.name));
+        self.model.data(tensor).map(Cow::Borrowed)
+    }
+}
+
+/// Where another number of layers has its experts with the host, the layers between are loaded anew, and no others.
+fn layers_whose_experts_move_are_loaded_anew() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let model = Arc::new(Gguf::open(golden.named("qwen3vlmoe")).unwrap());
+    let devices = Devices::default();
+    let mut kept = KeptWeights::default();
+    // Bytes of a layer's experts: the first stage has those of one with the host.
+    let mut of_one = None;
+    let mut before = 0;
+    for (host_experts, read) in [(1, 0..4), (3, 1..3), (3, 0..0), (0, 0..3), (u32::MAX, 0..4)] {
+        let source = Arc::new(Watched { model: model.clone(), layers: Mutex::default() });
+        let config = StageConfig {
+            n_slots: 1,
+            n_blocks: 1,
+            kv_type: KvType::F32,
+            n_ctx: 64,
+            max_rows: 8,
+            windows: false,
+            control_vectors: None,
+            host_experts,
+            own_drafts: false,
+        };
+        let stage = Stage::load_keeping(
+            &brigade_models::described(&model).unwrap(),
+            source.clone(),
+            0..4,
+            config,
+            devices.open(&DeviceName::Vulkan(0), 1, None).unwrap(),
+            &mut kept,
+            &mut |_| {},
+        )
+        .unwrap();
+        let layers = source.layers.lock().unwrap().clone();
+        assert_eq!(layers, read.collect(), "{before} to {host_experts}");
+        let beside = stage.facts().host_expert_bytes;
+        let one = *of_one.get_or_insert(beside);
+        assert_eq!(beside, one * u64::from(host_experts.min(4)), "{host_experts} layers");
+        before = host_experts;
+        kept = stage.into_kept();
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes:
+        where_experts_lie_changes_no_byte,
+        layers_whose_experts_move_are_loaded_anew;
+    alone: experts_beside_are_counted_and_waited_for_once;
+];

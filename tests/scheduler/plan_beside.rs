@@ -1,0 +1,144 @@
+//! Workers of two devices: which routed experts lie with the host beside a GPU, what both memories hold, and how fast that is.
+
+use brigade_engine::kernels::KvType;
+use brigade_gguf::Gguf;
+use brigade_plan::{HostExperts, HostFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_synth::{Arch, FileType, Shape, Spec};
+use proptest::prelude::*;
+
+use super::plan_random::any_model;
+
+/// A mixture of 128 experts, from its header.
+fn mixture() -> ModelFacts {
+    let spec = Spec {
+        arch: Arch::named("qwen3moe").unwrap(),
+        shape: Shape::named("0.5b-moe").unwrap(),
+        quant: FileType::Q8_0,
+        seed: 1,
+        header_only: true,
+    };
+    let name = format!("brigade-plan-beside-{}.gguf", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    brigade_synth::write(&spec, &path).unwrap();
+    let model = Gguf::open_header_only(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    ModelFacts::from_gguf(&model, KvType::F16).unwrap()
+}
+
+fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
+    WorkerFacts {
+        name: "gpu".to_owned(),
+        memory,
+        gbps: 500.0,
+        gops: 20_000.0,
+        link: None,
+        host,
+        holds: 0..0,
+    }
+}
+
+fn host(memory: u64, experts: HostExperts) -> HostFacts {
+    HostFacts { memory: Some(memory), gbps: 50.0, gops: 1000.0, experts }
+}
+
+fn planned(model: &ModelFacts, worker: &WorkerFacts) -> Result<Plan, String> {
+    let settings = PlanSettings { max_rows: 64, ..PlanSettings::default() };
+    plan(model, std::slice::from_ref(worker), &settings).map_err(|error| error.to_string())
+}
+
+fn routed(model: &ModelFacts, n: usize) -> u64 {
+    model.layers[..n].iter().map(|layer| layer.routed_bytes).sum()
+}
+
+fn experts_that_do_not_fit_on_the_gpu_lie_with_the_host() {
+    let model = mixture();
+    let n = model.layers.len();
+    let all = planned(&model, &gpu(1 << 40, None)).unwrap().stages.remove(0);
+    assert_eq!(all.memory.host_experts, 0);
+    let total = all.memory.total();
+    let free = |memory| gpu(memory, Some(host(1 << 40, HostExperts::Auto)));
+    let mut before = 0..0;
+    // Less and less memory: more and more layers' experts go, never more than needed.
+    for percent in [100, 90, 70, 50, 30] {
+        let memory = total * percent / 100;
+        let stage = planned(&model, &free(memory)).unwrap().stages.remove(0);
+        let layers = stage.host_layers.clone();
+        assert_eq!(stage.memory.host_experts, routed(&model, layers.end), "{percent} %");
+        assert!(stage.memory.of_device() <= memory, "{percent} %");
+        assert_eq!(stage.memory.of_device() + stage.memory_left, memory, "{percent} %");
+        assert_eq!(stage.memory.of_host() + stage.host_left.unwrap(), 1 << 40, "{percent} %");
+        assert!(layers.end >= before.end && layers.end <= n, "{percent} %: {layers:?}");
+        before = layers;
+    }
+    assert!(before.end > 0, "experts of some layers lie with the host");
+    let half = all.memory.weights / 2;
+    let refused = planned(&model, &gpu(half, None)).unwrap_err();
+    assert!(refused.contains("does not fit"), "{refused}");
+    // The host's memory is counted too.
+    let little = gpu(half, Some(host(1 << 20, HostExperts::Auto)));
+    let refused = planned(&model, &little).unwrap_err();
+    assert!(refused.contains("gpu lacks"), "{refused}");
+}
+
+fn so_many_layers_are_placed_as_ordered() {
+    let model = mixture();
+    let n = model.layers.len() as u32;
+    let ordered = |experts| planned(&model, &gpu(1 << 40, Some(host(1 << 40, experts))));
+    let of = |experts| ordered(experts).unwrap().stages.remove(0);
+    for (experts, upto) in
+        [(HostExperts::Auto, 0), (HostExperts::Layers(0), 0), (HostExperts::Layers(3), 3)]
+    {
+        assert_eq!(of(experts).host_layers.len(), upto, "{experts:?}");
+    }
+    let all = of(HostExperts::All);
+    assert_eq!(all, of(HostExperts::Layers(n)));
+    assert_eq!(all.host_layers, 0..n as usize);
+    let text = ordered(HostExperts::All).unwrap().explain();
+    assert!(
+        text.contains("lie in the host's memory and are computed there (as ordered)"),
+        "{text}"
+    );
+    // It is slower by what the host takes for them.
+    let none = of(HostExperts::Layers(0));
+    assert!(all.time.decode_us > none.time.decode_us && all.time.prefill_us > none.time.prefill_us);
+    let refused = ordered(HostExperts::Layers(n + 1)).unwrap_err();
+    assert!(refused.contains(&format!("--n-cpu-moe {n} or less")), "{refused}");
+    // In one memory for both, all of it counts there.
+    let shared = HostFacts { memory: None, ..host(0, HostExperts::All) };
+    let stage = planned(&model, &gpu(1 << 40, Some(shared))).unwrap().stages.remove(0);
+    assert_eq!(stage.memory.total() + stage.memory_left, 1 << 40);
+    assert_eq!((stage.memory.host_experts, stage.host_left), (all.memory.host_experts, None));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Neither memory is ever given more than it has, and no layer's experts lie with the host that need not.
+    #[allow(clippy::missing_panics_doc, reason = "a test")]
+    fn no_memory_is_given_more_than_it_has(
+        model in any_model(),
+        memories in prop::collection::vec((150u64..1500, 0u64..900), 1..4),
+    ) {
+        let workers: Vec<WorkerFacts> = memories
+            .iter()
+            .map(|(own, beside)| gpu(own << 20, Some(host(beside << 20, HostExperts::Auto))))
+            .collect();
+        let settings = PlanSettings { ctx: 256, max_seqs: 4, max_rows: 64, ..PlanSettings::default() };
+        let Ok(plan) = plan(&model, &workers, &settings) else { return Ok(()) };
+        for stage in &plan.stages {
+            let worker = &workers[stage.worker];
+            prop_assert!(stage.memory.of_device() <= worker.memory);
+            prop_assert!(stage.memory.of_host() <= worker.host.unwrap().memory.unwrap());
+            let last = stage.host_layers.clone().next_back();
+            let last = last.map_or(0, |layer| model.layers[layer].routed_bytes);
+            prop_assert!(last == 0 || stage.memory_left < last, "one layer more fits on the GPU");
+        }
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes:
+        experts_that_do_not_fit_on_the_gpu_lie_with_the_host,
+        so_many_layers_are_placed_as_ordered,
+        no_memory_is_given_more_than_it_has;
+];
