@@ -20,6 +20,7 @@ pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
         },
         memory_bytes: each(node.memory_bytes),
         gpu_memory_bytes: each(node.gpu_memory_bytes),
+        host_memory_bytes: each(node.host_memory_bytes),
         exit_with_stdin: true,
         share: Some(share),
         ..node
@@ -77,6 +78,7 @@ mod tests {
             data_dir: Some("/data".into()),
             name: Some("lab".into()),
             memory: Some("12G".into()),
+            host_memory: Some("6G".into()),
             threads: Some(6),
             ..RawConfig::default()
         }
@@ -87,6 +89,7 @@ mod tests {
         let stage = dealt(raw(), "2/3").unwrap();
         assert_eq!(stage.listen, Some("10.0.0.2:7071".parse().unwrap()));
         assert_eq!((stage.memory_bytes, stage.threads), (Some(4 << 30), Some(6)));
+        assert_eq!(stage.host_memory_bytes, Some(2 << 30));
         let (data_dir, name) = ("/data/stage-2".into(), "lab.2".to_owned());
         assert_eq!(stage.secured, Secured::Member { data_dir, token: None, name });
         assert!(stage.exit_with_stdin);

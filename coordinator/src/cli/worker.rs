@@ -284,7 +284,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
 
 /// A node with so many stages, of this process's arguments.
 fn node(config: Config, stages: usize) -> Result<Node> {
-    let of_all = config.memory_bytes;
+    let of_all = config.memory_bytes.or(config.host_memory_bytes);
     // What is wrong is said once, and before anything is started.
     deal(Share::new(stages, stages), config)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -293,8 +293,8 @@ fn node(config: Config, stages: usize) -> Result<Node> {
         let free = memory::available_bytes().context(
             "cannot tell how much memory is free on this system: give --memory, for all stages together",
         )?;
-        let each = free.saturating_sub(memory::RESERVE_BYTES) / stages as u64;
-        arguments.extend(["--host-memory".into(), each.to_string().into()]);
+        let all = free.saturating_sub(memory::RESERVE_BYTES);
+        arguments.extend(["--host-memory".into(), all.to_string().into()]);
     }
     Ok(Node::new(arguments, stages)?)
 }
