@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use brigade_line::health::Roll;
+use brigade_proto::control::Capabilities;
+
 use crate::member::Member;
 use crate::reconcile::{Lacking, MemberId};
-use brigade_line::health::Roll;
 
 /// Most names in a list; the rest are counted.
 const MAX_NAMES: usize = 8;
@@ -39,7 +41,7 @@ pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -
             roll.missing.push(with_reason(member));
             continue;
         };
-        roll.memory_bytes = roll.memory_bytes.saturating_add(conn.capabilities().memory_limit);
+        roll.memory_bytes = roll.memory_bytes.saturating_add(memory_of(conn.capabilities()));
         match stages {
             None => roll.waiting.push(member.name()),
             Some(_) if !is_on(id) => roll.spare.push(member.name()),
@@ -49,6 +51,12 @@ pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -
     let on = stages.into_iter().flatten().filter_map(|id| members.get(id));
     roll.line = on.filter(|m| m.conn().is_some()).map(Member::name).collect();
     roll
+}
+
+/// All that a worker may use: of a GPU, and of the host beside it for experts.
+fn memory_of(caps: &Capabilities) -> u64 {
+    let host = caps.host.as_ref().filter(|host| !host.is_shared);
+    caps.memory_limit.saturating_add(host.map_or(0, |host| host.memory_limit))
 }
 
 /// How many workers are there of how many, and their memory of what is needed: `1 of 3 workers joined, 12.00
@@ -109,8 +117,22 @@ fn shorten(text: &str) -> String {
 mod tests {
     use std::time::Instant;
 
+    use brigade_proto::control::HostPart;
+
     use super::*;
     use crate::member::Origin;
+
+    #[test]
+    fn a_host_beside_a_gpu_is_memory_too_unless_both_are_one() {
+        let caps = |is_shared| Capabilities {
+            memory_limit: 24 << 30,
+            host: Some(HostPart { memory_limit: 96 << 30, is_shared, ..HostPart::default() }),
+            ..Capabilities::default()
+        };
+        assert_eq!(memory_of(&caps(false)), 120 << 30);
+        assert_eq!(memory_of(&caps(true)), 24 << 30);
+        assert_eq!(memory_of(&Capabilities { host: None, ..caps(false) }), 24 << 30);
+    }
 
     #[tokio::test]
     async fn missing_workers_are_named_with_their_reason() {
