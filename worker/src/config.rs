@@ -7,10 +7,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
+mod error;
+
 use brigade_engine::device::DeviceWish;
-use brigade_proto::address::{Address, AddressError};
+use brigade_proto::address::Address;
 use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
-use brigade_proto::tls::{External, TlsError, Token};
+use brigade_proto::tls::{External, Token};
+
+pub use error::ConfigError;
+pub(crate) use error::bad;
 
 use crate::experts::{Experts, Raw, Wrong, device_of};
 use crate::measure::Speeds;
@@ -158,42 +163,6 @@ pub struct Config {
     pub share: Option<Share>,
 }
 
-/// What is wrong with a setting.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// An address.
-    #[error("{option}: {source}")]
-    Address {
-        /// Which option.
-        option: &'static str,
-        /// What is wrong.
-        source: AddressError,
-    },
-    /// A token or a name.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// A CPU that this process cannot have.
-    #[error("{option} names CPU {cpu}, and this process may use {allowed}")]
-    Cpu {
-        /// Which option.
-        option: &'static str,
-        /// Which CPU.
-        cpu: usize,
-        /// Those it may use, as in 0-3,8.
-        allowed: String,
-    },
-    /// Anything else.
-    #[error("{option}: \"{value}\" {problem}")]
-    Value {
-        /// Which option.
-        option: &'static str,
-        /// What was given.
-        value: String,
-        /// What is wrong with it, and what would be right.
-        problem: String,
-    },
-}
-
 impl Config {
     /// Checks and completes what was typed. `env` looks up environment variables (for the default
     /// cache directory).
@@ -228,17 +197,7 @@ impl Config {
             let problem = "needs the matrix units that --no-coopmat leaves alone: give one of them";
             return Err(bad("--fast-math", "", problem));
         }
-        let said = Raw {
-            device: raw.device.as_deref(),
-            kernels: raw.kernels.as_deref(),
-            fast_math: raw.fast_math,
-            experts: raw.experts.as_deref(),
-            cpu_moe: raw.cpu_moe,
-            n_cpu_moe: raw.n_cpu_moe,
-        };
-        let (device, experts) = device_of(&said).map_err(|Wrong { option, value, problem }| {
-            ConfigError::Value { option, value, problem }
-        })?;
+        let (device, experts) = device_and_experts(&raw)?;
         let bytes = |option, text: &Option<String>| {
             text.as_deref().map(|text| parse_bytes(option, text)).transpose()
         };
@@ -271,6 +230,19 @@ impl Config {
             share: None,
         })
     }
+}
+
+/// What computes, and where routed experts are beside it.
+fn device_and_experts(raw: &RawConfig) -> Result<(DeviceWish, Experts), ConfigError> {
+    let said = Raw {
+        device: raw.device.as_deref(),
+        kernels: raw.kernels.as_deref(),
+        fast_math: raw.fast_math,
+        experts: raw.experts.as_deref(),
+        cpu_moe: raw.cpu_moe,
+        n_cpu_moe: raw.n_cpu_moe,
+    };
+    device_of(&said).map_err(|Wrong { option, value, problem }| bad(option, value, problem))
 }
 
 /// Whether and as whom: a token, a data folder that was given, or files say so.
@@ -455,14 +427,6 @@ pub fn parse_speeds(text: &str) -> Result<Speeds, ConfigError> {
     let problem = "is no pair of speeds: write GB/s of memory and GOP/s of products (40,900), \
                    as a worker's log has them";
     both.ok_or_else(|| bad("--speed", text, problem))
-}
-
-pub(crate) fn bad(
-    option: &'static str,
-    value: impl Into<String>,
-    problem: impl Into<String>,
-) -> ConfigError {
-    ConfigError::Value { option, value: value.into(), problem: problem.into() }
 }
 
 #[cfg(test)]

@@ -1,18 +1,16 @@
 //! The engine behind the worker's traits: what it can run, what a stage needs, and how one is built and run.
 
-use std::collections::VecDeque;
+mod runner;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
 use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, refused};
-use brigade_engine::error::SnapshotError;
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
-use brigade_engine::stage::{Begun, Stage, StageConfig};
-use brigade_engine::state::{CopyRoom, StageCopy};
+use brigade_engine::stage::{Stage, StageConfig};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_proto::control::{KvType, StageSpec};
@@ -22,16 +20,17 @@ use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, Finished, HostAbility, KeptWeights,
-    StageBackend, StageError, StageNeeds, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, HostAbility, KeptWeights, StageBackend, StageNeeds,
+    StageRunner,
 };
 use crate::config::Config;
 use crate::experts::{ALL_LAYERS, Experts};
 use crate::host;
 use crate::measure::{Speeds, measure};
 use crate::memory;
-use crate::turns::{Turn, Turns};
+use crate::turns::Turns;
 use crate::weights::Weights;
+use runner::{EngineStage, taken};
 
 /// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
 /// stream, normed rows, queries, keys, values, and the feed-forward's wider ones.
@@ -331,7 +330,7 @@ impl StageBackend for EngineBackend {
             threads: facts.threads as u32,
             layer_tensors: stage.layer_tensors(),
         };
-        Ok((Box::new(EngineStage { stage, begun: VecDeque::new(), turns }), facts))
+        Ok((Box::new(EngineStage::new(stage, turns)), facts))
     }
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
@@ -486,120 +485,6 @@ fn model_failure(error: ModelError) -> Failure {
         _ => FailureKind::Unsupported,
     };
     Failure::refusal(kind, error.to_string())
-}
-
-/// A loaded stage.
-struct EngineStage {
-    stage: Stage,
-    /// Ubatches that were begun and are not finished, in their order.
-    begun: VecDeque<Begun>,
-    turns: Option<Arc<Turns>>,
-}
-
-/// The turn; without locks a stage computes at any time.
-fn taken(turns: &Arc<Turns>) -> Option<Turn> {
-    turns.take().inspect_err(|error| tracing::error!(%error, "no turn can be waited for")).ok()
-}
-
-impl StageRunner for EngineStage {
-    fn expert_rows(&self) -> [u64; 2] {
-        self.stage.expert_rows()
-    }
-
-    fn shape(&self) -> StageShape {
-        let (spec, layers) = (self.stage.spec(), self.stage.layers());
-        let width = |cut: usize| spec.boundary(cut).width() as u32;
-        let is_last = layers.end == spec.n_layer();
-        StageShape {
-            output_exact: !is_last && spec.boundary(layers.end).exact,
-            input_width: (layers.start > 0).then(|| width(layers.start)),
-            output_width: (!is_last).then(|| width(layers.end)),
-            n_vocab: spec.n_vocab as u32,
-        }
-    }
-
-    fn may_begin(&self, ubatch: &UBatch) -> bool {
-        self.stage.may_begin(ubatch)
-    }
-
-    fn take_turn(&mut self) -> Option<Turn> {
-        self.turns.as_ref().and_then(taken)
-    }
-
-    fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError> {
-        self.begun.push_back(self.stage.begin(ubatch, input)?);
-        Ok(())
-    }
-
-    fn is_done_within(&mut self, within: Duration) -> bool {
-        self.begun.front_mut().is_none_or(|begun| begun.is_done_within(within))
-    }
-
-    fn finish(&mut self) -> Result<Finished, StageError> {
-        let begun = self.begun.pop_front().ok_or("no ubatch was begun")?;
-        let finished = self.stage.finish(begun)?;
-        if !finished.wants_drafts() {
-            return Ok(Finished::without_drafts(self.stage.draft_behind(finished)?));
-        }
-        let drawn = Instant::now();
-        let turn = self.take_turn();
-        let begun = Instant::now();
-        let output = self.stage.draft_behind(finished)?;
-        drop(turn);
-        Ok(Finished { output, drafting: begun.elapsed(), waited: begun - drawn })
-    }
-
-    fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {
-        self.stage.snapshot(SlotId(slot))
-    }
-
-    fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), SnapshotError> {
-        self.stage.restore(SlotId(slot), bytes)
-    }
-
-    fn reset(&mut self) -> Result<(), StageError> {
-        self.begun.clear();
-        self.stage.reset();
-        Ok(())
-    }
-
-    fn into_kept(self: Box<Self>) -> KeptWeights {
-        self.stage.into_kept()
-    }
-
-    fn copy_facts(&self) -> Option<CopyFacts> {
-        let layers = self.stage.layers();
-        Some(CopyFacts {
-            kind: self.stage.copy_kind(),
-            layers: layers.start as u32..layers.end as u32,
-            prints: self.stage.prints().iter().map(|(_, print)| *print).collect(),
-            has_slots: self.stage.has_slots(),
-        })
-    }
-
-    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
-        self.stage.places(SlotId(slot)).map(|(blocks, len)| (blocks.to_vec(), len))
-    }
-
-    fn copy_new(
-        &self,
-        slot: u32,
-        at: (u32, Option<SlotId>),
-        first_page: u32,
-        to: CopyRoom<'_>,
-    ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(SlotId(slot), at, first_page, to)
-    }
-
-    fn put_back(
-        &mut self,
-        slot: u32,
-        len: u32,
-        tokens: &[u32],
-        source: FindSource<'_, '_>,
-    ) -> Result<(), SnapshotError> {
-        self.stage.put_back(SlotId(slot), len, tokens, source)
-    }
 }
 
 /// The engine's backend, ready to be shared.

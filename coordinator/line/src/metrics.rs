@@ -227,27 +227,7 @@ fn describe_prefixes() {
     describe_counter!(ROWS_AVOIDED, "Prompt tokens that such requests did not compute again");
 }
 
-fn describe() {
-    describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
-    describe_counter!(REUSED_TOKENS, "Prompt tokens that were computed before");
-    describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
-    describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
-    describe_counter!(
-        MOVED_BYTES,
-        "Bytes of states that went from one worker to another when they were put back"
-    );
-    describe_counter!(GENERATED_TOKENS, "Tokens drawn");
-    describe_counter!(REQUESTS, "Sequences by how they ended");
-    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
-    describe_histogram!(NEXT_TOKEN, Unit::Seconds, "Between two tokens of a sequence");
-    describe_gauge!(WAITING, "Sequences not yet admitted");
-    describe_gauge!(RUNNING, "Sequences admitted, by phase");
-    describe_gauge!(KV_USED, "KV pages that admitted sequences use, equal on every stage");
-    describe_gauge!(KV_TOTAL, "KV pages there are");
-    describe_gauge!(KEPT, "States kept for later requests that begin alike");
-    describe_gauge!(KEPT_PLACES, "States that may be kept");
-    describe_gauge!(KEPT_BLOCKS, "KV pages held for kept states until others need them");
-    describe_prefixes();
+fn describe_drafts() {
     describe_counter!(
         DRAFTS,
         "Drafted tokens that were right and wrong, by where they came from and how far ahead they were"
@@ -274,16 +254,40 @@ fn describe() {
         DRAFT_PARTS,
         "Parts with drafts that came behind a wrong one, or lacked a mask"
     );
-    describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
-    describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
-    describe_counter!(UBATCHES, "Ubatches that came back");
-    describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
-    describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
     describe_counter!(
         STAGE_DRAFTING,
         Unit::Microseconds,
         "Part of it in which the model's own blocks drafted"
     );
+}
+
+fn describe() {
+    describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
+    describe_counter!(REUSED_TOKENS, "Prompt tokens that were computed before");
+    describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
+    describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
+    describe_counter!(
+        MOVED_BYTES,
+        "Bytes of states that went from one worker to another when they were put back"
+    );
+    describe_counter!(GENERATED_TOKENS, "Tokens drawn");
+    describe_counter!(REQUESTS, "Sequences by how they ended");
+    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From submission to the first token");
+    describe_histogram!(NEXT_TOKEN, Unit::Seconds, "Between two tokens of a sequence");
+    describe_gauge!(WAITING, "Sequences not yet admitted");
+    describe_gauge!(RUNNING, "Sequences admitted, by phase");
+    describe_gauge!(KV_USED, "KV pages that admitted sequences use, equal on every stage");
+    describe_gauge!(KV_TOTAL, "KV pages there are");
+    describe_gauge!(KEPT, "States kept for later requests that begin alike");
+    describe_gauge!(KEPT_PLACES, "States that may be kept");
+    describe_gauge!(KEPT_BLOCKS, "KV pages held for kept states until others need them");
+    describe_prefixes();
+    describe_drafts();
+    describe_gauge!(IN_FLIGHT, "Ubatches sent and not back");
+    describe_gauge!(GROUPS, "Decode groups that keep the stages busy");
+    describe_counter!(UBATCHES, "Ubatches that came back");
+    describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
+    describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
     describe_counter!(STAGE_QUEUED, Unit::Microseconds, "Time that ubatches waited at a stage");
     describe_gauge!(WORKERS, "Workers, by where they are");
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");

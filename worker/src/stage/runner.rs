@@ -1,0 +1,136 @@
+//! A loaded stage of the engine, as the worker runs it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
+use brigade_engine::error::SnapshotError;
+use brigade_engine::stage::{Begun, Stage};
+use brigade_engine::state::{CopyRoom, StageCopy};
+
+use crate::backend::{
+    CopyFacts, FindSource, Finished, KeptWeights, StageError, StageRunner, StageShape,
+};
+use crate::turns::{Turn, Turns};
+
+/// A loaded stage.
+pub(super) struct EngineStage {
+    stage: Stage,
+    /// Ubatches that were begun and are not finished, in their order.
+    begun: VecDeque<Begun>,
+    turns: Option<Arc<Turns>>,
+}
+
+impl EngineStage {
+    /// One that waits for its turn where there are others.
+    pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>) -> Self {
+        Self { stage, begun: VecDeque::new(), turns }
+    }
+}
+
+/// The turn; without locks a stage computes at any time.
+pub(super) fn taken(turns: &Arc<Turns>) -> Option<Turn> {
+    turns.take().inspect_err(|error| tracing::error!(%error, "no turn can be waited for")).ok()
+}
+
+impl StageRunner for EngineStage {
+    fn expert_rows(&self) -> [u64; 2] {
+        self.stage.expert_rows()
+    }
+
+    fn shape(&self) -> StageShape {
+        let (spec, layers) = (self.stage.spec(), self.stage.layers());
+        let width = |cut: usize| spec.boundary(cut).width() as u32;
+        let is_last = layers.end == spec.n_layer();
+        StageShape {
+            output_exact: !is_last && spec.boundary(layers.end).exact,
+            input_width: (layers.start > 0).then(|| width(layers.start)),
+            output_width: (!is_last).then(|| width(layers.end)),
+            n_vocab: spec.n_vocab as u32,
+        }
+    }
+
+    fn may_begin(&self, ubatch: &UBatch) -> bool {
+        self.stage.may_begin(ubatch)
+    }
+
+    fn take_turn(&mut self) -> Option<Turn> {
+        self.turns.as_ref().and_then(taken)
+    }
+
+    fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError> {
+        self.begun.push_back(self.stage.begin(ubatch, input)?);
+        Ok(())
+    }
+
+    fn is_done_within(&mut self, within: Duration) -> bool {
+        self.begun.front_mut().is_none_or(|begun| begun.is_done_within(within))
+    }
+
+    fn finish(&mut self) -> Result<Finished, StageError> {
+        let begun = self.begun.pop_front().ok_or("no ubatch was begun")?;
+        let finished = self.stage.finish(begun)?;
+        if !finished.wants_drafts() {
+            return Ok(Finished::without_drafts(self.stage.draft_behind(finished)?));
+        }
+        let drawn = Instant::now();
+        let turn = self.take_turn();
+        let begun = Instant::now();
+        let output = self.stage.draft_behind(finished)?;
+        drop(turn);
+        Ok(Finished { output, drafting: begun.elapsed(), waited: begun - drawn })
+    }
+
+    fn snapshot(&self, slot: u32) -> Result<Vec<u8>, SnapshotError> {
+        self.stage.snapshot(SlotId(slot))
+    }
+
+    fn restore(&mut self, slot: u32, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.stage.restore(SlotId(slot), bytes)
+    }
+
+    fn reset(&mut self) -> Result<(), StageError> {
+        self.begun.clear();
+        self.stage.reset();
+        Ok(())
+    }
+
+    fn into_kept(self: Box<Self>) -> KeptWeights {
+        self.stage.into_kept()
+    }
+
+    fn copy_facts(&self) -> Option<CopyFacts> {
+        let layers = self.stage.layers();
+        Some(CopyFacts {
+            kind: self.stage.copy_kind(),
+            layers: layers.start as u32..layers.end as u32,
+            prints: self.stage.prints().iter().map(|(_, print)| *print).collect(),
+            has_slots: self.stage.has_slots(),
+        })
+    }
+
+    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
+        self.stage.places(SlotId(slot)).map(|(blocks, len)| (blocks.to_vec(), len))
+    }
+
+    fn copy_new(
+        &self,
+        slot: u32,
+        at: (u32, Option<SlotId>),
+        first_page: u32,
+        to: CopyRoom<'_>,
+    ) -> Result<StageCopy, SnapshotError> {
+        self.stage.copy_new(SlotId(slot), at, first_page, to)
+    }
+
+    fn put_back(
+        &mut self,
+        slot: u32,
+        len: u32,
+        tokens: &[u32],
+        source: FindSource<'_, '_>,
+    ) -> Result<(), SnapshotError> {
+        self.stage.put_back(SlotId(slot), len, tokens, source)
+    }
+}
