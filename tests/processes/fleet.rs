@@ -421,9 +421,63 @@ fn a_model_that_cannot_come_says_so_and_others_do() {
     assert_eq!(said(&server, "small", 1)[0], "small");
 }
 
+/// Waits until a model is called so.
+fn wait_for_word(server: &Server, model: &str, word: &str) {
+    let end = Instant::now() + PATIENCE;
+    while !words(server).contains(&(model.to_owned(), word.to_owned())) {
+        assert!(Instant::now() < end, "{model} is not {word}: {:?}", words(server));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn orders_and_quarantines_outlive_the_server() {
+    let scratch = Scratch::new("standing");
+    let small = "load = \"demand\"\nworkers = 1\nctx = 512\nmemory = \"1G\"";
+    let broken = format!("{small}\nworker-cpus = \"4000\"");
+    let config = scratch.config(&[("small", None, small), ("broken", None, &broken)]);
+    let (log, data) = (scratch.folder.join("serve.log"), scratch.data());
+    let port = free_address().rsplit(':').next().unwrap().to_owned();
+    let listen = format!("127.0.0.1:{port}");
+    let start = || {
+        let args = ["--config", &config, "--data-dir", &data, "--listen", &listen];
+        Server::start_logged(&args, &log)
+    };
+    let order = |args: &[&str]| {
+        let output = run(&[&["cluster"], args, &["--data-dir", &data]].concat());
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    let server = start();
+    for _ in 0..3 {
+        assert_eq!(server.post(CHAT, &chat("broken", 1)).status, 503);
+    }
+    assert_eq!(order(&["load", "small"]), (true, "small is loaded\n".to_owned()));
+    assert_eq!(order(&["pin", "small"]), (true, "small stays once it is loaded\n".to_owned()));
+    assert_eq!(server.process.stop(PATIENCE), Some(0));
+    let server = start();
+    wait_for_word(&server, "small", "loaded");
+    let (_, listed) = order(&["models"]);
+    let line =
+        |model: &str| listed.lines().find(|line| line.starts_with(model)).unwrap().to_owned();
+    assert!(line("small").contains("yes") && line("small").contains("loaded by order"), "{listed}");
+    assert!(line("broken").contains("quarantined") && line("broken").contains("4000"), "{listed}");
+    let tried = || fs::read_to_string(&log).unwrap().matches("the model: it is loaded").count();
+    let before = tried();
+    let reply = server.post(CHAT, &chat("broken", 1));
+    assert_eq!((reply.status, tried()), (503, before), "{}", reply.body);
+    // An operator may try again, and take orders back.
+    assert!(!order(&["load", "broken"]).0 && tried() == before + 1);
+    assert!(order(&["unload", "small"]).0 && order(&["unload", "broken"]).0);
+    assert_eq!(server.process.stop(PATIENCE), Some(0));
+    let server = start();
+    let (_, listed) = order(&["models"]);
+    assert!(!listed.contains("by order") && !listed.contains("quarantined"), "{listed}");
+    assert_eq!(said(&server, "small", 1)[0], "small");
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: models_come_when_they_are_asked_for_and_go_for_others,
         a_model_that_nobody_uses_goes_and_one_that_is_used_stays, a_model_that_cannot_come_says_so_and_others_do,
-        each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
+        orders_and_quarantines_outlive_the_server, each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
         a_killed_coordinator_goes_on_with_the_streams_of_all_models, models_that_want_the_same_are_refused;
 ];

@@ -116,10 +116,16 @@ pub enum Answer {
 pub struct ModelState {
     /// Its name.
     pub name: String,
-    /// `loaded`, `loading` or `unloaded`; `always` if it was loaded with the server.
+    /// `loaded`, `loading`, `unloaded`, or `quarantined` if it is not loaded again; `always` if it was loaded with the server.
     pub state: String,
     /// It stays, by order.
     pub pinned: bool,
+    /// It is loaded with the server, by order.
+    #[serde(default)]
+    pub ordered: bool,
+    /// Why it is not loaded again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Memory of the server's machine that its line has, or would have.
     pub bytes: u64,
     /// How long nobody has used it; none where somebody does, or it is not loaded.

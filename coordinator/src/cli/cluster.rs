@@ -149,10 +149,15 @@ fn show_models(models: &[ModelState]) -> Result<()> {
             if model.pinned { "yes" } else { "no" }.to_owned(),
             Some(model.bytes).filter(|bytes| *bytes > 0).map_or("-".to_owned(), format_bytes),
             idle.unwrap_or_else(|| "-".to_owned()),
+            match (&model.reason, model.ordered) {
+                (Some(reason), _) => reason.clone(),
+                (None, true) => "loaded by order".to_owned(),
+                (None, false) => "-".to_owned(),
+            },
         ]
     };
     let rows: Vec<_> = models.iter().map(row).collect();
-    output::table(&["model", "state", "stays", "memory", "idle"], &rows)
+    output::table(&["model", "state", "stays", "memory", "idle", "why"], &rows)
 }
 
 fn layers(text: &str) -> Result<Range<usize>, String> {

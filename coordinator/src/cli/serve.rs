@@ -6,6 +6,7 @@ mod models;
 mod on_demand;
 mod orders;
 mod pool;
+mod standing;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -222,11 +223,12 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
     tokio::spawn(door.streams.clone().sweep(draining.clone()));
-    let mut models = Models::start(served, &door).await?;
+    let folder = args.keep_args.folder(args.front.listen(), &args.line.data_dir);
+    let mut models = Models::start(served, &door, folder.as_deref()).await?;
     let mut fleet = Fleet::new(models.members(&door))?;
     if let Some(operators) = models.operators() {
-        if let Some(folder) = args.keep_args.folder(args.front.listen(), &args.line.data_dir) {
-            lines::open_socket(&folder, &operators, &draining);
+        if let Some(folder) = &folder {
+            lines::open_socket(folder, &operators, &draining);
         }
         fleet = fleet.with_operators(operators);
     }

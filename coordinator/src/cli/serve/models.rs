@@ -1,5 +1,6 @@
 //! All models of a server: those whose lines start with it, and those that are loaded on demand.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -10,6 +11,7 @@ use tokio::task::JoinSet;
 
 use super::lines::{Line, Served};
 use super::on_demand::Stable;
+use super::standing::Standings;
 use super::{failed, is_promising, orders};
 
 /// The models, with their lines.
@@ -23,11 +25,12 @@ pub struct Models {
 }
 
 impl Models {
-    /// Starts the lines of those that are loaded with the server. None is ready when this returns.
+    /// Starts the lines of those that are loaded with the server. None is ready when this returns. What operators ordered of the
+    /// others is in `folder`.
     ///
     /// # Errors
     /// An address or a folder is no good.
-    pub async fn start(served: Vec<Served>, door: &Door) -> Result<Self> {
+    pub async fn start(served: Vec<Served>, door: &Door, folder: Option<&Path>) -> Result<Self> {
         let free = memory::available_bytes().map(|free| free.saturating_sub(memory::RESERVE_BYTES));
         let order = served.iter().map(Served::is_on_demand).collect();
         let (on_demand, fixed): (Vec<_>, Vec<_>) =
@@ -40,7 +43,10 @@ impl Models {
             lines.push(line);
         }
         let budget = free.unwrap_or(u64::MAX).saturating_sub(taken);
-        let stable = (!on_demand.is_empty()).then(|| Stable::new(on_demand, budget, door.clone()));
+        let stable = match on_demand.is_empty() {
+            true => None,
+            false => Some(Stable::new(on_demand, budget, door.clone(), Standings::open(folder)?)),
+        };
         Ok(Self { lines, stable, order })
     }
 

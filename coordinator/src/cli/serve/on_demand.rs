@@ -3,11 +3,14 @@
 //! One line is begun or ended at a time, in the order of the requests that want it. Who uses a model has a copy of its
 //! [`App`]: a model of which nobody has one is idle, and may go.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use brigade_cluster::{Pool, Seat, SeatId};
+use brigade_gguf::{FileState, TensorFiles};
 use brigade_http::{App, Coming, Door, Loader, NotLoaded};
 use brigade_line::admin::{ModelState, Refused};
 use brigade_line::handle::{Engine, Status};
@@ -16,6 +19,7 @@ use tokio::time::timeout_at;
 
 use super::app_without_line;
 use super::lines::{Line, Served};
+use super::standing::{Quarantine, Standing, Standings};
 
 /// How long a request waits for its model, before it is told how far that is.
 const WAITS: Duration = Duration::from_secs(60);
@@ -23,7 +27,7 @@ const WAITS: Duration = Duration::from_secs(60);
 /// How often models that are in use are looked at again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A model whose line has failed so often, one load after the other, is loaded no more.
+/// A model whose line has failed so often, one load after the other, is loaded no more, until an operator wants it.
 const FAILURES: u32 = 3;
 
 /// How often models are looked at that nobody has used for long.
@@ -36,6 +40,8 @@ pub struct Stable {
     /// Memory of this machine for all of them.
     budget: u64,
     door: Door,
+    /// What holds of them after a restart.
+    standings: Standings,
     /// Whoever has it begins and ends lines.
     turn: tokio::sync::Mutex<()>,
 }
@@ -48,8 +54,8 @@ struct Slot {
     loaded: Mutex<Option<Loaded>>,
     /// Loads since the last one that came up.
     failed: AtomicU32,
-    /// Whether it stays, by order.
-    pinned: AtomicBool,
+    /// What holds of it now.
+    standing: Mutex<Standing>,
 }
 
 #[derive(Debug)]
@@ -104,20 +110,23 @@ impl Loader for Stall {
 
 impl Stable {
     /// Models that share so much memory of this machine. None is loaded.
-    pub fn new(all: Vec<Served>, budget: u64, door: Door) -> Arc<Self> {
+    pub fn new(all: Vec<Served>, budget: u64, door: Door, standings: Standings) -> Arc<Self> {
         let slot = |served: Served| {
+            let standing = standing_of(&standings, &served);
             let asleep = app_without_line(&served.model, served.args(), door.clone());
             Slot {
                 served,
                 asleep,
                 loaded: Mutex::default(),
                 failed: AtomicU32::new(0),
-                pinned: AtomicBool::default(),
+                standing: Mutex::new(standing),
             }
         };
         let slots = all.into_iter().map(slot).collect();
-        let stable = Arc::new(Self { slots, budget, door, turn: tokio::sync::Mutex::default() });
+        let turn = tokio::sync::Mutex::default();
+        let stable = Arc::new(Self { slots, budget, door, standings, turn });
         tokio::spawn(stable.clone().sweep());
+        tokio::spawn(stable.clone().load_ordered());
         stable
     }
 
@@ -170,12 +179,25 @@ impl Stable {
         })
     }
 
-    /// Loads a model, and waits until it is up.
+    /// Loads the models that operators want loaded, one after the other.
+    async fn load_ordered(self: Arc<Self>) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            if slot.standing().loaded {
+                tracing::info!(model = slot.served.model.name(), "loaded by an order that holds");
+                // Its reason is in the log, and in what is said of the model.
+                drop(self.loaded(at).await);
+            }
+        }
+    }
+
+    /// Loads a model, and waits until it is up, also one that was not to be loaded again. It is loaded after a restart too.
     ///
     /// # Errors
-    /// It is not up within [`WAITS`], or never.
+    /// It is not up within [`WAITS`], or never; the order cannot be kept.
     pub async fn load(&self, at: usize) -> Result<String, Refused> {
         let name = self.slots[at].served.model.name();
+        self.slots[at].failed.store(0, Ordering::Relaxed);
+        self.order(at, |standing| (standing.loaded, standing.quarantine) = (true, None))?;
         match self.loaded(at).await {
             Ok(_) => Ok(format!("{name} is loaded")),
             Err(NotLoaded::NotYet(loading)) => {
@@ -188,10 +210,10 @@ impl Stable {
         }
     }
 
-    /// Unloads a model that nobody uses.
+    /// Unloads a model that nobody uses. It is loaded again when a request needs it.
     ///
     /// # Errors
-    /// Somebody does.
+    /// Somebody does; the order cannot be kept.
     pub async fn unload(&self, at: usize) -> Result<String, Refused> {
         let _turn = self.turn.lock().await;
         let name = self.slots[at].served.model.name();
@@ -207,14 +229,47 @@ impl Stable {
         }
         let was_there = idle.is_some();
         self.end_line(at, idle, "an operator wants it").await;
+        self.order(at, |standing| standing.loaded = false)?;
         Ok(format!("{name} {}", if was_there { "is unloaded" } else { "was not loaded" }))
     }
 
     /// Whether a model stays once it is loaded.
-    pub fn pin(&self, at: usize, stays: bool) -> String {
-        self.slots[at].pinned.store(stays, Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// The order cannot be kept.
+    pub fn pin(&self, at: usize, stays: bool) -> Result<String, Refused> {
+        self.order(at, |standing| standing.pinned = stays)?;
         let what = if stays { "stays once it is loaded" } else { "may go when nobody uses it" };
-        format!("{} {what}, until the server ends", self.slots[at].served.model.name())
+        let until = if self.standings.are_kept() { "" } else { ", until the server ends" };
+        Ok(format!("{} {what}{until}", self.slots[at].served.model.name()))
+    }
+
+    /// Changes what holds of a model, by order.
+    fn order(&self, at: usize, change: impl FnOnce(&mut Standing)) -> Result<(), Refused> {
+        self.change(at, change)
+            .map_err(|error| Refused(format!("the order cannot be kept: {error}")))
+    }
+
+    fn change(&self, at: usize, change: impl FnOnce(&mut Standing)) -> io::Result<()> {
+        let slot = &self.slots[at];
+        self.standings.change(slot.served.model.name(), change)?;
+        *slot.standing() = standing_of(&self.standings, &slot.served);
+        Ok(())
+    }
+
+    /// A model's line could not be begun, or did not come up.
+    fn failed(&self, at: usize, reason: String) -> NotLoaded {
+        let slot = &self.slots[at];
+        if slot.failed.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES {
+            let files = files_of(&slot.served);
+            let quarantine = Some(Quarantine { reason: reason.clone(), files });
+            let kept = self.change(at, |standing| standing.quarantine = quarantine.clone());
+            if let Err(error) = kept {
+                tracing::error!(%error, "that a model is not to be loaded again holds until a restart only");
+                slot.standing().quarantine = quarantine;
+            }
+        }
+        NotLoaded::Never(reason)
     }
 
     fn now(&self, at: usize) -> Option<App> {
@@ -264,9 +319,10 @@ impl Stable {
             return Err(NotLoaded::Never("the server is shutting down".to_owned()));
         }
         let slot = &self.slots[at];
-        if slot.failed.load(Ordering::Relaxed) >= FAILURES {
+        if let Some(Quarantine { reason, .. }) = &slot.standing().quarantine {
             return Err(NotLoaded::Never(format!(
-                "its line has failed {FAILURES} times, one after the other: it is loaded again when the server is started anew"
+                "its line has failed {FAILURES} times, one after the other ({reason}): an operator has it loaded again with `brigade cluster load {}`, and a change of its file does",
+                slot.served.model.name()
             )));
         }
         let seat = match self.make_room(at, until).await? {
@@ -275,7 +331,8 @@ impl Stable {
         };
         tracing::info!(model = slot.served.model.name(), "a request needs the model: it is loaded");
         let seat_id = seat.as_ref().map(|seat| seat.id());
-        let mut line = slot.served.start(seat).await.map_err(|error| slot.failed(&error))?;
+        let started = slot.served.start(seat).await;
+        let mut line = started.map_err(|error| self.failed(at, format!("{error:#}")))?;
         line.open_admin_socket(&line.session.ends());
         let app = line.open(self.door.clone());
         let now = Instant::now();
@@ -316,7 +373,7 @@ impl Stable {
     /// least recently. Nothing is ended in vain.
     async fn borrow(&self, at: usize, pool: &Pool, until: Instant) -> Result<Room, NotLoaded> {
         let demand = self.slots[at].served.demand();
-        let demand = demand.map_err(|error| self.slots[at].failed(&error))?;
+        let demand = demand.map_err(|error| self.failed(at, format!("{error:#}")))?;
         loop {
             let lacking = match pool.reserve(demand.clone()) {
                 Ok(seat) => return Ok(Room::There(Some(seat))),
@@ -398,11 +455,12 @@ impl Stable {
                 let is_it = |loaded: &mut Loaded| Arc::ptr_eq(&loaded.app.in_use, &app.in_use);
                 // The first of those that wait for it ends it.
                 let broken = self.slots[at].loaded().take_if(is_it);
-                if broken.is_some() {
-                    self.slots[at].failed.fetch_add(1, Ordering::Relaxed);
-                }
+                let is_first = broken.is_some();
                 self.end_line(at, broken, &reason).await;
-                Err(NotLoaded::Never(reason))
+                Err(match is_first {
+                    true => self.failed(at, reason),
+                    false => NotLoaded::Never(reason),
+                })
             }
             Err(_) => Err(NotLoaded::NotYet(match app.engine.status() {
                 Status::Loading(loading) => loading,
@@ -448,10 +506,14 @@ impl Slot {
             Some(_) => "loading",
         };
         let idle = loaded.as_ref().filter(|loaded| Arc::strong_count(&loaded.app.in_use) == 1);
+        let Standing { pinned, loaded: ordered, quarantine } = self.standing().clone();
+        let state = if quarantine.is_some() { "quarantined" } else { state };
         ModelState {
             name: self.served.model.name().to_owned(),
             state: state.to_owned(),
-            pinned: self.stays(),
+            pinned,
+            ordered,
+            reason: quarantine.map(|quarantine| quarantine.reason),
             bytes: self.served.host_memory(),
             idle_seconds: idle.map(|loaded| loaded.used.elapsed().as_secs()),
         }
@@ -462,14 +524,13 @@ impl Slot {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stays(&self) -> bool {
-        self.pinned.load(Ordering::Relaxed)
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        // It is changed as a whole.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its line could not be begun.
-    fn failed(&self, error: &anyhow::Error) -> NotLoaded {
-        self.failed.fetch_add(1, Ordering::Relaxed);
-        NotLoaded::Never(format!("{error:#}"))
+    fn stays(&self) -> bool {
+        self.standing().pinned
     }
 
     /// Whether nobody has used it for as long as its options say; notes that somebody does.
@@ -483,6 +544,21 @@ impl Slot {
         let is_past = after.is_some_and(|after| loaded.used.elapsed() >= after);
         is_past && loaded.may_go() && !self.stays()
     }
+}
+
+/// The files of a model, as far as a change of them is noticed.
+fn files_of(served: &Served) -> String {
+    let states = served.model.files.iter().flat_map(TensorFiles::states);
+    let stamp =
+        |(_, state): (&Path, &FileState)| format!(" {} bytes of {}", state.nbytes, state.mtime_ns);
+    format!("{}{}", served.model.identity(), states.map(stamp).collect::<String>())
+}
+
+/// What holds of a model: a quarantine is of the files that it had then.
+fn standing_of(standings: &Standings, served: &Served) -> Standing {
+    let Standing { quarantine, .. } = standings.of(served.model.name());
+    let quarantine = quarantine.filter(|quarantine| quarantine.files == files_of(served));
+    Standing { quarantine, ..standings.of(served.model.name()) }
 }
 
 /// Waits until requests can run.

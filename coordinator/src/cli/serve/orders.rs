@@ -34,9 +34,7 @@ async fn carry_out(
         Question::Models => Ok(Answer::Models([always, stable.states()].concat())),
         Question::Load { model } => stable.load(stable.find(&model)?).await.map(Answer::Done),
         Question::Unload { model } => stable.unload(stable.find(&model)?).await.map(Answer::Done),
-        Question::Pin { model, stays } => {
-            stable.find(&model).map(|at| Answer::Done(stable.pin(at, stays)))
-        }
+        Question::Pin { model, stays } => stable.pin(stable.find(&model)?, stays).map(Answer::Done),
         Question::Status if stable.pool().is_some() => {
             let nodes = stable.pool().map(|pool| pool.spares()).unwrap_or_default();
             Ok(Answer::Status(ClusterStatus { nodes, ..ClusterStatus::default() }))
