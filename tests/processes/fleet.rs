@@ -421,6 +421,39 @@ fn a_model_that_cannot_come_says_so_and_others_do() {
     assert_eq!(said(&server, "small", 1)[0], "small");
 }
 
+fn a_killed_coordinator_loads_first_what_has_streams_that_go_on() {
+    let scratch = Scratch::new("goes-on");
+    let own = "load = \"demand\"\nworkers = 1\nctx = 2048\nmemory = \"1G\"";
+    let config = scratch.config(&[("first", None, own), ("second", None, own)]);
+    let (listen, log) = (free_address(), scratch.folder.join("serve.log"));
+    let start = || {
+        let args = ["--config", &config, "--data-dir", &scratch.data(), "--listen", &listen];
+        Server::start_logged(&args, &log)
+    };
+    let mut body = chat("second", 7);
+    for (name, value) in
+        [("max_tokens", json!(400)), ("stream", json!(true)), ("resumable", json!(true))]
+    {
+        body[name] = value;
+    }
+    let server = start();
+    let undisturbed = events(&server, &body, None, usize::MAX);
+    let mut got = events(&server, &body, None, 60);
+    signal("KILL", server.process.pid());
+    drop(server);
+    let server = start();
+    wait_for_word(&server, "second", "loaded");
+    assert!(words(&server).contains(&("first".to_owned(), "unloaded".to_owned())));
+    let last = got.last().unwrap().0.clone();
+    got.extend(events(&server, &Value::Null, Some(&last), usize::MAX));
+    let text = |events: &[(String, String)]| -> Vec<Value> {
+        let data = events.iter().filter(|(_, data)| data != "[DONE]");
+        data.map(|(_, data)| serde_json::from_str::<Value>(data).unwrap()["choices"].clone())
+            .collect()
+    };
+    assert_eq!(text(&got), text(&undisturbed));
+}
+
 /// Waits until a model is called so.
 fn wait_for_word(server: &Server, model: &str, word: &str) {
     let end = Instant::now() + PATIENCE;
@@ -478,6 +511,7 @@ fn orders_and_quarantines_outlive_the_server() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: models_come_when_they_are_asked_for_and_go_for_others,
         a_model_that_nobody_uses_goes_and_one_that_is_used_stays, a_model_that_cannot_come_says_so_and_others_do,
-        orders_and_quarantines_outlive_the_server, each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
+        orders_and_quarantines_outlive_the_server,
+        a_killed_coordinator_loads_first_what_has_streams_that_go_on, each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,
         a_killed_coordinator_goes_on_with_the_streams_of_all_models, models_that_want_the_same_are_refused;
 ];

@@ -148,6 +148,17 @@ pub struct Recorder {
 }
 
 impl Journal {
+    /// Whether a journal in `folder` has requests of `model` that were not over. It stays as it is.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn has_requests(folder: &Path, model: &str, bounds: Bounds) -> Result<bool, JournalError> {
+        let path = folder.join(FILE);
+        let found = file::look_into(&path, model, bounds);
+        let found = found.map_err(|source| JournalError::Io { path, source })?;
+        Ok(!found.requests.is_empty())
+    }
+
     /// Opens the journal in `folder`, and what it has of requests of `model` (a name for everything that tokens
     /// depend on); those of another one are dropped.
     ///

@@ -120,8 +120,22 @@ pub fn journal(
     kv_type: KvArg,
     line: &LineArgs,
 ) -> Result<(Journal, Vec<Recovered>)> {
+    let (name, bounds) = journal_of(model, kv_type, line);
+    Ok(Journal::open(folder, &name, bounds)?)
+}
+
+/// Whether the journal in a server's folder has requests to `model` that were not over; it is not changed.
+///
+/// # Errors
+/// It cannot be read.
+pub fn has_requests(folder: &Path, model: &Model, kv_type: KvArg, line: &LineArgs) -> Result<bool> {
+    let (name, bounds) = journal_of(model, kv_type, line);
+    Ok(Journal::has_requests(folder, &name, bounds)?)
+}
+
+/// All that a token depends on beside its request, and what a journal may say of a model.
+fn journal_of(model: &Model, kv_type: KvArg, line: &LineArgs) -> (String, Bounds) {
     let bounds = Bounds { n_vocab: model.spec.n_vocab as u32 };
-    // All that a token depends on beside its request.
     let (model, kv, wire) = (model.identity(), kv_type, line.wire_type);
-    Ok(Journal::open(folder, &format!("{model} {kv:?} {wire:?}"), bounds)?)
+    (format!("{model} {kv:?} {wire:?}"), bounds)
 }

@@ -44,6 +44,21 @@ const MAX_TOLD: usize = 16;
 /// Requests of `model` that were not over. A line that cannot be read costs what it says of its own request. Where it is not
 /// the last one, which a process or a machine may have ended in, the file is kept beside its successor.
 pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found> {
+    read_keeping(path, model, bounds, &keep_beside)
+}
+
+/// The same, without a trace on the disk.
+pub(super) fn look_into(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found> {
+    read_keeping(path, model, bounds, &|_, _| Ok(()))
+}
+
+/// The same, with `keep` for a file that has lines that were damaged.
+fn read_keeping(
+    path: &Path,
+    model: &str,
+    bounds: Bounds,
+    keep: &dyn Fn(&Path, &mut Found) -> io::Result<()>,
+) -> io::Result<Found> {
     let mut found = Found::default();
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
@@ -63,7 +78,7 @@ pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found
             );
         } else {
             tracing::warn!(path = %path_shown, "the journal's first lines are damaged: its requests are dropped");
-            keep_beside(path, &mut found)?;
+            keep(path, &mut found)?;
         }
         return Ok(found);
     };
@@ -106,7 +121,7 @@ pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found
     }
     if n_damaged > 0 {
         tracing::warn!(path = %path.display(), lines = n_damaged, "lines of the journal were damaged");
-        keep_beside(path, &mut found)?;
+        keep(path, &mut found)?;
     }
     Ok(found)
 }

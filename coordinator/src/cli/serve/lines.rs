@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::front::Front;
 use super::pool::Shared;
 use super::{Load, ServeArgs, app_of, session_options};
-use crate::cli::keeping::{Keeping, journal};
+use crate::cli::keeping::{Keeping, MODELS, folder_of, has_requests, journal};
 use crate::cli::security::Security;
 use crate::cli::session::{Joins, Session, demand, open_model, worker_address};
 
@@ -202,6 +202,19 @@ impl Served {
         let again = self.has_authority || self.was_started.swap(true, Ordering::Relaxed);
         let security = Security::of_server(&args.cluster, &args.line, control, again).await?;
         Ok((security, control.map(|control| Joins::At(control.clone(), args.expect))))
+    }
+
+    /// Whether the server before this one had begun requests to it that are to go on.
+    ///
+    /// # Errors
+    /// Its journal cannot be read.
+    pub fn has_requests(&self) -> Result<bool> {
+        let args = self.args();
+        let (listen, data_dir) = (args.front.listen(), &args.line.data_dir);
+        let Some(folder) = args.keep_args.folder(listen, data_dir) else { return Ok(false) };
+        let name = folder_of(self.name.as_deref().unwrap_or_default());
+        let folder = if self.name.is_some() { folder.join(MODELS).join(name) } else { folder };
+        has_requests(&folder, &self.model, args.kv_type, &args.line)
     }
 
     /// Starts its line, which is not ready when this returns; with workers that were lent to `seat`.

@@ -45,7 +45,7 @@ impl Models {
         let budget = free.unwrap_or(u64::MAX).saturating_sub(taken);
         let stable = match on_demand.is_empty() {
             true => None,
-            false => Some(Stable::new(on_demand, budget, door.clone(), Standings::open(folder)?)),
+            false => Some(Stable::new(on_demand, budget, door.clone(), Standings::open(folder)?)?),
         };
         Ok(Self { lines, stable, order })
     }

@@ -56,6 +56,8 @@ struct Slot {
     failed: AtomicU32,
     /// What holds of it now.
     standing: Mutex<Standing>,
+    /// Requests to it are to go on that the server before this one had begun.
+    goes_on: bool,
 }
 
 #[derive(Debug)]
@@ -110,24 +112,34 @@ impl Loader for Stall {
 
 impl Stable {
     /// Models that share so much memory of this machine. None is loaded.
-    pub fn new(all: Vec<Served>, budget: u64, door: Door, standings: Standings) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// A journal of theirs cannot be read.
+    pub fn new(
+        all: Vec<Served>,
+        budget: u64,
+        door: Door,
+        standings: Standings,
+    ) -> anyhow::Result<Arc<Self>> {
         let slot = |served: Served| {
             let standing = standing_of(&standings, &served);
+            let goes_on = served.has_requests()?;
             let asleep = app_without_line(&served.model, served.args(), door.clone());
-            Slot {
+            Ok::<_, anyhow::Error>(Slot {
                 served,
                 asleep,
                 loaded: Mutex::default(),
                 failed: AtomicU32::new(0),
                 standing: Mutex::new(standing),
-            }
+                goes_on,
+            })
         };
-        let slots = all.into_iter().map(slot).collect();
+        let slots = all.into_iter().map(slot).collect::<Result<_, _>>()?;
         let turn = tokio::sync::Mutex::default();
         let stable = Arc::new(Self { slots, budget, door, standings, turn });
         tokio::spawn(stable.clone().sweep());
-        tokio::spawn(stable.clone().load_ordered());
-        stable
+        tokio::spawn(stable.clone().load_first());
+        Ok(stable)
     }
 
     /// Each model as it is while it has no line, and who loads it.
@@ -179,14 +191,16 @@ impl Stable {
         })
     }
 
-    /// Loads the models that operators want loaded, one after the other.
-    async fn load_ordered(self: Arc<Self>) {
-        for (at, slot) in self.slots.iter().enumerate() {
-            if slot.standing().loaded {
-                tracing::info!(model = slot.served.model.name(), "loaded by an order that holds");
-                // Its reason is in the log, and in what is said of the model.
-                drop(self.loaded(at).await);
-            }
+    /// Loads models that have streams which go on, and then those that operators want loaded, one after the other.
+    async fn load_first(self: Arc<Self>) {
+        let of = |wanted: fn(&Slot) -> bool| {
+            let wanted = self.slots.iter().enumerate().filter(move |(_, slot)| wanted(slot));
+            wanted.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let ordered = of(|slot| !slot.goes_on && slot.standing().loaded);
+        for at in of(|slot| slot.goes_on).into_iter().chain(ordered) {
+            // Its reason is in the log, and in what is said of the model.
+            drop(self.loaded(at).await);
         }
     }
 
