@@ -425,11 +425,7 @@ fn a_killed_coordinator_loads_first_what_has_streams_that_go_on() {
     let scratch = Scratch::new("goes-on");
     let own = "load = \"demand\"\nworkers = 1\nctx = 2048\nmemory = \"1G\"";
     let config = scratch.config(&[("first", None, own), ("second", None, own)]);
-    let (listen, log) = (free_address(), scratch.folder.join("serve.log"));
-    let start = || {
-        let args = ["--config", &config, "--data-dir", &scratch.data(), "--listen", &listen];
-        Server::start_logged(&args, &log)
-    };
+    let start = || Server::start(&["--config", &config, "--data-dir", &scratch.data()]);
     let mut body = chat("second", 7);
     for (name, value) in
         [("max_tokens", json!(400)), ("stream", json!(true)), ("resumable", json!(true))]
@@ -469,12 +465,7 @@ fn orders_and_quarantines_outlive_the_server() {
     let broken = format!("{small}\nworker-cpus = \"4000\"");
     let config = scratch.config(&[("small", None, small), ("broken", None, &broken)]);
     let (log, data) = (scratch.folder.join("serve.log"), scratch.data());
-    let port = free_address().rsplit(':').next().unwrap().to_owned();
-    let listen = format!("127.0.0.1:{port}");
-    let start = || {
-        let args = ["--config", &config, "--data-dir", &data, "--listen", &listen];
-        Server::start_logged(&args, &log)
-    };
+    let start = || Server::start_logged(&["--config", &config, "--data-dir", &data], &log);
     let order = |args: &[&str]| {
         let output = run(&[&["cluster"], args, &["--data-dir", &data]].concat());
         let said = [output.stdout, output.stderr].concat();

@@ -109,21 +109,26 @@ fn read_keeping(
             }
             continue;
         };
-        match record {
-            Record::Open { no, opened } => drop(found.requests.insert(no, Old::new(opened))),
-            Record::Over { no } => drop(found.requests.remove(&no)),
-            Record::Token { no, .. } | Record::Finish { no, .. } => {
-                if let Some(old) = found.requests.get_mut(&no) {
-                    old.take(record);
-                }
-            }
-        }
+        follow(&mut found.requests, record);
     }
     if n_damaged > 0 {
         tracing::warn!(path = %path.display(), lines = n_damaged, "lines of the journal were damaged");
         keep(path, &mut found)?;
     }
     Ok(found)
+}
+
+/// Takes what a record says of the requests that are not over.
+fn follow(live: &mut BTreeMap<u64, Old>, record: Record) {
+    match record {
+        Record::Open { no, opened } => drop(live.insert(no, Old::new(opened))),
+        Record::Over { no } => drop(live.remove(&no)),
+        Record::Token { no, .. } | Record::Finish { no, .. } => {
+            if let Some(old) = live.get_mut(&no) {
+                old.take(record);
+            }
+        }
+    }
 }
 
 /// Which of a file's two headers says that it can be read, and is of this model.
