@@ -37,7 +37,8 @@ fn reference() -> ModelFacts {
     }
 }
 
-fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
+/// Equal workers with so much memory each.
+pub fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
     let worker = |i| WorkerFacts {
         name: format!("w{i}"),
         memory,

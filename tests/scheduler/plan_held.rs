@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use brigade_plan::{DraftFacts, LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
 
+use super::plan::workers;
+
 /// Thirty-two equal layers and a head worth two of them.
 fn reference() -> ModelFacts {
     let layer = LayerFacts {
@@ -25,20 +27,6 @@ fn reference() -> ModelFacts {
         logits_bytes: 128_000,
         n_ctx_train: 4096,
     }
-}
-
-fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
-    let name = |i| format!("w{i}");
-    let worker = |i| WorkerFacts {
-        name: name(i),
-        memory,
-        gbps: 10.0,
-        gops: 200.0,
-        link: None,
-        host: None,
-        holds: 0..0,
-    };
-    (0..n).map(worker).collect()
 }
 
 fn slowest(plan: &Plan) -> f64 {

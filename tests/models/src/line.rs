@@ -40,6 +40,19 @@ static FAST: LazyLock<Devices> =
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
 
+/// A stage of one short sequence.
+pub const ONE_SEQUENCE: StageConfig = StageConfig {
+    n_slots: 1,
+    n_blocks: 1,
+    kv_type: KvType::F32,
+    n_ctx: 64,
+    max_rows: 8,
+    windows: false,
+    control_vectors: None,
+    host_experts: 0,
+    own_drafts: false,
+};
+
 /// Stages in order; ubatches pass through all of them before the next one starts.
 pub struct Line {
     stages: Vec<Stage>,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use brigade_line::admin::{Asked, Refused};
 use brigade_proto::address::Address;
 
 use super::coming::LEAVER_WAITS;
@@ -10,7 +11,6 @@ use super::{Line, Supervisor};
 use crate::member::{Member, Origin};
 use crate::pool::{Returned, Seat, Want};
 use crate::reconcile::MemberId;
-use brigade_line::admin::{Asked, Refused};
 
 /// A worker that is on the line and is to leave it, as soon as the others suffice.
 #[derive(Debug)]

@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
 use brigade_engine::device::{DeviceName, Devices, gpus};
-use brigade_engine::kernels::KvType;
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::Golden;
-use brigade_model_tests::line::{Line, LineConfig};
+use brigade_model_tests::line::{Line, LineConfig, ONE_SEQUENCE};
 
 /// Models of every form that experts have: with and without shared experts, biases, groups, a width of their own, weights before
 /// them, norms for each branch, and beside every kind of mixer.
@@ -153,17 +152,7 @@ fn layers_whose_experts_move_are_loaded_anew() {
     let mut before = 0;
     for (host_experts, read) in [(1, 0..4), (3, 1..3), (3, 0..0), (0, 0..3), (u32::MAX, 0..4)] {
         let source = Arc::new(Watched { model: model.clone(), layers: Mutex::default() });
-        let config = StageConfig {
-            n_slots: 1,
-            n_blocks: 1,
-            kv_type: KvType::F32,
-            n_ctx: 64,
-            max_rows: 8,
-            windows: false,
-            control_vectors: None,
-            host_experts,
-            own_drafts: false,
-        };
+        let config = StageConfig { host_experts, ..ONE_SEQUENCE };
         let stage = Stage::load_keeping(
             &brigade_models::described(&model).unwrap(),
             source.clone(),

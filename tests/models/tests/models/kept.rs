@@ -9,23 +9,12 @@ use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{BlockId, Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
-use brigade_engine::kernels::{KvType, select};
-use brigade_engine::stage::{KeptWeights, Stage, StageConfig, StageOutput};
+use brigade_engine::kernels::select;
+use brigade_engine::stage::{KeptWeights, Stage, StageOutput};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
+use brigade_model_tests::line::ONE_SEQUENCE;
 use brigade_synth::{Arch, FileType, Shape, Spec};
-
-const CONFIG: StageConfig = StageConfig {
-    n_slots: 1,
-    n_blocks: 1,
-    kv_type: KvType::F32,
-    n_ctx: 64,
-    max_rows: 8,
-    windows: false,
-    control_vectors: None,
-    host_experts: 0,
-    own_drafts: false,
-};
 
 /// A model's tensors, which notes who was asked for and can fail.
 struct Watched {
@@ -81,7 +70,7 @@ fn load(source: &Arc<Watched>, layers: Range<usize>, kept: &mut KeptWeights) -> 
         &brigade_models::described(&model).unwrap(),
         source.clone(),
         layers,
-        CONFIG,
+        ONE_SEQUENCE,
         device,
         kept,
         &mut |_| (),
