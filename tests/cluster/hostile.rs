@@ -252,6 +252,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         a_message_in_single_bytes_takes_what_it_has,
         a_connection_that_was_closed_for_its_silence_is_made_again,
         the_manifest_of_the_largest_model_comes_through,
-        epochs_of_one_peer_do_not_bar_another;
-    alone: connections_have_caps_and_those_that_say_nothing_are_closed;
+        epochs_of_one_peer_do_not_bar_another,
+        connections_have_caps_and_those_that_say_nothing_are_closed;
 ];

@@ -227,5 +227,5 @@ fn other_certificate(net: &Net, cluster: &Cluster, other: &Cluster) {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    alone: three_machines_joined_by_token_and_nobody_else;
+    waits: three_machines_joined_by_token_and_nobody_else;
 ];

@@ -1,13 +1,12 @@
 //! "A line that can be up is up": the share of time in which a completion of one token succeeds, beside
-//! workers that crash, hang, drain or are lost. This prints the table, with each case for 40 s and all of
-//! them at once:
+//! workers that crash, hang, drain or are lost. At night this prints the table, with each case for a minute:
 //!
 //! ```text
-//! cargo test --release --test cluster -- up_share::
+//! cargo test --release --test cluster -- --ignored --nocapture up_share::
 //! ```
 //!
-//! With `BRIGADE_UP_SHARE_SECONDS=60` each case takes so long, one after the other. Only figures of such
-//! runs, at night, count.
+//! That such lines come up, and are changed and restored while streams run, is tested each time: `joins`, `changes`, `losses`,
+//! and the supervisor's decisions in virtual time (`fault_sim`).
 
 use std::time::Duration;
 
@@ -15,11 +14,8 @@ use brigade_tests::up_share::{
     HEAD, Seen, crash_looping_fourth, four_hung, one_of_three_drains, one_of_three_lost,
 };
 
-/// Seconds for each case, one after the other.
-const SECONDS: &str = "BRIGADE_UP_SHARE_SECONDS";
-
-/// The window where nothing is said: longer than what named workers are waited for.
-const SHORT: Duration = Duration::from_secs(40);
+/// How long each case is looked at: longer than what named workers are waited for.
+const WINDOW: Duration = Duration::from_secs(60);
 
 /// A case, and the share that it must have at least: far below what a quiet machine has.
 type Case = (&'static str, fn(Duration) -> Seen, f64);
@@ -32,15 +28,7 @@ const CASES: [Case; 4] = [
 ];
 
 fn lines_are_up_beside_workers_that_misbehave() {
-    let long = std::env::var(SECONDS).ok().map(|text| Duration::from_secs(text.parse().unwrap()));
-    let all: Vec<Seen> = match long {
-        Some(window) => CASES.iter().map(|(_, case, _)| case(window)).collect(),
-        None => std::thread::scope(|scope| {
-            let running: Vec<_> =
-                CASES.iter().map(|(_, case, _)| scope.spawn(|| case(SHORT))).collect();
-            running.into_iter().map(|case| case.join().unwrap()).collect()
-        }),
-    };
+    let all: Vec<Seen> = CASES.iter().map(|(_, case, _)| case(WINDOW)).collect();
     println!("{HEAD}");
     for ((name, ..), seen) in CASES.iter().zip(&all) {
         println!("{}", seen.row(name));
@@ -52,5 +40,5 @@ fn lines_are_up_beside_workers_that_misbehave() {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    alone: lines_are_up_beside_workers_that_misbehave;
+    alone: lines_are_up_beside_workers_that_misbehave ignored("four minutes: prints the share of time that lines are up");
 ];

@@ -68,14 +68,14 @@ fn a_gpu_that_is_lost_in_the_middle_costs_no_stream() {
     if no_gpu() {
         return;
     }
-    let undisturbed =
-        serve(&[&worker(&["--device", "vulkan:0"]), &worker(&["--kernels", "unfused"])], &[])
-            .chat(&request());
+    // The GPU's bits are those of `unfused`.
+    let unfused = || worker(&["--kernels", "unfused"]);
+    let undisturbed = serve(&[&unfused(), &unfused()], &[]).chat(&request());
     let log = file("gpu-lost.log");
     let fixed = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--speed", "10,100"];
     let lost = ["--device", "vulkan:0", "--gpu-lost-after", LOST_AFTER];
     let gpu = Running::start_logged(&[&fixed[..], &lost].concat(), READY, &log);
-    let cpu = worker(&["--kernels", "unfused"]);
+    let cpu = unfused();
     let server = serve(&[&gpu, &cpu], &[]);
     let mut times_lost = 0;
     for _ in 0..20 {

@@ -349,6 +349,25 @@ fn workers_may_join() {
     assert!(server.process.children().is_empty(), "no local workers were started");
 }
 
+/// A worker may write to its own folder alone, and so that is where a driver keeps what it compiled, unless the user says.
+fn drivers_keep_what_they_compiled_in_the_workers_folder() {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let cache = scratch("drivers");
+    let fixed = ["worker", "--listen", "127.0.0.1:0", "--cache-dir", cache.to_str().unwrap()];
+    let seen = |device: &[&str]| {
+        let worker = Running::start(&[&fixed[..], device].concat(), "brigade worker ready on ");
+        std::fs::read_to_string(format!("/proc/{}/environ", worker.pid())).unwrap()
+    };
+    let variable = "MESA_SHADER_CACHE_DIR";
+    let said = std::env::var(variable).unwrap_or_else(|_| cache.to_str().unwrap().to_owned());
+    assert!(seen(&[]).split('\0').any(|entry| entry == format!("{variable}={said}")));
+    let is_set = seen(&["--device", "cpu"]).contains(variable);
+    assert_eq!(is_set, std::env::var_os(variable).is_some(), "a CPU has no such driver");
+    std::fs::remove_dir_all(cache).unwrap();
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         run_prints_the_same_ids_over_any_number_of_workers,
@@ -364,5 +383,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         an_interrupted_run_leaves_nothing_behind,
         workers_may_be_started_first_and_used_again,
         a_remote_worker_may_come_back,
-        workers_may_join;
+        workers_may_join,
+        drivers_keep_what_they_compiled_in_the_workers_folder;
 ];

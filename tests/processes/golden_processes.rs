@@ -1,5 +1,5 @@
 //! The golden models through the commands that a user runs, over real worker processes. `logits` and `run
-//! --ids` give the same bits and llama.cpp's tokens at several numbers of workers. Which models are asked for every day:
+//! --ids` give the bits of one stage in this process, and llama.cpp's tokens. Which models are asked for every day:
 //! of the repository's, those that are files, and those that send more across a cut than a row of the stream. The others
 //! are so at night; `golden` compares all of them at every split, in one process.
 //!
@@ -10,11 +10,11 @@ use std::path::Path;
 use brigade_gguf::{Gguf, npy};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::{Entry, Golden};
-use brigade_model_tests::line;
+use brigade_model_tests::line::{self, Line, LineConfig};
 use brigade_spec::ModelSpec;
 use brigade_tests::process::run;
 
-fn logits_and_tokens_do_not_depend_on_the_number_of_workers() {
+fn logits_and_tokens_are_those_of_one_stage() {
     check_all(&[Golden::repository()], |entry, spec| entry.synth.is_none() || sends_more(spec));
 }
 
@@ -46,55 +46,30 @@ fn check_all(folders: &[Golden], which: impl Fn(&Entry, &ModelSpec) -> bool + Sy
 }
 
 fn check(golden: &Golden, name: &str, entry: &Entry, n_layer: usize, folder: &Path) {
-    let model = golden.model(entry);
-    let model = model.to_str().unwrap();
-    let worker_counts = if n_layer < 3 { ["1", "2"] } else { ["1", "3"] };
-    let runs = worker_counts.map(|workers| {
-        let out = folder.join(format!("{name}-{workers}.npy"));
-        let out = out.to_str().unwrap();
-        let tokens = list(&golden.manifest.tokens);
-        command(&[
-            "logits",
-            "-m",
-            model,
-            "--tokens",
-            &tokens,
-            "--workers",
-            workers,
-            "--force",
-            "--out",
-            out,
-        ]);
-        let logits = npy::read(out).unwrap();
-        assert_eq!(logits.shape, [golden.manifest.tokens.len(), logits.shape[1]]);
-        let prompt = list(&golden.manifest.greedy_prompt);
-        let n = entry.greedy.len().to_string();
-        let ids = command(&[
-            "run",
-            "-m",
-            model,
-            "--tokens",
-            &prompt,
-            "-n",
-            &n,
-            "--temp",
-            "0",
-            "--ids",
-            "--kv-type",
-            "f32",
-            "--workers",
-            workers,
-        ]);
-        let ids: Vec<u32> = serde_json::from_str(ids.trim()).unwrap();
-        (logits.data.iter().map(|x| x.to_bits()).collect::<Vec<u32>>(), ids)
-    });
-    assert!(runs[0].0 == runs[1].0, "{name}: logits at {worker_counts:?} workers");
-    assert_eq!(runs[0].1, runs[1].1, "{name}: tokens at {worker_counts:?} workers");
+    let path = golden.model(entry);
+    let model = path.to_str().unwrap();
+    let workers = if n_layer < 3 { "2" } else { "3" };
+    let over = ["-m", model, "--workers", workers];
+    let out = folder.join(format!("{name}.npy"));
+    let (out, tokens) = (out.to_str().unwrap(), &golden.manifest.tokens);
+    command(&[&["logits", "--tokens", &list(tokens), "--force", "--out", out], &over[..]].concat());
+    let (prompt, n) = (&golden.manifest.greedy_prompt, entry.greedy.len());
+    let (listed, number) = (list(prompt), n.to_string());
+    let drawn = ["--tokens", &listed, "-n", &number, "--temp", "0", "--ids", "--kv-type", "f32"];
+    let ids = command(&[&["run"], &drawn[..], &over].concat());
+    let ids: Vec<u32> = serde_json::from_str(ids.trim()).unwrap();
+
+    let mut whole = Line::open(&path, &LineConfig::default());
+    let (logits, rows) = (npy::read(out).unwrap(), whole.logits(tokens, tokens.len()));
+    assert_eq!(logits.shape, [tokens.len(), rows[0].len()]);
+    let bits = logits.data.iter().map(|x| x.to_bits());
+    assert!(bits.eq(rows.iter().flatten().map(|x| x.to_bits())), "{name}: logits");
+    assert_eq!(ids, whole.generate(prompt, n, prompt.len()), "{name}: tokens");
     if entry.is_f32(name) {
-        assert_eq!(runs[0].1, entry.greedy, "{name}: llama.cpp's tokens");
+        assert_eq!(ids, entry.greedy, "{name}: llama.cpp's tokens");
     }
-    let same = if runs[0].1 == entry.greedy { "llama.cpp's" } else { "not llama.cpp's" };
-    println!("{name:20} workers {worker_counts:?}: same bits, same tokens ({same})");
+    let same = if ids == entry.greedy { "llama.cpp's" } else { "not llama.cpp's" };
+    println!("{name:20} over {workers} workers: the bits and tokens of one stage ({same})");
 }
 
 fn list(tokens: &[u32]) -> String {
@@ -111,6 +86,6 @@ fn command(args: &[&str]) -> String {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: logits_and_tokens_do_not_depend_on_the_number_of_workers;
+    waits: logits_and_tokens_are_those_of_one_stage;
     alone: of_no_golden_model_do_they ignored("minutes: every golden model in processes");
 ];

@@ -3,7 +3,7 @@
 //! and come up, is what the scheduler then lives through, under all the checks of its simulator: no request lost or
 //! answered twice, tokens those of an undisturbed run, no page or slot leaked.
 //!
-//! 200 seeds each time, 10,000 at night:
+//! 100 seeds each time, 10,000 at night:
 //! `cargo test --release --test scheduler -- --ignored fault_sim::`. A seed that fails prints its
 //! script; `BRIGADE_FAULT_SEED=N` runs that one alone.
 
@@ -13,7 +13,7 @@ use brigade_cluster::DEFAULT_REPLACE_AFTER;
 use brigade_cluster::reconcile::{Goal, LineSeen, MemberId, MemberSeen, Presence, Step, next};
 use brigade_sched::sim::{Ending, Rng, Sim, StageModel, Workload};
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 100;
 const SEEDS_AT_NIGHT: u64 = 10_000;
 
 /// How long a script goes on.

@@ -17,7 +17,7 @@ use brigade_sched::sim::{
 use brigade_spec::Prefixes;
 
 /// Random lines tried by each test run; a failure names its seed.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 90;
 
 /// A model that takes 16 ms + 2 ms a row, cut into `n` equal stages.
 fn equal(n: usize) -> Sim {

@@ -302,6 +302,9 @@ pub fn default_data_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf,
     Ok(base.ok_or_else(|| bad("--data-dir", String::new(), problem))?.join("brigade"))
 }
 
+/// Environment variable that says where Mesa's drivers keep what they compiled.
+pub const MESA_CACHE_VARIABLE: &str = "MESA_SHADER_CACHE_DIR";
+
 /// `$XDG_CACHE_HOME/brigade`, or `~/.cache/brigade`, or where neither variable is set, a folder in the system's temporary
 /// place, with a warning.
 ///

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use brigade_proto::address::Address;
 use brigade_proto::tls::Bundle;
-use brigade_worker::config::default_cache_dir;
+use brigade_worker::config::{MESA_CACHE_VARIABLE, default_cache_dir};
 use brigade_worker::prefixes::store::Sizes;
 use brigade_worker::run::READY_PREFIX;
 use thiserror::Error;
@@ -31,9 +31,6 @@ const LOG_VARIABLE: &str = "RUST_LOG";
 
 /// Environment variables that are arguments of this process and not of its children.
 const OWN_VARIABLES: [&str; 2] = ["BRIGADE_DATA_DIR", "BRIGADE_TOKEN"];
-
-/// Environment variable that says where Mesa's drivers keep what they compiled.
-const MESA_CACHE_VARIABLE: &str = "MESA_SHADER_CACHE_DIR";
 
 /// What every local worker is started with.
 #[derive(Clone, Debug)]

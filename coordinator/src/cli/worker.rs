@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use brigade_proto::tls::files;
-use brigade_worker::config::{Config, RawConfig, default_cache_dir};
+use brigade_worker::config::{Config, MESA_CACHE_VARIABLE, RawConfig, default_cache_dir};
 use brigade_worker::deal::deal;
 use brigade_worker::membership::Membership;
 use brigade_worker::memory;
@@ -189,6 +190,20 @@ fn is_node(args: &WorkerArgs) -> bool {
     args.stages > 1 && args.stage.is_none()
 }
 
+/// Mesa's drivers keep what they compiled in a folder of their user, to which a worker may not write. So this process begins
+/// anew, once, with the variable that names its own folder: that is how a process changes what its libraries see of it.
+fn keep_what_drivers_compile(cache: Option<&Path>) {
+    let (Some(cache), Ok(program)) = (cache, std::env::current_exe()) else { return };
+    if std::env::var_os(MESA_CACHE_VARIABLE).is_some() {
+        return;
+    }
+    let mut args = std::env::args_os();
+    let mut command = std::process::Command::new(program);
+    command.arg0(args.next().unwrap_or_default()).args(args).env(MESA_CACHE_VARIABLE, cache);
+    // It returns only if it fails: then they compile at each start.
+    tracing::warn!(error = %command.exec(), "drivers keep nothing of what they compile");
+}
+
 /// Confines the process to what a worker does to files, before it has threads.
 pub fn confine(args: &WorkerArgs) {
     let listen = args.listen.as_deref().and_then(|text| text.strip_prefix("unix:"));
@@ -198,6 +213,9 @@ pub fn confine(args: &WorkerArgs) {
     });
     let env = |name: &str| std::env::var(name).ok();
     let cache = args.cache_dir.clone().or_else(|| default_cache_dir(&env).ok());
+    if args.device.as_deref() != Some("cpu") {
+        keep_what_drivers_compile(cache.as_deref());
+    }
     let joins = args.token.is_some() || args.token_file.is_some();
     let data = match joins {
         true => args.data_dir.find(),
