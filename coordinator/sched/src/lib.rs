@@ -34,6 +34,7 @@ mod in_flight;
 mod line;
 mod namespace;
 mod overtake;
+mod pace;
 mod pages;
 mod parting;
 mod pool;

@@ -10,6 +10,7 @@ use super::events::{
     Action, FinishReason, LineFault, Micros, RequestError, RequestId, Results, Share, Work,
 };
 use super::in_flight::{InFlight, InWindow, Wanted};
+use super::pace::Returned;
 use super::sequence::SeqNo;
 use super::{PREPARED_AT_ONCE, Scheduler};
 
@@ -79,12 +80,15 @@ impl Scheduler {
         if let Some(done) = line.in_flight.pop_front() {
             self.last_done = self.drafts.note_done(&done, &line.times, &times);
             // The last stage left out what a stale window's head would have taken.
+            let learned = Arc::make_mut(&mut line.times);
             if !done.has_stale {
-                let trip = now.saturating_sub(done.sent_at);
-                Arc::make_mut(&mut line.times).observe(done.n_rows, trip, &times);
+                learned.observe(done.n_rows, now.saturating_sub(done.sent_at), &times);
             }
+            let slowest_us = times.iter().map(|time| time.compute_us).max().unwrap_or(0);
+            let returned = Returned { sent_at: done.sent_at, at: now, slowest_us };
+            learned.observe_return((!done.has_stale).then_some(returned));
             let drafting = times.last().map_or(0, |last| last.drafting_us);
-            Arc::make_mut(&mut line.times).observe_drafts(done.drafted, drafting);
+            learned.observe_drafts(done.drafted, drafting);
             for (no, end) in done.computed {
                 if let Some(sequence) = self.live.get_mut(no) {
                     sequence.note_computed(end);

@@ -11,6 +11,7 @@
 
 use super::chains::{Chains, Drafted};
 use super::events::{Micros, StageTime};
+use super::pace::{Pace, Returned};
 
 /// Cost of a ubatch before anything was measured: that of a mid-sized model on a few CPU cores.
 /// Only the ratio matters much, and only for the first ubatches.
@@ -262,12 +263,14 @@ pub(super) struct LineTimes {
     measured: bool,
     overhead: Option<f64>,
     chains: Chains,
+    pace: Pace,
 }
 
 impl LineTimes {
     pub fn new(n_stages: usize) -> Self {
-        let (stages, chains) = (vec![StageFit::new(); n_stages], Chains::default());
-        Self { stages, measured: false, overhead: None, chains }
+        let stages = vec![StageFit::new(); n_stages];
+        let (chains, pace) = (Chains::default(), Pace::default());
+        Self { stages, measured: false, overhead: None, chains, pace }
     }
 
     pub fn n_stages(&self) -> usize {
@@ -297,6 +300,16 @@ impl LineTimes {
     /// The last stage took so long for the drafts that a ubatch brought.
     pub fn observe_drafts(&mut self, drafted: Drafted, us: Micros) {
         self.chains.observe(drafted, us);
+    }
+
+    /// A ubatch is back; `None`: one of which the last stage left something out.
+    pub fn observe_return(&mut self, returned: Option<Returned>) {
+        self.pace.observe(returned);
+    }
+
+    /// What each of several ubatches on the line takes of its pace beside the slowest stage's computing.
+    pub fn beside_stages(&self) -> f64 {
+        self.pace.beside_stages()
     }
 
     /// What it takes for such drafts.

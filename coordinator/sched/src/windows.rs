@@ -5,7 +5,7 @@
 //! first window's whole trip, and a step of the line for each further window that is right: of `w` rows at once that is
 //! `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight. What is in flight
 //! behind a wrong draft stands before its correction for `D * t(w) - L(w)`. A simulation of lines of two to eight stages
-//! agrees within 5 %. Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
+//! agrees within 5 %. With more than one ubatch on the line, `t` has what each takes beside the stages (`pace`). Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
 //! more step.
 //!
 //! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window. So `L` and
@@ -204,7 +204,9 @@ impl Sizing<'_> {
         let (w, d) = (f64::from(windows.rows), f64::from(windows.count));
         let n_groups = n_streams.min(self.spec.n_stages as u32);
         let [slowest, through] = self.of_windows(windows, drafts, n_streams);
-        let step = f64::from(n_groups) * slowest;
+        // Alone on the line, a ubatch has what is beside the stages in its trip.
+        let beside = if d * f64::from(n_groups) > 1.0 { self.times.beside_stages() } else { 0.0 };
+        let step = f64::from(n_groups) * (slowest + beside);
         let trip = (through + self.times.overhead()).max(step);
         let right = odds.powf(w);
         let stale = (d * step - trip).max(0.0);
