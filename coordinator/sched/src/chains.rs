@@ -30,6 +30,8 @@ struct Size {
 pub(super) struct Chains {
     sizes: [Size; N_SIZES],
     n_ubatches: u64,
+    /// What a step takes, as far as is known: less where little was seen, or nothing lately.
+    step_us: [f64; N_SIZES],
 }
 
 /// Drafts that a ubatch brought.
@@ -58,26 +60,24 @@ impl Chains {
     /// A ubatch is back, for whose drafts the last stage took so long.
     pub fn observe(&mut self, drafted: Drafted, us: Micros) {
         self.n_ubatches += 1;
-        if drafted.most == 0 {
-            return;
+        if drafted.most > 0 {
+            let size = &mut self.sizes[size_of(drafted.sequences)];
+            size.n = (size.n + 1.0).min(1.0 / RECENT);
+            size.us += (us as f64 / f64::from(drafted.most) - size.us) / size.n;
+            size.last = self.n_ubatches;
         }
-        let size = &mut self.sizes[size_of(drafted.sequences)];
-        size.n = (size.n + 1.0).min(1.0 / RECENT);
-        size.us += (us as f64 / f64::from(drafted.most) - size.us) / size.n;
-        size.last = self.n_ubatches;
+        let mut least = 0.0;
+        for (Size { n, us, last }, step_us) in self.sizes.iter().zip(&mut self.step_us) {
+            let n = n * (-((self.n_ubatches - last) as f64) / HALF_LIFE).exp2();
+            // More sequences take no less.
+            least = f64::max(least, us * n / (n + AS_THE_HOPE));
+            *step_us = least;
+        }
     }
 
-    /// Microseconds for so many drafts of each of so many sequences, as far as is known: less where little was seen, or
-    /// nothing lately.
+    /// Microseconds for so many drafts of each of so many sequences, as far as is known.
     pub fn of(&self, drafted: Drafted) -> f64 {
-        let known = |at: usize| {
-            let Size { n, us, last } = self.sizes[at];
-            let n = n * (-((self.n_ubatches - last) as f64) / HALF_LIFE).exp2();
-            us * n / (n + AS_THE_HOPE)
-        };
-        // More sequences take no less.
-        let step = (0..=size_of(drafted.sequences)).map(known).fold(0.0, f64::max);
-        step * f64::from(drafted.most)
+        self.step_us[size_of(drafted.sequences)] * f64::from(drafted.most)
     }
 }
 

@@ -34,6 +34,7 @@ pub(super) struct Pace {
     seen_at: u64,
     n_returned: u64,
     last: Option<Returned>,
+    beside_us: f64,
 }
 
 impl Pace {
@@ -41,26 +42,31 @@ impl Pace {
     pub fn observe(&mut self, returned: Option<Returned>) {
         self.n_returned += 1;
         let before = std::mem::replace(&mut self.last, returned);
-        let (Some(before), Some(returned)) = (before, returned) else { return };
-        let apart = returned.at.saturating_sub(before.at);
-        let sent_apart = returned.sent_at.saturating_sub(before.sent_at);
-        // It was sent before the other one was back, and did not come later for having been sent later.
-        if returned.sent_at >= before.at || sent_apart >= apart {
-            return;
+        if let Some(beside) = before.zip(returned).and_then(|(before, after)| beside(before, after))
+        {
+            self.n = (self.n + 1.0).min(1.0 / RECENT);
+            self.us += (beside - self.us) / self.n;
+            self.seen_at = self.n_returned;
         }
-        let beside = apart as f64 - returned.slowest_us as f64;
-        self.n = (self.n + 1.0).min(1.0 / RECENT);
-        self.us += (beside - self.us) / self.n;
-        self.seen_at = self.n_returned;
+        let age = (self.n_returned - self.seen_at) as f64;
+        let n = self.n * (-age / HALF_LIFE).exp2();
+        self.beside_us = (self.us * n / (n + AS_THE_HOPE)).max(0.0);
     }
 
     /// Microseconds of a ubatch's step beside the slowest stage's computing, as far as is known: less where little was seen,
     /// or nothing lately.
     pub fn beside_stages(&self) -> f64 {
-        let age = (self.n_returned - self.seen_at) as f64;
-        let n = self.n * (-age / HALF_LIFE).exp2();
-        (self.us * n / (n + AS_THE_HOPE)).max(0.0)
+        self.beside_us
     }
+}
+
+/// By how much longer than the slowest stage took for it a ubatch came back behind the one before it. `None` where that says
+/// nothing: it was sent when the other one was back, or came later for having been sent later.
+fn beside(before: Returned, after: Returned) -> Option<f64> {
+    let apart = after.at.saturating_sub(before.at);
+    let sent_apart = after.sent_at.saturating_sub(before.sent_at);
+    let says = after.sent_at < before.at && sent_apart < apart;
+    says.then(|| apart as f64 - after.slowest_us as f64)
 }
 
 #[cfg(test)]

@@ -131,6 +131,8 @@ struct StageFit {
     large: Option<Cost>,
     /// Of exactly 1, 2, .. rows.
     few: [Bucket; FEW_SIZES],
+    /// [`of_few`](Self::of_few) of 1, 2, .. rows: windows are chosen among many.
+    few_us: [f64; FEW_SIZES],
     /// Ubatches measured.
     n_seen: u64,
 }
@@ -138,7 +140,8 @@ struct StageFit {
 impl StageFit {
     fn new() -> Self {
         let (buckets, few) = ([Bucket::default(); N_BUCKETS], [Bucket::default(); FEW_SIZES]);
-        Self { buckets, all: DEFAULT_COST, many: None, large: None, few, n_seen: 0 }
+        let (all, few_us) = (DEFAULT_COST, [0.0; FEW_SIZES]);
+        Self { buckets, all, many: None, large: None, few, few_us, n_seen: 0 }
     }
 
     fn add(&mut self, rows: u32, us: f64) {
@@ -156,6 +159,13 @@ impl StageFit {
         let many = &self.buckets[bucket_of(FEW_ROWS) + 1..];
         self.many = if many.iter().filter(|b| b.n > 0.0).count() > 1 { fit(many) } else { None };
         self.large = fit(&self.buckets[bucket_of(LARGE_ROWS)..]);
+        for (rows, us) in (1..).zip(&mut self.few_us) {
+            let line = (1.0 - HOPE_OF_FEW) * self.all.of(rows);
+            let exact = self.few[rows as usize - 1];
+            let age = (self.n_seen - exact.last) as f64;
+            let n = exact.n.min(1.0 / RECENT) * (-age / (4.0 * HALF_LIFE)).exp2();
+            *us = (exact.us * n + line * EXACT_AS_THE_LINE) / (n + EXACT_AS_THE_LINE);
+        }
     }
 
     /// The line that `rows` rows are on.
@@ -186,17 +196,12 @@ impl StageFit {
         (near.max(0.0) * n + far * AS_THE_LINE) / (n + AS_THE_LINE)
     }
 
-    /// What exactly so many rows take: as measured lately, or else a little less than the line says. No fewer rows take
-    /// longer.
+    /// What exactly so many rows take: as measured lately, or else a little less than the line says.
     fn of_few(&self, rows: u32) -> f64 {
-        let of = |rows: u32| {
-            let line = (1.0 - HOPE_OF_FEW) * self.at(rows).of(rows);
-            let Some(exact) = self.few.get(rows as usize - 1) else { return line };
-            let age = (self.n_seen - exact.last) as f64;
-            let n = exact.n.min(1.0 / RECENT) * (-age / (4.0 * HALF_LIFE)).exp2();
-            (exact.us * n + line * EXACT_AS_THE_LINE) / (n + EXACT_AS_THE_LINE)
-        };
-        of(rows.max(1))
+        match self.few_us.get(rows.max(1) as usize - 1).filter(|_| self.n_seen > 0) {
+            Some(us) => *us,
+            None => (1.0 - HOPE_OF_FEW) * self.at(rows).of(rows),
+        }
     }
 
     /// Most rows that take no longer than `us`.
