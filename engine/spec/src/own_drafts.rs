@@ -6,7 +6,7 @@
 use brigade_shapes::KV_PAGE;
 
 use super::names::layer_of;
-use super::{LayerSpec, StateRoom, StateSpec};
+use super::{LayerSpec, NormKind, StateRoom, StateSpec};
 
 /// Positions of which the last stage keeps the hidden row for each sequence that a block reads: as many as windows in flight
 /// have rows at most, and the one before them.
@@ -30,6 +30,10 @@ pub struct DraftHeadSpec {
     pub layer: LayerSpec,
     /// Tensor of the weight of the norm behind it.
     pub norm: String,
+    /// Kind and epsilon of that norm, where they are not those of the norm before the model's head.
+    pub own_norm: Option<(NormKind, f32)>,
+    /// Part of the names of tensors of it that nobody reads.
+    pub unread: Option<&'static str>,
     /// Whether it has an embedding of its own; else it embeds as the model does.
     pub own_embedding: bool,
     /// Whether it has an output matrix of its own; else it has the model's.
@@ -81,6 +85,8 @@ impl OwnDraftsSpec {
 
     /// Whether a block reads a tensor that has the name of one of the file's layers.
     pub fn reads(&self, tensor: &str) -> bool {
-        layer_of(tensor).is_some_and(|layer| self.heads.iter().any(|head| head.in_file == layer))
+        let Some(layer) = layer_of(tensor) else { return false };
+        let is_read = |head: &DraftHeadSpec| !head.unread.is_some_and(|part| tensor.contains(part));
+        self.heads.iter().any(|head| head.in_file == layer && is_read(head))
     }
 }

@@ -1,6 +1,6 @@
 //! Loads a stage: its description, its weights, and room for its state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
-use super::own_drafts::OwnDrafts;
+use super::own_drafts::{OwnDrafts, draft_states, has_drafts, load_drafts};
 use super::rope::load_rope;
 use super::streams::StreamMatrices;
 use super::{BlockWeights, LoadedBlock, Stage};
@@ -28,7 +28,7 @@ use crate::sample::Sampler;
 use crate::spec::{
     ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, LayerSpec, ModelError,
     ModelSpec, NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD,
-    TOKEN_TYPES, layer_of, stage_tensors, stage_tensors_with_drafts,
+    TOKEN_TYPES, layer_of, own_draft_tensors, stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, ExpertsPlace, TensorSource, WeightLoader};
@@ -99,19 +99,23 @@ impl Stage {
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         let place = ExpertsPlace::new(&device, config.host_experts)?;
-        kept.retain_for((model_hash, device.home(), place), &spec, &layers);
+        let of_stage = (&layers, config.own_drafts);
+        kept.retain_for((model_hash, device.home(), place), &spec, of_stage);
         let mut loader = loader((model, &spec), &source, (&device, place), progress);
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
         let tensors = stage_tensors_with_drafts(model, &spec, &layers, config.own_drafts);
-        load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
-        let own_drafts = OwnDrafts::load(&spec, &source, &mut loader, &device, (&layers, &config))?;
+        load_weights((model, &spec), of_stage, &source, &mut loader, kept, &(0..0))?;
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
+        let of_drafts = match kept.drafts {
+            Some(_) => draft_states(&spec, &device, &config)?,
+            None => Vec::new(),
+        };
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();
@@ -128,6 +132,11 @@ impl Stage {
         }
         if let Some(Kept { tensors, part }) = kept.head.take() {
             (head, names.head) = (Some(part), tensors);
+        }
+        let mut own_drafts = None;
+        if let Some(Kept { tensors, part }) = kept.drafts.take() {
+            own_drafts = OwnDrafts::new(&spec, part, of_drafts, (&device, &config));
+            names.drafts = tensors;
         }
         let facts = facts::of(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
@@ -195,14 +204,14 @@ fn no_vocabulary() -> ConstraintError {
 
 impl KeptWeights {
     /// Loads what a stage of `layers` lacks that is built of a stage of the layers `has` ([`KeptWeights::absorb`]),
-    /// while that one still computes; with [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
+    /// while that one still computes; with [`StageConfig::own_drafts`] and [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
     ///
     /// # Errors
     /// As [`Stage::load`].
     pub fn load_ahead(
         described: &Described<'_>,
         source: Arc<dyn TensorSource>,
-        layers: Range<usize>,
+        (layers, own_drafts): (Range<usize>, bool),
         has: Range<usize>,
         (device, host_experts): (&Device, u32),
         progress: &mut dyn FnMut(u64),
@@ -211,18 +220,17 @@ impl KeptWeights {
         let mut ahead = Self::default();
         let place = ExpertsPlace::new(device, host_experts)?;
         let hash = blake3::hash(&model.header_bytes());
-        ahead.retain_for((hash, device.home(), place), spec, &layers);
+        ahead.retain_for((hash, device.home(), place), spec, (&layers, own_drafts));
         let mut loader = loader((model, spec), &source, (device, place), progress);
-        load_weights(model, spec, &layers, &source, &mut loader, &mut ahead, &has)?;
+        load_weights((model, spec), (&layers, own_drafts), &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
 }
 
 /// Loads into `kept` what a stage of `layers` lacks there, and what a stage of the layers `has` does not have either.
 fn load_weights(
-    model: &Gguf,
-    spec: &ModelSpec,
-    layers: &Range<usize>,
+    (model, spec): (&Gguf, &ModelSpec),
+    (layers, own_drafts): (&Range<usize>, bool),
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
     kept: &mut KeptWeights,
@@ -251,6 +259,14 @@ fn load_weights(
     if layers.end == spec.n_layer() && kept.head.is_none() && !has_last {
         let part = load_head(spec, loader)?;
         kept.head = Some(Kept { tensors: kept::head_tensors(model, spec), part });
+    }
+    if has_drafts(spec, layers, own_drafts) && kept.drafts.is_none() && !has_last {
+        let part = load_drafts(spec, source, loader)?;
+        let tensors = own_draft_tensors(model, spec);
+        let in_file: BTreeSet<_> = tensors.iter().filter_map(|t| layer_of(&t.name)).collect();
+        in_file.into_iter().for_each(|layer| release(source.as_ref(), &tensors, Some(layer)));
+        let tensors = tensors.into_iter().map(|tensor| tensor.name.clone()).collect();
+        kept.drafts = Some(Kept { tensors, part });
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::spec::Reads;
 use crate::state::{PartRows, Sequences};
 
 /// A loaded block.
-pub(super) struct DraftBlock {
+pub(in crate::stage) struct DraftBlock {
     pub(super) embedding: Embedding,
     /// Of embedded rows, and of hidden ones.
     pub(super) norms: [Norm; 2],

@@ -23,38 +23,63 @@ use crate::state::{BlockState, Sequences};
 use crate::weights::{TensorSource, WeightLoader};
 
 impl OwnDrafts {
-    /// The blocks of a model that has some, with room for their entries, for a last stage that is to have them.
-    pub(in crate::stage) fn load(
+    /// The blocks with room for their entries, in `states` as [`draft_states`] makes them.
+    pub(in crate::stage) fn new(
         spec: &ModelSpec,
-        source: &Arc<dyn TensorSource>,
-        loader: &mut WeightLoader<'_>,
-        device: &Device,
-        (layers, config): (&Range<usize>, &StageConfig),
-    ) -> Result<Option<Self>, ModelError> {
-        let is_wanted = config.own_drafts && layers.end == spec.n_layer();
-        let Some(drafts) = spec.own_drafts.as_ref().filter(|_| is_wanted) else { return Ok(None) };
-        // A window is attended with, and all pages are kept: entries may be written over anywhere.
-        let room = StateRoom { windows: false, ..room(config) };
-        let mut blocks = Vec::new();
-        for (i, head) in drafts.heads.iter().enumerate() {
-            let mut block = load_block(spec, (i, head), source, loader)?;
-            for loaded in &mut block.blocks {
-                loaded.state = BlockState::new(device, &loaded.spec.kind, &room)?;
-            }
-            blocks.push(block);
-        }
-        let n_slots = room.n_slots as usize;
-        Ok(Some(Self {
+        mut blocks: Vec<DraftBlock>,
+        states: Vec<BlockState>,
+        (device, config): (&Device, &StageConfig),
+    ) -> Option<Self> {
+        let drafts = spec.own_drafts.as_ref()?;
+        let of_blocks = blocks.iter_mut().flat_map(|block| &mut block.blocks);
+        of_blocks.zip(states).for_each(|(block, state)| block.state = state);
+        let n_slots = config.n_slots;
+        Some(Self {
             depth: drafts.depth(MAX_DRAFTED),
             reads: drafts.reads,
             n_ctx: spec.max_positions().unwrap_or(u32::MAX).min(config.n_ctx),
             ring: Ring::new(device, n_slots, spec.n_embd),
             readings: Readings::default(),
-            seen: Sequences::new(n_slots, room.n_blocks, Prefixes::All, false),
+            seen: Sequences::new(n_slots, config.n_blocks, Prefixes::All, false),
             watched: None,
             blocks,
-        }))
+        })
     }
+
+    /// Their weights alone.
+    pub(in crate::stage) fn into_blocks(mut self) -> Vec<DraftBlock> {
+        let blocks = self.blocks.iter_mut().flat_map(|block| &mut block.blocks);
+        blocks.for_each(|block| block.state = BlockState::None);
+        self.blocks
+    }
+}
+
+/// Whether a stage of `layers` is to have the model's blocks of drafts.
+pub(in crate::stage) fn has_drafts(spec: &ModelSpec, layers: &Range<usize>, wanted: bool) -> bool {
+    wanted && layers.end == spec.n_layer() && spec.own_drafts.is_some()
+}
+
+/// Room for the entries of all blocks, in order.
+pub(in crate::stage) fn draft_states(
+    spec: &ModelSpec,
+    device: &Device,
+    config: &StageConfig,
+) -> Result<Vec<BlockState>, ModelError> {
+    // A window is attended with, and all pages are kept: entries may be written over anywhere.
+    let room = StateRoom { windows: false, ..room(config) };
+    let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
+    let blocks = heads.flat_map(|head| &head.layer.blocks);
+    blocks.map(|block| BlockState::new(device, &block.kind, &room)).collect()
+}
+
+/// The weights of all blocks.
+pub(in crate::stage) fn load_drafts(
+    spec: &ModelSpec,
+    source: &Arc<dyn TensorSource>,
+    loader: &mut WeightLoader<'_>,
+) -> Result<Vec<DraftBlock>, ModelError> {
+    let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
+    heads.enumerate().map(|of| load_block(spec, of, source, loader)).collect()
 }
 
 /// The weights of block `i`.
@@ -70,9 +95,10 @@ fn load_block(
     let embedding = if head.own_embedding { name("embed_tokens") } else { TOKEN_EMBD.to_owned() };
     let embedding = loader.reference(&embedding, &[n_embd, n_vocab])?;
     let embedding = Embedding::new(source.clone(), embedding, n_embd, n_vocab)?;
-    let mut norm = |name: &str| Norm::load(loader, spec.skeleton.norm, name, n_embd, eps);
-    let norms = [norm(&name("enorm"))?, norm(&name("hnorm"))?];
-    let head_norm = norm(&head.norm)?;
+    let usual = (spec.skeleton.norm, eps);
+    let mut norm = |name: &str, (kind, eps)| Norm::load(loader, kind, name, n_embd, eps);
+    let norms = [norm(&name("enorm"), usual)?, norm(&name("hnorm"), usual)?];
+    let head_norm = norm(&head.norm, head.own_norm.unwrap_or(usual))?;
     let join = Linear::matrix(loader, &name("eh_proj"), n_embd, 2 * n_embd)?;
     let output = match head.own_output {
         true => Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?),
@@ -114,7 +140,9 @@ fn loaded(
 /// The first tensor that is missing, misshapen, of an unsupported type, or unknown: the model runs without the blocks.
 pub fn check_own_drafts(described: &Described<'_>) -> Result<(), ModelError> {
     let Described { model, spec } = described;
-    let Some(drafts) = &spec.own_drafts else { return Ok(()) };
+    if spec.own_drafts.is_none() {
+        return Ok(());
+    }
     let device = Device::cpu(kernels::select(None)?, 1, None)?;
     let source: Arc<dyn TensorSource> = Arc::new(Nothing);
     let mut no_progress = |_| {};
@@ -122,8 +150,6 @@ pub fn check_own_drafts(described: &Described<'_>) -> Result<(), ModelError> {
         .sharing(source.clone())
         .with_switched(switched(spec))
         .hollow();
-    for (i, head) in drafts.heads.iter().enumerate() {
-        load_block(spec, (i, head), &source, &mut loader)?;
-    }
+    load_drafts(spec, &source, &mut loader)?;
     loader.finish(&own_draft_tensors(model, spec))
 }

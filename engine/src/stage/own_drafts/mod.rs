@@ -11,6 +11,8 @@ mod on_stage;
 mod readings;
 mod ring;
 
+use std::ops::Range;
+
 use super::head::Head;
 use crate::batch::{SeqOp, SlotId, UBatch};
 use crate::block::RowAdapters;
@@ -18,11 +20,13 @@ use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{KV_PAGE, RopeParams};
 use crate::spec::DraftInput;
 use crate::state::{Applied, PartRows, Sequence, Sequences, StateAction};
-use block::{DraftBlock, Input};
+use block::Input;
 use readings::{Readings, Step};
 use ring::{Ring, copy_rows};
 
+pub(super) use block::DraftBlock;
 pub use load::check_own_drafts;
+pub(super) use load::{draft_states, has_drafts, load_drafts};
 pub(super) use on_stage::LeftRows;
 
 /// The blocks with what they remember.
@@ -84,6 +88,20 @@ impl OwnDrafts {
     /// Keeps the logits of all rows from here on, or no longer; gives those since then.
     pub(super) fn watch(&mut self, is_on: bool) -> Vec<DraftRow> {
         std::mem::replace(&mut self.watched, is_on.then(Vec::new)).unwrap_or_default()
+    }
+
+    /// The entries that blocks made of the rows of a sequence, and their positions.
+    pub(super) fn entries(
+        &self,
+        sequences: &Sequences,
+        slot: SlotId,
+    ) -> Option<(Range<u32>, Vec<Vec<u8>>)> {
+        let (sequence, made) = (sequences.get(slot)?, self.readings.entries(slot)?);
+        let blocks = sequence.blocks.get(made.start as usize / KV_PAGE..)?.into();
+        let len = made.end.checked_sub(made.start)?;
+        let seen = Sequence { len, sure: len, plane: slot, blocks, ..sequence.clone() };
+        let states = self.blocks.iter().flat_map(|block| &block.blocks);
+        Some((made, states.filter_map(|block| block.state.read(&seen)).collect()))
     }
 
     /// Follows the ops of a ubatch, which have been applied.

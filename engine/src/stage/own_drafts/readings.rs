@@ -169,6 +169,12 @@ impl Readings {
         self.0.get(&slot)?.base
     }
 
+    /// The positions whose entries were made of rows that were read.
+    pub(super) fn entries(&self, slot: SlotId) -> Option<Range<u32>> {
+        let reading = self.0.get(&slot)?;
+        reading.base.map(|base| base..reading.read)
+    }
+
     /// The first entry's position, if a token at `pos` can be read behind all that is before it.
     pub(super) fn base_for(&self, slot: SlotId, pos: u32) -> Option<u32> {
         let reading = self.0.get(&slot)?;
