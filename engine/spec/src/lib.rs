@@ -60,7 +60,7 @@ pub use names::{
     POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 pub use ngram::{NgramHead, NgramSpec};
-pub use own_drafts::{DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec};
+pub use own_drafts::{DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec, SPARE_KEYS};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,

@@ -12,6 +12,10 @@ use super::{LayerSpec, NormKind, StateRoom, StateSpec};
 /// have rows at most, and the one before them.
 pub const KEPT_HIDDEN: usize = 65;
 
+/// Keys that a block with a window remembers besides those that a row sees: more than the rows of windows in flight and the
+/// drafts behind them, all of which may be taken back.
+pub const SPARE_KEYS: usize = 128;
+
 /// What drafts tokens behind a model's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnDraftsSpec {
@@ -47,6 +51,19 @@ pub enum DraftInput {
     Normed,
     /// The residual stream behind the last layer.
     Stream,
+    /// All residual streams behind the last layer, of which there are so many: one row after the other.
+    Streams(usize),
+}
+
+impl DraftInput {
+    /// Residual streams that a block has.
+    #[inline]
+    pub fn n_streams(self) -> usize {
+        match self {
+            Self::Normed | Self::Stream => 1,
+            Self::Streams(n) => n,
+        }
+    }
 }
 
 impl OwnDraftsSpec {
@@ -76,11 +93,24 @@ impl OwnDraftsSpec {
         }
     }
 
-    /// Bytes that all blocks and the hidden rows, `n_embd` wide, take on the last stage with this room.
+    /// Bytes of a sequence besides pages: its hidden rows, of a model `n_embd` wide, and what blocks remember in slots.
+    pub fn bytes_per_sequence(&self, n_embd: usize) -> usize {
+        let blocks = self.heads.iter().flat_map(|head| &head.layer.blocks);
+        let in_slots: usize = blocks.map(|block| block.kind.state().bytes_per_sequence()).sum();
+        KEPT_HIDDEN * self.reads.n_streams() * n_embd * size_of::<f32>() + in_slots
+    }
+
+    /// Bytes that all blocks and the hidden rows, of a model `n_embd` wide, take on the last stage with this room.
     pub fn state_bytes(&self, n_embd: usize, room: &StateRoom) -> u64 {
-        let rows = room.n_slots as usize * KEPT_HIDDEN * n_embd * size_of::<f32>();
+        let of_slots = room.n_slots as usize * self.bytes_per_sequence(n_embd);
         let page = KV_PAGE * self.state().bytes_per_token(room.kv_type);
-        self.n_blocks() as u64 * u64::from(room.n_blocks) * page as u64 + rows as u64
+        self.n_blocks() as u64 * u64::from(room.n_blocks) * page as u64 + of_slots as u64
+    }
+
+    /// Whether a block keeps entries of the last positions only.
+    pub fn has_rings(&self) -> bool {
+        let mut blocks = self.heads.iter().flat_map(|head| &head.layer.blocks);
+        blocks.any(|block| matches!(block.kind.state(), StateSpec::Slot { .. }))
     }
 
     /// Whether a block reads a tensor that has the name of one of the file's layers.

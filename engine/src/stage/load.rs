@@ -529,7 +529,7 @@ fn load_mix(
 }
 
 /// What the head reads of the streams or of what they were.
-fn load_head_mix(
+pub(super) fn load_head_mix(
     spec: &ModelSpec,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Option<Mix>, ModelError> {

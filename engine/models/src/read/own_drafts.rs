@@ -2,7 +2,7 @@
 
 use brigade_spec::{
     BlockKind, DraftHeadSpec, DraftInput, LayerSpec, ModelError, ModelSpec, OUTPUT_NORM,
-    OwnDraftsSpec, StateSpec,
+    OwnDraftsSpec, SPARE_KEYS, StateSpec,
 };
 
 use super::hparams::Hparams;
@@ -50,11 +50,13 @@ pub(crate) fn with_blocks(
         Err(error) => return ModelSpec { own_drafts_refused: Some(error.to_string()), ..spec },
     };
     let drafts = OwnDraftsSpec { heads, reads };
-    let of_pages =
-        |kind: &BlockKind| matches!(kind.state(), StateSpec::Paged { .. } | StateSpec::None);
-    let mut kinds = drafts.heads.iter().flat_map(|head| &head.layer.blocks);
     // Only what is kept position by position can be written over.
-    let own_drafts = kinds.all(|block| of_pages(&block.kind)).then_some(drafts);
+    let by_position = |kind: &BlockKind| match kind {
+        BlockKind::Compressed(window) => window.entries.is_none() && window.spare >= SPARE_KEYS,
+        kind => matches!(kind.state(), StateSpec::Paged { .. } | StateSpec::None),
+    };
+    let mut kinds = drafts.heads.iter().flat_map(|head| &head.layer.blocks);
+    let own_drafts = kinds.all(|block| by_position(&block.kind)).then_some(drafts);
     ModelSpec { own_drafts, ..spec }
 }
 

@@ -12,15 +12,19 @@ use crate::block::{Embedding, Linear};
 use crate::device::Device;
 use crate::kernels;
 use crate::spec::{
-    Described, DraftHeadSpec, LayerSpec, ModelError, ModelSpec, Prefixes, StateRoom, TOKEN_EMBD,
-    own_draft_tensors,
+    Described, DraftHeadSpec, DraftInput, KEPT_HIDDEN, LayerSpec, ModelError, ModelSpec, Prefixes,
+    SPARE_KEYS, StateRoom, TOKEN_EMBD, own_draft_tensors,
 };
+use crate::stage::block_input::BlockInput;
 use crate::stage::check::Nothing;
-use crate::stage::load::{StageConfig, load_blocks, room, switched};
+use crate::stage::load::{StageConfig, load_blocks, load_head_mix, room, switched};
 use crate::stage::norm::Norm;
 use crate::stage::{BlockWeights, LoadedBlock};
 use crate::state::{BlockState, Sequences};
 use crate::weights::{TensorSource, WeightLoader};
+
+// What is read or drafted behind a position that is gone back to leaves the window before that one alone.
+const _: () = assert!(SPARE_KEYS > KEPT_HIDDEN + MAX_DRAFTED);
 
 impl OwnDrafts {
     /// The blocks with room for their entries, in `states` as [`draft_states`] makes them.
@@ -38,7 +42,8 @@ impl OwnDrafts {
             depth: drafts.depth(MAX_DRAFTED),
             reads: drafts.reads,
             n_ctx: spec.max_positions().unwrap_or(u32::MAX).min(config.n_ctx),
-            ring: Ring::new(device, n_slots, spec.n_embd),
+            has_rings: drafts.has_rings(),
+            ring: Ring::new(device, n_slots, spec.n_embd * drafts.reads.n_streams()),
             readings: Readings::default(),
             seen: Sequences::new(n_slots, config.n_blocks, Prefixes::All, false),
             watched: None,
@@ -78,14 +83,15 @@ pub(in crate::stage) fn load_drafts(
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<DraftBlock>, ModelError> {
-    let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
-    heads.enumerate().map(|of| load_block(spec, of, source, loader)).collect()
+    let Some(drafts) = &spec.own_drafts else { return Ok(Vec::new()) };
+    let heads = drafts.heads.iter().enumerate();
+    heads.map(|(i, head)| load_block(spec, (i, head, drafts.reads), source, loader)).collect()
 }
 
 /// The weights of block `i`.
 fn load_block(
     spec: &ModelSpec,
-    (i, head): (usize, &DraftHeadSpec),
+    (i, head, reads): (usize, &DraftHeadSpec, DraftInput),
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
 ) -> Result<DraftBlock, ModelError> {
@@ -99,6 +105,11 @@ fn load_block(
     let mut norm = |name: &str, (kind, eps)| Norm::load(loader, kind, name, n_embd, eps);
     let norms = [norm(&name("enorm"), usual)?, norm(&name("hnorm"), usual)?];
     let head_norm = norm(&head.norm, head.own_norm.unwrap_or(usual))?;
+    let mix = match reads {
+        DraftInput::Streams(_) => load_head_mix(spec, loader)?,
+        DraftInput::Normed | DraftInput::Stream => None,
+    };
+    let head_read = BlockInput::new(Some(head_norm), mix);
     let join = Linear::matrix(loader, &name("eh_proj"), n_embd, 2 * n_embd)?;
     let output = match head.own_output {
         true => Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?),
@@ -111,7 +122,8 @@ fn load_block(
     loader.at_layer(usize::MAX);
     let weights = load_blocks(spec, &head.layer, (layer, &stem), loader)?;
     let blocks = loaded(&head.layer, layer, weights).collect();
-    Ok(DraftBlock { embedding, norms, join, blocks, head_norm, output })
+    let n_streams = reads.n_streams();
+    Ok(DraftBlock { embedding, norms, join, blocks, head_read, n_streams, output })
 }
 
 /// The blocks of a layer behind the model's, with `weights` and without states.

@@ -169,6 +169,11 @@ impl Readings {
         self.0.get(&slot)?.base
     }
 
+    /// Positions of a sequence that is read; 0 of any other.
+    pub(super) fn len(&self, slot: SlotId) -> u32 {
+        self.0.get(&slot).map_or(0, |reading| reading.len)
+    }
+
     /// The positions whose entries were made of rows that were read.
     pub(super) fn entries(&self, slot: SlotId) -> Option<Range<u32>> {
         let reading = self.0.get(&slot)?;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    Ahead, BlockId, DraftedToken, MAX_DRAFTED, Planes, RowOutput, RowValue, SampledToken,
-    SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, Want,
+    Ahead, BlockId, MAX_DRAFTED, Planes, RowOutput, RowValue, SampledToken, SamplerSetup,
+    SamplingParams, SeqOp, SeqPart, SlotId, Want,
 };
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::stage::{DraftRow, check_own_drafts};
@@ -187,13 +187,14 @@ fn window(
     SeqPart { slot: SlotId(0), pos, tokens, want: Want::Verify, mu: None, ahead }
 }
 
-/// Greedy or seeded tokens behind a prompt; where `drafts` are wanted, each window has those of the one before. How many of
-/// them were right, and how many there were.
+/// Greedy or seeded tokens behind a prompt; where `drafts` are wanted, each window has those of the one before. As blocks of
+/// random weights are hardly ever right, so many of each window's are taken from the `truth` instead, as its number says.
+/// How many were right, and how many there were.
 fn generated(
     line: &mut Line,
     (prompt, n): (&[u32], usize),
     temperature: f32,
-    drafts: u32,
+    (drafts, truth): (u32, &[u32]),
 ) -> (Vec<u32>, [usize; 2]) {
     let slot = SlotId(0);
     let mut states = States::of(line);
@@ -203,15 +204,17 @@ fn generated(
     first.ahead.iter_mut().for_each(|ahead| ahead.planes = states.here());
     let mut rows = line.run(ops, vec![first]);
     let (mut text, mut counts, mut at) = (Vec::new(), [0, 0], prompt.len() as u32);
-    let (mut guessed, mut sent): (Vec<DraftedToken>, Vec<u32>) = (Vec::new(), Vec::new());
-    loop {
+    let (mut guessed, mut sent): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
+    for round in 0.. {
         let is_drawn = |row: &RowOutput| matches!(row.value, RowValue::Sampled(_));
         let drawn: Vec<_> = rows.drain(..).filter(is_drawn).map(into_token).collect();
         let right = drawn.len() - 1;
         counts = [counts[0] + right, counts[1] + guessed.len()];
         text.extend(drawn.iter().map(|token| token.id));
         let wrong = guessed.len() - right;
-        guessed = drawn.last().unwrap().drafted.clone();
+        guessed = drawn.last().unwrap().drafted.iter().map(|draft| draft.id).collect();
+        let from_truth = truth[text.len().min(truth.len())..].iter().take(round % 4);
+        guessed.iter_mut().zip(from_truth).for_each(|(guess, truth)| *guess = *truth);
         if text.len() >= n {
             break;
         }
@@ -228,8 +231,8 @@ fn generated(
         };
         at = sure - known.len() as u32;
         let back = back.map(|(len, planes)| SeqOp::Truncate { slot, len, planes });
-        let guesses = guessed.iter().map(|draft| draft.id);
-        sent = known.iter().copied().chain(text.last().copied()).chain(guesses).collect();
+        let new = text.last().copied().into_iter().chain(guessed.iter().copied());
+        sent = known.iter().copied().chain(new).collect();
         let part = match drafts {
             0 => SeqPart { ahead: None, ..part(0, at, &sent, Want::Sample, 0) },
             _ => window((at, sent.clone()), known.len(), states.next(), drafts),
@@ -247,12 +250,17 @@ fn drafts_change_no_token() {
         let path = entry.synth.make();
         let open = |config| Line::open(&path, &config);
         for temperature in [0.0, 0.8] {
-            let plain = generated(&mut open(LineConfig::default()), (prompt, 90), temperature, 0);
+            let plain = &mut open(LineConfig::default());
+            let (truth, _) = generated(plain, (prompt, 93), temperature, (0, &[]));
             for cuts in [vec![], vec![2], vec![1, 3]] {
                 let mut line = open(LineConfig { cuts, ..drafting() });
-                let (text, [right, all]) = generated(&mut line, (prompt, 90), temperature, 3);
-                assert_eq!(text, plain.0, "{name} at {temperature}");
-                assert!(all > 0, "{name} at {temperature}");
+                let wanted = (3, &truth[..]);
+                let (text, [right, all]) = generated(&mut line, (prompt, 90), temperature, wanted);
+                assert_eq!(text, truth[..90], "{name} at {temperature}");
+                assert!(
+                    (10..all - 10).contains(&right),
+                    "{name} at {temperature}: {right} of {all}"
+                );
                 println!("{name} at {temperature}: {right} of {all} drafts right");
             }
         }
@@ -279,7 +287,9 @@ fn entries_are_those_of_a_sequence_without_drafts_or_grafts() {
             let (before, rest) = (&tokens[..len], &tokens[len..len + 4]);
             let (wanted, whole) = of_nothing_else(&path, &tokens[..len + 4]);
             let (range, bytes) = whole.as_ref().unwrap();
-            assert_eq!((range, bytes.is_empty()), (&(0..len as u32 + 4), false), "{name} at {len}");
+            assert_eq!(range, &(0..len as u32 + 4), "{name} at {len}");
+            // What lies in rings holds more than rows see: there drafts alone say that it is the same.
+            assert_eq!(bytes.is_empty(), entry.synth.arch == "deepseek4", "{name} at {len}");
             let mut line = Line::open(&path, &drafting());
             let states = States::of(&mut line);
             let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
