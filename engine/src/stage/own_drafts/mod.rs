@@ -103,7 +103,7 @@ impl OwnDrafts {
         let len = made.end.checked_sub(made.start)?;
         let seen = Sequence { len, sure: len, plane: slot, blocks, ..sequence.clone() };
         let states = self.blocks.iter().flat_map(|block| &block.blocks);
-        let states = states.filter(|block| block.state.paged().is_some());
+        let states = states.filter(|block| block.state.paged() == Some(true));
         Some((made, states.filter_map(|block| block.state.read(&seen)).collect()))
     }
 
@@ -139,10 +139,10 @@ impl OwnDrafts {
             let states = self.blocks.iter_mut().flat_map(|block| &mut block.blocks);
             for block in states {
                 match block.state.paged() {
-                    Some(_) => {
+                    Some(true) => {
                         pages.iter().for_each(|(src, dst)| block.state.kv().copy_page(*src, *dst));
                     }
-                    None => block.state.copy_slot(*src, *dst),
+                    _ => block.state.copy_slot(*src, *dst),
                 }
             }
         }
