@@ -456,9 +456,26 @@ fn a_sequence_that_was_not_read_begins_anew_at_a_page() {
     assert_eq!((token.drafted.len(), rows[0].pos), (4, 192));
 }
 
+fn what_a_ring_has_lost_begins_anew() {
+    let tokens: Vec<u32> = tokens().iter().cycle().take(240).copied().collect();
+    let mut line = Line::open(&model("deepseek4"), &drafting());
+    let states = States::of(&mut line);
+    let mut open = part(0, 0, &tokens[..70], Want::Sample, 4);
+    open.ahead.iter_mut().for_each(|ahead| ahead.planes = states.here());
+    line.run(vec![Line::open_slot(0, Some(setup(0.0))), draft(0)], vec![open]);
+    // More rows than any window has are taken back: keys that rows see may be gone.
+    let long = window((70, tokens[70..200].to_vec()), 0, states.next(), 3);
+    line.run(Vec::new(), vec![long]);
+    let back = SeqOp::Truncate { slot: SlotId(0), len: 70, planes: states.here() };
+    let (token, rows) = go_on(&mut line, vec![back], 0, (70, &tokens[70..110]));
+    assert!(token.drafted.is_empty() && rows.is_empty());
+    let (token, rows) = go_on(&mut line, Vec::new(), 0, (110, &tokens[110..200]));
+    assert_eq!((token.drafted.len(), rows[0].pos), (4, 128));
+}
+
 fn snapshots_are_the_same_with_and_without_blocks_that_read() {
     let prompt = &tokens()[..40];
-    for name in ["mimo2", "glm4moe", "qwen35"] {
+    for name in ["mimo2", "glm4moe", "qwen35", "deepseek4"] {
         let state = |drafts: u32| {
             let mut line = Line::open(
                 &model(name),
@@ -499,6 +516,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         copies_at_every_length_draft_as_if_there_were_none,
         what_waits_is_copied_and_drafted_from_as_if_it_had_been_read,
         a_sequence_that_was_not_read_begins_anew_at_a_page,
+        what_a_ring_has_lost_begins_anew,
         snapshots_are_the_same_with_and_without_blocks_that_read,
         headers_of_all_blocks_pass_and_stages_say_how_far_they_draft;
 ];
