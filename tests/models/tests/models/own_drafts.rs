@@ -267,11 +267,11 @@ fn drafts_change_no_token() {
     });
 }
 
+/// Positions of entries, and the entries of each block.
+type Entries = Option<(Range<u32>, Vec<Vec<u8>>)>;
+
 /// What a block made of `tokens`, and what it drafts behind them, if nothing else happens.
-fn of_nothing_else(
-    path: &Path,
-    tokens: &[u32],
-) -> (SampledToken, Option<(Range<u32>, Vec<Vec<u8>>)>) {
+fn of_nothing_else(path: &Path, tokens: &[u32]) -> (SampledToken, Entries) {
     let mut line = Line::open(path, &drafting());
     let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
     let (token, _) = go_on(&mut line, open, 0, (0, tokens));
