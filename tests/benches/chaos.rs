@@ -4,7 +4,7 @@
 //!
 //!     cargo bench -p brigade-tests --bench chaos -- --kills 300 --model llama,granitehybrid,kimi-linear:tiny-moe
 //!
-//! A model may be a file, such as one with a trained block of drafts: `--model coordinator/assets/demo-drafts.gguf`. How many of
+//! A model may be a file, such as one with a trained block of drafts: `--model ../coordinator/assets/demo-drafts.gguf`. How many of
 //! its own drafts were right is printed behind its row.
 //!
 //! Ends with an error if a stream was lost or got other bytes. `--checkpoint buddy` has the line take copies of states.
@@ -191,10 +191,8 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
 /// A row of the table; whether all went well.
 fn run(model: &str, options: &Options) -> bool {
     let is_file = model.ends_with(".gguf");
-    let (arch, size) = match is_file {
-        true => (model.rsplit('/').next().unwrap(), ""),
-        false => model.split_once(':').unwrap_or((model, options.size.as_str())),
-    };
+    let size = if is_file { "" } else { options.size.as_str() };
+    let (arch, size) = model.split_once(':').unwrap_or((model, size));
     let path = if is_file { PathBuf::from(model) } else { synth(arch, size) };
     let mut workers: Vec<Worker> = (0..WORKERS).map(|_| Worker::start()).collect();
     let addresses: Vec<String> = workers.iter().map(|w| w.proxy.address.to_string()).collect();
@@ -251,13 +249,10 @@ fn run(model: &str, options: &Options) -> bool {
     println!("drafts of the model's own block that were right: {}", right_drafts(&server));
     drop(server);
     let well = lost == 0 && different == 0;
-    if well && options.log.is_none() {
-        std::fs::remove_file(&log).unwrap();
-    } else {
+    let made = [(&log, well && options.log.is_none()), (&path, !is_file)];
+    made.iter().filter(|(_, goes)| *goes).for_each(|(file, _)| std::fs::remove_file(file).unwrap());
+    if log.exists() {
         println!("the coordinator's log: {}", log.display());
-    }
-    if !is_file {
-        std::fs::remove_file(path).unwrap();
     }
     well
 }

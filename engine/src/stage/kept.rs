@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
-use super::own_drafts::{DraftBlock, has_drafts};
+use super::own_drafts::DraftBlock;
 use super::{BlockWeights, Stage};
 use crate::device::Home;
 use crate::gguf::Gguf;
@@ -77,7 +77,7 @@ impl KeptWeights {
         self.layers.retain(|layer, _| layers.contains(layer));
         self.embedding.take_if(|_| layers.start > 0);
         self.head.take_if(|_| layers.end < spec.n_layer());
-        self.drafts.take_if(|_| !has_drafts(spec, layers, own_drafts));
+        self.drafts.take_if(|_| !own_drafts || !spec.may_draft(layers));
     }
 
     /// Lets go of layers whose experts are to lie elsewhere than they do.

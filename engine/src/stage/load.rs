@@ -14,7 +14,7 @@ use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
-use super::own_drafts::{OwnDrafts, draft_states, has_drafts, load_drafts};
+use super::own_drafts::OwnDrafts;
 use super::rope::load_rope;
 use super::streams::StreamMatrices;
 use super::{BlockWeights, LoadedBlock, Stage};
@@ -112,10 +112,9 @@ impl Stage {
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
-        let of_drafts = match kept.drafts {
-            Some(_) => draft_states(&spec, &device, &config)?,
-            None => Vec::new(),
-        };
+        let has_drafts = kept.drafts.is_some();
+        let of_drafts = has_drafts.then(|| OwnDrafts::states(&spec, &device, &config));
+        let of_drafts = of_drafts.transpose()?.unwrap_or_default();
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();
@@ -126,18 +125,11 @@ impl Stage {
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
         let rows = config.control_vectors.as_ref().map_or(&[][..], |vectors| &vectors.rows);
         steer(&mut blocks, layers.start, rows, spec.n_embd);
-        let (mut embedding, mut head) = (None, None);
-        if let Some(Kept { tensors, part }) = kept.embedding.take() {
-            (embedding, names.embedding) = (Some(part), tensors);
-        }
-        if let Some(Kept { tensors, part }) = kept.head.take() {
-            (head, names.head) = (Some(part), tensors);
-        }
-        let mut own_drafts = None;
-        if let Some(Kept { tensors, part }) = kept.drafts.take() {
-            own_drafts = OwnDrafts::new(&spec, part, of_drafts, (&device, &config));
-            names.drafts = tensors;
-        }
+        let embedding = taken(&mut kept.embedding, &mut names.embedding);
+        let head = taken(&mut kept.head, &mut names.head);
+        let own_drafts = taken(&mut kept.drafts, &mut names.drafts);
+        let own_drafts = own_drafts
+            .and_then(|blocks| OwnDrafts::new(&spec, blocks, of_drafts, (&device, &config)));
         let facts = facts::of(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
@@ -164,6 +156,13 @@ impl Stage {
             n_reading: 0,
         })
     }
+}
+
+/// A part out of what is kept; `names` get those of its tensors.
+fn taken<T>(kept: &mut Option<Kept<T>>, names: &mut Vec<String>) -> Option<T> {
+    let Kept { tensors, part } = kept.take()?;
+    *names = tensors;
+    Some(part)
 }
 
 /// Hands out tensors, with experts where they shall lie.
@@ -260,8 +259,8 @@ fn load_weights(
         let part = load_head(spec, loader)?;
         kept.head = Some(Kept { tensors: kept::head_tensors(model, spec), part });
     }
-    if has_drafts(spec, layers, own_drafts) && kept.drafts.is_none() && !has_last {
-        let part = load_drafts(spec, source, loader)?;
+    if own_drafts && spec.may_draft(layers) && kept.drafts.is_none() && !has_last {
+        let part = OwnDrafts::load_all(spec, source, loader)?;
         let tensors = own_draft_tensors(model, spec);
         let in_file: BTreeSet<_> = tensors.iter().filter_map(|t| layer_of(&t.name)).collect();
         in_file.into_iter().for_each(|layer| release(source.as_ref(), &tensors, Some(layer)));

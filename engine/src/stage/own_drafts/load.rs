@@ -1,6 +1,5 @@
 //! Loads the blocks of drafts.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::OwnDrafts;
@@ -27,7 +26,7 @@ use crate::weights::{TensorSource, WeightLoader};
 const _: () = assert!(SPARE_KEYS > KEPT_HIDDEN + MAX_DRAFTED);
 
 impl OwnDrafts {
-    /// The blocks with room for their entries, in `states` as [`draft_states`] makes them.
+    /// The blocks with room for their entries, in `states` as [`OwnDrafts::states`] makes them.
     pub(in crate::stage) fn new(
         spec: &ModelSpec,
         mut blocks: Vec<DraftBlock>,
@@ -51,41 +50,36 @@ impl OwnDrafts {
         })
     }
 
+    /// Room for the entries of all blocks of a model, in order.
+    pub(in crate::stage) fn states(
+        spec: &ModelSpec,
+        device: &Device,
+        config: &StageConfig,
+    ) -> Result<Vec<BlockState>, ModelError> {
+        // A window is attended with, and all pages are kept: entries may be written over anywhere.
+        let room = StateRoom { windows: false, ..room(config) };
+        let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
+        let blocks = heads.flat_map(|head| &head.layer.blocks);
+        blocks.map(|block| BlockState::new(device, &block.kind, &room)).collect()
+    }
+
+    /// The weights of all blocks of a model.
+    pub(in crate::stage) fn load_all(
+        spec: &ModelSpec,
+        source: &Arc<dyn TensorSource>,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Vec<DraftBlock>, ModelError> {
+        let Some(drafts) = &spec.own_drafts else { return Ok(Vec::new()) };
+        let heads = drafts.heads.iter().enumerate();
+        heads.map(|(i, head)| load_block(spec, (i, head, drafts.reads), source, loader)).collect()
+    }
+
     /// Their weights alone.
     pub(in crate::stage) fn into_blocks(mut self) -> Vec<DraftBlock> {
         let blocks = self.blocks.iter_mut().flat_map(|block| &mut block.blocks);
         blocks.for_each(|block| block.state = BlockState::None);
         self.blocks
     }
-}
-
-/// Whether a stage of `layers` is to have the model's blocks of drafts.
-pub(in crate::stage) fn has_drafts(spec: &ModelSpec, layers: &Range<usize>, wanted: bool) -> bool {
-    wanted && layers.end == spec.n_layer() && spec.own_drafts.is_some()
-}
-
-/// Room for the entries of all blocks, in order.
-pub(in crate::stage) fn draft_states(
-    spec: &ModelSpec,
-    device: &Device,
-    config: &StageConfig,
-) -> Result<Vec<BlockState>, ModelError> {
-    // A window is attended with, and all pages are kept: entries may be written over anywhere.
-    let room = StateRoom { windows: false, ..room(config) };
-    let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
-    let blocks = heads.flat_map(|head| &head.layer.blocks);
-    blocks.map(|block| BlockState::new(device, &block.kind, &room)).collect()
-}
-
-/// The weights of all blocks.
-pub(in crate::stage) fn load_drafts(
-    spec: &ModelSpec,
-    source: &Arc<dyn TensorSource>,
-    loader: &mut WeightLoader<'_>,
-) -> Result<Vec<DraftBlock>, ModelError> {
-    let Some(drafts) = &spec.own_drafts else { return Ok(Vec::new()) };
-    let heads = drafts.heads.iter().enumerate();
-    heads.map(|(i, head)| load_block(spec, (i, head, drafts.reads), source, loader)).collect()
 }
 
 /// The weights of block `i`.
@@ -162,6 +156,6 @@ pub fn check_own_drafts(described: &Described<'_>) -> Result<(), ModelError> {
         .sharing(source.clone())
         .with_switched(switched(spec))
         .hollow();
-    load_drafts(spec, &source, &mut loader)?;
+    OwnDrafts::load_all(spec, &source, &mut loader)?;
     loader.finish(&own_draft_tensors(model, spec))
 }

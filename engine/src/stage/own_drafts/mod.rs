@@ -26,7 +26,6 @@ use ring::{Ring, copy_rows};
 
 pub(super) use block::DraftBlock;
 pub use load::check_own_drafts;
-pub(super) use load::{draft_states, has_drafts, load_drafts};
 pub(super) use on_stage::LeftRows;
 
 /// The blocks with what they remember.
