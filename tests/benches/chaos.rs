@@ -4,6 +4,9 @@
 //!
 //!     cargo bench -p brigade-tests --bench chaos -- --kills 300 --model llama,granitehybrid,kimi-linear:tiny-moe
 //!
+//! A model may be a file, such as one with a trained block of drafts: `--model ../coordinator/assets/demo-drafts.gguf`. How many of
+//! its own drafts were right is printed behind its row.
+//!
 //! Ends with an error if a stream was lost or got other bytes. `--checkpoint buddy` has the line take copies of states.
 //! `--seed` repeats a run's faults, though not their moments. `--log FILE` keeps the coordinator's log, and prints each
 //! fault with its time and its pause, so that the log tells what a long pause was made of.
@@ -19,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use brigade_tests::process::{Running, Server, signal, synth, try_signal};
+use brigade_tests::process::{Running, Server, get, signal, synth, try_signal};
 use brigade_tests::proxy::Proxy;
 use serde_json::{Value, json};
 
@@ -187,8 +190,10 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
 
 /// A row of the table; whether all went well.
 fn run(model: &str, options: &Options) -> bool {
-    let (arch, size) = model.split_once(':').unwrap_or((model, options.size.as_str()));
-    let path = synth(arch, size);
+    let is_file = model.ends_with(".gguf");
+    let size = if is_file { "" } else { options.size.as_str() };
+    let (arch, size) = model.split_once(':').unwrap_or((model, size));
+    let path = if is_file { PathBuf::from(model) } else { synth(arch, size) };
     let mut workers: Vec<Worker> = (0..WORKERS).map(|_| Worker::start()).collect();
     let addresses: Vec<String> = workers.iter().map(|w| w.proxy.address.to_string()).collect();
     let mut args = vec!["-m", path.to_str().unwrap(), "--replace-after", "1", "--max-seqs", "8"];
@@ -241,15 +246,26 @@ fn run(model: &str, options: &Options) -> bool {
         quantile(&pauses, 0.99),
         quantile(&pauses, 1.0)
     );
+    println!("drafts of the model's own block that were right: {}", right_drafts(&server));
     drop(server);
     let well = lost == 0 && different == 0;
-    if well && options.log.is_none() {
-        std::fs::remove_file(&log).unwrap();
-    } else {
+    let made = [(&log, well && options.log.is_none()), (&path, !is_file)];
+    made.iter().filter(|(_, goes)| *goes).for_each(|(file, _)| std::fs::remove_file(file).unwrap());
+    if log.exists() {
         println!("the coordinator's log: {}", log.display());
     }
-    std::fs::remove_file(path).unwrap();
     well
+}
+
+/// Drafts of the model's own block that were right, as the coordinator counts them.
+fn right_drafts(server: &Server) -> f64 {
+    let metrics = get(&server.admin("/metrics")).unwrap().body;
+    let of_block = |line: &&str| {
+        let has = |part: &str| line.contains(part);
+        has("brigade_drafts_total{") && has("source=\"model\"") && has("outcome=\"right\"")
+    };
+    let value = |line: &str| line.rsplit(' ').next()?.parse::<f64>().ok();
+    metrics.lines().filter(of_block).filter_map(value).sum()
 }
 
 /// The time of day (UTC) as the log has it, to the millisecond.

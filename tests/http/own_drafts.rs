@@ -9,8 +9,9 @@ use brigade_tests::process::{Server, get, signal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Attention alone; latent attention; windows and two blocks; recurrent layers before a block of attention.
-const MODELS: [&str; 4] = ["glm4moe", "deepseek2", "mimo2-2", "qwen35"];
+/// Attention alone; latent attention; windows and two blocks; recurrent layers before a block of attention; streams, and a
+/// block that keeps a window in a ring.
+const MODELS: [&str; 5] = ["glm4moe", "deepseek2", "mimo2-2", "qwen35", "deepseek4"];
 
 /// Tokens drawn: over a border of pages.
 const N: usize = 70;

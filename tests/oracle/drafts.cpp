@@ -57,7 +57,8 @@ int main(int argc, char ** argv) {
     llama_context * target = context(model, 2 * n + 64, LLAMA_CONTEXT_TYPE_DEFAULT, nullptr);
     llama_context * block = context(model, 2 * n + 64, LLAMA_CONTEXT_TYPE_MTP, target);
     const int width = llama_model_n_embd_out(model);
-    llama_set_embeddings_nextn(target, true, false);
+    // Of the rows whose logits are wanted, which are all. What comes unmasked of deepseek4 are other values than these.
+    llama_set_embeddings_nextn(target, true, true);
     llama_set_embeddings_nextn(block, true, true);
 
     common_batch batch(target);

@@ -348,7 +348,7 @@ impl StageBackend for EngineBackend {
         let kept = KeptWeights::load_ahead(
             &brigade_models::described(&model).map_err(model_failure)?,
             weights.clone(),
-            layers,
+            (layers, spec.own_drafts),
             has,
             (&device, host_experts),
             &mut *progress,

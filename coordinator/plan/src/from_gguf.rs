@@ -8,8 +8,8 @@ use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{Gguf, TensorInfo};
 use brigade_spec::{
-    BlockSpec, KEPT_HIDDEN, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, POSITION_EMBD,
-    StateSpec, TOKEN_EMBD, TOKEN_TYPES, heads,
+    BlockSpec, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, POSITION_EMBD, StateSpec,
+    TOKEN_EMBD, TOKEN_TYPES, heads,
 };
 
 use super::facts::{DraftFacts, LayerFacts, ModelFacts};
@@ -104,7 +104,7 @@ impl DraftFacts {
             weight_bytes: all.weight_bytes + embedding_bytes,
             elements: all.elements,
             kv_bytes: (own.n_blocks() * own.state().bytes_per_token(kv)) as u64,
-            state_bytes: (KEPT_HIDDEN * spec.n_embd * size_of::<f32>()) as u64,
+            state_bytes: own.bytes_per_sequence(spec.n_embd) as u64,
         })
     }
 }

@@ -18,6 +18,8 @@ pub struct CompressedSpec {
     pub q_rank: usize,
     /// The last positions that a row attends to, its own included; at least 1.
     pub window: usize,
+    /// Keys that it remembers besides those that a row sees: so many of the last positions can be taken back.
+    pub spare: usize,
     /// Groups of heads, each of which has a matrix of its own on the way back.
     pub n_group: usize,
     /// Width of what such a matrix gives.
@@ -78,16 +80,22 @@ impl EntriesSpec {
 }
 
 impl CompressedSpec {
-    /// Keys of positions that are remembered besides entries: a row adds its own.
+    /// Keys of positions before a row that it sees: it adds its own.
     #[inline]
     pub fn n_near(&self) -> usize {
         self.window - 1
     }
 
+    /// Keys of positions that it remembers.
+    #[inline]
+    pub fn n_remembered(&self) -> usize {
+        self.n_near() + self.spare
+    }
+
     /// Scalars that it remembers of a sequence's last positions.
     pub fn recent_len(&self) -> usize {
         let of_entries = self.entries.map_or(0, |e| e.n_recent() * e.input_values(self.head_dim));
-        self.n_near() * self.head_dim + of_entries
+        self.n_remembered() * self.head_dim + of_entries
     }
 
     /// What it remembers of a sequence.
@@ -120,6 +128,7 @@ mod tests {
             n_rot: 64,
             q_rank: 1024,
             window: 128,
+            spare: 0,
             n_group: 8,
             group_rank: 1024,
             rotation: Rotation::Model,

@@ -8,8 +8,8 @@
 //!
 //! - `model` has [`ModelSpec`], and `layer` its layers and blocks, with some of the blocks. The other blocks are in `attention`,
 //!   `compressed`, `delta`, `ffn`, `ngram`, `recurrent`, `stream` and `switch`.
-//! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations. `own_drafts`
-//!   has the blocks behind the layers.
+//! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations, `norm` the norms.
+//!   `own_drafts` has the blocks behind the layers.
 //! - `boundary` says what crosses a cut, and `state` what a sequence takes.
 //! - `names` has what tensors are called, and `tensors` says which of them a stage reads. [`heads`] has those that none
 //!   reads.
@@ -27,6 +27,7 @@ mod layer;
 mod model;
 mod names;
 mod ngram;
+mod norm;
 mod own_drafts;
 mod passes;
 mod recurrent;
@@ -54,13 +55,14 @@ pub use layer::{
     BlockKind, BlockSpec, ChosenBy, ChosenSpec, IndexSpec, LayerSpec, LowRankSteps, Mamba2Spec,
     MlaGate, MlaSpec, Reads,
 };
-pub use model::{HeadSpec, ModelSpec, NormKind, Skeleton};
+pub use model::{HeadSpec, ModelSpec, Skeleton};
 pub use names::{
     ALTUP_PROJ, EMBEDDING_NORM, LAYER_ROW_TABLE, LAYER_ROWS, LOW_START, OUTPUT, OUTPUT_NORM,
     POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 pub use ngram::{NgramHead, NgramSpec};
-pub use own_drafts::{DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec};
+pub use norm::NormKind;
+pub use own_drafts::{DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec, SPARE_KEYS};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,

@@ -2,8 +2,8 @@
 //! only what follows from the sizes.
 
 use super::{
-    Beside, BlockKind, BlockSpec, KvFrom, LAYER_ROW_TABLE, LayerSpec, OUTPUT_NORM, OwnDraftsSpec,
-    Passes, Residual, RopeSpec, SwitchSpec, layer_of,
+    Beside, BlockKind, BlockSpec, KvFrom, LAYER_ROW_TABLE, LayerSpec, NormKind, OUTPUT_NORM,
+    OwnDraftsSpec, Passes, Residual, RopeSpec, SwitchSpec, layer_of,
 };
 use std::ops::Range;
 
@@ -64,29 +64,16 @@ pub struct Skeleton {
     pub switch: Option<SwitchSpec>,
 }
 
-/// Norms over a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NormKind {
-    /// `x / sqrt(mean(x²) + eps) * weight`.
-    #[default]
-    Rms,
-    /// [`NormKind::Rms`] with a bias added.
-    RmsBiased,
-    /// `x / sqrt(mean(x²) + eps)`; files have no tensors of them.
-    RmsUnweighted,
-    /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
-    Layer,
-    /// [`NormKind::Layer`] without a bias.
-    LayerUnbiased,
-    /// `(x - mean) / sqrt(variance + eps)`; files have no tensors of them.
-    LayerUnweighted,
-}
-
 impl ModelSpec {
     /// Number of layers: a cut may fall before each of them but the first.
     #[inline]
     pub fn n_layer(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Whether a stage of these layers can have the blocks of drafts: the last one can, where there are some.
+    pub fn may_draft(&self, layers: &Range<usize>) -> bool {
+        layers.end == self.n_layer() && self.own_drafts.is_some()
     }
 
     /// Positions that a sequence can have at most; `None`: as many as there is room for.

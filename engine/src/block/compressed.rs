@@ -63,7 +63,7 @@ impl Compressed {
         let group_width = n_head / n_group * head_dim;
         let maker = match spec.entries {
             Some(entries) => {
-                let at = (n_embd, spec.n_near() * head_dim);
+                let at = (n_embd, spec.n_remembered() * head_dim);
                 Some(EntryMaker::load((spec, entries), stem, at, loader)?)
             }
             None => None,
@@ -147,7 +147,7 @@ impl Compressed {
 
     /// Where a sequence's last keys are in what it remembers.
     fn near_ring(&self) -> Ring {
-        Ring { start: 0, n: self.spec.n_near(), width: self.spec.head_dim }
+        Ring { start: 0, n: self.spec.n_remembered(), width: self.spec.head_dim }
     }
 
     /// The keys that the rows see of their windows, part by part; those of the rows are remembered.

@@ -143,8 +143,7 @@ impl Stage {
         self.run_blocks(mixing..self.blocks.len(), of_rows, left.len(), &mut wanted);
         let is_read = !read.is_empty();
         if is_read {
-            let hidden = &wanted.hidden;
-            let rows = LeftRows { numbers: &left, tokens: &tokens, hidden };
+            let rows = LeftRows { numbers: &left, tokens: &tokens, hidden: &wanted };
             self.read_for_drafts(read, &rows);
             let numbers = applied.parts.iter().flat_map(wanted_rows);
             let places: Vec<usize> = numbers.map(|row| rows.place(row)).collect();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
+use super::own_drafts::DraftBlock;
 use super::{BlockWeights, Stage};
 use crate::device::Home;
 use crate::gguf::Gguf;
@@ -30,6 +31,8 @@ pub struct KeptWeights {
     pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
     pub(super) embedding: Option<Kept<Input>>,
     pub(super) head: Option<Kept<Head>>,
+    /// Of the model's own blocks of drafts.
+    pub(super) drafts: Option<Kept<Vec<DraftBlock>>>,
 }
 
 /// A part of a stage and the tensors that it was made of.
@@ -56,6 +59,7 @@ impl KeptWeights {
         self.layers.retain(|_, layer| is_same(&layer.tensors));
         self.embedding.take_if(|embedding| !is_same(&embedding.tensors));
         self.head.take_if(|head| !is_same(&head.tensors));
+        self.drafts.take_if(|drafts| !is_same(&drafts.tensors));
     }
 
     /// Lets go of what a stage of `layers` has no use for, of all of another model, and of all that lies elsewhere.
@@ -63,7 +67,7 @@ impl KeptWeights {
         &mut self,
         (model, home, experts): (blake3::Hash, Home, ExpertsPlace),
         spec: &ModelSpec,
-        layers: &Range<usize>,
+        (layers, own_drafts): (&Range<usize>, bool),
     ) {
         if self.model != Some(model) || self.home != home {
             *self = Self { model: Some(model), home, ..Self::default() };
@@ -73,6 +77,7 @@ impl KeptWeights {
         self.layers.retain(|layer, _| layers.contains(layer));
         self.embedding.take_if(|_| layers.start > 0);
         self.head.take_if(|_| layers.end < spec.n_layer());
+        self.drafts.take_if(|_| !own_drafts || !spec.may_draft(layers));
     }
 
     /// Lets go of layers whose experts are to lie elsewhere than they do.
@@ -113,6 +118,7 @@ impl KeptWeights {
         }
         self.embedding = self.embedding.take().or(ahead.embedding);
         self.head = self.head.take().or(ahead.head);
+        self.drafts = self.drafts.take().or(ahead.drafts);
     }
 
     /// The layers that are here.
@@ -130,7 +136,8 @@ impl KeptWeights {
         let layers = self.layers.values().flat_map(|layer| &layer.tensors);
         let embedding = self.embedding.iter().flat_map(|embedding| &embedding.tensors);
         let head = self.head.iter().flat_map(|head| &head.tensors);
-        layers.chain(embedding).chain(head).map(String::as_str)
+        let drafts = self.drafts.iter().flat_map(|drafts| &drafts.tensors);
+        layers.chain(embedding).chain(head).chain(drafts).map(String::as_str)
     }
 }
 
@@ -161,6 +168,10 @@ impl Stage {
             part.clear();
             Kept { tensors: names.head, part }
         });
+        kept.drafts = self.own_drafts.map(|drafts| {
+            let part = drafts.into_blocks();
+            Kept { tensors: names.drafts, part }
+        });
         kept
     }
 }
@@ -172,6 +183,7 @@ pub(super) struct Names {
     pub(super) layers: BTreeMap<usize, (Vec<String>, blake3::Hash)>,
     pub(super) embedding: Vec<String>,
     pub(super) head: Vec<String>,
+    pub(super) drafts: Vec<String>,
 }
 
 /// Tensors that layer `layer` is made of, or that its fingerprint depends on.

@@ -1,6 +1,6 @@
 //! Loads a stage: its description, its weights, and room for its state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::sample::Sampler;
 use crate::spec::{
     ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, LayerSpec, ModelError,
     ModelSpec, NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD,
-    TOKEN_TYPES, layer_of, stage_tensors, stage_tensors_with_drafts,
+    TOKEN_TYPES, layer_of, own_draft_tensors, stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, ExpertsPlace, TensorSource, WeightLoader};
@@ -99,19 +99,22 @@ impl Stage {
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
         let place = ExpertsPlace::new(&device, config.host_experts)?;
-        kept.retain_for((model_hash, device.home(), place), &spec, &layers);
+        let of_stage = (&layers, config.own_drafts);
+        kept.retain_for((model_hash, device.home(), place), &spec, of_stage);
         let mut loader = loader((model, &spec), &source, (&device, place), progress);
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
         let tensors = stage_tensors_with_drafts(model, &spec, &layers, config.own_drafts);
-        load_weights(model, &spec, &layers, &source, &mut loader, kept, &(0..0))?;
-        let own_drafts = OwnDrafts::load(&spec, &source, &mut loader, &device, (&layers, &config))?;
+        load_weights((model, &spec), of_stage, &source, &mut loader, kept, &(0..0))?;
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
+        let has_drafts = kept.drafts.is_some();
+        let of_drafts = has_drafts.then(|| OwnDrafts::states(&spec, &device, &config));
+        let of_drafts = of_drafts.transpose()?.unwrap_or_default();
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();
@@ -122,13 +125,11 @@ impl Stage {
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
         let rows = config.control_vectors.as_ref().map_or(&[][..], |vectors| &vectors.rows);
         steer(&mut blocks, layers.start, rows, spec.n_embd);
-        let (mut embedding, mut head) = (None, None);
-        if let Some(Kept { tensors, part }) = kept.embedding.take() {
-            (embedding, names.embedding) = (Some(part), tensors);
-        }
-        if let Some(Kept { tensors, part }) = kept.head.take() {
-            (head, names.head) = (Some(part), tensors);
-        }
+        let embedding = taken(&mut kept.embedding, &mut names.embedding);
+        let head = taken(&mut kept.head, &mut names.head);
+        let own_drafts = taken(&mut kept.drafts, &mut names.drafts);
+        let own_drafts = own_drafts
+            .and_then(|blocks| OwnDrafts::new(&spec, blocks, of_drafts, (&device, &config)));
         let facts = facts::of(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
@@ -155,6 +156,13 @@ impl Stage {
             n_reading: 0,
         })
     }
+}
+
+/// A part out of what is kept; `names` get those of its tensors.
+fn taken<T>(kept: &mut Option<Kept<T>>, names: &mut Vec<String>) -> Option<T> {
+    let Kept { tensors, part } = kept.take()?;
+    *names = tensors;
+    Some(part)
 }
 
 /// Hands out tensors, with experts where they shall lie.
@@ -195,14 +203,14 @@ fn no_vocabulary() -> ConstraintError {
 
 impl KeptWeights {
     /// Loads what a stage of `layers` lacks that is built of a stage of the layers `has` ([`KeptWeights::absorb`]),
-    /// while that one still computes; with [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
+    /// while that one still computes; with [`StageConfig::own_drafts`] and [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
     ///
     /// # Errors
     /// As [`Stage::load`].
     pub fn load_ahead(
         described: &Described<'_>,
         source: Arc<dyn TensorSource>,
-        layers: Range<usize>,
+        (layers, own_drafts): (Range<usize>, bool),
         has: Range<usize>,
         (device, host_experts): (&Device, u32),
         progress: &mut dyn FnMut(u64),
@@ -211,18 +219,17 @@ impl KeptWeights {
         let mut ahead = Self::default();
         let place = ExpertsPlace::new(device, host_experts)?;
         let hash = blake3::hash(&model.header_bytes());
-        ahead.retain_for((hash, device.home(), place), spec, &layers);
+        ahead.retain_for((hash, device.home(), place), spec, (&layers, own_drafts));
         let mut loader = loader((model, spec), &source, (device, place), progress);
-        load_weights(model, spec, &layers, &source, &mut loader, &mut ahead, &has)?;
+        load_weights((model, spec), (&layers, own_drafts), &source, &mut loader, &mut ahead, &has)?;
         Ok(ahead)
     }
 }
 
 /// Loads into `kept` what a stage of `layers` lacks there, and what a stage of the layers `has` does not have either.
 fn load_weights(
-    model: &Gguf,
-    spec: &ModelSpec,
-    layers: &Range<usize>,
+    (model, spec): (&Gguf, &ModelSpec),
+    (layers, own_drafts): (&Range<usize>, bool),
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
     kept: &mut KeptWeights,
@@ -251,6 +258,14 @@ fn load_weights(
     if layers.end == spec.n_layer() && kept.head.is_none() && !has_last {
         let part = load_head(spec, loader)?;
         kept.head = Some(Kept { tensors: kept::head_tensors(model, spec), part });
+    }
+    if own_drafts && spec.may_draft(layers) && kept.drafts.is_none() && !has_last {
+        let part = OwnDrafts::load_all(spec, source, loader)?;
+        let tensors = own_draft_tensors(model, spec);
+        let in_file: BTreeSet<_> = tensors.iter().filter_map(|t| layer_of(&t.name)).collect();
+        in_file.into_iter().for_each(|layer| release(source.as_ref(), &tensors, Some(layer)));
+        let tensors = tensors.into_iter().map(|tensor| tensor.name.clone()).collect();
+        kept.drafts = Some(Kept { tensors, part });
     }
     Ok(())
 }
@@ -513,7 +528,7 @@ fn load_mix(
 }
 
 /// What the head reads of the streams or of what they were.
-fn load_head_mix(
+pub(super) fn load_head_mix(
     spec: &ModelSpec,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Option<Mix>, ModelError> {

@@ -238,6 +238,12 @@ impl Stage {
         self.own_drafts.as_mut().map_or_else(Vec::new, |drafts| drafts.watch(is_on))
     }
 
+    /// The entries that the model's own blocks of drafts have of the rows of a sequence, and their positions; `None`: none, or
+    /// it is not read. They are in no snapshot: this is for who compares them.
+    pub fn own_draft_entries(&self, slot: SlotId) -> Option<(Range<u32>, Vec<Vec<u8>>)> {
+        self.own_drafts.as_ref()?.entries(&self.sequences, slot)
+    }
+
     /// Tells where the tokens' texts are, which grammars of answers need; they are read when the first one comes.
     pub fn set_vocabulary(&mut self, source: VocabularySource) {
         if let Some(head) = &mut self.head {

@@ -37,9 +37,9 @@ impl Sizes {
     }
 }
 
-/// Positions of an entry of layer `il`; `None`: it has none.
-fn every(il: usize) -> Option<usize> {
-    il.checked_sub(1).map(|before| EVERY[before % 2])
+/// Positions of an entry of layer `il`; `None`: it has none, as the first and a block of drafts.
+fn every(shape: &Shape, il: usize) -> Option<usize> {
+    il.checked_sub(1).filter(|_| il < shape.n_layer).map(|before| EVERY[before % 2])
 }
 
 pub(super) fn metadata(shape: &Shape, plan: &mut ModelPlan) {
@@ -51,7 +51,8 @@ pub(super) fn metadata(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("attention.sliding_window", if is_small { 16 } else { 128 });
     plan.count("attention.output_group_count", sizes.n_group);
     plan.count("attention.output_lora_rank", sizes.group_rank);
-    plan.counts("attention.compress_ratios", (0..shape.n_layer).map(|il| every(il).unwrap_or(0)));
+    let ratios = (0..shape.n_layer + shape.drafts).map(|il| every(shape, il).unwrap_or(0));
+    plan.counts("attention.compress_ratios", ratios);
     plan.number("attention.compress_rope_freq_base", 160_000.0);
     plan.count("rope.dimension_count", sizes.n_rot);
     plan.text("rope.scaling.type", "yarn");
@@ -77,7 +78,7 @@ pub(super) fn attention(shape: &Shape, il: usize, plan: &mut ModelPlan) {
     plan.matrix("attn_output_a", Role::AttnOutput, &[of_group, n_group * group_rank], 1.0);
     let back = [n_group * group_rank, n_embd];
     plan.matrix("attn_output_b", Role::AttnOutput, &back, ATTENTION_GAIN);
-    let Some(every) = every(il) else { return };
+    let Some(every) = every(shape, il) else { return };
     let overlaps = every == EVERY[0];
     compressor(plan, "attn_compressor", [n_embd, width, every], overlaps);
     if overlaps {

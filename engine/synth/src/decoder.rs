@@ -54,8 +54,13 @@ pub(super) fn head_gate(shape: &Shape, plan: &mut ModelPlan, rows: usize) {
 
 /// A block of multi-token prediction behind the layers: what it has besides a layer.
 pub(super) fn prediction(shape: &Shape, plan: &mut ModelPlan) {
+    prediction_behind(shape, plan, "nextn.shared_head_norm");
+}
+
+/// The same, with `norm` behind the block.
+pub(super) fn prediction_behind(shape: &Shape, plan: &mut ModelPlan, norm: &str) {
     plan.matrix("nextn.eh_proj", Role::Matrix, &[2 * shape.n_embd, shape.n_embd], 1.0);
-    for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
+    for norm in ["nextn.enorm", "nextn.hnorm", norm] {
         plan.norm(norm, shape.n_embd);
     }
 }

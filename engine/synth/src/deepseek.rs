@@ -15,10 +15,23 @@ use super::plan::ModelPlan;
 pub(super) fn deepseek2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     yarn(shape, plan);
     latent_model(shape, plan, |_, _, _| ())?;
+    latent_blocks(shape, plan, |_, _| ())
+}
+
+/// Blocks of drafts behind such a model's layers; `more` adds to each one's attention what else it has.
+pub(super) fn latent_blocks(
+    shape: &Shape,
+    plan: &mut ModelPlan,
+    more: impl Fn(&Latent, &mut ModelPlan),
+) -> Result<(), String> {
     count_predictions(shape, plan, shape.drafts);
     let latent = Latent::of(shape);
+    let attention = |_: usize, plan: &mut ModelPlan| {
+        latent_attention(shape, &latent, plan);
+        more(&latent, plan);
+    };
     for il in shape.n_layer..shape.n_layer + shape.drafts {
-        latent_layer(shape, il, plan, &|_, plan| latent_attention(shape, &latent, plan))?;
+        latent_layer(shape, il, plan, &attention)?;
         prediction(shape, plan);
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use super::Shape;
 use super::decoder::{dense_layers, half_rotated, head_gate, head_norms, listed_windows, untied};
-use super::deepseek::{Latent, latent_attention, latent_layers, latent_model, yarn};
+use super::deepseek::{Latent, latent_attention, latent_blocks, latent_layers, latent_model, yarn};
 use super::file_type::Role;
 use super::mixtures::{self, SIGMOID, deepseek_keys, dense_then_experts};
 use super::parts::{EMBEDDING, attention};
@@ -26,7 +26,8 @@ const LEAST_HEAD: usize = 64;
 pub(super) fn deepseek32(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     yarn(shape, plan);
     index_metadata(shape, plan);
-    latent_model(shape, plan, |_, latent, plan| index(shape, latent, plan))
+    latent_model(shape, plan, |_, latent, plan| index(shape, latent, plan))?;
+    latent_blocks(shape, plan, |latent, plan| index(shape, latent, plan))
 }
 
 /// glm-dsa as GLM-5.2 has it: the first layer has an index, and then every fourth; the others attend to the same
@@ -39,7 +40,8 @@ pub(super) fn glm_dsa(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String>
         if has_index_of_every_fourth(il) {
             index(shape, latent, plan);
         }
-    })
+    })?;
+    latent_blocks(shape, plan, |latent, plan| index(shape, latent, plan))
 }
 
 /// dots3note: windows in two of three layers, whose heads and compressed rows are narrower, and an index in the third.

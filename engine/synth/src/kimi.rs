@@ -2,6 +2,7 @@
 //! of latent attention, and experts.
 
 use super::Shape;
+use super::decoder::{count_predictions, head_gate, prediction_behind};
 use super::deepseek;
 use super::file_type::Role;
 use super::noise::Fill;
@@ -65,8 +66,10 @@ pub(super) fn bailingmoe3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Str
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let latent = deepseek::Latent::of(shape);
     base_metadata(shape, plan);
-    let kv_heads = (0..shape.n_layer).map(|il| usize::from(is_latent(il)));
+    let n_all = shape.n_layer + shape.drafts;
+    let kv_heads = (0..n_all).map(|il| usize::from(is_latent(il) || il >= shape.n_layer));
     plan.counts("attention.head_count_kv", kv_heads);
+    count_predictions(shape, plan, shape.drafts);
     latent.metadata(shape, plan);
     plan.count("ssm.conv_kernel", CONV_TAPS);
     plan.count("kda.head_dim", shape.head_dim);
@@ -79,11 +82,11 @@ pub(super) fn bailingmoe3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Str
     plan.count("expert_gating_func", SIGMOID);
     embedding(shape, plan, EMBEDDING);
     let dense = Shape { experts: None, ..shape.clone() };
-    for il in 0..shape.n_layer {
+    for il in 0..n_all {
         plan.layer(il);
-        if is_latent(il) {
+        if is_latent(il) || il >= shape.n_layer {
             deepseek::latent_attention(shape, &latent, plan);
-            plan.matrix("attn_gate", Role::Matrix, &[shape.n_embd, shape.n_head], 1.0);
+            head_gate(shape, plan, shape.n_head);
         } else {
             plan.norm("attn_norm", shape.n_embd);
             kda(shape, Gates::Full, plan);
@@ -94,6 +97,9 @@ pub(super) fn bailingmoe3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Str
             ffn(shape, plan);
             plan.bias("exp_probs_b", experts.count);
             ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
+        }
+        if il >= shape.n_layer {
+            prediction_behind(shape, plan, "layer_output_norm");
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Synthetic models with Mamba-2 mixers: alone, in turn with attention, or beside it.
 
-use super::decoder::{fused_ffn, fused_projections};
+use super::decoder::{count_predictions, fused_ffn, fused_projections, prediction};
 use super::file_type::Role;
 use super::noise::Fill;
 use super::parts::{
@@ -89,22 +89,28 @@ pub(super) fn nemotron_h_moe(shape: &Shape, plan: &mut ModelPlan) -> Result<(), 
 }
 
 fn nemotron_layers(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
-    let (is_ffn, attends) = (|il: usize| il % 4 == 1, |il: usize| il % 4 == 3);
+    let drafts = if shape.experts.is_some() { shape.drafts } else { 0 };
+    let (n_layer, n_all) = (shape.n_layer, shape.n_layer + drafts);
+    let is_ffn = |il: usize| il < n_layer && il % 4 == 1;
+    let attends = |il: usize| il >= n_layer || il % 4 == 3;
     transformer_metadata(shape, plan);
     let only = |n, yes| if yes { n } else { 0 };
-    let layers = 0..shape.n_layer;
-    plan.counts(
-        "attention.head_count_kv",
-        layers.clone().map(|il| only(shape.n_head_kv, attends(il))),
-    );
-    plan.counts("feed_forward_length", layers.clone().map(|il| only(shape.n_ff, is_ffn(il))));
+    let kv_heads = (0..n_all).map(|il| only(shape.n_head_kv, attends(il)));
+    plan.counts("attention.head_count_kv", kv_heads);
+    plan.counts("feed_forward_length", (0..n_all).map(|il| only(shape.n_ff, is_ffn(il))));
     plan.number("attention.layer_norm_epsilon", RMS_EPSILON);
+    count_predictions(shape, plan, drafts);
     let mixer = Mixer::plan(shape, plan)?;
     embedding(shape, plan, EMBEDDING);
-    for il in layers {
+    for il in 0..n_all {
         plan.layer(il);
         if attends(il) {
             attention(shape, plan);
+            if let Some(experts) = shape.experts.filter(|_| il >= n_layer) {
+                plan.norm("post_attention_norm", shape.n_embd);
+                nemotron_experts(shape, experts, plan);
+                prediction(shape, plan);
+            }
             continue;
         }
         plan.norm("attn_norm", shape.n_embd);

@@ -2,7 +2,7 @@
 
 use super::Shape;
 use super::compressed::{attention, metadata};
-use super::decoder::{dense_layers, experts, prediction, sinks, untied};
+use super::decoder::{count_predictions, dense_layers, experts, prediction, sinks, untied};
 use super::deepseek::{Latent, latent_attention, latent_model};
 use super::file_type::Role;
 use super::indexed::{has_index_of_every_fourth, index, index_heads, index_metadata};
@@ -134,20 +134,22 @@ pub(super) fn deepseek4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
     untied(shape)?;
     let experts = shape.experts.ok_or("it has experts, choose a size that has them")?;
     let n_by_token = (shape.n_layer / 2).clamp(1, MOST_BY_TOKEN);
+    let n_all = shape.n_layer + shape.drafts;
     base_metadata(shape, plan);
+    count_predictions(shape, plan, shape.drafts);
     metadata(shape, plan);
     streams_metadata(plan);
     plan.count("hyper_connection.sinkhorn_iterations", ROUNDS);
     plan.count("hash_layer_count", n_by_token);
-    plan.numbers("swiglu_clamp_exp", vec![BOUND; shape.n_layer]);
-    plan.numbers("swiglu_clamp_shexp", vec![SHARED_BOUND; shape.n_layer]);
+    plan.numbers("swiglu_clamp_exp", vec![BOUND; n_all]);
+    plan.numbers("swiglu_clamp_shexp", vec![SHARED_BOUND; n_all]);
     plan.count("expert_feed_forward_length", experts.n_ff);
     plan.count("expert_shared_count", 1);
     plan.number("expert_weights_scale", 1.5);
     plan.flag("expert_weights_norm", true);
     plan.count("expert_gating_func", SQRT_SOFTPLUS);
     embedding(shape, plan, EMBEDDING);
-    for il in 0..shape.n_layer {
+    for il in 0..n_all {
         plan.layer(il);
         attention(shape, il, plan);
         sinks(shape, plan);
@@ -160,6 +162,9 @@ pub(super) fn deepseek4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
         ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
         for block in ["hc_attn", "hc_ffn"] {
             connection(shape, plan, block, [(2 + STREAMS) * STREAMS, 3]);
+        }
+        if il >= shape.n_layer {
+            prediction(shape, plan);
         }
     }
     head_connection(shape, plan);

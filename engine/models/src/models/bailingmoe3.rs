@@ -2,11 +2,12 @@
 //! have a bound. The gates of its delta attention are made by one matrix each.
 
 use brigade_spec::{
-    Activation, BlockKind, BlockSpec, KdaGates, KdaSpec, LayerSpec, MlaGate, MlaSpec, MlpSpec,
-    ModelError, ModelSpec, MoeSpec, Rotation, SharedExpertSpec,
+    Activation, BlockKind, BlockSpec, DraftInput, KdaGates, KdaSpec, LayerSpec, MlaGate, MlaSpec,
+    MlpSpec, ModelError, ModelSpec, MoeSpec, Rotation, SharedExpertSpec,
 };
 
 use super::kimi_linear;
+use crate::read::own_drafts::{self, DraftBlocks, with_blocks};
 use crate::read::{Hparams, experts, mla, model, rope};
 use brigade_shapes::RopeLayout;
 
@@ -15,31 +16,43 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     refuse_variants(hp)?;
     let n_kv_head = hp.need_per_layer("attention.head_count_kv")?;
     let n_dense = hp.need_u32("leading_dense_block_count")? as usize;
+    let layer = |mixer, ffn| {
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
+        LayerSpec { blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)] }
+    };
     let (mut layers, mut key) = (Vec::with_capacity(hp.n_layer()), None);
     for (il, n_kv_head) in n_kv_head.into_iter().enumerate().take(hp.n_layer()) {
         let mixer = match n_kv_head {
             0 => BlockKind::Kda(kda(hp, il, eps)?),
             _ => {
-                let attention = mla::read(hp, il, eps)?;
+                let attention = latent_attention(hp, il, eps)?;
                 key = Some(attention.n_nope + attention.n_pe);
-                BlockKind::Mla(MlaSpec {
-                    gate: Some(MlaGate::EachHead),
-                    rotation: Rotation::Model,
-                    ..attention
-                })
+                BlockKind::Mla(attention)
             }
         };
         let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il)? };
-        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        layers.push(LayerSpec {
-            blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
-        });
+        layers.push(layer(mixer, ffn));
     }
     let rope = match key {
         Some(key) => Some(rope::read(hp, RopeLayout::Norm, key, false)?),
         None => None,
     };
-    Ok(ModelSpec { rope, ..model::usual(hp, layers, eps)? })
+    let spec = ModelSpec { rope, ..model::usual(hp, layers, eps)? };
+    // The block has latent attention and experts, whatever the layers before it have. Without a rotation there is nothing
+    // that it shares.
+    if spec.rope.is_none() {
+        return Ok(spec);
+    }
+    let spec = with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+        Ok(layer(BlockKind::Mla(latent_attention(hp, il, eps)?), moe(hp, il)?))
+    });
+    Ok(own_drafts::with_heads(spec, |head| own_drafts::need_norm(head)))
+}
+
+/// Latent attention with a gate for each head.
+fn latent_attention(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, ModelError> {
+    let (gate, rotation) = (Some(MlaGate::EachHead), Rotation::Model);
+    Ok(MlaSpec { gate, rotation, ..mla::read(hp, il, eps)? })
 }
 
 /// Refuses what such files may have and does not run.

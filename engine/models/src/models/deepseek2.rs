@@ -14,6 +14,8 @@ use brigade_shapes::RopeLayout;
 
 /// The architecture that rotates without magnitude, whatever its log multiplier is.
 const OWN: &str = "deepseek2";
+/// Architectures whose blocks of drafts run.
+const DRAFTS: [&str; 3] = [OWN, "deepseek32", "glm-dsa"];
 /// Converters write the YaRN log multiplier times this.
 const LOG_MULTIPLIER_UNIT: f32 = 0.1;
 /// Layers and vocabulary of GLM-4.7-flash, whose files do not name their sigmoid router.
@@ -23,8 +25,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     describe_with(hp, Router::Softmax, |_, _| Ok(None))
 }
 
-/// The same with positions that are chosen: `chosen` says so of each layer's block. `router` stands in where the file
-/// names none.
+/// The same with positions that are chosen: `chosen` says so of each layer's block, and of one that drafts. `router` stands
+/// in where the file names none.
 pub(super) fn describe_with(
     hp: &Hparams<'_>,
     router: Router,
@@ -51,12 +53,11 @@ pub(super) fn describe_with(
     };
     let layers = (0..hp.n_layer()).map(&layer).collect::<Result<_, _>>()?;
     let spec = ModelSpec { rope: Some(rope), ..model::usual(hp, layers, eps)? };
-    match hp.arch() {
-        OWN if temperature.is_none() && widest.q_rank.is_some() => {
-            Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer))
-        }
-        _ => Ok(spec),
+    let drafts = DRAFTS.contains(&hp.arch()) && temperature.is_none() && widest.q_rank.is_some();
+    if !drafts {
+        return Ok(spec);
     }
+    Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer))
 }
 
 /// `attention.temperature_scale` over steps of `attention.temperature_length` positions.

@@ -2,7 +2,8 @@
 //! chose for it. (DeepSeek-V3.2, section 2.1.)
 //!
 //! In deepseek32 every layer has an index, with NEOX rotation. In glm-dsa it has NORM rotation; since GLM-5.2 only some
-//! layers have one, and the layers after each of them attend to the same positions.
+//! layers have one, and the layers after each of them attend to the same positions. A block that drafts has an index and
+//! attends to all positions without it.
 
 use brigade_spec::{
     Beside, ChosenBy, ChosenSpec, IndexSpec, MlaSpec, ModelError, ModelSpec, RopeSpec, Rotation,
@@ -11,19 +12,25 @@ use brigade_spec::{
 
 use super::deepseek2;
 use crate::read::Hparams;
+use crate::read::own_drafts::with_heads;
 use brigade_shapes::{PoolSizes, RopeLayout};
 
 /// Epsilon of the norm of an index's keys, which files do not name.
 const KEY_NORM_EPS: f32 = 1e-6;
 /// Most positions of a row that are believed; models have two thousand.
 const MOST_PER_ROW: usize = 1 << 16;
+/// Part of the names of an index's tensors.
+const INDEX_TENSORS: &str = ".indexer.";
 /// Context from which on a glm-dsa shares positions, if its file does not say which layers have an index.
 const SHARES_FROM: u32 = 1 << 20;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let sizes = Sizes::read(hp)?;
-    let chosen = |il, mla: &MlaSpec| sizes.own(hp, (il, mla), Rotation::Local, false).map(Some);
-    let spec = deepseek2::describe_with(hp, Router::Softmax, chosen)?;
+    let chosen = |il, mla: &MlaSpec| match il < hp.n_layer() {
+        true => sizes.own(hp, (il, mla), Rotation::Local, false).map(Some),
+        false => Ok(None),
+    };
+    let spec = drafting_without(deepseek2::describe_with(hp, Router::Softmax, chosen)?);
     let neox = |rope: &RopeSpec| RopeSpec { layout: RopeLayout::Neox, ..rope.clone() };
     let local_rope = spec.rope.as_ref().map(neox);
     Ok(ModelSpec { local_rope, ..spec })
@@ -34,7 +41,8 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let has_index = layers_with_index(hp)?;
     let shared = has_index.contains(&false);
     let chosen = |il: usize, mla: &MlaSpec| {
-        Ok(Some(match has_index[il] {
+        let Some(has_index) = has_index.get(il) else { return Ok(None) };
+        Ok(Some(match has_index {
             true => sizes.own(hp, (il, mla), Rotation::Model, shared)?,
             false => {
                 let sizes = PoolSizes::single(sizes.per_row);
@@ -42,9 +50,17 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             }
         }))
     };
-    let spec = deepseek2::describe_with(hp, Router::Sigmoid, chosen)?;
+    let spec = drafting_without(deepseek2::describe_with(hp, Router::Sigmoid, chosen)?);
     let beside = if shared { Beside::Chosen } else { Beside::Nothing };
     Ok(ModelSpec { skeleton: Skeleton { beside, ..spec.skeleton }, ..spec })
+}
+
+/// `spec` with blocks of drafts that leave their indexes out.
+fn drafting_without(spec: ModelSpec) -> ModelSpec {
+    with_heads(spec, |head| {
+        head.unread = Some(INDEX_TENSORS);
+        Ok(())
+    })
 }
 
 /// Sizes of all layers' indexes.

@@ -2,15 +2,17 @@
 //! that in the first layers a table chooses by the token.
 //!
 //! A layer's entries stand for 4 positions each, and an index chooses among them; or for 128, and rows attend to all; or it
-//! has none. The first kind's and the second's heads are rotated with another base than the third's, and with YaRN.
+//! has none. The first kind's and the second's heads are rotated with another base than the third's, and with YaRN. A block
+//! that drafts has none.
 
 use brigade_spec::{
-    Activation, BlockKind, BlockSpec, CompressedSpec, EntriesSpec, EntryIndexSpec, HyperSpec,
-    LayerSpec, ModelError, ModelSpec, MoeSpec, Residual, RopeSpec, Rotation, Router,
-    SharedExpertSpec, Skeleton, TOKEN_EMBD,
+    Activation, BlockKind, BlockSpec, CompressedSpec, DraftInput, EntriesSpec, EntryIndexSpec,
+    HyperSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, Residual, RopeSpec, Rotation, Router,
+    SPARE_KEYS, SharedExpertSpec, Skeleton, TOKEN_EMBD,
 };
 
 use crate::read::limits::SwiGluLimits;
+use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::{Hparams, experts, hyper, model, rope};
 use brigade_shapes::{GateBound, RopeLayout};
 
@@ -27,20 +29,26 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let limits = Limits::read(hp)?;
     let n_by_token = hp.need_u32("hash_layer_count")? as usize;
     let n_vocab = hp.n_vocab(TOKEN_EMBD)?;
-    let mut layers = Vec::with_capacity(hp.n_layer());
-    for il in 0..hp.n_layer() {
+    let layer = |il: usize, attention: CompressedSpec| {
         let ffn = moe(hp, il, &limits, (il < n_by_token).then_some(n_vocab))?;
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        layers.push(LayerSpec {
+        Ok::<_, ModelError>(LayerSpec {
             blocks: vec![
-                block("attn_norm.weight", BlockKind::Compressed(attention.of(hp, il)?)),
+                block("attn_norm.weight", BlockKind::Compressed(attention)),
                 block("ffn_norm.weight", BlockKind::Moe(ffn)),
             ],
-        });
-    }
+        })
+    };
+    let layers = (0..hp.n_layer()).map(|il| layer(il, attention.of(hp, il)?));
+    let layers = layers.collect::<Result<_, ModelError>>()?;
     let [rope, local_rope] = ropes(hp, attention.head_dim)?.map(Some);
-    let skeleton = Skeleton { residual: Residual::Hyper(streams(hp, eps)?), ..Skeleton::default() };
-    Ok(ModelSpec { rope, local_rope, skeleton, ..model::usual(hp, layers, eps)? })
+    let streams = streams(hp, eps)?;
+    let reads = DraftInput::Streams(streams.n);
+    let skeleton = Skeleton { residual: Residual::Hyper(streams), ..Skeleton::default() };
+    let spec = ModelSpec { rope, local_rope, skeleton, ..model::usual(hp, layers, eps)? };
+    Ok(with_blocks(hp, spec, (DraftBlocks::One, reads), |il| {
+        layer(il, CompressedSpec { spare: SPARE_KEYS, ..attention.of(hp, il)? })
+    }))
 }
 
 /// Streams that mix, and that the head weighs.
@@ -117,13 +125,13 @@ impl Attention {
 
     /// The attention of layer `il`.
     fn of(&self, hp: &Hparams<'_>, il: usize) -> Result<CompressedSpec, ModelError> {
-        let entries = match usize::try_from(self.every[il]) {
+        let every = self.every.get(il).copied().unwrap_or(-1);
+        let entries = match usize::try_from(every) {
             Ok(0) => None,
             Ok(FINE) => Some(EntriesSpec { every: FINE, overlaps: true, index: Some(self.index) }),
             Ok(COARSE) => Some(EntriesSpec { every: COARSE, overlaps: false, index: None }),
             _ => {
-                let problem =
-                    format!("{} in layer {il}: 0, {FINE} and {COARSE} run", self.every[il]);
+                let problem = format!("{every} in layer {il}: 0, {FINE} and {COARSE} run");
                 return Err(hp.bad("attention.compress_ratios", &problem));
             }
         };
@@ -138,6 +146,7 @@ impl Attention {
             n_rot: self.n_rot,
             q_rank: self.q_rank,
             window: self.window,
+            spare: 0,
             n_group: self.n_group,
             group_rank: self.group_rank,
             rotation: if entries.is_some() { Rotation::Model } else { Rotation::Local },

@@ -4,7 +4,7 @@
 //!
 //! A row of latent attention attends to pools of positions that an index chose, and to the positions behind the last pool
 //! that it sees. Layers without an index attend to the pools of the one before them that has one. A block of multi-token
-//! prediction at the end is left out.
+//! prediction at the end is left out: llama.cpp has no graph of it to compare with.
 
 use brigade_gguf::GgufError;
 use brigade_spec::{

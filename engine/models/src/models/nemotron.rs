@@ -1,13 +1,18 @@
 //! `nemotron_h` and `nemotron_h_moe`. Each layer is a single block behind one norm: a Mamba-2 mixer, or
-//! attention without rotation, or an FFN of squared ReLUs (dense, or with experts).
+//! attention without rotation, or an FFN of squared ReLUs (dense, or with experts). A block that drafts has attention and
+//! experts, whatever the layers before it have.
 
 use brigade_spec::{
-    Activation, BlockKind, BlockSpec, LatentSpec, LayerSpec, MlpSpec, ModelError, ModelSpec,
-    MoeSpec, Router, SharedExpertSpec,
+    Activation, BlockKind, BlockSpec, DraftInput, LatentSpec, LayerSpec, MlpSpec, ModelError,
+    ModelSpec, MoeSpec, NormKind, Router, SharedExpertSpec,
 };
 
 use crate::read::attention::attention_spec;
+use crate::read::own_drafts::{self, DraftBlocks, with_blocks};
 use crate::read::{Hparams, experts, mamba2, model};
+
+/// The architecture whose block of drafts runs.
+const DRAFTS: &str = "nemotron_h_moe";
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = match hp.f32("attention.layer_norm_rms_epsilon")? {
@@ -26,7 +31,28 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let block = BlockSpec::new(norm, eps, kind);
         Ok(LayerSpec { blocks: vec![block] })
     };
-    model::usual(hp, (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?, eps)
+    let layers = (0..hp.n_layer()).map(layer).collect::<Result<_, ModelError>>()?;
+    let spec = model::usual(hp, layers, eps)?;
+    match hp.arch() {
+        DRAFTS => Ok(with_drafts(hp, spec, &n_ff, eps)),
+        _ => Ok(spec),
+    }
+}
+
+/// With its block of drafts, whose norm is another than the model's.
+fn with_drafts(hp: &Hparams<'_>, spec: ModelSpec, n_ff: &[usize], eps: f32) -> ModelSpec {
+    let layer = |il: usize| {
+        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
+        let attention = BlockKind::Attention(attention_spec(hp, il)?);
+        let ffn = block("post_attention_norm.weight", ffn(hp, il, n_ff[il])?);
+        Ok(LayerSpec { blocks: vec![block("attn_norm.weight", attention), ffn] })
+    };
+    let spec = with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer);
+    own_drafts::with_heads(spec, |head| {
+        let eps = hp.need_f32("attention.layer_norm_epsilon")?;
+        head.own_norm = Some((NormKind::LayerUnbiased, eps));
+        own_drafts::need_norm(head)
+    })
 }
 
 /// Dense, or experts where layer `il` has a router: sigmoid with a bias on the choice, experts that

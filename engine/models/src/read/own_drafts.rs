@@ -2,7 +2,7 @@
 
 use brigade_spec::{
     BlockKind, DraftHeadSpec, DraftInput, LayerSpec, ModelError, ModelSpec, OUTPUT_NORM,
-    OwnDraftsSpec, StateSpec,
+    OwnDraftsSpec, SPARE_KEYS, StateSpec,
 };
 
 use super::hparams::Hparams;
@@ -39,6 +39,8 @@ pub(crate) fn with_blocks(
             in_file: il,
             layer: layer(il)?,
             norm: own.map_or(OUTPUT_NORM.to_owned(), |norm| format!("blk.{il}.{norm}.weight")),
+            own_norm: None,
+            unread: None,
             own_embedding: has(il, "nextn.embed_tokens"),
             own_output: has(il, "nextn.shared_head_head"),
         })
@@ -48,10 +50,35 @@ pub(crate) fn with_blocks(
         Err(error) => return ModelSpec { own_drafts_refused: Some(error.to_string()), ..spec },
     };
     let drafts = OwnDraftsSpec { heads, reads };
-    let of_pages =
-        |kind: &BlockKind| matches!(kind.state(), StateSpec::Paged { .. } | StateSpec::None);
-    let mut kinds = drafts.heads.iter().flat_map(|head| &head.layer.blocks);
     // Only what is kept position by position can be written over.
-    let own_drafts = kinds.all(|block| of_pages(&block.kind)).then_some(drafts);
+    let by_position = |kind: &BlockKind| match kind {
+        BlockKind::Compressed(window) => window.entries.is_none() && window.spare >= SPARE_KEYS,
+        kind => matches!(kind.state(), StateSpec::Paged { .. } | StateSpec::None),
+    };
+    let mut kinds = drafts.heads.iter().flat_map(|head| &head.layer.blocks);
+    let own_drafts = kinds.all(|block| by_position(&block.kind)).then_some(drafts);
     ModelSpec { own_drafts, ..spec }
+}
+
+/// `spec` with what `change` makes of each block. An error is told as one of [`with_blocks`] is.
+pub(crate) fn with_heads(
+    mut spec: ModelSpec,
+    change: impl Fn(&mut DraftHeadSpec) -> Result<(), ModelError>,
+) -> ModelSpec {
+    let mut heads = spec.own_drafts.iter_mut().flat_map(|drafts| &mut drafts.heads);
+    if let Err(error) = heads.try_for_each(change) {
+        (spec.own_drafts, spec.own_drafts_refused) = (None, Some(error.to_string()));
+    }
+    spec
+}
+
+/// Refuses a block that has no norm of its own.
+pub(crate) fn need_norm(head: &DraftHeadSpec) -> Result<(), ModelError> {
+    match head.norm.as_str() {
+        OUTPUT_NORM => {
+            let problem = format!("block {} drafts and has no norm behind it", head.in_file);
+            Err(ModelError::Unsupported(problem))
+        }
+        _ => Ok(()),
+    }
 }

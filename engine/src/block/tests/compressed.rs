@@ -21,6 +21,7 @@ fn spec(window: usize, entries: Option<EntriesSpec>) -> CompressedSpec {
         n_rot: N_ROT,
         q_rank: 12,
         window,
+        spare: 0,
         n_group: 3,
         group_rank: 7,
         rotation: Rotation::Model,

@@ -1,5 +1,6 @@
 //! One block of drafts: its weights, and its pass over rows.
 
+use super::super::block_input::BlockInput;
 use super::super::boundary_rows::BoundaryRows;
 use super::super::head::Head;
 use super::super::norm::Norm;
@@ -7,20 +8,23 @@ use super::super::{LoadedBlock, rope_table};
 use super::Tools;
 use crate::batch::SlotId;
 use crate::block::{BlockCx, Embedding, Linear, RowAdapters, project_all};
-use crate::device::Rows;
+use crate::device::{Device, Rows, Scratch};
 use crate::kernels::HeadColumns;
 use crate::spec::Reads;
 use crate::state::{PartRows, Sequences};
 
 /// A loaded block.
-pub(super) struct DraftBlock {
+pub(in crate::stage) struct DraftBlock {
     pub(super) embedding: Embedding,
     /// Of embedded rows, and of hidden ones.
     pub(super) norms: [Norm; 2],
     /// `[n_embd, 2 n_embd]`: makes one row of both.
     pub(super) join: Linear,
     pub(super) blocks: Vec<LoadedBlock>,
-    pub(super) head_norm: Norm,
+    /// What the output reads: the norm behind the block, and before it what makes one row of several streams.
+    pub(super) head_read: BlockInput,
+    /// Residual streams.
+    pub(super) n_streams: usize,
     /// `None`: the model's.
     pub(super) output: Option<Linear>,
 }
@@ -53,32 +57,22 @@ impl DraftBlock {
         self.blocks.iter().map(|block| block.weights.block.nbytes_beside() as u64).sum()
     }
 
-    /// What the block gives for its rows, `[n_rows, n_embd]`; their entries are written. `seen` has the sequences as it sees
-    /// them.
+    /// What the block gives for its rows, `[n_rows, n_embd]` of each of its streams; their entries are written. `seen` has the
+    /// sequences as it sees them.
     pub(super) fn run(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) -> Rows {
         let Tools { device, scratch, ropes: [rope, local_rope], .. } = *tools;
         let Input { parts, tokens, hidden } = input;
-        let (n, n_embd) = (hidden.n_rows(), hidden.cols());
+        let n = hidden.n_rows();
         let adapters = &RowAdapters::of_parts(parts, seen);
-        let embedded = Rows::new(self.embedding.rows(device, tokens, 1.0), n_embd);
-        let embedded = scratch.adopt(embedded);
-        let mut joined = scratch.take(n, 2 * n_embd);
-        for (i, (norm, rows)) in self.norms.iter().zip([&embedded, hidden]).enumerate() {
-            let mut normed = scratch.take(n, n_embd);
-            norm.apply(device, rows, &mut normed);
-            let half = HeadColumns { stride: 2 * n_embd, first: i * n_embd, width: n_embd };
-            device.heads_together(&normed, 1, half, &mut joined);
-        }
-        let mut x = scratch.take(n, n_embd);
-        project_all((device, scratch), adapters, &mut [self.join.job(&joined, &mut x)]);
-        let mut rows = BoundaryRows::stream(x);
+        let mut rows = self.joined(tools, input, adapters);
         let rope = rope_table(device, rope, parts);
         let local_rope = rope_table(device, local_rope, parts);
-        let (mut normed, layer_input) = (scratch.take(n, n_embd), Rows::default());
+        let (mut normed, layer_input) = (scratch.take(n, rows.hidden.cols()), Rows::default());
         for block in &mut self.blocks {
             let weights = block.weights.clone();
+            let mut spread = None;
             if let (Reads::Stream, Some(read)) = (block.spec.reads, &weights.read) {
-                read.apply((device, scratch), &rows, &mut normed);
+                spread = read.apply((device, scratch), &rows, &mut normed);
             }
             let mut cx = BlockCx {
                 device,
@@ -96,9 +90,37 @@ impl DraftBlock {
             if let Some(norm) = &weights.post_norm {
                 norm.apply_inplace(device, &mut out);
             }
-            block.add(device, (&out, &normed), None, &mut rows);
+            match spread {
+                Some(spread) => spread.add((device, scratch), &out, &mut rows),
+                None => block.add(device, (&out, &normed), None, &mut rows),
+            }
         }
-        rows.hidden
+        streams_as_one((device, scratch), rows, self.n_streams)
+    }
+
+    /// The streams that the block begins with: each is made of the embedded row and of that stream's hidden row.
+    fn joined(&self, tools: &Tools<'_>, input: &Input, adapters: &RowAdapters) -> BoundaryRows {
+        let Tools { device, scratch, .. } = *tools;
+        let [of_embedded, of_hidden] = &self.norms;
+        let n_embd = of_hidden.width();
+        let embedded = Rows::new(self.embedding.rows(device, &input.tokens, 1.0), n_embd);
+        let embedded = scratch.adopt(embedded);
+        let hidden = one_as_streams((device, scratch), &input.hidden, self.n_streams);
+        let n = embedded.n_rows();
+        let (mut joined, mut normed) = (scratch.take(n, 2 * n_embd), scratch.take(n, n_embd));
+        let half = |i: usize| HeadColumns { stride: 2 * n_embd, first: i * n_embd, width: n_embd };
+        of_embedded.apply(device, &embedded, &mut normed);
+        device.heads_together(&normed, 1, half(0), &mut joined);
+        let mut streams = Vec::with_capacity(self.n_streams);
+        for stream in hidden.streams(self.n_streams) {
+            of_hidden.apply(device, stream, &mut normed);
+            device.heads_together(&normed, 1, half(1), &mut joined);
+            let mut x = scratch.take(n, n_embd);
+            project_all((device, scratch), adapters, &mut [self.join.job(&joined, &mut x)]);
+            streams.push(x);
+        }
+        let beside = streams.split_off(1);
+        BoundaryRows { hidden: streams.pop().unwrap_or_default(), beside }
     }
 
     /// The normed rows of what the block gave, and their logits.
@@ -109,12 +131,44 @@ impl DraftBlock {
         (rows, adapters): (&Rows, &RowAdapters),
     ) -> [Rows; 2] {
         let Tools { device, scratch, .. } = *tools;
-        let mut normed = scratch.take(rows.n_rows(), rows.cols());
-        self.head_norm.apply(device, rows, &mut normed);
+        let mut normed = scratch.take(rows.n_rows(), rows.cols() / self.n_streams);
+        let rows = one_as_streams((device, scratch), rows, self.n_streams);
+        self.head_read.apply((device, scratch), &rows, &mut normed);
         let logits = match self.output.as_ref().or(head.output.as_ref()) {
             Some(output) => head.logits((device, scratch), output, &normed, adapters),
             None => Rows::default(),
         };
         [normed, logits]
     }
+}
+
+/// `n` streams, `[n_rows, n_embd]` each, as rows that have one stream after the other.
+pub(super) fn streams_as_one(
+    (device, scratch): (&Device, &Scratch),
+    rows: BoundaryRows,
+    n: usize,
+) -> Rows {
+    if n == 1 {
+        return rows.hidden;
+    }
+    let (n_rows, width) = (rows.hidden.n_rows(), rows.hidden.cols());
+    let mut all = scratch.take(n_rows, n * width);
+    for (i, stream) in rows.streams(n).enumerate() {
+        let columns = HeadColumns { stride: n * width, first: i * width, width };
+        device.heads_together(stream, 1, columns, &mut all);
+    }
+    all
+}
+
+/// The streams of rows that have `n` of them one after the other.
+fn one_as_streams((device, scratch): (&Device, &Scratch), all: &Rows, n: usize) -> BoundaryRows {
+    let (n_rows, stride) = (all.n_rows(), all.cols());
+    let width = stride / n;
+    let stream = |i: usize| {
+        let mut stream = scratch.take(n_rows, width);
+        let columns = HeadColumns { stride, first: i * width, width };
+        device.heads_apart(all, 1, columns, &mut stream);
+        stream
+    };
+    BoundaryRows { hidden: stream(0), beside: (1..n).map(stream).collect() }
 }

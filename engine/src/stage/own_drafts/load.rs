@@ -1,6 +1,5 @@
 //! Loads the blocks of drafts.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::OwnDrafts;
@@ -12,55 +11,81 @@ use crate::block::{Embedding, Linear};
 use crate::device::Device;
 use crate::kernels;
 use crate::spec::{
-    Described, DraftHeadSpec, LayerSpec, ModelError, ModelSpec, Prefixes, StateRoom, TOKEN_EMBD,
-    own_draft_tensors,
+    Described, DraftHeadSpec, DraftInput, KEPT_HIDDEN, LayerSpec, ModelError, ModelSpec, Prefixes,
+    SPARE_KEYS, StateRoom, TOKEN_EMBD, own_draft_tensors,
 };
+use crate::stage::block_input::BlockInput;
 use crate::stage::check::Nothing;
-use crate::stage::load::{StageConfig, load_blocks, room, switched};
+use crate::stage::load::{StageConfig, load_blocks, load_head_mix, room, switched};
 use crate::stage::norm::Norm;
 use crate::stage::{BlockWeights, LoadedBlock};
 use crate::state::{BlockState, Sequences};
 use crate::weights::{TensorSource, WeightLoader};
 
+// What is read or drafted behind a position that is gone back to leaves the window before that one alone.
+const _: () = assert!(SPARE_KEYS > KEPT_HIDDEN + MAX_DRAFTED);
+
 impl OwnDrafts {
-    /// The blocks of a model that has some, with room for their entries, for a last stage that is to have them.
-    pub(in crate::stage) fn load(
+    /// The blocks with room for their entries, in `states` as [`OwnDrafts::states`] makes them.
+    pub(in crate::stage) fn new(
         spec: &ModelSpec,
-        source: &Arc<dyn TensorSource>,
-        loader: &mut WeightLoader<'_>,
-        device: &Device,
-        (layers, config): (&Range<usize>, &StageConfig),
-    ) -> Result<Option<Self>, ModelError> {
-        let is_wanted = config.own_drafts && layers.end == spec.n_layer();
-        let Some(drafts) = spec.own_drafts.as_ref().filter(|_| is_wanted) else { return Ok(None) };
-        // A window is attended with, and all pages are kept: entries may be written over anywhere.
-        let room = StateRoom { windows: false, ..room(config) };
-        let mut blocks = Vec::new();
-        for (i, head) in drafts.heads.iter().enumerate() {
-            let mut block = load_block(spec, (i, head), source, loader)?;
-            for loaded in &mut block.blocks {
-                loaded.state = BlockState::new(device, &loaded.spec.kind, &room)?;
-            }
-            blocks.push(block);
-        }
-        let n_slots = room.n_slots as usize;
-        Ok(Some(Self {
+        mut blocks: Vec<DraftBlock>,
+        states: Vec<BlockState>,
+        (device, config): (&Device, &StageConfig),
+    ) -> Option<Self> {
+        let drafts = spec.own_drafts.as_ref()?;
+        let of_blocks = blocks.iter_mut().flat_map(|block| &mut block.blocks);
+        of_blocks.zip(states).for_each(|(block, state)| block.state = state);
+        let n_slots = config.n_slots;
+        Some(Self {
             depth: drafts.depth(MAX_DRAFTED),
             reads: drafts.reads,
             n_ctx: spec.max_positions().unwrap_or(u32::MAX).min(config.n_ctx),
-            ring: Ring::new(device, n_slots, spec.n_embd),
+            has_rings: drafts.has_rings(),
+            ring: Ring::new(device, n_slots, spec.n_embd * drafts.reads.n_streams()),
             readings: Readings::default(),
-            seen: Sequences::new(n_slots, room.n_blocks, Prefixes::All, false),
+            seen: Sequences::new(n_slots, config.n_blocks, Prefixes::All, false),
             watched: None,
             blocks,
-        }))
+        })
+    }
+
+    /// Room for the entries of all blocks of a model, in order.
+    pub(in crate::stage) fn states(
+        spec: &ModelSpec,
+        device: &Device,
+        config: &StageConfig,
+    ) -> Result<Vec<BlockState>, ModelError> {
+        // A window is attended with, and all pages are kept: entries may be written over anywhere.
+        let room = StateRoom { windows: false, ..room(config) };
+        let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
+        let blocks = heads.flat_map(|head| &head.layer.blocks);
+        blocks.map(|block| BlockState::new(device, &block.kind, &room)).collect()
+    }
+
+    /// The weights of all blocks of a model.
+    pub(in crate::stage) fn load_all(
+        spec: &ModelSpec,
+        source: &Arc<dyn TensorSource>,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Vec<DraftBlock>, ModelError> {
+        let Some(drafts) = &spec.own_drafts else { return Ok(Vec::new()) };
+        let heads = drafts.heads.iter().enumerate();
+        heads.map(|(i, head)| load_block(spec, (i, head, drafts.reads), source, loader)).collect()
+    }
+
+    /// Their weights alone.
+    pub(in crate::stage) fn into_blocks(mut self) -> Vec<DraftBlock> {
+        let blocks = self.blocks.iter_mut().flat_map(|block| &mut block.blocks);
+        blocks.for_each(|block| block.state = BlockState::None);
+        self.blocks
     }
 }
 
 /// The weights of block `i`.
 fn load_block(
     spec: &ModelSpec,
-    (i, head): (usize, &DraftHeadSpec),
+    (i, head, reads): (usize, &DraftHeadSpec, DraftInput),
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
 ) -> Result<DraftBlock, ModelError> {
@@ -70,9 +95,15 @@ fn load_block(
     let embedding = if head.own_embedding { name("embed_tokens") } else { TOKEN_EMBD.to_owned() };
     let embedding = loader.reference(&embedding, &[n_embd, n_vocab])?;
     let embedding = Embedding::new(source.clone(), embedding, n_embd, n_vocab)?;
-    let mut norm = |name: &str| Norm::load(loader, spec.skeleton.norm, name, n_embd, eps);
-    let norms = [norm(&name("enorm"))?, norm(&name("hnorm"))?];
-    let head_norm = norm(&head.norm)?;
+    let usual = (spec.skeleton.norm, eps);
+    let mut norm = |name: &str, (kind, eps)| Norm::load(loader, kind, name, n_embd, eps);
+    let norms = [norm(&name("enorm"), usual)?, norm(&name("hnorm"), usual)?];
+    let head_norm = norm(&head.norm, head.own_norm.unwrap_or(usual))?;
+    let mix = match reads {
+        DraftInput::Streams(_) => load_head_mix(spec, loader)?,
+        DraftInput::Normed | DraftInput::Stream => None,
+    };
+    let head_read = BlockInput::new(Some(head_norm), mix);
     let join = Linear::matrix(loader, &name("eh_proj"), n_embd, 2 * n_embd)?;
     let output = match head.own_output {
         true => Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?),
@@ -85,7 +116,8 @@ fn load_block(
     loader.at_layer(usize::MAX);
     let weights = load_blocks(spec, &head.layer, (layer, &stem), loader)?;
     let blocks = loaded(&head.layer, layer, weights).collect();
-    Ok(DraftBlock { embedding, norms, join, blocks, head_norm, output })
+    let n_streams = reads.n_streams();
+    Ok(DraftBlock { embedding, norms, join, blocks, head_read, n_streams, output })
 }
 
 /// The blocks of a layer behind the model's, with `weights` and without states.
@@ -114,7 +146,9 @@ fn loaded(
 /// The first tensor that is missing, misshapen, of an unsupported type, or unknown: the model runs without the blocks.
 pub fn check_own_drafts(described: &Described<'_>) -> Result<(), ModelError> {
     let Described { model, spec } = described;
-    let Some(drafts) = &spec.own_drafts else { return Ok(()) };
+    if spec.own_drafts.is_none() {
+        return Ok(());
+    }
     let device = Device::cpu(kernels::select(None)?, 1, None)?;
     let source: Arc<dyn TensorSource> = Arc::new(Nothing);
     let mut no_progress = |_| {};
@@ -122,8 +156,6 @@ pub fn check_own_drafts(described: &Described<'_>) -> Result<(), ModelError> {
         .sharing(source.clone())
         .with_switched(switched(spec))
         .hollow();
-    for (i, head) in drafts.heads.iter().enumerate() {
-        load_block(spec, (i, head), &source, &mut loader)?;
-    }
+    OwnDrafts::load_all(spec, &source, &mut loader)?;
     loader.finish(&own_draft_tensors(model, spec))
 }

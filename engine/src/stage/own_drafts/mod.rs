@@ -11,17 +11,20 @@ mod on_stage;
 mod readings;
 mod ring;
 
+use std::ops::Range;
+
 use super::head::Head;
 use crate::batch::{SeqOp, SlotId, UBatch};
 use crate::block::RowAdapters;
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{KV_PAGE, RopeParams};
-use crate::spec::DraftInput;
+use crate::spec::{DraftInput, KEPT_HIDDEN};
 use crate::state::{Applied, PartRows, Sequence, Sequences, StateAction};
-use block::{DraftBlock, Input};
+use block::Input;
 use readings::{Readings, Step};
 use ring::{Ring, copy_rows};
 
+pub(super) use block::DraftBlock;
 pub use load::check_own_drafts;
 pub(super) use on_stage::LeftRows;
 
@@ -34,6 +37,8 @@ pub(super) struct OwnDrafts {
     /// Positions that a sequence has at most.
     n_ctx: u32,
     ring: Ring,
+    /// Whether a block keeps entries of the last positions only.
+    has_rings: bool,
     readings: Readings,
     /// Sequences as blocks see them: from their first entry on.
     seen: Sequences,
@@ -86,6 +91,21 @@ impl OwnDrafts {
         std::mem::replace(&mut self.watched, is_on.then(Vec::new)).unwrap_or_default()
     }
 
+    /// The entries in pages that blocks made of the rows of a sequence, and their positions.
+    pub(super) fn entries(
+        &self,
+        sequences: &Sequences,
+        slot: SlotId,
+    ) -> Option<(Range<u32>, Vec<Vec<u8>>)> {
+        let (sequence, made) = (sequences.get(slot)?, self.readings.entries(slot)?);
+        let blocks = sequence.blocks.get(made.start as usize / KV_PAGE..)?.into();
+        let len = made.end.checked_sub(made.start)?;
+        let seen = Sequence { len, sure: len, plane: slot, blocks, ..sequence.clone() };
+        let states = self.blocks.iter().flat_map(|block| &block.blocks);
+        let states = states.filter(|block| block.state.paged() == Some(true));
+        Some((made, states.filter_map(|block| block.state.read(&seen)).collect()))
+    }
+
     /// Follows the ops of a ubatch, which have been applied.
     pub(super) fn follow(&mut self, tools: &Tools<'_>, ub: &UBatch, applied: &Applied) {
         let copies = applied.actions.iter().filter_map(|action| match action {
@@ -98,19 +118,39 @@ impl OwnDrafts {
             None => tools.sequences.get(slot).map_or(0, |sequence| sequence.len),
         };
         for op in &ub.ops {
+            if let SeqOp::Truncate { slot, len, .. } = op
+                && self.is_lost(*slot, *len)
+            {
+                self.readings.replaced(*slot, *len);
+            }
             let is_copied = self.readings.follow(op, len);
-            let SeqOp::Copy { src, dst, .. } = op else { continue };
+            let SeqOp::Copy { src, dst, len, .. } = op else { continue };
             let Some(copy) = copies.next().filter(|_| is_copied) else { continue };
+            if self.is_lost(*src, *len) {
+                self.readings.replaced(*dst, *len);
+                continue;
+            }
             self.ring.copy(tools.device, tools.scratch, *src, *dst);
             // The entry behind the copy's end is there too, where more was read of the source.
             let behind = copy.behind.iter().map(|[src, dst]| (src, dst));
             let pages = copy.src_blocks.iter().zip(&copy.dst_blocks).chain(behind);
             let pages: Vec<_> = pages.map(|(src, dst)| (*src, *dst)).collect();
             let states = self.blocks.iter_mut().flat_map(|block| &mut block.blocks);
-            for block in states.filter(|block| block.state.paged().is_some()) {
-                pages.iter().for_each(|(src, dst)| block.state.kv().copy_page(*src, *dst));
+            for block in states {
+                match block.state.paged() {
+                    Some(true) => {
+                        pages.iter().for_each(|(src, dst)| block.state.kv().copy_page(*src, *dst));
+                    }
+                    _ => block.state.copy_slot(*src, *dst),
+                }
             }
         }
+    }
+
+    /// Whether what blocks need for the position behind the first `len` of a sequence may be written over.
+    fn is_lost(&self, slot: SlotId, len: u32) -> bool {
+        let taken_back = self.readings.len(slot).saturating_sub(len);
+        self.has_rings && taken_back as usize > KEPT_HIDDEN
     }
 
     /// Whether a sequence is read.

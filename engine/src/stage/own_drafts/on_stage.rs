@@ -1,8 +1,8 @@
 //! How the last stage has its blocks of drafts read, and draft.
 
 use super::Tools;
+use super::block::streams_as_one;
 use crate::batch::{RowOutput, SeqPart, SlotId, UBatch, Want};
-use crate::device::Rows;
 use crate::spec::DraftInput;
 use crate::stage::Stage;
 use crate::stage::boundary_rows::BoundaryRows;
@@ -14,8 +14,8 @@ pub(in crate::stage) struct LeftRows<'a> {
     pub numbers: &'a [usize],
     /// Their tokens.
     pub tokens: &'a [u32],
-    /// Behind the last layer, `[numbers.len(), n_embd]`.
-    pub hidden: &'a Rows,
+    /// Behind the last layer.
+    pub hidden: &'a BoundaryRows,
 }
 
 impl LeftRows<'_> {
@@ -62,14 +62,19 @@ impl Stage {
             let places = first..first + part.rows.len();
             part.rows = tokens.len()..tokens.len() + places.len();
             tokens.extend_from_slice(&left.tokens[places.clone()]);
-            picked.extend(places.map(|place| place as u32));
+            picked.extend(places);
         }
-        let mut hidden = tools.device.picked_rows(tools.scratch, left.hidden, &picked);
-        if drafts.reads == DraftInput::Normed {
-            let stream = BoundaryRows::stream(hidden);
-            hidden = tools.scratch.take(picked.len(), stream.hidden.cols());
-            head.read.apply((tools.device, tools.scratch), &stream, &mut hidden);
-        }
+        let on = (tools.device, tools.scratch);
+        let rows = left.hidden.picked(on, picked.iter().copied());
+        let hidden = match drafts.reads {
+            DraftInput::Normed => {
+                let mut hidden = tools.scratch.take(picked.len(), rows.hidden.cols());
+                head.read.apply(on, &rows, &mut hidden);
+                hidden
+            }
+            DraftInput::Stream => rows.hidden,
+            DraftInput::Streams(n) => streams_as_one(on, rows, n),
+        };
         drafts.read(&tools, head, (&parts, &tokens, &hidden));
     }
 

@@ -169,6 +169,17 @@ impl Readings {
         self.0.get(&slot)?.base
     }
 
+    /// Positions of a sequence that is read; 0 of any other.
+    pub(super) fn len(&self, slot: SlotId) -> u32 {
+        self.0.get(&slot).map_or(0, |reading| reading.len)
+    }
+
+    /// The positions whose entries were made of rows that were read.
+    pub(super) fn entries(&self, slot: SlotId) -> Option<Range<u32>> {
+        let reading = self.0.get(&slot)?;
+        reading.base.map(|base| base..reading.read)
+    }
+
     /// The first entry's position, if a token at `pos` can be read behind all that is before it.
     pub(super) fn base_for(&self, slot: SlotId, pos: u32) -> Option<u32> {
         let reading = self.0.get(&slot)?;

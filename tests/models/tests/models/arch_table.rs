@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use brigade_gguf::{Gguf, GgufWriter};
-use brigade_model_tests::places::root;
+use brigade_model_tests::places::{of_tests, root};
 
 /// What the manual promises of the error against llama.cpp, which the golden tests check.
 const LIMIT: f64 = 1e-4;
@@ -70,6 +70,15 @@ fn refused() -> String {
     table
 }
 
+/// The architectures whose blocks of drafts are compared with llama.cpp's.
+fn drafting() -> String {
+    let text = fs::read_to_string(of_tests("data/drafts/manifest.json")).unwrap();
+    let models: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let arch = |model: &serde_json::Value| model["synth"]["arch"].as_str().unwrap().to_owned();
+    let names: BTreeSet<String> = models.values().map(arch).collect();
+    format!("{}\n", cell(names.iter().map(String::as_str)))
+}
+
 /// The page with a table put between its two markers.
 fn put(page: &str, name: &str, table: &str) -> String {
     let (begin, end) = (format!("<!-- {name}: made "), format!("<!-- {name}: end -->"));
@@ -85,6 +94,7 @@ fn the_manual_has_the_programs_tables() {
     let mut made = put(&page, "decoders", &running("decoders", "architecture"));
     made = put(&made, "encoders", &running("encoders", "encoder"));
     made = put(&made, "refused", &refused());
+    made = put(&made, "drafts", &drafting());
     if std::env::var_os("BRIGADE_BLESS").is_some_and(|value| value == "1") {
         fs::write(&path, made).unwrap();
     } else {

@@ -7,10 +7,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use brigade_engine::batch::{BlockId, Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::batch::{
+    Ahead, BlockId, Boundary, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
+};
 use brigade_engine::device::Device;
 use brigade_engine::kernels::select;
-use brigade_engine::stage::{KeptWeights, Stage, StageOutput};
+use brigade_engine::stage::{KeptWeights, Stage, StageConfig, StageOutput};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_model_tests::line::ONE_SEQUENCE;
@@ -54,7 +56,10 @@ impl TensorSource for Watched {
 }
 
 fn model(arch: &str, name: &str) -> (Arc<Gguf>, PathBuf) {
-    let shape = Shape { n_layer: 6, ..Shape::named("tiny").unwrap() };
+    model_of(arch, Shape { n_layer: 6, ..Shape::named("tiny").unwrap() }, name)
+}
+
+fn model_of(arch: &str, shape: Shape, name: &str) -> (Arc<Gguf>, PathBuf) {
     let arch = Arch::named(arch).unwrap();
     let path =
         std::env::temp_dir().join(format!("brigade-kept-{name}-{}.gguf", std::process::id()));
@@ -64,13 +69,21 @@ fn model(arch: &str, name: &str) -> (Arc<Gguf>, PathBuf) {
 }
 
 fn load(source: &Arc<Watched>, layers: Range<usize>, kept: &mut KeptWeights) -> Option<Stage> {
+    load_with(source, (layers, ONE_SEQUENCE), kept)
+}
+
+fn load_with(
+    source: &Arc<Watched>,
+    (layers, config): (Range<usize>, StageConfig),
+    kept: &mut KeptWeights,
+) -> Option<Stage> {
     let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
     let model = source.model.clone();
     Stage::load_keeping(
         &brigade_models::described(&model).unwrap(),
         source.clone(),
         layers,
-        ONE_SEQUENCE,
+        config,
         device,
         kept,
         &mut |_| (),
@@ -132,7 +145,7 @@ fn loaded_ahead(model: &Arc<Gguf>, before: Range<usize>, layers: Range<usize>) {
     let ahead = KeptWeights::load_ahead(
         &brigade_models::described(model).unwrap(),
         source.clone(),
-        wanted,
+        (wanted, false),
         has,
         (&device, 0),
         &mut |_| (),
@@ -241,7 +254,7 @@ fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
         let ahead = KeptWeights::load_ahead(
             &brigade_models::described(&model).unwrap(),
             source.clone(),
-            wanted,
+            (wanted, false),
             has,
             (&device, 0),
             &mut |_| (),
@@ -260,6 +273,88 @@ fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// Where a stage is with the model's block of drafts, and without.
+const DRAFTING: StageConfig = StageConfig { own_drafts: true, ..ONE_SEQUENCE };
+
+/// The token that a last stage draws behind some rows, with what its block drafts behind that one.
+fn drafted(stage: &mut Stage) -> StageOutput {
+    let (slot, params) = (SlotId(0), SamplingParams::greedy());
+    let sampler = Some(Arc::new(SamplerSetup { params, ..SamplerSetup::default() }));
+    let open = SeqOp::Open { slot, blocks: vec![BlockId(0)], sampler, request: "r".into() };
+    let tokens = vec![5, 17, 300];
+    let width = stage.spec().boundary(stage.layers().start).width();
+    let data = (0..tokens.len() * width).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
+    let input = (stage.layers().start > 0).then_some(Boundary { n_rows: tokens.len(), data });
+    let ahead = Some(Ahead { sure: 0, known: 0, planes: None, drafts: 3 });
+    let part = SeqPart { slot, pos: 0, tokens, want: Want::Sample, mu: None, ahead };
+    let ops = vec![open, SeqOp::Draft { slot }];
+    stage.forward(&UBatch { id: 0, ops, parts: vec![part] }, input).unwrap()
+}
+
+fn a_block_of_drafts_stays_with_the_last_layers() {
+    let shape = Shape { n_layer: 6, ..Shape::named("golden-wide-moe-drafts").unwrap() };
+    let (model, path) = model_of("glm4moe", shape, "drafts");
+    let mut before = 0..0;
+    let mut kept = KeptWeights::default();
+    for layers in [0..6, 2..6, 4..6, 0..6, 0..3, 1..6, 1..4, 2..6] {
+        let source = Watched::new(&model);
+        let mut stage = load_with(&source, (layers.clone(), DRAFTING), &mut kept).unwrap();
+        let of_blocks = if layers.end == 6 { layers.start..7 } else { layers.clone() };
+        let new: BTreeSet<_> = of_blocks.clone().filter(|l| !before.contains(l)).collect();
+        assert_eq!(source.layers_read().0, new, "{before:?} to {layers:?}");
+        let fresh = load_with(
+            &Watched::new(&model),
+            (layers.clone(), DRAFTING),
+            &mut KeptWeights::default(),
+        );
+        let mut fresh = fresh.unwrap();
+        assert_eq!(stage.facts(), fresh.facts(), "{layers:?}");
+        if layers.end == 6 {
+            assert_eq!(drafted(&mut stage), drafted(&mut fresh), "{layers:?}");
+        }
+        before = of_blocks;
+        kept = stage.into_kept();
+    }
+    // One of its tensors may have changed, and only then it is read; and a stage without blocks lets go of it.
+    assert!(kept.tensors().any(|tensor| tensor == "blk.6.nextn.eh_proj.weight"));
+    kept.retain(&|tensor| tensor != "blk.6.attn_norm.weight");
+    let source = Watched::new(&model);
+    let stage = load_with(&source, (2..6, DRAFTING), &mut kept).unwrap();
+    assert_eq!(source.layers_read().0, BTreeSet::from([6]));
+    let mut kept = stage.into_kept();
+    let stage = load(&Watched::new(&model), 2..6, &mut kept).unwrap();
+    assert!(stage.into_kept().tensors().all(|tensor| !tensor.starts_with("blk.6.")));
+    std::fs::remove_file(path).unwrap();
+}
+
+fn a_block_of_drafts_is_loaded_ahead() {
+    let shape = Shape { n_layer: 6, ..Shape::named("golden-wide-moe-drafts").unwrap() };
+    let (model, path) = model_of("glm4moe", shape, "drafts-ahead");
+    let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
+    for (before, layers) in [(0..3, 0..6), (2..4, 3..6), (0..6, 2..6)] {
+        let (has, source) = (before.clone(), Watched::new(&model));
+        let ahead = KeptWeights::load_ahead(
+            &brigade_models::described(&model).unwrap(),
+            source.clone(),
+            (layers.clone(), true),
+            has,
+            (&device, 0),
+            &mut |_| (),
+        );
+        assert_eq!(source.layers_read().0.contains(&6), before.end < 6, "{before:?}");
+        let new = || KeptWeights::default();
+        let stage = load_with(&Watched::new(&model), (before.clone(), DRAFTING), &mut new());
+        let mut kept = stage.unwrap().into_kept();
+        kept.absorb(ahead.unwrap());
+        let source = Watched::new(&model);
+        let mut next = load_with(&source, (layers.clone(), DRAFTING), &mut kept).unwrap();
+        assert_eq!(source.layers_read(), (BTreeSet::new(), false), "{before:?} to {layers:?}");
+        let fresh = load_with(&Watched::new(&model), (layers.clone(), DRAFTING), &mut new());
+        assert_eq!(drafted(&mut next), drafted(&mut fresh.unwrap()), "{before:?} to {layers:?}");
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         only_layers_that_are_not_in_memory_are_read,
@@ -267,5 +362,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         what_was_loaded_before_a_failure_is_not_loaded_again,
         a_part_with_a_tensor_that_may_have_changed_goes,
         passes_through_a_layer_share_its_weights,
-        a_layer_that_stays_is_not_loaded_ahead_for_another_pass;
+        a_layer_that_stays_is_not_loaded_ahead_for_another_pass,
+        a_block_of_drafts_stays_with_the_last_layers,
+        a_block_of_drafts_is_loaded_ahead;
 ];
