@@ -42,7 +42,7 @@ const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__p
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name. What changes in texts, models and random
 /// models so compiles nothing that computes, and what changes in an HTTP handler compiles no scheduler.
-const MAY_NEED: [(&str, &[&str]); 31] = [
+const MAY_NEED: [(&str, &[&str]); 35] = [
     ("proto", &[]),
     ("engine/shapes", &[]),
     ("engine/quant", &[]),
@@ -60,6 +60,10 @@ const MAY_NEED: [(&str, &[&str]); 31] = [
     ("engine/kernels/reference", &["kernels"]),
     ("engine/kernels/software", &["kernels"]),
     ("engine/kernels/unfused", &["kernels"]),
+    ("engine/kernels/unfused-avx2", &["kernels"]),
+    ("engine/kernels/unfused-avx512", &["kernels"]),
+    ("engine/kernels/unfused-avxvnni", &["kernels"]),
+    ("engine/kernels/unfused-neon", &["kernels"]),
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
     ("worker", &["engine", "gguf", "hub", "models", "proto", "quant", "spec", "text"]),
