@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
 
+use super::guests::Places;
 use super::routing::Lists;
+use super::visits::Visits;
 use super::{Device, ExpertMatrices, Routing, Rows, Scratch, Values, give_up};
 use crate::kernels::{Compute, KernelError, PackedMatrix};
 use crate::quant::GgmlType;
@@ -19,7 +21,12 @@ pub(super) struct Beside {
     /// For what it made, where the GPU reads it.
     inbox: Mutex<Inbox>,
     /// Pairs of a row and an expert so far: here, and with the host.
-    n_pairs: [AtomicU64; 2],
+    pub(super) n_pairs: [AtomicU64; 2],
+    /// Bytes of experts that visited here so far.
+    pub(super) sent_bytes: AtomicU64,
+    /// When they do, and where.
+    pub(super) visits: Visits,
+    pub(super) places: Places,
 }
 
 /// Rows on their way to where their experts lie.
@@ -49,8 +56,15 @@ pub struct Away<'a> {
 impl Beside {
     pub(super) fn new(compute: Arc<Compute>) -> Self {
         let scratch = Scratch::new(None);
-        let n_pairs = Default::default();
-        Self { host: Device::of(compute), scratch, inbox: Mutex::default(), n_pairs }
+        Self {
+            host: Device::of(compute),
+            scratch,
+            inbox: Mutex::default(),
+            n_pairs: Default::default(),
+            sent_bytes: AtomicU64::default(),
+            visits: Visits::default(),
+            places: Places::default(),
+        }
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -111,6 +125,11 @@ impl Device {
     pub fn expert_rows(&self) -> [u64; 2] {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.beside.as_ref().map_or([0; 2], |beside| beside.n_pairs.each_ref().map(count))
+    }
+
+    /// Bytes of experts' weights that were sent to this device so far, for ubatches of many rows.
+    pub fn sent_bytes(&self) -> u64 {
+        self.beside.as_ref().map_or(0, |beside| beside.sent_bytes.load(Ordering::Relaxed))
     }
 
     /// The rows that were sent, where their experts lie: waits for them, with all that this device was told before on its way.

@@ -58,6 +58,24 @@ impl ExpertMatrices {
         self.all.first().map_or(0, |matrix| matrix.rows())
     }
 
+    /// Matrices that products find one by one.
+    pub(super) fn without_table(all: Vec<Arc<PackedMatrix>>) -> Self {
+        Self { all, table: None, is_beside: false }
+    }
+
+    /// Those of all experts.
+    pub(super) fn every(&self) -> &[Arc<PackedMatrix>] {
+        &self.all
+    }
+
+    /// That of an expert.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub(super) fn matrix(&self, expert: usize) -> &PackedMatrix {
+        &self.all[expert]
+    }
+
     /// Whether they lie with a GPU.
     pub(super) fn is_with_gpu(&self) -> bool {
         self.table.is_some()

@@ -112,6 +112,8 @@ impl Stage {
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
+        let blocks = kept.layers.values().flat_map(|layer| &layer.part.weights);
+        blocks.map(|weights| &weights.block).try_for_each(|block| block.make_room(&device))?;
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();

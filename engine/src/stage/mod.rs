@@ -188,6 +188,11 @@ impl Stage {
         self.device.expert_rows()
     }
 
+    /// Bytes of experts' weights that were sent from the host to the GPU so far, for ubatches of many rows.
+    pub fn sent_bytes(&self) -> u64 {
+        self.device.sent_bytes()
+    }
+
     /// What the GPU was handed so far; nothing on a CPU.
     pub fn handed(&self) -> Handed {
         self.device.handed()

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::{DeviceName, Devices, gpus};
+use brigade_engine::device::{DeviceName, Devices, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
@@ -31,6 +31,9 @@ const MODELS: [&str; 12] = [
     "qwen3next",
     "qwen3vlmoe",
 ];
+
+/// Those of them whose experts differ most: plain ones, with biases, with two mixtures in a layer, and with weights before them.
+const SENT: [&str; 4] = ["qwen3vlmoe", "gpt-oss-mxfp4", "grovemoe", "llama4"];
 
 /// Rows of the prompt, and of one of its ubatches: what is left for the last one is a single row.
 const PROMPT: usize = 15;
@@ -69,6 +72,46 @@ fn where_experts_lie_changes_no_byte() {
     });
     let differ = differ.into_inner().unwrap();
     println!("{} models, each with experts of no, half and all layers on the host", MODELS.len());
+    assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
+}
+
+/// Experts that lie with the host, and are sent to the GPU for ubatches in which they have many rows, or some: the same bits as if
+/// none was, as memory that both see and as a card's own.
+fn experts_that_are_sent_change_no_byte() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let differ = Mutex::new(Vec::new());
+    each(&SENT, |name| {
+        let path = golden.named(name);
+        let tokens = &golden.manifest.tokens[..PROMPT];
+        let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+        let want = logits(&path, tokens, &config);
+        for (least, apart) in [(1, false), (2, true), (4, false)] {
+            let config = LineConfig {
+                kernels: Some("vulkan:0"),
+                host_experts: u32::MAX,
+                visits: Visits::From(least),
+                apart,
+                ..LineConfig::default()
+            };
+            let mut line = Line::open(&path, &config);
+            let rows = line.logits(tokens, N_UBATCH);
+            let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
+            let stage = &line.stages()[0];
+            let ([here, host], bytes) = (stage.expert_rows(), stage.sent_bytes());
+            println!(
+                "{name}, from {least} rows: {here} rows here, {host} with the host, {bytes} bytes sent"
+            );
+            assert!(bytes > 0 && here > 0, "{name}: nothing was sent");
+            assert_eq!(host == 0, least == 1, "{name}, from {least} rows");
+            if got != want {
+                differ.lock().unwrap().push(format!("{name} from {least} rows"));
+            }
+        }
+    });
+    let differ = differ.into_inner().unwrap();
     assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
 }
 
@@ -176,6 +219,7 @@ fn layers_whose_experts_move_are_loaded_anew() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         where_experts_lie_changes_no_byte,
+        experts_that_are_sent_change_no_byte,
         layers_whose_experts_move_are_loaded_anew;
     alone: experts_beside_are_counted_and_waited_for_once;
 ];

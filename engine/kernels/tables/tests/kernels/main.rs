@@ -12,6 +12,7 @@ mod conv;
 mod delta;
 mod depth_attention;
 mod entries;
+mod expert_job;
 mod experts;
 mod gates;
 mod head_columns;
