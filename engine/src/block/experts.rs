@@ -1,6 +1,7 @@
 //! The matrices of a mixture's experts, and their work for the rows that a router sends them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::linear::Linear;
 use super::lora::{self, ExpertLora};
@@ -8,15 +9,20 @@ use super::mlp::activate;
 use super::{BlockCx, RowAdapters};
 use crate::batch::AdapterUse;
 use crate::device::{
-    Away, Device, ExpertMatrices, ExpertProduct, ExpertRows, ExpertWay, ExpertWays, Guests,
-    Routing, RoutingPart, RoutingShare, Rows, Scratch, Sent,
+    Away, Device, ExpertMatrices, ExpertProduct, ExpertRows, ExpertShares, ExpertWay, ExpertWays,
+    Guests, Routing, RoutingPart, RoutingShare, Rows, Scratch, Sent,
 };
 use crate::kernels::{KernelError, Vector};
 use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
 
+/// Numbers of experts of layers, as they are loaded.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
 /// Experts of one size.
 pub(super) struct Experts {
+    /// What tells them from those of other layers in this process.
+    id: u64,
     n_ff: usize,
     activation: Activation,
     /// Whether weights multiply what an expert reads, not what it gives.
@@ -86,6 +92,7 @@ impl Experts {
             Projections::load(experts, &name, loader)
         };
         Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             n_ff,
             activation,
             weigh_input,
@@ -120,7 +127,24 @@ impl Experts {
             return sum;
         };
         let away = device.away(sent);
-        if let Some(pairs) = self.of_pairs_apart(cx, x, &away) {
+        let sum = self.sum_away(cx, (x, routing), &away, onto);
+        if !away.is_rehearsal {
+            device.learn(self.id, &away.routing, &self.matrices());
+        }
+        sum
+    }
+
+    /// [`Experts::sum`] of rows that were sent.
+    fn sum_away(
+        &self,
+        cx: &BlockCx<'_>,
+        (x, routing): (&Rows, &Routing),
+        away: &Away<'_>,
+        onto: Option<Rows>,
+    ) -> Rows {
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
+        if let Some(pairs) = self.of_pairs_apart(cx, x, away) {
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
             device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
             return sum;
@@ -144,28 +168,40 @@ impl Experts {
         }
     }
 
-    /// What the chosen experts give for each pair where some of them visit the stage's device, which computes with them while
-    /// the others are computed where they lie; `None` where none does.
+    /// What the chosen experts give for each pair where some of them are computed with the stage's device, while the others are
+    /// computed where they lie; `None` where all are.
     fn of_pairs_apart(&self, cx: &BlockCx<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
         let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
         if self.are_adapted(adapters, x.n_rows()) || away.is_rehearsal {
             return None;
         }
-        let (visiting, staying) = device.visits(&away.routing, &self.matrices())?;
+        let ExpertShares { with_copy, visiting, staying } =
+            device.shares(self.id, &away.routing, &self.matrices())?;
         let mut pairs = scratch.take(away.routing.n_pairs(), x.cols());
+        let mut compute = |share: &RoutingShare, guests: Guests<'_>| {
+            let place = Place { device, scratch, adapters, guests: Some(guests) };
+            let rows = self.of_pairs(&place, x, &share.routing);
+            device.place_rows(&rows, &share.pairs, &mut pairs);
+        };
+        if let Some((share, guests)) = with_copy {
+            compute(&share, guests);
+        }
         let there = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
-        let stayed = std::thread::scope(|scope| {
-            let stayed = scope.spawn(|| self.of_pairs(&there, &away.x, &staying.routing));
-            for RoutingShare { routing, pairs: of, experts } in &visiting {
-                let guests = device.guests(experts, &self.matrices());
-                let guests = Some(guests.expect("places were counted"));
-                let place = Place { device, scratch, adapters, guests };
-                let rows = self.of_pairs(&place, x, routing);
-                device.place_rows(&rows, of, &mut pairs);
-            }
-            stayed.join()
-        });
-        let stayed = stayed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let stay = || self.of_pairs(&there, &away.x, &staying.routing);
+        let stayed = if visiting.is_empty() {
+            device.begin();
+            stay()
+        } else {
+            let stayed = std::thread::scope(|scope| {
+                let stayed = scope.spawn(stay);
+                for share in &visiting {
+                    let guests = device.guests(&share.experts, &self.matrices());
+                    compute(share, guests.expect("places were counted"));
+                }
+                stayed.join()
+            });
+            stayed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
         device.place_rows(&stayed, &staying.pairs, &mut pairs);
         Some(pairs)
     }

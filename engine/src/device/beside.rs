@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
 
+use super::copies::Copies;
 use super::guests::Places;
 use super::routing::Lists;
 use super::visits::Visits;
@@ -27,6 +28,9 @@ pub(super) struct Beside {
     /// When they do, and where.
     pub(super) visits: Visits,
     pub(super) places: Places,
+    /// Copies of some that stay here, and pairs that were computed with these.
+    copies: Mutex<Copies>,
+    pub(super) n_hits: AtomicU64,
 }
 
 /// Rows on their way to where their experts lie.
@@ -64,7 +68,13 @@ impl Beside {
             sent_bytes: AtomicU64::default(),
             visits: Visits::default(),
             places: Places::default(),
+            copies: Mutex::default(),
+            n_hits: AtomicU64::default(),
         }
+    }
+
+    pub(super) fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -125,6 +135,16 @@ impl Device {
     pub fn expert_rows(&self) -> [u64; 2] {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.beside.as_ref().map_or([0; 2], |beside| beside.n_pairs.each_ref().map(count))
+    }
+
+    /// Of the rows that experts computed with this device, those of experts of the host's memory that have a copy here.
+    pub fn copy_rows(&self) -> u64 {
+        self.beside.as_ref().map_or(0, |beside| beside.n_hits.load(Ordering::Relaxed))
+    }
+
+    /// Has this device begin with all that it was told.
+    pub fn begin(&self) {
+        self.gpu.iter().for_each(Gpu::begin);
     }
 
     /// Bytes of experts' weights that were sent to this device so far, for ubatches of many rows.

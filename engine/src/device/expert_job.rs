@@ -49,8 +49,8 @@ impl Device {
         let mut own = None;
         let (x, is_one) = match x {
             ExpertRows::OfPairs(x) => (x, false),
-            // All experts read the same row.
-            ExpertRows::Routed(x) if x.n_rows() == 1 => (x, true),
+            // All experts read the same row; it may be sent to one of them more than once.
+            ExpertRows::Routed(x) if x.n_rows() == 1 && most_rows == 1 => (x, true),
             ExpertRows::Routed(x) => {
                 let own = own.insert(scratch.take(routing.n_pairs(), x.cols()));
                 self.rows_of_pairs(x, routing, own);

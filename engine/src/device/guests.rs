@@ -14,7 +14,7 @@ use super::on_gpu::{copy_at, refused};
 use super::routing::{Lists, Routing, Share};
 use super::visits::Visits;
 use super::{Device, Rows};
-use crate::kernels::KernelError;
+use crate::kernels::{KernelError, PackedMatrix};
 
 /// Experts that visit at a time.
 pub const GUESTS_AT_ONCE: usize = 8;
@@ -39,6 +39,16 @@ pub struct RoutingShare {
     pub pairs: Vec<Range<usize>>,
     /// The experts.
     pub experts: Vec<usize>,
+}
+
+/// Where experts of a ubatch are computed.
+pub struct ExpertShares<'a> {
+    /// Those with a copy on the GPU, and the copies.
+    pub with_copy: Option<(RoutingShare, Guests<'a>)>,
+    /// Those whose weights are sent there, some at a time.
+    pub visiting: Vec<RoutingShare>,
+    /// Those that are computed where they lie.
+    pub staying: RoutingShare,
 }
 
 impl Places {
@@ -125,64 +135,78 @@ impl Device {
         })
     }
 
-    /// The experts of `routing`, which are where [`Device::away`] went, that are to visit here, some at a time; and those that
-    /// stay. `None` where all stay. `matrices` are those of the experts.
-    pub fn visits(
+    /// Where the experts of `routing` are computed, which is where [`Device::away`] went. `None` where all are computed there.
+    /// `layer` and `matrices` are those of the experts.
+    pub fn shares(
         &self,
+        layer: u64,
         routing: &Routing,
         matrices: &[&ExpertMatrices],
-    ) -> Option<(Vec<RoutingShare>, RoutingShare)> {
+    ) -> Option<ExpertShares<'_>> {
         let beside = self.beside.as_ref()?;
-        let of_one = |all: &&ExpertMatrices| all.matrix(0).nbytes();
-        let has_room = |(len, n): (usize, usize)| {
-            beside.places.with(|places| places.get(&len).map_or(0, Vec::len)) >= n
-        };
-        let same = |len| matrices.iter().filter(|all| of_one(all) == len).count();
-        let mut lens = matrices.iter().map(of_one);
-        if beside.visits == Visits::Never
-            || !lens.all(|len| has_room((len, same(len) * GUESTS_AT_ONCE)))
-        {
-            return None;
-        }
-        let bytes = matrices.iter().map(of_one).sum();
-        let macs = |all: &&ExpertMatrices| all.matrix(0).rows() * all.matrix(0).cols();
-        let operations = 2 * matrices.iter().map(macs).sum::<usize>();
         let lists = routing.lists();
-        let chosen = beside.visits.chosen(&lists.spans, bytes, operations);
-        if chosen.is_empty() {
+        let of_one = |all: &&ExpertMatrices| all.matrix(lists.spans[0].0).nbytes();
+        let copies = beside.copies();
+        let has_copy = |place: &usize| copies.has((layer, lists.spans[*place].0));
+        let (with, without): (Vec<usize>, Vec<usize>) = (0..lists.spans.len()).partition(has_copy);
+        let rest: Vec<_> = without.iter().map(|place| lists.spans[*place].clone()).collect();
+        let chosen = match rest.is_empty() || !beside.has_places(matrices.iter().map(of_one)) {
+            true => Vec::new(),
+            false => {
+                let bytes = matrices.iter().map(of_one).sum();
+                let macs = |w: &PackedMatrix| w.rows() * w.cols();
+                let operations: usize =
+                    matrices.iter().map(|all| 2 * macs(all.matrix(rest[0].0))).sum();
+                beside.visits.chosen(&rest, bytes, operations)
+            }
+        };
+        if with.is_empty() && chosen.is_empty() {
             return None;
         }
+        let chosen: Vec<usize> = chosen.into_iter().map(|place| without[place]).collect();
         let weights = lists.weights();
         let share = |places: &[usize]| {
             let mut places = places.to_vec();
             places.sort_unstable();
             RoutingShare::new(routing, &weights, &places)
         };
-        let visiting = chosen.chunks(GUESTS_AT_ONCE).map(share).collect();
         let stays = |place: &usize| !chosen.contains(place);
-        let staying: Vec<usize> = (0..lists.spans.len()).filter(stays).collect();
-        let pairs = |place: &usize| lists.spans[*place].1.len() as u64;
-        beside.count_guests(chosen.iter().map(pairs).sum(), (chosen.len() * bytes) as u64);
-        Some((visiting, share(&staying)))
+        let staying: Vec<usize> = without.into_iter().filter(stays).collect();
+        let with_copy = (!with.is_empty()).then(|| {
+            let share = share(&with);
+            let all = copies.matrices(layer, &share.experts, matrices.len());
+            (share, Guests { places: &beside.places, taken: Vec::new(), all })
+        });
+        let pairs = |places: &[usize]| {
+            places.iter().map(|place| lists.spans[*place].1.len() as u64).sum::<u64>()
+        };
+        beside.count_pairs(pairs(&with), pairs(&chosen));
+        Some(ExpertShares {
+            with_copy,
+            visiting: chosen.chunks(GUESTS_AT_ONCE).map(share).collect(),
+            staying: share(&staying),
+        })
     }
 
     /// Copies matrices of these experts to where the GPU computes with them, after all that it was told before. `None` where there
     /// is no place for one.
     pub fn guests(&self, experts: &[usize], matrices: &[&ExpertMatrices]) -> Option<Guests<'_>> {
-        let places = &self.beside.as_ref()?.places;
+        let beside = self.beside.as_ref()?;
+        let places = &beside.places;
         let mut guests = Guests { places, taken: Vec::new(), all: Vec::new() };
         for matrices in matrices {
-            let mut all = matrices.every().to_vec();
+            let mut all = Vec::with_capacity(experts.len());
             for expert in experts {
-                let host = &all[*expert];
+                let host = matrices.matrix(*expert);
                 let len = host.nbytes();
                 let mut place = places.with(|places| places.get_mut(&len)?.pop())?;
                 // Whoever had it is gone: its matrices were dropped before it was given back.
                 Arc::get_mut(&mut place)?.write(0, host.bytes());
-                all[*expert] = Arc::new(copy_at(host, &place));
+                all.push(Arc::new(copy_at(host, &place)));
                 guests.taken.push(place);
+                beside.sent_bytes.fetch_add(len as u64, Ordering::Relaxed);
             }
-            guests.all.push(ExpertMatrices::without_table(all));
+            guests.all.push(ExpertMatrices::of_some(experts.to_vec(), all));
         }
         Some(guests)
     }
@@ -204,10 +228,21 @@ impl Device {
 }
 
 impl Beside {
-    fn count_guests(&self, n_pairs: u64, bytes: u64) {
-        self.n_pairs[0].fetch_add(n_pairs, Ordering::Relaxed);
-        self.n_pairs[1].fetch_sub(n_pairs, Ordering::Relaxed);
-        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// So many pairs are computed with the GPU that the host was to compute: with copies that are there, and with guests.
+    fn count_pairs(&self, with_copy: u64, visiting: u64) {
+        self.n_pairs[0].fetch_add(with_copy + visiting, Ordering::Relaxed);
+        self.n_pairs[1].fetch_sub(with_copy + visiting, Ordering::Relaxed);
+        self.n_hits.fetch_add(with_copy, Ordering::Relaxed);
+    }
+
+    /// Whether there are places for guests whose matrices have these bytes.
+    fn has_places(&self, lens: impl Iterator<Item = usize>) -> bool {
+        let mut needed = HashMap::<usize, usize>::new();
+        lens.for_each(|len| *needed.entry(len).or_default() += GUESTS_AT_ONCE);
+        let has = |(len, n): (&usize, &usize)| {
+            self.places.with(|places| places.get(len).map_or(0, Vec::len)) >= *n
+        };
+        self.visits != Visits::Never && needed.iter().all(has)
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod attention;
 mod beside;
+mod copies;
 mod devices;
 mod elementwise;
 mod entries;
@@ -15,6 +16,7 @@ mod experts;
 mod fetched;
 mod gates;
 mod guests;
+mod hot;
 mod index;
 mod lists;
 mod memory;
@@ -52,7 +54,7 @@ pub use expert_changes::{ExpertChange, RoutingPart};
 pub use expert_job::{ExpertWay, ExpertWays};
 pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
 pub use fetched::Fetched;
-pub use guests::{GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
+pub use guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
 pub use index::{IndexOfMeans, IndexOver, PoolingBy};
 pub use lists::Lists;
 pub use memory::Memory;

@@ -188,6 +188,11 @@ impl Stage {
         self.device.expert_rows()
     }
 
+    /// Of the rows that experts computed with the GPU, those of experts of the host's memory that have a copy there.
+    pub fn copy_rows(&self) -> u64 {
+        self.device.copy_rows()
+    }
+
     /// Bytes of experts' weights that were sent from the host to the GPU so far, for ubatches of many rows.
     pub fn sent_bytes(&self) -> u64 {
         self.device.sent_bytes()

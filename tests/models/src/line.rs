@@ -89,6 +89,8 @@ pub struct LineConfig {
     pub host_experts: u32,
     /// When these are sent to the GPU for a ubatch.
     pub visits: Visits,
+    /// Bytes of the GPU's memory for copies of them.
+    pub copies: u64,
     /// Whether the last stage has the model's own blocks of drafts.
     pub own_drafts: bool,
     /// Files of the model's adapters.
@@ -113,6 +115,7 @@ impl Default for LineConfig {
             control_layers: None,
             host_experts: 0,
             visits: Visits::Never,
+            copies: 0,
             own_drafts: false,
             adapters: Vec::new(),
             uses: Vec::new(),
@@ -364,6 +367,7 @@ fn load(
     };
     let mut device = devices.open(&name, config.threads, None).unwrap();
     device.set_visits(config.visits);
+    device.set_room_for_copies(config.copies);
     let n_positions = brigade_models::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,
