@@ -53,6 +53,8 @@ pub struct EngineBackend {
     experts: Experts,
     /// When those that lie with the host are sent to the GPU.
     visits: Visits,
+    /// Bytes of the GPU's memory for copies of some of them.
+    expert_cache_bytes: u64,
     /// Where stages on the CPU wait for their turn, if there are others.
     turns: Option<Arc<Turns>>,
 }
@@ -120,8 +122,17 @@ impl EngineBackend {
             gop_per_second,
             host,
         };
-        let (cpus, experts) = (config.cpus.clone(), config.experts);
-        Ok(Self { abilities, devices, device, threads, cpus, experts, visits, turns })
+        Ok(Self {
+            abilities,
+            devices,
+            device,
+            threads,
+            cpus: config.cpus.clone(),
+            experts: config.experts,
+            visits,
+            expert_cache_bytes: config.expert_cache_bytes,
+            turns,
+        })
     }
 
     fn name(&self, spec: &StageSpec) -> Result<DeviceName, Failure> {
@@ -147,6 +158,7 @@ impl EngineBackend {
         let device = self.devices.open(&name, threads, cpu_list(&self.cpus));
         let mut device = device.map_err(|e| model_failure(e.into()))?;
         device.set_visits(self.visits);
+        device.set_room_for_copies(self.expert_cache_bytes);
         device.host().pool().pin_caller();
         Ok(device)
     }
@@ -185,7 +197,12 @@ fn host_beside(
         ?visits,
         "routed experts may lie in the host's memory"
     );
-    Ok((Some(HostAbility { speeds, experts_before: config.experts.before() }), visits))
+    let sent_gb_per_second = match visits {
+        Visits::Measured(speeds) => speeds.sent_bytes / 1e9,
+        Visits::Never | Visits::From(_) => 0.0,
+    };
+    let experts_before = config.experts.before();
+    Ok((Some(HostAbility { speeds, sent_gb_per_second, experts_before }), visits))
 }
 
 /// What can be asked for here, best first, each with the number of what it computes.

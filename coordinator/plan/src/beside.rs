@@ -102,9 +102,9 @@ impl Costs<'_> {
     /// Bytes of the places on a worker's GPU for experts of layers `host`, which lie with its host and are sent there for ubatches of
     /// many rows.
     fn guests(&self, worker: usize, host: &Range<usize>) -> u64 {
-        let is_own = self.workers[worker].host.is_some_and(|host| host.memory.is_some());
+        let are_sent = self.workers[worker].host.is_some_and(|host| host.sent_gbps > 0.0);
         let layers = self.model.layers[host.clone()].iter().map(LayerFacts::matrices);
-        if is_own { bytes_for_guests(layers) } else { 0 }
+        if are_sent { bytes_for_guests(layers) } else { 0 }
     }
 
     /// Bytes of the routed experts of layers `range`. Weights that several layers have count once.

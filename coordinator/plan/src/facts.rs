@@ -246,6 +246,8 @@ pub struct HostFacts {
     pub gbps: f64,
     /// Matrix multiplication, 10^9 operations a second.
     pub gops: f64,
+    /// What comes from there to the GPU, 10^9 bytes a second; 0: no experts are sent there for prompts.
+    pub sent_gbps: f64,
     /// Which experts lie there.
     pub experts: HostExperts,
 }

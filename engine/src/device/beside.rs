@@ -33,6 +33,19 @@ pub(super) struct Beside {
     pub(super) n_hits: AtomicU64,
 }
 
+/// What experts of a stage on a GPU did since it was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// Rows that they computed with the GPU, each row for each of its experts.
+    pub device_rows: u64,
+    /// Of these, rows of experts of the host's memory that had a copy there.
+    pub copy_rows: u64,
+    /// Rows that they computed with the host beside it.
+    pub host_rows: u64,
+    /// Bytes of weights that were sent from the host to the GPU.
+    pub sent_bytes: u64,
+}
+
 /// Rows on their way to where their experts lie.
 pub struct Sent {
     /// The rows, and behind them experts and weights where these are chosen by a GPU.
@@ -131,25 +144,18 @@ impl Device {
         })
     }
 
-    /// Rows that experts computed so far: with this device, and beside it. On the CPU nobody counts them.
-    pub fn expert_rows(&self) -> [u64; 2] {
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.beside.as_ref().map_or([0; 2], |beside| beside.n_pairs.each_ref().map(count))
-    }
-
-    /// Of the rows that experts computed with this device, those of experts of the host's memory that have a copy here.
-    pub fn copy_rows(&self) -> u64 {
-        self.beside.as_ref().map_or(0, |beside| beside.n_hits.load(Ordering::Relaxed))
+    /// What experts did so far. On the CPU nobody counts it.
+    pub fn expert_counts(&self) -> ExpertCounts {
+        let Some(beside) = &self.beside else { return ExpertCounts::default() };
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let [device_rows, host_rows] = beside.n_pairs.each_ref().map(read);
+        let (copy_rows, sent_bytes) = (read(&beside.n_hits), read(&beside.sent_bytes));
+        ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes }
     }
 
     /// Has this device begin with all that it was told.
     pub fn begin(&self) {
         self.gpu.iter().for_each(Gpu::begin);
-    }
-
-    /// Bytes of experts' weights that were sent to this device so far, for ubatches of many rows.
-    pub fn sent_bytes(&self) -> u64 {
-        self.beside.as_ref().map_or(0, |beside| beside.sent_bytes.load(Ordering::Relaxed))
     }
 
     /// The rows that were sent, where their experts lie: waits for them, with all that this device was told before on its way.

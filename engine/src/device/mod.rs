@@ -45,7 +45,7 @@ use beside::Beside;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
-pub use beside::{Away, Sent};
+pub use beside::{Away, ExpertCounts, Sent};
 pub use brigade_gpu::{FewValues, Handed, KernelTime, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};

@@ -43,7 +43,7 @@ impl Visits {
             Self::From(least) => by_rows.partition_point(|place| rows(place) >= *least),
             Self::Measured(speeds) => {
                 let counts: Vec<usize> = by_rows.iter().map(rows).collect();
-                speeds.most_useful(&counts, bytes as f64, operations as f64)
+                speeds.most_useful(&counts, bytes as f64, operations as f64).1
             }
         };
         by_rows.truncate(n);
@@ -63,7 +63,8 @@ impl VisitSpeeds {
     /// How many of experts with so many rows, the greatest number first, are to be sent, so that the slower of both is done soonest.
     /// Only those are whose rows take the host longer: sending reads the host's memory too, and while that is what the host waits
     /// for, nothing is won.
-    fn most_useful(&self, counts: &[usize], bytes: f64, operations: f64) -> usize {
+    /// The seconds until then come with it.
+    fn most_useful(&self, counts: &[usize], bytes: f64, operations: f64) -> (f64, usize) {
         let of = |rows: &usize| self.seconds(*rows, bytes, operations);
         let mut left: f64 = counts.iter().map(|rows| of(rows)[1]).sum();
         let (mut sent, mut best) = (0.0, (left, 0));
@@ -77,7 +78,13 @@ impl VisitSpeeds {
                 best = (f64::max(sent, left), n + 1);
             }
         }
-        best.1
+        best
+    }
+
+    /// Seconds that so many experts take which all have so many rows, where each has so many bytes, and takes so many operations for
+    /// a row.
+    pub fn seconds_of_layer(&self, n: usize, rows: usize, bytes: u64, operations: f64) -> f64 {
+        self.most_useful(&vec![rows; n], bytes as f64, operations).0
     }
 }
 

@@ -42,7 +42,7 @@ pub use own_drafts::{DraftRow, check_own_drafts};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
-use crate::device::{Device, Handed, KernelTime, Rows, Scratch};
+use crate::device::{Device, ExpertCounts, Handed, KernelTime, Rows, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
 use crate::kernels::{RopeParams, RopeTable, Vector};
@@ -183,19 +183,9 @@ impl Stage {
         self.device.waits()
     }
 
-    /// Rows that routed experts computed so far, each for each of its experts: with the GPU, and with the host beside it.
-    pub fn expert_rows(&self) -> [u64; 2] {
-        self.device.expert_rows()
-    }
-
-    /// Of the rows that experts computed with the GPU, those of experts of the host's memory that have a copy there.
-    pub fn copy_rows(&self) -> u64 {
-        self.device.copy_rows()
-    }
-
-    /// Bytes of experts' weights that were sent from the host to the GPU so far, for ubatches of many rows.
-    pub fn sent_bytes(&self) -> u64 {
-        self.device.sent_bytes()
+    /// What its experts did so far, where a GPU computes.
+    pub fn expert_counts(&self) -> ExpertCounts {
+        self.device.expert_counts()
     }
 
     /// What the GPU was handed so far; nothing on a CPU.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::{DeviceName, Devices, Visits, gpus};
+use brigade_engine::device::{DeviceName, Devices, ExpertCounts, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
@@ -103,7 +103,8 @@ fn experts_that_are_sent_change_no_byte() {
             let rows = line.logits(tokens, N_UBATCH);
             let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
             let stage = &line.stages()[0];
-            let ([here, host], bytes) = (stage.expert_rows(), stage.sent_bytes());
+            let ExpertCounts { device_rows: here, host_rows: host, sent_bytes: bytes, .. } =
+                stage.expert_counts();
             println!(
                 "{name}, from {least} rows: {here} rows here, {host} with the host, {bytes} bytes sent"
             );
@@ -175,8 +176,8 @@ fn random_places_give_one_answer(n_cases: usize) {
             let rows = line.logits(tokens, n_ubatch);
             let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
             for stage in line.stages() {
-                let [here, host] = stage.expert_rows();
-                let all = [here, host, stage.copy_rows(), stage.sent_bytes()];
+                let n = stage.expert_counts();
+                let all = [n.device_rows, n.host_rows, n.copy_rows, n.sent_bytes];
                 counts.iter().zip(all).for_each(|(sum, n)| _ = sum.fetch_add(n, Ordering::Relaxed));
             }
             n_all.fetch_add(1, Ordering::Relaxed);

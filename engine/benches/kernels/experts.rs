@@ -1,20 +1,18 @@
 //! Routed experts as decode runs them, beside the memory that their weights are read from: rows of several sequences through 8 of
-//! 128 experts. `cargo bench -p brigade-engine --bench experts [-- TYPE]`.
+//! 128 experts. Cases are named `experts-TYPE`.
 //!
-//! Each case runs on the machine's own table and on `unfused`, with whose bits experts beside a GPU are computed; and as one run of
-//! the threads beside one step after the other. [`common`] says what the environment chooses.
-
-mod common;
+//! Each runs on the machine's own table and on `unfused`, with whose bits experts beside a GPU are computed; and as one run of the
+//! threads beside one step after the other, in turn.
 
 use std::sync::Arc;
 
+use crate::common::{Bench, beside, values};
 use brigade_engine::device::{
     Device, ExpertMatrices, ExpertProduct, ExpertRows, ExpertWay, ExpertWays, Routing, Rows,
     Scratch,
 };
 use brigade_engine::kernels::{ChooseBy, Compute, ExpertChoice, ExpertWeights, select};
 use brigade_quant::{GgmlType, quantize_row};
-use common::{Bench, beside, values};
 
 const N_EXPERT: usize = 128;
 const N_USED: usize = 8;
@@ -35,17 +33,17 @@ struct Layer {
     down: ExpertMatrices,
 }
 
-fn main() {
-    let bench = Bench::start();
+/// Measures the cases that the filter lets run.
+pub fn measure(bench: &Bench) {
     let threads = bench.compute.pool().threads();
     let own = bench.compute.kernels().name;
-    for ty in TYPES.into_iter().filter(|ty| bench.wants(ty.name())) {
+    for ty in TYPES.into_iter().filter(|ty| bench.wants(&format!("experts-{}", ty.name()))) {
         for table in [own, "unfused"] {
             let kernels = select(Some(table)).expect("a table of this machine");
             let compute = Compute::new(kernels, threads, None).expect("threads start");
             let layer = Layer::new(compute, ty);
             for n_rows in ROWS {
-                layer.measure(&bench, (ty, table), n_rows);
+                layer.measure(bench, (ty, table), n_rows);
             }
         }
     }
@@ -107,7 +105,7 @@ impl Layer {
         let both = bench.seconds_of([&mut |i| run(i, true), &mut |i| run(i, false)]);
         for (way, seconds) in ["at once", "by steps"].into_iter().zip(both) {
             println!(
-                "{ty:6} {table:9} rows {n_rows:3} {way:8} {:9.1} us  {}",
+                "experts-{ty:6} {table:9} rows {n_rows:3} {way:8} {:9.1} us  {}",
                 seconds * 1e6,
                 beside(bytes / seconds, "GB/s", bench.limits.memory, "memory"),
             );
