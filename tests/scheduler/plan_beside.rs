@@ -1,5 +1,7 @@
 //! Workers of two devices: which routed experts lie with the host beside a GPU, what both memories hold, and how fast that is.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use brigade_engine::device::bytes_for_guests;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
@@ -20,7 +22,9 @@ fn mixture() -> ModelFacts {
         seed: 1,
         header_only: true,
     };
-    let name = format!("brigade-plan-beside-{}.gguf", std::process::id());
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("brigade-plan-beside-{}-{number}.gguf", std::process::id());
     let path = std::env::temp_dir().join(name);
     brigade_synth::write(&spec, &path).unwrap();
     let model = Gguf::open_header_only(&path).unwrap();
@@ -130,8 +134,8 @@ fn experts_that_are_sent_make_prompts_faster_and_take_room() {
     let room = bytes_for_guests(model.layers.iter().map(LayerFacts::matrices));
     assert!(room > 0);
     assert_eq!(with.memory.weights, without.memory.weights + room);
-    // Few rows of each expert do not pay.
-    assert_eq!(stage(25.0, 16).time.prefill_us, stage(0.0, 16).time.prefill_us);
+    // Few rows of each expert do not pay: the host reads all of their weights for them.
+    assert!(stage(25.0, 16).time.prefill_us >= stage(0.0, 16).time.prefill_us);
 }
 
 /// gpt-oss-120b from its sizes: 36 layers, 128 experts of which a token uses 4, 2880 wide inside and outside, in MXFP4.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
 
 use super::copies::Copies;
-use super::guests::Places;
+use super::places::Places;
 use super::routing::Lists;
 use super::visits::Visits;
 use super::{Device, ExpertMatrices, Routing, Rows, Scratch, Values, give_up};

@@ -3,14 +3,15 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_gpu::{GpuBuffer, Purpose};
 
 use super::beside::Beside;
 use super::experts::ExpertMatrices;
 use super::on_gpu::{copy_at, refused};
+use super::places::Places;
 use super::routing::{Lists, Routing, Share};
 use super::visits::Visits;
 use super::{Device, Rows};
@@ -18,10 +19,6 @@ use crate::kernels::{KernelError, PackedMatrix};
 
 /// Experts that visit at a time.
 pub const GUESTS_AT_ONCE: usize = 8;
-
-/// Places for matrices, by their bytes.
-#[derive(Default)]
-pub(super) struct Places(Mutex<HashMap<usize, Vec<Arc<GpuBuffer>>>>);
 
 /// Matrices of experts of which some are copied to the GPU, in the order in which they were asked for.
 pub struct Guests<'a> {
@@ -49,12 +46,6 @@ pub struct ExpertShares<'a> {
     pub visiting: Vec<RoutingShare>,
     /// Those that are computed where they lie.
     pub staying: RoutingShare,
-}
-
-impl Places {
-    fn with<T>(&self, work: impl FnOnce(&mut HashMap<usize, Vec<Arc<GpuBuffer>>>) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
 }
 
 impl Guests<'_> {

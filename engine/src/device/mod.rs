@@ -25,6 +25,7 @@ mod name;
 mod norms;
 mod on_gpu;
 mod pages;
+mod places;
 mod pools;
 mod probe;
 mod products;

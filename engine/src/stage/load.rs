@@ -112,8 +112,7 @@ impl Stage {
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
-        let blocks = kept.layers.values().flat_map(|layer| &layer.part.weights);
-        blocks.map(|weights| &weights.block).try_for_each(|block| block.make_room(&device))?;
+        make_room(kept, &device)?;
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();
@@ -157,6 +156,12 @@ impl Stage {
             n_reading: 0,
         })
     }
+}
+
+/// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows.
+fn make_room(kept: &KeptWeights, device: &Device) -> Result<(), ModelError> {
+    let mut blocks = kept.layers.values().flat_map(|layer| &layer.part.weights);
+    Ok(blocks.try_for_each(|weights| weights.block.make_room(device))?)
 }
 
 /// Hands out tensors, with experts where they shall lie.
