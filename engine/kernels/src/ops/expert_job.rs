@@ -20,6 +20,10 @@ use crate::tiles::pack::PackedMatrix;
 /// Turns that a thread spins for another's part of an expert before it gives way to whoever has lost its core.
 const SPINS: u32 = 4_000;
 
+/// Makes what goes down in place of what came up: given the number of the run, what the gate gave for it (empty where there is
+/// none), and what came up.
+pub type Between<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 /// An expert that has rows.
 pub struct ExpertRun<'a> {
     /// Rows of what it reads.
@@ -40,9 +44,8 @@ pub struct ExpertsJob<'a> {
     pub x: ActRows<'a>,
     /// Those that have rows.
     pub runs: &'a [ExpertRun<'a>],
-    /// Makes what goes down, in place of what came up: it is given the number of the run, what the gate gave for it (empty where
-    /// there is none), and what came up. It runs on one thread.
-    pub between: &'a (dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+    /// What is between the ways in and the way out. It runs on one thread for each run.
+    pub between: &'a Between<'a>,
     /// What comes up, `[n_pairs, n_ff]`.
     pub up: &'a mut [f32],
     /// What the gate gives, as much; empty where there is none.
@@ -82,7 +85,7 @@ struct Work<'a> {
     compute: &'a Compute,
     x: ActRows<'a>,
     runs: &'a [ExpertRun<'a>],
-    between: &'a (dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+    between: &'a Between<'a>,
     /// What comes up, and what the gate gives.
     inner: [Rows<'a, f32>; 2],
     out: Rows<'a, f32>,
