@@ -73,6 +73,9 @@ pub struct HostPart {
     /// Experts of layers before this one lie there, all with 4294967295; absent: those that do not fit on the GPU.
     #[prost(uint32, optional, tag = "5")]
     pub experts_before: ::core::option::Option<u32>,
+    /// Weights of experts that come from there to the GPU for ubatches of many rows, 10^9 bytes a second; 0: none do.
+    #[prost(double, tag = "6")]
+    pub sent_gb_per_second: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinRequest {
@@ -581,6 +584,12 @@ pub struct HealthReply {
     pub expert_rows: u64,
     #[prost(uint64, tag = "23")]
     pub host_expert_rows: u64,
+    /// Of expert_rows, those of experts of the host's memory that had a copy with the device.
+    #[prost(uint64, tag = "24")]
+    pub copied_expert_rows: u64,
+    /// Bytes of experts' weights that were sent from the host to the device since loading.
+    #[prost(uint64, tag = "25")]
+    pub expert_bytes_sent: u64,
 }
 /// What records of prefixes take on a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -395,6 +395,7 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
 /// is looked for.
 fn keeping_sequences_changes_no_order() {
     let layer = |weight: u64, expert: u64, elements: u64, kv: u64, scan: u64| LayerFacts {
+        expert_matrices: [0; 6],
         weight_bytes: weight << 20,
         same_weights: None,
         expert_bytes: expert << 20,

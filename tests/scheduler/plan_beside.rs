@@ -1,8 +1,13 @@
 //! Workers of two devices: which routed experts lie with the host beside a GPU, what both memories hold, and how fast that is.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use brigade_engine::device::bytes_for_guests;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
-use brigade_plan::{HostExperts, HostFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{
+    HostExperts, HostFacts, LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan,
+};
 use brigade_synth::{Arch, FileType, Shape, Spec};
 use proptest::prelude::*;
 
@@ -17,7 +22,9 @@ fn mixture() -> ModelFacts {
         seed: 1,
         header_only: true,
     };
-    let name = format!("brigade-plan-beside-{}.gguf", std::process::id());
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("brigade-plan-beside-{}-{number}.gguf", std::process::id());
     let path = std::env::temp_dir().join(name);
     brigade_synth::write(&spec, &path).unwrap();
     let model = Gguf::open_header_only(&path).unwrap();
@@ -38,7 +45,7 @@ fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
 }
 
 fn host(memory: u64, experts: HostExperts) -> HostFacts {
-    HostFacts { memory: Some(memory), gbps: 50.0, gops: 1000.0, experts }
+    HostFacts { memory: Some(memory), gbps: 50.0, gops: 1000.0, sent_gbps: 0.0, experts }
 }
 
 fn planned(model: &ModelFacts, worker: &WorkerFacts) -> Result<Plan, String> {
@@ -110,6 +117,71 @@ fn so_many_layers_are_placed_as_ordered() {
     assert_eq!((stage.memory.host_experts, stage.host_left), (all.memory.host_experts, None));
 }
 
+fn experts_that_are_sent_make_prompts_faster_and_take_room() {
+    let model = mixture();
+    let stage = |sent_gbps, max_rows| {
+        let host = HostFacts { sent_gbps, ..host(1 << 40, HostExperts::All) };
+        let settings = PlanSettings { max_rows, ..PlanSettings::default() };
+        plan(&model, &[gpu(1 << 40, Some(host))], &settings).unwrap().stages.remove(0)
+    };
+    let (without, with) = (stage(0.0, 2048), stage(25.0, 2048));
+    println!(
+        "a prompt's row takes {:.2} us with the host's experts, {:.2} where some are sent",
+        without.time.prefill_us, with.time.prefill_us
+    );
+    assert!(with.time.prefill_us < 0.8 * without.time.prefill_us);
+    assert_eq!(with.time.decode_us, without.time.decode_us);
+    let room = bytes_for_guests(model.layers.iter().map(LayerFacts::matrices));
+    assert!(room > 0);
+    assert_eq!(with.memory.weights, without.memory.weights + room);
+    // Few rows of each expert do not pay: the host reads all of their weights for them.
+    assert!(stage(25.0, 16).time.prefill_us >= stage(0.0, 16).time.prefill_us);
+}
+
+/// gpt-oss-120b from its sizes: 36 layers, 128 experts of which a token uses 4, 2880 wide inside and outside, in MXFP4.
+fn gpt_oss() -> ModelFacts {
+    let (width, n_expert, n_used) = (2880u64, 128, 4);
+    let matrix = width * width;
+    let packed = matrix * 17 / 32;
+    let (routed, attention) = (3 * n_expert * packed, 2 * width * 5120);
+    let layer = LayerFacts {
+        weight_bytes: routed + 2 * attention,
+        expert_bytes: routed,
+        expert_share: n_used as f64 / n_expert as f64,
+        routed_bytes: routed,
+        expert_matrices: [packed, packed, packed, 0, 0, 0],
+        elements: 3 * n_used * matrix + attention,
+        routed_elements: 3 * n_used * matrix,
+        kv_bytes: 2 * 2 * 512,
+        ..LayerFacts::default()
+    };
+    ModelFacts { layers: vec![layer; 36], cut_bytes: vec![4 * width; 36], ..mixture() }
+}
+
+/// What people measured with two thirds of its experts in two channels of DDR5-6000 beside an RTX 5090, in ubatches of 4096 rows:
+/// prompts of 4066 tokens a second, decode at 39. The plan's figures are within a factor of two.
+fn gpt_oss_is_predicted_as_people_measured_it() {
+    let host = HostFacts {
+        memory: Some(128 << 30),
+        gbps: 75.0,
+        gops: 1500.0,
+        sent_gbps: 45.0,
+        experts: HostExperts::Layers(24),
+    };
+    let worker = WorkerFacts { gbps: 1500.0, gops: 150_000.0, ..gpu(32 << 30, Some(host)) };
+    let settings = PlanSettings {
+        max_rows: 4096,
+        decode_batch: 1,
+        ctx: 8192,
+        max_seqs: 1,
+        ..PlanSettings::default()
+    };
+    let stage = plan(&gpt_oss(), &[worker], &settings).unwrap().stages.remove(0);
+    let [prefill, decode] = [stage.time.prefill_us, stage.time.decode_us].map(|us| 1e6 / us);
+    println!("prompts: {prefill:.0} tokens/s, measured 4066; decode: {decode:.0}, measured 39");
+    assert!((2033.0..8132.0).contains(&prefill) && (19.5..78.0).contains(&decode));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -140,5 +212,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         experts_that_do_not_fit_on_the_gpu_lie_with_the_host,
         so_many_layers_are_placed_as_ordered,
+        experts_that_are_sent_make_prompts_faster_and_take_room,
+        gpt_oss_is_predicted_as_people_measured_it,
         no_memory_is_given_more_than_it_has;
 ];

@@ -26,6 +26,7 @@ fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
 pub fn any_model() -> impl Strategy<Value = ModelFacts> {
     let layer = (1u64..200, 0u64..100, 0u64..3, 0u64..5, 1u64..50).prop_map(
         |(dense, experts, kv, state, elements)| LayerFacts {
+            expert_matrices: [0; 6],
             weight_bytes: (dense + experts) << 20,
             same_weights: None,
             expert_bytes: experts << 20,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use blake3::Hash;
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
+use brigade_engine::device::ExpertCounts;
 use brigade_engine::error::{BatchError, SnapshotError};
 pub use brigade_engine::stage::{KeptWeights, StageOutput};
 use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
@@ -51,6 +52,8 @@ pub struct Abilities {
 pub struct HostAbility {
     /// How fast it is.
     pub speeds: Speeds,
+    /// What comes from it to the GPU; 0: no experts are sent there. See `HostPart`.
+    pub sent_gb_per_second: f64,
     /// Which experts: see `HostPart` of the protocol.
     pub experts_before: Option<u32>,
 }
@@ -243,9 +246,9 @@ pub trait StageRunner {
     /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
     fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError>;
 
-    /// Rows that routed experts computed so far: with a GPU, and with the host beside it.
-    fn expert_rows(&self) -> [u64; 2] {
-        [0; 2]
+    /// What routed experts did so far, where a GPU computes.
+    fn expert_counts(&self) -> ExpertCounts {
+        ExpertCounts::default()
     }
 
     /// Waits for so long at most; whether the first ubatch that was begun and not finished is computed, or failed.

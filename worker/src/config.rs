@@ -56,6 +56,8 @@ pub struct RawConfig {
     pub cpu_moe: bool,
     /// `--n-cpu-moe`.
     pub n_cpu_moe: Option<u32>,
+    /// `--expert-cache`: bytes as in `--memory`.
+    pub expert_cache: Option<String>,
     /// `--no-coopmat`.
     pub no_coopmat: bool,
     /// `--fast-math`.
@@ -135,6 +137,8 @@ pub struct Config {
     pub device: DeviceWish,
     /// Where routed experts are beside a GPU.
     pub experts: Experts,
+    /// Bytes of the GPU's memory for copies of those with the host that are used most.
+    pub expert_cache_bytes: u64,
     /// Whether a GPU's matrix units are used.
     pub matrix_units: bool,
     /// Whether its products of many rows are computed in f16, with bits of its own.
@@ -212,6 +216,7 @@ impl Config {
             threads: raw.threads,
             device,
             experts,
+            expert_cache_bytes: bytes("--expert-cache", &raw.expert_cache)?.unwrap_or(0),
             matrix_units: !raw.no_coopmat,
             fast_math: raw.fast_math,
             gpu_lost_after: raw.gpu_lost_after,

@@ -25,6 +25,7 @@ pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
         share: Some(share),
         ..node
     };
+    stage.expert_cache_bytes /= share.of as u64;
     stage.prefixes.ram /= share.of as u64;
     stage.prefixes.disk /= share.of as u64;
     if let Secured::Member { data_dir, name, .. } = &mut stage.secured {

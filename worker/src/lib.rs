@@ -17,7 +17,8 @@
 //! - [`node`] runs several stages of a machine, each in a process with its [`share`] of it, that [`deal`] gives it,
 //!   and its [`turns`] at computing.
 //! - `sandbox` is what the process may do to files.
-//! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed.
+//! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed. [`experts`] and
+//!   [`guests`] say where experts are beside a GPU.
 
 pub mod backend;
 pub mod cache;
@@ -30,6 +31,7 @@ pub mod executor;
 pub mod experts;
 pub mod fetch;
 pub mod gather;
+pub mod guests;
 pub mod hashes;
 pub mod host;
 pub mod jobs;

@@ -29,6 +29,10 @@ const GPU_MATRICES: usize = 8;
 /// One in software is slow enough with one matrix and fewer rows: with all of them it takes ten seconds.
 const SOFTWARE_MATRICES: usize = 1;
 const SOFTWARE_ROWS: usize = 16;
+/// What is sent to measure the way to a GPU: about the matrices of an expert, so many times and in so many runs.
+const SENT_BYTES: usize = 4 << 20;
+const SENT_COPIES: usize = 24;
+const SENT_RUNS: usize = 3;
 /// Time for products; the fastest counts.
 const PRODUCT_TIME: Duration = Duration::from_millis(30);
 /// Where this machine is so busy that few products were done in that time, as when several workers of one machine start
@@ -69,6 +73,23 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
         gb_per_second: per_second((read.seconds, read.bytes)),
         gop_per_second: per_second((computed.seconds, computed.operations)),
     })
+}
+
+/// Bytes a second that come from the host's memory to a GPU's, as experts come that are sent there.
+///
+/// # Errors
+/// The GPU has no memory for them, or failed.
+pub fn sent_per_second(device: &Device) -> Result<f64, KernelError> {
+    let bytes = vec![1u8; SENT_BYTES];
+    // The first run makes the memory that both see.
+    device.send_copies(&bytes, 1)?;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..SENT_RUNS {
+        let started = Instant::now();
+        device.send_copies(&bytes, SENT_COPIES)?;
+        fastest = fastest.min(started.elapsed().as_secs_f64());
+    }
+    Ok((SENT_COPIES * SENT_BYTES) as f64 / fastest)
 }
 
 /// The fastest run of some products.

@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use brigade_engine::device::ExpertCounts;
+
 /// Counters of one epoch's lane.
 #[derive(Debug)]
 pub struct Meter {
@@ -12,7 +14,8 @@ pub struct Meter {
     /// Microseconds after `opened` at which the ubatch in work began, plus 1; 0: none in work.
     computing_since: AtomicU64,
     ubatches_done: AtomicU64,
-    expert_rows: [AtomicU64; 2],
+    /// As [`ExpertCounts`] has them.
+    experts: [AtomicU64; 4],
     queue_len: AtomicU32,
     wire_bytes_in: AtomicU64,
     wire_bytes_out: AtomicU64,
@@ -29,8 +32,8 @@ pub struct Reading {
     pub computing_us: u64,
     /// Ubatches finished.
     pub ubatches_done: u64,
-    /// Rows that experts computed since the stage was loaded: with its GPU, and with the host beside it.
-    pub expert_rows: [u64; 2],
+    /// What experts did since the stage was loaded.
+    pub experts: ExpertCounts,
     /// Ubatches received and not started.
     pub queue_len: u32,
     /// Frame bytes received.
@@ -46,7 +49,7 @@ impl Default for Meter {
             busy_us: AtomicU64::new(0),
             computing_since: AtomicU64::new(0),
             ubatches_done: AtomicU64::new(0),
-            expert_rows: Default::default(),
+            experts: Default::default(),
             queue_len: AtomicU32::new(0),
             wire_bytes_in: AtomicU64::new(0),
             wire_bytes_out: AtomicU64::new(0),
@@ -78,9 +81,11 @@ impl Meter {
         self.ubatches_done.fetch_add(1, Relaxed);
     }
 
-    /// Rows that experts computed since the stage was loaded.
-    pub fn experts(&self, rows: [u64; 2]) {
-        self.expert_rows.iter().zip(rows).for_each(|(count, rows)| count.store(rows, Relaxed));
+    /// What experts did since the stage was loaded.
+    pub fn experts(&self, counts: ExpertCounts) {
+        let ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes } = counts;
+        let counts = [device_rows, copy_rows, host_rows, sent_bytes];
+        self.experts.iter().zip(counts).for_each(|(count, now)| count.store(now, Relaxed));
     }
 
     /// The stage computes nothing more for this lane.
@@ -100,12 +105,14 @@ impl Meter {
             0 => 0,
             since => lane_us.saturating_sub(since - 1),
         };
+        let experts = self.experts.each_ref().map(|count| count.load(Relaxed));
+        let [device_rows, copy_rows, host_rows, sent_bytes] = experts;
         Reading {
             busy_us: self.busy_us.load(Relaxed) + computing_us,
             lane_us,
             computing_us,
             ubatches_done: self.ubatches_done.load(Relaxed),
-            expert_rows: self.expert_rows.each_ref().map(|rows| rows.load(Relaxed)),
+            experts: ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes },
             queue_len: self.queue_len.load(Relaxed),
             wire_bytes_in: self.wire_bytes_in.load(Relaxed),
             wire_bytes_out: self.wire_bytes_out.load(Relaxed),

@@ -146,6 +146,11 @@ impl Bound {
             true => memory_limit,
             false => memory_limit.saturating_sub(config.prefixes.ram),
         };
+        // Copies of experts lie where all but experts does, and no plan has that memory for anything else.
+        let memory_limit = match backend.abilities().host {
+            Some(_) => memory_limit.saturating_sub(config.expert_cache_bytes),
+            None => memory_limit,
+        };
         let host_limit = match backend.has_own_memory() && backend.abilities().host.is_some() {
             true => {
                 let told = config.host_memory_bytes;

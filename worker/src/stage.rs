@@ -2,13 +2,16 @@
 
 mod runner;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
-use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, refused};
+use brigade_engine::device::{
+    Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests, refused,
+};
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::stage::{Stage, StageConfig};
 use brigade_gguf::adapters::of_model;
@@ -25,6 +28,7 @@ use crate::backend::{
 };
 use crate::config::Config;
 use crate::experts::{ALL_LAYERS, Experts};
+use crate::guests;
 use crate::host;
 use crate::measure::{Speeds, measure};
 use crate::memory;
@@ -47,6 +51,10 @@ pub struct EngineBackend {
     threads: usize,
     cpus: Vec<usize>,
     experts: Experts,
+    /// When those that lie with the host are sent to the GPU.
+    visits: Visits,
+    /// Bytes of the GPU's memory for copies of some of them.
+    expert_cache_bytes: u64,
     /// Where stages on the CPU wait for their turn, if there are others.
     turns: Option<Arc<Turns>>,
 }
@@ -87,7 +95,8 @@ impl EngineBackend {
                 measure_apart(&devices, &device, threads, &config.cpus)?
             }
         };
-        let host = host_beside(&devices, &device, threads, config)?;
+        let own = Speeds { gb_per_second, gop_per_second };
+        let (host, visits) = host_beside(&devices, &device, (threads, own), config)?;
         let tables = tables(&devices, &device)?;
         let kernels = match &device {
             DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
@@ -113,8 +122,17 @@ impl EngineBackend {
             gop_per_second,
             host,
         };
-        let (cpus, experts) = (config.cpus.clone(), config.experts);
-        Ok(Self { abilities, devices, device, threads, cpus, experts, turns })
+        Ok(Self {
+            abilities,
+            devices,
+            device,
+            threads,
+            cpus: config.cpus.clone(),
+            experts: config.experts,
+            visits,
+            expert_cache_bytes: config.expert_cache_bytes,
+            turns,
+        })
     }
 
     fn name(&self, spec: &StageSpec) -> Result<DeviceName, Failure> {
@@ -138,7 +156,9 @@ impl EngineBackend {
         let name = self.name(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
         let device = self.devices.open(&name, threads, cpu_list(&self.cpus));
-        let device = device.map_err(|e| model_failure(e.into()))?;
+        let mut device = device.map_err(|e| model_failure(e.into()))?;
+        device.set_visits(self.visits);
+        device.set_room_for_copies(self.expert_cache_bytes);
         device.host().pool().pin_caller();
         Ok(device)
     }
@@ -148,9 +168,9 @@ impl EngineBackend {
 fn host_beside(
     devices: &Devices,
     device: &DeviceName,
-    threads: usize,
+    (threads, own): (usize, Speeds),
     config: &Config,
-) -> Result<Option<HostAbility>, KernelError> {
+) -> Result<(Option<HostAbility>, Visits), KernelError> {
     let is_own = devices.free_bytes(device).is_some();
     let is_wanted = match config.experts {
         Experts::Device => false,
@@ -159,19 +179,30 @@ fn host_beside(
         Experts::Host | Experts::Layers(_) => true,
     };
     if !is_wanted || matches!(device, DeviceName::Cpu(_)) {
-        return Ok(None);
+        return Ok((None, Visits::Never));
     }
     let table = DeviceName::Cpu(Some(kernels::unfused().name.to_owned()));
     let speeds = match config.speeds {
         Some(told) => told,
         None => measure_apart(devices, &table, threads, &config.cpus)?,
     };
+    let visits = match is_own && config.speeds.is_none() {
+        true => guests::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?,
+        // In one memory for both there is nothing to send, and told speeds say nothing of the way.
+        false => Visits::Never,
+    };
     tracing::info!(
         gb_per_second = rounded(speeds.gb_per_second),
         gop_per_second = rounded(speeds.gop_per_second),
+        ?visits,
         "routed experts may lie in the host's memory"
     );
-    Ok(Some(HostAbility { speeds, experts_before: config.experts.before() }))
+    let sent_gb_per_second = match visits {
+        Visits::Measured(speeds) => speeds.sent_bytes / 1e9,
+        Visits::Never | Visits::From(_) => 0.0,
+    };
+    let experts_before = config.experts.before();
+    Ok((Some(HostAbility { speeds, sent_gb_per_second, experts_before }), visits))
 }
 
 /// What can be asked for here, best first, each with the number of what it computes.
@@ -245,6 +276,7 @@ impl StageBackend for EngineBackend {
         let host_experts = self.host_experts(spec)?;
         check_experts(host_experts, &described)?;
         let (mut weight_bytes, mut host_bytes) = (0, 0);
+        let mut guests = BTreeMap::<_, Vec<u64>>::new();
         for tensor in &tensors {
             let embedding = tensor.name == brigade_spec::TOKEN_EMBD;
             // Blocks of drafts embed as the first layer's rows are.
@@ -257,12 +289,21 @@ impl StageBackend for EngineBackend {
                 let nbytes = loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
                 if is_beside(&described, &layers, tensor, host_experts) {
                     host_bytes += nbytes;
+                    let matrices =
+                        guests::matrices_of(tensor).map_err(|e| model_failure(e.into()))?;
+                    guests
+                        .entry(brigade_spec::layer_of(&tensor.name))
+                        .or_default()
+                        .extend(matrices);
                 } else {
                     weight_bytes += nbytes;
                 }
             }
         }
         let scratch = scratch_bytes(&described, spec);
+        if self.visits != Visits::Never {
+            weight_bytes += bytes_for_guests(guests.values().map(Vec::as_slice));
+        }
         if !self.has_own_memory() {
             weight_bytes += host_bytes;
         }

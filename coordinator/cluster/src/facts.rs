@@ -43,6 +43,7 @@ fn host_facts(host: &HostPart) -> HostFacts {
         memory: (!host.is_shared).then_some(host.memory_limit),
         gbps: host.gb_per_second,
         gops: host.gop_per_second,
+        sent_gbps: Some(host.sent_gb_per_second).filter(|n| n.is_finite()).unwrap_or(0.0).max(0.0),
         experts: match host.experts_before {
             None => HostExperts::Auto,
             Some(ALL_LAYERS) => HostExperts::All,

@@ -237,6 +237,12 @@ pub struct StageBytes {
     pub host_experts: u64,
     /// Rows that routed experts computed with the GPU and with the host, since loading.
     pub expert_rows: [u64; 2],
+    /// Of those of the GPU, rows of experts of the host's memory that had a copy there.
+    #[serde(default)]
+    pub copied_expert_rows: u64,
+    /// Bytes of experts' weights that were sent there since loading.
+    #[serde(default)]
+    pub expert_bytes_sent: u64,
 }
 
 /// A stage of it.

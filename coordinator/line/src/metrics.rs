@@ -85,6 +85,7 @@ const STAGE_QUEUED: &str = "brigade_stage_queued_microseconds_total";
 const STAGE_SHARE: &str = "brigade_stage_busy_share";
 const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
 const HOST_EXPERTS: &str = "brigade_stage_host_expert_bytes";
+const EXPERTS_SENT: &str = "brigade_stage_expert_sent_bytes";
 const EXPERT_ROWS: &str = "brigade_stage_expert_row_share";
 const WORKERS: &str = "brigade_workers";
 const WIRE_BYTES: &str = "brigade_wire_bytes_total";
@@ -293,6 +294,11 @@ fn describe() {
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
     describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
     describe_gauge!(HOST_EXPERTS, Unit::Bytes, "Routed experts in the host's memory beside a GPU");
+    describe_gauge!(
+        EXPERTS_SENT,
+        Unit::Bytes,
+        "Weights of experts that were sent from the host to the GPU since loading"
+    );
     describe_gauge!(EXPERT_ROWS, "Share of the rows of routed experts since loading, by place");
     describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
     describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
@@ -456,7 +462,9 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     gauge!(STAGE_SHARE, &labels).set(busy_share);
     gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
     gauge!(HOST_EXPERTS, &labels).set(health.host_expert_bytes as f64);
-    expert_rows(&labels, [health.expert_rows, health.host_expert_rows]);
+    gauge!(EXPERTS_SENT, &labels).set(health.expert_bytes_sent as f64);
+    let others = health.expert_rows.saturating_sub(health.copied_expert_rows);
+    expert_rows(&labels, [others, health.copied_expert_rows, health.host_expert_rows]);
     if let Some(records) = &health.prefix_records {
         let of_tier = |tier: &'static str| {
             let [stage, worker] = labels.clone();
@@ -468,10 +476,11 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     }
 }
 
-/// Which share of the rows of its experts a stage computed with its device, and which with the host beside that.
-fn expert_rows(labels: &[(&'static str, String); 2], rows: [u64; 2]) {
+/// Which share of the rows of its experts a stage computed with its device, which of them with copies of experts of the host's memory,
+/// and which with the host beside that.
+fn expert_rows(labels: &[(&'static str, String); 2], rows: [u64; 3]) {
     let all = rows.iter().fold(0, |sum: u64, rows| sum.saturating_add(*rows)).max(1);
-    for (place, rows) in ["device", "host"].into_iter().zip(rows) {
+    for (place, rows) in ["device", "copy", "host"].into_iter().zip(rows) {
         let [stage, worker] = labels.clone();
         let labels = [stage, worker, ("place", place.to_owned())];
         gauge!(EXPERT_ROWS, &labels).set(rows as f64 / all as f64);
@@ -488,7 +497,8 @@ pub fn line_up(names: impl Iterator<Item = String>) {
         gauge!(STAGE_SHARE, &labels).set(0.0);
         gauge!(STAGE_MEMORY, &labels).set(0.0);
         gauge!(HOST_EXPERTS, &labels).set(0.0);
-        expert_rows(&labels, [0; 2]);
+        gauge!(EXPERTS_SENT, &labels).set(0.0);
+        expert_rows(&labels, [0; 3]);
     }
     let line: Vec<_> = names.map(|name| workers.label(&name)).collect();
     let n_stages = line.len();

@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use brigade_engine::device::bytes_for_guests;
+
 use super::Capacity;
 use super::cost::{Costs, StageMemory, StageTime};
 use super::error::PlanError;
-use super::facts::{HostExperts, ModelFacts, WorkerFacts};
+use super::facts::{HostExperts, LayerFacts, ModelFacts, WorkerFacts};
 
 impl Costs<'_> {
     /// The first layers of `range` whose routed experts lie with the worker's host: as many as were asked for, or as do not fit
@@ -28,7 +30,11 @@ impl Costs<'_> {
             }
             Some(HostExperts::Auto) => {
                 let too_much = self.memory(range, capacity).total().saturating_sub(has.memory);
-                let suffices = |upto: &usize| self.routed(&(range.start..*upto)) >= too_much;
+                // Those that lie with the host need places here for ubatches of many rows.
+                let suffices = |upto: &usize| {
+                    let host = range.start..*upto;
+                    self.routed(&host) >= too_much.saturating_add(self.guests(worker, &host))
+                };
                 (range.start..range.end).find(suffices).unwrap_or(range.end)
             }
         };
@@ -66,12 +72,14 @@ impl Costs<'_> {
         capacity: Capacity,
     ) -> StageMemory {
         let all = self.memory(range, capacity);
-        let host_experts = self.routed(&self.host_layers(worker, range, capacity));
+        let host = self.host_layers(worker, range, capacity);
+        let host_experts = self.routed(&host);
         if host_experts == 0 {
             return all;
         }
         let rows = self.model.scratch_bytes_per_row.saturating_mul(self.settings.max_rows.into());
         let weights = all.weights.saturating_sub(host_experts);
+        let weights = weights.saturating_add(self.guests(worker, &host));
         StageMemory { weights, host_experts, host_scratch: rows, ..all }
     }
 
@@ -89,6 +97,14 @@ impl Costs<'_> {
         };
         let lack = |(needs, has): &(u64, u64)| needs.saturating_sub(*has);
         pairs.into_iter().filter(|pair| lack(pair) > 0).max_by_key(lack)
+    }
+
+    /// Bytes of the places on a worker's GPU for experts of layers `host`, which lie with its host and are sent there for ubatches of
+    /// many rows.
+    fn guests(&self, worker: usize, host: &Range<usize>) -> u64 {
+        let are_sent = self.workers[worker].host.is_some_and(|host| host.sent_gbps > 0.0);
+        let layers = self.model.layers[host.clone()].iter().map(LayerFacts::matrices);
+        if are_sent { bytes_for_guests(layers) } else { 0 }
     }
 
     /// Bytes of the routed experts of layers `range`. Weights that several layers have count once.

@@ -62,6 +62,7 @@ struct Host {
     memory: Size,
     gbps: f64,
     gops: f64,
+    sent: Option<f64>,
     experts: Option<Experts>,
 }
 
@@ -140,6 +141,10 @@ impl Entry {
                 memory: Some(bytes("host.memory", &host.memory)?),
                 gbps: positive("host.gbps", host.gbps)?,
                 gops: positive("host.gops", host.gops)?,
+                sent_gbps: match host.sent {
+                    None => 0.0,
+                    Some(sent) => positive("host.sent", sent)?,
+                },
                 experts: match &host.experts {
                     None => HostExperts::Auto,
                     Some(Experts::Layers(n)) => HostExperts::Layers(*n),

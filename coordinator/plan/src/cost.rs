@@ -18,6 +18,8 @@ use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
+use brigade_engine::device::VisitSpeeds;
+
 use super::facts::{DraftFacts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
 use super::{Capacity, Checkpoint, PlanSettings};
 
@@ -323,7 +325,34 @@ fn times_beside_us(
     let (dense_ops, routed_ops) = ops_by_place(layer);
     let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
     let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
-    (decode, (dense_ops / worker.gops + routed_ops / host.gops) * 1e-3)
+    let rows = settings.max_rows.max(1) as usize;
+    let prefill = routed_prefill_us(layer, rows, (worker, host));
+    (decode, dense_ops / worker.gops * 1e-3 + prefill)
+}
+
+/// A row's time in a layer's routed experts, which lie with the host, in a prompt's ubatch of `rows` rows that use all experts alike:
+/// some are sent to the GPU, where that is faster.
+fn routed_prefill_us(
+    layer: &LayerFacts,
+    rows: usize,
+    (worker, host): (&WorkerFacts, &HostFacts),
+) -> f64 {
+    let (_, operations) = ops_by_place(layer);
+    let bytes: u64 = layer.matrices().iter().sum();
+    let used = layer.expert_share * layer.routed_bytes as f64 / bytes.max(1) as f64;
+    if host.sent_gbps <= 0.0 || bytes == 0 || used < 1.0 {
+        return operations / host.gops * 1e-3;
+    }
+    let n = (layer.routed_bytes / bytes) as usize;
+    let of_each = (rows as f64 * layer.expert_share) as usize;
+    let per_second = |giga: f64| giga * 1e9;
+    let speeds = VisitSpeeds {
+        sent_bytes: per_second(host.sent_gbps),
+        gpu_operations: per_second(worker.gops),
+        host_bytes: per_second(host.gbps),
+        host_operations: per_second(host.gops),
+    };
+    speeds.seconds_of_layer(n, of_each.max(1), bytes, operations / used) * 1e6 / rows as f64
 }
 
 /// A row's operations in a layer: those of the GPU and of its routed experts.

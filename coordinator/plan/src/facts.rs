@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use brigade_engine::kernels::KV_PAGE;
 use brigade_spec::pages_of_each;
+use brigade_worker::guests::MATRICES;
 use serde::Serialize;
 
 use super::units::format_bytes;
@@ -96,6 +97,9 @@ pub struct LayerFacts {
     pub expert_share: f64,
     /// The part of them in experts that rows are sent to: what may lie in the host's memory beside a GPU.
     pub routed_bytes: u64,
+    /// Bytes of each matrix of one of them; 0: no more.
+    #[serde(skip)]
+    pub expert_matrices: [u64; MATRICES],
     /// Weight elements that a row multiplies with (of experts: those it uses).
     pub elements: u64,
     /// Of these, elements of experts that rows are sent to.
@@ -114,6 +118,12 @@ pub struct LayerFacts {
 }
 
 impl LayerFacts {
+    /// Bytes of each matrix of one of the experts that rows are sent to.
+    pub fn matrices(&self) -> &[u64] {
+        let n = self.expert_matrices.iter().take_while(|bytes| **bytes > 0).count();
+        &self.expert_matrices[..n]
+    }
+
     /// Bytes of weights read to compute `rows` rows at once: of the experts, those that at least one
     /// of the rows is expected to use, `1 - (1 - share)^rows` of them.
     pub fn read_bytes(&self, rows: f64) -> f64 {
@@ -236,6 +246,8 @@ pub struct HostFacts {
     pub gbps: f64,
     /// Matrix multiplication, 10^9 operations a second.
     pub gops: f64,
+    /// What comes from there to the GPU, 10^9 bytes a second; 0: no experts are sent there for prompts.
+    pub sent_gbps: f64,
     /// Which experts lie there.
     pub experts: HostExperts,
 }

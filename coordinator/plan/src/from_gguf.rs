@@ -12,6 +12,8 @@ use brigade_spec::{
     TOKEN_EMBD, TOKEN_TYPES, heads,
 };
 
+use brigade_worker::guests::matrices_of;
+
 use super::facts::{DraftFacts, LayerFacts, ModelFacts};
 
 /// Work memory is never taken for less than this many hidden rows: workers reckon with as many.
@@ -43,6 +45,9 @@ impl ModelFacts {
                         add(&mut layers[layer], tensor, share)?;
                         if spec.layers[layer].is_of_experts(&tensor.name) {
                             layers[layer].routed_bytes += packed_bytes(tensor)?;
+                            let all = &mut layers[layer].expert_matrices;
+                            let free = all.iter_mut().filter(|bytes| **bytes == 0);
+                            free.zip(matrices_of(tensor)?).for_each(|(to, bytes)| *to = bytes);
                             layers[layer].routed_elements += elements(tensor, share);
                         }
                         scratch[layer] += widths(tensor, share);

@@ -263,6 +263,10 @@ pub struct LineArgs {
     /// Those of the first N layers: as --experts N
     #[arg(long, value_name = "N", conflicts_with_all = ["worker", "experts", "cpu_moe"])]
     pub n_cpu_moe: Option<u32>,
+    /// Memory of each local worker's GPU for copies of those experts of the host's memory that are used most, e.g. 4G. Results do
+    /// not depend on it [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
+    pub expert_cache: Option<u64>,
     /// Leave GPUs' matrix units alone, where a driver fails with them: prompts then take longer, results are the same
     #[arg(long, conflicts_with = "worker")]
     pub no_coopmat: bool,

@@ -75,7 +75,14 @@ fn with_host(bytes: Option<&StageBytes>) -> String {
     let [here, there] = bytes.expert_rows;
     let share = match here.saturating_add(there) {
         0 => String::new(),
-        all => format!(" ({:.0} % of their rows)", there as f64 / all as f64 * 100.0),
+        all => {
+            let percent = |rows: u64| rows as f64 / all as f64 * 100.0;
+            let copies = match bytes.copied_expert_rows {
+                0 => String::new(),
+                rows => format!(", {:.0} % by copies on the GPU", percent(rows)),
+            };
+            format!(" ({:.0} % of their rows{copies})", percent(there))
+        }
     };
     format!(", experts {} with the host{share}", format_bytes(bytes.host_experts))
 }

@@ -99,6 +99,10 @@ pub struct WorkerArgs {
     /// Those of the first N layers: as --experts N
     #[arg(long, value_name = "N", conflicts_with_all = ["experts", "cpu_moe"])]
     n_cpu_moe: Option<u32>,
+    /// Memory of the GPU for copies of those experts of the host's memory that are used most, e.g. 4G. Results do not depend on it
+    /// [default: none]
+    #[arg(long, value_name = "SIZE")]
+    expert_cache: Option<String>,
     /// Leave a GPU's matrix units alone, where its driver fails with them: prompts then take longer, results are the same
     #[arg(long)]
     no_coopmat: bool,
@@ -262,6 +266,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         experts: args.experts,
         cpu_moe: args.cpu_moe,
         n_cpu_moe: args.n_cpu_moe,
+        expert_cache: args.expert_cache,
         no_coopmat: args.no_coopmat,
         fast_math: args.fast_math,
         gpu_lost_after: args.gpu_lost_after,

@@ -75,14 +75,25 @@ impl Bench {
 
     /// Median seconds of a run of `f`, which is told its number; or the least.
     pub fn seconds(&self, mut f: impl FnMut(usize)) -> f64 {
-        let (mut times, start) = (Vec::new(), Instant::now());
-        while start.elapsed() < self.case_time || times.len() < LEAST_RUNS {
-            let begin = Instant::now();
-            f(times.len());
-            times.push(begin.elapsed().as_secs_f64());
+        self.seconds_of([&mut f])[0]
+    }
+
+    /// The same of several, which run in turn: what disturbs one disturbs the others.
+    pub fn seconds_of<const N: usize>(&self, mut all: [&mut dyn FnMut(usize); N]) -> [f64; N] {
+        let (mut times, start) = ([const { Vec::new() }; N], Instant::now());
+        let time = self.case_time * N as u32;
+        while start.elapsed() < time || times[0].len() < LEAST_RUNS {
+            let n = times[0].len();
+            for (f, times) in all.iter_mut().zip(&mut times) {
+                let begin = Instant::now();
+                f(n);
+                times.push(begin.elapsed().as_secs_f64());
+            }
         }
-        times.sort_by(f64::total_cmp);
-        if self.best { times[0] } else { times[times.len() / 2] }
+        times.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            if self.best { times[0] } else { times[times.len() / 2] }
+        })
     }
 }
 

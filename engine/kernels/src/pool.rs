@@ -10,12 +10,13 @@
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
+
+use crate::shares::{Padded, Shares};
 
 /// Most threads a pool may have.
 pub const MAX_THREADS: usize = 256;
@@ -31,49 +32,6 @@ const CALLER_NAP: Duration = Duration::from_micros(50);
 /// The work of one region: `chunk`, `thread`.
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// Keeps neighbours off the cache line of a contended value.
-#[repr(align(128))]
-struct Padded<T>(T);
-
-/// The chunks that one thread is to begin with, in turn: neighbours in memory are then read by the same
-/// thread, which has asked for the next before it begins it. Others help from the end.
-struct Share(AtomicU64);
-
-impl Share {
-    const fn of(chunks: Range<u32>) -> u64 {
-        (chunks.end as u64) << 32 | chunks.start as u64
-    }
-
-    fn left(packed: u64) -> Range<u32> {
-        packed as u32..(packed >> 32) as u32
-    }
-
-    /// Takes the chunk that `pick` parts from those left.
-    fn take(&self, pick: impl Fn(Range<u32>) -> (u32, Range<u32>)) -> Option<usize> {
-        let mut now = self.0.load(Ordering::Relaxed);
-        loop {
-            let left = Self::left(now);
-            if left.is_empty() {
-                return None;
-            }
-            let (chunk, rest) = pick(left);
-            let rest = Self::of(rest);
-            match self.0.compare_exchange_weak(now, rest, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(chunk as usize),
-                Err(other) => now = other,
-            }
-        }
-    }
-
-    fn first(&self) -> Option<usize> {
-        self.take(|left| (left.start, left.start + 1..left.end))
-    }
-
-    fn last(&self) -> Option<usize> {
-        self.take(|left| (left.end - 1, left.start..left.end - 1))
-    }
-}
-
 /// The region in progress. `task` points into the caller's stack, which stays until the region closes.
 #[derive(Clone, Copy)]
 struct Region {
@@ -87,7 +45,7 @@ const EPOCH_ONE: u64 = 1 << 32;
 
 struct Shared {
     state: Padded<AtomicU64>,
-    shares: Vec<Padded<Share>>,
+    shares: Shares,
     region: UnsafeCell<Region>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     parked: Vec<Padded<AtomicBool>>,
@@ -126,7 +84,7 @@ impl Pool {
         let idle: *const Task<'static> = &|_: usize, _: usize| {};
         let shared = Arc::new(Shared {
             state: Padded(AtomicU64::new(0)),
-            shares: (0..=n_workers).map(|_| Padded(Share(AtomicU64::new(0)))).collect(),
+            shares: Shares::of(n_workers + 1),
             region: UnsafeCell::new(Region { task: idle }),
             panic: Mutex::new(None),
             parked: (0..n_workers).map(|_| Padded(AtomicBool::new(false))).collect(),
@@ -192,12 +150,7 @@ impl Pool {
         // SAFETY: the state is closed and nobody is inside (`close` waited for that), and we hold
         // `caller`, so no other thread reads or writes the region now.
         unsafe { *shared.region.get() = Region { task: erase(task) } };
-        let n_threads = shared.shares.len().min(n_chunks);
-        let bound = |thread: usize| (n_chunks * thread / n_threads) as u32;
-        for (thread, share) in shared.shares.iter().enumerate() {
-            let chunks = bound(thread.min(n_threads))..bound((thread + 1).min(n_threads));
-            share.0.0.store(Share::of(chunks), Ordering::Relaxed);
-        }
+        shared.shares.fill(n_chunks);
         let epoch =
             (shared.state.0.load(Ordering::Relaxed) & !ACTIVE_MASK & !OPEN).wrapping_add(EPOCH_ONE);
         shared.state.0.store(epoch | OPEN, Ordering::Release);
@@ -256,20 +209,12 @@ fn work(shared: &Shared, region: Region, thread: usize) {
     // is inside; this thread is inside (or is that caller).
     let task = unsafe { &*region.task };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let n_threads = shared.shares.len();
-        while let Some(chunk) = shared.shares[thread].0.first() {
+        while let Some(chunk) = shared.shares.next(thread) {
             task(chunk, thread);
-        }
-        for other in (1..n_threads).map(|i| &shared.shares[(thread + i) % n_threads].0) {
-            while let Some(chunk) = other.last() {
-                task(chunk, thread);
-            }
         }
     }));
     if let Err(payload) = outcome {
-        for share in &shared.shares {
-            share.0.0.store(Share::of(0..0), Ordering::Relaxed);
-        }
+        shared.shares.fill(0);
         shared.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
     }
 }

@@ -1,6 +1,7 @@
 //! The matrices of a mixture's experts, and their work for the rows that a router sends them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::linear::Linear;
 use super::lora::{self, ExpertLora};
@@ -8,14 +9,20 @@ use super::mlp::activate;
 use super::{BlockCx, RowAdapters};
 use crate::batch::AdapterUse;
 use crate::device::{
-    Device, ExpertMatrices, ExpertProduct, ExpertRows, Routing, RoutingPart, Rows, Scratch, Sent,
+    Away, Device, ExpertMatrices, ExpertProduct, ExpertRows, ExpertShares, ExpertWay, ExpertWays,
+    Guests, Routing, RoutingPart, RoutingShare, Rows, Scratch, Sent,
 };
-use crate::kernels::Vector;
+use crate::kernels::{KernelError, Vector};
 use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
 
+/// Numbers of experts of layers, as they are loaded.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
 /// Experts of one size.
 pub(super) struct Experts {
+    /// What tells them from those of other layers in this process.
+    id: u64,
     n_ff: usize,
     activation: Activation,
     /// Whether weights multiply what an expert reads, not what it gives.
@@ -39,7 +46,12 @@ struct Place<'a> {
     device: &'a Device,
     scratch: &'a Scratch,
     adapters: &'a RowAdapters,
+    /// Copies of some that are computed with instead.
+    guests: Option<Guests<'a>>,
 }
+
+/// A projection, and the matrices that are computed with.
+type Way<'a> = (&'a Projections, &'a ExpertMatrices);
 
 /// Rows that use the same adapters, some of which are for these experts.
 type Adapted<'a> = (RoutingPart<'a>, &'a [AdapterUse]);
@@ -80,6 +92,7 @@ impl Experts {
             Projections::load(experts, &name, loader)
         };
         Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             n_ff,
             activation,
             weigh_input,
@@ -107,13 +120,36 @@ impl Experts {
         let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
         let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
         let Some(sent) = sent else {
-            let pairs = self.of_pairs(&Place { device, scratch, adapters }, x, routing);
+            let place = Place { device, scratch, adapters, guests: None };
+            let pairs = self.of_pairs(&place, x, routing);
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
             device.add_pairs(&mut sum, &pairs, routing, self.weigh_input);
             return sum;
         };
         let away = device.away(sent);
-        let place = Place { device: away.device, scratch: away.scratch, adapters };
+        let sum = self.sum_away(cx, (x, routing), &away, onto);
+        if !away.is_rehearsal {
+            device.learn(self.id, &away.routing, &self.matrices());
+        }
+        sum
+    }
+
+    /// [`Experts::sum`] of rows that were sent.
+    fn sum_away(
+        &self,
+        cx: &BlockCx<'_>,
+        (x, routing): (&Rows, &Routing),
+        away: &Away<'_>,
+        onto: Option<Rows>,
+    ) -> Rows {
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
+        if let Some(pairs) = self.of_pairs_apart(cx, x, away) {
+            let mut sum = onto.unwrap_or_else(|| zeros(scratch));
+            device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
+            return sum;
+        }
+        let place = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
         let pairs = match away.is_rehearsal {
             true => away.scratch.zeros(routing.n_pairs(), x.cols()),
             false => self.of_pairs(&place, &away.x, &away.routing),
@@ -132,6 +168,65 @@ impl Experts {
         }
     }
 
+    /// What the chosen experts give for each pair where some of them are computed with the stage's device, while the others are
+    /// computed where they lie; `None` where all are.
+    fn of_pairs_apart(&self, cx: &BlockCx<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        if self.are_adapted(adapters, x.n_rows()) || away.is_rehearsal {
+            return None;
+        }
+        let ExpertShares { with_copy, visiting, staying } =
+            device.shares(self.id, &away.routing, &self.matrices())?;
+        let mut pairs = scratch.take(away.routing.n_pairs(), x.cols());
+        let mut compute = |share: &RoutingShare, guests: Guests<'_>| {
+            let place = Place { device, scratch, adapters, guests: Some(guests) };
+            let rows = self.of_pairs(&place, x, &share.routing);
+            device.place_rows(&rows, &share.pairs, &mut pairs);
+        };
+        if let Some((share, guests)) = with_copy {
+            compute(&share, guests);
+        }
+        let there = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
+        let stay = || self.of_pairs(&there, &away.x, &staying.routing);
+        let stayed = if visiting.is_empty() {
+            device.begin();
+            stay()
+        } else {
+            let stayed = std::thread::scope(|scope| {
+                let stayed = scope.spawn(stay);
+                for share in &visiting {
+                    let guests = device.guests(&share.experts, &self.matrices());
+                    compute(share, guests.expect("places were counted"));
+                }
+                stayed.join()
+            });
+            stayed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        device.place_rows(&stayed, &staying.pairs, &mut pairs);
+        Some(pairs)
+    }
+
+    /// The gate, where there is one, and the ways up and down, where experts work.
+    fn ways<'a>(&'a self, place: &'a Place<'_>) -> (Option<Way<'a>>, [Way<'a>; 2]) {
+        let guests = place.guests.as_ref();
+        let n_gates = usize::from(self.gate.is_some());
+        let way = |of: &'a Projections, i: usize| {
+            (of, guests.map_or(&of.weights, |guests| guests.matrices(i)))
+        };
+        let gate = self.gate.as_ref().map(|of| way(of, 0));
+        (gate, [way(&self.up, n_gates), way(&self.down, n_gates + 1)])
+    }
+
+    /// All matrices, in the order of the projections.
+    fn matrices(&self) -> Vec<&ExpertMatrices> {
+        self.projections().map(|of| &of.weights).collect()
+    }
+
+    /// Makes room on the device for experts that visit it.
+    pub(super) fn make_room(&self, device: &Device) -> Result<(), KernelError> {
+        device.make_room(&self.matrices())
+    }
+
     /// What the chosen experts give for each pair.
     fn of_pairs(&self, place: &Place<'_>, x: &Rows, routing: &Routing) -> Rows {
         let Place { device, scratch, .. } = *place;
@@ -148,16 +243,33 @@ impl Experts {
         } else {
             ExpertRows::Routed(x)
         };
+        if adapted.is_empty()
+            && let Some(out) = self.at_once(place, input, routing)
+        {
+            return out;
+        }
         let mut up = scratch.take(n_pairs, self.n_ff);
         let mut gate = scratch.take(if self.gate.is_none() { 0 } else { n_pairs }, self.n_ff);
-        let mut both = vec![(&self.up, &mut up)];
-        both.extend(self.gate.as_ref().map(|projections| (projections, &mut gate)));
+        let (gate_way, [up_way, down_way]) = self.ways(place);
+        let mut both = vec![(up_way, &mut up)];
+        both.extend(gate_way.map(|way| (way, &mut gate)));
         project(place, (routing, &adapted), input, both);
         activate(device, self.activation, &gate, &mut up);
         let mut expert_out = scratch.take(n_pairs, width);
-        let down = vec![(&self.down, &mut expert_out)];
+        let down = vec![(down_way, &mut expert_out)];
         project(place, (routing, &adapted), ExpertRows::OfPairs(&up), down);
         expert_out
+    }
+
+    /// The same as one run of the threads, where the device has that for so many rows.
+    fn at_once(&self, place: &Place<'_>, x: ExpertRows<'_>, routing: &Routing) -> Option<Rows> {
+        let (up, gate, down) = (&self.up, &self.gate, &self.down);
+        let gate = gate.as_ref().map(Projections::way);
+        let ways = ExpertWays { up: up.way(), gate, down: down.way() };
+        let activate = |gate: &mut [f32], up: &mut [f32]| {
+            activate(place.device, self.activation, gate, up);
+        };
+        place.device.run_experts(place.scratch, routing, x, &ways, &activate)
     }
 
     /// The rows, of `n_rows`, that use adapters which the experts have, in runs.
@@ -167,12 +279,18 @@ impl Experts {
         routing: &'a Routing,
         n_rows: usize,
     ) -> Vec<Adapted<'a>> {
-        let is_used = |uses: &[AdapterUse]| {
-            self.projections().flat_map(|of| &of.adapters).any(|lora| lora.is_used(uses))
-        };
         let all = 0..n_rows;
-        let runs = place.adapters.within(&all).filter(|(_, uses)| is_used(uses));
+        let runs = place.adapters.within(&all).filter(|(_, uses)| self.have(uses));
         runs.map(|(rows, uses)| (place.device.pairs_of_rows(routing, rows), uses)).collect()
+    }
+
+    /// Whether some of `n_rows` rows use adapters that the experts have.
+    fn are_adapted(&self, adapters: &RowAdapters, n_rows: usize) -> bool {
+        adapters.within(&(0..n_rows)).any(|(_, uses)| self.have(uses))
+    }
+
+    fn have(&self, uses: &[AdapterUse]) -> bool {
+        self.projections().flat_map(|of| &of.adapters).any(|lora| lora.is_used(uses))
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projections> {
@@ -195,14 +313,12 @@ fn project(
     place: &Place<'_>,
     (routing, adapted): (&Routing, &[Adapted<'_>]),
     x: ExpertRows<'_>,
-    mut outs: Vec<(&Projections, &mut Rows)>,
+    mut outs: Vec<(Way<'_>, &mut Rows)>,
 ) {
-    let products = outs.iter_mut();
-    let products =
-        products.map(|(projections, out)| ExpertProduct { w: &projections.weights, out });
+    let products = outs.iter_mut().map(|((_, w), out)| ExpertProduct { w, out });
     let mut products: Vec<_> = products.collect();
     place.device.expert_products(place.scratch, routing, x, &mut products);
-    for (projections, out) in outs {
+    for ((projections, _), out) in outs {
         if let ExpertRows::OfPairs(x) = x {
             let loras = &projections.adapters;
             for (rows, uses) in adapted {
@@ -232,6 +348,10 @@ impl Projections {
         };
         let adapters = ExpertLora::together(loader, adapters)?;
         Ok(Self { weights: loader.together(weights)?, bias, adapters })
+    }
+
+    fn way(&self) -> ExpertWay<'_> {
+        ExpertWay { w: &self.weights, bias: self.bias.as_ref() }
     }
 
     /// Bytes of all matrices.

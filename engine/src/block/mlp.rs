@@ -3,7 +3,7 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::{Device, Rows};
+use crate::device::{Device, Rows, Values, ValuesMut};
 use crate::kernels::Vector;
 use crate::spec::{Activation, MlpSpec, ModelError};
 use crate::state::BlockState;
@@ -84,7 +84,12 @@ impl Block for Mlp {
 }
 
 /// Replaces `up` by what goes down. `gate` is as long where the activation has one, else empty.
-pub(super) fn activate(device: &Device, activation: Activation, gate: &Rows, up: &mut Rows) {
+pub(super) fn activate(
+    device: &Device,
+    activation: Activation,
+    gate: &(impl Values + ?Sized),
+    up: &mut (impl ValuesMut + ?Sized),
+) {
     match activation {
         Activation::SwiGlu => device.silu_mul_inplace(up, gate),
         Activation::BoundedSilu(bounds) => device.bounded_gate_mul(up, gate, bounds),

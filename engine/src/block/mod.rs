@@ -41,7 +41,7 @@ pub use linear::{Linear, project_all};
 pub use lora::{RowAdapters, scale_of};
 
 use crate::device::{Device, Rows, Scratch};
-use crate::kernels::{HeadColumns, RopeTable};
+use crate::kernels::{HeadColumns, KernelError, RopeTable};
 use crate::spec::{BlockKind, ModelError, Rotation};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
@@ -75,6 +75,15 @@ pub trait Block: Send + Sync {
     /// Of these, bytes that lie elsewhere than what the stage's device computes with.
     fn nbytes_beside(&self) -> usize {
         0
+    }
+
+    /// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows.
+    ///
+    /// # Errors
+    /// The device has no memory for that.
+    fn make_room(&self, device: &Device) -> Result<(), KernelError> {
+        let _ = device;
+        Ok(())
     }
 
     /// Computes rows `[n_rows, n_embd]` from the normed rows `x[n_rows, n_embd]`, and moves the block's `state` on, which is

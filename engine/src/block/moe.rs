@@ -9,8 +9,8 @@ use super::experts::Experts;
 use super::linear::Linear;
 use super::token_experts::TokenExperts;
 use super::{Block, BlockCx, Mlp};
-use crate::device::{Routing, Rows};
-use crate::kernels::{ChooseBy, ExpertChoice, ExpertWeights, Vector};
+use crate::device::{Device, Routing, Rows};
+use crate::kernels::{ChooseBy, ExpertChoice, ExpertWeights, KernelError, Vector};
 use crate::spec::{AdjugateSpec, LatentSpec, ModelError, MoeSpec, Router, SharedExpertSpec};
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
@@ -141,6 +141,11 @@ impl Block for Moe {
     fn nbytes_beside(&self) -> usize {
         let adjugates = self.adjugates.as_ref().map_or(0, |a| a.experts.nbytes_beside());
         self.experts.nbytes_beside() + adjugates
+    }
+
+    fn make_room(&self, device: &Device) -> Result<(), KernelError> {
+        let adjugates = self.adjugates.as_ref().map(|adjugates| &adjugates.experts);
+        adjugates.into_iter().chain([&self.experts]).try_for_each(|of| of.make_room(device))
     }
 
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {

@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
 
+use super::copies::Copies;
+use super::places::Places;
 use super::routing::Lists;
+use super::visits::Visits;
 use super::{Device, ExpertMatrices, Routing, Rows, Scratch, Values, give_up};
 use crate::kernels::{Compute, KernelError, PackedMatrix};
 use crate::quant::GgmlType;
@@ -19,7 +22,28 @@ pub(super) struct Beside {
     /// For what it made, where the GPU reads it.
     inbox: Mutex<Inbox>,
     /// Pairs of a row and an expert so far: here, and with the host.
-    n_pairs: [AtomicU64; 2],
+    pub(super) n_pairs: [AtomicU64; 2],
+    /// Bytes of experts that visited here so far.
+    pub(super) sent_bytes: AtomicU64,
+    /// When they do, and where.
+    pub(super) visits: Visits,
+    pub(super) places: Places,
+    /// Copies of some that stay here, and pairs that were computed with these.
+    copies: Mutex<Copies>,
+    pub(super) n_hits: AtomicU64,
+}
+
+/// What experts of a stage on a GPU did since it was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// Rows that they computed with the GPU, each row for each of its experts.
+    pub device_rows: u64,
+    /// Of these, rows of experts of the host's memory that had a copy there.
+    pub copy_rows: u64,
+    /// Rows that they computed with the host beside it.
+    pub host_rows: u64,
+    /// Bytes of weights that were sent from the host to the GPU.
+    pub sent_bytes: u64,
 }
 
 /// Rows on their way to where their experts lie.
@@ -49,8 +73,21 @@ pub struct Away<'a> {
 impl Beside {
     pub(super) fn new(compute: Arc<Compute>) -> Self {
         let scratch = Scratch::new(None);
-        let n_pairs = Default::default();
-        Self { host: Device::of(compute), scratch, inbox: Mutex::default(), n_pairs }
+        Self {
+            host: Device::of(compute),
+            scratch,
+            inbox: Mutex::default(),
+            n_pairs: Default::default(),
+            sent_bytes: AtomicU64::default(),
+            visits: Visits::default(),
+            places: Places::default(),
+            copies: Mutex::default(),
+            n_hits: AtomicU64::default(),
+        }
+    }
+
+    pub(super) fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -107,10 +144,18 @@ impl Device {
         })
     }
 
-    /// Rows that experts computed so far: with this device, and beside it. On the CPU nobody counts them.
-    pub fn expert_rows(&self) -> [u64; 2] {
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.beside.as_ref().map_or([0; 2], |beside| beside.n_pairs.each_ref().map(count))
+    /// What experts did so far. On the CPU nobody counts it.
+    pub fn expert_counts(&self) -> ExpertCounts {
+        let Some(beside) = &self.beside else { return ExpertCounts::default() };
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let [device_rows, host_rows] = beside.n_pairs.each_ref().map(read);
+        let (copy_rows, sent_bytes) = (read(&beside.n_hits), read(&beside.sent_bytes));
+        ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes }
+    }
+
+    /// Has this device begin with all that it was told.
+    pub fn begin(&self) {
+        self.gpu.iter().for_each(Gpu::begin);
     }
 
     /// The rows that were sent, where their experts lie: waits for them, with all that this device was told before on its way.

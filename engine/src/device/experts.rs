@@ -14,6 +14,8 @@ use crate::kernels::{KernelError, PackedMatrix, Vector};
 /// The matrices of all experts of a tensor, of one type and shape.
 pub struct ExpertMatrices {
     all: Vec<Arc<PackedMatrix>>,
+    /// Whose they are, in ascending order, where these are not all experts.
+    of: Option<Vec<usize>>,
     /// Where they lie with a GPU.
     table: Option<ExpertTable>,
     /// Whether a GPU computes, and they lie with the host.
@@ -58,6 +60,20 @@ impl ExpertMatrices {
         self.all.first().map_or(0, |matrix| matrix.rows())
     }
 
+    /// Those of some experts, in ascending order: products find them one by one.
+    pub(super) fn of_some(experts: Vec<usize>, all: Vec<Arc<PackedMatrix>>) -> Self {
+        Self { all, of: Some(experts), table: None, is_beside: false }
+    }
+
+    /// That of an expert.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub(super) fn matrix(&self, expert: usize) -> &PackedMatrix {
+        let place = self.of.as_ref().map_or(Some(expert), |of| of.binary_search(&expert).ok());
+        &self.all[place.expect("an expert that is here")]
+    }
+
     /// Whether they lie with a GPU.
     pub(super) fn is_with_gpu(&self) -> bool {
         self.table.is_some()
@@ -81,7 +97,7 @@ impl Device {
             _ => None,
         };
         let is_beside = self.gpu.is_some() && table.is_none() && !all.is_empty();
-        Ok(ExpertMatrices { all, table, is_beside })
+        Ok(ExpertMatrices { all, of: None, table, is_beside })
     }
 
     /// The row of each pair: `out` is `[n_pairs, x.cols()]`.
@@ -194,7 +210,7 @@ pub(super) fn products_of<'a>(
     for (expert, rows) in spans {
         let (mine, rest) = left.split_at(rows.len());
         left = rest;
-        products.push(Product { w: &w.all[*expert], x, rows: rows.clone(), out: mine });
+        products.push(Product { w: w.matrix(*expert), x, rows: rows.clone(), out: mine });
     }
     products
 }

@@ -6,13 +6,17 @@
 
 mod attention;
 mod beside;
+mod copies;
 mod devices;
 mod elementwise;
 mod entries;
 mod expert_changes;
+mod expert_job;
 mod experts;
 mod fetched;
 mod gates;
+mod guests;
+mod hot;
 mod index;
 mod lists;
 mod memory;
@@ -21,6 +25,7 @@ mod name;
 mod norms;
 mod on_gpu;
 mod pages;
+mod places;
 mod pools;
 mod probe;
 mod products;
@@ -33,6 +38,7 @@ mod self_test;
 mod store;
 mod streams;
 mod values;
+mod visits;
 
 use std::sync::Arc;
 
@@ -40,14 +46,16 @@ use beside::Beside;
 use brigade_gpu::{Gpu, SpanMut};
 
 pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
-pub use beside::{Away, Sent};
+pub use beside::{Away, ExpertCounts, Sent};
 pub use brigade_gpu::{FewValues, Handed, KernelTime, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
 pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
 pub use expert_changes::{ExpertChange, RoutingPart};
+pub use expert_job::{ExpertWay, ExpertWays};
 pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
 pub use fetched::Fetched;
+pub use guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
 pub use index::{IndexOfMeans, IndexOver, PoolingBy};
 pub use lists::Lists;
 pub use memory::Memory;
@@ -61,6 +69,7 @@ pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use streams::Weighed;
 pub use values::{Values, ValuesMut};
+pub use visits::{VisitSpeeds, Visits};
 
 use crate::kernels::{
     Compute, KernelError, Kernels, NUMERICS_UNFUSED, PackedMatrix, fast_numerics, unfused,

@@ -59,6 +59,11 @@ pub fn pack_with_gpu(
     })
 }
 
+/// A matrix of the host's memory as one that a GPU has: its bytes are copied to `place`.
+pub(super) fn copy_at(matrix: &PackedMatrix, place: &Arc<GpuBuffer>) -> PackedMatrix {
+    matrix.copied_to(Arc::new(Packed(place.clone())))
+}
+
 /// The buffer that a matrix lies in, if a GPU has it.
 pub fn buffer_of(matrix: &PackedMatrix) -> Option<&Arc<GpuBuffer>> {
     let memory: &dyn std::any::Any = matrix.with_device()?;

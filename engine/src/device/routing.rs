@@ -79,6 +79,11 @@ impl Routing {
         self.n_pairs
     }
 
+    /// How many experts there are.
+    pub(super) fn n_expert(&self) -> usize {
+        self.n_expert
+    }
+
     /// How many experts a row uses.
     pub(super) fn n_used(&self) -> usize {
         self.n_used

@@ -13,10 +13,12 @@ use super::head::Head;
 use super::input::Input;
 use super::own_drafts::DraftBlock;
 use super::{BlockWeights, Stage};
-use crate::device::Home;
+use crate::device::{Device, Home};
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
-use crate::spec::{ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors};
+use crate::spec::{
+    ModelError, ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors,
+};
 use crate::weights::ExpertsPlace;
 
 /// Weights of one model, by layer. Empty at first.
@@ -53,6 +55,12 @@ pub(super) struct KeptLayer {
 }
 
 impl KeptWeights {
+    /// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows.
+    pub(super) fn make_room(&self, device: &Device) -> Result<(), ModelError> {
+        let mut blocks = self.layers.values().flat_map(|layer| &layer.part.weights);
+        Ok(blocks.try_for_each(|weights| weights.block.make_room(device))?)
+    }
+
     /// Lets go of every part with a tensor of which `is_same` does not know that it has not changed.
     pub fn retain(&mut self, is_same: &dyn Fn(&str) -> bool) {
         let is_same = |tensors: &[String]| tensors.iter().all(|tensor| is_same(tensor));

@@ -115,6 +115,7 @@ impl Stage {
         let has_drafts = kept.drafts.is_some();
         let of_drafts = has_drafts.then(|| OwnDrafts::states(&spec, &device, &config));
         let of_drafts = of_drafts.transpose()?.unwrap_or_default();
+        kept.make_room(&device)?;
         // From here on nothing fails.
         let mut names = Names::default();
         let mut blocks = Vec::new();

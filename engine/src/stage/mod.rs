@@ -42,7 +42,7 @@ pub use own_drafts::{DraftRow, check_own_drafts};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::{Block, BlockCx, RowAdapters};
 use crate::constraint::{Masks, VocabularySource};
-use crate::device::{Device, Handed, KernelTime, Rows, Scratch};
+use crate::device::{Device, ExpertCounts, Handed, KernelTime, Rows, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
 use crate::kernels::{RopeParams, RopeTable, Vector};
@@ -183,9 +183,9 @@ impl Stage {
         self.device.waits()
     }
 
-    /// Rows that routed experts computed so far, each for each of its experts: with the GPU, and with the host beside it.
-    pub fn expert_rows(&self) -> [u64; 2] {
-        self.device.expert_rows()
+    /// What its experts did so far, where a GPU computes.
+    pub fn expert_counts(&self) -> ExpertCounts {
+        self.device.expert_counts()
     }
 
     /// What the GPU was handed so far; nothing on a CPU.

@@ -9,7 +9,7 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::{DeviceName, Devices, GpuOptions};
+use brigade_engine::device::{DeviceName, Devices, GpuOptions, Visits};
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
@@ -87,6 +87,10 @@ pub struct LineConfig {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Routed experts of layers before this one lie with the host, beside a GPU.
     pub host_experts: u32,
+    /// When these are sent to the GPU for a ubatch.
+    pub visits: Visits,
+    /// Bytes of the GPU's memory for copies of them.
+    pub copies: u64,
     /// Whether the last stage has the model's own blocks of drafts.
     pub own_drafts: bool,
     /// Files of the model's adapters.
@@ -110,6 +114,8 @@ impl Default for LineConfig {
             control_vectors: Vec::new(),
             control_layers: None,
             host_experts: 0,
+            visits: Visits::Never,
+            copies: 0,
             own_drafts: false,
             adapters: Vec::new(),
             uses: Vec::new(),
@@ -359,7 +365,9 @@ fn load(
         (false, true) => &APART,
         (false, false) => &DEVICES,
     };
-    let device = devices.open(&name, config.threads, None).unwrap();
+    let mut device = devices.open(&name, config.threads, None).unwrap();
+    device.set_visits(config.visits);
+    device.set_room_for_copies(config.copies);
     let n_positions = brigade_models::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,

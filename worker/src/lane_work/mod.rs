@@ -199,7 +199,7 @@ impl<'a> LaneWork<'a> {
         let compute_us = micros(took.saturating_sub(waited));
         let Some(lane) = &self.lane else { return Ok(()) };
         lane.meter.finished(u64::from(compute_us));
-        lane.meter.experts(self.runner.expert_rows());
+        lane.meter.experts(self.runner.expert_counts());
         if !self.in_work.is_empty() {
             lane.meter.started(self.idle_since);
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
+use brigade_engine::device::ExpertCounts;
 use brigade_engine::error::SnapshotError;
 use brigade_engine::stage::{Begun, Stage};
 use brigade_engine::state::{CopyRoom, StageCopy};
@@ -35,8 +36,8 @@ pub(super) fn taken(turns: &Arc<Turns>) -> Option<Turn> {
 }
 
 impl StageRunner for EngineStage {
-    fn expert_rows(&self) -> [u64; 2] {
-        self.stage.expert_rows()
+    fn expert_counts(&self) -> ExpertCounts {
+        self.stage.expert_counts()
     }
 
     fn shape(&self) -> StageShape {

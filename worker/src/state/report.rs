@@ -117,6 +117,7 @@ impl Worker {
                 gb_per_second: host.speeds.gb_per_second,
                 gop_per_second: host.speeds.gop_per_second,
                 experts_before: host.experts_before,
+                sent_gb_per_second: host.sent_gb_per_second,
             }),
             features: self.features().map(i32::from).collect(),
         }
@@ -139,7 +140,7 @@ impl Worker {
         let prefix_records = self.prefixes_used().map(|Used { ram, disk, bundles }| {
             PrefixRecords { ram_bytes: ram, disk_bytes: disk, bundles }
         });
-        let [expert_rows, host_expert_rows] = reading.expert_rows;
+        let experts = reading.experts;
         let session = &inner.session;
         // Another coordinator's number would say nothing, and might be the same.
         let is_owner = session.owner() == Some(coordinator_id);
@@ -165,8 +166,10 @@ impl Worker {
             held_layers,
             instance: self.loader.instance,
             prefix_records,
-            expert_rows,
-            host_expert_rows,
+            expert_rows: experts.device_rows,
+            host_expert_rows: experts.host_rows,
+            copied_expert_rows: experts.copy_rows,
+            expert_bytes_sent: experts.sent_bytes,
             host_expert_bytes: stage(&inner).map_or(0, |(_, stage)| stage.loaded.facts.host_bytes),
         }
     }

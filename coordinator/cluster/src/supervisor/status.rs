@@ -123,6 +123,8 @@ fn bytes(health: &HealthReply) -> StageBytes {
         states: health.state_bytes,
         host_experts: health.host_expert_bytes,
         expert_rows: [health.expert_rows, health.host_expert_rows],
+        copied_expert_rows: health.copied_expert_rows,
+        expert_bytes_sent: health.expert_bytes_sent,
     }
 }
 

@@ -111,5 +111,10 @@ impl<S: Simd> Simd for Unfused<S> {
         fn dot4_signed(acc: S::I, w: S::I, x: S::I) -> S::I;
         fn signed_start(neg_sum: i32) -> S::I;
         fn prefetch(bytes: &[u8], ahead: usize, len: usize);
+        fn max(a: S::F, b: S::F) -> S::F;
+        fn load_part(x: &[f32]) -> S::F;
+        fn store_part(v: S::F, out: &mut [f32]);
+        fn sum(v: S::F) -> f32;
+        fn max_lane(v: S::F) -> f32;
     }
 }

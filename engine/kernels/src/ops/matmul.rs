@@ -30,17 +30,17 @@ pub struct MatmulJob<'a> {
 const MAX_GROUP_ROWS: usize = 128;
 
 /// Chunks of few rows that each thread should find, for balance.
-const CHUNKS_PER_THREAD: usize = 16;
+pub(super) const CHUNKS_PER_THREAD: usize = 16;
 
 /// The same of many rows, which each chunk first lays side by side.
 const MANY_CHUNKS_PER_THREAD: usize = 6;
 
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
-const MIN_CHUNK_COST: usize = 20 << 10;
+pub(super) const MIN_CHUNK_COST: usize = 20 << 10;
 
 /// What a panel costs with `rows` rows, in bytes of memory traffic. The panel is read once, and each row
 /// takes 16 * cols multiply-adds. A core does about 16 of these in the time that it reads a byte.
-fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
+pub(super) fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
     w.panel_bytes() + rows * w.cols()
 }
 

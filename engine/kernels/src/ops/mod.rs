@@ -15,6 +15,7 @@ pub(crate) mod depth_attention;
 pub(crate) mod dilated;
 pub(crate) mod elementwise;
 pub(crate) mod entries;
+pub(crate) mod expert_job;
 pub(crate) mod experts;
 pub(crate) mod gates;
 pub(crate) mod head_columns;

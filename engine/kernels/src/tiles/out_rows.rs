@@ -36,6 +36,17 @@ impl<'a, T> Rows<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
     }
 
+    /// Where row `row` begins, for whoever writes parts of rows: nothing is borrowed.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub(crate) fn start_of(&self, row: usize) -> *mut T {
+        assert!(row * self.row <= self.len, "row {row} of {} elements", self.len);
+        // SAFETY: inside the slice, or at its end (asserted).
+        unsafe { self.start.add(row * self.row) }
+    }
+
     /// The rows of `range`, to be read.
     ///
     /// # Safety

@@ -5,6 +5,8 @@
 //! formats are described in [`crate::format`]. Panels of floats hold, column after column, sixteen values of
 //! the source's own type.
 
+use std::sync::Arc;
+
 use crate::aligned::{AlignedBytes, DeviceMemory};
 use crate::simd::LANES;
 use brigade_quant::GgmlType;
@@ -26,6 +28,13 @@ impl PackedMatrix {
     #[inline]
     pub fn scaled(self, scale: f32) -> Self {
         Self { scale: self.scale * scale, ..self }
+    }
+
+    /// The same weights in memory of a device that has a copy of [`PackedMatrix::bytes`].
+    #[must_use]
+    pub fn copied_to(&self, memory: Arc<dyn DeviceMemory>) -> Self {
+        let data = AlignedBytes::with_device(self.data.len(), memory);
+        Self { data, ..*self }
     }
 
     /// The memory that the panels lie in, if it is a device's.

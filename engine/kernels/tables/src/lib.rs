@@ -23,9 +23,30 @@ fn tables() -> impl Iterator<Item = &'static Kernels> {
     .into_iter()
 }
 
-/// The table of what GPUs compute. It is used where it is asked for by name, and beside a GPU.
+/// Every table of what GPUs compute, fastest first. They have one name.
+fn unfused_tables() -> impl Iterator<Item = &'static Kernels> {
+    [
+        #[cfg(target_arch = "x86_64")]
+        &brigade_kernels_unfused_avx512::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        &*brigade_kernels_unfused_avxvnni::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        &brigade_kernels_unfused_avx2::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        &brigade_kernels_unfused_neon::TABLE,
+        &brigade_kernels_unfused::TABLE,
+    ]
+    .into_iter()
+}
+
+/// The fastest table of what GPUs compute that this machine can run. It is used where it is asked for by name, and beside a GPU.
 pub fn unfused() -> &'static Kernels {
-    &brigade_kernels_unfused::TABLE
+    available_unfused().next().unwrap_or(&brigade_kernels_unfused::TABLE)
+}
+
+/// All of these that this machine can run, fastest first, for tests; the last one has plain lanes.
+pub fn available_unfused() -> impl Iterator<Item = &'static Kernels> {
+    unfused_tables().filter(|table| (table.detected)())
 }
 
 /// The tables of [`NUMERICS`](brigade_kernels::NUMERICS) that this machine can run, fastest first; the last one is

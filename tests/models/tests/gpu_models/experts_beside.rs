@@ -4,10 +4,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::{DeviceName, Devices, gpus};
+use brigade_engine::device::{DeviceName, Devices, ExpertCounts, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
@@ -32,8 +33,13 @@ const MODELS: [&str; 12] = [
     "qwen3vlmoe",
 ];
 
+/// Those of them whose experts differ most: plain ones, with biases, with two mixtures in a layer, and with weights before them.
+const SENT: [&str; 4] = ["qwen3vlmoe", "gpt-oss-mxfp4", "grovemoe", "llama4"];
+
 /// Rows of the prompt, and of one of its ubatches: what is left for the last one is a single row.
 const PROMPT: usize = 15;
+/// Rows of a text that is long enough for experts to be used again.
+const LONG: usize = 30;
 const N_UBATCH: usize = 7;
 /// Steps of decode before which all memory has been taken once.
 const WARM: u32 = 10;
@@ -70,6 +76,136 @@ fn where_experts_lie_changes_no_byte() {
     let differ = differ.into_inner().unwrap();
     println!("{} models, each with experts of no, half and all layers on the host", MODELS.len());
     assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
+}
+
+/// Experts that lie with the host, and are sent to the GPU for ubatches in which they have many rows, or some: the same bits as if
+/// none was, as memory that both see and as a card's own.
+fn experts_that_are_sent_change_no_byte() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let differ = Mutex::new(Vec::new());
+    each(&SENT, |name| {
+        let path = golden.named(name);
+        let tokens = &golden.manifest.tokens[..PROMPT];
+        let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+        let want = logits(&path, tokens, &config);
+        for (least, apart) in [(1, false), (2, true)] {
+            let config = LineConfig {
+                kernels: Some("vulkan:0"),
+                host_experts: u32::MAX,
+                visits: Visits::From(least),
+                apart,
+                ..LineConfig::default()
+            };
+            let mut line = Line::open(&path, &config);
+            let rows = line.logits(tokens, N_UBATCH);
+            let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
+            let stage = &line.stages()[0];
+            let ExpertCounts { device_rows: here, host_rows: host, sent_bytes: bytes, .. } =
+                stage.expert_counts();
+            println!(
+                "{name}, from {least} rows: {here} rows here, {host} with the host, {bytes} bytes sent"
+            );
+            assert!(bytes > 0 && here > 0, "{name}: nothing was sent");
+            assert_eq!(host == 0, least == 1, "{name}, from {least} rows");
+            if got != want {
+                differ.lock().unwrap().push(format!("{name} from {least} rows"));
+            }
+        }
+    });
+    let differ = differ.into_inner().unwrap();
+    assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
+}
+
+/// A random choice of all that says where experts are computed, and when.
+fn random_config(
+    random: &mut impl FnMut(usize) -> usize,
+    n_layer: usize,
+    bytes: u64,
+) -> LineConfig {
+    let visits = match random(3) {
+        0 => Visits::Never,
+        _ => Visits::From(1 + random(5)),
+    };
+    LineConfig {
+        kernels: Some("vulkan:0"),
+        cuts: if random(3) == 0 { vec![1 + random(n_layer - 1)] } else { Vec::new() },
+        host_experts: random(n_layer + 1) as u32,
+        visits,
+        // Of none, of a few that come and go, and of nearly all.
+        copies: bytes * random(5) as u64 / 4,
+        apart: random(2) == 1,
+        threads: 1 + random(2),
+        ..LineConfig::default()
+    }
+}
+
+/// Random placements, thresholds, rooms for copies and ubatches, with moves of experts while rows come: one answer.
+fn random_places_give_one_answer(n_cases: usize) {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let (n_all, n_differ) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let counts = [const { AtomicU64::new(0) }; 4];
+    each(&SENT, |name| {
+        let path = golden.named(name);
+        let tokens = &golden.manifest.tokens[..LONG.min(golden.manifest.tokens.len())];
+        let spec = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap();
+        let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+        let want = logits(&path, tokens, &config);
+        let host = LineConfig {
+            kernels: Some("vulkan:0"),
+            host_experts: u32::MAX,
+            ..LineConfig::default()
+        };
+        let bytes = Line::open(&path, &host).stages()[0].facts().host_expert_bytes;
+        let mut state = 1 + name.len() as u64;
+        let mut random = |below: usize| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for case in 0..n_cases.div_ceil(SENT.len()) {
+            let config = random_config(&mut random, spec.n_layer(), bytes);
+            let n_ubatch = [1, 1, 3, 7, 15][random(5)];
+            let mut line = Line::open(&path, &config);
+            let rows = line.logits(tokens, n_ubatch);
+            let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
+            for stage in line.stages() {
+                let n = stage.expert_counts();
+                let all = [n.device_rows, n.host_rows, n.copy_rows, n.sent_bytes];
+                counts.iter().zip(all).for_each(|(sum, n)| _ = sum.fetch_add(n, Ordering::Relaxed));
+            }
+            n_all.fetch_add(1, Ordering::Relaxed);
+            if got != want {
+                let LineConfig { cuts, host_experts, visits, copies, .. } = &config;
+                let what = format!(
+                    "{name} case {case}: cuts {cuts:?}, {host_experts} layers, {visits:?}, {copies} bytes of copies, ubatches of {n_ubatch}"
+                );
+                n_differ.lock().unwrap().push(what);
+            }
+        }
+    });
+    let [here, host, copies, sent] = counts.each_ref().map(|n| n.load(Ordering::Relaxed));
+    println!(
+        "{} cases: {here} rows on the GPU, of which {copies} with copies, {host} with the host, {sent} bytes sent",
+        n_all.load(Ordering::Relaxed)
+    );
+    let differ = n_differ.into_inner().unwrap();
+    assert!(differ.is_empty(), "other bits: {}", differ.join("; "));
+    assert!(here > 0 && host > 0 && copies > 0 && sent > 0, "every place is used");
+}
+
+fn a_few_random_places_give_one_answer() {
+    random_places_give_one_answer(12);
+}
+
+fn two_thousand_random_places_give_one_answer() {
+    random_places_give_one_answer(2000);
 }
 
 /// What a step of decode costs, in a stage whose experts of layers before `n` lie with the host.
@@ -176,6 +312,9 @@ fn layers_whose_experts_move_are_loaded_anew() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         where_experts_lie_changes_no_byte,
+        experts_that_are_sent_change_no_byte,
+        a_few_random_places_give_one_answer,
+        two_thousand_random_places_give_one_answer ignored("takes an hour: at night"),
         layers_whose_experts_move_are_loaded_anew;
     alone: experts_beside_are_counted_and_waited_for_once;
 ];

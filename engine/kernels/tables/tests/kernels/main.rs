@@ -12,6 +12,7 @@ mod conv;
 mod delta;
 mod depth_attention;
 mod entries;
+mod expert_job;
 mod experts;
 mod gates;
 mod head_columns;
@@ -92,6 +93,12 @@ fn same_bits_everywhere(what: &str, f: impl Fn(&Compute) -> Vec<f32>) -> Vec<f32
     let (_, first) = runs.next().expect("there is a table");
     runs.for_each(|(run, out)| same_bits(&run, &out, &first));
     numerics::hold(what, &first);
+    // So do those of what GPUs compute, which differ from these.
+    let unfused = brigade_kernels_tables::available_unfused();
+    let mut runs = unfused.map(|kernels| f(&compute(kernels, OTHERS_THREADS))).enumerate();
+    if let Some((_, first)) = runs.next() {
+        runs.for_each(|(i, out)| same_bits(&format!("{what}, unfused {i}"), &out, &first));
+    }
     first
 }
 

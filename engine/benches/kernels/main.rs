@@ -3,10 +3,12 @@
 //!
 //! For products it prints bytes of weights a second beside the memory's, and operations a second beside the
 //! arithmetic's. `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the sides of the matrix, and
-//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with. [`common`] says
+//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with. Cases named `experts` are in [`experts`]. [`common`] says
 //! what else the environment chooses.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod experts;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -61,6 +63,7 @@ fn main() {
     for ty in TYPES.into_iter().filter(|ty| bench.wants(ty.name())) {
         matmul(&bench, ty);
     }
+    experts::measure(&bench);
     if bench.wants("fork-join") {
         fork_join(&bench);
     }
