@@ -66,7 +66,7 @@ fn beside(before: Returned, after: Returned) -> Option<f64> {
     let apart = after.at.saturating_sub(before.at);
     let sent_apart = after.sent_at.saturating_sub(before.sent_at);
     let says = after.sent_at < before.at && sent_apart < apart;
-    says.then(|| apart as f64 - after.slowest_us as f64)
+    says.then_some(apart as f64 - after.slowest_us as f64)
 }
 
 #[cfg(test)]

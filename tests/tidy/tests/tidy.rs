@@ -40,7 +40,7 @@ const GENERATED: &str = "proto/generated/";
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name, so that a change compiles little.
-const MAY_NEED: [(&str, &[&str]); 35] = [
+const MAY_NEED: [(&str, &[&str]); 34] = [
     ("proto", &[]),
     ("engine/shapes", &[]),
     ("engine/quant", &[]),
@@ -60,7 +60,6 @@ const MAY_NEED: [(&str, &[&str]); 35] = [
     ("engine/kernels/unfused", &["kernels"]),
     ("engine/kernels/unfused-avx2", &["kernels"]),
     ("engine/kernels/unfused-avx512", &["kernels"]),
-    ("engine/kernels/unfused-avxvnni", &["kernels"]),
     ("engine/kernels/unfused-neon", &["kernels"]),
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
     ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),

@@ -25,11 +25,10 @@ fn tables() -> impl Iterator<Item = &'static Kernels> {
 
 /// Every table of what GPUs compute, fastest first. They have one name.
 fn unfused_tables() -> impl Iterator<Item = &'static Kernels> {
+    // Processors with AVX-VNNI take that of AVX2: one more is not worth what it takes to compile.
     [
         #[cfg(target_arch = "x86_64")]
         &brigade_kernels_unfused_avx512::TABLE,
-        #[cfg(target_arch = "x86_64")]
-        &*brigade_kernels_unfused_avxvnni::TABLE,
         #[cfg(target_arch = "x86_64")]
         &brigade_kernels_unfused_avx2::TABLE,
         #[cfg(target_arch = "aarch64")]
