@@ -7,12 +7,26 @@ use brigade_engine::batch::{DraftedToken, RowValue, SampledToken};
 use super::ahead::{Judged, Outcome};
 use super::drafting;
 use super::events::{
-    Action, FinishReason, LineFault, Micros, RequestError, RequestId, Results, Share, Work,
+    Action, FinishReason, LineFault, Micros, RequestError, RequestId, Results, Share, StageTime,
+    Work,
 };
 use super::in_flight::{InFlight, InWindow, Wanted};
 use super::pace::Returned;
 use super::sequence::SeqNo;
+use super::timing::LineTimes;
 use super::{PREPARED_AT_ONCE, Scheduler};
+
+/// What a ubatch that is back says of the line's times.
+fn learn(line: &mut LineTimes, now: Micros, done: &InFlight, times: &[StageTime]) {
+    // The last stage left out what a stale window's head would have taken.
+    if !done.has_stale {
+        line.observe(done.n_rows, now.saturating_sub(done.sent_at), times);
+    }
+    let slowest_us = times.iter().map(|time| time.compute_us).max().unwrap_or(0);
+    let returned = Returned { sent_at: done.sent_at, at: now, slowest_us };
+    line.observe_return((!done.has_stale).then_some(returned));
+    line.observe_drafts(done.drafted, times.last().map_or(0, |last| last.drafting_us));
+}
 
 impl Scheduler {
     pub(super) fn results(&mut self, now: Micros, results: Results, out: &mut Vec<Action>) {
@@ -79,16 +93,7 @@ impl Scheduler {
         }
         if let Some(done) = line.in_flight.pop_front() {
             self.last_done = self.drafts.note_done(&done, &line.times, &times);
-            // The last stage left out what a stale window's head would have taken.
-            let learned = Arc::make_mut(&mut line.times);
-            if !done.has_stale {
-                learned.observe(done.n_rows, now.saturating_sub(done.sent_at), &times);
-            }
-            let slowest_us = times.iter().map(|time| time.compute_us).max().unwrap_or(0);
-            let returned = Returned { sent_at: done.sent_at, at: now, slowest_us };
-            learned.observe_return((!done.has_stale).then_some(returned));
-            let drafting = times.last().map_or(0, |last| last.drafting_us);
-            learned.observe_drafts(done.drafted, drafting);
+            learn(Arc::make_mut(&mut line.times), now, &done, &times);
             for (no, end) in done.computed {
                 if let Some(sequence) = self.live.get_mut(no) {
                     sequence.note_computed(end);

@@ -112,9 +112,7 @@ impl Stage {
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
-        let has_drafts = kept.drafts.is_some();
-        let of_drafts = has_drafts.then(|| OwnDrafts::states(&spec, &device, &config));
-        let of_drafts = of_drafts.transpose()?.unwrap_or_default();
+        let of_drafts = kept.states_of_drafts(&spec, &device, &config)?;
         kept.make_room(&device)?;
         // From here on nothing fails.
         let mut names = Names::default();
