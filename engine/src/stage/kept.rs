@@ -11,15 +11,14 @@ use std::sync::Arc;
 use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
-use super::own_drafts::{DraftBlock, OwnDrafts};
-use super::{BlockWeights, Stage, StageConfig};
+use super::own_drafts::DraftBlock;
+use super::{BlockWeights, Stage};
 use crate::device::{Device, Home};
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
 use crate::spec::{
     ModelError, ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors,
 };
-use crate::state::BlockState;
 use crate::weights::ExpertsPlace;
 
 /// Weights of one model, by layer. Empty at first.
@@ -56,17 +55,6 @@ pub(super) struct KeptLayer {
 }
 
 impl KeptWeights {
-    /// Room for the entries of the blocks of drafts that are kept: none without them.
-    pub(super) fn states_of_drafts(
-        &self,
-        spec: &ModelSpec,
-        device: &Device,
-        config: &StageConfig,
-    ) -> Result<Vec<BlockState>, ModelError> {
-        let states = self.drafts.as_ref().map(|_| OwnDrafts::states(spec, device, config));
-        Ok(states.transpose()?.unwrap_or_default())
-    }
-
     /// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows.
     pub(super) fn make_room(&self, device: &Device) -> Result<(), ModelError> {
         let mut blocks = self.layers.values().flat_map(|layer| &layer.part.weights);

@@ -112,7 +112,7 @@ impl Stage {
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
         let states = states(&device, &spec, &layers, &config)?;
-        let of_drafts = kept.states_of_drafts(&spec, &device, &config)?;
+        let of_drafts = OwnDrafts::states(kept.drafts.is_some(), &spec, &device, &config)?;
         kept.make_room(&device)?;
         // From here on nothing fails.
         let mut names = Names::default();

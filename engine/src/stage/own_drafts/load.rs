@@ -50,15 +50,17 @@ impl OwnDrafts {
         })
     }
 
-    /// Room for the entries of all blocks of a model, in order.
+    /// Room for the entries of all blocks of a model, in order; none where none is loaded.
     pub(in crate::stage) fn states(
+        are_loaded: bool,
         spec: &ModelSpec,
         device: &Device,
         config: &StageConfig,
     ) -> Result<Vec<BlockState>, ModelError> {
         // A window is attended with, and all pages are kept: entries may be written over anywhere.
         let room = StateRoom { windows: false, ..room(config) };
-        let heads = spec.own_drafts.iter().flat_map(|drafts| &drafts.heads);
+        let loaded = spec.own_drafts.iter().filter(|_| are_loaded);
+        let heads = loaded.flat_map(|drafts| &drafts.heads);
         let blocks = heads.flat_map(|head| &head.layer.blocks);
         blocks.map(|block| BlockState::new(device, &block.kind, &room)).collect()
     }
