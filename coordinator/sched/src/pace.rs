@@ -21,8 +21,10 @@ const HALF_LIFE: f64 = 1024.0;
 pub(super) struct Returned {
     pub sent_at: Micros,
     pub at: Micros,
-    /// What the slowest stage took for it, its drafts among that.
+    /// What the slowest stage took for it, its drafts among that, ...
     pub slowest_us: Micros,
+    /// ... and what all took.
+    pub through_us: Micros,
 }
 
 /// Times of ubatches behind others.
@@ -61,11 +63,12 @@ impl Pace {
 }
 
 /// By how much longer than the slowest stage took for it a ubatch came back behind the one before it. `None` where that says
-/// nothing: it was sent when the other one was back, or came later for having been sent later.
+/// nothing: it was sent when the other one was back, or came later for having been sent later, or for being longer.
 fn beside(before: Returned, after: Returned) -> Option<f64> {
     let apart = after.at.saturating_sub(before.at);
     let sent_apart = after.sent_at.saturating_sub(before.sent_at);
-    let says = after.sent_at < before.at && sent_apart < apart;
+    let is_no_longer = after.through_us <= before.through_us;
+    let says = is_no_longer && after.sent_at < before.at && sent_apart < apart;
     says.then_some(apart as f64 - after.slowest_us as f64)
 }
 
@@ -74,7 +77,7 @@ mod tests {
     use super::*;
 
     fn returned(sent_at: Micros, at: Micros, slowest_us: Micros) -> Option<Returned> {
-        Some(Returned { sent_at, at, slowest_us })
+        Some(Returned { sent_at, at, slowest_us, through_us: 2 * slowest_us })
     }
 
     #[test]
@@ -102,6 +105,17 @@ mod tests {
             // The second is sent as long behind the first as it comes back behind it.
             pace.observe(returned(2000 * i, 2000 * i + 900, 100));
             pace.observe(returned(2000 * i + 500, 2000 * i + 1400, 100));
+        }
+        assert_eq!(pace.beside_stages(), 0.0);
+    }
+
+    #[test]
+    fn what_is_longer_comes_later() {
+        let mut pace = Pace::default();
+        for i in 0..100 {
+            // Trips of 500 and of 900, that have nothing to do with each other.
+            pace.observe(returned(2000 * i, 2000 * i + 500, 100));
+            pace.observe(returned(2000 * i + 100, 2000 * i + 1000, 300));
         }
         assert_eq!(pace.beside_stages(), 0.0);
     }

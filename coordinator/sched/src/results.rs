@@ -22,8 +22,9 @@ fn learn(line: &mut LineTimes, now: Micros, done: &InFlight, times: &[StageTime]
     if !done.has_stale {
         line.observe(done.n_rows, now.saturating_sub(done.sent_at), times);
     }
-    let slowest_us = times.iter().map(|time| time.compute_us).max().unwrap_or(0);
-    let returned = Returned { sent_at: done.sent_at, at: now, slowest_us };
+    let computed = || times.iter().map(|time| time.compute_us);
+    let (slowest_us, through_us) = (computed().max().unwrap_or(0), computed().sum());
+    let returned = Returned { sent_at: done.sent_at, at: now, slowest_us, through_us };
     line.observe_return((!done.has_stale).then_some(returned));
     line.observe_drafts(done.drafted, times.last().map_or(0, |last| last.drafting_us));
 }
