@@ -108,39 +108,15 @@ impl Block for Attention {
         let kv = state.kv();
         let spec = &self.spec;
         let index = self.index.as_deref();
-        let [q, k, v, gate, index_q, index_k] = cx.project_some(
-            x,
-            [
-                Some(&self.q),
-                self.k.as_ref(),
-                self.v.as_ref(),
-                self.gate.as_deref(),
-                index.map(|index| &index.query),
-                index.map(|index| &index.key),
-            ],
-        );
-        let [mut q, mut k] = [q, k].map(Option::unwrap_or_default);
-        let mut v = v.unwrap_or_else(|| cx.scratch.copy_of(&k));
-        let mut of_index = index_q.zip(index_k).map(|(query, key)| IndexRows { query, key });
-        if let Some(bound) = spec.clamp {
-            [&mut q, &mut k, &mut v].into_iter().for_each(|x| cx.device.clamp(x, bound));
-        }
-        if let Some((weights, eps)) = self.value_norm.as_ref().filter(|_| !v.is_empty()) {
-            cx.device.rms_norm_inplace(&mut v, weights, *eps);
-        }
-        self.norm_and_rotate(cx, &mut q, &mut k);
-        if let (Some(index), Some(rows)) = (index, &mut of_index) {
-            index.finish(cx, cx.rope_of(spec.rotation), rows);
-        }
+        let mut rows = self.project(cx, x, true);
+        let of_index = self.remember_rows(cx, kv, &mut rows);
         let mut heads = cx.scratch.take(x.n_rows(), spec.n_head * spec.head_dim_v);
-        let index_keys = of_index.as_ref().map(|rows| &rows.key);
-        self.remember(cx, kv, [&k, &v], index_keys);
         let rope = cx.rope_of(spec.rotation);
         let chosen =
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let how = self.how(chosen.as_ref());
-        kv.attend(cx.device, cx.parts, cx.sequences, how, &q, &mut heads);
-        if let (Some(by), Some(mut gate)) = (spec.gate, gate) {
+        kv.attend(cx.device, cx.parts, cx.sequences, how, &rows.q, &mut heads);
+        if let (Some(by), Some(mut gate)) = (spec.gate, rows.gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
         }
         if let Some((weight, eps)) = &self.sub_norm {
@@ -148,9 +124,66 @@ impl Block for Attention {
         }
         self.output.forward(cx, &heads)
     }
+
+    fn remember(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) {
+        let mut rows = self.project(cx, x, false);
+        self.remember_rows(cx, state.kv(), &mut rows);
+    }
+}
+
+/// The projections of rows.
+struct Projected {
+    /// Empty where nobody reads what the rows attend to, as `gate` is.
+    q: Rows,
+    /// Empty where keys are borrowed, as `v` is.
+    k: Rows,
+    v: Rows,
+    gate: Option<Rows>,
+    index: Option<IndexRows>,
 }
 
 impl Attention {
+    /// The projections of rows; those to queries and gates where rows attend.
+    fn project(&self, cx: &BlockCx<'_>, x: &Rows, attends: bool) -> Projected {
+        let index = self.index.as_deref();
+        let weights = [
+            Some(&self.q).filter(|_| attends),
+            self.k.as_ref(),
+            self.v.as_ref(),
+            self.gate.as_deref().filter(|_| attends),
+            index.map(|index| &index.query),
+            index.map(|index| &index.key),
+        ];
+        let [q, k, v, gate, index_q, index_k] = cx.project_some(x, weights);
+        let [q, k] = [q, k].map(Option::unwrap_or_default);
+        let v = v.unwrap_or_else(|| cx.scratch.copy_of(&k));
+        let index = index_q.zip(index_k).map(|(query, key)| IndexRows { query, key });
+        Projected { q, k, v, gate, index }
+    }
+
+    /// Finishes rows that were projected, and keeps their keys and values. Gives what an index chooses by.
+    fn remember_rows(
+        &self,
+        cx: &mut BlockCx<'_>,
+        kv: &mut KvCache,
+        rows: &mut Projected,
+    ) -> Option<IndexRows> {
+        let Projected { q, k, v, index: of_index, .. } = rows;
+        if let Some(bound) = self.spec.clamp {
+            let all = [&mut *q, &mut *k, &mut *v].into_iter();
+            all.filter(|x| !x.is_empty()).for_each(|x| cx.device.clamp(x, bound));
+        }
+        if let Some((weights, eps)) = self.value_norm.as_ref().filter(|_| !v.is_empty()) {
+            cx.device.rms_norm_inplace(v, weights, *eps);
+        }
+        self.norm_and_rotate(cx, q, k);
+        if let (Some(index), Some(rows)) = (&self.index, &mut *of_index) {
+            index.finish(cx, cx.rope_of(self.spec.rotation), rows);
+        }
+        self.keep(cx, kv, [k, v], of_index.as_ref().map(|rows| &rows.key));
+        of_index.take()
+    }
+
     /// How rows attend; `lists` are the blocks that the index chose.
     fn how<'a>(&'a self, lists: Option<&'a Lists>) -> AttendHow<'a> {
         let spec = &self.spec;
@@ -176,7 +209,7 @@ impl Attention {
 
     /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys
     /// of an index.
-    fn remember(
+    fn keep(
         &self,
         cx: &mut BlockCx<'_>,
         kv: &mut KvCache,
@@ -226,15 +259,14 @@ impl Attention {
             norms.apply(cx, spec, q, k);
         }
         if let Some(rope) = cx.rope_of(spec.rotation) {
-            cx.device.rope(q, spec.head_dim_k, rope);
-            if !k.is_empty() {
-                cx.device.rope(k, spec.head_dim_k, rope);
+            for x in [&mut *q, &mut *k].into_iter().filter(|x| !x.is_empty()) {
+                cx.device.rope(x, spec.head_dim_k, rope);
             }
         }
         if let Some(norms) = norms.filter(|_| after_rotation) {
             norms.apply(cx, spec, q, k);
         }
-        if let Some(temperature) = spec.temperature {
+        if let Some(temperature) = spec.temperature.filter(|_| !q.is_empty()) {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.device.scale_rows(q, spec.n_head * spec.head_dim_k, &factors);
         }

@@ -43,16 +43,22 @@ pub struct Mla {
     index: Option<Index>,
 }
 
-/// The projections of rows.
+/// The projections of rows that attend.
 struct Projected {
     /// `[n, n_head * (n_nope + n_pe)]`.
     q: Rows,
-    /// `[n, kv_rank + n_pe]`, not yet normed and rotated.
-    key: Rows,
     /// `[n, n_head * head_dim_v]` or `[n, n_head]`, empty without a gate.
     gate: Rows,
-    /// Queries, keys, weights and gates of the index, empty without one or without gates.
-    index: [Rows; 4],
+    /// Queries and weights of the index, empty without one.
+    index: [Rows; 2],
+}
+
+/// The projections of rows that are kept, not yet normed and rotated.
+struct Keys {
+    /// `[n, kv_rank + n_pe]`.
+    key: Rows,
+    /// Keys and gates of the index, empty without one or without gates.
+    index: [Rows; 2],
 }
 
 /// How queries are made.
@@ -148,23 +154,13 @@ impl Block for Mla {
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let kv = state.kv();
         let spec = &self.spec;
-        let Projected { q, mut key, mut gate, index } = self.project(cx, x);
-        let [mut index_q, mut index_key, weights, gates] = index;
-        self.finish_keys(cx, &mut key);
-        if let Some(index) = &self.index {
-            index.finish_keys(cx, &mut index_key, &gates);
-        }
+        let (Projected { q, mut gate, index: [mut index_q, weights] }, keys) = self.project(cx, x);
         let mut q_hat = self.absorb(cx, &q);
         if let Some(temperature) = spec.temperature {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.device.scale_rows(&mut q_hat, spec.n_head * spec.key_width(), &factors);
         }
-        let index_rows = self.index.as_ref().map(|_| &index_key);
-        let rows = KvRows { k: &key, v: None, index: index_rows };
-        kv.append(cx.device, cx.parts, cx.sequences, &rows);
-        if let Some(index) = &self.index {
-            index.pool_keys(cx, kv);
-        }
+        self.remember_keys(cx, kv, keys);
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
         let latent = self.attend(cx, kv, own.as_ref(), &q_hat);
         let mut heads = self.values(cx, &latent);
@@ -178,19 +174,32 @@ impl Block for Mla {
         }
         self.output.forward(cx, &heads)
     }
+
+    fn remember(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) {
+        let projected = cx.project_some(x, self.of_keys()).map(Option::unwrap_or_default);
+        self.remember_keys(cx, state.kv(), Keys::of(projected));
+    }
 }
 
 impl Mla {
-    /// All projections of the rows before the attention.
-    fn project(&self, cx: &BlockCx<'_>, x: &Rows) -> Projected {
+    /// What projects to keys, and to keys and gates of the index.
+    fn of_keys(&self) -> [Option<&Linear>; 3] {
         let index = self.index.as_ref();
+        let gates = index.and_then(|index| index.gates.as_ref());
+        [Some(&self.kv_a), index.map(|index| &index.key), gates.map(|gates| &gates.matrix)]
+    }
+
+    /// All projections of the rows before the attention.
+    fn project(&self, cx: &BlockCx<'_>, x: &Rows) -> (Projected, Keys) {
+        let index = self.index.as_ref();
+        let [key, index_key, gates] = self.of_keys();
         let weights = [
             Some(self.query.input()),
-            Some(&self.kv_a),
+            key,
             self.gate.as_ref(),
-            index.map(|index| &index.key),
+            index_key,
             index.map(|index| &index.weights),
-            index.and_then(|index| index.gates.as_ref()).map(|gates| &gates.matrix),
+            gates,
         ];
         let projected = cx.project_some(x, weights);
         let [mut q, key, gate, index_key, weights, gates] =
@@ -201,7 +210,22 @@ impl Mla {
             let wide = cx.project_some(&q, [Some(b), index.map(|index| &index.query)]);
             [q, index_q] = wide.map(Option::unwrap_or_default);
         }
-        Projected { q, key, gate, index: [index_q, index_key, weights, gates] }
+        (Projected { q, gate, index: [index_q, weights] }, Keys::of([key, index_key, gates]))
+    }
+
+    /// Finishes the rows' keys, and keeps them.
+    fn remember_keys(&self, cx: &BlockCx<'_>, kv: &mut KvCache, keys: Keys) {
+        let Keys { mut key, index: [mut index_key, gates] } = keys;
+        self.finish_keys(cx, &mut key);
+        if let Some(index) = &self.index {
+            index.finish_keys(cx, &mut index_key, &gates);
+        }
+        let index_rows = self.index.as_ref().map(|_| &index_key);
+        let rows = KvRows { k: &key, v: None, index: index_rows };
+        kv.append(cx.device, cx.parts, cx.sequences, &rows);
+        if let Some(index) = &self.index {
+            index.pool_keys(cx, kv);
+        }
     }
 
     /// Attention of queries `[n, n_head * (kv_rank + n_pe)]` to all positions before their rows, to those that the block's
@@ -287,6 +311,13 @@ impl Mla {
         if let Some(table) = cx.rope_of(self.spec.rotation) {
             cx.device.rope(pe, self.spec.n_pe, table);
         }
+    }
+}
+
+impl Keys {
+    /// Of what [`Mla::of_keys`] gave.
+    fn of([key, index, gates]: [Rows; 3]) -> Self {
+        Self { key, index: [index, gates] }
     }
 }
 

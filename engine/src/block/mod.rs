@@ -92,6 +92,14 @@ pub trait Block: Send + Sync {
     /// # Panics
     /// If the state is another block's.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows;
+
+    /// Moves the block's `state` on as [`Self::forward`] does, for rows of which nobody reads what comes out.
+    ///
+    /// # Panics
+    /// As [`Self::forward`].
+    fn remember(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) {
+        self.forward(cx, state, x);
+    }
 }
 
 /// Loads the block of `layer` that `kind` describes; its tensors' names begin with `stem`, rows are `n_embd` wide.

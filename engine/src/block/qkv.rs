@@ -103,11 +103,12 @@ impl QkNorms {
         Ok(Some(Self { q, k }))
     }
 
-    /// Norms queries and keys in place.
+    /// Norms queries and keys in place; where there are no queries, keys alone.
     pub(super) fn apply(&self, cx: &BlockCx<'_>, spec: &AttentionSpec, q: &mut Rows, k: &mut Rows) {
         let Some(norm) = spec.qk_norm else { return };
         let of_keys = self.k.as_ref().map(|weights| (k, weights));
-        for (x, Weights { weight, bias }) in [(q, &self.q)].into_iter().chain(of_keys) {
+        let of_both = [(q, &self.q)].into_iter().chain(of_keys);
+        for (x, Weights { weight, bias }) in of_both.filter(|(x, _)| !x.is_empty()) {
             match norm.over {
                 NormOver::HeadLayer => {
                     cx.device.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);

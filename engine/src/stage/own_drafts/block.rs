@@ -11,7 +11,7 @@ use crate::block::{BlockCx, Embedding, Linear, RowAdapters, project_all};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::HeadColumns;
 use crate::spec::Reads;
-use crate::state::{PartRows, Sequences};
+use crate::state::{BlockState, PartRows, Sequences};
 
 /// A loaded block.
 pub(in crate::stage) struct DraftBlock {
@@ -60,6 +60,19 @@ impl DraftBlock {
     /// What the block gives for its rows, `[n_rows, n_embd]` of each of its streams; their entries are written. `seen` has the
     /// sequences as it sees them.
     pub(super) fn run(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) -> Rows {
+        self.pass(tools, seen, input, self.blocks.len())
+    }
+
+    /// Writes the rows' entries, where nobody reads what the block gives.
+    pub(super) fn remember(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) {
+        let remembers = |block: &LoadedBlock| !matches!(block.state, BlockState::None);
+        if let Some(last) = self.blocks.iter().rposition(remembers) {
+            self.pass(tools, seen, input, last);
+        }
+    }
+
+    /// Passes the rows through all that is before place `upto`; what stands there only remembers them, and nothing comes out.
+    fn pass(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input, upto: usize) -> Rows {
         let Tools { device, scratch, ropes: [rope, local_rope], .. } = *tools;
         let Input { parts, tokens, hidden } = input;
         let n = hidden.n_rows();
@@ -68,7 +81,7 @@ impl DraftBlock {
         let rope = rope_table(device, rope, parts);
         let local_rope = rope_table(device, local_rope, parts);
         let (mut normed, layer_input) = (scratch.take(n, rows.hidden.cols()), Rows::default());
-        for block in &mut self.blocks {
+        for (at, block) in self.blocks.iter_mut().take(upto + 1).enumerate() {
             let weights = block.weights.clone();
             let mut spread = None;
             if let (Reads::Stream, Some(read)) = (block.spec.reads, &weights.read) {
@@ -86,6 +99,10 @@ impl DraftBlock {
                 adapters,
                 scratch,
             };
+            if at == upto {
+                weights.block.remember(&mut cx, &mut block.state, &normed);
+                return Rows::default();
+            }
             let mut out = weights.block.forward(&mut cx, &mut block.state, &normed);
             if let Some(norm) = &weights.post_norm {
                 norm.apply_inplace(device, &mut out);

@@ -220,6 +220,10 @@ impl OwnDrafts {
     /// Has all blocks read rows.
     fn run_all(&mut self, tools: &Tools<'_>, head: &Head, input: &Input) {
         for i in 0..self.blocks.len() {
+            if self.watched.is_none() {
+                self.blocks[i].remember(tools, &self.seen, input);
+                continue;
+            }
             let rows = self.blocks[i].run(tools, &self.seen, input);
             self.see_rows(tools, head, (i, &input.parts, &rows));
         }
