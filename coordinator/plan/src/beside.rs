@@ -53,15 +53,23 @@ impl Costs<'_> {
         };
         let beside = of(&self.times_beside[worker], &host);
         let here = of(&self.times[worker], &(host.end..range.end));
-        let mut time =
-            StageTime { decode_us: beside.0 + here.0, prefill_us: beside.1 + here.1, send_us: 0.0 };
+        let (decode_us, prefill_us) = (beside.0 + here.0, beside.1 + here.1);
+        let mut time = StageTime { decode_us, prefill_us, ..StageTime::default() };
         if range.end == self.n_layers() {
-            time.decode_us += self.head_us(worker) + self.drafts_us(worker);
-            time.prefill_us += self.model.drafts.ops() / self.workers[worker].gops * 1e-3;
+            time.decode_us += self.head_us(worker);
+            time.drafts_us = self.drafts_us(worker);
         } else if let Some(link) = self.workers[worker].link {
             time.send_us = self.model.cut_bytes[range.end] as f64 / link.gbps * 1e-3;
         }
         time
+    }
+
+    /// A unit of work on a stage, in microseconds, as cuts are chosen by it. Some keys' drafts are right and others' are not, and
+    /// a full line drafts nothing. So a cut is as good as it is in the worse of both cases, each beside the best cut for it.
+    pub fn unit_us(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> f64 {
+        let time = self.time(worker, range, capacity);
+        let drafting = time.drafting_unit_us(self.settings) / self.drafting_slows;
+        drafting.max(time.unit_us(self.settings))
     }
 
     /// What layers `range` need as a stage on a worker, by device.

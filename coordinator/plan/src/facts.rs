@@ -42,6 +42,8 @@ pub struct DraftFacts {
     pub weight_bytes: u64,
     /// Weight elements that a row multiplies with in all of them.
     pub elements: u64,
+    /// Of these, those of a row from which nothing is drafted: it is only remembered.
+    pub entry_elements: u64,
     /// Bytes of their caches for a position of a sequence.
     pub kv_bytes: u64,
     /// What is kept of a sequence besides, whatever its length.
@@ -49,9 +51,14 @@ pub struct DraftFacts {
 }
 
 impl DraftFacts {
-    /// Operations for one row of a part, which passes each block once.
+    /// Operations for a row from which a token is drafted.
     pub fn ops(&self) -> f64 {
         2.0 * self.elements as f64
+    }
+
+    /// Operations for a row that is only remembered.
+    pub fn entry_ops(&self) -> f64 {
+        2.0 * self.entry_elements as f64
     }
 }
 

@@ -8,8 +8,8 @@ use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{Gguf, TensorInfo};
 use brigade_spec::{
-    BlockSpec, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, POSITION_EMBD, StateSpec,
-    TOKEN_EMBD, TOKEN_TYPES, heads,
+    BlockSpec, DraftHeadSpec, LAYER_ROW_TABLE, ModelError, ModelSpec, OUTPUT, OwnDraftsSpec,
+    POSITION_EMBD, StateSpec, TOKEN_EMBD, TOKEN_TYPES, heads,
 };
 
 use brigade_worker::guests::matrices_of;
@@ -108,10 +108,23 @@ impl DraftFacts {
         Ok(Self {
             weight_bytes: all.weight_bytes + embedding_bytes,
             elements: all.elements,
+            entry_elements: entry_elements(&spec, own).min(all.elements),
             kv_bytes: (own.n_blocks() * own.state().bytes_per_token(kv)) as u64,
             state_bytes: own.bytes_per_sequence(spec.n_embd) as u64,
         })
     }
+}
+
+/// What a row multiplies with that blocks of drafts only remember: the matrix that joins two rows, and those of keys and values.
+fn entry_elements(spec: &ModelSpec, own: &OwnDraftsSpec) -> u64 {
+    let of_head = |head: &DraftHeadSpec| {
+        let last =
+            head.layer.blocks.iter().rev().find(|block| block.kind.state() != StateSpec::None);
+        let kept = last.map_or(Some(0), |block| block.kind.elements_to_remember(spec.n_embd))?;
+        Some((2 * spec.n_embd * spec.n_embd * own.reads.n_streams() + kept) as u64)
+    };
+    // One of another kind computes such rows as any other.
+    own.heads.iter().map(of_head).sum::<Option<u64>>().unwrap_or(u64::MAX)
 }
 
 /// The facts outside the layers but for the embedding's bytes: head, cuts.

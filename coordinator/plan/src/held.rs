@@ -31,7 +31,7 @@ pub(super) fn fewest_loads(
         let worker = order[place];
         let fits = costs.lacks(worker, range, capacity).is_none();
         let time = costs.time(worker, range, capacity);
-        let good = fits && time.unit_us(costs.settings) <= limit;
+        let good = fits && costs.unit_us(worker, range, capacity) <= limit;
         let uneven = time.squares(costs.settings) / most_uneven;
         good.then(|| costs.loads(worker, range) as f64 + uneven)
     };

@@ -260,7 +260,8 @@ pub fn plan(
     settings: &PlanSettings,
 ) -> Result<Plan, PlanError> {
     check(model, workers, settings)?;
-    let costs = cost::Costs::new(model, workers, settings);
+    let mut costs = cost::Costs::new(model, workers, settings);
+    costs.drafting_slows = place::drafting_slows(&costs);
     let placement = place::place(&costs)?;
     Ok(describe::describe(&costs, placement))
 }

@@ -7,14 +7,14 @@
 
 use std::ops::Range;
 
-use super::Capacity;
 use super::advice::Case;
-use super::cost::{Costs, StageMemory};
+use super::cost::{Costs, StageMemory, StageTime};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
 use super::facts::WorkerFacts;
 use super::held;
 use super::room::{Wishes, capacity, largest, wishes};
+use super::{Capacity, PlanSettings};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
 const SPEED_FOR_CAPACITY: f64 = 1.10;
@@ -54,6 +54,21 @@ pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
     let best = best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep));
     let best = best.ok_or_else(|| shortage(costs, &given))?;
     Ok(rather_held(costs, best, |order| best_in_order(costs, order, keep)))
+}
+
+/// How many times as long a unit of work takes over all workers where the model's own blocks draft, each with the best cut for
+/// it; 1 where nothing fits.
+pub(super) fn drafting_slows(costs: &Costs) -> f64 {
+    let capacity = capacity(costs.settings, wishes(costs.settings).least, 0);
+    let slowest = |us: fn(&StageTime, &PlanSettings) -> f64| {
+        let cost = |worker: usize, range: &Range<usize>| {
+            let fits = costs.lacks(worker, range, capacity).is_none();
+            fits.then(|| us(&costs.time(worker, range, capacity), costs.settings))
+        };
+        cuts::cheapest(costs.workers.len(), costs.n_layers(), Join::Max, cost)
+    };
+    let both = slowest(StageTime::drafting_unit_us).zip(slowest(StageTime::unit_us));
+    both.map_or(1.0, |((with, _), (without, _))| with / without)
 }
 
 /// The placement with the workers ordered by what they have in memory, if it is about as fast and as large as
@@ -102,7 +117,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
         let cost = |place: usize, range: &Range<usize>| {
             let worker = order[place];
             let fits = costs.lacks(worker, range, capacity).is_none();
-            fits.then(|| costs.time(worker, range, capacity).unit_us(costs.settings))
+            fits.then(|| costs.unit_us(worker, range, capacity))
         };
         let squares = |place: usize, range: &Range<usize>| {
             costs.time(order[place], range, capacity).squares(costs.settings)

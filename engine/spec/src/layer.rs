@@ -221,6 +221,18 @@ impl BlockKind {
         }
     }
 
+    /// Weight elements that a row of width `n_embd` multiplies with where it is only remembered, if they are fewer than those
+    /// of a row that somebody reads.
+    pub fn elements_to_remember(&self, n_embd: usize) -> Option<usize> {
+        match self {
+            Self::Attention(spec) => {
+                Some(n_embd * spec.n_kv_head * (spec.head_dim_k + spec.head_dim_v))
+            }
+            Self::Mla(spec) => Some(n_embd * spec.key_width()),
+            _ => None,
+        }
+    }
+
     /// Share of a layer's tensor (by name) that one token reads: less than 1 for experts.
     pub fn active_share(&self, tensor: &str) -> f64 {
         match self {
