@@ -74,6 +74,37 @@ fn no_cut_by_hand_beats_the_planner() {
     }
 }
 
+/// Blocks of drafts are worth layers to some keys and nothing to others: no cut does better by those that it serves worse.
+fn a_cut_is_for_keys_whose_drafts_are_right_and_for_others() {
+    let (workers, settings) = (workers(2, 4 << 30), PlanSettings::default());
+    let mut cuts = Vec::new();
+    for layers_worth in [1, 3, 12] {
+        let mut model = reference();
+        let LayerFacts { weight_bytes, elements, .. } = model.layers[0];
+        model.drafts = DraftFacts {
+            weight_bytes: layers_worth * weight_bytes,
+            elements: layers_worth * elements,
+            entry_elements: layers_worth * elements / 2,
+            ..DraftFacts::default()
+        };
+        let of_cut = |first: usize| {
+            let plan =
+                plan_by_hand(&model, &workers, &settings, &HandCut::Borders(vec![first])).unwrap();
+            let drafting = plan.stages.iter().map(|s| s.time.drafting_unit_us(&settings));
+            [slowest(&plan), drafting.fold(0.0, f64::max)]
+        };
+        let all: Vec<[f64; 2]> = (1..32).map(of_cut).collect();
+        let best = [0, 1].map(|i| all.iter().map(|us| us[i]).fold(f64::INFINITY, f64::min));
+        let worse = |us: &[f64; 2]| (us[0] / best[0]).max(us[1] / best[1]);
+        let chosen = plan(&model, &workers, &settings).unwrap().stages[0].layers.end;
+        let least = all.iter().map(worse).fold(f64::INFINITY, f64::min);
+        assert!(worse(&all[chosen - 1]) <= least * (1.0 + 1e-9), "{layers_worth}: {chosen}");
+        cuts.push(chosen);
+    }
+    // Without blocks it is 17; the more they take the fewer layers are beside them.
+    assert!(cuts.is_sorted() && cuts[0] >= 17 && cuts[2] > cuts[0], "{cuts:?}");
+}
+
 fn a_line_takes_the_workers_that_its_cut_names_and_no_fewer() {
     let (model, settings) = (reference(), PlanSettings::default());
     let cut = HandCut::shares("2,1,1").unwrap();
@@ -447,6 +478,7 @@ fn keeping_sequences_changes_no_order() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         no_cut_by_hand_beats_the_planner,
+        a_cut_is_for_keys_whose_drafts_are_right_and_for_others,
         a_line_takes_the_workers_that_its_cut_names_and_no_fewer,
         two_equal_workers_share_the_reference_model_by_work,
         prompts_alone_are_shared_by_layers,

@@ -4,6 +4,9 @@
 //! the slowest stage, and what goes with it. Small models' stages are done before a message is written, and on one machine
 //! the coordinator and its workers have their cores between them. What is there beside the stages is seen here alone, as
 //! the time by which such ubatches come back later than the slowest stage computed.
+//!
+//! Where one ubatch is on the line at a time, a token takes what is between one that is sent and the next: the trip, and then
+//! the coordinator's pause.
 
 use super::events::Micros;
 
@@ -37,6 +40,29 @@ pub(super) struct Pace {
     n_returned: u64,
     last: Option<Returned>,
     beside_us: f64,
+    alone: Alone,
+}
+
+/// Times between ubatches that had the line for themselves.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alone {
+    n: f64,
+    /// Mean time from one to the next beside the stages' computing.
+    us: f64,
+}
+
+impl Alone {
+    /// Learns from a ubatch and the next one, if that was sent when the first was back, and soon: a longer pause is somebody
+    /// else's.
+    fn observe(&mut self, before: Returned, after: Returned) {
+        let trip = before.at.saturating_sub(before.sent_at);
+        let Some(pause) = after.sent_at.checked_sub(before.at).filter(|pause| *pause < trip) else {
+            return;
+        };
+        let outside = (trip + pause).saturating_sub(before.through_us) as f64;
+        self.n = (self.n + 1.0).min(1.0 / RECENT);
+        self.us += (outside - self.us) / self.n;
+    }
 }
 
 impl Pace {
@@ -44,6 +70,9 @@ impl Pace {
     pub fn observe(&mut self, returned: Option<Returned>) {
         self.n_returned += 1;
         let before = std::mem::replace(&mut self.last, returned);
+        if let Some((before, after)) = before.zip(returned) {
+            self.alone.observe(before, after);
+        }
         if let Some(beside) = before.zip(returned).and_then(|(before, after)| beside(before, after))
         {
             self.n = (self.n + 1.0).min(1.0 / RECENT);
@@ -53,6 +82,11 @@ impl Pace {
         let age = (self.n_returned - self.seen_at) as f64;
         let n = self.n * (-age / HALF_LIFE).exp2();
         self.beside_us = (self.us * n / (n + AS_THE_HOPE)).max(0.0);
+    }
+
+    /// Microseconds from one ubatch to the next beside the stages' computing, where one is on the line at a time.
+    pub fn outside_alone(&self) -> f64 {
+        self.alone.us
     }
 
     /// Microseconds of a ubatch's step beside the slowest stage's computing, as far as is known: less where little was seen,
@@ -96,6 +130,24 @@ mod tests {
         // Forgotten with time.
         (500..4500).for_each(|i| pace.observe(returned(1000 * i, 1000 * i + 700, 100)));
         assert!(pace.beside_stages() < 0.7 * seen, "{}", pace.beside_stages());
+    }
+
+    #[test]
+    fn alone_it_is_all_from_one_ubatch_to_the_next() {
+        let mut pace = Pace::default();
+        // Trips of 700 with stages of 200, then a pause of 100.
+        for i in 0..100 {
+            pace.observe(returned(800 * i, 800 * i + 700, 100));
+        }
+        assert_eq!(pace.outside_alone(), 600.0);
+        // A stream that ends is no pause of the line's, and two at once are not alone.
+        pace.observe(returned(200_000, 200_700, 100));
+        for i in 300..400 {
+            pace.observe(returned(1000 * i, 1000 * i + 500, 100));
+            pace.observe(returned(1000 * i + 100, 1000 * i + 900, 100));
+        }
+        let seen = pace.outside_alone();
+        assert!((550.0..850.0).contains(&seen), "{seen}");
     }
 
     #[test]

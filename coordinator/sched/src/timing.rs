@@ -317,6 +317,11 @@ impl LineTimes {
         self.pace.beside_stages()
     }
 
+    /// Time from one ubatch to the next outside the stages, where one is on the line at a time.
+    pub fn overhead_alone(&self) -> f64 {
+        self.pace.outside_alone().max(self.overhead())
+    }
+
     /// What it takes for such drafts.
     pub fn drafting(&self, drafted: Drafted) -> f64 {
         self.chains.of(drafted)

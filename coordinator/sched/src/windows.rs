@@ -140,11 +140,14 @@ impl Sizing<'_> {
         };
         let most_rows = MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams);
         let mut best = (Windows::NONE, self.rate(Windows::NONE, Drafts::Had(0.0), 1));
-        for count in 1..=leave.most.min(MAX_WINDOWS) {
+        let most_of_use = self.most_of_use(n_streams, most_rows);
+        for count in 1..=leave.most.min(MAX_WINDOWS).min(most_of_use) {
             let of_rows = (1..=most_rows.min(MAX_ROWS_AHEAD / count))
                 .map(|rows| Windows { rows, count })
+                .take_while(|windows| drafts.odds(windows.n_drafts()).is_some())
                 .filter(|windows| {
-                    windows.any() && self.before_newcomer(*windows, drafts, n_streams) <= longest
+                    let fits = || self.before_newcomer(*windows, drafts, n_streams) <= longest;
+                    windows.any() && (longest.is_infinite() || fits())
                 })
                 .map(|windows| (windows, self.rate(windows, drafts, n_streams)));
             let best_of_count = of_rows.max_by(|a, b| a.1.total_cmp(&b.1));
@@ -152,6 +155,18 @@ impl Sizing<'_> {
             best = best_of_count.filter(|(_, rate)| *rate > gain * best.1).unwrap_or(best);
         }
         best.0
+    }
+
+    /// Windows of at most `most_rows` rows that a trip has room for: of more, the last ones only stand behind the others. All
+    /// stages take no longer than as many slowest ones.
+    fn most_of_use(&self, n_streams: u32, most_rows: u32) -> u32 {
+        let n_stages = self.spec.n_stages as u32;
+        let n_groups = n_streams.min(n_stages);
+        let sequences = n_streams.div_ceil(n_groups);
+        let slowest = (1..=most_rows.max(1)).map(|rows| self.times.of(sequences * rows)[0]);
+        let least = slowest.fold(f64::INFINITY, f64::min) + self.times.beside_stages();
+        let outside = self.times.overhead_alone() / (f64::from(n_groups) * least);
+        (f64::from(n_stages.div_ceil(n_groups)) + outside).ceil() as u32 + 1
     }
 
     /// Whether tokens come sooner with drafts of the model's own block that are as likely as `even`, if somebody is alone.
@@ -201,14 +216,14 @@ impl Sizing<'_> {
     /// each wherever it has one; those of a group share a ubatch.
     pub(super) fn rate(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
         let Some(odds) = drafts.odds(windows.n_drafts()) else { return 0.0 };
-        let (w, d) = (f64::from(windows.rows), f64::from(windows.count));
+        let d = f64::from(windows.count);
         let n_groups = n_streams.min(self.spec.n_stages as u32);
         let [slowest, through] = self.of_windows(windows, drafts, n_streams);
         // Alone on the line, a ubatch has what is beside the stages in its trip.
         let beside = if d * f64::from(n_groups) > 1.0 { self.times.beside_stages() } else { 0.0 };
         let step = f64::from(n_groups) * (slowest + beside);
-        let trip = (through + self.times.overhead()).max(step);
-        let right = odds.powf(w);
+        let trip = (through + self.times.overhead_alone()).max(step);
+        let right = odds.powi(windows.rows as i32);
         let stale = (d * step - trip).max(0.0);
         let further = step.max(trip / d) * right / (1.0 - right);
         // Rows that are read again come in a part of their own, where a window is wrong behind its first row.
@@ -223,9 +238,42 @@ impl Sizing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::roomy;
+    use crate::sim::{Rng, roomy};
     use crate::timing::LineTimes;
     use crate::{SchedConfig, StageTime};
+
+    /// Of windows of each length, more than a trip has room for bring nothing.
+    #[test]
+    fn what_is_not_tried_is_no_better() {
+        let mut random = Rng::new(7);
+        let spec = [1, 2, 3, 8].map(roomy);
+        for case in 0..300 {
+            let spec = &spec[case % 4];
+            let mut times = LineTimes::new(spec.n_stages);
+            let outside = random.between(0, 20_000);
+            let costs: Vec<[u64; 2]> = (0..spec.n_stages)
+                .map(|_| [random.between(0, 9_000), random.between(0, 900)])
+                .collect();
+            for rows in (1..=16).cycle().take(64) {
+                let compute = costs.iter().map(|[fixed, row]| 1 + fixed + row * u64::from(rows));
+                let of = |compute_us| StageTime { compute_us, ..StageTime::default() };
+                let each: Vec<StageTime> = compute.map(of).collect();
+                let through: u64 = each.iter().map(|time| time.compute_us).sum();
+                times.observe(rows, through + outside, &each);
+            }
+            let config = SchedConfig::default();
+            let sizing = Sizing { times: &times, spec, config: &config };
+            let n_streams = random.between(1, 4) as u32;
+            let drafts = Drafts::Had(0.1 + 0.08 * random.between(0, 11) as f64);
+            let most = sizing.most_of_use(n_streams, MAX_WINDOW_ROWS);
+            for rows in 1..=MAX_WINDOW_ROWS {
+                let rate = |count| sizing.rate(Windows { rows, count }, drafts, n_streams);
+                let best = (1..=most).map(rate).fold(0.0, f64::max);
+                let beyond = (most + 1..=MAX_WINDOWS).map(rate).fold(0.0, f64::max);
+                assert!(beyond <= best * (1.0 + 1e-9), "case {case}, {rows} rows, {most} windows");
+            }
+        }
+    }
 
     /// The choice on a line whose stages take `us` for so many rows, with so much time outside them.
     fn choose(stages: &[fn(f64) -> f64], outside: f64, odds: f64, n_streams: usize) -> Windows {

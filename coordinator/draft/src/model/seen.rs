@@ -11,6 +11,9 @@ const N_DEPTHS: usize = 16;
 const HOPE: f32 = 0.75;
 const WEIGHT_AT_FIRST: f32 = 8.0;
 
+/// What is known of an owner counts for as many drafts of a stream: by fewer of its own, nobody could tell it from others.
+const WEIGHT_OF_OWNER: f32 = 32.0;
+
 /// Drafts that an average reaches back to.
 const MEMORY: f32 = 128.0;
 
@@ -45,9 +48,9 @@ impl Default for Seen {
 }
 
 impl Seen {
-    /// The same, which learns quickly.
+    /// The same, which learns more quickly.
     pub fn for_a_stream(&self) -> Self {
-        let weigh = |(mean, n): Mean| (mean, n.min(WEIGHT_AT_FIRST));
+        let weigh = |(mean, n): Mean| (mean, n.min(WEIGHT_OF_OWNER));
         Self {
             by_odds: self.by_odds.map(weigh),
             by_depth: self.by_depth.map(|cells| cells.map(weigh)),

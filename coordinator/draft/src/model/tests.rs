@@ -154,7 +154,7 @@ fn a_stream_whose_drafts_are_wrong_has_none_for_a_while() {
     (0..20).for_each(|i| assert!(request(&mut drafter, i, true)));
     drafter.begin(ID, OWNER, &[1], 1, &[]);
     assert_eq!(drafter.model_odds(ID, 3).len(), 3);
-    for token in 0..200 {
+    for token in 0..240 {
         drafter.model_drafted(ID, run(&[token + 1]));
         drafter.push(ID, token);
     }
