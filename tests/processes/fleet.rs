@@ -295,6 +295,37 @@ fn models_that_want_the_same_are_refused() {
     assert!(said.contains("two models are called \"x\""), "{said}");
 }
 
+fn a_stream_hears_of_its_model_until_it_is_there() {
+    let scratch = Scratch::new("comments");
+    let own = "load = \"demand\"\nworkers = 1";
+    let broken = format!("{own}\nworker-cpus = \"4000\"");
+    let config = scratch.config(&[("only", None, own), ("broken", None, &broken)]);
+    let server = Server::start(&["--config", &config, "--data-dir", &scratch.data()]);
+    let body = |model: &str| json!({ "model": model, "prompt": "In the beginning", "max_tokens": 20, "seed": 3, "stream": true });
+    let all = |model: &str| {
+        let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
+        let agent: ureq::Agent = config.http_status_as_error(false).build().into();
+        let post = agent.post(server.url("/v1/completions"));
+        let mut response = post.send(body(model).to_string()).unwrap();
+        let lines = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), lines.lines().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let (status, cold) = all("only");
+    assert!(status == 200 && cold[0].starts_with(": "), "{cold:?}");
+    let (_, warm) = all("only");
+    let texts = |lines: &[String]| -> Vec<Value> {
+        let data = lines.iter().filter_map(|line| line.strip_prefix("data: {"));
+        let of = |data: &str| serde_json::from_str::<Value>(&format!("{{{data}")).unwrap();
+        data.map(|data| of(data)["choices"][0]["text"].clone()).collect()
+    };
+    assert_eq!(texts(&cold), texts(&warm));
+    assert!(texts(&warm).len() > 10 && warm.iter().all(|line| !line.starts_with(':')), "{warm:?}");
+    assert_eq!(cold.last(), warm.last());
+    let (status, refused) = all("broken");
+    let said = refused.join(" ");
+    assert!((status == 503 || status == 200) && said.contains("cannot be loaded"), "{said}");
+}
+
 /// What a model says when it is asked for `i`.
 pub fn said(server: &Server, model: &str, i: usize) -> Value {
     content(&ask(server, CHAT, &chat(model, i)))
@@ -500,7 +531,7 @@ fn orders_and_quarantines_outlive_the_server() {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: models_come_when_they_are_asked_for_and_go_for_others,
+    waits: a_stream_hears_of_its_model_until_it_is_there, models_come_when_they_are_asked_for_and_go_for_others,
         a_model_that_nobody_uses_goes_and_one_that_is_used_stays, a_model_that_cannot_come_says_so_and_others_do,
         orders_and_quarantines_outlive_the_server,
         a_killed_coordinator_loads_first_what_has_streams_that_go_on, each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,

@@ -10,6 +10,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -24,6 +25,7 @@ use super::body::{FREE_BODY_BYTES, Taken};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::name::Name;
+use super::while_loading::Chosen;
 
 /// Below it are the addresses of an API where a model may also be called by `name`.
 const OLLAMA: &str = "/api/";
@@ -53,10 +55,19 @@ pub enum NotLoaded {
 /// A model with its line, or why there is none.
 pub type Coming<'a> = Pin<Box<dyn Future<Output = Result<App, NotLoaded>> + Send + 'a>>;
 
+/// What wants a model, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// What stands for the key of the request; `None`: it needed none.
+    pub key: Option<u64>,
+    /// How long it waits.
+    pub within: Duration,
+}
+
 /// Loads a model when a request needs it.
 pub trait Loader: Debug + Send + Sync {
-    /// The model with its line that is up; waits for that a while.
-    fn loaded(&self) -> Coming<'_>;
+    /// The model with its line that is up; waits for that as long as the wish says.
+    fn loaded(&self, wish: Wish) -> Coming<'_>;
 
     /// The model with its line, if it is loaded or being loaded.
     fn now(&self) -> Option<App>;
@@ -106,13 +117,26 @@ impl Member {
         self.app.text.name()
     }
 
+    /// How far its line is; `None`: it has none.
+    pub(super) fn loading(&self) -> Option<Status> {
+        match &self.loader {
+            None => Some(self.app.engine.status()),
+            Some(loader) => loader.now().map(|app| app.engine.status()),
+        }
+    }
+
     /// The model for a request at `path`.
-    async fn for_request(&self, method: &Method, path: &str) -> Result<App, ApiError> {
+    pub(super) async fn for_request(
+        &self,
+        method: &Method,
+        path: &str,
+        wish: Wish,
+    ) -> Result<App, ApiError> {
         let Some(loader) = &self.loader else { return Ok(self.app.clone()) };
         if method != Method::POST || OF_TEXT_ALONE.contains(&path) {
             return Ok(self.now());
         }
-        loader.loaded().await.map_err(|error| match error {
+        loader.loaded(wish).await.map_err(|error| match error {
             NotLoaded::NotYet(loading) => ApiError::loading(self.name(), &loading),
             NotLoaded::NoRoom => ApiError::unavailable(format!(
                 "there is no room for the model {}: the models that are loaded are in use; try again later",
@@ -254,8 +278,9 @@ impl Fleet {
         super::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
-    /// Chooses the model of a request, and takes its body where the model is named there. What its handler finds: an
-    /// [`App`], and the body at the place where bodies are taken from.
+    /// Chooses the model of a request, and takes its body where the model is named there, or where it says whether the client
+    /// can be told that the model is being loaded. What its handler finds: an [`App`], and the body at the place where bodies
+    /// are taken from.
     ///
     /// # Errors
     /// As [`Fleet::meant`]; the body is not there.
@@ -263,26 +288,30 @@ impl Fleet {
         &self,
         name: &Name,
         mut request: Request,
-    ) -> Result<(App, Request), ApiError> {
+    ) -> Result<Chosen, ApiError> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let member = if let Some(member) = self.only() {
+        let only = self.only();
+        if let Some(member) = only
+            && (member.loader.is_none() || method != Method::POST)
+        {
             // Its handler reads whether the request calls it so. Looking around is free.
-            match method != Method::POST || name.tally.may_use(member.name()) {
-                true => member,
-                false => return Err(forbidden(member.name())),
-            }
-        } else if method != Method::POST {
+            return match method != Method::POST || name.tally.may_use(member.name()) {
+                true => Ok(Chosen::new(request, member.clone(), false)),
+                false => Err(forbidden(member.name())),
+            };
+        }
+        if method != Method::POST {
             let model = of_query(request.uri());
-            self.meant(model.as_deref(), name)?
-        } else {
-            let (parts, body) = request.into_parts();
-            let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
-            let (model, body) = named_in(body, path.starts_with(OLLAMA)).await?;
-            request = Request::from_parts(parts, axum::body::Body::empty());
-            body.wait_in(&mut request);
-            self.meant(model.as_deref(), name)?
-        };
-        Ok((member.for_request(&method, &path).await?, request))
+            let member = self.meant(model.as_deref(), name)?.clone();
+            return Ok(Chosen::new(request, member, false));
+        }
+        let (parts, body) = request.into_parts();
+        let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
+        let (head, body) = head_of(body, path.starts_with(OLLAMA)).await?;
+        request = Request::from_parts(parts, axum::body::Body::empty());
+        body.wait_in(&mut request);
+        let member = self.meant(head.model.as_deref(), name)?.clone();
+        Ok(Chosen::new(request, member, head.is_stream))
     }
 }
 
@@ -302,13 +331,24 @@ pub(super) fn of_query(uri: &Uri) -> Option<String> {
     percent_encoding::percent_decode_str(value).decode_utf8().ok().map(Into::into)
 }
 
-/// The model that a body names. A body that cannot be read names none: its handler says what is wrong with it.
-async fn named_in(body: Taken, with_name: bool) -> Result<(Option<String>, Taken), ApiError> {
+/// What is read of a body before its handler reads it.
+#[derive(Debug, Default)]
+struct Head {
+    /// The model that it names.
+    model: Option<String>,
+    /// Whether it asks for a stream.
+    is_stream: bool,
+}
+
+/// What a body says of its model. One that cannot be read names none: its handler says what is wrong with it.
+async fn head_of(body: Taken, with_name: bool) -> Result<(Head, Taken), ApiError> {
     let read = move |body: Taken| {
         let names: &[&str] = if with_name { &["model", "name"] } else { &["model"] };
-        let fields = Fields::parse(&body.bytes);
-        let model = fields.and_then(|mut fields| fields.take_any::<String>(names));
-        (model.ok().flatten(), body)
+        let head = Fields::parse(&body.bytes).map(|mut fields| Head {
+            model: fields.take_any::<String>(names).ok().flatten(),
+            is_stream: fields.take("stream").ok().flatten().unwrap_or(false),
+        });
+        (head.unwrap_or_default(), body)
     };
     if body.bytes.len() <= FREE_BODY_BYTES {
         return Ok(read(body));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use brigade_cluster::{Pool, Seat, SeatId};
 use brigade_gguf::{FileState, TensorFiles};
-use brigade_http::{App, Coming, Door, Loader, NotLoaded};
+use brigade_http::{App, Coming, Door, Loader, MODEL_WITHIN, NotLoaded, Wish};
 use brigade_line::admin::{ModelState, Refused};
 use brigade_line::handle::{Engine, Status};
 use brigade_line::health::Loading;
@@ -21,8 +21,8 @@ use super::app_without_line;
 use super::lines::{Line, Served};
 use super::standing::{Quarantine, Standing, Standings};
 
-/// How long a request waits for its model, before it is told how far that is.
-const WAITS: Duration = Duration::from_secs(60);
+/// What an operator wants, or the server itself.
+const OF_NO_KEY: Wish = Wish { key: None, within: MODEL_WITHIN };
 
 /// How often models that are in use are looked at again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -101,8 +101,8 @@ enum Begun {
 struct Stall(Arc<Stable>, usize);
 
 impl Loader for Stall {
-    fn loaded(&self) -> Coming<'_> {
-        Box::pin(self.0.loaded(self.1))
+    fn loaded(&self, wish: Wish) -> Coming<'_> {
+        Box::pin(self.0.loaded(self.1, wish))
     }
 
     fn now(&self) -> Option<App> {
@@ -200,19 +200,19 @@ impl Stable {
         let ordered = of(|slot| !slot.goes_on && slot.standing().loaded);
         for at in of(|slot| slot.goes_on).into_iter().chain(ordered) {
             // Its reason is in the log, and in what is said of the model.
-            drop(self.loaded(at).await);
+            drop(self.loaded(at, OF_NO_KEY).await);
         }
     }
 
     /// Loads a model, and waits until it is up, also one that was not to be loaded again. It is loaded after a restart too.
     ///
     /// # Errors
-    /// It is not up within [`WAITS`], or never; the order cannot be kept.
+    /// It is not up within [`MODEL_WITHIN`], or never; the order cannot be kept.
     pub async fn load(&self, at: usize) -> Result<String, Refused> {
         let name = self.slots[at].served.model.name();
         self.slots[at].failed.store(0, Ordering::Relaxed);
         self.order(at, |standing| (standing.loaded, standing.quarantine) = (true, None))?;
-        match self.loaded(at).await {
+        match self.loaded(at, OF_NO_KEY).await {
             Ok(_) => Ok(format!("{name} is loaded")),
             Err(NotLoaded::NotYet(loading)) => {
                 Err(Refused(format!("{name} is being loaded: {loading}")))
@@ -290,8 +290,8 @@ impl Stable {
         self.slots[at].loaded().as_ref().map(|loaded| loaded.app.clone())
     }
 
-    async fn loaded(&self, at: usize) -> Result<App, NotLoaded> {
-        let until = Instant::now() + WAITS;
+    async fn loaded(&self, at: usize, wish: Wish) -> Result<App, NotLoaded> {
+        let until = Instant::now() + wish.within;
         let app = match self.now(at) {
             Some(app) => app,
             None => self.begin(at, until).await?,
