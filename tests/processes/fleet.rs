@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_model_tests::golden::Encoders;
@@ -426,6 +427,50 @@ fn a_model_that_nobody_uses_goes_and_one_that_is_used_stays() {
     assert_eq!(stream(&server.url("/v1/completions"), &body, |_| {}), ids, "it comes again");
 }
 
+fn a_model_that_is_always_in_use_yields_to_one_that_waits() {
+    let scratch = Scratch::new("yields");
+    let own = "load = \"demand\"\nworkers = 1\nctx = 1024\nmemory = \"1G\"\nswap-after = \"1s\"";
+    let config = scratch.config(&[("busy", None, own), ("waits", None, own)]);
+    let text = fs::read_to_string(&config).unwrap();
+    let server_wide = "version = 1\n[serve]\nmax-loaded = 1\n";
+    fs::write(&config, text.replacen("version = 1\n", server_wide, 1)).unwrap();
+    let server = Server::start(&["--config", &config, "--data-dir", &scratch.data()]);
+    let url = server.url("/v1/completions");
+    let body = |model: &str| json!({ "model": model, "prompt": "In the beginning", "max_tokens": 300, "seed": 3, "ignore_eos": true });
+    let undisturbed = stream(&url, &body("busy"), |_| {});
+    let is_answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Two clients take turns, so that it is never idle.
+        let busy = [0, 500].map(|ms| {
+            let (is_answered, url, undisturbed) = (&is_answered, &url, &undisturbed);
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(ms));
+                let mut n = 0;
+                while !is_answered.load(Ordering::Relaxed) || n == 0 {
+                    assert_eq!(&stream(url, &body("busy"), |_| {}), undisturbed);
+                    n += 1;
+                }
+                stream(url, &body("busy"), |_| {})
+            })
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(stream(&url, &body("waits"), |_| {}), undisturbed, "the same weights");
+        is_answered.store(true, Ordering::Relaxed);
+        // And back again.
+        busy.into_iter().for_each(|busy| assert_eq!(busy.join().unwrap(), undisturbed));
+    });
+    assert_eq!(server.process.children().len(), 1, "one at a time");
+    // Ollama's way to unload what nobody uses; it loads nothing for that.
+    for model in ["busy", "waits"] {
+        let answer = ask(&server, "/api/generate", &json!({ "model": model, "keep_alive": 0 }));
+        assert_eq!(answer["done_reason"], "unload");
+    }
+    wait_for_word(&server, "busy", "unloaded");
+    wait_for_word(&server, "waits", "unloaded");
+    let bad = server.post("/api/generate", &json!({ "model": "busy", "keep_alive": "soon" }));
+    assert!(bad.status == 400 && bad.body.contains("keep_alive is a number"), "{}", bad.body);
+}
+
 fn a_model_that_cannot_come_says_so_and_others_do() {
     let scratch = Scratch::new("never");
     let free = brigade_worker::memory::available_bytes().unwrap();
@@ -531,7 +576,7 @@ fn orders_and_quarantines_outlive_the_server() {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_stream_hears_of_its_model_until_it_is_there, models_come_when_they_are_asked_for_and_go_for_others,
+    waits: a_model_that_is_always_in_use_yields_to_one_that_waits, a_stream_hears_of_its_model_until_it_is_there, models_come_when_they_are_asked_for_and_go_for_others,
         a_model_that_nobody_uses_goes_and_one_that_is_used_stays, a_model_that_cannot_come_says_so_and_others_do,
         orders_and_quarantines_outlive_the_server,
         a_killed_coordinator_loads_first_what_has_streams_that_go_on, each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,

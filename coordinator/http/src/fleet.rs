@@ -5,11 +5,10 @@
 //!
 //! A model that is not loaded has a [`Loader`]. Until then there is its text side: its tokenizer, its template, its facts.
 
-use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Request};
@@ -24,6 +23,7 @@ use super::app::{App, Door};
 use super::body::{FREE_BODY_BYTES, Taken};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::keep::{Keep, keep_alive};
 use super::name::Name;
 use super::while_loading::Chosen;
 
@@ -71,6 +71,21 @@ pub trait Loader: Debug + Send + Sync {
 
     /// The model with its line, if it is loaded or being loaded.
     fn now(&self) -> Option<App>;
+
+    /// A client with this key wants the model to stay for so long when nobody uses it; `None`: as long as its options say.
+    fn keep(&self, _key: Option<u64>, _keep: Option<Duration>) {}
+}
+
+/// Whether there are other models now, and which.
+pub type Looking<'a> = Pin<Box<dyn Future<Output = Option<Vec<Member>>> + Send + 'a>>;
+
+/// Where models come from while the server runs.
+pub trait Source: Debug + Send + Sync {
+    /// All of its models, if they are others than those that it said last.
+    fn look(&self) -> Looking<'_>;
+
+    /// Whether the model called so is there, and cannot be used.
+    fn is_damaged(&self, name: &str) -> bool;
 }
 
 /// One of the models.
@@ -125,6 +140,17 @@ impl Member {
         }
     }
 
+    /// A client wants it to stay for so long when nobody uses it.
+    pub(super) fn keep(&self, key: Option<u64>, keep: Keep) {
+        if let Some(loader) = &self.loader {
+            let keep = match keep {
+                Keep::Stay => None,
+                Keep::For(time) => Some(time),
+            };
+            loader.keep(key, keep);
+        }
+    }
+
     /// The model for a request at `path`.
     pub(super) async fn for_request(
         &self,
@@ -167,7 +193,11 @@ const OF_TEXT_ALONE: &[&str] = &[
 /// Models by their names; clones share them.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    members: Arc<[Member]>,
+    /// Those that are there for good.
+    fixed: Arc<[Member]>,
+    /// All of them.
+    members: Arc<RwLock<Arc<[Member]>>>,
+    source: Option<Arc<dyn Source>>,
     door: Door,
     /// Answers operators about all models together.
     operators: Option<Admin>,
@@ -176,7 +206,13 @@ pub struct Fleet {
 impl Fleet {
     /// One model alone.
     pub fn of_one(app: App) -> Self {
-        Self { door: app.door.clone(), members: Arc::from([Member::fixed(app)]), operators: None }
+        Self::of(app.door.clone(), vec![Member::fixed(app)])
+    }
+
+    fn of(door: Door, members: Vec<Member>) -> Self {
+        let fixed: Arc<[Member]> = members.into();
+        let members = Arc::new(RwLock::new(fixed.clone()));
+        Self { fixed, members, source: None, door, operators: None }
     }
 
     /// Several models, each of which has the same door. The first one is meant where a request names none.
@@ -186,13 +222,52 @@ impl Fleet {
     pub fn new(members: Vec<Member>) -> Result<Self, FleetError> {
         let door = members.first().ok_or(FleetError::Empty)?.app.door.clone();
         for (at, member) in members.iter().enumerate() {
-            let is_taken =
-                |name: &&str| members[..at].iter().any(|other| is_called(&other.app, name));
-            if let Some(name) = member.app.names().find(is_taken) {
+            if let Some(name) = taken_name(member, &members[..at]) {
                 return Err(FleetError::Twice(name.to_owned()));
             }
         }
-        Ok(Self { members: members.into(), door, operators: None })
+        Ok(Self::of(door, members))
+    }
+
+    /// Models of which more come while the server runs; `found` are there now. There may be none.
+    ///
+    /// # Errors
+    /// Two of `members` have one name.
+    pub fn with_source(
+        door: Door,
+        members: Vec<Member>,
+        source: Arc<dyn Source>,
+        found: Vec<Member>,
+    ) -> Result<Self, FleetError> {
+        let fleet = match members.is_empty() {
+            true => Self::of(door, members),
+            false => Self::new(members)?,
+        };
+        fleet.join(found);
+        Ok(Self { source: Some(source), ..fleet })
+    }
+
+    /// The source has these models now. Whoever was there first keeps its name.
+    fn join(&self, found: Vec<Member>) {
+        let mut all = self.fixed.to_vec();
+        for member in found {
+            match taken_name(&member, &all) {
+                None => all.push(member),
+                Some(name) => {
+                    tracing::warn!(name, "a model of the folder is left out: another is called so");
+                }
+            }
+        }
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = all.into();
+    }
+
+    /// Looks whether there are others now.
+    pub(super) async fn refresh(&self) {
+        if let Some(source) = &self.source
+            && let Some(found) = source.look().await
+        {
+            self.join(found);
+        }
     }
 
     /// The same, where `operators` answers about all models together.
@@ -211,41 +286,48 @@ impl Fleet {
     }
 
     /// All models.
-    pub(super) fn all(&self) -> &[Member] {
-        &self.members
+    pub(super) fn all(&self) -> Arc<[Member]> {
+        // It is changed as a whole.
+        self.members.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The model, if there is but one.
-    pub(super) fn only(&self) -> Option<&Member> {
-        match &*self.members {
-            [member] => Some(member),
+    /// The model, if there is but one, for good.
+    pub(super) fn only(&self) -> Option<Member> {
+        match (&*self.all(), &self.source) {
+            ([member], None) => Some(member.clone()),
             _ => None,
         }
     }
 
     /// Its name, if there is but one.
-    pub(super) fn only_name(&self) -> Option<&str> {
-        self.only().map(Member::name)
+    pub(super) fn only_name(&self) -> Option<String> {
+        self.only().map(|member| member.name().to_owned())
     }
 
     /// The models that whoever asks may use.
-    pub(super) fn usable<'a>(&'a self, name: &Name) -> impl Iterator<Item = &'a Member> {
-        self.members.iter().filter(|member| name.tally.may_use(member.name()))
+    pub(super) fn usable(&self, name: &Name) -> Vec<Member> {
+        let may_use = |member: &&Member| name.tally.may_use(member.name());
+        self.all().iter().filter(may_use).cloned().collect()
     }
 
     /// The model that a request calls by `model`; `None`: it names none.
     ///
     /// # Errors
     /// It is not here, or the request's key may not use it.
-    pub(super) fn meant(&self, model: Option<&str>, name: &Name) -> Result<&Member, ApiError> {
+    pub(super) async fn meant(&self, model: Option<&str>, name: &Name) -> Result<Member, ApiError> {
         let Some(model) = model.filter(|model| !model.is_empty()) else {
-            return self.usable(name).next().ok_or_else(|| forbidden(self.members[0].name()));
+            return self.usable(name).into_iter().next().ok_or_else(|| match self.all().first() {
+                Some(first) => forbidden(first.name()),
+                None => ApiError::not_found("there is no model here yet"),
+            });
         };
-        // A model that takes any name comes behind those that have it.
-        let find = |has: &dyn Fn(&App) -> bool| self.members.iter().find(|member| has(&member.app));
-        let member =
-            find(&|app| is_called(app, model)).or_else(|| find(&|app| app.text.serves(model)));
-        let member = member.ok_or_else(|| self.not_here(model, name))?;
+        let member = match find(&self.all(), model) {
+            Some(member) => member,
+            None => {
+                self.refresh().await;
+                find(&self.all(), model).ok_or_else(|| self.not_here(model, name))?
+            }
+        };
         match name.tally.may_use(member.name()) {
             true => Ok(member),
             false => Err(forbidden(member.name())),
@@ -260,10 +342,11 @@ impl Fleet {
         if let Some(operators) = self.operators.clone().filter(|_| model.is_none()) {
             return Ok(operators);
         }
+        let all = self.all();
         let is_it = |member: &&Member| model.is_some_and(|model| is_called(&member.app, model));
-        let member = self.members.iter().find(is_it).or(self.only().filter(|_| model.is_none()));
-        let member = member.ok_or_else(|| {
-            let names: Vec<&str> = self.members.iter().map(Member::name).collect();
+        let only = self.only().filter(|_| model.is_none());
+        let member = all.iter().find(is_it).or(only.as_ref()).ok_or_else(|| {
+            let names: Vec<&str> = all.iter().map(Member::name).collect();
             let names = names.join(", ");
             ApiError::not_found(format!("say which model, as in ?model=NAME: there are {names}"))
         })?;
@@ -274,7 +357,14 @@ impl Fleet {
     }
 
     fn not_here(&self, model: &str, name: &Name) -> ApiError {
-        let names = self.usable(name).flat_map(|member| member.app.text.names().to_vec());
+        let is_damaged = self.source.as_ref().is_some_and(|source| source.is_damaged(model));
+        if is_damaged && name.tally.may_use(model) {
+            return ApiError::unavailable(format!(
+                "the model {model} cannot be loaded: its file is damaged; the server's log says why"
+            ));
+        }
+        let usable = self.usable(name).into_iter();
+        let names = usable.flat_map(|member| member.app.text.names().to_vec());
         super::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
@@ -290,19 +380,18 @@ impl Fleet {
         mut request: Request,
     ) -> Result<Chosen, ApiError> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let only = self.only();
-        if let Some(member) = only
+        if let Some(member) = self.only()
             && (member.loader.is_none() || method != Method::POST)
         {
             // Its handler reads whether the request calls it so. Looking around is free.
             return match method != Method::POST || name.tally.may_use(member.name()) {
-                true => Ok(Chosen::new(request, member.clone(), false)),
+                true => Ok(Chosen::new(request, member, false)),
                 false => Err(forbidden(member.name())),
             };
         }
         if method != Method::POST {
             let model = of_query(request.uri());
-            let member = self.meant(model.as_deref(), name)?.clone();
+            let member = self.meant(model.as_deref(), name).await?;
             return Ok(Chosen::new(request, member, false));
         }
         let (parts, body) = request.into_parts();
@@ -310,9 +399,23 @@ impl Fleet {
         let (head, body) = head_of(body, path.starts_with(OLLAMA)).await?;
         request = Request::from_parts(parts, axum::body::Body::empty());
         body.wait_in(&mut request);
-        let member = self.meant(head.model.as_deref(), name)?.clone();
-        Ok(Chosen::new(request, member, head.is_stream))
+        let member = self.meant(head.model.as_deref(), name).await?;
+        let mut chosen = Chosen::new(request, member, head.is_stream);
+        (chosen.keep, chosen.only_unloads) = (head.keep, head.only_unloads);
+        Ok(chosen)
     }
+}
+
+/// The model called so. One that takes any name comes behind those that have it.
+fn find(all: &[Member], model: &str) -> Option<Member> {
+    let has = |has: &dyn Fn(&App) -> bool| all.iter().find(|member| has(&member.app)).cloned();
+    has(&|app| is_called(app, model)).or_else(|| has(&|app| app.text.serves(model)))
+}
+
+/// A name of a model that one of `others` has.
+fn taken_name<'m>(member: &'m Member, others: &[Member]) -> Option<&'m str> {
+    let is_taken = |name: &&str| others.iter().any(|other| is_called(&other.app, name));
+    member.app.names().find(is_taken)
 }
 
 fn is_called(app: &App, name: &str) -> bool {
@@ -338,26 +441,45 @@ struct Head {
     model: Option<String>,
     /// Whether it asks for a stream.
     is_stream: bool,
+    /// How long it wants the model to stay.
+    keep: Option<Keep>,
+    /// Whether it asks for nothing but that the model goes.
+    only_unloads: bool,
 }
 
 /// What a body says of its model. One that cannot be read names none: its handler says what is wrong with it.
-async fn head_of(body: Taken, with_name: bool) -> Result<(Head, Taken), ApiError> {
+async fn head_of(body: Taken, is_ollamas: bool) -> Result<(Head, Taken), ApiError> {
     let read = move |body: Taken| {
-        let names: &[&str] = if with_name { &["model", "name"] } else { &["model"] };
-        let head = Fields::parse(&body.bytes).map(|mut fields| Head {
-            model: fields.take_any::<String>(names).ok().flatten(),
-            is_stream: fields.take("stream").ok().flatten().unwrap_or(false),
-        });
-        (head.unwrap_or_default(), body)
+        let head = Fields::parse(&body.bytes).map(|fields| Head::read(fields, is_ollamas));
+        Ok((head.unwrap_or_else(|_| Ok(Head::default()))?, body))
     };
     if body.bytes.len() <= FREE_BODY_BYTES {
-        return Ok(read(body));
+        return read(body);
     }
     let read = tokio::task::spawn_blocking(move || read(body)).await;
     read.map_err(|error| {
         tracing::error!(%error, "reading a request's model failed");
         ApiError::server("an internal error; the server's log says more")
-    })
+    })?
+}
+
+impl Head {
+    fn read(mut fields: Fields<'_>, is_ollamas: bool) -> Result<Self, ApiError> {
+        let names: &[&str] = if is_ollamas { &["model", "name"] } else { &["model"] };
+        let mut head = Self {
+            model: fields.take_any::<String>(names).ok().flatten(),
+            is_stream: fields.take("stream").ok().flatten().unwrap_or(false),
+            ..Self::default()
+        };
+        let keep = fields.raw("keep_alive").filter(|_| is_ollamas);
+        head.keep = keep.map(keep_alive).transpose()?;
+        if head.keep == Some(Keep::For(Duration::ZERO)) {
+            let asks = ["prompt", "messages", "input"].into_iter();
+            let mut asks = asks.filter_map(|name| fields.raw(name));
+            head.only_unloads = asks.all(|value| matches!(value.get(), "\"\"" | "[]"));
+        }
+        Ok(head)
+    }
 }
 
 /// The model that a request means.
@@ -365,11 +487,14 @@ async fn head_of(body: Taken, with_name: bool) -> Result<(Head, Taken), ApiError
 pub(super) struct Meant(pub(super) App);
 
 impl FromRequestParts<Fleet> for Meant {
-    type Rejection = Infallible;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, fleet: &Fleet) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, fleet: &Fleet) -> Result<Self, ApiError> {
         // The guard has put it there.
-        let chosen = parts.extensions.get::<Self>().cloned();
-        Ok(chosen.unwrap_or_else(|| Self(fleet.members[0].now())))
+        if let Some(chosen) = parts.extensions.get::<Self>() {
+            return Ok(chosen.clone());
+        }
+        let first = fleet.all().first().map(|member| Self(member.now()));
+        first.ok_or_else(|| ApiError::not_found("there is no model here yet"))
     }
 }

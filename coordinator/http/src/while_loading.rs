@@ -23,6 +23,7 @@ use tracing::Instrument;
 use super::app::App;
 use super::error::ApiError;
 use super::fleet::{Meant, Member, Wish};
+use super::keep::Keep;
 use super::name::Name;
 use super::sse::DONE;
 use super::{anthropic, chat, completions};
@@ -84,6 +85,10 @@ pub(super) struct Chosen {
     request: Request,
     member: Member,
     last_events: Option<LastEvents>,
+    /// How long the model is to stay.
+    pub keep: Option<Keep>,
+    /// Whether the request asks for nothing but that it goes.
+    pub only_unloads: bool,
 }
 
 /// A request that can be answered.
@@ -106,7 +111,7 @@ impl Chosen {
     /// `is_stream`: the request asks for events.
     pub fn new(request: Request, member: Member, is_stream: bool) -> Self {
         let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
-        Self { request, member, last_events }
+        Self { request, member, last_events, keep: None, only_unloads: false }
     }
 
     /// Waits for the model, if its client is not to be told meanwhile.
@@ -114,9 +119,15 @@ impl Chosen {
     /// # Errors
     /// What keeps the model from being used.
     pub async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
-        let Self { mut request, member, last_events } = self;
+        let Self { mut request, member, last_events, keep, only_unloads } = self;
+        let key = name.tally.key_number();
+        if let Some(keep) = keep.filter(|_| only_unloads) {
+            member.keep(key, keep);
+            is_for(&mut request, name, member.now());
+            return Ok(Ready::Now(request));
+        }
         let within = if last_events.is_some() { STREAM_MODEL_WITHIN } else { MODEL_WITHIN };
-        let wish = Wish { key: name.tally.key_number(), within };
+        let wish = Wish { key, within };
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let of = member.clone();
         let mut needed: Waits<_> =
@@ -128,6 +139,8 @@ impl Chosen {
                 Err(_) => return Ok(Ready::Early(Early { request, member, needed, last_events })),
             },
         };
+        // Only streams of events are answered early, and their requests say nothing of that.
+        keep.iter().for_each(|keep| member.keep(key, *keep));
         is_for(&mut request, name, app);
         Ok(Ready::Now(request))
     }
