@@ -7,6 +7,7 @@ mod lines;
 mod models;
 mod on_demand;
 mod orders;
+pub mod planned;
 mod pool;
 mod room;
 mod slot;
