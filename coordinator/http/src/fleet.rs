@@ -25,7 +25,6 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::keep::{Keep, keep_alive};
 use super::name::Name;
-use super::while_loading::Chosen;
 
 /// Below it are the addresses of an API where a model may also be called by `name`.
 const OLLAMA: &str = "/api/";
@@ -378,21 +377,21 @@ impl Fleet {
         &self,
         name: &Name,
         mut request: Request,
-    ) -> Result<Chosen, ApiError> {
+    ) -> Result<Choice, ApiError> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         if let Some(member) = self.only()
             && (member.loader.is_none() || method != Method::POST)
         {
             // Its handler reads whether the request calls it so. Looking around is free.
             return match method != Method::POST || name.tally.may_use(member.name()) {
-                true => Ok(Chosen::new(request, member, false)),
+                true => Ok(Choice { request, member, head: Head::default() }),
                 false => Err(forbidden(member.name())),
             };
         }
         if method != Method::POST {
             let model = of_query(request.uri());
             let member = self.meant(model.as_deref(), name).await?;
-            return Ok(Chosen::new(request, member, false));
+            return Ok(Choice { request, member, head: Head::default() });
         }
         let (parts, body) = request.into_parts();
         let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
@@ -400,9 +399,7 @@ impl Fleet {
         request = Request::from_parts(parts, axum::body::Body::empty());
         body.wait_in(&mut request);
         let member = self.meant(head.model.as_deref(), name).await?;
-        let mut chosen = Chosen::new(request, member, head.is_stream);
-        (chosen.keep, chosen.only_unloads) = (head.keep, head.only_unloads);
-        Ok(chosen)
+        Ok(Choice { request, member, head })
     }
 }
 
@@ -434,17 +431,28 @@ pub(super) fn of_query(uri: &Uri) -> Option<String> {
     percent_encoding::percent_decode_str(value).decode_utf8().ok().map(Into::into)
 }
 
+/// A request with the model that it means, which may not be loaded.
+#[derive(Debug)]
+pub(super) struct Choice {
+    /// Its handler finds the body where bodies are taken from.
+    pub request: Request,
+    /// The model.
+    pub member: Member,
+    /// What its body says of that.
+    pub head: Head,
+}
+
 /// What is read of a body before its handler reads it.
 #[derive(Debug, Default)]
-struct Head {
+pub(super) struct Head {
     /// The model that it names.
     model: Option<String>,
     /// Whether it asks for a stream.
-    is_stream: bool,
+    pub is_stream: bool,
     /// How long it wants the model to stay.
-    keep: Option<Keep>,
+    pub keep: Option<Keep>,
     /// Whether it asks for nothing but that the model goes.
-    only_unloads: bool,
+    pub only_unloads: bool,
 }
 
 /// What a body says of its model. One that cannot be read names none: its handler says what is wrong with it.

@@ -22,8 +22,7 @@ use tracing::Instrument;
 
 use super::app::App;
 use super::error::ApiError;
-use super::fleet::{Meant, Member, Wish};
-use super::keep::Keep;
+use super::fleet::{Choice, Head, Meant, Member, Wish};
 use super::name::Name;
 use super::sse::DONE;
 use super::{anthropic, chat, completions};
@@ -80,17 +79,6 @@ fn responses(error: &ApiError) -> String {
 /// Something that is waited for.
 type Waits<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A request with the model that it means, which may not be loaded.
-pub(super) struct Chosen {
-    request: Request,
-    member: Member,
-    last_events: Option<LastEvents>,
-    /// How long the model is to stay.
-    pub keep: Option<Keep>,
-    /// Whether the request asks for nothing but that it goes.
-    pub only_unloads: bool,
-}
-
 /// A request that can be answered.
 pub(super) enum Ready {
     /// Its model is there.
@@ -107,19 +95,14 @@ pub(super) struct Early {
     last_events: LastEvents,
 }
 
-impl Chosen {
-    /// `is_stream`: the request asks for events.
-    pub fn new(request: Request, member: Member, is_stream: bool) -> Self {
-        let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
-        Self { request, member, last_events, keep: None, only_unloads: false }
-    }
-
+impl Choice {
     /// Waits for the model, if its client is not to be told meanwhile.
     ///
     /// # Errors
     /// What keeps the model from being used.
-    pub async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
-        let Self { mut request, member, last_events, keep, only_unloads } = self;
+    pub(super) async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
+        let Self { mut request, member, head: Head { is_stream, keep, only_unloads, .. } } = self;
+        let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
         let key = name.tally.key_number();
         if let Some(keep) = keep.filter(|_| only_unloads) {
             member.keep(key, keep);

@@ -3,6 +3,7 @@
 mod conduct;
 mod folder;
 mod front;
+mod grants;
 mod lines;
 mod models;
 mod on_demand;
@@ -13,6 +14,8 @@ mod room;
 mod slot;
 mod standing;
 mod turns;
+#[cfg(test)]
+mod turns_tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

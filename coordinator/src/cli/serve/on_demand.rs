@@ -16,8 +16,8 @@ use brigade_line::health::Loading;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
+use super::grants::Memory;
 use super::lines::Served;
-use super::room::Memory;
 use super::slot::{Slot, standing_of, up};
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Turns, Why, WishId};

@@ -14,8 +14,8 @@ use brigade_line::handle::{Engine, Status};
 use tokio::sync::watch;
 
 use super::app_without_line;
+use super::grants::Taken;
 use super::lines::{Line, Served};
-use super::room::Taken;
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Key, Sight, Stage};
 

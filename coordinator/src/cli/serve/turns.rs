@@ -289,7 +289,3 @@ fn used(now: Instant, sights: &[Sight]) -> Vec<usize> {
     used.sort_by_key(|(there, _)| Reverse(*there));
     used.into_iter().map(|(_, at)| at).collect()
 }
-
-#[cfg(test)]
-#[path = "turns_tests.rs"]
-mod tests;

@@ -1,6 +1,8 @@
 //! The order of loads, in worlds whose clock the test turns.
 
-use super::*;
+use std::time::{Duration, Instant};
+
+use super::turns::*;
 
 /// Memory of one machine.
 struct Memory {
