@@ -89,9 +89,9 @@ async fn begin(
 async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, ApiError> {
     // Whether there is anybody, everybody may ask; of streams, their own names say whose they are.
     match request.uri().path() {
-        HEALTH => Ok(Ready::Now(request)),
+        HEALTH => Ok(Ready::Now(Box::new(request))),
         path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => {
-            Ok(Ready::Now(request))
+            Ok(Ready::Now(Box::new(request)))
         }
         _ => fleet.choose(name, request).await?.ready(name).await,
     }

@@ -82,9 +82,9 @@ type Waits<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// A request that can be answered.
 pub(super) enum Ready {
     /// Its model is there.
-    Now(Request),
+    Now(Box<Request>),
     /// Its client is told how its model is being loaded.
-    Early(Early),
+    Early(Box<Early>),
 }
 
 /// An answer that begins before its model is there.
@@ -107,7 +107,7 @@ impl Choice {
         if let Some(keep) = keep.filter(|_| only_unloads) {
             member.keep(key, keep);
             is_for(&mut request, name, member.now());
-            return Ok(Ready::Now(request));
+            return Ok(Ready::Now(Box::new(request)));
         }
         let within = if last_events.is_some() { STREAM_MODEL_WITHIN } else { MODEL_WITHIN };
         let wish = Wish { key, within };
@@ -119,13 +119,16 @@ impl Choice {
             None => needed.await?,
             Some(last_events) => match timeout(AT_ONCE, &mut needed).await {
                 Ok(app) => app?,
-                Err(_) => return Ok(Ready::Early(Early { request, member, needed, last_events })),
+                Err(_) => {
+                    let early = Early { request, member, needed, last_events };
+                    return Ok(Ready::Early(Box::new(early)));
+                }
             },
         };
         // Only streams of events are answered early, and their requests say nothing of that.
         keep.iter().for_each(|keep| member.keep(key, *keep));
         is_for(&mut request, name, app);
-        Ok(Ready::Now(request))
+        Ok(Ready::Now(Box::new(request)))
     }
 }
 
@@ -140,7 +143,7 @@ impl Ready {
     /// The answer, which `next` makes.
     pub async fn answer(self, name: &Name, next: Next) -> Response {
         match self {
-            Self::Now(request) => next.run(request).await,
+            Self::Now(request) => next.run(*request).await,
             Self::Early(early) => early.answer(name.clone(), next),
         }
     }
