@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_model_tests::golden::Encoders;
@@ -295,6 +296,37 @@ fn models_that_want_the_same_are_refused() {
     assert!(said.contains("two models are called \"x\""), "{said}");
 }
 
+fn a_stream_hears_of_its_model_until_it_is_there() {
+    let scratch = Scratch::new("comments");
+    let own = "load = \"demand\"\nworkers = 1";
+    let broken = format!("{own}\nworker-cpus = \"4000\"");
+    let config = scratch.config(&[("only", None, own), ("broken", None, &broken)]);
+    let server = Server::start(&["--config", &config, "--data-dir", &scratch.data()]);
+    let body = |model: &str| json!({ "model": model, "prompt": "In the beginning", "max_tokens": 20, "seed": 3, "stream": true });
+    let all = |model: &str| {
+        let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
+        let agent: ureq::Agent = config.http_status_as_error(false).build().into();
+        let post = agent.post(server.url("/v1/completions"));
+        let mut response = post.send(body(model).to_string()).unwrap();
+        let lines = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), lines.lines().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let (status, cold) = all("only");
+    assert!(status == 200 && cold[0].starts_with(": "), "{cold:?}");
+    let (_, warm) = all("only");
+    let texts = |lines: &[String]| -> Vec<Value> {
+        let data = lines.iter().filter_map(|line| line.strip_prefix("data: {"));
+        let of = |data: &str| serde_json::from_str::<Value>(&format!("{{{data}")).unwrap();
+        data.map(|data| of(data)["choices"][0]["text"].clone()).collect()
+    };
+    assert_eq!(texts(&cold), texts(&warm));
+    assert!(texts(&warm).len() > 10 && warm.iter().all(|line| !line.starts_with(':')), "{warm:?}");
+    assert_eq!(cold.last(), warm.last());
+    let (status, refused) = all("broken");
+    let said = refused.join(" ");
+    assert!((status == 503 || status == 200) && said.contains("cannot be loaded"), "{said}");
+}
+
 /// What a model says when it is asked for `i`.
 pub fn said(server: &Server, model: &str, i: usize) -> Value {
     content(&ask(server, CHAT, &chat(model, i)))
@@ -393,6 +425,50 @@ fn a_model_that_nobody_uses_goes_and_one_that_is_used_stays() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(stream(&server.url("/v1/completions"), &body, |_| {}), ids, "it comes again");
+}
+
+fn a_model_that_is_always_in_use_yields_to_one_that_waits() {
+    let scratch = Scratch::new("yields");
+    let own = "load = \"demand\"\nworkers = 1\nctx = 1024\nmemory = \"1G\"\nswap-after = \"1s\"";
+    let config = scratch.config(&[("busy", None, own), ("waits", None, own)]);
+    let text = fs::read_to_string(&config).unwrap();
+    let server_wide = "version = 1\n[serve]\nmax-loaded = 1\n";
+    fs::write(&config, text.replacen("version = 1\n", server_wide, 1)).unwrap();
+    let server = Server::start(&["--config", &config, "--data-dir", &scratch.data()]);
+    let url = server.url("/v1/completions");
+    let body = |model: &str| json!({ "model": model, "prompt": "In the beginning", "max_tokens": 300, "seed": 3, "ignore_eos": true });
+    let undisturbed = stream(&url, &body("busy"), |_| {});
+    let is_answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Two clients take turns, so that it is never idle.
+        let busy = [0, 500].map(|ms| {
+            let (is_answered, url, undisturbed) = (&is_answered, &url, &undisturbed);
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(ms));
+                let mut n = 0;
+                while !is_answered.load(Ordering::Relaxed) || n == 0 {
+                    assert_eq!(&stream(url, &body("busy"), |_| {}), undisturbed);
+                    n += 1;
+                }
+                stream(url, &body("busy"), |_| {})
+            })
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(stream(&url, &body("waits"), |_| {}), undisturbed, "the same weights");
+        is_answered.store(true, Ordering::Relaxed);
+        // And back again.
+        busy.into_iter().for_each(|busy| assert_eq!(busy.join().unwrap(), undisturbed));
+    });
+    assert_eq!(server.process.children().len(), 1, "one at a time");
+    // Ollama's way to unload what nobody uses; it loads nothing for that.
+    for model in ["busy", "waits"] {
+        let answer = ask(&server, "/api/generate", &json!({ "model": model, "keep_alive": 0 }));
+        assert_eq!(answer["done_reason"], "unload");
+    }
+    wait_for_word(&server, "busy", "unloaded");
+    wait_for_word(&server, "waits", "unloaded");
+    let bad = server.post("/api/generate", &json!({ "model": "busy", "keep_alive": "soon" }));
+    assert!(bad.status == 400 && bad.body.contains("keep_alive is a number"), "{}", bad.body);
 }
 
 fn a_model_that_cannot_come_says_so_and_others_do() {
@@ -500,7 +576,7 @@ fn orders_and_quarantines_outlive_the_server() {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: models_come_when_they_are_asked_for_and_go_for_others,
+    waits: a_model_that_is_always_in_use_yields_to_one_that_waits, a_stream_hears_of_its_model_until_it_is_there, models_come_when_they_are_asked_for_and_go_for_others,
         a_model_that_nobody_uses_goes_and_one_that_is_used_stays, a_model_that_cannot_come_says_so_and_others_do,
         orders_and_quarantines_outlive_the_server,
         a_killed_coordinator_loads_first_what_has_streams_that_go_on, each_model_answers_as_it_does_alone, a_lost_worker_is_its_own_models_alone,

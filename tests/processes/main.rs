@@ -15,6 +15,7 @@ mod failures;
 mod first_hour;
 mod first_words;
 mod fleet;
+mod fleet_plan;
 mod fleet_pool;
 mod golden_processes;
 mod hybrids;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         first_hour,
         first_words,
         fleet,
+        fleet_plan,
         fleet_pool,
         golden_processes,
         hybrids,

@@ -3,10 +3,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use brigade_tests::named::{Machine, NAME, model};
-use serde_json::Value;
+use brigade_tests::process::{Running, Server, get};
+use serde_json::{Value, json};
+
+use super::fleet::PATIENCE;
 
 use super::names::split_in_two;
 
@@ -145,9 +148,79 @@ fn nothing_in_the_folder_is_ever_changed_or_deleted() {
     assert!(error.contains("part of its own"), "{error}");
 }
 
+/// A server of the machine's folder, and what operators see of it.
+fn serve(machine: &Machine, more: &[&str]) -> Server {
+    let dir = machine.dir.join("mine");
+    let args = ["serve", "--listen", "127.0.0.1:0", "--models-dir", dir.to_str().unwrap()];
+    let own = ["--workers", "1", "--ctx", "512", "--memory", "1G"];
+    let command = machine.command(&[&args[..], &own, more].concat());
+    Server { process: Running::spawn(command, "brigade serve listening on ") }
+}
+
+fn ids(server: &Server) -> Vec<String> {
+    let list: Value = serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
+    let id = |model: &Value| model["id"].as_str().unwrap().to_owned();
+    list["data"].as_array().unwrap().iter().map(id).collect()
+}
+
+fn a_folder_is_served_and_what_comes_into_it_without_a_restart() {
+    let machine = laid_out();
+    let server = serve(&machine, &[]);
+    assert_eq!(ids(&server), ["small-Q8_0", "user/repo/split"], "and no demo model");
+    assert!(server.process.children().is_empty(), "nothing is loaded");
+    let ask = |model: &str| {
+        let body = json!({ "model": model, "prompt": "a", "max_tokens": 4, "temperature": 0 });
+        server.post("/v1/completions", &body)
+    };
+    let text = |model: &str| {
+        let reply = ask(model);
+        assert_eq!(reply.status, 200, "{model}: {}", reply.body);
+        let answer: Value = serde_json::from_str(&reply.body).unwrap();
+        assert_eq!(answer["model"], model);
+        answer["choices"][0]["text"].clone()
+    };
+    let small = text("small-Q8_0");
+    assert_eq!(text("user/repo/split"), small, "the same weights in two files");
+    let damaged = ask("half");
+    assert!(
+        damaged.status == 503 && damaged.body.contains("its file is damaged"),
+        "{}",
+        damaged.body
+    );
+    assert_eq!(ask("nothing").status, 404);
+    let listed = machine.out(&["cluster", "models"]);
+    let row = listed.lines().find(|line| line.starts_with("half")).unwrap();
+    assert!(row.contains("damaged") && row.contains("half.gguf"), "{listed}");
+    // What comes, is found by its name; what goes, is no longer there.
+    write(&machine.dir.join("mine/new.gguf"), &model());
+    let end = Instant::now() + PATIENCE;
+    while ask("new").status != 200 {
+        assert!(Instant::now() < end, "it is not found");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(text("new"), small);
+    fs::remove_file(machine.dir.join("mine/new.gguf")).unwrap();
+    while ids(&server).contains(&"new".to_owned()) {
+        assert!(Instant::now() < end, "it is still there");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(ask("new").status, 404);
+    drop(server);
+    // Who says which model, serves that alone.
+    let server = serve(&machine, &["-m", "small-Q8_0"]);
+    assert_eq!(ids(&server), ["small-Q8_0"]);
+    drop(server);
+    // Beside models of the file, which come first.
+    let file = machine.dir.join("brigade.toml");
+    fs::write(&file, "version = 1\n[[model]]\nname = \"demo\"\nload = \"demand\"\n").unwrap();
+    let server = serve(&machine, &["--config", file.to_str().unwrap()]);
+    assert_eq!(ids(&server), ["demo", "small-Q8_0", "user/repo/split"]);
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         a_file_of_the_folder_goes_by_its_name_in_every_command,
         bad_files_are_listed_with_their_reason_and_not_used,
-        nothing_in_the_folder_is_ever_changed_or_deleted;
+        nothing_in_the_folder_is_ever_changed_or_deleted,
+        a_folder_is_served_and_what_comes_into_it_without_a_restart;
 ];

@@ -65,6 +65,45 @@ fn a_node_has_a_process_for_each_model() {
     wait("the stages end with their node", || !is_alive(again) && !is_alive(other));
 }
 
+/// Connections that the process has to others, which nobody has ended.
+fn connections(pid: u32) -> usize {
+    let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let names = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    let sockets: Vec<String> = names
+        .filter_map(|name| Some(name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.into()))
+        .collect();
+    let table = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
+    let is_open = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.len() > 9 && fields[3] == "01" && sockets.iter().any(|inode| inode == fields[9])
+    };
+    table.lines().filter(is_open).count()
+}
+
+fn a_node_that_is_revoked_loses_all_of_its_stages() {
+    let scratch = Scratch::new("node-revoked");
+    let config = scratch.config(&[("first", None, "ctx = 1024"), ("second", None, "ctx = 1024")]);
+    let fleet = Fleet::start(&config);
+    let node = join(&fleet);
+    let attic = fleet.cluster.worker_args("attic", Some(&fleet.token), &["--speed", "20,200"]);
+    let attic = Running::start(&attic.iter().map(String::as_str).collect::<Vec<_>>(), READY);
+    wait_for_models(&fleet.server, &["first", "second"]);
+    let stages = ["1/2", "2/2"].map(|stage| process_of(&node, stage).unwrap());
+    wait("both stages are connected", || stages.iter().all(|pid| connections(*pid) > 0));
+    let revoked = fleet.cluster.admin(&["revoke", "lab"]);
+    assert!(revoked.contains("revoked lab.1") && revoked.contains("revoked lab.2"), "{revoked}");
+    assert!(!revoked.contains("attic"), "{revoked}");
+    let began = Instant::now();
+    wait("their connections end", || stages.iter().all(|pid| connections(*pid) == 0));
+    println!(
+        "revoked: all connections of its stages ended after {} ms",
+        began.elapsed().as_millis()
+    );
+    let standing = fleet.cluster.admin(&["nodes"]);
+    assert_eq!(standing.matches("revoked").count(), 2, "{standing}");
+    assert!(connections(attic.pid()) > 0, "the other machine has lost nothing");
+}
+
 fn a_node_that_is_told_to_leave_ends_with_its_stages() {
     let args = ["worker", "--listen", "127.0.0.1:0", "--stages", "3", "--memory", "3G"];
     let node = Running::start(&[&args[..], &["--speed", "20,200"]].concat(), READY);
@@ -95,6 +134,6 @@ fn what_a_node_cannot_share_is_refused_at_once() {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
+    waits: a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
         what_a_node_cannot_share_is_refused_at_once;
 ];

@@ -2,8 +2,9 @@
 //! other, and memory goes back for certain.
 //!
 //! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the node's:
-//! however the node ends, the stages end with it. A stage that ends by itself is started again after a pause that grows. They
-//! start one after the other, so that each measures its speed undisturbed.
+//! however the node ends, the stages end with it. A stage that ends by itself is started again after a pause that grows. The
+//! first stage measures the machine undisturbed, and tells the node. The others are told, and start beside each other; where there
+//! is more to measure than can be told, all of them measure, one after the other.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -12,7 +13,7 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::process::{ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,7 +23,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::run::READY_PREFIX;
+use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
 use crate::share::Share;
 use crate::turns::Locks;
 
@@ -34,6 +35,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LASTS_AFTER: Duration = Duration::from_secs(60);
 /// How long a stage whose standard input has ended may take to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// The variable in which a stage is told the machine's speeds; `--speed` counts before it.
+const SPEEDS: &str = "BRIGADE_SPEED";
 
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +81,8 @@ pub struct Node {
     stages: usize,
     /// By what they take turns.
     locks: Locks,
+    /// Those of the machine, once a stage has measured them.
+    speeds: OnceLock<String>,
 }
 
 impl Node {
@@ -88,7 +94,7 @@ impl Node {
         // What runs, also where another program lies at its path by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Turns)?;
-        Ok(Self { program, arguments, stages, locks })
+        Ok(Self { program, arguments, stages, locks, speeds: OnceLock::new() })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -131,6 +137,7 @@ impl Node {
     fn command(&self, share: Share) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
+        command.envs(self.speeds.get().map(|speeds| (SPEEDS, speeds)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
         command.process_group(0).kill_on_drop(true);
@@ -159,16 +166,24 @@ impl Stage {
     async fn keep(mut self) -> Result<(), NodeError> {
         let (mut pause, mut was_ready) = (FIRST_PAUSE, false);
         loop {
-            let turn = self.turn.clone().lock_owned().await;
+            let mut turn = Some(self.turn.clone().lock_owned().await);
+            if self.node.speeds.get().is_some() {
+                // There is nothing left to measure.
+                turn = None;
+            }
             if *self.mode.borrow() != Mode::Run {
                 return Ok(());
             }
             let mut life = self.begin()?;
             let mut lines = life.child.stdout.take().map(|out| BufReader::new(out).lines());
+            let node = self.node.clone();
             let ready = async {
-                match &mut lines {
-                    Some(lines) => lines.next_line().await.ok().flatten(),
-                    None => None,
+                loop {
+                    let line = lines.as_mut()?.next_line().await.ok().flatten()?;
+                    match line.strip_prefix(SPEEDS_PREFIX) {
+                        Some(speeds) => drop(node.speeds.set(speeds.to_owned())),
+                        None => return Some(line),
+                    }
                 }
             };
             let status = match self.until(&mut life, ready).await {

@@ -15,7 +15,7 @@ use brigade_proto::net::{Listener, NetError, Network, Plain, address_towards, se
 use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::StageBackend;
+use crate::backend::{Abilities, StageBackend};
 use crate::cache::Cache;
 use crate::config::{Config, DEFAULT_PORT};
 use crate::control::ControlService;
@@ -39,6 +39,9 @@ use crate::state::{Prefixes, Worker};
 
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";
+
+/// What a stage says to its node on standard output before that, with its speeds as `--speed` takes them: those of the machine.
+pub const SPEEDS_PREFIX: &str = "brigade worker speeds ";
 
 /// Ports that are tried where `--listen` says none: as many workers of one machine find one.
 const MAX_PORTS: u16 = 64;
@@ -336,6 +339,22 @@ fn network_runtime(config: &Config) -> io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
+/// The speeds of a device without a host beside it: of those that have one, the way between both is measured too.
+fn speeds_to_tell(abilities: &Abilities) -> Option<String> {
+    let Abilities { gb_per_second, gop_per_second, host: None, .. } = abilities else {
+        return None;
+    };
+    Some(format!("{gb_per_second},{gop_per_second}"))
+}
+
+fn say_ready(speeds: Option<String>, address: &Address) -> io::Result<()> {
+    let mut out = io::stdout();
+    if let Some(speeds) = speeds {
+        writeln!(out, "{SPEEDS_PREFIX}{speeds}")?;
+    }
+    writeln!(out, "{READY_PREFIX}{address}").and_then(|()| out.flush())
+}
+
 async fn serve_until(
     config: Config,
     backend: Arc<dyn StageBackend>,
@@ -343,6 +362,7 @@ async fn serve_until(
     wish: impl Future<Output = ()>,
 ) -> Result<(), WorkerError> {
     let exit_with_stdin = config.exit_with_stdin;
+    let speeds = config.share.and_then(|_| speeds_to_tell(backend.abilities()));
     let mut wish = std::pin::pin!(wish);
     let bound = tokio::select! {
         bound = Bound::new(config, backend) => bound?,
@@ -350,10 +370,7 @@ async fn serve_until(
         () = stop.cancelled() => return Ok(()),
         () = &mut wish => return Ok(()),
     };
-    let mut out = io::stdout();
-    writeln!(out, "{READY_PREFIX}{}", bound.address())
-        .and_then(|()| out.flush())
-        .map_err(WorkerError::Ready)?;
+    say_ready(speeds, bound.address()).map_err(WorkerError::Ready)?;
     tracing::info!(address = %bound.address(), "worker listens");
     let orphaned =
         async { if exit_with_stdin { stdin_ended().await } else { std::future::pending().await } };

@@ -66,6 +66,6 @@ pub use facts::worker_facts;
 pub use local::LocalOptions;
 pub use own_name::{OwnName, OwnNameError};
 pub use place::PlaceError;
-pub use pool::{Demand, Pool, Seat, SeatId};
+pub use pool::{Demand, PlannedLine, Pool, Seat, SeatId, Standing, planned};
 pub use reconcile::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER};
 pub use start::{Cluster, ask, start};

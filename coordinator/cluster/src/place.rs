@@ -12,7 +12,9 @@ use std::time::Duration;
 use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
-use brigade_plan::{Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, plan_line};
+use brigade_plan::{
+    Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, WorkerFacts, plan_line,
+};
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
@@ -274,6 +276,22 @@ pub fn plan_over<'a>(
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
     plan_holding(model, conns, &[], options)
+}
+
+/// As [`plan_over`], of workers that need not exist yet, and are of this release.
+///
+/// # Errors
+/// As [`plan_over`].
+pub fn plan_over_facts(
+    model: &Model,
+    workers: &[WorkerFacts],
+    options: &StageOptions,
+) -> Result<Plan, PlaceError> {
+    let mut facts = model.facts(engine_kv(options.kv_type))?;
+    if own_drafts(model, std::iter::empty(), options).is_some() {
+        facts.drafts = DraftFacts::from_gguf(&model.gguf, engine_kv(options.kv_type))?;
+    }
+    Ok(plan_line(&facts, workers, &settings(model, options), options.cut.as_ref())?)
 }
 
 /// As [`plan_over`], of workers that have layers in memory.

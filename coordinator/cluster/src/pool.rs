@@ -6,6 +6,7 @@
 //! no two lines wait for each other's workers.
 
 mod lend;
+mod planned;
 mod state;
 mod task;
 
@@ -25,6 +26,7 @@ use crate::conn::Conn;
 use crate::join::{self, Host};
 use crate::own_name::{OwnName, bound_id};
 use crate::pki::Pki;
+pub use planned::{PlannedLine, Standing, planned};
 use state::State;
 pub use state::{Returned, SeatId, Want};
 use task::Task;

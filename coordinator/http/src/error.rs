@@ -194,10 +194,8 @@ impl ApiError {
         if let Some(seconds) = loading.seconds_left {
             error.0.retry_after_s = Some(seconds.clamp(1, MAX_RETRY_AFTER_S));
         }
-        let of_all = |total: u64| loading.done_bytes as f64 / total as f64;
-        let progress = Some(loading.total_bytes).filter(|total| *total > 0).map(of_all);
         error.0.loading = Some(json!({
-            "state": "loading", "model": model, "progress": progress, "eta_seconds": loading.seconds_left,
+            "state": "loading", "model": model, "progress": loading.share(), "eta_seconds": loading.seconds_left,
         }));
         error
     }

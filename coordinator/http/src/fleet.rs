@@ -5,11 +5,11 @@
 //!
 //! A model that is not loaded has a [`Loader`]. Until then there is its text side: its tokenizer, its template, its facts.
 
-use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -23,6 +23,7 @@ use super::app::{App, Door};
 use super::body::{FREE_BODY_BYTES, Taken};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::keep::{Keep, keep_alive};
 use super::name::Name;
 
 /// Below it are the addresses of an API where a model may also be called by `name`.
@@ -53,13 +54,37 @@ pub enum NotLoaded {
 /// A model with its line, or why there is none.
 pub type Coming<'a> = Pin<Box<dyn Future<Output = Result<App, NotLoaded>> + Send + 'a>>;
 
+/// What wants a model, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// What stands for the key of the request; `None`: it needed none.
+    pub key: Option<u64>,
+    /// How long it waits.
+    pub within: Duration,
+}
+
 /// Loads a model when a request needs it.
 pub trait Loader: Debug + Send + Sync {
-    /// The model with its line that is up; waits for that a while.
-    fn loaded(&self) -> Coming<'_>;
+    /// The model with its line that is up; waits for that as long as the wish says.
+    fn loaded(&self, wish: Wish) -> Coming<'_>;
 
     /// The model with its line, if it is loaded or being loaded.
     fn now(&self) -> Option<App>;
+
+    /// A client with this key wants the model to stay for so long when nobody uses it; `None`: as long as its options say.
+    fn keep(&self, _key: Option<u64>, _keep: Option<Duration>) {}
+}
+
+/// Whether there are other models now, and which.
+pub type Looking<'a> = Pin<Box<dyn Future<Output = Option<Vec<Member>>> + Send + 'a>>;
+
+/// Where models come from while the server runs.
+pub trait Source: Debug + Send + Sync {
+    /// All of its models, if they are others than those that it said last.
+    fn look(&self) -> Looking<'_>;
+
+    /// Whether the model called so is there, and cannot be used.
+    fn is_damaged(&self, name: &str) -> bool;
 }
 
 /// One of the models.
@@ -106,13 +131,37 @@ impl Member {
         self.app.text.name()
     }
 
+    /// How far its line is; `None`: it has none.
+    pub(super) fn loading(&self) -> Option<Status> {
+        match &self.loader {
+            None => Some(self.app.engine.status()),
+            Some(loader) => loader.now().map(|app| app.engine.status()),
+        }
+    }
+
+    /// A client wants it to stay for so long when nobody uses it.
+    pub(super) fn keep(&self, key: Option<u64>, keep: Keep) {
+        if let Some(loader) = &self.loader {
+            let keep = match keep {
+                Keep::Stay => None,
+                Keep::For(time) => Some(time),
+            };
+            loader.keep(key, keep);
+        }
+    }
+
     /// The model for a request at `path`.
-    async fn for_request(&self, method: &Method, path: &str) -> Result<App, ApiError> {
+    pub(super) async fn for_request(
+        &self,
+        method: &Method,
+        path: &str,
+        wish: Wish,
+    ) -> Result<App, ApiError> {
         let Some(loader) = &self.loader else { return Ok(self.app.clone()) };
         if method != Method::POST || OF_TEXT_ALONE.contains(&path) {
             return Ok(self.now());
         }
-        loader.loaded().await.map_err(|error| match error {
+        loader.loaded(wish).await.map_err(|error| match error {
             NotLoaded::NotYet(loading) => ApiError::loading(self.name(), &loading),
             NotLoaded::NoRoom => ApiError::unavailable(format!(
                 "there is no room for the model {}: the models that are loaded are in use; try again later",
@@ -143,7 +192,11 @@ const OF_TEXT_ALONE: &[&str] = &[
 /// Models by their names; clones share them.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    members: Arc<[Member]>,
+    /// Those that are there for good.
+    fixed: Arc<[Member]>,
+    /// All of them.
+    members: Arc<RwLock<Arc<[Member]>>>,
+    source: Option<Arc<dyn Source>>,
     door: Door,
     /// Answers operators about all models together.
     operators: Option<Admin>,
@@ -152,7 +205,13 @@ pub struct Fleet {
 impl Fleet {
     /// One model alone.
     pub fn of_one(app: App) -> Self {
-        Self { door: app.door.clone(), members: Arc::from([Member::fixed(app)]), operators: None }
+        Self::of(app.door.clone(), vec![Member::fixed(app)])
+    }
+
+    fn of(door: Door, members: Vec<Member>) -> Self {
+        let fixed: Arc<[Member]> = members.into();
+        let members = Arc::new(RwLock::new(fixed.clone()));
+        Self { fixed, members, source: None, door, operators: None }
     }
 
     /// Several models, each of which has the same door. The first one is meant where a request names none.
@@ -162,13 +221,52 @@ impl Fleet {
     pub fn new(members: Vec<Member>) -> Result<Self, FleetError> {
         let door = members.first().ok_or(FleetError::Empty)?.app.door.clone();
         for (at, member) in members.iter().enumerate() {
-            let is_taken =
-                |name: &&str| members[..at].iter().any(|other| is_called(&other.app, name));
-            if let Some(name) = member.app.names().find(is_taken) {
+            if let Some(name) = taken_name(member, &members[..at]) {
                 return Err(FleetError::Twice(name.to_owned()));
             }
         }
-        Ok(Self { members: members.into(), door, operators: None })
+        Ok(Self::of(door, members))
+    }
+
+    /// Models of which more come while the server runs; `found` are there now. There may be none.
+    ///
+    /// # Errors
+    /// Two of `members` have one name.
+    pub fn with_source(
+        door: Door,
+        members: Vec<Member>,
+        source: Arc<dyn Source>,
+        found: Vec<Member>,
+    ) -> Result<Self, FleetError> {
+        let fleet = match members.is_empty() {
+            true => Self::of(door, members),
+            false => Self::new(members)?,
+        };
+        fleet.join(found);
+        Ok(Self { source: Some(source), ..fleet })
+    }
+
+    /// The source has these models now. Whoever was there first keeps its name.
+    fn join(&self, found: Vec<Member>) {
+        let mut all = self.fixed.to_vec();
+        for member in found {
+            match taken_name(&member, &all) {
+                None => all.push(member),
+                Some(name) => {
+                    tracing::warn!(name, "a model of the folder is left out: another is called so");
+                }
+            }
+        }
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = all.into();
+    }
+
+    /// Looks whether there are others now.
+    pub(super) async fn refresh(&self) {
+        if let Some(source) = &self.source
+            && let Some(found) = source.look().await
+        {
+            self.join(found);
+        }
     }
 
     /// The same, where `operators` answers about all models together.
@@ -187,41 +285,48 @@ impl Fleet {
     }
 
     /// All models.
-    pub(super) fn all(&self) -> &[Member] {
-        &self.members
+    pub(super) fn all(&self) -> Arc<[Member]> {
+        // It is changed as a whole.
+        self.members.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The model, if there is but one.
-    pub(super) fn only(&self) -> Option<&Member> {
-        match &*self.members {
-            [member] => Some(member),
+    /// The model, if there is but one, for good.
+    pub(super) fn only(&self) -> Option<Member> {
+        match (&*self.all(), &self.source) {
+            ([member], None) => Some(member.clone()),
             _ => None,
         }
     }
 
     /// Its name, if there is but one.
-    pub(super) fn only_name(&self) -> Option<&str> {
-        self.only().map(Member::name)
+    pub(super) fn only_name(&self) -> Option<String> {
+        self.only().map(|member| member.name().to_owned())
     }
 
     /// The models that whoever asks may use.
-    pub(super) fn usable<'a>(&'a self, name: &Name) -> impl Iterator<Item = &'a Member> {
-        self.members.iter().filter(|member| name.tally.may_use(member.name()))
+    pub(super) fn usable(&self, name: &Name) -> Vec<Member> {
+        let may_use = |member: &&Member| name.tally.may_use(member.name());
+        self.all().iter().filter(may_use).cloned().collect()
     }
 
     /// The model that a request calls by `model`; `None`: it names none.
     ///
     /// # Errors
     /// It is not here, or the request's key may not use it.
-    pub(super) fn meant(&self, model: Option<&str>, name: &Name) -> Result<&Member, ApiError> {
+    pub(super) async fn meant(&self, model: Option<&str>, name: &Name) -> Result<Member, ApiError> {
         let Some(model) = model.filter(|model| !model.is_empty()) else {
-            return self.usable(name).next().ok_or_else(|| forbidden(self.members[0].name()));
+            return self.usable(name).into_iter().next().ok_or_else(|| match self.all().first() {
+                Some(first) => forbidden(first.name()),
+                None => ApiError::not_found("there is no model here yet"),
+            });
         };
-        // A model that takes any name comes behind those that have it.
-        let find = |has: &dyn Fn(&App) -> bool| self.members.iter().find(|member| has(&member.app));
-        let member =
-            find(&|app| is_called(app, model)).or_else(|| find(&|app| app.text.serves(model)));
-        let member = member.ok_or_else(|| self.not_here(model, name))?;
+        let member = match find(&self.all(), model) {
+            Some(member) => member,
+            None => {
+                self.refresh().await;
+                find(&self.all(), model).ok_or_else(|| self.not_here(model, name))?
+            }
+        };
         match name.tally.may_use(member.name()) {
             true => Ok(member),
             false => Err(forbidden(member.name())),
@@ -236,10 +341,11 @@ impl Fleet {
         if let Some(operators) = self.operators.clone().filter(|_| model.is_none()) {
             return Ok(operators);
         }
+        let all = self.all();
         let is_it = |member: &&Member| model.is_some_and(|model| is_called(&member.app, model));
-        let member = self.members.iter().find(is_it).or(self.only().filter(|_| model.is_none()));
-        let member = member.ok_or_else(|| {
-            let names: Vec<&str> = self.members.iter().map(Member::name).collect();
+        let only = self.only().filter(|_| model.is_none());
+        let member = all.iter().find(is_it).or(only.as_ref()).ok_or_else(|| {
+            let names: Vec<&str> = all.iter().map(Member::name).collect();
             let names = names.join(", ");
             ApiError::not_found(format!("say which model, as in ?model=NAME: there are {names}"))
         })?;
@@ -250,12 +356,20 @@ impl Fleet {
     }
 
     fn not_here(&self, model: &str, name: &Name) -> ApiError {
-        let names = self.usable(name).flat_map(|member| member.app.text.names().to_vec());
+        let is_damaged = self.source.as_ref().is_some_and(|source| source.is_damaged(model));
+        if is_damaged && name.tally.may_use(model) {
+            return ApiError::unavailable(format!(
+                "the model {model} cannot be loaded: its file is damaged; the server's log says why"
+            ));
+        }
+        let usable = self.usable(name).into_iter();
+        let names = usable.flat_map(|member| member.app.text.names().to_vec());
         super::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
-    /// Chooses the model of a request, and takes its body where the model is named there. What its handler finds: an
-    /// [`App`], and the body at the place where bodies are taken from.
+    /// Chooses the model of a request, and takes its body where the model is named there, or where it says whether the client
+    /// can be told that the model is being loaded. What its handler finds: an [`App`], and the body at the place where bodies
+    /// are taken from.
     ///
     /// # Errors
     /// As [`Fleet::meant`]; the body is not there.
@@ -263,27 +377,42 @@ impl Fleet {
         &self,
         name: &Name,
         mut request: Request,
-    ) -> Result<(App, Request), ApiError> {
+    ) -> Result<Choice, ApiError> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let member = if let Some(member) = self.only() {
+        if let Some(member) = self.only()
+            && (member.loader.is_none() || method != Method::POST)
+        {
             // Its handler reads whether the request calls it so. Looking around is free.
-            match method != Method::POST || name.tally.may_use(member.name()) {
-                true => member,
-                false => return Err(forbidden(member.name())),
-            }
-        } else if method != Method::POST {
+            return match method != Method::POST || name.tally.may_use(member.name()) {
+                true => Ok(Choice { request, member, head: Head::default() }),
+                false => Err(forbidden(member.name())),
+            };
+        }
+        if method != Method::POST {
             let model = of_query(request.uri());
-            self.meant(model.as_deref(), name)?
-        } else {
-            let (parts, body) = request.into_parts();
-            let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
-            let (model, body) = named_in(body, path.starts_with(OLLAMA)).await?;
-            request = Request::from_parts(parts, axum::body::Body::empty());
-            body.wait_in(&mut request);
-            self.meant(model.as_deref(), name)?
-        };
-        Ok((member.for_request(&method, &path).await?, request))
+            let member = self.meant(model.as_deref(), name).await?;
+            return Ok(Choice { request, member, head: Head::default() });
+        }
+        let (parts, body) = request.into_parts();
+        let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
+        let (head, body) = head_of(body, path.starts_with(OLLAMA)).await?;
+        request = Request::from_parts(parts, axum::body::Body::empty());
+        body.wait_in(&mut request);
+        let member = self.meant(head.model.as_deref(), name).await?;
+        Ok(Choice { request, member, head })
     }
+}
+
+/// The model called so. One that takes any name comes behind those that have it.
+fn find(all: &[Member], model: &str) -> Option<Member> {
+    let has = |has: &dyn Fn(&App) -> bool| all.iter().find(|member| has(&member.app)).cloned();
+    has(&|app| is_called(app, model)).or_else(|| has(&|app| app.text.serves(model)))
+}
+
+/// A name of a model that one of `others` has.
+fn taken_name<'m>(member: &'m Member, others: &[Member]) -> Option<&'m str> {
+    let is_taken = |name: &&str| others.iter().any(|other| is_called(&other.app, name));
+    member.app.names().find(is_taken)
 }
 
 fn is_called(app: &App, name: &str) -> bool {
@@ -302,22 +431,63 @@ pub(super) fn of_query(uri: &Uri) -> Option<String> {
     percent_encoding::percent_decode_str(value).decode_utf8().ok().map(Into::into)
 }
 
-/// The model that a body names. A body that cannot be read names none: its handler says what is wrong with it.
-async fn named_in(body: Taken, with_name: bool) -> Result<(Option<String>, Taken), ApiError> {
+/// A request with the model that it means, which may not be loaded.
+#[derive(Debug)]
+pub(super) struct Choice {
+    /// Its handler finds the body where bodies are taken from.
+    pub request: Request,
+    /// The model.
+    pub member: Member,
+    /// What its body says of that.
+    pub head: Head,
+}
+
+/// What is read of a body before its handler reads it.
+#[derive(Debug, Default)]
+pub(super) struct Head {
+    /// The model that it names.
+    model: Option<String>,
+    /// Whether it asks for a stream.
+    pub is_stream: bool,
+    /// How long it wants the model to stay.
+    pub keep: Option<Keep>,
+    /// Whether it asks for nothing but that the model goes.
+    pub only_unloads: bool,
+}
+
+/// What a body says of its model. One that cannot be read names none: its handler says what is wrong with it.
+async fn head_of(body: Taken, is_ollamas: bool) -> Result<(Head, Taken), ApiError> {
     let read = move |body: Taken| {
-        let names: &[&str] = if with_name { &["model", "name"] } else { &["model"] };
-        let fields = Fields::parse(&body.bytes);
-        let model = fields.and_then(|mut fields| fields.take_any::<String>(names));
-        (model.ok().flatten(), body)
+        let head = Fields::parse(&body.bytes).map(|fields| Head::read(fields, is_ollamas));
+        Ok((head.unwrap_or_else(|_| Ok(Head::default()))?, body))
     };
     if body.bytes.len() <= FREE_BODY_BYTES {
-        return Ok(read(body));
+        return read(body);
     }
     let read = tokio::task::spawn_blocking(move || read(body)).await;
     read.map_err(|error| {
         tracing::error!(%error, "reading a request's model failed");
         ApiError::server("an internal error; the server's log says more")
-    })
+    })?
+}
+
+impl Head {
+    fn read(mut fields: Fields<'_>, is_ollamas: bool) -> Result<Self, ApiError> {
+        let names: &[&str] = if is_ollamas { &["model", "name"] } else { &["model"] };
+        let mut head = Self {
+            model: fields.take_any::<String>(names).ok().flatten(),
+            is_stream: fields.take("stream").ok().flatten().unwrap_or(false),
+            ..Self::default()
+        };
+        let keep = fields.raw("keep_alive").filter(|_| is_ollamas);
+        head.keep = keep.map(keep_alive).transpose()?;
+        if head.keep == Some(Keep::For(Duration::ZERO)) {
+            let asks = ["prompt", "messages", "input"].into_iter();
+            let mut asks = asks.filter_map(|name| fields.raw(name));
+            head.only_unloads = asks.all(|value| matches!(value.get(), "\"\"" | "[]"));
+        }
+        Ok(head)
+    }
 }
 
 /// The model that a request means.
@@ -325,11 +495,14 @@ async fn named_in(body: Taken, with_name: bool) -> Result<(Option<String>, Taken
 pub(super) struct Meant(pub(super) App);
 
 impl FromRequestParts<Fleet> for Meant {
-    type Rejection = Infallible;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, fleet: &Fleet) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, fleet: &Fleet) -> Result<Self, ApiError> {
         // The guard has put it there.
-        let chosen = parts.extensions.get::<Self>().cloned();
-        Ok(chosen.unwrap_or_else(|| Self(fleet.members[0].now())))
+        if let Some(chosen) = parts.extensions.get::<Self>() {
+            return Ok(chosen.clone());
+        }
+        let first = fleet.all().first().map(|member| Self(member.now()));
+        first.ok_or_else(|| ApiError::not_found("there is no model here yet"))
     }
 }

@@ -23,10 +23,10 @@ use super::*;
 const N_CTX: u32 = 256;
 
 /// A model that answers every request with this text.
-struct Model {
-    names: &'static [&'static str],
-    says: &'static str,
-    status: Status,
+pub(super) struct Model {
+    pub(super) names: &'static [&'static str],
+    pub(super) says: &'static str,
+    pub(super) status: Status,
 }
 
 fn up(names: &'static [&'static str], says: &'static str) -> Model {
@@ -42,13 +42,13 @@ fn members(models: Vec<Model>, access: Access) -> Vec<Member> {
     models.into_iter().map(|model| Member::fixed(app_behind(model, &door))).collect()
 }
 
-fn app_behind(Model { names, says, status }: Model, door: &Door) -> App {
+pub(super) fn app_behind(Model { names, says, status }: Model, door: &Door) -> App {
     let mut text = TextModel::sample();
     text.set_names(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
     played(Play::TextAndEos(says), status, text, (N_CTX, door.clone())).app
 }
 
-fn door(access: Access) -> Door {
+pub(super) fn door(access: Access) -> Door {
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     Door { access, ..Door::of_this_process(metrics, CancellationToken::new()) }
 }
@@ -156,7 +156,7 @@ async fn a_name_means_one_model() {
 struct Tells(Option<App>, NotLoaded);
 
 impl Loader for Tells {
-    fn loaded(&self) -> Coming<'_> {
+    fn loaded(&self, _: Wish) -> Coming<'_> {
         let app = self.0.clone().ok_or_else(|| self.1.clone());
         Box::pin(async move { app })
     }

@@ -14,12 +14,13 @@ use brigade_line::keys::{Account, Left, Refusal, Standing, Ticket};
 
 use super::access::HEALTH;
 use super::error::ApiError;
-use super::fleet::{Fleet, Meant};
+use super::fleet::Fleet;
 use super::models;
 use super::name::Name;
 use super::open::Peer;
 use super::readers::STREAMS;
 use super::rooms::Part;
+use super::while_loading::Ready;
 
 /// Wraps every handler of the public listener.
 pub(super) async fn guard(
@@ -34,8 +35,8 @@ pub(super) async fn guard(
         Err(error) => return error.into_response(),
     };
     let Some(owner) = owner else {
-        return match chosen(&fleet, &name, request).await {
-            Ok(request) => next.run(request).await,
+        return match ready(&fleet, &name, request).await {
+            Ok(ready) => ready.answer(&name, next).await,
             Err(error) => error.into_response(),
         };
     };
@@ -45,11 +46,11 @@ pub(super) async fn guard(
     name.tally.belongs_to(owner.clone());
     let account = owner.account;
     let mut response = match begin(&fleet, &name, &account, request).await {
-        Ok(Begun { request, place, ticket }) => {
+        Ok(Begun { ready, place, ticket }) => {
             if let Some(ticket) = &ticket {
                 name.tally.runs(ticket.clone());
             }
-            let mut response = next.run(request).await;
+            let mut response = ready.answer(&name, next).await;
             // It ends with the answer, or with a sequence that goes on while its client is away.
             response.extensions_mut().insert(ticket);
             response.extensions_mut().insert(place);
@@ -63,7 +64,7 @@ pub(super) async fn guard(
 
 /// A request that may go on.
 struct Begun {
-    request: Request,
+    ready: Ready,
     /// Among those of its key that are answered.
     place: Arc<Part>,
     /// Among those of its key that run.
@@ -78,23 +79,22 @@ async fn begin(
     request: Request,
 ) -> Result<Begun, ApiError> {
     let place = Arc::new(fleet.door().under_way.begin(name.tenant())?);
-    let request = chosen(fleet, name, request).await?;
-    let ticket = counted(account, request.method())?.map(Arc::new);
-    Ok(Begun { request, place, ticket })
+    let method = request.method().clone();
+    let ready = ready(fleet, name, request).await?;
+    let ticket = counted(account, &method)?.map(Arc::new);
+    Ok(Begun { ready, place, ticket })
 }
 
-/// The request, with its model.
-async fn chosen(fleet: &Fleet, name: &Name, request: Request) -> Result<Request, ApiError> {
+/// The request, with its model, or with what comes until that is there.
+async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, ApiError> {
     // Whether there is anybody, everybody may ask; of streams, their own names say whose they are.
-    let (app, mut request) = match request.uri().path() {
-        HEALTH => return Ok(request),
-        path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => return Ok(request),
-        _ => fleet.choose(name, request).await?,
-    };
-    name.tally.is_for(app.text.name());
-    name.tally.uses(app.in_use.clone());
-    request.extensions_mut().insert(Meant(app));
-    Ok(request)
+    match request.uri().path() {
+        HEALTH => Ok(Ready::Now(Box::new(request))),
+        path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => {
+            Ok(Ready::Now(Box::new(request)))
+        }
+        _ => fleet.choose(name, request).await?.ready(name).await,
+    }
 }
 
 /// Counts the request, or says what forbids it. Looking around is free.

@@ -12,7 +12,7 @@
 //! - `serve`, `open`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
 //!   what is not for this server, `refusals` in the form of the API that was asked. `guard` asks `access` for its owner,
 //!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value`, `params` and `caching` what is in it; `unread`
-//!   lists what is left.
+//!   lists what is left. `while_loading` begins answers whose model is not there yet.
 //! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
 //!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
 //! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
@@ -47,6 +47,7 @@ mod guard;
 mod hosts;
 mod https;
 mod infill;
+mod keep;
 mod logprobs;
 mod messages;
 mod model_name;
@@ -81,6 +82,7 @@ mod types;
 mod under_way;
 mod unread;
 mod value;
+mod while_loading;
 mod writer;
 
 use axum::Router;
@@ -97,13 +99,14 @@ pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
-pub use fleet::{Coming, Fleet, FleetError, Loader, Member, NotLoaded};
+pub use fleet::{Coming, Fleet, FleetError, Loader, Looking, Member, NotLoaded, Source, Wish};
 pub use hosts::{Hosts, allowed_host};
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
 pub use streams::Streams;
 pub use under_way::UnderWay;
+pub use while_loading::MODEL_WITHIN;
 
 /// All addresses of the public listener.
 pub fn router(fleet: Fleet) -> Router {
@@ -224,3 +227,5 @@ mod tests;
 mod tool_tests;
 #[cfg(test)]
 mod walk_tests;
+#[cfg(test)]
+mod while_loading_tests;

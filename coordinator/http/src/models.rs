@@ -31,11 +31,16 @@ pub(super) async fn list(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<ModelList> {
+    fleet.refresh().await;
     let of = |member: &Member| {
         let (app, word) = (member.now(), member.word());
         app.names().map(|name| object(&app, word, name)).collect::<Vec<_>>()
     };
-    Json(ModelList { object: "list", data: fleet.usable(&asks).flat_map(of).collect(), models: [] })
+    Json(ModelList {
+        object: "list",
+        data: fleet.usable(&asks).iter().flat_map(of).collect(),
+        models: [],
+    })
 }
 
 /// One model by name.
@@ -44,6 +49,6 @@ pub(super) async fn one(
     Extension(asks): Extension<Name>,
     Path(id): Path<String>,
 ) -> Result<Json<ModelObject>, ApiError> {
-    let member = fleet.meant(Some(&id), &asks)?;
+    let member = fleet.meant(Some(&id), &asks).await?;
     Ok(Json(object(&member.now(), member.word(), &id)))
 }

@@ -46,7 +46,7 @@ pub(super) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response 
     }
     let mut models = Map::new();
     let mut up = None;
-    for member in fleet.all() {
+    for member in fleet.all().iter() {
         let app = member.now();
         let (word, mut body) = of(&app);
         let word = if member.takes() { UP } else { word };

@@ -40,7 +40,7 @@ pub(super) async fn request(
     let audit = door.audit.clone().filter(|_| path != HEALTH);
     let tally = Arc::new(Tally::new(audit.as_ref().is_some_and(Audit::has_content)));
     if let Some(model) = fleet.only_name() {
-        tally.is_for(model);
+        tally.is_for(&model);
     }
     let name = Name { id: id.as_str().into(), tally };
     request.extensions_mut().insert(name.clone());

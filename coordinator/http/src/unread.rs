@@ -11,7 +11,7 @@ pub const COMMON: Unread = &[
     ("service_tier", "there is one"),
     ("priority", "a key's priority counts"),
     ("request_id", "requests are named here; the header x-request-id has it"),
-    ("keep_alive", "the model stays loaded"),
+    ("keep_alive", "it is for models that are loaded on demand, by Ollama's addresses"),
 ];
 
 /// Fields of requests for text, OpenAI's, llama.cpp's and vLLM's.

@@ -26,6 +26,12 @@ impl Loading {
     pub fn step(what: impl Into<String>) -> Self {
         Self { what: what.into(), ..Self::default() }
     }
+
+    /// How much of it is done, of one; `None` where its size is not known.
+    pub fn share(&self) -> Option<f64> {
+        let of_all = |total: u64| self.done_bytes as f64 / total as f64;
+        Some(self.total_bytes).filter(|total| *total > 0).map(of_all)
+    }
 }
 
 /// `sending weights: 12.00 GiB of 40.00 GiB, 1.10 GiB/s, 26 s left`.

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::args::{KvArg, LineArgs, ModelArgs};
 use super::security::Security;
-use super::{input, output, session};
+use super::{input, output, serve, session};
 
 /// Show how a model's layers would be cut over workers.
 #[derive(Debug, Args)]
@@ -26,6 +26,7 @@ Examples:
   brigade plan -m model.gguf --tensor-split 3,1,1     a cut by hand beside the planner's own
   brigade plan -m model.gguf --worker 10.0.0.2:7070 --worker 10.0.0.3:7070 --insecure-network
   brigade plan -m model.gguf --cluster machines.toml --json
+  brigade plan --fleet brigade.toml --cluster machines.toml
 
 A cluster file describes workers that need not exist yet:
   [[worker]]
@@ -41,6 +42,9 @@ pub struct PlanArgs {
     /// Workers from a file
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["workers", "worker"])]
     cluster: Option<PathBuf>,
+    /// Which workers of --cluster each model of this file of options would be lent by serve --control, and which take turns
+    #[arg(long, value_name = "FILE.toml", requires = "cluster", conflicts_with_all = ["model", "explain"])]
+    fleet: Option<PathBuf>,
     /// Say why each stage holds what it holds
     #[arg(long)]
     explain: bool,
@@ -73,16 +77,15 @@ free: what the worker has left; busy at best: share of the slowest stage's time,
 
 /// Runs the command.
 pub async fn execute(args: PlanArgs) -> Result<()> {
+    if let (Some(file), Some(machines)) = (&args.fleet, &args.cluster) {
+        return serve::planned::show(file, &described(machines)?, args.json);
+    }
     let path = args.model.path()?;
     let open = |path: &Path| args.line.open(path, Model::open_header_only_with);
     let model = input::open_model(&path, open)?;
     model.check_ctx(args.ctx)?;
     let workers = match &args.cluster {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read {}", path.display()))?;
-            parse_cluster_file(&text)?
-        }
+        Some(path) => described(path)?,
         None => probe(&args).await?,
     };
     let max_rows = args.line.ubatch.unwrap_or(model.default_rows(args.ctx));
@@ -108,6 +111,13 @@ pub async fn execute(args: PlanArgs) -> Result<()> {
     };
     let by_hand = plan_by_hand(&facts, &workers, &settings, cut)?;
     compare(&args, &facts, &workers, by_hand, own?)
+}
+
+/// Workers from a file.
+fn described(path: &Path) -> Result<Vec<WorkerFacts>> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(parse_cluster_file(&text)?)
 }
 
 /// The planner's cut.

@@ -397,7 +397,8 @@ fn row(node: &Node, live: Option<&NodeStatus>, is_running: bool, now: u64) -> se
 #[command(after_help = "\
 It is in force within 5 seconds on every machine of a running line. The token that the node joined with is taken back.")]
 pub struct RevokeArgs {
-    /// Its name, its address, or the beginning of its key (8 digits or more), as `brigade nodes` lists them
+    /// Its name, its address, or the beginning of its key (8 digits or more), as `brigade nodes` lists them; the name of a node
+    /// with several stages means all of them
     node: String,
     #[command(flatten)]
     data_dir: DataDirArgs,

@@ -1,14 +1,23 @@
 //! `brigade serve` runs the HTTP server, from binding its address to the end of its last stream.
 
+mod conduct;
+mod folder;
 mod front;
+mod grants;
 mod lines;
 mod models;
 mod on_demand;
 mod orders;
+pub mod planned;
 mod pool;
+mod room;
+mod slot;
 mod standing;
+mod turns;
+#[cfg(test)]
+mod turns_tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,7 +85,7 @@ enum Load {
 }
 
 /// Serve an OpenAI-compatible HTTP API.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   brigade serve -m model.gguf
@@ -155,6 +164,13 @@ pub struct ServeArgs {
     /// memory]. Such as 10m
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     unload_after: Option<Duration>,
+    /// With --load demand: a model that is always in use has its place for so long; then it yields to one that waits for
+    /// it: it takes nothing new, ends what runs, and goes. Such as 60s
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
+    swap_after: Duration,
+    /// With --load demand: most models that are loaded at once [default: as many as have room]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_loaded: Option<usize>,
     #[command(flatten)]
     keep_args: KeepArgs,
     /// Type of the KV cache
@@ -183,12 +199,28 @@ pub struct ServeArgs {
     /// The server's other models, from the file of options.
     #[arg(skip)]
     pub(super) others: Vec<Self>,
+    /// Options of the models of a folder, if they are served.
+    #[arg(skip)]
+    folder: Option<Arc<Self>>,
+    /// Whether these options are of a folder's models alone.
+    #[arg(skip)]
+    is_folder_alone: bool,
 }
 
 impl ServeArgs {
     /// The options of each model.
     fn models(&self) -> impl Iterator<Item = &Self> {
-        [self].into_iter().chain(&self.others)
+        (!self.is_folder_alone).then_some(self).into_iter().chain(&self.others)
+    }
+
+    /// The folder of models that they name.
+    pub fn models_dir(&self) -> Option<&Path> {
+        self.model.hub.models_dir.as_deref()
+    }
+
+    /// The models of the folder are served with the options `base`: beside others, or alone.
+    pub fn add_folder(&mut self, base: Self, is_alone: bool) {
+        (self.folder, self.is_folder_alone) = (Some(Arc::new(base)), is_alone);
     }
 
     /// Each model and its line, and whether workers join that.
@@ -206,6 +238,13 @@ impl ServeArgs {
     }
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..) => Ok(n),
+        _ => Err("a whole number, at least 1".to_owned()),
+    }
+}
+
 /// Runs the command.
 pub async fn execute(args: ServeArgs) -> Result<()> {
     ensure!(args.expect <= MAX_WORKERS, "--expect is at most {MAX_WORKERS}");
@@ -219,13 +258,19 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let draining = CancellationToken::new();
     let args = Arc::new(args);
     let (served, shared) = lines::open(&args, &front).await?;
-    let of_each = args.models().map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
+    let all = args.models().chain(args.folder.as_deref());
+    let of_each = all.map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(&args.cors, requests, metrics, draining.clone());
     tokio::spawn(door.streams.clone().sweep(draining.clone()));
     let folder = args.keep_args.folder(args.front.listen(), &args.line.data_dir);
-    let mut models = Models::start(served, &door, folder.as_deref()).await?;
-    let mut fleet = Fleet::new(models.members(&door))?;
+    let mut models = Models::start(served, &door, folder.as_deref(), args.folder.is_some()).await?;
+    let found = models.open_folder(&args, front.keys(), shared.clone()).await?;
+    let members = models.members(&door);
+    let mut fleet = match found {
+        None => Fleet::new(members)?,
+        Some(found) => Fleet::with_source(door.clone(), members, found.clone(), found.members())?,
+    };
     if let Some(operators) = models.operators() {
         if let Some(folder) = &folder {
             lines::open_socket(folder, &operators, &draining);

@@ -144,12 +144,14 @@ impl Roster {
         self.nodes.iter().rfind(is_it).map(|node| node.address.as_str())
     }
 
-    /// Revokes the nodes of this name or address, or of a key that begins like this; those that were found.
+    /// Revokes the nodes of this name or address, or of a key that begins like this, and the stages of a node of this name;
+    /// those that were found.
     pub fn revoke(&mut self, which: &str, now: u64) -> Vec<Node> {
         let is_key = which.len() >= MIN_KEY_DIGITS;
         let is_it = |node: &Node| {
             let at = !which.is_empty() && node.address == which;
-            node.name == which || at || (is_key && node.key.starts_with(which))
+            let is_called = node.name == which || is_stage_of(&node.name, which);
+            is_called || at || (is_key && node.key.starts_with(which))
         };
         let mut revoked = Vec::new();
         for node in self.nodes.iter_mut().filter(|node| is_it(node) && node.revoked.is_none()) {
@@ -164,4 +166,10 @@ impl Roster {
         let gone = self.nodes.iter().filter(|node| node.revoked.is_some() && node.is_believed(now));
         gone.filter_map(|node| node.key.parse().ok()).collect()
     }
+}
+
+/// Whether `name` is that of a stage of the node called `node`: `lab.1` of `lab`.
+fn is_stage_of(name: &str, node: &str) -> bool {
+    let number = name.strip_prefix(node).and_then(|rest| rest.strip_prefix('.'));
+    number.is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -139,6 +139,21 @@ fn who_is_revoked_does_not_come_back_and_neither_does_its_token() {
 }
 
 #[test]
+fn a_node_is_revoked_with_all_of_its_stages_and_no_other() {
+    let scratch = Scratch::new();
+    let (pki, folder) = (scratch.pki(), scratch.folder());
+    let token = pki.create_token(HOUR, 9).unwrap();
+    for name in ["lab.1", "lab.2", "lab.x", "labs", "lab2.1", "a-lab.1"] {
+        enrol(&pki, &key(), name, &token).unwrap();
+    }
+    let names = |which: &str| -> Vec<String> {
+        Pki::revoke(&folder, which).unwrap().into_iter().map(|node| node.name).collect()
+    };
+    assert_eq!(names("lab"), ["lab.1", "lab.2"]);
+    assert_eq!(names("lab2.1"), ["lab2.1"], "one stage");
+}
+
+#[test]
 fn equal_names_get_numbers() {
     let scratch = Scratch::new();
     let pki = scratch.pki();

@@ -50,6 +50,26 @@ pub fn choose(
     }
 }
 
+/// As few of `all` as have to go so that something fits, the first ones first.
+///
+/// # Errors
+/// It does not fit without all of them; what is lacking.
+pub fn fewest<T: Clone>(
+    all: &[T],
+    mut fits: impl FnMut(&[T]) -> Result<(), String>,
+) -> Result<Vec<T>, String> {
+    fits(all)?;
+    let mut go = all.to_vec();
+    for place in (0..go.len()).rev() {
+        let mut fewer = go.clone();
+        fewer.remove(place);
+        if fits(&fewer).is_ok() {
+            go = fewer;
+        }
+    }
+    Ok(go)
+}
+
 fn smallest(
     offers: &[Offer],
     holds: &[WorkerId],

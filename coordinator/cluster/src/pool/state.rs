@@ -243,16 +243,7 @@ impl State {
         seats: &[SeatId],
         now: Instant,
     ) -> Result<Vec<SeatId>, String> {
-        self.find(id, want, seats, now)?;
-        let mut go = seats.to_vec();
-        for place in (0..go.len()).rev() {
-            let mut fewer = go.clone();
-            fewer.remove(place);
-            if self.find(id, want, &fewer, now).is_ok() {
-                go = fewer;
-            }
-        }
-        Ok(go)
+        lend::fewest(seats, |go| self.find(id, want, go, now).map(drop))
     }
 
     fn first_want(&self, id: SeatId) -> Want {

@@ -49,6 +49,7 @@ pub(super) async fn tags(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<Value> {
+    fleet.refresh().await;
     listed(&fleet, &asks, |_| true, entry)
 }
 
@@ -63,7 +64,8 @@ fn listed(
         let app = member.now();
         app.names().map(|name| entry(&app, name)).collect::<Vec<_>>()
     };
-    let all = fleet.usable(asks).filter(|member| is_wanted(member));
+    let all = fleet.usable(asks);
+    let all = all.iter().filter(|member| is_wanted(member));
     Json(json!({ "models": all.flat_map(of).collect::<Vec<_>>() }))
 }
 

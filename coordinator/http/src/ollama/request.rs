@@ -66,7 +66,7 @@ pub enum Asked {
     ToLoad(Load),
 }
 
-/// That the model be loaded, which it is, or unloaded, which stays for the operator to do.
+/// That the model be loaded, which it is, or unloaded, which it is when it is loaded on demand and nobody uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     /// The model.

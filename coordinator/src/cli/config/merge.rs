@@ -15,7 +15,7 @@ use super::options::{self, Opt, Section};
 use super::place::Problem;
 use super::source::{self, is_there};
 use super::switches::Switched;
-use super::take::{MODEL, Taken, all, choose, take, with};
+use super::take::{MODEL, Taken, all, choose, is_chosen, take, with};
 use crate::cli::{Cli, Command};
 
 /// The file that is read where none is named and it exists.
@@ -74,17 +74,26 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
         return Err(Refused::File(loaded.problems));
     }
     let models = of_fleet(args, section, &loaded);
-    let Some((first, others)) = models.split_first() else {
-        return of_merged(merge(args, section, &loaded, Purpose::Run)?);
+    let of = |model: Option<&ModelEntry>| {
+        of_merged(merge_for(args, section, &loaded, model.cloned(), Purpose::Run)?)
     };
-    let of = |model: &ModelEntry| {
-        of_merged(merge_for(args, section, &loaded, Some(model.clone()), Purpose::Run)?)
+    let mut cli = match models.first() {
+        first @ Some(_) => of(first)?,
+        None => of_merged(merge(args, section, &loaded, Purpose::Run)?)?,
     };
-    let mut cli = of(first)?;
-    for model in others {
-        cli.command.add_model(of(model)?.command);
+    for model in models.iter().skip(1) {
+        cli.command.add_model(of(Some(model))?.command);
+    }
+    if cli.command.has_folder() && !is_model_chosen(args, &loaded, section) {
+        cli.command.add_folder(of(None)?.command, loaded.models.is_empty());
     }
     Ok(cli)
+}
+
+/// Whether somebody has said which model it is to be.
+fn is_model_chosen(args: &[OsString], loaded: &Loaded, section: &Section) -> bool {
+    let said = leniently(args).map(|(_, matches)| matches).unwrap_or_default();
+    is_chosen(&said, loaded.section(section.name))
 }
 
 /// The models that the command is about, where it is about several.
@@ -201,6 +210,18 @@ impl Command {
             Self::Serve(args) => args.set_model(file),
             Self::Run(args) => args.set_model(file),
             _ => {}
+        }
+    }
+
+    /// Whether it serves the models of a folder.
+    fn has_folder(&self) -> bool {
+        matches!(self, Self::Serve(args) if args.models_dir().is_some())
+    }
+
+    /// The options of the models of a folder; whether they are the only ones.
+    fn add_folder(&mut self, base: Self, is_alone: bool) {
+        if let (Self::Serve(args), Self::Serve(base)) = (self, base) {
+            args.add_folder(*base, is_alone);
         }
     }
 

@@ -38,7 +38,7 @@ pub const VERSION_KEY: &str = "version";
 pub const CONFIG: &str = "config";
 
 /// Options of `serve` that are about the server as a whole: the others are a line's, and may stand with its model.
-const OF_THE_SERVER: [&str; 22] = [
+const OF_THE_SERVER: [&str; 23] = [
     "admin-listen",
     "allow-host",
     "audit-content",
@@ -56,6 +56,7 @@ const OF_THE_SERVER: [&str; 22] = [
     "listen",
     "log-format",
     "max-connections-per-address",
+    "max-loaded",
     "new-ca",
     "no-auth",
     "share-prefix",

@@ -64,11 +64,15 @@ pub fn all<'l>(
     said: &ArgMatches,
     own: &[Setting],
 ) -> &'l [ModelEntry] {
-    let is_chosen = said.get_raw(MODEL).is_some() || own.iter().any(|own| own.key == MODEL);
-    match section.name == SERVE && loaded.models.len() > 1 && !is_chosen {
+    match section.name == SERVE && loaded.models.len() > 1 && !is_chosen(said, own) {
         true => &loaded.models,
         false => &[],
     }
+}
+
+/// Whether a model was named, in the arguments or in a section of the file.
+pub fn is_chosen(said: &ArgMatches, own: &[Setting]) -> bool {
+    said.get_raw(MODEL).is_some() || own.iter().any(|own| own.key == MODEL)
 }
 
 /// Which `[[model]]` the command is about: the one that is named, or the only one.

@@ -67,7 +67,7 @@ pub async fn open(
 ) -> Result<(Vec<Served>, Option<Arc<Shared>>)> {
     let all: Vec<&ServeArgs> = args.models().collect();
     check(&all)?;
-    let several = all.len() > 1;
+    let several = all.len() > 1 || args.folder.is_some();
     let mut served = Vec::new();
     for (at, of_model) in all.iter().enumerate() {
         let options = session_options(of_model, front.keys())?;
@@ -142,6 +142,38 @@ fn grant(all: &mut [Served], free: Option<u64>) {
 }
 
 impl Served {
+    /// A model of a folder, by options of its own, where so many bytes are free. It is not loaded.
+    ///
+    /// # Errors
+    /// The model is no good.
+    pub async fn of_folder(
+        args: ServeArgs,
+        keys: Option<KeyRing>,
+        shared: Option<Arc<Shared>>,
+        free: Option<u64>,
+    ) -> Result<Self> {
+        let args = Arc::new(args);
+        let model = open_model(&session_options(&args, keys.clone())?).await?;
+        let name = Some(model.name().to_owned());
+        let was_started = AtomicBool::default();
+        let mut served = Self {
+            args,
+            at: 0,
+            model,
+            name,
+            grant: None,
+            keys,
+            shared: None,
+            has_authority: true,
+            was_started,
+        };
+        if served.shares_memory() {
+            served.grant = free.map(|free| served.model.weight_bytes() + free / STATES_SHARE);
+        }
+        served.shared = shared.filter(|_| served.borrows());
+        Ok(served)
+    }
+
     pub fn args(&self) -> &ServeArgs {
         self.args.models().nth(self.at).unwrap_or(&self.args)
     }

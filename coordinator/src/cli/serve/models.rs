@@ -6,13 +6,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use brigade_http::{Door, Member};
 use brigade_line::admin::{Admin, ModelState};
+use brigade_line::keys::KeyRing;
 use brigade_worker::memory;
 use tokio::task::JoinSet;
 
+use super::folder::Folder;
 use super::lines::{Line, Served};
 use super::on_demand::Stable;
+use super::pool::Shared;
 use super::standing::Standings;
-use super::{failed, is_promising, orders};
+use super::{ServeArgs, failed, is_promising, orders};
 
 /// The models, with their lines.
 #[derive(Debug)]
@@ -20,21 +23,28 @@ pub struct Models {
     /// Those that started with the server.
     pub lines: Vec<Line>,
     stable: Option<Arc<Stable>>,
+    folder: Option<Arc<Folder>>,
     /// Whether each is loaded on demand, in the order of the file.
     order: Vec<bool>,
 }
 
 impl Models {
     /// Starts the lines of those that are loaded with the server. None is ready when this returns. What operators ordered of the
-    /// others is in `folder`.
+    /// others is in `folder`. `more_come`: there will be others that are loaded on demand.
     ///
     /// # Errors
     /// An address or a folder is no good.
-    pub async fn start(served: Vec<Served>, door: &Door, folder: Option<&Path>) -> Result<Self> {
+    pub async fn start(
+        served: Vec<Served>,
+        door: &Door,
+        folder: Option<&Path>,
+        more_come: bool,
+    ) -> Result<Self> {
         let free = memory::available_bytes().map(|free| free.saturating_sub(memory::RESERVE_BYTES));
         let order = served.iter().map(Served::is_on_demand).collect();
         let (on_demand, fixed): (Vec<_>, Vec<_>) =
             served.into_iter().partition(Served::is_on_demand);
+        let max_loaded = on_demand.iter().find_map(|served| served.args().max_loaded);
         let taken: u64 = fixed.iter().map(Served::host_memory).sum();
         let mut lines = Vec::new();
         for served in fixed {
@@ -43,11 +53,30 @@ impl Models {
             lines.push(line);
         }
         let budget = free.unwrap_or(u64::MAX).saturating_sub(taken);
-        let stable = match on_demand.is_empty() {
+        let stable = match on_demand.is_empty() && !more_come {
             true => None,
-            false => Some(Stable::new(on_demand, budget, door.clone(), Standings::open(folder)?)?),
+            false => {
+                let standings = Standings::open(folder)?;
+                Some(Stable::new(on_demand, budget, max_loaded, door.clone(), standings)?)
+            }
         };
-        Ok(Self { lines, stable, order })
+        Ok(Self { lines, stable, folder: None, order })
+    }
+
+    /// Looks for the models of the arguments' folder, if they have one, and loads what is to be loaded first.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn open_folder(
+        &mut self,
+        args: &ServeArgs,
+        keys: Option<KeyRing>,
+        shared: Option<Arc<Shared>>,
+    ) -> Result<Option<Arc<Folder>>> {
+        let Some(stable) = &self.stable else { return Ok(None) };
+        self.folder = Folder::open(args, keys, shared, stable.clone()).await?;
+        tokio::spawn(stable.clone().load_first());
+        Ok(self.folder.clone())
     }
 
     /// All of them, for the server's door. What the coordinator before this one had begun goes on.
@@ -55,7 +84,7 @@ impl Models {
         let mut fixed = self.lines.iter_mut().map(|line| Member::fixed(line.open(door.clone())));
         let mut on_demand = self.stable.iter().flat_map(Stable::members);
         let of = |is_on_demand: &bool| match is_on_demand {
-            true => on_demand.next().map(|(asleep, loader)| Member::on_demand(asleep, loader)),
+            true => on_demand.next(),
             false => fixed.next(),
         };
         self.order.iter().filter_map(of).collect()
@@ -70,7 +99,8 @@ impl Models {
             pinned: true,
             ..ModelState::default()
         };
-        Some(orders::answer(stable, self.lines.iter().map(always).collect()))
+        let always = self.lines.iter().map(always).collect();
+        Some(orders::answer(stable, self.folder.clone(), always))
     }
 
     /// Whether requests may be answered.

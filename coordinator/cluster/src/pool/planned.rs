@@ -1,0 +1,78 @@
+//! What the pool would lend to lines of machines that need not exist yet: by the same choice, and the same plan.
+
+use brigade_plan::{Plan, WorkerFacts};
+
+use super::Demand;
+use super::lend::{self, Offer};
+use crate::place;
+
+/// A line on machines that need not exist yet.
+#[derive(Clone, Debug)]
+pub struct PlannedLine {
+    /// Its workers, as numbers of those that were given.
+    pub workers: Vec<usize>,
+    /// Its stages; the plan knows its workers in the order of `workers`.
+    pub plan: Plan,
+}
+
+/// How a model stands to the others of a fleet.
+#[derive(Clone, Debug)]
+pub enum Standing {
+    /// It has its workers beside all those before it.
+    Beside(PlannedLine),
+    /// It has them when these others, by number, have gone.
+    InTurns(PlannedLine, Vec<usize>),
+    /// It has no room, whichever others went; what is lacking.
+    Never(String),
+}
+
+/// Which of `workers` each model would be lent, where all of them are asked for one after the other. Those whose flag is set are
+/// loaded with the server and never go; they are first.
+pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Standing> {
+    let mut order: Vec<usize> = (0..demands.len()).collect();
+    order.sort_by_key(|at| !demands[*at].1);
+    let mut held: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut standings: Vec<(usize, Standing)> = Vec::new();
+    for at in order {
+        let demand = &demands[at].0;
+        let without = |gone: &[usize]| {
+            let stay = held.iter().filter(|(other, _)| !gone.contains(other));
+            let taken: Vec<usize> = stay.flat_map(|(_, workers)| workers.clone()).collect();
+            lent(demand, workers, &taken)
+        };
+        let may_go: Vec<usize> =
+            held.iter().map(|(other, _)| *other).filter(|other| !demands[*other].1).collect();
+        let go = lend::fewest(&may_go, |gone| without(gone).map(drop));
+        let standing = match go.and_then(|go| Ok((without(&go)?, go))) {
+            Err(why) => Standing::Never(why),
+            Ok((line, go)) if go.is_empty() => {
+                held.push((at, line.workers.clone()));
+                Standing::Beside(line)
+            }
+            Ok((line, go)) => Standing::InTurns(line, go),
+        };
+        standings.push((at, standing));
+    }
+    standings.sort_by_key(|(at, _)| *at);
+    standings.into_iter().map(|(_, standing)| standing).collect()
+}
+
+/// Which workers a line is lent, of those that are not `taken`.
+fn lent(demand: &Demand, workers: &[WorkerFacts], taken: &[usize]) -> Result<PlannedLine, String> {
+    let offer = |(id, worker): (usize, &WorkerFacts)| Offer {
+        id,
+        memory: worker.memory,
+        has_layers: false,
+        doubted: false,
+    };
+    let offers = workers.iter().enumerate().map(offer);
+    let offers: Vec<Offer> = offers.filter(|offer| !taken.contains(&offer.id)).collect();
+    let plan = |ids: &[usize]| {
+        let of: Vec<WorkerFacts> = ids.iter().map(|id| workers[*id].clone()).collect();
+        place::plan_over_facts(&demand.model, &of, &demand.options)
+            .map_err(|error| error.to_string())
+    };
+    let mut fits = |ids: &[usize]| plan(ids).map(drop);
+    let chosen = lend::choose(&offers, &[], demand.at_least, &mut fits)?;
+    Ok(PlannedLine { plan: plan(&chosen)?, workers: chosen })
+}

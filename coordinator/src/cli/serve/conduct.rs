@@ -1,0 +1,205 @@
+//! Carries out what is decided about models that are loaded on demand. Lines end beside each other; one begins when those that
+//! go for it have ended, and holds up no other.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use brigade_cluster::{Seat, SeatId};
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinSet;
+
+use super::on_demand::Stable;
+use super::room::Rooms;
+use super::slot::{Loaded, Slot};
+use super::turns::Next;
+
+/// How often models that are in use are looked at again while one waits for its room.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How often models are looked at that nobody has used for long.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// A line that goes, and what keeps others from its model meanwhile.
+type Going = (Arc<Slot>, Loaded, OwnedMutexGuard<()>);
+
+impl Stable {
+    /// Begins and ends lines, until the server takes nothing new.
+    pub(super) async fn conduct(self: Arc<Self>) {
+        let draining = self.door.draining.clone();
+        while !draining.is_cancelled() {
+            self.bury();
+            while let Some((at, going)) = self.decide() {
+                tokio::spawn(self.clone().exchange(at, going));
+            }
+            let waits = self.turns().is_busy();
+            tokio::select! {
+                () = self.news.notified() => {}
+                () = tokio::time::sleep(LOOK_EVERY), if waits => {}
+                () = draining.cancelled() => {}
+            }
+        }
+    }
+
+    /// The model whose line is to be begun now, and the lines that go for it, which nobody can use any more.
+    fn decide(&self) -> Option<(usize, Vec<Going>)> {
+        let slots = self.all();
+        let now = Instant::now();
+        let mut turns = self.turns();
+        let before: Vec<bool> = (0..slots.len()).map(|at| turns.yields(at)).collect();
+        let sights: Vec<_> = slots.iter().map(|slot| slot.sight(now)).collect();
+        let rooms = Rooms { slots: &slots, budget: self.memory.budget() };
+        let next = turns.next(now, &sights, &rooms);
+        for (at, slot) in slots.iter().enumerate() {
+            if before[at] && !turns.yields(at) {
+                slot.tell();
+            }
+            if !before[at] && turns.yields(at) {
+                tracing::info!(
+                    model = slot.name(),
+                    "the model takes nothing new: another one waits for its room"
+                );
+            }
+        }
+        let Next::Load { model, go } = next else { return None };
+        let mut going: Vec<Going> = Vec::new();
+        for slot in go.into_iter().map(|at| slots[at].clone()) {
+            let turn = slot.turn.clone().try_lock_owned();
+            let loaded = turn.ok().and_then(|turn| {
+                let loaded = slot.loaded().take_if(|loaded| !loaded.is_used())?;
+                Some((loaded, turn))
+            });
+            let Some((loaded, turn)) = loaded else {
+                // Somebody looks at it, or an operator was quicker: the others stay, and all is decided again.
+                for (slot, loaded, _) in going {
+                    *slot.loaded() = Some(loaded);
+                    slot.tell();
+                }
+                return None;
+            };
+            going.push((slot, loaded, turn));
+        }
+        slots[model].comes.store(true, Ordering::Relaxed);
+        Some((model, going))
+    }
+
+    /// Ends lines, and begins another.
+    async fn exchange(self: Arc<Self>, at: usize, going: Vec<Going>) {
+        let _doing = self.doing.read().await;
+        let mut ending = JoinSet::new();
+        for (slot, loaded, turn) in going {
+            let stable = self.clone();
+            ending.spawn(async move {
+                let why = "another model needs its room";
+                stable.end_line(&slot, Some(loaded), why).await;
+                drop(turn);
+            });
+        }
+        while ending.join_next().await.is_some() {}
+        let slot = self.slot(at);
+        self.begin(&slot).await;
+        slot.comes.store(false, Ordering::Relaxed);
+        slot.tell();
+        self.news.notify_one();
+    }
+
+    /// Begins a model's line.
+    async fn begin(&self, slot: &Slot) {
+        let _turn = slot.turn.lock().await;
+        if self.door.draining.is_cancelled() || slot.loaded().is_some() {
+            return;
+        }
+        let seat = match self.reserve(slot) {
+            Ok(seat) => seat,
+            Err(why) => {
+                tracing::info!(
+                    model = slot.name(),
+                    why,
+                    "a worker has gone: the model waits again"
+                );
+                return;
+            }
+        };
+        let memory = self.memory.take(slot.served.host_memory()).await;
+        tracing::info!(model = slot.name(), "a request needs the model: it is loaded");
+        let seat_id = seat.as_ref().map(|seat| seat.id());
+        let mut line = match slot.served.start(seat).await {
+            Ok(line) => line,
+            Err(error) => return self.failed(slot, format!("{error:#}")),
+        };
+        line.open_admin_socket(&line.session.ends());
+        let app = line.open(self.door.clone());
+        *slot.loaded() = Some(Loaded::new(line, app, seat_id, memory));
+        slot.tries.send_modify(|tried| (tried.n, tried.failed) = (tried.n + 1, None));
+    }
+
+    /// Workers of the pool for a model, if it is lent some.
+    fn reserve(&self, slot: &Slot) -> Result<Option<Arc<Seat>>, String> {
+        let Some(shared) = &slot.served.shared else { return Ok(None) };
+        let demand = slot.served.demand().map_err(|error| format!("{error:#}"))?;
+        shared.pool.reserve(demand).map(Some)
+    }
+
+    /// Ends lines that have ended by themselves.
+    fn bury(self: &Arc<Self>) {
+        let is_broken = |slot: &Arc<Slot>| slot.loaded().as_ref().is_some_and(Loaded::is_broken);
+        for slot in self.all().into_iter().filter(is_broken) {
+            let Ok(turn) = slot.turn.clone().try_lock_owned() else { continue };
+            let Some(loaded) = slot.loaded().take_if(|loaded| loaded.is_broken()) else { continue };
+            let stable = self.clone();
+            tokio::spawn(async move {
+                let _doing = stable.doing.read().await;
+                let reason = super::slot::up(&loaded.app.engine).await.err().unwrap_or_default();
+                stable.end_line(&slot, Some(loaded), &reason).await;
+                drop(turn);
+                stable.failed(&slot, reason);
+                stable.news.notify_one();
+            });
+        }
+    }
+
+    /// Ends a model's line.
+    pub(super) async fn end_line(&self, slot: &Slot, loaded: Option<Loaded>, why: &str) {
+        let Some(loaded) = loaded else { return };
+        tracing::info!(model = slot.name(), why, "the model is unloaded");
+        if let Err(error) = loaded.end().await {
+            tracing::error!(error = format!("{error:#}"), "the end of a line");
+        }
+    }
+
+    /// Ends a model's line, unless somebody has come for it.
+    async fn unload_idle(&self, slot: &Slot, why: &str) {
+        let _doing = self.doing.read().await;
+        let _turn = slot.turn.lock().await;
+        let idle = slot.loaded().take_if(|loaded| loaded.may_go());
+        self.end_line(slot, idle, why).await;
+        self.news.notify_one();
+    }
+
+    /// Ends lines that nobody has used for as long as their options say, or whose workers a line lacks that is down.
+    pub(super) async fn sweep(self: Arc<Self>) {
+        let draining = self.door.draining.clone();
+        while draining.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
+            self.news.notify_one();
+            for slot in self.all() {
+                if slot.is_past_its_time() {
+                    self.unload_idle(&slot, "nobody has used it for long").await;
+                }
+            }
+            let go = self.with_pool(|pool| pool.helps_others(&self.idle_seats()));
+            for seat in go.unwrap_or_default() {
+                let has = |slot: &Arc<Slot>| slot.seat(true).is_some_and(|(_, own)| own == seat);
+                if let Some(slot) = self.all().into_iter().find(has) {
+                    self.unload_idle(&slot, "another model has lost a worker").await;
+                }
+            }
+        }
+    }
+
+    /// Places at the pool of models that may go, the least recently used first.
+    fn idle_seats(&self) -> Vec<SeatId> {
+        let mut seats: Vec<_> = self.all().iter().filter_map(|slot| slot.seat(true)).collect();
+        seats.sort();
+        seats.into_iter().map(|(_, seat)| seat).collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! Room for models that are loaded on demand: memory of this machine, or workers of the pool.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use brigade_cluster::{Pool, SeatId};
+
+use super::slot::Slot;
+use super::turns::Room;
+
+/// What the models take now.
+pub struct Rooms<'a> {
+    /// All models.
+    pub slots: &'a [Arc<Slot>],
+    /// Memory of this machine for all of them.
+    pub budget: u64,
+}
+
+/// Models that have memory of this machine, and those that are lent workers.
+const OF_THIS_MACHINE: usize = 0;
+const OF_THE_POOL: usize = 1;
+
+impl Rooms<'_> {
+    fn pool(&self, model: usize) -> Option<&Pool> {
+        Some(&self.slots[model].served.shared.as_ref()?.pool)
+    }
+
+    fn of_pool(&self, pool: &Pool, model: usize, go: &[usize]) -> Option<Vec<usize>> {
+        let seat = |at: &usize| Some((*at, self.slots[*at].loaded().as_ref()?.seat?));
+        let seats: Vec<(usize, SeatId)> = go.iter().filter_map(seat).collect();
+        let ids: Vec<SeatId> = seats.iter().map(|(_, id)| *id).collect();
+        // That it can be cut as its options say was looked at before.
+        let demand = self.slots[model].served.demand().ok()?;
+        let gone = pool.in_the_way(&demand, &ids).ok()?;
+        Some(seats.into_iter().filter(|(_, id)| gone.contains(id)).map(|(at, _)| at).collect())
+    }
+}
+
+impl Room for Rooms<'_> {
+    fn in_the_way(&self, model: usize, go: &[usize]) -> Option<Vec<usize>> {
+        if let Some(pool) = self.pool(model) {
+            return self.of_pool(pool, model, go);
+        }
+        let has = |slot: &&Arc<Slot>| slot.loaded().is_some() || slot.comes.load(Ordering::Relaxed);
+        let taken: u64 = self.slots.iter().filter(has).map(|slot| slot.served.host_memory()).sum();
+        let wanted = taken.saturating_add(self.slots[model].served.host_memory());
+        let mut over = wanted.saturating_sub(self.budget);
+        let mut gone = Vec::new();
+        for at in go {
+            // What takes no memory of this machine makes no room.
+            let bytes = self.slots[*at].served.host_memory();
+            if over > 0 && bytes > 0 {
+                over = over.saturating_sub(bytes);
+                gone.push(*at);
+            }
+        }
+        (over == 0).then_some(gone)
+    }
+
+    fn kind(&self, model: usize) -> usize {
+        if self.pool(model).is_some() { OF_THE_POOL } else { OF_THIS_MACHINE }
+    }
+
+    fn is_closed(&self, model: usize) -> bool {
+        let comes =
+            |slot: &Arc<Slot>| slot.served.shared.is_some() && slot.comes.load(Ordering::Relaxed);
+        self.pool(model).is_some() && self.slots.iter().any(comes)
+    }
+}

@@ -1,0 +1,294 @@
+//! One of a server's models that are loaded on demand: its line while it has one, and what holds of it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use brigade_cluster::SeatId;
+use brigade_gguf::{FileState, TensorFiles};
+use brigade_http::{App, Door};
+use brigade_line::admin::ModelState;
+use brigade_line::handle::{Engine, Status};
+use tokio::sync::watch;
+
+use super::app_without_line;
+use super::grants::Taken;
+use super::lines::{Line, Served};
+use super::standing::{Quarantine, Standing, Standings};
+use super::turns::{Key, Sight, Stage};
+
+/// A model.
+#[derive(Debug)]
+pub struct Slot {
+    /// Its place among the others.
+    pub at: usize,
+    /// What it is.
+    pub served: Served,
+    /// The model without a line.
+    pub asleep: App,
+    loaded: Mutex<Option<Loaded>>,
+    /// Its line is about to be begun, when others have ended.
+    pub comes: AtomicBool,
+    /// Whoever has it begins or ends its line.
+    pub turn: Arc<tokio::sync::Mutex<()>>,
+    /// Loads since the last one that came up.
+    pub failed: AtomicU32,
+    /// What holds of it now.
+    standing: Mutex<Standing>,
+    /// What came of the last load; changes also when it takes requests again.
+    pub tries: watch::Sender<Tried>,
+    /// Requests to it are to go on that the server before this one had begun.
+    pub goes_on: bool,
+    /// Nobody asks for it any more.
+    pub retired: AtomicBool,
+}
+
+/// What came of loads.
+#[derive(Clone, Debug, Default)]
+pub struct Tried {
+    /// How many there were.
+    pub n: u64,
+    /// Why the last one failed.
+    pub failed: Option<String>,
+}
+
+/// A model with its line.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The line.
+    pub line: Line,
+    /// What requests have of it.
+    pub app: App,
+    /// Its place at the pool, if it has one.
+    pub seat: Option<SeatId>,
+    begun: Instant,
+    /// How long it took until it was up; `None`: it has not been yet.
+    took: Option<Duration>,
+    /// When it was last in use.
+    used: Instant,
+    /// Keys that have used it.
+    keys: BTreeSet<Key>,
+    /// How long a client wants it to stay when nobody uses it.
+    keep: Option<Duration>,
+    /// What it has of this machine's memory, until its end.
+    memory: Taken,
+}
+
+impl Loaded {
+    /// A line that has begun.
+    pub fn new(line: Line, app: App, seat: Option<SeatId>, memory: Taken) -> Self {
+        let now = Instant::now();
+        let (keys, keep) = (BTreeSet::new(), None);
+        Self { line, app, seat, begun: now, took: None, used: now, keys, keep, memory }
+    }
+
+    /// Whether somebody uses it.
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.app.in_use) > 1
+    }
+
+    /// Whether nobody uses it, and it has been there as long as its loading took.
+    pub fn may_go(&self) -> bool {
+        !self.is_used() && self.took.is_none_or(|took| self.begun.elapsed() >= 2 * took)
+    }
+
+    /// Ends its line; then its memory is free.
+    ///
+    /// # Errors
+    /// As [`Line::end`].
+    pub async fn end(self) -> anyhow::Result<()> {
+        let Self { line, memory, .. } = self;
+        let ended = line.end().await;
+        drop(memory);
+        ended
+    }
+
+    /// Whether its line has ended by itself.
+    pub fn is_broken(&self) -> bool {
+        matches!(self.app.engine.status(), Status::Failed { .. } | Status::Stopping)
+    }
+
+    /// Notes what has changed by itself.
+    fn look(&mut self, now: Instant) {
+        if self.took.is_none() && matches!(self.app.engine.status(), Status::Ready(_)) {
+            (self.took, self.used) = (Some(now - self.begun), now);
+        }
+        if self.is_used() {
+            self.used = now;
+        }
+    }
+}
+
+impl Slot {
+    /// A model that is not loaded, at this place among the others.
+    ///
+    /// # Errors
+    /// Its journal cannot be read.
+    pub fn new(
+        at: usize,
+        served: Served,
+        door: &Door,
+        standings: &Standings,
+    ) -> anyhow::Result<Self> {
+        let standing = standing_of(standings, &served);
+        Ok(Self {
+            at,
+            goes_on: served.has_requests()?,
+            asleep: app_without_line(&served.model, served.args(), door.clone()),
+            served,
+            loaded: Mutex::default(),
+            comes: AtomicBool::default(),
+            turn: Arc::default(),
+            failed: AtomicU32::new(0),
+            standing: Mutex::new(standing),
+            tries: watch::Sender::default(),
+            retired: AtomicBool::default(),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.served.model.name()
+    }
+
+    /// Whether nobody asks for it any more.
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    /// Its line, if it has one.
+    pub fn loaded(&self) -> MutexGuard<'_, Option<Loaded>> {
+        // A panic elsewhere leaves a whole line behind, or none.
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What holds of it.
+    pub fn standing(&self) -> MutexGuard<'_, Standing> {
+        // It is changed as a whole.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those who wait for it may look again.
+    pub fn tell(&self) {
+        self.tries.send_modify(|_| ());
+    }
+
+    /// Its place at the pool, if it has one, and when it was last used.
+    pub fn seat(&self, may_go: bool) -> Option<(Instant, SeatId)> {
+        let loaded = self.loaded();
+        let loaded = loaded.as_ref()?;
+        let stays = may_go && (!loaded.may_go() || self.standing().pinned);
+        Some((loaded.used, loaded.seat?)).filter(|_| !stays)
+    }
+
+    /// How it is.
+    pub fn sight(&self, now: Instant) -> Sight {
+        let mut loaded = self.loaded();
+        let (stays, swap_after) = (self.standing().pinned, self.served.args().swap_after);
+        let away = Sight { stage: Stage::Away, is_used: false, used: now, stays, swap_after };
+        let Some(loaded) = loaded.as_mut() else {
+            let comes = self.comes.load(Ordering::Relaxed);
+            return Sight {
+                is_used: comes,
+                stage: if comes { Stage::Coming } else { Stage::Away },
+                ..away
+            };
+        };
+        loaded.look(now);
+        let up = |took| Stage::Up { since: loaded.begun + took, took };
+        let stage = loaded.took.map_or(Stage::Coming, up);
+        Sight { stage, is_used: loaded.is_used(), used: loaded.used, ..away }
+    }
+
+    /// A request of this key uses it.
+    pub fn is_used_by(&self, key: Key) {
+        if let Some(loaded) = self.loaded().as_mut() {
+            loaded.look(Instant::now());
+            loaded.keys.insert(key);
+        }
+    }
+
+    /// A client of this key wants it to stay for so long when nobody uses it. It counts where no other key has used it.
+    pub fn keep(&self, key: Key, keep: Option<Duration>) {
+        if let Some(loaded) = self.loaded().as_mut()
+            && loaded.keys.iter().all(|other| other.is_none() || *other == key)
+        {
+            loaded.keep = keep;
+        }
+    }
+
+    /// Whether nobody has used it for as long as its options say, or those who use it.
+    pub fn is_past_its_time(&self) -> bool {
+        let mut loaded = self.loaded();
+        let Some(loaded) = loaded.as_mut() else { return false };
+        loaded.look(Instant::now());
+        // Another key's wish counts for as long as it is alone.
+        let own = loaded.keep.filter(|_| loaded.keys.iter().flatten().count() <= 1);
+        let after = own.into_iter().chain(self.served.args().unload_after).min();
+        let is_past = after.is_some_and(|after| loaded.used.elapsed() >= after);
+        if self.is_retired() {
+            return !loaded.is_used();
+        }
+        is_past && loaded.may_go() && !self.standing().pinned
+    }
+
+    /// How it is, for operators.
+    pub fn state(&self) -> ModelState {
+        let loaded = self.loaded();
+        let state = match loaded.as_ref().map(|loaded| loaded.app.engine.status()) {
+            None => "unloaded",
+            Some(Status::Ready(_)) => "loaded",
+            Some(_) => "loading",
+        };
+        let idle = loaded.as_ref().filter(|loaded| !loaded.is_used());
+        let Standing { pinned, loaded: ordered, quarantine } = self.standing().clone();
+        let state = if quarantine.is_some() { "quarantined" } else { state };
+        ModelState {
+            name: self.name().to_owned(),
+            state: state.to_owned(),
+            pinned,
+            ordered,
+            reason: quarantine.map(|quarantine| quarantine.reason),
+            bytes: self.served.host_memory(),
+            idle_seconds: idle.map(|loaded| loaded.used.elapsed().as_secs()),
+        }
+    }
+
+    /// The files that a quarantine is about.
+    pub fn quarantine(&self, reason: &str) -> Quarantine {
+        Quarantine { reason: reason.to_owned(), files: files_of(&self.served) }
+    }
+}
+
+/// The files of a model, as far as a change of them is noticed.
+fn files_of(served: &Served) -> String {
+    let states = served.model.files.iter().flat_map(TensorFiles::states);
+    let stamp =
+        |(_, state): (&Path, &FileState)| format!(" {} bytes of {}", state.nbytes, state.mtime_ns);
+    format!("{}{}", served.model.identity(), states.map(stamp).collect::<String>())
+}
+
+/// What holds of a model: a quarantine is of the files that it had then.
+pub fn standing_of(standings: &Standings, served: &Served) -> Standing {
+    let Standing { quarantine, .. } = standings.of(served.model.name());
+    let quarantine = quarantine.filter(|quarantine| quarantine.files == files_of(served));
+    Standing { quarantine, ..standings.of(served.model.name()) }
+}
+
+/// Waits until requests can run.
+pub async fn up(engine: &Engine) -> Result<(), String> {
+    let mut status = engine.watch();
+    loop {
+        match &*status.borrow_and_update() {
+            Status::Ready(_) => return Ok(()),
+            Status::Failed { reason } => return Err(reason.clone()),
+            Status::Stopping => return Err("it was unloaded before it was up".to_owned()),
+            Status::Loading(_) | Status::Down { .. } => {}
+        }
+        if status.changed().await.is_err() {
+            return Err("its driver has ended".to_owned());
+        }
+    }
+}
