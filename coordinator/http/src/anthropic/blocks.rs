@@ -82,7 +82,7 @@ fn add_block(
         }
         Some("tool_result") => {
             part.end(role, all);
-            let mut result = result(path, block)?;
+            let mut result = result(path, block, marking)?;
             if marking.is_on(path, block)? {
                 put_mark(&mut result);
             }
@@ -117,37 +117,50 @@ fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
 }
 
 /// What a tool gave, as a message.
-fn result(path: &str, block: &Value) -> Result<Value, ApiError> {
+fn result(path: &str, block: &Value, marking: &mut Marking) -> Result<Value, ApiError> {
     let id = required(path, block, "tool_use_id")?;
     report(API, path, block, &["type", "tool_use_id", "content", CACHE_CONTROL], unread::BLOCK);
-    let content = text_of(&format!("{path}.content"), block.get("content"), "\n")?;
-    Ok(json!({ "role": "tool", "tool_call_id": id, "content": content }))
+    let content = lines_of(&format!("{path}.content"), block.get("content"), marking)?;
+    let mut message = content.message("tool");
+    message.insert("tool_call_id".to_string(), json!(id));
+    Ok(Value::Object(message))
 }
 
-/// A text, or the texts of a list of text blocks with `between` between them; nothing is an empty text.
-pub fn text_of(path: &str, content: Option<&Value>, between: &str) -> Result<String, ApiError> {
+/// A text, or the texts of a list of text blocks, each on a line of its own; nothing is an empty text.
+fn lines_of(
+    path: &str,
+    content: Option<&Value>,
+    marking: &mut Marking,
+) -> Result<MarkedText, ApiError> {
+    let mut whole = MarkedText::default();
     let blocks = match content {
-        None | Some(Value::Null) => return Ok(String::new()),
-        Some(Value::String(text)) => return Ok(text.clone()),
+        None | Some(Value::Null) => return Ok(whole),
+        Some(Value::String(text)) => {
+            whole.push(text);
+            return Ok(whole);
+        }
         Some(Value::Array(blocks)) => blocks,
         Some(_) => {
             let message = format!("{path} must be a text or a list of blocks");
             return Err(ApiError::field(path, message));
         }
     };
-    let text = |(i, block): (usize, &Value)| {
+    for (i, block) in blocks.iter().enumerate() {
         let path = format!("{path}[{i}]");
-        match block.get("type").and_then(Value::as_str) {
-            Some("text") => text_block(&path, block).map(str::to_string),
-            kind => {
-                let path = format!("{path}.type");
-                let kind = kind.unwrap_or("no text");
-                let message = format!("{path} is {kind:?}: only text is read");
-                Err(ApiError::unsupported(path, message))
-            }
+        let kind = block.get("type").and_then(Value::as_str);
+        if kind != Some("text") {
+            let path = format!("{path}.type");
+            let kind = kind.unwrap_or("no text");
+            let message = format!("{path} is {kind:?}: only text is read");
+            return Err(ApiError::unsupported(path, message));
         }
-    };
-    Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join(between))
+        whole.push(if i == 0 { "" } else { "\n" });
+        whole.push(text_block(&path, block)?);
+        if marking.is_on(&path, block)? {
+            whole.mark();
+        }
+    }
+    Ok(whole)
 }
 
 /// The text of a block of that type.

@@ -326,6 +326,14 @@ mod tests {
         let request = ChatRequest::read(request.as_bytes(), &limits, &model).unwrap();
         let ends = [(0, 8), (1, 2), (3, 0)].map(|(message, bytes)| TextEnd { message, bytes });
         assert_eq!(*request.marked(), Marked { tools: true, ends: ends.to_vec() });
+        let texts = json!([{ "type": "text", "text": "seen", "cache_control": mark },
+                           { "type": "text", "text": "twice" }]);
+        let result = json!({ "type": "tool_result", "tool_use_id": "t1", "content": texts });
+        let chat = translated(json!({ "messages": [{ "role": "user", "content": [result] }] }));
+        assert_eq!(
+            chat["messages"],
+            json!([{ "role": "tool", "tool_call_id": "t1", "content": [marked("seen"), part("\ntwice")] }])
+        );
         let five = vec![json!({ "type": "text", "text": "a", "cache_control": mark }); 5];
         let body = json!({ "messages": [{ "role": "user", "content": five }] }).to_string();
         let error = translate(body.as_bytes()).unwrap_err();
