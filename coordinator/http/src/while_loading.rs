@@ -70,9 +70,14 @@ fn openai(error: &ApiError) -> String {
 
 /// No response has been made yet that could fail: the event is the one for errors of the stream.
 fn responses(error: &ApiError) -> String {
-    let mut event = error.body()["error"].clone();
-    event["type"] = json!("error");
-    event["sequence_number"] = json!(0);
+    let of = &error.body()["error"];
+    let event = json!({
+        "type": "error",
+        "code": of["code"],
+        "message": of["message"],
+        "param": of["param"],
+        "sequence_number": 0,
+    });
     named("error", &event)
 }
 
