@@ -3,7 +3,8 @@
 //!
 //! Reading order:
 //!
-//! - [`gguf`] is the file format, [`quant`] has the block formats, [`kernels`] the op table.
+//! - [`gguf`] is the file format, [`quant`] has the block formats. [`ops`] is what can be computed, as data, [`kernels`] computes
+//!   it on the host.
 //! - [`spec`] has what a model is made of, as data. `brigade-models` makes it of metadata, and a stage is loaded by it.
 //!   [`weights`] hands out tensors by name and shape.
 //! - [`block`] has mixers and FFNs. [`state`] has KV pages and slots. [`batch`] has the ubatch.
@@ -15,6 +16,7 @@
 //! which this one does not need: what changes there compiles nothing that computes.
 
 pub use brigade_gguf as gguf;
+pub use brigade_ops as ops;
 pub use brigade_quant as quant;
 pub use brigade_spec as spec;
 

@@ -1,7 +1,7 @@
 //! Cases of the delta rule: with a decay for each key channel (Kimi delta attention), and with one for each
 //! head (the gated delta net).
 
-use brigade_engine::kernels::{Columns, Decay, DeltaRows, DeltaShape, KeyHeads};
+use brigade_engine::kernels::{Columns, Decay, DeltaRows, DeltaScan, DeltaShape, KeyHeads};
 
 use crate::common::values;
 use crate::{Form, LONGEST, Recurrence};
@@ -94,8 +94,8 @@ impl Recurrence for Delta {
     fn forms(&self) -> Vec<Form<'_>> {
         let (shape, x) = (&self.shape, self.rows());
         vec![
-            ("blocked".into(), Box::new(move |c, p, s, o| c.delta_scan(shape, p, s, x, o))),
-            ("plain".into(), Box::new(move |c, p, s, o| c.delta_plain(shape, p, s, x, o))),
+            ("blocked".into(), Box::new(move |c, p, s, o| c.delta_scan(DeltaScan { shape, parts: p, states: s, x, out: o }))),
+            ("plain".into(), Box::new(move |c, p, s, o| c.delta_plain(DeltaScan { shape, parts: p, states: s, x, out: o }))),
         ]
     }
 

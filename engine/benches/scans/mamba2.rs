@@ -1,6 +1,6 @@
 //! The case of Mamba-2's recurrence.
 
-use brigade_engine::kernels::{Columns, Ssd, SsdInput, SsdShape};
+use brigade_engine::kernels::{Columns, Ssd, SsdInput, SsdScan, SsdShape};
 
 use crate::common::values;
 use crate::{Form, LONGEST, Recurrence};
@@ -41,7 +41,7 @@ impl Mamba2 {
     }
 
     fn input(&self) -> SsdInput<'_> {
-        let columns = |first_col| Columns { data: &self.xbc, stride: self.width(), first_col };
+        let columns = |first_col| Columns { values: &self.xbc[..], stride: self.width(), first_col };
         SsdInput {
             x: columns(0),
             b: columns(self.shape.n_inner()),
@@ -72,8 +72,8 @@ impl Recurrence for Mamba2 {
     fn forms(&self) -> Vec<Form<'_>> {
         let (layer, input) = (&self.layer, self.input());
         vec![
-            ("blocked".into(), Box::new(move |c, p, s, o| c.ssd(layer, p, s, input, o))),
-            ("plain".into(), Box::new(move |c, p, s, o| c.ssd_plain(layer, p, s, input, o))),
+            ("blocked".into(), Box::new(move |c, p, s, o| c.ssd(SsdScan { ssd: layer, parts: p, states: s, input, out: o }))),
+            ("plain".into(), Box::new(move |c, p, s, o| c.ssd_plain(SsdScan { ssd: layer, parts: p, states: s, input, out: o }))),
         ]
     }
 

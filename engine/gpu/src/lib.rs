@@ -22,6 +22,7 @@ mod lock;
 mod logical;
 mod memory;
 mod milestone;
+mod operands;
 mod ops;
 mod options;
 mod pipeline_cache;
@@ -49,16 +50,14 @@ pub use exchange::Inbox;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
 pub use milestone::{Fetch, Milestone};
+pub use operands::{OnGpu, ToGpu};
 pub use ops::Columns;
-pub use ops::DeltaRows;
 pub use ops::WeighedSpans;
 pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans, EntryPages, NewEntries};
 pub use ops::{AttendPages, AttendVariant, DistanceBiases, Window};
 pub use ops::{BlockIndexSpans, BlockRope, BlockSizes, MeanIndexSpans, NO_BLOCK};
 pub use ops::{ChooseBy, ExpertChoice};
 pub use ops::{ChosenBlocks, ChosenSpans};
-pub use ops::{ColumnsSpan, ScanPart};
-pub use ops::{ConvSpans, MambaRows, MambaSpans, SsdInput, SsdSpans};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork};
 pub use ops::{
     FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolSizes,
@@ -66,7 +65,6 @@ pub use ops::{
 };
 pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
 pub use ops::{Product, RowForm, WeightType, Weights};
-pub use ops::{Wkv6Rows, Wkv7Rows, Wkv7Spans};
 pub use options::GpuOptions;
 pub use span::{Span, SpanMut};
 pub use timer::KernelTime;

@@ -32,10 +32,13 @@ mod simd;
 mod slab;
 mod table;
 mod tiles;
-mod vector;
 
 pub use aligned::DeviceMemory;
 pub use block_id::BlockId;
+pub use brigade_ops::{
+    Conv, ConvRows, DeltaScan, MambaScan, MambaWeights, Ssd, SsdScan, Vector, Wkv6, Wkv6Decay, Wkv7,
+    Wkv7Bonus, Wkv7Prepare, Wkv7Weights,
+};
 pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{
     BlockSizes, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertGroups, ExpertWeights,
@@ -62,17 +65,15 @@ pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, fast_numerics};
 pub use tiles::act::{ActForms, ActRows};
 pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases};
 pub use tiles::chosen_blocks::{ChosenBlocks, NO_BLOCK};
-pub use tiles::conv::{Columns, Conv};
 pub use tiles::delta::DeltaRows;
-pub use tiles::mamba::{MambaRows, MambaScan};
+pub use tiles::mamba::MambaRows;
 pub use tiles::pack::PackedMatrix;
 pub use tiles::pooling::GatedRow;
 pub use tiles::rope::{RopeParams, RopeTable, Yarn};
-pub use tiles::scan::{FLUSH_EVERY, ScanPart};
-pub use tiles::ssd::{Ssd, SsdInput};
+pub use tiles::scan::{Columns, FLUSH_EVERY, ScanPart};
+pub use tiles::ssd::SsdInput;
 pub use tiles::wkv6::Wkv6Rows;
-pub use tiles::wkv7::{Wkv7Rows, Wkv7Weights};
-pub use vector::Vector;
+pub use tiles::wkv7::Wkv7Rows;
 
 /// What the tables are made of.
 pub mod lanes {

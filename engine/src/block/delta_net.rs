@@ -6,8 +6,9 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::{Columns, DeltaRows, Memory, Rows};
-use crate::kernels::{Conv, DeltaShape, ScanPart, StateAt, Vector};
+use crate::device::{Memory, Rows};
+use crate::kernels::{DeltaShape, StateAt};
+use crate::ops::{Conv, ConvRows, DeltaRows, DeltaScan, ScanPart, Vector};
 use crate::spec::{DeltaNetSpec, ModelError, OutputGate};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -114,15 +115,21 @@ impl Block for DeltaNet {
         cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
-            q: Columns { rows: &qk, first_col: 0 },
-            k: Columns { rows: &qk, first_col: n_key_head * d },
-            v: Columns::whole(&v),
-            decay: Columns::whole(&decay),
-            beta: Columns::whole(&beta),
+            q: qk.columns(0),
+            k: qk.columns(n_key_head * d),
+            v: v.columns(0),
+            decay: decay.columns(0),
+            beta: beta.columns(0),
         };
         let mut y = cx.scratch.take(v.n_rows(), v.cols());
         let (_, scan_states) = states.split();
-        cx.device.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
+        cx.device.run(DeltaScan {
+            shape: &self.shape,
+            parts: &parts,
+            states: scan_states.view_mut(),
+            x: rows,
+            out: y.view_mut(),
+        });
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         match self.output_gate {
             OutputGate::Silu => cx.device.silu_mul_inplace(&mut y, &gate),
@@ -142,15 +149,20 @@ impl DeltaNet {
     ) -> (Rows, Rows) {
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
         let mut convolve = |conv: &Conv, first_col, first| {
-            let mut out = cx.scratch.take(raw.n_rows(), conv.channels());
-            let x = Columns { rows: raw, first_col };
-            let at = StateAt { per_slot, first };
-            cx.device.conv_at(conv, parts, states, at, x, &mut out);
+            let mut out = cx.scratch.take(raw.n_rows(), conv.channels);
+            cx.device.run(ConvRows {
+                conv,
+                parts,
+                states: states.view_mut(),
+                at: StateAt { per_slot, first },
+                x: raw.columns(first_col),
+                out: out.view_mut(),
+            });
             out
         };
         let mut qk = convolve(&self.conv_qk, 0, 0);
         let first = self.conv_qk.state_len();
-        let v = convolve(&self.conv_v, self.conv_qk.channels(), first);
+        let v = convolve(&self.conv_v, self.conv_qk.channels, first);
         cx.device.l2_norm(&mut qk, self.shape.d_k, self.eps);
         (qk, v)
     }

@@ -3,8 +3,9 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::{Columns, DeltaRows, Memory, Rows};
-use crate::kernels::{Conv, DeltaShape, ScanPart, StateAt, Vector};
+use crate::device::{Memory, Rows};
+use crate::kernels::{DeltaShape, StateAt};
+use crate::ops::{Conv, ConvRows, DeltaRows, DeltaScan, ScanPart, Vector};
 use crate::spec::{KdaGates, KdaSpec, ModelError};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -145,15 +146,21 @@ impl Block for Kda {
         let [decay, gate] = self.gates(cx, [forget, gate]);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
-            q: Columns::whole(&q),
-            k: Columns::whole(&k),
-            v: Columns::whole(&v),
-            decay: Columns::whole(&decay),
-            beta: Columns::whole(&beta),
+            q: q.columns(0),
+            k: k.columns(0),
+            v: v.columns(0),
+            decay: decay.columns(0),
+            beta: beta.columns(0),
         };
         let [mut y, ..] = raw;
         let (_, scan_states) = states.split();
-        cx.device.delta_scan(&self.shape, &parts, scan_states, rows, &mut y);
+        cx.device.run(DeltaScan {
+            shape: &self.shape,
+            parts: &parts,
+            states: scan_states.view_mut(),
+            x: rows,
+            out: y.view_mut(),
+        });
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.device.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y)
@@ -172,9 +179,14 @@ impl Kda {
         let per_slot = self.convs.iter().map(Conv::state_len).sum();
         let mut first = 0;
         for ((conv, raw), out) in self.convs.iter().zip(raw).zip(&mut out) {
-            let x = Columns::whole(raw);
-            let at = StateAt { per_slot, first };
-            cx.device.conv_at(conv, parts, states, at, x, out);
+            cx.device.run(ConvRows {
+                conv,
+                parts,
+                states: states.view_mut(),
+                at: StateAt { per_slot, first },
+                x: raw.columns(0),
+                out: out.view_mut(),
+            });
             first += conv.state_len();
         }
         for x in &mut out[..2] {

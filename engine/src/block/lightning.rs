@@ -7,8 +7,7 @@
 use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::device::Rows;
-use crate::device::{Columns, SsdInput};
-use crate::kernels::{Ssd, Vector};
+use crate::ops::{Ssd, SsdInput, SsdScan, Vector};
 use crate::spec::{LightningSpec, ModelError};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -64,7 +63,7 @@ impl Block for Lightning {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let slots = state.slots();
-        let (n, n_inner, n_head) = (x.n_rows(), self.gate.rows(), self.ssd.shape().n_head);
+        let (n, n_inner, n_head) = (x.n_rows(), self.gate.rows(), self.ssd.shape.n_head);
         let steps = cx.scratch.zeros(n, n_head);
         let [to_q, to_k, to_v] = &self.qkv;
         let [mut q, mut k, mut v, gate] = cx.project(x, [to_q, to_k, to_v, &self.gate]);
@@ -73,14 +72,20 @@ impl Block for Lightning {
             cx.device.silu(x);
         }
         let input = SsdInput {
-            x: Columns::whole(&v),
-            b: Columns::whole(&k),
-            c: Columns::whole(&q),
-            dt: Columns::whole(&steps),
+            x: v.columns(0),
+            b: k.columns(0),
+            c: q.columns(0),
+            dt: steps.columns(0),
         };
         let parts = scan_parts(cx.parts);
         let (_, states) = slots.split();
-        cx.device.ssd(&self.ssd, &parts, states, input, &mut y);
+        cx.device.run(SsdScan {
+            ssd: &self.ssd,
+            parts: &parts,
+            states: states.view_mut(),
+            input,
+            out: y.view_mut(),
+        });
         cx.device.rms_norm_inplace(&mut y, &self.norm, self.eps);
         cx.device.sigmoid_mul(&mut y, &gate);
         self.output.forward(cx, &y)

@@ -5,8 +5,7 @@
 use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::device::Rows;
-use crate::device::{Columns, MambaRows};
-use crate::kernels::{Conv, MambaScan, Vector};
+use crate::ops::{Conv, ConvRows, MambaRows, MambaScan, MambaWeights, Vector};
 use crate::spec::{MambaSpec, ModelError};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -23,7 +22,7 @@ pub struct Mamba {
     dt: Linear,
     /// Weights of the norms of Δ, B and C.
     norms: Option<([Vector; 3], f32)>,
-    scan: MambaScan,
+    scan: MambaWeights,
     output: Linear,
 }
 
@@ -64,7 +63,7 @@ impl Mamba {
             select: Linear::matrix(loader, &name("x.weight"), select, d_inner)?,
             dt: Linear::matrix(loader, &name("dt.weight"), d_inner, dt_rank)?,
             norms,
-            scan: MambaScan::new(&a, &dt_bias, &d),
+            scan: MambaWeights::new(&a, &dt_bias, &d),
             output: Linear::matrix(loader, &name("out.weight"), n_embd, d_inner)?,
             spec: spec.clone(),
         })
@@ -80,15 +79,32 @@ impl Block for Mamba {
         let states = state.slots();
         let (n, d_inner) = (x.n_rows(), self.spec.d_inner);
         let both = self.input.forward(cx, x);
-        let columns = |first_col| Columns { rows: &both, first_col };
         let parts = scan_parts(cx.parts);
         let (conv_state, scan_state) = states.split();
         let mut u = cx.scratch.take(n, d_inner);
-        cx.device.conv(&self.conv, &parts, conv_state, columns(0), &mut u);
+        cx.device.run(ConvRows {
+            conv: &self.conv,
+            parts: &parts,
+            states: conv_state.view_mut(),
+            at: self.conv.alone(),
+            x: both.columns(0),
+            out: u.view_mut(),
+        });
         let [dt, b, c] = self.select(cx, &u);
         let mut y = cx.scratch.take(n, d_inner);
-        let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate: columns(d_inner) };
-        cx.device.mamba_scan(&self.scan, &parts, scan_state, rows, &mut y);
+        cx.device.run(MambaScan {
+            weights: &self.scan,
+            parts: &parts,
+            states: scan_state.view_mut(),
+            rows: MambaRows {
+                u: u.view(),
+                dt: dt.view(),
+                b: b.view(),
+                c: c.view(),
+                gate: both.columns(d_inner),
+            },
+            out: y.view_mut(),
+        });
         self.output.forward(cx, &y)
     }
 }

@@ -6,8 +6,7 @@
 use super::linear::Linear;
 use super::{Block, BlockCx};
 use crate::device::Rows;
-use crate::device::{Columns, SsdInput};
-use crate::kernels::{Conv, Ssd, Vector};
+use crate::ops::{Conv, ConvRows, Ssd, SsdInput, SsdScan, Vector};
 use crate::spec::{Mamba2Spec, ModelError};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -16,7 +15,7 @@ use crate::weights::WeightLoader;
 pub struct Mamba2 {
     /// To the gate z, `[n_inner, n_embd]`.
     z: Linear,
-    /// To what the convolution runs over, `[conv.channels(), n_embd]`.
+    /// To what the convolution runs over, `[conv.channels, n_embd]`.
     xbc: Linear,
     steps: Steps,
     conv: Conv,
@@ -88,27 +87,37 @@ impl Block for Mamba2 {
 
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let slots = state.slots();
-        let shape = self.ssd.shape();
-        let (n_inner, channels) = (shape.n_inner(), self.conv.channels());
+        let shape = &self.ssd.shape;
+        let (n_inner, channels) = (shape.n_inner(), self.conv.channels);
         let weights = [Some(&self.z), Some(&self.xbc), self.steps.of_input()];
         let [z, raw, dt] = cx.project_some(x, weights);
         let [z, raw] = [z, raw].map(Option::unwrap_or_default);
         let parts = scan_parts(cx.parts);
         let (conv_states, scan_states) = slots.split();
         let mut xbc = cx.scratch.take(x.n_rows(), channels);
-        let raw_columns = Columns { rows: &raw, first_col: 0 };
-        cx.device.conv(&self.conv, &parts, conv_states, raw_columns, &mut xbc);
+        cx.device.run(ConvRows {
+            conv: &self.conv,
+            parts: &parts,
+            states: conv_states.view_mut(),
+            at: self.conv.alone(),
+            x: raw.columns(0),
+            out: xbc.view_mut(),
+        });
         let of_x = self.steps.of_x(cx, &xbc, shape.n_bc());
-        let columns = |first_col| Columns { rows: &xbc, first_col };
         let (b, c) = match &of_x {
-            Some([b, c, _]) => (Columns::whole(b), Columns::whole(c)),
-            None => (columns(n_inner), columns(n_inner + shape.n_bc())),
+            Some([b, c, _]) => (b.columns(0), c.columns(0)),
+            None => (xbc.columns(n_inner), xbc.columns(n_inner + shape.n_bc())),
         };
         let dt = of_x.as_ref().map(|[_, _, dt]| dt).or(dt.as_ref());
-        let dt = Columns::whole(dt.expect("steps come from the input or from x"));
-        let input = SsdInput { x: columns(0), b, c, dt };
+        let dt = dt.expect("steps come from the input or from x").columns(0);
         let mut y = cx.scratch.take(x.n_rows(), n_inner);
-        cx.device.ssd(&self.ssd, &parts, scan_states, input, &mut y);
+        cx.device.run(SsdScan {
+            ssd: &self.ssd,
+            parts: &parts,
+            states: scan_states.view_mut(),
+            input: SsdInput { x: xbc.columns(0), b, c, dt },
+            out: y.view_mut(),
+        });
         cx.device.silu_mul_inplace(&mut y, &z);
         if let Some((weights, eps)) = &self.norm {
             cx.device.group_rms_norm(&mut y, weights, n_inner / shape.n_group, *eps);

@@ -3,9 +3,8 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::Columns;
 use crate::device::Rows;
-use crate::kernels::Conv;
+use crate::ops::{Conv, ConvRows};
 use crate::spec::{ModelError, ShortConvSpec};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -49,8 +48,14 @@ impl Block for ShortConv {
         cx.device.mul(&mut b, &x);
         let parts = scan_parts(cx.parts);
         let (conv_state, _) = states.split();
-        let columns = Columns { rows: &b, first_col: 0 };
-        cx.device.conv(&self.conv, &parts, conv_state, columns, &mut x);
+        cx.device.run(ConvRows {
+            conv: &self.conv,
+            parts: &parts,
+            states: conv_state.view_mut(),
+            at: self.conv.alone(),
+            x: b.columns(0),
+            out: x.view_mut(),
+        });
         cx.device.mul(&mut c, &x);
         self.output.forward(cx, &c)
     }

@@ -4,9 +4,8 @@
 
 use super::linear::Linear;
 use super::{Block, BlockCx, TokenShift};
-use crate::device::Wkv7Rows;
 use crate::device::{Device, Rows};
-use crate::kernels::{Vector, Wkv7Weights};
+use crate::ops::{Vector, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights};
 use crate::spec::{ModelError, TimeMixSpec};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -166,15 +165,30 @@ impl Block for TimeMix {
         let gate = gate.map(|gate| gate.forward(cx, &mixed(cx, 5), |device, x| device.sigmoid(x)));
         let mut kappa = cx.scratch.take(x.n_rows(), x.cols());
         let d = self.spec.head_dim;
-        cx.device.wkv7_prepare(&self.weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
-        let rows = Wkv7Rows { r: &r, w: &w, k: &k, v: &v, kappa: &kappa, kappa_a: &a };
+        cx.device.run(Wkv7Prepare {
+            weights: &self.weights,
+            d,
+            w: w.view_mut(),
+            k: k.view_mut(),
+            a: a.view_mut(),
+            kappa: kappa.view_mut(),
+        });
+        let rows = Wkv7Rows {
+            r: r.view(),
+            w: w.view(),
+            k: k.view(),
+            v: v.view(),
+            kappa: kappa.view(),
+            kappa_a: a.view(),
+        };
         let mut y = cx.scratch.take(x.n_rows(), x.cols());
         let n_heads = self.r_k.len() / d;
-        cx.device.wkv7((n_heads, d), &parts, scan_state, rows, &mut y);
+        let states = scan_state.view_mut();
+        cx.device.run(Wkv7 { n_heads, d, parts: &parts, states, rows, out: y.view_mut() });
         if let Some([weight, bias]) = &self.norm {
             cx.device.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);
         }
-        cx.device.wkv7_bonus(&mut y, d, rows, &self.r_k);
+        cx.device.run(Wkv7Bonus { out: y.view_mut(), d, rows, r_k: &self.r_k });
         if let Some(gate) = gate {
             cx.device.mul(&mut y, &gate);
         }

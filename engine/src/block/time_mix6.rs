@@ -8,8 +8,7 @@ use super::linear::Linear;
 use super::time_mix::{HEAD_EPS, LowRank};
 use super::{Block, BlockCx, TokenShift};
 use crate::device::Rows;
-use crate::device::Wkv6Rows;
-use crate::kernels::Vector;
+use crate::ops::{Vector, Wkv6, Wkv6Decay, Wkv6Rows};
 use crate::spec::{ModelError, TimeMix6Spec};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
@@ -149,7 +148,7 @@ impl Block for TimeMix6 {
         let mixtures = self.mix.forward(cx, x, &before);
         let [of_w, of_k, of_v, of_r, of_g] = &mixtures;
         let mut w = self.decay.forward(cx, of_w, |device, x| device.tanh(x));
-        cx.device.wkv6_decay(&mut w, &self.decay_bias);
+        cx.device.run(Wkv6Decay { w: w.view_mut(), bias: &self.decay_bias });
         let mut k = self.heads(cx, &self.key, of_k);
         let v = self.heads(cx, &self.value, of_v);
         let mut r = self.receptance.forward(cx, of_r);
@@ -162,9 +161,17 @@ impl Block for TimeMix6 {
             cx.device.scale(&mut r, 1.0 / (self.spec.head_dim as f32).sqrt());
         }
         let (d, own) = (self.spec.head_dim, self.own_and_norm.as_ref().map(|[own, ..]| own));
-        let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
+        let own = own.map(Vector::view);
+        let rows = Wkv6Rows { r: r.view(), w: w.view(), k: k.view(), v: v.view(), own };
         let mut y = cx.scratch.take(x.n_rows(), x.cols());
-        cx.device.wkv6((self.spec.n_embd / d, d), &parts, scan_state, rows, &mut y);
+        cx.device.run(Wkv6 {
+            n_heads: self.spec.n_embd / d,
+            d,
+            parts: &parts,
+            states: scan_state.view_mut(),
+            rows,
+            out: y.view_mut(),
+        });
         match &self.own_and_norm {
             Some([_, weight, bias]) => {
                 cx.device.group_layer_norm(&mut y, weight, bias, d, HEAD_EPS);

@@ -2,8 +2,8 @@
 //! convolution of two taps, of which only the older one counts.
 
 use super::BlockCx;
-use crate::device::{Columns, Memory, Rows};
-use crate::kernels::{Conv, ScanPart};
+use crate::device::{Memory, Rows};
+use crate::ops::{Conv, ConvRows, ScanPart};
 
 /// A shift over rows of a fixed width.
 pub(super) struct TokenShift(Conv);
@@ -25,8 +25,14 @@ impl TokenShift {
         x: &Rows,
     ) -> Rows {
         let mut before = cx.scratch.take(x.n_rows(), x.cols());
-        let columns = Columns::whole(x);
-        cx.device.conv(&self.0, parts, states, columns, &mut before);
+        cx.device.run(ConvRows {
+            conv: &self.0,
+            parts,
+            states: states.view_mut(),
+            at: self.0.alone(),
+            x: x.columns(0),
+            out: before.view_mut(),
+        });
         before
     }
 }

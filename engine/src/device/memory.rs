@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, SpanMut};
+use brigade_ops::{Element, Part, PartMut, View, ViewMut};
 use memmap2::MmapMut;
 
 use super::give_up;
@@ -29,7 +30,7 @@ enum Place {
     Gpu(GpuBuffer),
 }
 
-impl<T: bytemuck::Pod> Memory<T> {
+impl<T: Element> Memory<T> {
     /// `len` zero values, with `gpu` if there is one; `None` where there is no such memory.
     pub(super) fn new(gpu: Option<&Gpu>, len: usize) -> Option<Self> {
         let nbytes = len.checked_mul(size_of::<T>())?;
@@ -45,6 +46,26 @@ impl<T: bytemuck::Pod> Memory<T> {
             },
         };
         Some(Self { place, values: PhantomData })
+    }
+
+    /// The values, as ops read them.
+    pub fn view(&self) -> View<'_, T> {
+        match &self.place {
+            Place::Nowhere | Place::Host(_) => View::Host(self),
+            Place::Gpu(buffer) => View::Device(Part::of(buffer, 0..buffer.len())),
+        }
+    }
+
+    /// The values, as ops write them.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        match &mut self.place {
+            Place::Nowhere => ViewMut::Host(&mut []),
+            Place::Host(map) => ViewMut::Host(bytemuck::cast_slice_mut(map)),
+            Place::Gpu(buffer) => {
+                let bytes = 0..buffer.len();
+                ViewMut::Device(PartMut::of(buffer, bytes))
+            }
+        }
     }
 
     /// Whether a GPU has the values.

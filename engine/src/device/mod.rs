@@ -31,9 +31,7 @@ mod probe;
 mod products;
 mod routing;
 mod rows;
-mod scan_rows;
-mod scan_spans;
-mod scans;
+mod run;
 mod self_test;
 mod store;
 mod streams;
@@ -66,7 +64,6 @@ pub use pools::{GatedAt, ValuesAt};
 pub use products::Product;
 pub use routing::Routing;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
-pub use scan_rows::{Columns, DeltaRows, MambaRows, SsdInput, Wkv6Rows, Wkv7Rows};
 pub use streams::Weighed;
 pub use values::{Values, ValuesMut};
 pub use visits::{VisitSpeeds, Visits};
@@ -101,12 +98,12 @@ impl Device {
 
 impl Device {
     /// Memory for states, zero at first; `None` where there is not that much.
-    pub fn memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
+    pub fn memory<T: brigade_ops::Element>(&self, len: usize) -> Option<Memory<T>> {
         Memory::new(self.gpu.as_ref(), len)
     }
 
     /// Memory for states that the host reads whatever computes, zero at first; `None` where there is not that much.
-    pub fn host_memory<T: bytemuck::Pod>(&self, len: usize) -> Option<Memory<T>> {
+    pub fn host_memory<T: brigade_ops::Element>(&self, len: usize) -> Option<Memory<T>> {
         Memory::new(None, len)
     }
 

@@ -1,15 +1,13 @@
-//! Weights with a GPU, as its ops take them, and a GPU's refusals as the kernels' errors. It gets vectors when they are first
-//! asked for, and matrices when they are packed. The crate of kernels knows none of this: it keeps what it is given.
+//! Weights with a GPU, as its ops take them, and a GPU's refusals as the kernels' errors. It gets
+//! matrices when they are packed. The crate of kernels knows none of this: it keeps what it is given.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use brigade_gpu::{ConvSpans, Gpu, GpuBuffer, GpuError, MambaSpans, Span, SsdSpans, Wkv7Spans};
+use brigade_gpu::{Gpu, GpuBuffer, GpuError, Span};
 
-use super::values::Values;
 use crate::kernels::{
-    Compute, Conv, DeviceError, DeviceFault, DeviceMemory, KernelError, MambaScan, PackedMatrix,
-    Ssd, Wkv7Weights,
+    Compute, DeviceError, DeviceFault, DeviceMemory, KernelError, PackedMatrix,
 };
 use crate::quant::GgmlType;
 
@@ -73,68 +71,4 @@ pub fn buffer_of(matrix: &PackedMatrix) -> Option<&Arc<GpuBuffer>> {
 /// A matrix's panels, if a GPU has them.
 pub(super) fn span_of(matrix: &PackedMatrix) -> Option<Span<'_>> {
     Some(buffer_of(matrix)?.span())
-}
-
-/// What a GPU may have a copy of.
-pub(super) trait OnGpu {
-    /// The copy as ops take it.
-    type Spans<'a>
-    where
-        Self: 'a;
-
-    /// The same copy always, for ops that are recorded from now on. The GPU gets it when it is first asked for.
-    ///
-    /// # Panics
-    /// If it has no memory left.
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Self::Spans<'a>;
-}
-
-impl OnGpu for Conv {
-    type Spans<'a> = ConvSpans<'a>;
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> ConvSpans<'a> {
-        ConvSpans {
-            taps: self.taps,
-            channels: self.channels,
-            weight: self.weight.on_gpu(gpu),
-            bias: self.bias.on_gpu(gpu),
-            silu: self.silu,
-        }
-    }
-}
-
-impl OnGpu for Ssd {
-    type Spans<'a> = SsdSpans<'a>;
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> SsdSpans<'a> {
-        SsdSpans {
-            shape: self.shape,
-            a: self.a.on_gpu(gpu),
-            d: self.d.on_gpu(gpu),
-            dt_bias: self.dt_bias.on_gpu(gpu),
-        }
-    }
-}
-
-impl OnGpu for MambaScan {
-    type Spans<'a> = MambaSpans<'a>;
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> MambaSpans<'a> {
-        MambaSpans {
-            channels: self.channels,
-            n_state: self.n_state,
-            a: self.a.on_gpu(gpu),
-            dt_bias: self.dt_bias.on_gpu(gpu),
-            d: self.d.on_gpu(gpu),
-        }
-    }
-}
-
-impl OnGpu for Wkv7Weights {
-    type Spans<'a> = Wkv7Spans<'a>;
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Wkv7Spans<'a> {
-        Wkv7Spans {
-            w0: self.w0.on_gpu(gpu),
-            a0: self.a0.on_gpu(gpu),
-            k_k: self.k_k.on_gpu(gpu),
-            k_a: self.k_a.on_gpu(gpu),
-        }
-    }
 }

@@ -4,7 +4,8 @@
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use brigade_gpu::{Columns, Gpu, GpuBuffer, RowForm, Span, SpanMut};
+use brigade_gpu::{self as there, Gpu, GpuBuffer, RowForm, Span, SpanMut};
+use brigade_ops::{Anywhere, Columns, Part, PartMut, View, ViewMut};
 
 use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
@@ -113,7 +114,7 @@ impl Scratch {
         let mut part = self.take(rows.n_rows(), width);
         match (&self.gpu, rows.span(), part.span_mut()) {
             (Some(gpu), Some(from), Some(to)) => {
-                let columns = Columns { stride: rows.cols, first: first_col, width };
+                let columns = there::Columns { stride: rows.cols, first: first_col, width };
                 gpu.columns_of(from, columns, to);
             }
             _ => {
@@ -206,6 +207,30 @@ impl Rows {
     pub fn part(&self, rows: Range<usize>) -> RowsPart<'_> {
         assert!(rows.end <= self.n_rows(), "rows {rows:?} of {}", self.n_rows());
         RowsPart { rows: self, first: rows.start, n_rows: rows.len() }
+    }
+
+    /// The values, as ops read them.
+    pub fn view(&self) -> View<'_, f32> {
+        match &self.values {
+            Store::Host(values) => View::Host(&values[..self.len]),
+            Store::Gpu(buffer) => View::Device(Part::of(buffer, 0..self.len * size_of::<f32>())),
+        }
+    }
+
+    /// The values, as ops write them.
+    pub fn view_mut(&mut self) -> ViewMut<'_, f32> {
+        self.forms = Forms::default();
+        match &mut self.values {
+            Store::Host(values) => ViewMut::Host(&mut values[..self.len]),
+            Store::Gpu(buffer) => {
+                ViewMut::Device(PartMut::of(buffer, 0..self.len * size_of::<f32>()))
+            }
+        }
+    }
+
+    /// Columns from `first_col` on, as ops read them.
+    pub fn columns(&self, first_col: usize) -> Columns<'_, Anywhere> {
+        Columns { values: self.view(), stride: self.cols, first_col }
     }
 
     /// As products on the CPU read them.

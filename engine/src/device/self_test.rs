@@ -5,11 +5,12 @@
 use super::on_gpu::refused;
 use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
 
-use super::{AttendOver, Columns, DeltaRows, Device, DeviceName, KvRows, Rows};
+use super::{AttendOver, Device, DeviceName, KvRows, Rows};
 use crate::batch::BlockId;
 use crate::kernels::{
-    AttendPart, AttendVariant, KernelError, KvLayout, KvType, ScanPart, ValuePlace, unfused,
+    AttendPart, AttendVariant, KernelError, KvLayout, KvType, ValuePlace, unfused,
 };
+use crate::ops::{DeltaRows, DeltaScan, ScanPart};
 use crate::quant::GgmlType;
 
 /// An op, or some of one sort, and what it makes of inputs that are the same each time.
@@ -225,12 +226,16 @@ fn delta(device: &Device) -> Result<Vec<f32>, KernelError> {
     let mut beta = rows(device, 15, n, n_head);
     [&mut q, &mut k].into_iter().for_each(|x| device.l2_norm(x, d, 1e-6));
     [&mut decay, &mut beta].into_iter().for_each(|x| device.sigmoid(x));
-    let [q, k, v, decay, beta] =
-        [&q, &k, &v, &decay, &beta].map(|rows| Columns { rows, first_col: 0 });
+    let [q, k, v, decay, beta] = [&q, &k, &v, &decay, &beta].map(|rows| rows.columns(0));
     let mut out = device.scratch().take(n, n_head * d);
     let parts = [ScanPart::in_place(0, 0, 0, n)];
-    let x = DeltaRows { q, k, v, decay, beta };
-    device.delta_scan(&shape, &parts, &mut states, x, &mut out);
+    device.run(DeltaScan {
+        shape: &shape,
+        parts: &parts,
+        states: states.view_mut(),
+        x: DeltaRows { q, k, v, decay, beta },
+        out: out.view_mut(),
+    });
     let states = states.read(0..values);
     Ok([&out[..], &states].concat())
 }

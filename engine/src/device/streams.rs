@@ -143,7 +143,7 @@ impl Device {
     ) {
         if let (Some((gpu, out)), Some(states)) = (self.gpu_of(out), states.span()) {
             let operands = (states, x.on_gpu(gpu), weight.on_gpu(gpu));
-            return gpu.dilated_conv(conv, &super::scan_spans::parts(parts), operands, out);
+            return gpu.dilated_conv(conv, parts, operands, out);
         }
         self.compute.dilated_conv(conv, parts, (states, x, weight), out);
     }
@@ -157,8 +157,7 @@ impl Device {
         x: &Rows,
     ) {
         if let (Some(gpu), Some(states)) = (&self.gpu, states.span_mut()) {
-            let parts = super::scan_spans::parts(parts);
-            return gpu.keep_last_rows(conv, &parts, states, x.on_gpu(gpu));
+            return gpu.keep_last_rows(conv, parts, states, x.on_gpu(gpu));
         }
         self.compute.keep_last_rows(conv, parts, states, x);
     }

@@ -1,6 +1,6 @@
 //! What ops take: values that are rows, vectors, or slices of the host's memory.
 
-use brigade_gpu::{Gpu, GpuBuffer, Span, SpanMut};
+use brigade_gpu::{Gpu, Span, SpanMut};
 
 use super::rows::{Rows, RowsMut, RowsPart};
 use crate::kernels::Vector;
@@ -87,7 +87,7 @@ impl Values for Vector {
     }
 
     fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        copy_of(self, gpu)
+        gpu.vector(self)
     }
 }
 
@@ -119,12 +119,3 @@ macro_rules! of_the_host {
 }
 
 of_the_host!([f32], Vec<f32>);
-
-/// A vector's copy with a GPU.
-fn copy_of<'a>(vector: &'a Vector, gpu: &Gpu) -> Span<'a> {
-    let copy = |values: &[f32]| match gpu.keep_soon(bytemuck::cast_slice(values)) {
-        Ok(buffer) => buffer,
-        Err(error) => panic!("no memory for a vector of weights: {error}"),
-    };
-    vector.kept::<GpuBuffer>(copy).span()
-}

@@ -1,20 +1,17 @@
 //! Causal depthwise convolution over the rows of each sequence. Its state is the rows before them.
 
-use brigade_shapes::StateAt;
+use brigade_ops::{Conv, ConvRows, ScanPart};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use super::scan::{ColumnsSpan, LANES, ScanPart};
+use super::scan::{ColumnsHere, LANES};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
-use crate::span::{Span, SpanMut};
 
 static CONV: Shader = shader!("conv");
 static STATE: Shader = shader!("conv_state");
-
-/// Most taps of a causal convolution.
-const MAX_TAPS: usize = 8;
 
 /// Rows that one invocation takes; at least as many as a state has.
 const PIECE: usize = 16;
@@ -22,29 +19,6 @@ const PIECE: usize = 16;
 /// Kinds of pieces, as `conv.comp` has them: the first of a part, and a whole part.
 const FIRST: usize = 1;
 const WHOLE: usize = 2;
-
-/// A causal depthwise convolution: `y[t][c] = act(bias[c] + Σ_j weight[j][c] · x[t - taps + 1 + j][c])`, taps in ascending
-/// order; the rows before a part are the state that it reads.
-#[derive(Clone, Copy, Debug)]
-pub struct ConvSpans<'a> {
-    /// Taps, from 2 to 8.
-    pub taps: usize,
-    /// Channels.
-    pub channels: usize,
-    /// `[taps, channels]`.
-    pub weight: Span<'a>,
-    /// `[channels]`.
-    pub bias: Span<'a>,
-    /// Whether `silu` follows.
-    pub silu: bool,
-}
-
-impl ConvSpans<'_> {
-    /// Values of a sequence's state: the `taps - 1` rows before the next one, in tiles of 16 channels.
-    pub fn state_len(&self) -> usize {
-        self.channels * (self.taps - 1)
-    }
-}
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -74,34 +48,20 @@ struct PushState {
 }
 
 impl Gpu {
-    /// Runs `conv` over the rows of `parts`: `x` holds the inputs, `out` is `[n_rows, channels]`. `states` is
-    /// `[n_slots, at.per_slot]`, of which the convolution's own values, from `at.first` on, follow.
+    /// See [`ConvRows`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
-    pub fn conv(
-        &self,
-        conv: &ConvSpans<'_>,
-        parts: &[ScanPart],
-        states: SpanMut<'_>,
-        at: StateAt,
-        x: ColumnsSpan<'_>,
-        out: SpanMut<'_>,
-    ) {
-        let ConvSpans { taps, channels, .. } = *conv;
-        assert!((2..=MAX_TAPS).contains(&taps) && channels > 0, "conv: {taps} taps of {channels}");
-        assert_eq!(conv.weight.values(), taps * channels, "conv: weights");
-        assert_eq!(conv.bias.values(), channels, "conv: biases");
-        let n_rows = out.values() / channels;
-        assert_eq!(count(out.values()) as usize, n_rows * channels, "conv: length of out");
-        let (x, stride) = x.place(n_rows, channels, "conv: x");
-        assert!(at.first + conv.state_len() <= at.per_slot, "conv: place of the state");
-        ScanPart::check(parts, n_rows, states.values() / at.per_slot, "conv");
-
+    pub fn conv(&self, op: ConvRows<'_, OnGpu>) {
+        op.check();
+        let ConvRows { conv, parts, states, at, x, out } = op;
+        let Conv { taps, channels, silu, .. } = *conv;
+        let (x, stride) = x.place();
+        count(out.values());
         let (pieces, n) = self.upload_parts(parts.iter().flat_map(pieces));
         let n_units = n * channels.div_ceil(4 * LANES);
         let states = states.address() + 4 * at.first as u64;
-        let (weight, bias) = (conv.weight.address(), conv.bias.address());
+        let (weight, bias) = (self.vector(&conv.weight).address(), self.vector(&conv.bias).address());
         let (per_slot, result) = (count(at.per_slot), out.address());
         let push = Push {
             pieces,
@@ -115,7 +75,7 @@ impl Gpu {
             stride,
             per_slot,
         };
-        let constants = [taps as u32, u32::from(conv.silu)];
+        let constants = [taps as u32, u32::from(silu)];
         // SAFETY: the kernel reads rows of `x` and the weights, reads and writes the states of the parts' slots, and writes
         // the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &CONV, &constants, &push, lines(n_units)) };

@@ -1,10 +1,10 @@
 //! Causal depthwise convolution with taps some rows apart. Its state is the rows before it, as they are.
 
+use brigade_ops::ScanPart;
 use brigade_shapes::DilatedConv;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use super::scan::ScanPart;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::shader::{Shader, shader};

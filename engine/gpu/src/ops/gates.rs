@@ -1,9 +1,12 @@
 //! Activations of FFNs other than SwiGLU, bounds on values, and the gates of recurrences.
 
+use brigade_ops::Wkv6Decay;
+use brigade_shapes::{GateBound, Xielu};
+
 use super::elementwise::{Function, With};
 use crate::device::Gpu;
+use crate::operands::OnGpu;
 use crate::span::{Span, SpanMut};
-use brigade_shapes::{GateBound, Xielu};
 
 impl Gpu {
     /// `x = gelu(x)`, by the hyperbolic tangent.
@@ -73,9 +76,13 @@ impl Gpu {
         }
     }
 
-    /// `w = exp(-exp(w + bias))`, row by row: RWKV-6's decays from what projections give. `bias` is one row.
-    pub fn wkv6_decay(&self, w: SpanMut<'_>, bias: Span<'_>) {
-        self.change(Function::Wkv6Decay, w, With::Columns(bias), []);
+    /// See [`Wkv6Decay`].
+    ///
+    /// # Panics
+    /// If shapes disagree.
+    pub fn wkv6_decay(&self, op: Wkv6Decay<'_, OnGpu>) {
+        op.check();
+        self.change(Function::Wkv6Decay, op.w, With::Columns(self.vector(op.bias)), []);
     }
 
     /// Decay factors of a gate: `x = exp(rates * softplus(x + bias))` for each row of `x` (`[n, d]`,

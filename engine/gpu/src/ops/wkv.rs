@@ -1,14 +1,16 @@
 //! The time mixing of RWKV-6 and RWKV-7. Each head has a matrix as its state, `d` keys by `d` values: `S [heads, tiles of
 //! 16 values, keys, 16]`. Values are independent of each other; keys are taken in ascending order.
 
+use brigade_ops::{Wkv6, Wkv7};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use super::scan::{COLUMNS, LANES, ScanPart};
+use super::scan::COLUMNS;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
-use crate::span::{Span, SpanMut};
+use crate::span::SpanMut;
 
 static WKV6: Shader = shader!("wkv6");
 static WKV7: Shader = shader!("wkv7");
@@ -18,39 +20,6 @@ const MAX_HEAD: usize = 256;
 
 /// Values of a head that a workgroup of `wkv7.comp` has.
 const WKV7_COLUMNS: usize = 64;
-
-/// What RWKV-6's scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
-#[derive(Clone, Copy, Debug)]
-pub struct Wkv6Rows<'a> {
-    /// Receptance: reads the state out.
-    pub r: Span<'a>,
-    /// Decay of each key, in 0..=1.
-    pub w: Span<'a>,
-    /// Keys.
-    pub k: Span<'a>,
-    /// Values.
-    pub v: Span<'a>,
-    /// How much of a row's own key and value is read, `[n_heads * d]`: `r` reads the state before the row, plus so much of
-    /// the row. `None`: it reads the state behind the row.
-    pub own: Option<Span<'a>>,
-}
-
-/// What RWKV-7's scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
-#[derive(Clone, Copy, Debug)]
-pub struct Wkv7Rows<'a> {
-    /// Receptance: reads the state out.
-    pub r: Span<'a>,
-    /// Decay of each key, in 0..1.
-    pub w: Span<'a>,
-    /// Keys.
-    pub k: Span<'a>,
-    /// Values.
-    pub v: Span<'a>,
-    /// Normed removal keys `κ`.
-    pub kappa: Span<'a>,
-    /// Their learning rates times themselves, `κ ⊙ a`.
-    pub kappa_a: Span<'a>,
-}
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -76,22 +45,15 @@ struct Push7 {
 }
 
 impl Gpu {
-    /// Runs RWKV-6's recurrence, `S = S · diag(w) + vᵀ k`, over the rows of `parts`, from their states
-    /// (`[n_slots, n_heads * d * d]`), which follow. `out` is `[n_rows, n_heads * d]`.
+    /// See [`Wkv6`].
     ///
     /// # Panics
-    /// If shapes disagree, `d` is no multiple of 16 or above 256, or two parts share a slot.
-    pub fn wkv6(
-        &self,
-        (n_heads, d): (usize, usize),
-        parts: &[ScanPart],
-        states: SpanMut<'_>,
-        rows: Wkv6Rows<'_>,
-        out: SpanMut<'_>,
-    ) {
+    /// If shapes disagree, two parts share a slot, or heads are wider than the kernel has room for.
+    pub fn wkv6(&self, op: Wkv6<'_, OnGpu>) {
+        op.check();
+        let Wkv6 { n_heads, d, parts, states, rows, out } = op;
+        fits("wkv6", d, &out);
         let all = [rows.r, rows.w, rows.k, rows.v];
-        check("wkv6", (n_heads, d), parts, &states, &all, &out);
-        assert!(rows.own.is_none_or(|own| own.values() == n_heads * d), "wkv6: one row of own");
         let (parts, n) = self.upload_parts(parts.iter().copied());
         let n_units = n * n_heads * d.div_ceil(COLUMNS);
         let push = Push6 {
@@ -109,21 +71,15 @@ impl Gpu {
         unsafe { self.dispatch(Order::After, &WKV6, &constants, &push, lines(n_units)) };
     }
 
-    /// Runs RWKV-7's recurrence, `S = S · (diag(w) − κᵀ(κ ⊙ a)) + vᵀ k`, over the rows of `parts`, from their states
-    /// (`[n_slots, n_heads * d * d]`), which follow. `out` is `[n_rows, n_heads * d]`.
+    /// See [`Wkv7`].
     ///
     /// # Panics
-    /// If shapes disagree, `d` is no multiple of 16 or above 256, or two parts share a slot.
-    pub fn wkv7(
-        &self,
-        (n_heads, d): (usize, usize),
-        parts: &[ScanPart],
-        states: SpanMut<'_>,
-        rows: Wkv7Rows<'_>,
-        out: SpanMut<'_>,
-    ) {
+    /// If shapes disagree, two parts share a slot, or heads are wider than the kernel has room for.
+    pub fn wkv7(&self, op: Wkv7<'_, OnGpu>) {
+        op.check();
+        let Wkv7 { n_heads, d, parts, states, rows, out } = op;
+        fits("wkv7", d, &out);
         let all = [rows.r, rows.w, rows.k, rows.v, rows.kappa, rows.kappa_a];
-        check("wkv7", (n_heads, d), parts, &states, &all, &out);
         let (parts, n) = self.upload_parts(parts.iter().copied());
         let n_units = n * n_heads * d.div_ceil(WKV7_COLUMNS);
         let push = Push7 {
@@ -140,20 +96,8 @@ impl Gpu {
     }
 }
 
-/// Panics where operands do not have the sizes of the heads.
-fn check(
-    op: &str,
-    (n_heads, d): (usize, usize),
-    parts: &[ScanPart],
-    states: &SpanMut<'_>,
-    rows: &[Span<'_>],
-    out: &SpanMut<'_>,
-) {
-    assert!(d > 0 && d.is_multiple_of(LANES) && d <= MAX_HEAD, "{op}: heads of {d}");
-    let width = n_heads * d;
-    assert!(width > 0 && rows.iter().all(|x| x.len() == out.len()), "{op}: lengths");
-    let n_rows = out.values() / width;
-    assert_eq!(count(out.values()) as usize, n_rows * width, "{op}: length of out");
-    count(width * d);
-    ScanPart::check(parts, n_rows, states.values() / (width * d), op);
+/// Panics where the kernels have no room for heads of `d` values, or do not count that many values.
+fn fits(op: &str, d: usize, out: &SpanMut<'_>) {
+    assert!(d <= MAX_HEAD, "{op}: heads of {d}");
+    count(out.values());
 }

@@ -2,6 +2,7 @@
 
 use brigade_engine::kernels::{self, Compute};
 use brigade_gpu::{GateBound, Gpu, Span, SpanMut, Xielu};
+use brigade_ops::{Vector, Wkv6Decay};
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
 
@@ -144,7 +145,9 @@ fn operands_by_column_and_by_row() {
         let bounded: OnGpu<'_> = &|g, x| g.bounded_decay_factors(x, row_on, rates_on, -5.0);
         both("bounded", bounded, &|c, x| c.bounded_decay_factors(x, &row, &rates, -5.0));
         if d % 16 == 0 {
-            both("wkv6", &|g, x| g.wkv6_decay(x, row_on), &|c, x| c.wkv6_decay(x, &row));
+            let bias = &Vector::from(row.clone());
+            let there: OnGpu<'_> = &|g, w| g.wkv6_decay(Wkv6Decay { w, bias });
+            both("wkv6", there, &|c, w| c.wkv6_decay(Wkv6Decay { w, bias }));
         }
     }
 }

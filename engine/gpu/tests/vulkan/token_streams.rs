@@ -1,6 +1,7 @@
 //! Sums over streams and over depth, weights of streams, and rows with sums in f64, beside the CPU's, bit for bit.
 
-use brigade_gpu::{DilatedConv, ScanPart, Span, StreamShape, SumStart, WeighedSpans, WeightsAt};
+use brigade_gpu::{DilatedConv, Span, StreamShape, SumStart, WeighedSpans, WeightsAt};
+use brigade_ops::ScanPart;
 
 use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of};
 
@@ -220,19 +221,9 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
             // Read in a slot that nobody writes.
             vec![part(2, 1, 0, 1), part(2, 3, 1, 20)],
         ] {
-            let there_parts: Vec<ScanPart> = parts
+            let scan_parts: Vec<ScanPart> = parts
                 .iter()
                 .map(|&(from, slot, first_row, n_rows)| ScanPart {
-                    from,
-                    slot,
-                    first_pos: 0,
-                    first_row,
-                    n_rows,
-                })
-                .collect();
-            let here_parts: Vec<brigade_engine::kernels::ScanPart> = parts
-                .iter()
-                .map(|&(from, slot, first_row, n_rows)| brigade_engine::kernels::ScanPart {
                     from,
                     slot,
                     first_pos: 0,
@@ -247,13 +238,13 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
             let (mut states_there, x_there) = (on(&gpu, &states), on(&gpu, &x));
             let (weight_there, mut there) = (on(&gpu, &weight), on(&gpu, &vec![0.0; x.len()]));
             let operands = (states_there.span(), x_there.span(), weight_there.span());
-            gpu.dilated_conv(&conv, &there_parts, operands, there.span_mut());
+            gpu.dilated_conv(&conv, &scan_parts, operands, there.span_mut());
             let mut here = vec![0.0; x.len()];
-            compute.dilated_conv(&conv, &here_parts, (&states, &x, &weight), &mut here);
+            compute.dilated_conv(&conv, &scan_parts, (&states, &x, &weight), &mut here);
             let name = format!("{conv:?} of {parts:?}");
             assert_same(&name, &values_of(&there), &here);
-            gpu.keep_last_rows(&conv, &there_parts, states_there.span_mut(), x_there.span());
-            compute.keep_last_rows(&conv, &here_parts, &mut states, &x);
+            gpu.keep_last_rows(&conv, &scan_parts, states_there.span_mut(), x_there.span());
+            compute.keep_last_rows(&conv, &scan_parts, &mut states, &x);
             assert_same(&name, &values_of(&states_there), &states);
         }
     }

@@ -12,7 +12,7 @@ use crate::compute::Compute;
 use crate::tiles::attention::{Attend, AttendPart, AttendVariant};
 use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
-use crate::vector::Vector;
+use brigade_ops::Vector;
 use brigade_shapes::EntryLayout;
 use brigade_shapes::{KV_PAGE, KvLayout};
 

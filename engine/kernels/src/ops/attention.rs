@@ -17,7 +17,7 @@ use crate::tiles::attention::{
 };
 use crate::tiles::chosen_blocks::{ChosenBlocks, SeenPage};
 use crate::tiles::out_rows::Rows;
-use crate::tiles::scan::check_disjoint_rows;
+use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::{KV_PAGE, ValuePlace};
 
 /// Tiles that each thread should find; with fewer, spans are spread as well.

@@ -13,7 +13,7 @@ use crate::compute::Compute;
 use crate::tiles::attention::{AttendPart, TILE_QUERIES};
 use crate::tiles::block_index::ProductTile;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::scan::check_disjoint_rows;
+use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::BlockSizes;
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 

@@ -1,46 +1,21 @@
 //! The convolution over the rows of each sequence, channels spread over the threads.
 
+use brigade_ops::{ConvRows, Host};
+
 use crate::compute::Compute;
 use crate::simd::LANES;
-use crate::tiles::conv::{Columns, Conv, ConvTile};
+use crate::tiles::conv::ConvTile;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::scan::{ScanPart, States};
-use brigade_shapes::StateAt;
+use crate::tiles::scan::States;
 
 impl Compute {
-    /// Runs `conv` over the rows of `parts`: `x` holds the inputs, `out` is `[n_rows, channels]`,
-    /// `states` is `[n_slots, conv.state_len()]` and follows.
+    /// See [`ConvRows`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
-    pub fn conv(
-        &self,
-        conv: &Conv,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        x: Columns<'_>,
-        out: &mut [f32],
-    ) {
-        self.conv_at(conv, parts, states, StateAt { per_slot: conv.state_len(), first: 0 }, x, out);
-    }
-
-    /// [`Compute::conv`] where a slot holds the states of several convolutions, this one's `at`.
-    ///
-    /// # Panics
-    /// If shapes disagree, or two parts share a slot.
-    pub fn conv_at(
-        &self,
-        conv: &Conv,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        at: StateAt,
-        x: Columns<'_>,
-        out: &mut [f32],
-    ) {
-        let n_rows = out.len() / conv.channels;
-        assert_eq!(out.len(), n_rows * conv.channels, "conv: length of out");
-        x.check(n_rows, conv.channels, "conv: x");
-        ScanPart::check(parts, n_rows, states.len() / at.per_slot, "conv");
+    pub fn conv(&self, op: ConvRows<'_, Host>) {
+        op.check();
+        let ConvRows { conv, parts, states, at, x, out } = op;
         let states = States::new(states, at.per_slot);
         let out = Rows::new(out, 1);
         let before = conv.taps - 1;

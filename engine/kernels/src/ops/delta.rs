@@ -1,31 +1,23 @@
 //! The gated delta rule, heads and strips of their states spread over the threads, and the decays that it takes.
 
+use brigade_ops::{DeltaScan, Host};
+
 use crate::compute::Compute;
 use crate::simd::LANES;
-use crate::tiles::delta::{DeltaRows, DeltaTile};
+use crate::tiles::delta::DeltaTile;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::scan::{ScanPart, States};
-use brigade_shapes::DeltaShape;
+use crate::tiles::scan::States;
 
 /// Strips that one task takes.
 const STRIPS: usize = 8;
 
 impl Compute {
-    /// Runs the delta rule over the rows of `parts`: `out` is `[n, n_head, d_v]`, `states` is
-    /// `[n_slots, shape.state_len()]` and follows.
+    /// See [`DeltaScan`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
-    pub fn delta_scan(
-        &self,
-        shape: &DeltaShape,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        x: DeltaRows<'_>,
-        out: &mut [f32],
-    ) {
-        let tile = STRIPS * LANES;
-        self.delta_tiles(shape, parts, states, x, out, tile, self.kernels().delta);
+    pub fn delta_scan(&self, op: DeltaScan<'_, Host>) {
+        self.delta_tiles(op, STRIPS * LANES, self.kernels().delta);
     }
 
     /// The delta rule token by token with lanes along the keys, which [`Compute::delta_scan`] is
@@ -33,35 +25,21 @@ impl Compute {
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
-    pub fn delta_plain(
-        &self,
-        shape: &DeltaShape,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        x: DeltaRows<'_>,
-        out: &mut [f32],
-    ) {
-        assert!(shape.d_k.is_multiple_of(LANES), "delta: keys of {}", shape.d_k);
-        self.delta_tiles(shape, parts, states, x, out, shape.d_v, self.kernels().delta_plain);
+    pub fn delta_plain(&self, op: DeltaScan<'_, Host>) {
+        assert!(op.shape.d_k.is_multiple_of(LANES), "delta: keys of {}", op.shape.d_k);
+        let tile = op.shape.d_v;
+        self.delta_tiles(op, tile, self.kernels().delta_plain);
     }
 
     /// Checks the shapes and runs `kernel` on tiles of `tile` value columns of each head.
-    #[allow(clippy::too_many_arguments, reason = "an op's operands and how to run it")]
     fn delta_tiles(
         &self,
-        shape: &DeltaShape,
-        parts: &[ScanPart],
-        states: &mut [f32],
-        x: DeltaRows<'_>,
-        out: &mut [f32],
+        op: DeltaScan<'_, Host>,
         tile: usize,
         kernel: impl Fn(DeltaTile<'_>) + Sync,
     ) {
-        let row_len = shape.n_head * shape.d_v;
-        let n_rows = out.len() / row_len;
-        assert_eq!(out.len(), n_rows * row_len, "delta: length of out");
-        x.check(shape, n_rows);
-        ScanPart::check(parts, n_rows, states.len() / shape.state_len(), "delta");
+        op.check();
+        let DeltaScan { shape, parts, states, x, out } = op;
         let states = States::new(states, shape.state_len());
         let out = Rows::new(out, 1);
         let per_head = shape.d_v.div_ceil(tile);

@@ -3,7 +3,7 @@
 use brigade_shapes::{ExpertGroups, ExpertWeights, LEAST_WEIGHT_SUM};
 
 use crate::compute::Compute;
-use crate::vector::Vector;
+use brigade_ops::Vector;
 
 /// Members of a group whose scores are its score.
 const GROUP_SCORES: usize = 2;

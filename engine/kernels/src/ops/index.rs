@@ -14,7 +14,7 @@ use crate::simd::LANES;
 use crate::tiles::attention::AttendPart;
 use crate::tiles::index::IndexTile;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::scan::check_disjoint_rows;
+use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::PoolSizes;
 use brigade_shapes::{KV_PAGE, KvLayout};
 

@@ -14,7 +14,7 @@ use crate::tiles::attention::AttendPart;
 use crate::tiles::chosen_blocks::NO_BLOCK;
 use crate::tiles::kv::add_index_key;
 use crate::tiles::rope::RopeTable;
-use crate::tiles::scan::check_disjoint_rows;
+use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::BlockSizes;
 use brigade_shapes::PoolSizes;
 use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};

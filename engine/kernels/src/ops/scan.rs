@@ -28,23 +28,15 @@ impl Compute {
 
     /// Runs `task(part, value, state, out)` for every part and every sixteen values of its heads, which have matrices
     /// `[d, d]` as states: `value` is the first of the sixteen in a row, `state` is theirs (`[d, 16]`), and `out` all of
-    /// `[n_rows, n_heads * d]`. `states` is `[n_slots, n_heads * d * d]`.
-    ///
-    /// # Panics
-    /// If shapes disagree, `d` is no multiple of 16, or two parts share a slot.
+    /// `[n_rows, n_heads * d]`. `states` is `[n_slots, n_heads * d * d]`. Shapes and parts were checked.
     pub(super) fn for_values(
         &self,
-        op: &str,
         (n_heads, d): (usize, usize),
         parts: &[ScanPart],
         (states, out): (&mut [f32], &mut [f32]),
         task: &ValueTask<'_>,
     ) {
         let width = n_heads * d;
-        assert!(d > 0 && d.is_multiple_of(LANES), "{op}: heads of {d}");
-        let n_rows = out.len() / width;
-        assert_eq!(out.len(), n_rows * width, "{op}: length of out");
-        ScanPart::check(parts, n_rows, states.len() / (width * d), op);
         let states = States::new(states, width * d);
         let out = Rows::new(out, 1);
         self.for_units(parts, width / LANES, 2 * LANES * d, &|part, tile| {

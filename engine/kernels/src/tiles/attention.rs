@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::chosen_blocks::{ChosenBlocks, SeenPage};
 use crate::BlockId;
 use crate::simd::LANES;
-use crate::vector::Vector;
+use brigade_ops::Vector;
 use brigade_shapes::KvLayout;
 
 /// Consecutive positions of one sequence, and where its pages are.

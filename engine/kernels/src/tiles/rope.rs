@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::vector::Vector;
+use brigade_ops::Vector;
 
 pub use brigade_shapes::RopeLayout;
 

@@ -1,29 +1,13 @@
-//! The time mixing of RWKV-6 (arXiv 2404.05892, section 4.2), and gated linear attention (arXiv 2312.06635), which is
-//! the same but for when the state is read. Each head has a matrix as its state. It decays key by key and learns:
-//! `S = S · diag(w) + vᵀ k`. `r` reads it.
-//!
-//! Rows `i` of the state belong to values and are independent of each other. Sixteen of them stand side by side, and
-//! keys `j` are taken in ascending order. In memory `S` is `[heads, tiles of 16 values, keys, 16]`.
+//! What the kernel of RWKV-6's time mixing sees.
+
+use brigade_ops::Host;
 
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
 
-/// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
-#[derive(Clone, Copy, Debug)]
-pub struct Wkv6Rows<'a> {
-    /// Receptance: reads the state out.
-    pub r: &'a [f32],
-    /// Decay of each key, in 0..=1.
-    pub w: &'a [f32],
-    /// Keys.
-    pub k: &'a [f32],
-    /// Values.
-    pub v: &'a [f32],
-    /// How much of a row's own key and value is read, `[n_heads * d]`: `r` reads the state before the row, plus so much
-    /// of the row. `None`: it reads the state behind the row.
-    pub own: Option<&'a [f32]>,
-}
+/// What the scan reads, in the host's memory.
+pub type Wkv6Rows<'a> = brigade_ops::Wkv6Rows<'a, Host>;
 
 /// [`LANES`] values of one head of one part.
 pub(crate) struct Wkv6Tile<'a> {

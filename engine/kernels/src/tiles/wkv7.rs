@@ -1,31 +1,13 @@
-//! The time mixing of RWKV-7 (arXiv 2503.14456, section 4.1). Each head has a matrix as its state. It decays
-//! key by key, forgets along one direction and learns along another: `S = S · (diag(w) − κᵀ(κ ⊙ a)) + vᵀ k`.
-//! `r` reads it.
-//!
-//! Rows `i` of the state belong to values and are independent of each other. Sixteen of them stand side by
-//! side, and keys `j` are taken in ascending order. In memory `S` is `[heads, tiles of 16 values, keys, 16]`.
+//! What the kernels of RWKV-7's time mixing see.
+
+use brigade_ops::Host;
 
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
-use crate::vector::Vector;
 
-/// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
-#[derive(Clone, Copy, Debug)]
-pub struct Wkv7Rows<'a> {
-    /// Receptance: reads the state out.
-    pub r: &'a [f32],
-    /// Decay of each key, in 0..1.
-    pub w: &'a [f32],
-    /// Keys.
-    pub k: &'a [f32],
-    /// Values.
-    pub v: &'a [f32],
-    /// Normed removal keys `κ`.
-    pub kappa: &'a [f32],
-    /// Their learning rates times themselves, `κ ⊙ a`.
-    pub kappa_a: &'a [f32],
-}
+/// What the scan reads, in the host's memory.
+pub type Wkv7Rows<'a> = brigade_ops::Wkv7Rows<'a, Host>;
 
 /// [`LANES`] values of one head of one part.
 pub(crate) struct Wkv7Tile<'a> {
@@ -83,19 +65,6 @@ impl Wkv7Tile<'_> {
 #[inline(always)]
 pub(crate) fn head_of(x: &[f32], start: usize, d: usize) -> &[f32] {
     &x[start..start + d]
-}
-
-/// Vectors that shape a head's keys and rates before the scan, `[n_heads * d]` each.
-#[derive(Clone, Debug)]
-pub struct Wkv7Weights {
-    /// Added to the decay before its sigmoid.
-    pub w0: Vector,
-    /// Added to the learning rate before its sigmoid.
-    pub a0: Vector,
-    /// Multiplies keys to make removal keys.
-    pub k_k: Vector,
-    /// How much the learning rate scales keys.
-    pub k_a: Vector,
 }
 
 /// One head of one row on its way to the scan.

@@ -1,7 +1,7 @@
 //! The gated delta rule.
 
-use brigade_engine::kernels;
-use brigade_gpu::{ColumnsSpan, Decay, DeltaRows, DeltaShape, GpuBuffer, KeyHeads};
+use brigade_gpu::{Decay, DeltaShape, GpuBuffer, KeyHeads, OnGpu};
+use brigade_ops::{Columns, DeltaRows, DeltaScan, Host};
 
 use super::{PARTS, Scan, n_rows, parts};
 use crate::common::{Random, compute, gpu, on};
@@ -28,12 +28,12 @@ fn unit(random: &mut Random, n: usize, width: usize, d: usize, beside: usize) ->
 }
 
 /// Columns of rows that are 5 wider, 2 of them before.
-fn there(buffer: &GpuBuffer, width: usize) -> ColumnsSpan<'_> {
-    ColumnsSpan { span: buffer.span(), stride: width + 5, first_col: 2 }
+fn there(buffer: &GpuBuffer, width: usize) -> Columns<'_, OnGpu> {
+    Columns { values: buffer.span(), stride: width + 5, first_col: 2 }
 }
 
-fn here(data: &[f32], width: usize) -> kernels::Columns<'_> {
-    kernels::Columns { data, stride: width + 5, first_col: 2 }
+fn here(data: &[f32], width: usize) -> Columns<'_, Host> {
+    Columns { values: data, stride: width + 5, first_col: 2 }
 }
 
 /// Runs a case with log decays of mean `-rate`.
@@ -56,13 +56,14 @@ fn check(shape: DeltaShape, rate: f32, random: &mut Random) {
         width: n_head * d_v,
         on_cpu: &|parts, states, out| {
             let [q, k, v, decay, beta] = [0, 1, 2, 3, 4].map(|i: usize| here(&data[i], widths[i]));
-            let rows = kernels::DeltaRows { q, k, v, decay, beta };
-            compute.delta_scan(&shape, parts, states, rows, out);
+            let x = DeltaRows { q, k, v, decay, beta };
+            compute.delta_scan(DeltaScan { shape: &shape, parts, states, x, out });
         },
         on_gpu: &|gpu, parts, states, out| {
             let [q, k, v, decay, beta] =
                 [0, 1, 2, 3, 4].map(|i: usize| there(&buffers[i], widths[i]));
-            gpu.delta_scan(&shape, parts, states, DeltaRows { q, k, v, decay, beta }, out);
+            let x = DeltaRows { q, k, v, decay, beta };
+            gpu.delta_scan(DeltaScan { shape: &shape, parts, states, x, out });
         },
     }
     .check_all(random);

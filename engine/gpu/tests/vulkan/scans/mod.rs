@@ -7,13 +7,13 @@ mod slots;
 mod ssd;
 mod wkv;
 
-use brigade_engine::kernels;
-use brigade_gpu::{Gpu, ScanPart, SpanMut};
+use brigade_gpu::{Gpu, SpanMut};
+use brigade_ops::ScanPart;
 
 use crate::common::{Random, assert_same, gpu, on, values_of};
 
 /// Runs parts on the CPU, over states and outputs.
-type OnCpu<'a> = &'a dyn Fn(&[kernels::ScanPart], &mut [f32], &mut [f32]);
+type OnCpu<'a> = &'a dyn Fn(&[ScanPart], &mut [f32], &mut [f32]);
 /// Runs parts on the GPU, over states and outputs.
 type OnGpu<'a> = &'a dyn Fn(&Gpu, &[ScanPart], SpanMut<'_>, SpanMut<'_>);
 
@@ -103,13 +103,9 @@ impl Scan<'_> {
     }
 
     fn on_cpu(&self, parts: &[ScanPart], states: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let of = |part: &ScanPart| {
-            let ScanPart { from, slot, first_pos, first_row, n_rows } = *part;
-            kernels::ScanPart { from, slot, first_pos, first_row, n_rows }
-        };
         let mut states = states.to_vec();
         let mut out = vec![7.0; n_rows(parts) * self.width];
-        (self.on_cpu)(&parts.iter().map(of).collect::<Vec<_>>(), &mut states, &mut out);
+        (self.on_cpu)(parts, &mut states, &mut out);
         (out, states)
     }
 

@@ -1,7 +1,7 @@
 //! Mamba-2's recurrence.
 
-use brigade_engine::kernels;
-use brigade_gpu::{ColumnsSpan, GpuBuffer, SsdInput, SsdShape, SsdSpans};
+use brigade_gpu::{GpuBuffer, OnGpu, SsdShape};
+use brigade_ops::{Columns, Host, Ssd, SsdInput, SsdScan};
 
 use super::{PARTS, SLOTS, Scan, n_rows, parts};
 use crate::common::{Random, compute, gpu, on};
@@ -11,34 +11,28 @@ const BESIDE: usize = 6;
 /// How many of those are before them.
 const BEFORE: usize = 2;
 
-fn there(buffer: &GpuBuffer, width: usize) -> ColumnsSpan<'_> {
-    ColumnsSpan { span: buffer.span(), stride: width + BESIDE, first_col: BEFORE }
+fn there(buffer: &GpuBuffer, width: usize) -> Columns<'_, OnGpu> {
+    Columns { values: buffer.span(), stride: width + BESIDE, first_col: BEFORE }
 }
 
-fn here(data: &[f32], width: usize) -> kernels::Columns<'_> {
-    kernels::Columns { data, stride: width + BESIDE, first_col: BEFORE }
+fn here(data: &[f32], width: usize) -> Columns<'_, Host> {
+    Columns { values: data, stride: width + BESIDE, first_col: BEFORE }
 }
 
 /// Runs a case with decays of about `e^-rate` a token, with inputs or without, from `states`.
 fn check(shape: SsdShape, rate: f32, scale: f32, random: &mut Random, states: Option<f32>) {
     let Some(gpu) = gpu() else { return };
     let compute = compute();
-    let SsdShape { n_head, head_dim, n_state, n_group } = shape;
+    let SsdShape { n_head, n_state, n_group, .. } = shape;
     let n = n_rows(&parts(&PARTS));
     let widths = [shape.n_inner(), n_group * n_state, n_group * n_state, n_head];
     let [x, b, c, dt] = widths.map(|width| random.values(n * (width + BESIDE), scale));
     let dt: Vec<f32> = dt.iter().map(|v| 3.0 * v).collect();
     let a: Vec<f32> = (0..n_head).map(|_| -rate * (1.0 + 0.5 * random.value())).collect();
     let (d, bias) = (random.values(n_head, 1.0), random.values(n_head, scale));
-    let buffers = [&x, &b, &c, &dt, &a, &d, &bias].map(|x| on(&gpu, x));
-    let on_cpu = kernels::Ssd::new(
-        kernels::SsdShape { n_head, head_dim, n_state, n_group },
-        a.clone().into(),
-        d.clone().into(),
-        bias.clone().into(),
-    );
-    let [x_there, b_there, c_there, dt_there, a, d, bias] = &buffers;
-    let on_gpu = SsdSpans { shape, a: a.span(), d: d.span(), dt_bias: bias.span() };
+    let buffers = [&x, &b, &c, &dt].map(|x| on(&gpu, x));
+    let ssd = &Ssd::new(shape, a.into(), d.into(), bias.into());
+    let [x_there, b_there, c_there, dt_there] = &buffers;
     let scan = Scan {
         name: &format!("ssd of {shape:?}, rate {rate}"),
         per_slot: shape.state_len(),
@@ -46,7 +40,7 @@ fn check(shape: SsdShape, rate: f32, scale: f32, random: &mut Random, states: Op
         on_cpu: &|parts, states, out| {
             let [x, b, c, dt] =
                 [(&x, 0), (&b, 1), (&c, 2), (&dt, 3)].map(|(x, i)| here(x, widths[i]));
-            compute.ssd(&on_cpu, parts, states, kernels::SsdInput { x, b, c, dt }, out);
+            compute.ssd(SsdScan { ssd, parts, states, input: SsdInput { x, b, c, dt }, out });
         },
         on_gpu: &|gpu, parts, states, out| {
             let input = SsdInput {
@@ -55,7 +49,7 @@ fn check(shape: SsdShape, rate: f32, scale: f32, random: &mut Random, states: Op
                 c: there(c_there, widths[2]),
                 dt: there(dt_there, widths[3]),
             };
-            gpu.ssd(&on_gpu, parts, states, input, out);
+            gpu.ssd(SsdScan { ssd, parts, states, input, out });
         },
     };
     match states {

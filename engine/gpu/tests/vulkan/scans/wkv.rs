@@ -1,7 +1,8 @@
 //! The time mixing of RWKV-6 and RWKV-7.
 
-use brigade_engine::kernels::{self, Wkv7Weights};
-use brigade_gpu::{Wkv6Rows, Wkv7Rows, Wkv7Spans};
+use brigade_ops::{
+    Vector, Wkv6, Wkv6Rows, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights,
+};
 
 use super::{PARTS, Scan, n_rows, parts};
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
@@ -29,13 +30,13 @@ fn check6((n_heads, d): (usize, usize), has_own: bool, decay: f32, random: &mut 
         width,
         on_cpu: &|parts, states, out| {
             let own = has_own.then_some(&own[..]);
-            let rows = kernels::Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
-            compute.wkv6((n_heads, d), parts, states, rows, out);
+            let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
+            compute.wkv6(Wkv6 { n_heads, d, parts, states, rows, out });
         },
         on_gpu: &|gpu, parts, states, out| {
             let [r, w, k, v, own] = spans;
             let rows = Wkv6Rows { r, w, k, v, own: has_own.then_some(own) };
-            gpu.wkv6((n_heads, d), parts, states, rows, out);
+            gpu.wkv6(Wkv6 { n_heads, d, parts, states, rows, out });
         },
     }
     .check_all(random);
@@ -70,13 +71,13 @@ fn check7((n_heads, d): (usize, usize), decay: f32, random: &mut Random) {
         width,
         on_cpu: &|parts, states, out| {
             let (r, w, k, v) = (&r[..], &w[..], &k[..], &v[..]);
-            let rows = kernels::Wkv7Rows { r, w, k, v, kappa: &kappa, kappa_a: &kappa_a };
-            compute.wkv7((n_heads, d), parts, states, rows, out);
+            let rows = Wkv7Rows { r, w, k, v, kappa: &kappa, kappa_a: &kappa_a };
+            compute.wkv7(Wkv7 { n_heads, d, parts, states, rows, out });
         },
         on_gpu: &|gpu, parts, states, out| {
             let [r, w, k, v, kappa, kappa_a] = spans;
             let rows = Wkv7Rows { r, w, k, v, kappa, kappa_a };
-            gpu.wkv7((n_heads, d), parts, states, rows, out);
+            gpu.wkv7(Wkv7 { n_heads, d, parts, states, rows, out });
         },
     }
     .check_all(random);
@@ -97,21 +98,28 @@ fn preparation_and_bonus_have_the_bits_of_the_cpu() {
     let (compute, mut random) = (compute(), Random(59));
     for (n, (n_heads, d)) in [1, 7, 5, 2].into_iter().zip(SHAPES) {
         let width = n_heads * d;
-        let [w0, a0, k_k, k_a] = [0; 4].map(|_| random.values(width, 2.0));
+        let [w0, a0, k_k, k_a] = [0; 4].map(|_| Vector::from(random.values(width, 2.0)));
+        let weights = &Wkv7Weights { w0, a0, k_k, k_a };
         let [mut w, mut k, mut a, v] = [0; 4].map(|_| random.values(n * width, 3.0));
         // A head without any length.
         k[..d].fill(0.0);
         let mut kappa = vec![0.0; n * width];
         let mut there = [&w, &k, &a, &kappa].map(|x| on(&gpu, x));
-        let weights = [&w0, &a0, &k_k, &k_a, &v].map(|x| on(&gpu, x));
-        let [w0_there, a0_there, k_k_there, k_a_there, v_there] =
-            weights.each_ref().map(|x| x.span());
-        let spans = Wkv7Spans { w0: w0_there, a0: a0_there, k_k: k_k_there, k_a: k_a_there };
-        gpu.wkv7_prepare(spans, d, there.each_mut().map(|x| x.span_mut()));
-        let bonus_weights = k_k.clone();
-        let [w0, a0, k_k, k_a] = [w0, a0, k_k, k_a].map(kernels::Vector::from);
-        let weights = Wkv7Weights { w0, a0, k_k, k_a };
-        compute.wkv7_prepare(&weights, d, [&mut w, &mut k, &mut a, &mut kappa]);
+        let v_there = on(&gpu, &v);
+        {
+            let [w, k, a, kappa] = there.each_mut().map(|x| x.span_mut());
+            gpu.wkv7_prepare(Wkv7Prepare { weights, d, w, k, a, kappa });
+        }
+        let rows = [&mut w, &mut k, &mut a, &mut kappa].map(|x| &mut x[..]);
+        let [w_here, k_here, a_here, kappa_here] = rows;
+        compute.wkv7_prepare(Wkv7Prepare {
+            weights,
+            d,
+            w: w_here,
+            k: k_here,
+            a: a_here,
+            kappa: kappa_here,
+        });
         for (there, here) in there.iter().zip([&w, &k, &a, &kappa]) {
             assert_same(
                 &format!("wkv7_prepare of {n_heads} heads of {d}"),
@@ -122,11 +130,20 @@ fn preparation_and_bonus_have_the_bits_of_the_cpu() {
 
         let mut out = random.values(n * width, 1.0);
         let mut out_there = on(&gpu, &out);
-        let rows = [there[0].span(), there[1].span(), v_there];
-        gpu.wkv7_bonus(out_there.span_mut(), d, rows, k_k_there);
+        let r_k = &weights.k_k;
+        let [w_there, k_there, a_there, kappa_there] = there.each_ref().map(|x| x.span());
+        let rows = Wkv7Rows {
+            r: w_there,
+            w: w_there,
+            k: k_there,
+            v: v_there.span(),
+            kappa: kappa_there,
+            kappa_a: a_there,
+        };
+        gpu.wkv7_bonus(Wkv7Bonus { out: out_there.span_mut(), d, rows, r_k });
         let (r, w, k, v) = (&w[..], &w[..], &k[..], &v[..]);
-        let rows = kernels::Wkv7Rows { r, w, k, v, kappa: &kappa, kappa_a: &a };
-        compute.wkv7_bonus(&mut out, d, rows, &bonus_weights);
+        let rows = Wkv7Rows { r, w, k, v, kappa: &kappa, kappa_a: &a };
+        compute.wkv7_bonus(Wkv7Bonus { out: &mut out, d, rows, r_k });
         assert_same(&format!("wkv7_bonus of {n_heads} heads of {d}"), &values_of(&out_there), &out);
     }
 }

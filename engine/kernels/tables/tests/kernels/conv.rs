@@ -3,7 +3,7 @@
 use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::conv::conv as plain;
-use brigade_kernels::{Columns, Conv, DilatedConv, ScanPart, StateAt};
+use brigade_kernels::{Columns, Conv, ConvRows, DilatedConv, ScanPart, StateAt};
 use brigade_kernels_tables::available;
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
@@ -21,9 +21,9 @@ fn matches_f64_for_all_widths_and_taps() {
             let conv = Conv::new(&weight, taps, Some(bias.clone().into()), silu);
             let mut states = vec![0.0; 2 * conv.state_len()];
             let mut out = vec![0.0; n * channels];
-            let x = Columns { data: &x, stride: channels + pad, first_col: 3 };
+            let x = Columns { values: &x, stride: channels + pad, first_col: 3 };
             let parts = [part(1, 0, 0, 6), part(0, 0, 6, 3)];
-            compute.conv(&conv, &parts, &mut states, x, &mut out);
+            compute.conv(ConvRows { conv: &conv, parts: &parts, states: &mut states, at: conv.alone(), x, out: &mut out });
             out
         });
         let rows: Vec<f32> =
@@ -47,7 +47,7 @@ fn states_of_another_slot_are_read() {
     let conv = Conv::new(&weight, taps, None, true);
     let sizes = (conv.state_len(), channels);
     states_may_be_read_elsewhere("conv", sizes, |compute, parts, states, out| {
-        compute.conv(&conv, parts, states, Columns::whole(&x, channels), out);
+        compute.conv(ConvRows { conv: &conv, parts, states, at: conv.alone(), x: Columns::whole(&x, channels), out });
     });
     let dilated = DilatedConv { channels, taps, apart: 2 };
     let sizes = (dilated.state_len(), channels);
@@ -70,9 +70,9 @@ fn cuts_do_not_change_a_bit() {
             let mut out = vec![0.0; n * channels];
             let mut first = 0;
             for &end in cuts {
-                let x = Columns { data: &x, stride: channels, first_col: 0 };
+                let x = Columns { values: &x, stride: channels, first_col: 0 };
                 let part = part(0, first, first, end - first);
-                compute.conv(&conv, &[part], &mut states, x, &mut out);
+                compute.conv(ConvRows { conv: &conv, parts: &[part], states: &mut states, at: conv.alone(), x, out: &mut out });
                 first = end;
             }
             out.extend(states);
@@ -97,11 +97,11 @@ fn states_of_two_convolutions_share_a_slot() {
     let mut first = 0;
     for (conv, x) in convs.iter().zip(&x) {
         let x = Columns::whole(x, conv.channels());
-        let (mut alone, mut out) = (vec![0.0; 2 * conv.state_len()], vec![0.0; x.data.len()]);
-        compute.conv(conv, &[part(1, 0, 0, n)], &mut alone, x, &mut out);
+        let (mut alone, mut out) = (vec![0.0; 2 * conv.state_len()], vec![0.0; x.values.len()]);
+        compute.conv(ConvRows { conv, parts: &[part(1, 0, 0, n)], states: &mut alone, at: conv.alone(), x, out: &mut out });
         let mut beside = vec![0.0; out.len()];
         let at = StateAt { per_slot, first };
-        compute.conv_at(conv, &[part(1, 0, 0, n)], &mut shared, at, x, &mut beside);
+        compute.conv(ConvRows { conv, parts: &[part(1, 0, 0, n)], states: &mut shared, at, x, out: &mut beside });
         same_bits("outputs", &beside, &out);
         let state = &shared[per_slot + first..][..conv.state_len()];
         same_bits("state", state, &alone[conv.state_len()..]);

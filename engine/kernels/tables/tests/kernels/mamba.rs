@@ -3,7 +3,7 @@
 use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::mamba::Mamba as Plain;
-use brigade_kernels::{Columns, FLUSH_EVERY, MambaRows, MambaScan, ScanPart};
+use brigade_kernels::{Columns, FLUSH_EVERY, MambaRows, MambaScan, MambaWeights, ScanPart};
 
 /// Constants and rows of a scan.
 struct Case {
@@ -36,12 +36,12 @@ impl Case {
         }
     }
 
-    fn scan(&self) -> MambaScan {
-        MambaScan::new(&self.a, &self.dt_bias, &self.d)
+    fn scan(&self) -> MambaWeights {
+        MambaWeights::new(&self.a, &self.dt_bias, &self.d)
     }
 
     fn state_len(&self) -> usize {
-        MambaScan::state_len(self.channels, self.n_state)
+        MambaWeights::state_len(self.channels, self.n_state)
     }
 
     /// Rows `range`.
@@ -54,7 +54,7 @@ impl Case {
             dt: part(&self.dt),
             b: cut(&self.b, range.clone(), n_state),
             c: cut(&self.c, range.clone(), n_state),
-            gate: Columns { data: cut(&self.gate, range.clone(), stride), stride, first_col: 5 },
+            gate: Columns { values: cut(&self.gate, range.clone(), stride), stride, first_col: 5 },
         }
     }
 
@@ -63,7 +63,7 @@ impl Case {
         let rows = self.rows(range);
         let gate: Vec<f32> = rows
             .gate
-            .data
+            .values
             .chunks_exact(rows.gate.stride)
             .flat_map(|row| &row[5..5 + self.channels])
             .copied()
@@ -92,7 +92,7 @@ fn matches_f64_for_all_sizes() {
             let mut states = vec![0.0; 3 * case.state_len()];
             let mut out = vec![0.0; 30 * channels];
             let parts = [part(2, 100, 0, 19), part(0, 0, 19, 11)];
-            compute.mamba_scan(&case.scan(), &parts, &mut states, case.rows(0..30), &mut out);
+            compute.mamba_scan(MambaScan { weights: &case.scan(), parts: &parts, states: &mut states, rows: case.rows(0..30), out: &mut out });
             out
         });
         let mut want = case.plain(0..19);
@@ -109,7 +109,7 @@ fn states_of_another_slot_are_read() {
     let case = Case::new(37, 5, N_ROWS, &mut Rng::new(83));
     let scan = case.scan();
     states_may_be_read_elsewhere("mamba", (case.state_len(), 37), |compute, parts, states, out| {
-        compute.mamba_scan(&scan, parts, states, case.rows(0..N_ROWS), out);
+        compute.mamba_scan(MambaScan { weights: &scan, parts, states, rows: case.rows(0..N_ROWS), out });
     });
 }
 
@@ -127,13 +127,7 @@ fn cuts_do_not_change_a_bit() {
             for &end in cuts {
                 let mut rows = vec![0.0; (end - first) * 50];
                 let parts = [part(0, first, 0, end - first)];
-                compute.mamba_scan(
-                    &case.scan(),
-                    &parts,
-                    &mut states,
-                    case.rows(first..end),
-                    &mut rows,
-                );
+                compute.mamba_scan(MambaScan { weights: &case.scan(), parts: &parts, states: &mut states, rows: case.rows(first..end), out: &mut rows });
                 out.extend(rows);
                 first = end;
             }
@@ -160,13 +154,7 @@ fn what_decays_to_nothing_becomes_zero() {
         let run = |n: usize| {
             let mut states = vec![0.0; case.state_len()];
             let parts = [part(0, 0, 0, n)];
-            compute.mamba_scan(
-                &case.scan(),
-                &parts,
-                &mut states,
-                case.rows(0..n),
-                &mut vec![0.0; n * 16],
-            );
+            compute.mamba_scan(MambaScan { weights: &case.scan(), parts: &parts, states: &mut states, rows: case.rows(0..n), out: &mut vec![0.0; n * 16] });
             states
         };
         assert!(run(FLUSH_EVERY - 1).iter().all(|s| *s != 0.0 && s.is_subnormal()));

@@ -3,7 +3,7 @@
 use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, compute, same_bits, same_bits_everywhere};
 use crate::reference::ssd::ssd as plain;
-use brigade_kernels::{Columns, Compute, FLUSH_EVERY, ScanPart, Ssd, SsdInput, SsdShape};
+use brigade_kernels::{Columns, Compute, FLUSH_EVERY, ScanPart, Ssd, SsdInput, SsdScan, SsdShape};
 use brigade_kernels_tables::available;
 
 /// Largest difference from f64, relative in the 2-norm.
@@ -36,8 +36,8 @@ impl Case {
     }
 
     pub(super) fn input(&self) -> SsdInput<'_> {
-        let shape = self.ssd.shape();
-        let columns = |data, stride| Columns { data, stride, first_col: 0 };
+        let shape = &self.ssd.shape;
+        let columns = |data, stride| Columns { values: data, stride, first_col: 0 };
         SsdInput {
             x: columns(&self.x, shape.n_inner()),
             b: columns(&self.b, shape.n_bc()),
@@ -59,7 +59,7 @@ impl Case {
         let mut first = 0;
         for &end in cuts {
             let part = ScanPart::in_place(0, first_pos + first, first, end - first);
-            compute.ssd(&self.ssd, &[part], &mut state, self.input(), &mut out);
+            compute.ssd(SsdScan { ssd: &self.ssd, parts: &[part], states: &mut state, input: self.input(), out: &mut out });
             first = end;
         }
         out.extend(state);
@@ -107,7 +107,7 @@ fn the_plain_form_is_the_same_function() {
         let mut out = vec![0.0; case.x.len()];
         let part = ScanPart::in_place(0, 0, 0, 70);
         let compute = compute(kernels, 2);
-        compute.ssd_plain(&case.ssd, &[part], &mut states, case.input(), &mut out);
+        compute.ssd_plain(SsdScan { ssd: &case.ssd, parts: &[part], states: &mut states, input: case.input(), out: &mut out });
         near("outputs", &out, &y, LIMIT);
         near("state", &turned(&states, shape.head_dim, shape.n_state), &state, LIMIT);
     }
@@ -119,7 +119,7 @@ fn states_of_another_slot_are_read() {
     let case = Case::new(shape, N_ROWS, 0.5, 85);
     let sizes = (shape.state_len(), shape.n_inner());
     states_may_be_read_elsewhere("ssd", sizes, |compute, parts, states, out| {
-        compute.ssd(&case.ssd, parts, states, case.input(), out);
+        compute.ssd(SsdScan { ssd: &case.ssd, parts, states, input: case.input(), out });
     });
 }
 
@@ -158,7 +158,7 @@ fn parts_do_not_see_each_other() {
     let mut states = both.state.clone();
     let mut out = vec![0.0; both.x.len()];
     let parts = [ScanPart::in_place(0, 5, 0, 40), ScanPart::in_place(1, 77, 40, 1)];
-    compute.ssd(&both.ssd, &parts, &mut states, both.input(), &mut out);
+    compute.ssd(SsdScan { ssd: &both.ssd, parts: &parts, states: &mut states, input: both.input(), out: &mut out });
     let (first, second) = (cases[0].run(&compute, 5, &[40]), second.run(&compute, 77, &[1]));
     let (n_first, n_state) = (cases[0].x.len(), shape.state_len());
     same_bits("first", &out[..n_first], &first[..n_first]);

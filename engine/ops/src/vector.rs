@@ -4,12 +4,28 @@ use std::any::Any;
 use std::ops::Deref;
 use std::sync::OnceLock;
 
+use crate::view::View;
+
 /// Values in f32 that stay as they are.
 #[derive(Debug, Default)]
 pub struct Vector {
     values: Vec<f32>,
-    /// A device's copy.
-    copy: OnceLock<Box<dyn Any + Send + Sync>>,
+    copies: Copies,
+}
+
+/// What a device keeps of values that stay as they are.
+#[derive(Debug, Default)]
+pub struct Copies(OnceLock<Box<dyn Any + Send + Sync>>);
+
+impl Copies {
+    /// What a device keeps of the values, always the same: `make` makes it when it is first asked for.
+    ///
+    /// # Panics
+    /// If it was asked for as another type before.
+    pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
+        let kept = self.0.get_or_init(|| Box::new(make()));
+        kept.downcast_ref().expect("values have the copy of one kind of device")
+    }
 }
 
 impl Vector {
@@ -19,13 +35,10 @@ impl Vector {
         self.values
     }
 
-    /// What a device keeps of the values, always the same: `copy` makes it when it is first asked for.
-    ///
-    /// # Panics
-    /// If it was asked for as another type before.
-    pub fn kept<T: Any + Send + Sync>(&self, copy: impl FnOnce(&[f32]) -> T) -> &T {
-        let kept = self.copy.get_or_init(|| Box::new(copy(&self.values)));
-        kept.downcast_ref().expect("a vector has the copy of one kind of device")
+    /// The values, as ops take them.
+    #[inline]
+    pub fn view(&self) -> View<'_, f32> {
+        View::Lasting(&self.values, &self.copies)
     }
 }
 
@@ -37,7 +50,7 @@ impl Clone for Vector {
 
 impl From<Vec<f32>> for Vector {
     fn from(values: Vec<f32>) -> Self {
-        Self { values, copy: OnceLock::new() }
+        Self { values, copies: Copies::default() }
     }
 }
 

@@ -1,0 +1,77 @@
+//! Operands of ops in a GPU's memory.
+
+use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, Place, Vector, View, ViewMut};
+use crate::buffer::GpuBuffer;
+use crate::device::Gpu;
+use crate::span::{Span, SpanMut};
+
+/// A GPU's memory: operands are spans of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct OnGpu;
+
+impl Place for OnGpu {
+    type Read<'a, T: Element> = Span<'a>;
+    type Write<'a, T: Element> = SpanMut<'a>;
+
+    fn len<T: Element>(values: &Span<'_>) -> usize {
+        values.len() / size_of::<T>()
+    }
+
+    fn len_mut<T: Element>(values: &SpanMut<'_>) -> usize {
+        values.len() / size_of::<T>()
+    }
+}
+
+impl Buffer for GpuBuffer {
+    fn len(&self) -> usize {
+        GpuBuffer::len(self)
+    }
+}
+
+/// Takes operands to a GPU. What is read and does not lie there is put there.
+///
+/// # Panics
+/// If something that is to be written lies elsewhere, or the GPU has no memory for its copy of a vector.
+pub struct ToGpu<'g>(pub &'g Gpu);
+
+impl<'a: 'b, 'b> Carry<'a, 'b, Anywhere, OnGpu> for ToGpu<'b> {
+    fn read<T: Element>(&mut self, values: View<'a, T>) -> Span<'b> {
+        match values {
+            View::Host(values) => self.0.upload(bytemuck::cast_slice(values)),
+            View::Lasting(values, copies) => {
+                let copy = || match self.0.keep_soon(bytemuck::cast_slice(values)) {
+                    Ok(buffer) => buffer,
+                    Err(error) => panic!("no memory for a vector of weights: {error}"),
+                };
+                copies.kept::<GpuBuffer>(copy).span()
+            }
+            View::Device(part) => span_of(part),
+        }
+    }
+
+    fn write<T: Element>(&mut self, values: ViewMut<'a, T>) -> SpanMut<'b> {
+        match values {
+            ViewMut::Host(_) => panic!("an op on a GPU writes to its memory"),
+            ViewMut::Device(part) => {
+                let span = span_of(part.into_part());
+                SpanMut::new(span.address(), span.len())
+            }
+        }
+    }
+}
+
+impl Gpu {
+    /// The GPU's copy of a vector, always the same, for ops that are recorded from now on.
+    ///
+    /// # Panics
+    /// If it has no memory left when it is first asked for.
+    pub fn vector<'a>(&'a self, vector: &'a Vector) -> Span<'a> {
+        ToGpu(self).read(vector.view())
+    }
+}
+
+/// Where a part of a buffer lies.
+fn span_of(part: Part<'_>) -> Span<'_> {
+    let (buffer, bytes) = part.within::<GpuBuffer>().expect("what an op on a GPU takes lies there");
+    buffer.span().part(bytes)
+}

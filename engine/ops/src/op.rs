@@ -1,0 +1,72 @@
+//! All ops as one type, so that a device is one object with few methods.
+
+use crate::carry::Carry;
+use crate::place::{Anywhere, Place};
+use crate::scan;
+
+/// Writes the type of all ops, and what each of them needs: how it comes from its operands, its name, where it writes, and its
+/// way to another place.
+macro_rules! ops {
+    ($($(#[$doc:meta])* $op:ident($($operands:ident)::+),)*) => {
+        /// What a device may be told to do, with its operands at the place `P`. What an op means is said at its operands.
+        pub enum Op<'a, P: Place> {
+            $($(#[$doc])* $op($($operands)::+<'a, P>),)*
+        }
+
+        $(impl<'a, P: Place> From<$($operands)::+<'a, P>> for Op<'a, P> {
+            #[inline]
+            fn from(operands: $($operands)::+<'a, P>) -> Self {
+                Self::$op(operands)
+            }
+        })*
+
+        impl<'a, A: Place> Op<'a, A> {
+            /// Its name, for messages and counts.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$op(_) => stringify!($op),)*
+                }
+            }
+
+            /// The same at another place.
+            pub fn carried<'b, B: Place>(self, by: &mut impl Carry<'a, 'b, A, B>) -> Op<'b, B>
+            where
+                'a: 'b,
+            {
+                match self {
+                    $(Self::$op(operands) => Op::$op(operands.carried(by)),)*
+                }
+            }
+        }
+
+        impl Op<'_, Anywhere> {
+            /// Whether all that it writes lies with a device.
+            pub fn writes_with_device(&self) -> bool {
+                match self {
+                    $(Self::$op(operands) => operands.writes_with_device(),)*
+                }
+            }
+        }
+    };
+}
+
+ops! {
+    /// A causal convolution of each channel.
+    Conv(scan::ConvRows),
+    /// Mamba-2's recurrence.
+    Ssd(scan::SsdScan),
+    /// The gated delta rule.
+    Delta(scan::DeltaScan),
+    /// Mamba's selective scan.
+    Mamba(scan::MambaScan),
+    /// Decays of RWKV-6.
+    Wkv6Decay(scan::Wkv6Decay),
+    /// RWKV-6's recurrence.
+    Wkv6(scan::Wkv6),
+    /// What RWKV-7 scans, made ready.
+    Wkv7Prepare(scan::Wkv7Prepare),
+    /// RWKV-7's recurrence.
+    Wkv7(scan::Wkv7),
+    /// What a row of RWKV-7 alone contributes.
+    Wkv7Bonus(scan::Wkv7Bonus),
+}

@@ -1,0 +1,92 @@
+//! Causal depthwise convolution over the rows of each sequence. Its state is the rows before them.
+
+use brigade_shapes::{MAX_CONV_TAPS, StateAt};
+
+use super::{Columns, ScanPart};
+use crate::carry::carried;
+use crate::place::Place;
+use crate::vector::Vector;
+
+/// A causal depthwise convolution: `y[t][c] = act(bias[c] + Σ_j weight[j][c] · x[t - taps + 1 + j][c])`,
+/// taps in ascending order; rows before a sequence's first count as zero.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// Channels.
+    pub channels: usize,
+    /// Taps of each.
+    pub taps: usize,
+    /// `[taps, channels]`.
+    pub weight: Vector,
+    /// `[channels]`, zeros where the model has none.
+    pub bias: Vector,
+    /// Whether `silu` follows.
+    pub silu: bool,
+}
+
+/// A convolution over the rows of `parts`.
+pub struct ConvRows<'a, P: Place> {
+    /// The convolution.
+    pub conv: &'a Conv,
+    /// Whose rows these are.
+    pub parts: &'a [ScanPart],
+    /// `[n_slots, at.per_slot]`: the convolution's own values, from `at.first` on, follow.
+    pub states: P::Write<'a, f32>,
+    /// Where in a slot they lie.
+    pub at: StateAt,
+    /// Its inputs, `[n_rows, channels]`.
+    pub x: Columns<'a, P>,
+    /// `[n_rows, channels]`.
+    pub out: P::Write<'a, f32>,
+}
+
+carried!(ConvRows { conv: same, parts: same, states: write, at: same, x: inner, out: write });
+
+impl<P: Place> ConvRows<'_, P> {
+    /// Panics if shapes disagree, or two parts share a slot. Gives the number of rows.
+    #[inline]
+    pub fn check(&self) -> usize {
+        let Conv { channels, taps, weight, bias, .. } = self.conv;
+        assert!((2..=MAX_CONV_TAPS).contains(taps) && *channels > 0, "conv: {taps} taps of {channels}");
+        assert_eq!(weight.len(), taps * channels, "conv: weights");
+        assert_eq!(bias.len(), *channels, "conv: biases");
+        let n_out = P::len_mut(&self.out);
+        let n_rows = n_out / channels;
+        assert_eq!(n_out, n_rows * channels, "conv: length of out");
+        self.x.check(n_rows, *channels, "conv: x");
+        let StateAt { per_slot, first } = self.at;
+        assert!(first + self.conv.state_len() <= per_slot, "conv: place of the state");
+        ScanPart::check(self.parts, n_rows, P::len_mut(&self.states) / per_slot, "conv");
+        n_rows
+    }
+}
+
+impl Conv {
+    /// `weight` as files hold it, `[channels, taps]` with the taps of a channel together; `bias`
+    /// `[channels]`.
+    ///
+    /// # Panics
+    /// If lengths disagree, or there are fewer than 2 or more than [`MAX_CONV_TAPS`] taps.
+    #[inline]
+    pub fn new(weight: &[f32], taps: usize, bias: Option<Vector>, silu: bool) -> Self {
+        assert!((2..=MAX_CONV_TAPS).contains(&taps), "{taps} taps");
+        let channels = weight.len() / taps;
+        assert_eq!(weight.len(), channels * taps, "conv: weights of {taps} taps");
+        let by_tap = |i: usize| weight[(i % channels) * taps + i / channels];
+        let bias = bias.unwrap_or_else(|| vec![0.0; channels].into());
+        assert_eq!(bias.len(), channels, "conv: biases");
+        let weight = (0..channels * taps).map(by_tap).collect();
+        Self { channels, taps, weight, bias, silu }
+    }
+
+    /// Values of a sequence's state: the `taps - 1` rows before the next one, in tiles of channels.
+    #[inline]
+    pub fn state_len(&self) -> usize {
+        self.channels * (self.taps - 1)
+    }
+
+    /// Where the state lies in slots that hold nothing else.
+    #[inline]
+    pub fn alone(&self) -> StateAt {
+        StateAt { per_slot: self.state_len(), first: 0 }
+    }
+}

@@ -1,0 +1,69 @@
+//! The gated delta rule: linear attention whose state decays, is corrected towards each new value, and is
+//! read by the query. With one decay for each key channel it is KDA (Kimi Linear, arXiv 2510.26692). With one
+//! decay for each head it is the gated delta net (arXiv 2412.06464).
+//!
+//! One head has the state `S [d_k, d_v]`, decay factors `a [d_k]` and the rate `beta`. Row by row: `S =
+//! diag(a) S; e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`.
+//!
+//! States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each head. Columns of `S` never meet. So
+//! a strip can stay in the first-level cache over all rows of a part, and no sum runs over lanes.
+
+use brigade_shapes::DeltaShape;
+
+use super::{Columns, ScanPart};
+use crate::carry::carried;
+use crate::place::Place;
+
+/// What a delta rule reads, a row a token.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRows<'a, P: Place> {
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub q: Columns<'a, P>,
+    /// `[n, n_key_head, d_k]`, normed by the caller.
+    pub k: Columns<'a, P>,
+    /// `[n, n_head, d_v]`.
+    pub v: Columns<'a, P>,
+    /// Decay factors in 0..=1, `[n, n_head, d_k]` or `[n, n_head]`.
+    pub decay: Columns<'a, P>,
+    /// `[n, n_head]`, in 0..=1.
+    pub beta: Columns<'a, P>,
+}
+
+/// The delta rule over the rows of `parts`.
+pub struct DeltaScan<'a, P: Place> {
+    /// Its sizes.
+    pub shape: &'a DeltaShape,
+    /// Whose rows these are.
+    pub parts: &'a [ScanPart],
+    /// `[n_slots, shape.state_len()]`, which follow.
+    pub states: P::Write<'a, f32>,
+    /// What is read.
+    pub x: DeltaRows<'a, P>,
+    /// `[n, n_head, d_v]`.
+    pub out: P::Write<'a, f32>,
+}
+
+carried!(DeltaRows { q: inner, k: inner, v: inner, decay: inner, beta: inner });
+carried!(DeltaScan { shape: same, parts: same, states: write, x: inner, out: write });
+
+impl<P: Place> DeltaScan<'_, P> {
+    /// Panics if shapes disagree, or two parts share a slot. Gives the number of rows.
+    #[inline]
+    pub fn check(&self) -> usize {
+        let DeltaShape { n_head, n_key_head, d_k, d_v, .. } = *self.shape;
+        assert!(n_key_head > 0 && n_head.is_multiple_of(n_key_head), "delta: {:?}", self.shape);
+        assert!(d_k > 0 && d_v > 0, "delta: {:?}", self.shape);
+        let n_out = P::len_mut(&self.out);
+        let n_rows = n_out / (n_head * d_v);
+        assert_eq!(n_out, n_rows * n_head * d_v, "delta: length of out");
+        let DeltaRows { q, k, v, decay, beta } = &self.x;
+        q.check(n_rows, n_key_head * d_k, "delta: q");
+        k.check(n_rows, n_key_head * d_k, "delta: k");
+        v.check(n_rows, n_head * d_v, "delta: v");
+        decay.check(n_rows, self.shape.decay_len(), "delta: decay");
+        beta.check(n_rows, n_head, "delta: beta");
+        let n_slots = P::len_mut(&self.states) / self.shape.state_len();
+        ScanPart::check(self.parts, n_rows, n_slots, "delta");
+        n_rows
+    }
+}

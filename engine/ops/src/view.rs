@@ -1,0 +1,162 @@
+//! Values as whoever calls an op has them: a slice of the host's memory, or a part of a device's buffer.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::place::Element;
+use crate::vector::Copies;
+
+/// Memory of a device. Who made it knows what it is: a device takes its own back by its type ([`Any`]).
+pub trait Buffer: Any + std::fmt::Debug + Send + Sync {
+    /// How many bytes there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Values that an op reads.
+#[derive(Clone, Copy)]
+pub enum View<'a, T: Element> {
+    /// In the host's memory.
+    Host(&'a [T]),
+    /// In the host's memory, where they stay as they are, so that a device may keep a copy.
+    Lasting(&'a [T], &'a Copies),
+    /// With a device.
+    Device(Part<'a>),
+}
+
+/// Values that an op writes, and may read before.
+pub enum ViewMut<'a, T: Element> {
+    /// In the host's memory.
+    Host(&'a mut [T]),
+    /// With a device.
+    Device(PartMut<'a>),
+}
+
+/// Bytes of a device's buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    buffer: &'a dyn Buffer,
+    first: usize,
+    len: usize,
+}
+
+/// Bytes of a device's buffer that nobody else has: [`PartMut::of`] borrows the buffer mutably, and parts of it lie apart.
+pub struct PartMut<'a> {
+    part: Part<'a>,
+    alone: PhantomData<&'a mut [u8]>,
+}
+
+impl<T: Element> std::fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} values", self.len())
+    }
+}
+
+impl<T: Element> View<'_, T> {
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(values) | Self::Lasting(values, _) => values.len(),
+            Self::Device(part) => part.len / size_of::<T>(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<T: Element> ViewMut<'_, T> {
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Device(part) => part.part.len / size_of::<T>(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether they lie with a device.
+    pub fn is_with_device(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+}
+
+impl<'a> Part<'a> {
+    /// Bytes `bytes` of a buffer.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    pub fn of(buffer: &'a dyn Buffer, bytes: Range<usize>) -> Self {
+        assert!(bytes.start <= bytes.end && bytes.end <= buffer.len(), "bytes {bytes:?} of a buffer");
+        Self { buffer, first: bytes.start, len: bytes.len() }
+    }
+
+    /// The buffer, and which of its bytes these are.
+    pub fn place(&self) -> (&'a dyn Buffer, Range<usize>) {
+        (self.buffer, self.first..self.first + self.len)
+    }
+
+    /// The buffer by its type, if it is of this one, and which of its bytes these are.
+    pub fn within<B: Buffer>(&self) -> Option<(&'a B, Range<usize>)> {
+        let (buffer, bytes) = self.place();
+        let buffer: &dyn Any = buffer;
+        Some((buffer.downcast_ref()?, bytes))
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&self, bytes: Range<usize>) -> Self {
+        assert!(bytes.start <= bytes.end && bytes.end <= self.len, "bytes {bytes:?} of {}", self.len);
+        Self { buffer: self.buffer, first: self.first + bytes.start, len: bytes.len() }
+    }
+}
+
+impl<'a> PartMut<'a> {
+    /// Bytes `bytes` of a buffer.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    pub fn of(buffer: &'a mut dyn Buffer, bytes: Range<usize>) -> Self {
+        Self { part: Part::of(buffer, bytes), alone: PhantomData }
+    }
+
+    /// The bytes, to be read.
+    pub fn as_part(&self) -> Part<'_> {
+        self.part
+    }
+
+    /// The bytes for their device, which writes them: nobody else has them for `'a`.
+    pub fn into_part(self) -> Part<'a> {
+        self.part
+    }
+
+    /// Some of the bytes, for as long as these are not used.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&mut self, bytes: Range<usize>) -> PartMut<'_> {
+        PartMut { part: self.part.part(bytes), alone: PhantomData }
+    }
+
+    /// The bytes before and behind `at`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        let [first, rest] = [0..at, at..self.part.len].map(|bytes| self.part.part(bytes));
+        (Self { part: first, alone: PhantomData }, Self { part: rest, alone: PhantomData })
+    }
+}

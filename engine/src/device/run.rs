@@ -1,0 +1,80 @@
+//! Where an op runs: on the device that has what it writes, else on the host. This is the one place for that.
+
+use brigade_gpu::{GpuBuffer, ToGpu};
+use brigade_ops::{Anywhere, Carry, Element, Host, Op, Part, PartMut, View, ViewMut};
+
+use super::{Device, give_up};
+
+/// Most operands of an op that a device has and the host brings to its memory.
+const MOST_COPIES: usize = 256;
+
+impl Device {
+    /// Runs an op, or has the device begin with it.
+    ///
+    /// # Panics
+    /// If its shapes disagree.
+    pub fn run<'a>(&self, op: impl Into<Op<'a, Anywhere>>) {
+        let op = op.into();
+        match &self.gpu {
+            Some(gpu) if op.writes_with_device() => gpu.run(op.carried(&mut ToGpu(gpu))),
+            _ => self.run_on_host(op),
+        }
+    }
+
+    /// Runs an op on the host. What a device has is brought here first, and what was written goes back.
+    fn run_on_host(&self, op: Op<'_, Anywhere>) {
+        let mut copies = match &self.gpu {
+            None => Vec::new(),
+            Some(_) => vec![Vec::new(); MOST_COPIES],
+        };
+        let mut to_host = ToHost { copies: copies.iter_mut(), written: Vec::new() };
+        self.compute.run(op.carried(&mut to_host));
+        for (place, part) in to_host.written {
+            let gpu = self.gpu.as_ref().expect("only a device has what the host does not");
+            let to = ToGpu(gpu).write::<u32>(ViewMut::Device(part));
+            gpu.copy(gpu.upload(bytemuck::cast_slice(&copies[place])), to);
+        }
+    }
+}
+
+/// Takes operands to the host: those of a device as copies, which are made one after the other.
+struct ToHost<'a, 'c> {
+    copies: std::slice::IterMut<'c, Vec<u32>>,
+    /// Copies that are written, by their number, and where they belong.
+    written: Vec<(usize, PartMut<'a>)>,
+}
+
+impl<'c> ToHost<'_, 'c> {
+    /// A copy of what a device has, and its number.
+    fn copy_of<T: Element>(&mut self, part: Part<'_>) -> (usize, &'c mut [T]) {
+        let number = MOST_COPIES - self.copies.len();
+        let copy = self.copies.next().expect("no op has more operands than there are copies");
+        let (buffer, bytes) = part.within::<GpuBuffer>().expect("a device's buffer is a GPU's");
+        let mut read = Vec::with_capacity(bytes.len());
+        if let Err(error) = buffer.read(bytes, &mut read) {
+            give_up("a copy of a device's values", &error);
+        }
+        *copy = bytemuck::pod_collect_to_vec(&read);
+        (number, bytemuck::cast_slice_mut(copy))
+    }
+}
+
+impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for ToHost<'a, 'c> {
+    fn read<T: Element>(&mut self, values: View<'a, T>) -> &'c [T] {
+        match values {
+            View::Host(values) | View::Lasting(values, _) => values,
+            View::Device(part) => self.copy_of(part).1,
+        }
+    }
+
+    fn write<T: Element>(&mut self, values: ViewMut<'a, T>) -> &'c mut [T] {
+        match values {
+            ViewMut::Host(values) => values,
+            ViewMut::Device(part) => {
+                let (number, copy) = self.copy_of(part.as_part());
+                self.written.push((number, part));
+                copy
+            }
+        }
+    }
+}
