@@ -94,8 +94,18 @@ impl Recurrence for Delta {
     fn forms(&self) -> Vec<Form<'_>> {
         let (shape, x) = (&self.shape, self.rows());
         vec![
-            ("blocked".into(), Box::new(move |c, p, s, o| c.delta_scan(DeltaScan { shape, parts: p, states: s, x, out: o }))),
-            ("plain".into(), Box::new(move |c, p, s, o| c.delta_plain(DeltaScan { shape, parts: p, states: s, x, out: o }))),
+            (
+                "blocked".into(),
+                Box::new(move |c, p, s, o| {
+                    c.delta_scan(DeltaScan { shape, parts: p, states: s, x, out: o })
+                }),
+            ),
+            (
+                "plain".into(),
+                Box::new(move |c, p, s, o| {
+                    c.delta_plain(DeltaScan { shape, parts: p, states: s, x, out: o })
+                }),
+            ),
         ]
     }
 

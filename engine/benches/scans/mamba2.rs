@@ -41,7 +41,8 @@ impl Mamba2 {
     }
 
     fn input(&self) -> SsdInput<'_> {
-        let columns = |first_col| Columns { values: &self.xbc[..], stride: self.width(), first_col };
+        let columns =
+            |first_col| Columns { values: &self.xbc[..], stride: self.width(), first_col };
         SsdInput {
             x: columns(0),
             b: columns(self.shape.n_inner()),
@@ -72,8 +73,18 @@ impl Recurrence for Mamba2 {
     fn forms(&self) -> Vec<Form<'_>> {
         let (layer, input) = (&self.layer, self.input());
         vec![
-            ("blocked".into(), Box::new(move |c, p, s, o| c.ssd(SsdScan { ssd: layer, parts: p, states: s, input, out: o }))),
-            ("plain".into(), Box::new(move |c, p, s, o| c.ssd_plain(SsdScan { ssd: layer, parts: p, states: s, input, out: o }))),
+            (
+                "blocked".into(),
+                Box::new(move |c, p, s, o| {
+                    c.ssd(SsdScan { ssd: layer, parts: p, states: s, input, out: o })
+                }),
+            ),
+            (
+                "plain".into(),
+                Box::new(move |c, p, s, o| {
+                    c.ssd_plain(SsdScan { ssd: layer, parts: p, states: s, input, out: o })
+                }),
+            ),
         ]
     }
 

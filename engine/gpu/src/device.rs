@@ -199,7 +199,7 @@ impl Gpu {
     ) {
         let work = Work::new(shader, constants, push, groups);
         // SAFETY: promised by the caller; nothing is joined.
-        unsafe { self.run(order, &work, |_| None) };
+        unsafe { self.record_work(order, &work, |_| None) };
     }
 
     /// Records a run of a kernel, which comes after all before, unless `joined` says of the last one how both go together.
@@ -212,12 +212,17 @@ impl Gpu {
         joined: impl FnOnce(&Work) -> Option<Joined>,
     ) {
         // SAFETY: promised by the caller.
-        unsafe { self.run(Order::After, work, joined) };
+        unsafe { self.record_work(Order::After, work, joined) };
     }
 
     /// # Safety
     /// As [`Gpu::dispatch_joined`].
-    unsafe fn run(&self, order: Order, work: &Work, joined: impl FnOnce(&Work) -> Option<Joined>) {
+    unsafe fn record_work(
+        &self,
+        order: Order,
+        work: &Work,
+        joined: impl FnOnce(&Work) -> Option<Joined>,
+    ) {
         if self.0.rehearsal.is_mine() {
             return self.0.rehearsal.notes(order, work, joined);
         }

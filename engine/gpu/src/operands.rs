@@ -1,9 +1,9 @@
 //! Operands of ops in a GPU's memory.
 
-use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, Place, Vector, View, ViewMut};
 use crate::buffer::GpuBuffer;
 use crate::device::Gpu;
 use crate::span::{Span, SpanMut};
+use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, Place, Vector, View, ViewMut};
 
 /// A GPU's memory: operands are spans of bytes.
 #[derive(Clone, Copy, Debug)]

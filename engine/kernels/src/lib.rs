@@ -36,8 +36,8 @@ mod tiles;
 pub use aligned::DeviceMemory;
 pub use block_id::BlockId;
 pub use brigade_ops::{
-    Conv, ConvRows, DeltaScan, MambaScan, MambaWeights, Ssd, SsdScan, Vector, Wkv6, Wkv6Decay, Wkv7,
-    Wkv7Bonus, Wkv7Prepare, Wkv7Weights,
+    Conv, ConvRows, DeltaScan, MambaScan, MambaWeights, Ssd, SsdScan, Vector, Wkv6, Wkv6Decay,
+    Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights,
 };
 pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{

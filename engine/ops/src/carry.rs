@@ -14,11 +14,11 @@ pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
 
 /// Writes how an operand goes to another place: each field with what it is.
 ///
-/// - `read`, `write`: values; `read?`: values that may be missing.
-/// - `inner`: an operand of its own; `inner?`: one that may be missing.
+/// - `read`, `write`: values; `some_read`: values that may be missing.
+/// - `rows`: several values that are read ([`mapped`]).
 /// - `same`: what is the same everywhere, such as a shape.
 macro_rules! carried {
-    ($name:ident { $($field:ident: $kind:tt $($maybe:tt)?),* $(,)? }) => {
+    ($name:ident { $($field:ident: $kind:ident),* $(,)? }) => {
         impl<'a, A: crate::place::Place> $name<'a, A> {
             /// The same at another place.
             pub fn carried<'b, B: crate::place::Place>(
@@ -28,27 +28,43 @@ macro_rules! carried {
             where
                 'a: 'b,
             {
-                $name { $($field: carried!(@ by, self.$field, $kind $($maybe)?)),* }
+                $name { $($field: carried!(@ by, self.$field, $kind)),* }
             }
         }
 
         impl $name<'_, crate::place::Anywhere> {
             /// Whether all that is written lies with a device.
             pub fn writes_with_device(&self) -> bool {
-                true $(&& carried!(@@ self.$field, $kind $($maybe)?))*
+                true $(&& carried!(@@ self.$field, $kind))*
             }
         }
     };
     (@ $by:ident, $value:expr, read) => { $by.read($value) };
-    (@ $by:ident, $value:expr, read ?) => { $value.map(|value| $by.read(value)) };
+    (@ $by:ident, $value:expr, some_read) => { $value.map(|value| $by.read(value)) };
     (@ $by:ident, $value:expr, write) => { $by.write($value) };
-    (@ $by:ident, $value:expr, inner) => { $value.carried($by) };
-    (@ $by:ident, $value:expr, inner ?) => { $value.map(|value| value.carried($by)) };
+    (@ $by:ident, $value:expr, rows) => { $value.map(|values| $by.read(values)) };
     (@ $by:ident, $value:expr, same) => { $value };
     (@@ $value:expr, write) => { $value.is_with_device() };
-    (@@ $value:expr, inner) => { $value.writes_with_device() };
-    (@@ $value:expr, inner ?) => { $value.as_ref().is_none_or(|value| value.writes_with_device()) };
-    (@@ $value:expr, $other:tt $($maybe:tt)?) => { true };
+    (@@ $value:expr, $other:ident) => { true };
 }
 
-pub(crate) use carried;
+/// Writes how several values that are read become others, each by itself.
+///
+/// - `read`: values; `some_read`: values that may be missing; `rows`: several again; `same`: what stays.
+macro_rules! mapped {
+    ($name:ident { $($field:ident: $kind:ident),* $(,)? }) => {
+        impl<V> $name<V> {
+            /// The same of other values.
+            pub fn map<W>(self, mut by: impl FnMut(V) -> W) -> $name<W> {
+                let by = &mut by;
+                $name { $($field: mapped!(@ by, self.$field, $kind)),* }
+            }
+        }
+    };
+    (@ $by:ident, $value:expr, read) => { $by($value) };
+    (@ $by:ident, $value:expr, some_read) => { $value.map(|values| $by(values)) };
+    (@ $by:ident, $value:expr, rows) => { $value.map(&mut *$by) };
+    (@ $by:ident, $value:expr, same) => { $value };
+}
+
+pub(crate) use {carried, mapped};

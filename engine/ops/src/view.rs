@@ -98,7 +98,10 @@ impl<'a> Part<'a> {
     /// # Panics
     /// If it has fewer.
     pub fn of(buffer: &'a dyn Buffer, bytes: Range<usize>) -> Self {
-        assert!(bytes.start <= bytes.end && bytes.end <= buffer.len(), "bytes {bytes:?} of a buffer");
+        assert!(
+            bytes.start <= bytes.end && bytes.end <= buffer.len(),
+            "bytes {bytes:?} of a buffer"
+        );
         Self { buffer, first: bytes.start, len: bytes.len() }
     }
 
@@ -119,7 +122,11 @@ impl<'a> Part<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn part(&self, bytes: Range<usize>) -> Self {
-        assert!(bytes.start <= bytes.end && bytes.end <= self.len, "bytes {bytes:?} of {}", self.len);
+        assert!(
+            bytes.start <= bytes.end && bytes.end <= self.len,
+            "bytes {bytes:?} of {}",
+            self.len
+        );
         Self { buffer: self.buffer, first: self.first + bytes.start, len: bytes.len() }
     }
 }

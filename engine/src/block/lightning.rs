@@ -71,12 +71,8 @@ impl Block for Lightning {
         for x in [&mut q, &mut k, &mut v] {
             cx.device.silu(x);
         }
-        let input = SsdInput {
-            x: v.columns(0),
-            b: k.columns(0),
-            c: q.columns(0),
-            dt: steps.columns(0),
-        };
+        let input =
+            SsdInput { x: v.columns(0), b: k.columns(0), c: q.columns(0), dt: steps.columns(0) };
         let parts = scan_parts(cx.parts);
         let (_, states) = slots.split();
         cx.device.run(SsdScan {

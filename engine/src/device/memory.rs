@@ -11,8 +11,8 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 
+use crate::ops::{Element, Part, PartMut, View, ViewMut};
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, SpanMut};
-use brigade_ops::{Element, Part, PartMut, View, ViewMut};
 use memmap2::MmapMut;
 
 use super::give_up;

@@ -98,12 +98,12 @@ impl Device {
 
 impl Device {
     /// Memory for states, zero at first; `None` where there is not that much.
-    pub fn memory<T: brigade_ops::Element>(&self, len: usize) -> Option<Memory<T>> {
+    pub fn memory<T: crate::ops::Element>(&self, len: usize) -> Option<Memory<T>> {
         Memory::new(self.gpu.as_ref(), len)
     }
 
     /// Memory for states that the host reads whatever computes, zero at first; `None` where there is not that much.
-    pub fn host_memory<T: brigade_ops::Element>(&self, len: usize) -> Option<Memory<T>> {
+    pub fn host_memory<T: crate::ops::Element>(&self, len: usize) -> Option<Memory<T>> {
         Memory::new(None, len)
     }
 

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use brigade_gpu::{Gpu, GpuBuffer, GpuError, Span};
 
-use crate::kernels::{
-    Compute, DeviceError, DeviceFault, DeviceMemory, KernelError, PackedMatrix,
-};
+use crate::kernels::{Compute, DeviceError, DeviceFault, DeviceMemory, KernelError, PackedMatrix};
 use crate::quant::GgmlType;
 
 /// A GPU's refusal as the kernels' error, sorted by what the caller can do.

@@ -4,8 +4,8 @@
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::ops::{Columns, Part, PartMut, View, ViewMut};
 use brigade_gpu::{self as there, Gpu, GpuBuffer, RowForm, Span, SpanMut};
-use brigade_ops::{Anywhere, Columns, Part, PartMut, View, ViewMut};
 
 use super::store::Store;
 use crate::kernels::{ActForms, ActRows};
@@ -229,7 +229,7 @@ impl Rows {
     }
 
     /// Columns from `first_col` on, as ops read them.
-    pub fn columns(&self, first_col: usize) -> Columns<'_, Anywhere> {
+    pub fn columns(&self, first_col: usize) -> Columns<View<'_, f32>> {
         Columns { values: self.view(), stride: self.cols, first_col }
     }
 

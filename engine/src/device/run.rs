@@ -1,7 +1,7 @@
 //! Where an op runs: on the device that has what it writes, else on the host. This is the one place for that.
 
+use crate::ops::{Anywhere, Carry, Element, Host, Op, Part, PartMut, View, ViewMut};
 use brigade_gpu::{GpuBuffer, ToGpu};
-use brigade_ops::{Anywhere, Carry, Element, Host, Op, Part, PartMut, View, ViewMut};
 
 use super::{Device, give_up};
 

@@ -40,7 +40,7 @@ const GENERATED: &str = "proto/generated/";
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name, so that a change compiles little.
-const MAY_NEED: [(&str, &[&str]); 34] = [
+const MAY_NEED: [(&str, &[&str]); 35] = [
     ("proto", &[]),
     ("engine/shapes", &[]),
     ("engine/quant", &[]),
@@ -49,8 +49,9 @@ const MAY_NEED: [(&str, &[&str]); 34] = [
     ("engine/models", &["gguf", "shapes", "spec"]),
     ("engine/synth", &["gguf", "models", "quant", "spec"]),
     ("engine/text", &["gguf"]),
-    ("engine/gpu", &["shapes"]),
-    ("engine/kernels", &["quant", "shapes"]),
+    ("engine/ops", &["shapes"]),
+    ("engine/gpu", &["ops", "shapes"]),
+    ("engine/kernels", &["ops", "quant", "shapes"]),
     ("engine/kernels/avx2", &["kernels"]),
     ("engine/kernels/avx512", &["kernels"]),
     ("engine/kernels/avxvnni", &["kernels"]),
@@ -62,7 +63,7 @@ const MAY_NEED: [(&str, &[&str]); 34] = [
     ("engine/kernels/unfused-avx512", &["kernels"]),
     ("engine/kernels/unfused-neon", &["kernels"]),
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
-    ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
+    ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "ops", "quant", "spec"]),
     ("worker", &["engine", "gguf", "hub", "models", "proto", "quant", "spec", "text"]),
     ("coordinator/draft", &[]),
     ("coordinator/hub", &[]),

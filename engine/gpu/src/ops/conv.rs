@@ -61,7 +61,8 @@ impl Gpu {
         let (pieces, n) = self.upload_parts(parts.iter().flat_map(pieces));
         let n_units = n * channels.div_ceil(4 * LANES);
         let states = states.address() + 4 * at.first as u64;
-        let (weight, bias) = (self.vector(&conv.weight).address(), self.vector(&conv.bias).address());
+        let (weight, bias) =
+            (self.vector(&conv.weight).address(), self.vector(&conv.bias).address());
         let (per_slot, result) = (count(at.per_slot), out.address());
         let push = Push {
             pieces,

@@ -7,8 +7,7 @@ use brigade_ops::{Columns, ScanPart};
 
 use super::elementwise::count;
 use crate::device::Gpu;
-use crate::operands::OnGpu;
-use crate::span::SpanMut;
+use crate::span::{Span, SpanMut};
 
 /// Lanes of a vector on the CPU, in which states are tiled.
 pub(super) const LANES: usize = 16;
@@ -28,7 +27,7 @@ pub(super) trait ColumnsHere {
     fn place(&self) -> (u64, u32);
 }
 
-impl ColumnsHere for Columns<'_, OnGpu> {
+impl ColumnsHere for Columns<Span<'_>> {
     fn place(&self) -> (u64, u32) {
         count(self.values.values());
         (self.values.address() + 4 * self.first_col as u64, count(self.stride))

@@ -22,12 +22,24 @@ impl Compute {
         let states = States::new(states, weights.state_len());
         let out = Rows::new(out, 1);
         let per_tile = weights.n_state * LANES;
-        self.for_units(parts, weights.channels.div_ceil(LANES), ROW_COST * per_tile, &|part, tile| {
-            // SAFETY: the parts were checked, and each tile of one is handed out once.
-            let state = unsafe { states.of(part, tile * per_tile..(tile + 1) * per_tile) };
-            let state = state.as_chunks_mut().0;
-            let out = &out;
-            (self.kernels().mamba_scan)(&mut MambaTile { weights, tile, part, state, rows, out });
-        });
+        self.for_units(
+            parts,
+            weights.channels.div_ceil(LANES),
+            ROW_COST * per_tile,
+            &|part, tile| {
+                // SAFETY: the parts were checked, and each tile of one is handed out once.
+                let state = unsafe { states.of(part, tile * per_tile..(tile + 1) * per_tile) };
+                let state = state.as_chunks_mut().0;
+                let out = &out;
+                (self.kernels().mamba_scan)(&mut MambaTile {
+                    weights,
+                    tile,
+                    part,
+                    state,
+                    rows,
+                    out,
+                });
+            },
+        );
     }
 }

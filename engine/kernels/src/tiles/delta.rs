@@ -1,13 +1,12 @@
 //! What the kernel of the delta rule sees.
 
-use brigade_ops::Host;
 use brigade_shapes::{Decay, DeltaShape};
 
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 
 /// What the delta rule reads, in the host's memory.
-pub type DeltaRows<'a> = brigade_ops::DeltaRows<'a, Host>;
+pub type DeltaRows<'a> = brigade_ops::DeltaRows<&'a [f32]>;
 
 /// Strips of one head's state and the rows of one part.
 pub(crate) struct DeltaTile<'a> {

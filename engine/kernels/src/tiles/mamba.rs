@@ -1,13 +1,13 @@
 //! What the kernel of Mamba's selective scan sees.
 
-use brigade_ops::{Host, MambaWeights};
+use brigade_ops::MambaWeights;
 
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
 
 /// What a selective scan reads, in the host's memory.
-pub type MambaRows<'a> = brigade_ops::MambaRows<'a, Host>;
+pub type MambaRows<'a> = brigade_ops::MambaRows<&'a [f32]>;
 
 /// At most [`LANES`] neighbouring channels of one part.
 pub(crate) struct MambaTile<'a> {

@@ -1,12 +1,11 @@
 //! The states of slots as kernels see them: taken apart by part and by range.
 
-use brigade_ops::Host;
 pub use brigade_ops::{FLUSH_EVERY, ScanPart};
 
 use super::out_rows::Rows;
 
 /// Columns of rows in the host's memory.
-pub type Columns<'a> = brigade_ops::Columns<'a, Host>;
+pub type Columns<'a> = brigade_ops::Columns<&'a [f32]>;
 
 /// The states of all slots, taken apart by slot and by range within it.
 pub(crate) struct States<'a> {

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use brigade_ops::{Host, Ssd};
+use brigade_ops::Ssd;
 
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 
 /// What the recurrence reads, in the host's memory.
-pub type SsdInput<'a> = brigade_ops::SsdInput<'a, Host>;
+pub type SsdInput<'a> = brigade_ops::SsdInput<&'a [f32]>;
 
 /// Some heads of one group over the rows of a part.
 pub(crate) struct SsdTile<'a> {

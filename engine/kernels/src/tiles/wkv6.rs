@@ -1,13 +1,11 @@
 //! What the kernel of RWKV-6's time mixing sees.
 
-use brigade_ops::Host;
-
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
 
 /// What the scan reads, in the host's memory.
-pub type Wkv6Rows<'a> = brigade_ops::Wkv6Rows<'a, Host>;
+pub type Wkv6Rows<'a> = brigade_ops::Wkv6Rows<&'a [f32]>;
 
 /// [`LANES`] values of one head of one part.
 pub(crate) struct Wkv6Tile<'a> {

@@ -1,13 +1,11 @@
 //! What the kernels of RWKV-7's time mixing see.
 
-use brigade_ops::Host;
-
 use super::out_rows::Rows;
 use super::scan::ScanPart;
 use crate::simd::LANES;
 
 /// What the scan reads, in the host's memory.
-pub type Wkv7Rows<'a> = brigade_ops::Wkv7Rows<'a, Host>;
+pub type Wkv7Rows<'a> = brigade_ops::Wkv7Rows<&'a [f32]>;
 
 /// [`LANES`] values of one head of one part.
 pub(crate) struct Wkv7Tile<'a> {

@@ -2,7 +2,7 @@
 
 use brigade_shapes::{MAX_CONV_TAPS, StateAt};
 
-use super::{Columns, ScanPart};
+use super::{Columns, ScanPart, check_columns};
 use crate::carry::carried;
 use crate::place::Place;
 use crate::vector::Vector;
@@ -34,25 +34,28 @@ pub struct ConvRows<'a, P: Place> {
     /// Where in a slot they lie.
     pub at: StateAt,
     /// Its inputs, `[n_rows, channels]`.
-    pub x: Columns<'a, P>,
+    pub x: Columns<P::Read<'a, f32>>,
     /// `[n_rows, channels]`.
     pub out: P::Write<'a, f32>,
 }
 
-carried!(ConvRows { conv: same, parts: same, states: write, at: same, x: inner, out: write });
+carried!(ConvRows { conv: same, parts: same, states: write, at: same, x: rows, out: write });
 
 impl<P: Place> ConvRows<'_, P> {
     /// Panics if shapes disagree, or two parts share a slot. Gives the number of rows.
     #[inline]
     pub fn check(&self) -> usize {
         let Conv { channels, taps, weight, bias, .. } = self.conv;
-        assert!((2..=MAX_CONV_TAPS).contains(taps) && *channels > 0, "conv: {taps} taps of {channels}");
+        assert!(
+            (2..=MAX_CONV_TAPS).contains(taps) && *channels > 0,
+            "conv: {taps} taps of {channels}"
+        );
         assert_eq!(weight.len(), taps * channels, "conv: weights");
         assert_eq!(bias.len(), *channels, "conv: biases");
         let n_out = P::len_mut(&self.out);
         let n_rows = n_out / channels;
         assert_eq!(n_out, n_rows * channels, "conv: length of out");
-        self.x.check(n_rows, *channels, "conv: x");
+        check_columns::<P>(&self.x, n_rows, *channels, "conv: x");
         let StateAt { per_slot, first } = self.at;
         assert!(first + self.conv.state_len() <= per_slot, "conv: place of the state");
         ScanPart::check(self.parts, n_rows, P::len_mut(&self.states) / per_slot, "conv");

@@ -10,23 +10,23 @@
 
 use brigade_shapes::DeltaShape;
 
-use super::{Columns, ScanPart};
-use crate::carry::carried;
+use super::{Columns, ScanPart, check_columns};
+use crate::carry::{carried, mapped};
 use crate::place::Place;
 
 /// What a delta rule reads, a row a token.
 #[derive(Clone, Copy, Debug)]
-pub struct DeltaRows<'a, P: Place> {
+pub struct DeltaRows<V> {
     /// `[n, n_key_head, d_k]`, normed by the caller.
-    pub q: Columns<'a, P>,
+    pub q: Columns<V>,
     /// `[n, n_key_head, d_k]`, normed by the caller.
-    pub k: Columns<'a, P>,
+    pub k: Columns<V>,
     /// `[n, n_head, d_v]`.
-    pub v: Columns<'a, P>,
+    pub v: Columns<V>,
     /// Decay factors in 0..=1, `[n, n_head, d_k]` or `[n, n_head]`.
-    pub decay: Columns<'a, P>,
+    pub decay: Columns<V>,
     /// `[n, n_head]`, in 0..=1.
-    pub beta: Columns<'a, P>,
+    pub beta: Columns<V>,
 }
 
 /// The delta rule over the rows of `parts`.
@@ -38,13 +38,13 @@ pub struct DeltaScan<'a, P: Place> {
     /// `[n_slots, shape.state_len()]`, which follow.
     pub states: P::Write<'a, f32>,
     /// What is read.
-    pub x: DeltaRows<'a, P>,
+    pub x: DeltaRows<P::Read<'a, f32>>,
     /// `[n, n_head, d_v]`.
     pub out: P::Write<'a, f32>,
 }
 
-carried!(DeltaRows { q: inner, k: inner, v: inner, decay: inner, beta: inner });
-carried!(DeltaScan { shape: same, parts: same, states: write, x: inner, out: write });
+mapped!(DeltaRows { q: rows, k: rows, v: rows, decay: rows, beta: rows });
+carried!(DeltaScan { shape: same, parts: same, states: write, x: rows, out: write });
 
 impl<P: Place> DeltaScan<'_, P> {
     /// Panics if shapes disagree, or two parts share a slot. Gives the number of rows.
@@ -57,11 +57,11 @@ impl<P: Place> DeltaScan<'_, P> {
         let n_rows = n_out / (n_head * d_v);
         assert_eq!(n_out, n_rows * n_head * d_v, "delta: length of out");
         let DeltaRows { q, k, v, decay, beta } = &self.x;
-        q.check(n_rows, n_key_head * d_k, "delta: q");
-        k.check(n_rows, n_key_head * d_k, "delta: k");
-        v.check(n_rows, n_head * d_v, "delta: v");
-        decay.check(n_rows, self.shape.decay_len(), "delta: decay");
-        beta.check(n_rows, n_head, "delta: beta");
+        check_columns::<P>(q, n_rows, n_key_head * d_k, "delta: q");
+        check_columns::<P>(k, n_rows, n_key_head * d_k, "delta: k");
+        check_columns::<P>(v, n_rows, n_head * d_v, "delta: v");
+        check_columns::<P>(decay, n_rows, self.shape.decay_len(), "delta: decay");
+        check_columns::<P>(beta, n_rows, n_head, "delta: beta");
         let n_slots = P::len_mut(&self.states) / self.shape.state_len();
         ScanPart::check(self.parts, n_rows, n_slots, "delta");
         n_rows

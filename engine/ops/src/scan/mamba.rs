@@ -9,8 +9,8 @@
 
 use brigade_shapes::{LANES, mamba_state_len};
 
-use super::{Columns, ScanPart};
-use crate::carry::carried;
+use super::{Columns, ScanPart, check_columns};
+use crate::carry::{carried, mapped};
 use crate::place::Place;
 use crate::vector::Vector;
 
@@ -31,17 +31,17 @@ pub struct MambaWeights {
 
 /// What a selective scan reads, row by row.
 #[derive(Clone, Copy, Debug)]
-pub struct MambaRows<'a, P: Place> {
+pub struct MambaRows<V> {
     /// Inputs `u`, `[n_rows, channels]`.
-    pub u: P::Read<'a, f32>,
+    pub u: V,
     /// Step sizes before bias and softplus, `[n_rows, channels]`.
-    pub dt: P::Read<'a, f32>,
+    pub dt: V,
     /// `B`, `[n_rows, n_state]`.
-    pub b: P::Read<'a, f32>,
+    pub b: V,
     /// `C`, `[n_rows, n_state]`.
-    pub c: P::Read<'a, f32>,
+    pub c: V,
     /// `y` is multiplied by `silu` of these `channels` columns.
-    pub gate: Columns<'a, P>,
+    pub gate: Columns<V>,
 }
 
 /// The scan over the rows of `parts`.
@@ -53,13 +53,13 @@ pub struct MambaScan<'a, P: Place> {
     /// `[n_slots, weights.state_len()]`, which follow.
     pub states: P::Write<'a, f32>,
     /// What is read.
-    pub rows: MambaRows<'a, P>,
+    pub rows: MambaRows<P::Read<'a, f32>>,
     /// `[n_rows, channels]`.
     pub out: P::Write<'a, f32>,
 }
 
-carried!(MambaRows { u: read, dt: read, b: read, c: read, gate: inner });
-carried!(MambaScan { weights: same, parts: same, states: write, rows: inner, out: write });
+mapped!(MambaRows { u: read, dt: read, b: read, c: read, gate: rows });
+carried!(MambaScan { weights: same, parts: same, states: write, rows: rows, out: write });
 
 impl<P: Place> MambaScan<'_, P> {
     /// Panics if shapes disagree, or two parts share a slot. Gives the number of rows.
@@ -75,7 +75,7 @@ impl<P: Place> MambaScan<'_, P> {
         let MambaRows { u, dt, b, c, gate } = &self.rows;
         assert!(P::len(u) == n_out && P::len(dt) == n_out, "mamba: u and dt");
         assert!([b, c].iter().all(|x| P::len(x) == n_rows * n_state), "mamba: B and C");
-        gate.check(n_rows, *channels, "mamba: gate");
+        check_columns::<P>(gate, n_rows, *channels, "mamba: gate");
         let n_slots = P::len_mut(&self.states) / self.weights.state_len();
         ScanPart::check(self.parts, n_rows, n_slots, "mamba");
         n_rows

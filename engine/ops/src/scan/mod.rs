@@ -21,44 +21,41 @@ pub use ssd::{Ssd, SsdInput, SsdScan};
 pub use wkv6::{Wkv6, Wkv6Decay, Wkv6Rows};
 pub use wkv7::{Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights};
 
-use crate::carry::carried;
-use crate::place::{Host, Place};
+use crate::carry::mapped;
+use crate::place::Place;
 
 /// Rows of a wider matrix: columns `first_col ..` of rows of `stride` values.
 #[derive(Clone, Copy, Debug)]
-pub struct Columns<'a, P: Place> {
+pub struct Columns<V> {
     /// All rows.
-    pub values: P::Read<'a, f32>,
+    pub values: V,
     /// Values in a row.
     pub stride: usize,
     /// Where the wanted columns start.
     pub first_col: usize,
 }
 
-carried!(Columns { values: read, stride: same, first_col: same });
+mapped!(Columns { values: read, stride: same, first_col: same });
 
-impl<'a, P: Place> Columns<'a, P> {
+impl<V> Columns<V> {
     /// Rows that are all of `values`, `stride` values each.
     #[inline]
-    pub fn whole(values: P::Read<'a, f32>, stride: usize) -> Self {
+    pub fn whole(values: V, stride: usize) -> Self {
         Self { values, stride, first_col: 0 }
-    }
-
-    /// Checks that there are `n_rows` rows with `n` columns to take.
-    ///
-    /// # Panics
-    /// If there are not.
-    #[inline]
-    pub fn check(&self, n_rows: usize, n: usize, what: &str) {
-        assert!(P::len(&self.values) >= n_rows * self.stride, "{what}: {n_rows} rows");
-        assert!(self.first_col + n <= self.stride, "{what}: {n} columns of {}", self.stride);
     }
 }
 
-impl<'a> Columns<'a, Host> {
+impl<'a> Columns<&'a [f32]> {
     /// `n` columns of `row` from column `start` on.
     #[inline(always)]
     pub fn at(&self, row: usize, start: usize, n: usize) -> &'a [f32] {
         &self.values[row * self.stride + self.first_col + start..][..n]
     }
+}
+
+/// Panics where there are not `n_rows` rows with `n` columns to take.
+#[inline]
+fn check_columns<P: Place>(x: &Columns<P::Read<'_, f32>>, n_rows: usize, n: usize, what: &str) {
+    assert!(P::len(&x.values) >= n_rows * x.stride, "{what}: {n_rows} rows");
+    assert!(x.first_col + n <= x.stride, "{what}: {n} columns of {}", x.stride);
 }

@@ -87,11 +87,7 @@ fn check_each_slot_once(parts: &[ScanPart], seen: &mut Vec<u64>, op: &str) {
 /// # Panics
 /// If they do not.
 #[inline]
-pub fn check_disjoint_rows(
-    parts: impl Iterator<Item = (usize, usize)>,
-    n_rows: usize,
-    op: &str,
-) {
+pub fn check_disjoint_rows(parts: impl Iterator<Item = (usize, usize)>, n_rows: usize, op: &str) {
     let mut end = 0;
     for (first, count) in parts {
         assert!(first >= end, "{op}: rows from {first} on after rows up to {end}");

@@ -3,8 +3,8 @@
 
 use brigade_shapes::SsdShape;
 
-use super::{Columns, ScanPart};
-use crate::carry::carried;
+use super::{Columns, ScanPart, check_columns};
+use crate::carry::{carried, mapped};
 use crate::place::Place;
 use crate::vector::Vector;
 
@@ -26,15 +26,15 @@ pub struct Ssd {
 
 /// What the recurrence reads, columns of `[n_rows, ..]` each.
 #[derive(Clone, Copy, Debug)]
-pub struct SsdInput<'a, P: Place> {
+pub struct SsdInput<V> {
     /// `[n_rows, n_head * head_dim]`.
-    pub x: Columns<'a, P>,
+    pub x: Columns<V>,
     /// `[n_rows, n_group * n_state]`.
-    pub b: Columns<'a, P>,
+    pub b: Columns<V>,
     /// `[n_rows, n_group * n_state]`.
-    pub c: Columns<'a, P>,
+    pub c: Columns<V>,
     /// `[n_rows, n_head]`: time steps before bias and softplus.
-    pub dt: Columns<'a, P>,
+    pub dt: Columns<V>,
 }
 
 /// The recurrence over the rows of `parts`.
@@ -46,13 +46,13 @@ pub struct SsdScan<'a, P: Place> {
     /// `[n_slots, shape.state_len()]`, which follow.
     pub states: P::Write<'a, f32>,
     /// What is read.
-    pub input: SsdInput<'a, P>,
+    pub input: SsdInput<P::Read<'a, f32>>,
     /// `[n_rows, n_head * head_dim]`.
     pub out: P::Write<'a, f32>,
 }
 
-carried!(SsdInput { x: inner, b: inner, c: inner, dt: inner });
-carried!(SsdScan { ssd: same, parts: same, states: write, input: inner, out: write });
+mapped!(SsdInput { x: rows, b: rows, c: rows, dt: rows });
+carried!(SsdScan { ssd: same, parts: same, states: write, input: rows, out: write });
 
 impl<P: Place> SsdScan<'_, P> {
     /// Panics if shapes disagree, or two parts share a slot. Gives the number of rows.
@@ -63,10 +63,10 @@ impl<P: Place> SsdScan<'_, P> {
         let n_rows = n_out / shape.n_inner();
         assert_eq!(n_out, n_rows * shape.n_inner(), "ssd: length of out");
         let SsdInput { x, b, c, dt } = &self.input;
-        x.check(n_rows, shape.n_inner(), "ssd: x");
-        b.check(n_rows, shape.n_bc(), "ssd: B");
-        c.check(n_rows, shape.n_bc(), "ssd: C");
-        dt.check(n_rows, shape.n_head, "ssd: dt");
+        check_columns::<P>(x, n_rows, shape.n_inner(), "ssd: x");
+        check_columns::<P>(b, n_rows, shape.n_bc(), "ssd: B");
+        check_columns::<P>(c, n_rows, shape.n_bc(), "ssd: C");
+        check_columns::<P>(dt, n_rows, shape.n_head, "ssd: dt");
         let n_slots = P::len_mut(&self.states) / shape.state_len();
         ScanPart::check(self.parts, n_rows, n_slots, "ssd");
         n_rows

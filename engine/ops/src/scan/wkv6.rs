@@ -8,24 +8,24 @@
 use brigade_shapes::LANES;
 
 use super::ScanPart;
-use crate::carry::carried;
+use crate::carry::{carried, mapped};
 use crate::place::Place;
 use crate::vector::Vector;
 
 /// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
 #[derive(Clone, Copy, Debug)]
-pub struct Wkv6Rows<'a, P: Place> {
+pub struct Wkv6Rows<V> {
     /// Receptance: reads the state out.
-    pub r: P::Read<'a, f32>,
+    pub r: V,
     /// Decay of each key, in 0..=1.
-    pub w: P::Read<'a, f32>,
+    pub w: V,
     /// Keys.
-    pub k: P::Read<'a, f32>,
+    pub k: V,
     /// Values.
-    pub v: P::Read<'a, f32>,
+    pub v: V,
     /// How much of a row's own key and value is read, `[n_heads * d]`: `r` reads the state before the row, plus so much
     /// of the row. `None`: it reads the state behind the row.
-    pub own: Option<P::Read<'a, f32>>,
+    pub own: Option<V>,
 }
 
 /// The recurrence over the rows of `parts`.
@@ -39,7 +39,7 @@ pub struct Wkv6<'a, P: Place> {
     /// `[n_slots, n_heads * d * d]`, which follow.
     pub states: P::Write<'a, f32>,
     /// What is read.
-    pub rows: Wkv6Rows<'a, P>,
+    pub rows: Wkv6Rows<P::Read<'a, f32>>,
     /// `[n_rows, n_heads * d]`.
     pub out: P::Write<'a, f32>,
 }
@@ -52,8 +52,8 @@ pub struct Wkv6Decay<'a, P: Place> {
     pub bias: &'a Vector,
 }
 
-carried!(Wkv6Rows { r: read, w: read, k: read, v: read, own: read? });
-carried!(Wkv6 { n_heads: same, d: same, parts: same, states: write, rows: inner, out: write });
+mapped!(Wkv6Rows { r: read, w: read, k: read, v: read, own: some_read });
+carried!(Wkv6 { n_heads: same, d: same, parts: same, states: write, rows: rows, out: write });
 carried!(Wkv6Decay { w: write, bias: same });
 
 impl<P: Place> Wkv6<'_, P> {

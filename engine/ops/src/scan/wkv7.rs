@@ -9,25 +9,25 @@ use brigade_shapes::LANES;
 
 use super::ScanPart;
 use super::wkv6::check_heads;
-use crate::carry::carried;
+use crate::carry::{carried, mapped};
 use crate::place::Place;
 use crate::vector::Vector;
 
 /// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
 #[derive(Clone, Copy, Debug)]
-pub struct Wkv7Rows<'a, P: Place> {
+pub struct Wkv7Rows<V> {
     /// Receptance: reads the state out.
-    pub r: P::Read<'a, f32>,
+    pub r: V,
     /// Decay of each key, in 0..1.
-    pub w: P::Read<'a, f32>,
+    pub w: V,
     /// Keys.
-    pub k: P::Read<'a, f32>,
+    pub k: V,
     /// Values.
-    pub v: P::Read<'a, f32>,
+    pub v: V,
     /// Normed removal keys `κ`.
-    pub kappa: P::Read<'a, f32>,
+    pub kappa: V,
     /// Their learning rates times themselves, `κ ⊙ a`.
-    pub kappa_a: P::Read<'a, f32>,
+    pub kappa_a: V,
 }
 
 /// Vectors that shape a head's keys and rates before the scan, `[n_heads * d]` each.
@@ -71,7 +71,7 @@ pub struct Wkv7<'a, P: Place> {
     /// `[n_slots, n_heads * d * d]`, which follow.
     pub states: P::Write<'a, f32>,
     /// What is read.
-    pub rows: Wkv7Rows<'a, P>,
+    pub rows: Wkv7Rows<P::Read<'a, f32>>,
     /// `[n_rows, n_heads * d]`.
     pub out: P::Write<'a, f32>,
 }
@@ -83,15 +83,15 @@ pub struct Wkv7Bonus<'a, P: Place> {
     /// Values of a head, a multiple of 16.
     pub d: usize,
     /// Of these `r`, `k` and `v` are read.
-    pub rows: Wkv7Rows<'a, P>,
+    pub rows: Wkv7Rows<P::Read<'a, f32>>,
     /// One row.
     pub r_k: &'a Vector,
 }
 
-carried!(Wkv7Rows { r: read, w: read, k: read, v: read, kappa: read, kappa_a: read });
+mapped!(Wkv7Rows { r: read, w: read, k: read, v: read, kappa: read, kappa_a: read });
 carried!(Wkv7Prepare { weights: same, d: same, w: write, k: write, a: write, kappa: write });
-carried!(Wkv7 { n_heads: same, d: same, parts: same, states: write, rows: inner, out: write });
-carried!(Wkv7Bonus { out: write, d: same, rows: inner, r_k: same });
+carried!(Wkv7 { n_heads: same, d: same, parts: same, states: write, rows: rows, out: write });
+carried!(Wkv7Bonus { out: write, d: same, rows: rows, r_k: same });
 
 impl<P: Place> Wkv7Prepare<'_, P> {
     /// Panics if shapes disagree.
@@ -100,8 +100,14 @@ impl<P: Place> Wkv7Prepare<'_, P> {
         let Wkv7Weights { w0, a0, k_k, k_a } = self.weights;
         let (d, width, n) = (self.d, w0.len(), P::len_mut(&self.w));
         assert!(d > 0 && d.is_multiple_of(LANES), "wkv7_prepare: heads of {d}");
-        assert!([a0, k_k, k_a].iter().all(|x| x.len() == width) && width > 0, "wkv7_prepare: weights");
-        assert!(width.is_multiple_of(d) && n.is_multiple_of(width), "wkv7_prepare: whole rows of heads");
+        assert!(
+            [a0, k_k, k_a].iter().all(|x| x.len() == width) && width > 0,
+            "wkv7_prepare: weights"
+        );
+        assert!(
+            width.is_multiple_of(d) && n.is_multiple_of(width),
+            "wkv7_prepare: whole rows of heads"
+        );
         let others = [&self.k, &self.a, &self.kappa];
         assert!(others.iter().all(|x| P::len_mut(x) == n), "wkv7_prepare: lengths");
     }

@@ -1,7 +1,7 @@
 //! The gated delta rule.
 
-use brigade_gpu::{Decay, DeltaShape, GpuBuffer, KeyHeads, OnGpu};
-use brigade_ops::{Columns, DeltaRows, DeltaScan, Host};
+use brigade_gpu::{Decay, DeltaShape, GpuBuffer, KeyHeads, Span};
+use brigade_ops::{Columns, DeltaRows, DeltaScan};
 
 use super::{PARTS, Scan, n_rows, parts};
 use crate::common::{Random, compute, gpu, on};
@@ -28,11 +28,11 @@ fn unit(random: &mut Random, n: usize, width: usize, d: usize, beside: usize) ->
 }
 
 /// Columns of rows that are 5 wider, 2 of them before.
-fn there(buffer: &GpuBuffer, width: usize) -> Columns<'_, OnGpu> {
+fn there(buffer: &GpuBuffer, width: usize) -> Columns<Span<'_>> {
     Columns { values: buffer.span(), stride: width + 5, first_col: 2 }
 }
 
-fn here(data: &[f32], width: usize) -> Columns<'_, Host> {
+fn here(data: &[f32], width: usize) -> Columns<&[f32]> {
     Columns { values: data, stride: width + 5, first_col: 2 }
 }
 

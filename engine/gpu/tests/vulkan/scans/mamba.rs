@@ -33,7 +33,7 @@ fn check(channels: usize, n_state: usize, rate: f32, random: &mut Random) {
         width: channels,
         on_cpu: &|parts, states, out| {
             let gate = Columns { values: &gate[..], stride, first_col: 5 };
-            let rows = MambaRows { u: &u, dt: &dt, b: &b, c: &c, gate };
+            let rows = MambaRows { u: &u[..], dt: &dt, b: &b, c: &c, gate };
             compute.mamba_scan(MambaScan { weights, parts, states, rows, out });
         },
         on_gpu: &|gpu, parts, states, out| {

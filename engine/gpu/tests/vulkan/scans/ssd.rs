@@ -1,7 +1,7 @@
 //! Mamba-2's recurrence.
 
-use brigade_gpu::{GpuBuffer, OnGpu, SsdShape};
-use brigade_ops::{Columns, Host, Ssd, SsdInput, SsdScan};
+use brigade_gpu::{GpuBuffer, Span, SsdShape};
+use brigade_ops::{Columns, Ssd, SsdInput, SsdScan};
 
 use super::{PARTS, SLOTS, Scan, n_rows, parts};
 use crate::common::{Random, compute, gpu, on};
@@ -11,11 +11,11 @@ const BESIDE: usize = 6;
 /// How many of those are before them.
 const BEFORE: usize = 2;
 
-fn there(buffer: &GpuBuffer, width: usize) -> Columns<'_, OnGpu> {
+fn there(buffer: &GpuBuffer, width: usize) -> Columns<Span<'_>> {
     Columns { values: buffer.span(), stride: width + BESIDE, first_col: BEFORE }
 }
 
-fn here(data: &[f32], width: usize) -> Columns<'_, Host> {
+fn here(data: &[f32], width: usize) -> Columns<&[f32]> {
     Columns { values: data, stride: width + BESIDE, first_col: BEFORE }
 }
 

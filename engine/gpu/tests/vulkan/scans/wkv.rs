@@ -1,8 +1,6 @@
 //! The time mixing of RWKV-6 and RWKV-7.
 
-use brigade_ops::{
-    Vector, Wkv6, Wkv6Rows, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights,
-};
+use brigade_ops::{Vector, Wkv6, Wkv6Rows, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights};
 
 use super::{PARTS, Scan, n_rows, parts};
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
@@ -30,7 +28,7 @@ fn check6((n_heads, d): (usize, usize), has_own: bool, decay: f32, random: &mut 
         width,
         on_cpu: &|parts, states, out| {
             let own = has_own.then_some(&own[..]);
-            let rows = Wkv6Rows { r: &r, w: &w, k: &k, v: &v, own };
+            let rows = Wkv6Rows { r: &r[..], w: &w, k: &k, v: &v, own };
             compute.wkv6(Wkv6 { n_heads, d, parts, states, rows, out });
         },
         on_gpu: &|gpu, parts, states, out| {

@@ -23,7 +23,14 @@ fn matches_f64_for_all_widths_and_taps() {
             let mut out = vec![0.0; n * channels];
             let x = Columns { values: &x, stride: channels + pad, first_col: 3 };
             let parts = [part(1, 0, 0, 6), part(0, 0, 6, 3)];
-            compute.conv(ConvRows { conv: &conv, parts: &parts, states: &mut states, at: conv.alone(), x, out: &mut out });
+            compute.conv(ConvRows {
+                conv: &conv,
+                parts: &parts,
+                states: &mut states,
+                at: conv.alone(),
+                x,
+                out: &mut out,
+            });
             out
         });
         let rows: Vec<f32> =
@@ -47,7 +54,14 @@ fn states_of_another_slot_are_read() {
     let conv = Conv::new(&weight, taps, None, true);
     let sizes = (conv.state_len(), channels);
     states_may_be_read_elsewhere("conv", sizes, |compute, parts, states, out| {
-        compute.conv(ConvRows { conv: &conv, parts, states, at: conv.alone(), x: Columns::whole(&x, channels), out });
+        compute.conv(ConvRows {
+            conv: &conv,
+            parts,
+            states,
+            at: conv.alone(),
+            x: Columns::whole(&x, channels),
+            out,
+        });
     });
     let dilated = DilatedConv { channels, taps, apart: 2 };
     let sizes = (dilated.state_len(), channels);
@@ -72,7 +86,14 @@ fn cuts_do_not_change_a_bit() {
             for &end in cuts {
                 let x = Columns { values: &x, stride: channels, first_col: 0 };
                 let part = part(0, first, first, end - first);
-                compute.conv(ConvRows { conv: &conv, parts: &[part], states: &mut states, at: conv.alone(), x, out: &mut out });
+                compute.conv(ConvRows {
+                    conv: &conv,
+                    parts: &[part],
+                    states: &mut states,
+                    at: conv.alone(),
+                    x,
+                    out: &mut out,
+                });
                 first = end;
             }
             out.extend(states);
@@ -90,18 +111,32 @@ fn states_of_two_convolutions_share_a_slot() {
     let n = 12;
     let convs = [(20, 4), (33, 3)]
         .map(|(channels, taps)| Conv::new(&rng.values(channels * taps), taps, None, false));
-    let x = convs.each_ref().map(|conv| rng.values(n * conv.channels()));
+    let x = convs.each_ref().map(|conv| rng.values(n * conv.channels));
     let per_slot = convs.iter().map(Conv::state_len).sum();
     let compute = compute(available()[0], 2);
     let mut shared = vec![0.0; 2 * per_slot];
     let mut first = 0;
     for (conv, x) in convs.iter().zip(&x) {
-        let x = Columns::whole(x, conv.channels());
+        let x = Columns::whole(x, conv.channels);
         let (mut alone, mut out) = (vec![0.0; 2 * conv.state_len()], vec![0.0; x.values.len()]);
-        compute.conv(ConvRows { conv, parts: &[part(1, 0, 0, n)], states: &mut alone, at: conv.alone(), x, out: &mut out });
+        compute.conv(ConvRows {
+            conv,
+            parts: &[part(1, 0, 0, n)],
+            states: &mut alone,
+            at: conv.alone(),
+            x,
+            out: &mut out,
+        });
         let mut beside = vec![0.0; out.len()];
         let at = StateAt { per_slot, first };
-        compute.conv(ConvRows { conv, parts: &[part(1, 0, 0, n)], states: &mut shared, at, x, out: &mut beside });
+        compute.conv(ConvRows {
+            conv,
+            parts: &[part(1, 0, 0, n)],
+            states: &mut shared,
+            at,
+            x,
+            out: &mut beside,
+        });
         same_bits("outputs", &beside, &out);
         let state = &shared[per_slot + first..][..conv.state_len()];
         same_bits("state", state, &alone[conv.state_len()..]);

@@ -105,7 +105,13 @@ fn matches_f64_for_all_shapes() {
                 let mut states = vec![0.0; 2 * shape.state_len()];
                 let mut out = vec![0.0; n * shape.n_head * shape.d_v];
                 let rows = x.rows(&shape);
-                compute.delta_scan(DeltaScan { shape: &shape, parts: &[part(1, 0, 0, n)], states: &mut states, x: rows, out: &mut out });
+                compute.delta_scan(DeltaScan {
+                    shape: &shape,
+                    parts: &[part(1, 0, 0, n)],
+                    states: &mut states,
+                    x: rows,
+                    out: &mut out,
+                });
                 assert!(states[..shape.state_len()].iter().all(|s| *s == 0.0), "another's state");
                 out.extend(unstrip(&shape, &states[shape.state_len()..]));
                 out
@@ -126,7 +132,13 @@ fn run_cut(compute: &Compute, shape: &DeltaShape, x: &Inputs, cuts: &[usize]) ->
     let mut first = 0;
     for &end in cuts {
         let piece = [part(0, first, first, end - first)];
-        compute.delta_scan(DeltaScan { shape, parts: &piece, states: &mut states, x: x.rows(shape), out: &mut out });
+        compute.delta_scan(DeltaScan {
+            shape,
+            parts: &piece,
+            states: &mut states,
+            x: x.rows(shape),
+            out: &mut out,
+        });
         first = end;
     }
     out.extend(states);
@@ -139,7 +151,13 @@ fn states_of_another_slot_are_read() {
         let rows = Inputs::random(&mut Rng::new(84), &shape, N_ROWS, 0.5);
         let sizes = (shape.state_len(), shape.n_head * shape.d_v);
         states_may_be_read_elsewhere("delta", sizes, |compute, parts, states, out| {
-            compute.delta_scan(DeltaScan { shape: &shape, parts, states, x: rows.rows(&shape), out });
+            compute.delta_scan(DeltaScan {
+                shape: &shape,
+                parts,
+                states,
+                x: rows.rows(&shape),
+                out,
+            });
         });
     }
 }
@@ -173,7 +191,13 @@ fn neighbours_do_not_change_a_bit() {
         let mut states = vec![0.0; lengths.len() * KDA.state_len()];
         let mut out = vec![0.0; n * KDA.n_head * KDA.d_v];
         for parts in parts {
-            compute.delta_scan(DeltaScan { shape: &KDA, parts, states: &mut states, x: x.rows(&KDA), out: &mut out });
+            compute.delta_scan(DeltaScan {
+                shape: &KDA,
+                parts,
+                states: &mut states,
+                x: x.rows(&KDA),
+                out: &mut out,
+            });
         }
         out.extend(states);
         out

@@ -41,7 +41,7 @@ impl Case {
     }
 
     fn state_len(&self) -> usize {
-        MambaWeights::state_len(self.channels, self.n_state)
+        self.scan().state_len()
     }
 
     /// Rows `range`.
@@ -92,7 +92,13 @@ fn matches_f64_for_all_sizes() {
             let mut states = vec![0.0; 3 * case.state_len()];
             let mut out = vec![0.0; 30 * channels];
             let parts = [part(2, 100, 0, 19), part(0, 0, 19, 11)];
-            compute.mamba_scan(MambaScan { weights: &case.scan(), parts: &parts, states: &mut states, rows: case.rows(0..30), out: &mut out });
+            compute.mamba_scan(MambaScan {
+                weights: &case.scan(),
+                parts: &parts,
+                states: &mut states,
+                rows: case.rows(0..30),
+                out: &mut out,
+            });
             out
         });
         let mut want = case.plain(0..19);
@@ -109,7 +115,13 @@ fn states_of_another_slot_are_read() {
     let case = Case::new(37, 5, N_ROWS, &mut Rng::new(83));
     let scan = case.scan();
     states_may_be_read_elsewhere("mamba", (case.state_len(), 37), |compute, parts, states, out| {
-        compute.mamba_scan(MambaScan { weights: &scan, parts, states, rows: case.rows(0..N_ROWS), out });
+        compute.mamba_scan(MambaScan {
+            weights: &scan,
+            parts,
+            states,
+            rows: case.rows(0..N_ROWS),
+            out,
+        });
     });
 }
 
@@ -127,7 +139,13 @@ fn cuts_do_not_change_a_bit() {
             for &end in cuts {
                 let mut rows = vec![0.0; (end - first) * 50];
                 let parts = [part(0, first, 0, end - first)];
-                compute.mamba_scan(MambaScan { weights: &case.scan(), parts: &parts, states: &mut states, rows: case.rows(first..end), out: &mut rows });
+                compute.mamba_scan(MambaScan {
+                    weights: &case.scan(),
+                    parts: &parts,
+                    states: &mut states,
+                    rows: case.rows(first..end),
+                    out: &mut rows,
+                });
                 out.extend(rows);
                 first = end;
             }
@@ -154,7 +172,13 @@ fn what_decays_to_nothing_becomes_zero() {
         let run = |n: usize| {
             let mut states = vec![0.0; case.state_len()];
             let parts = [part(0, 0, 0, n)];
-            compute.mamba_scan(MambaScan { weights: &case.scan(), parts: &parts, states: &mut states, rows: case.rows(0..n), out: &mut vec![0.0; n * 16] });
+            compute.mamba_scan(MambaScan {
+                weights: &case.scan(),
+                parts: &parts,
+                states: &mut states,
+                rows: case.rows(0..n),
+                out: &mut vec![0.0; n * 16],
+            });
             states
         };
         assert!(run(FLUSH_EVERY - 1).iter().all(|s| *s != 0.0 && s.is_subnormal()));

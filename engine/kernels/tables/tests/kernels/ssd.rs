@@ -59,7 +59,13 @@ impl Case {
         let mut first = 0;
         for &end in cuts {
             let part = ScanPart::in_place(0, first_pos + first, first, end - first);
-            compute.ssd(SsdScan { ssd: &self.ssd, parts: &[part], states: &mut state, input: self.input(), out: &mut out });
+            compute.ssd(SsdScan {
+                ssd: &self.ssd,
+                parts: &[part],
+                states: &mut state,
+                input: self.input(),
+                out: &mut out,
+            });
             first = end;
         }
         out.extend(state);
@@ -107,7 +113,13 @@ fn the_plain_form_is_the_same_function() {
         let mut out = vec![0.0; case.x.len()];
         let part = ScanPart::in_place(0, 0, 0, 70);
         let compute = compute(kernels, 2);
-        compute.ssd_plain(SsdScan { ssd: &case.ssd, parts: &[part], states: &mut states, input: case.input(), out: &mut out });
+        compute.ssd_plain(SsdScan {
+            ssd: &case.ssd,
+            parts: &[part],
+            states: &mut states,
+            input: case.input(),
+            out: &mut out,
+        });
         near("outputs", &out, &y, LIMIT);
         near("state", &turned(&states, shape.head_dim, shape.n_state), &state, LIMIT);
     }
@@ -158,7 +170,13 @@ fn parts_do_not_see_each_other() {
     let mut states = both.state.clone();
     let mut out = vec![0.0; both.x.len()];
     let parts = [ScanPart::in_place(0, 5, 0, 40), ScanPart::in_place(1, 77, 40, 1)];
-    compute.ssd(SsdScan { ssd: &both.ssd, parts: &parts, states: &mut states, input: both.input(), out: &mut out });
+    compute.ssd(SsdScan {
+        ssd: &both.ssd,
+        parts: &parts,
+        states: &mut states,
+        input: both.input(),
+        out: &mut out,
+    });
     let (first, second) = (cases[0].run(&compute, 5, &[40]), second.run(&compute, 77, &[1]));
     let (n_first, n_state) = (cases[0].x.len(), shape.state_len());
     same_bits("first", &out[..n_first], &first[..n_first]);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::wkv6::{Wkv6 as Plain, decay};
-use brigade_kernels::{FLUSH_EVERY, ScanPart, Wkv6, Wkv6Decay, Wkv6Rows};
+use brigade_kernels::{FLUSH_EVERY, ScanPart, Vector, Wkv6, Wkv6Decay, Wkv6Rows};
 
 /// Rows of some heads: r, w, k and v.
 struct Case {
@@ -66,7 +66,14 @@ fn matches_f64_for_several_heads_and_parts() {
             let mut states = vec![0.0; 3 * case.width() * d];
             let mut out = vec![0.0; 24 * case.width()];
             let parts = [part(2, 7, 0, 15), part(0, 0, 15, 9)];
-            compute.wkv6(Wkv6 { n_heads, d, parts: &parts, states: &mut states, rows: case.rows(0..24), out: &mut out });
+            compute.wkv6(Wkv6 {
+                n_heads,
+                d,
+                parts: &parts,
+                states: &mut states,
+                rows: case.rows(0..24),
+                out: &mut out,
+            });
             out
         });
         let mut want = case.plain(0..15);
@@ -101,7 +108,14 @@ fn cuts_do_not_change_a_bit() {
                 for &end in cuts {
                     let mut rows = vec![0.0; (end - first) * 64];
                     let parts = [part(0, first, 0, end - first)];
-                    compute.wkv6(Wkv6 { n_heads: 2, d: 32, parts: &parts, states: &mut states, rows: case.rows(first..end), out: &mut rows });
+                    compute.wkv6(Wkv6 {
+                        n_heads: 2,
+                        d: 32,
+                        parts: &parts,
+                        states: &mut states,
+                        rows: case.rows(first..end),
+                        out: &mut rows,
+                    });
                     out.extend(rows);
                     first = end;
                 }
@@ -125,7 +139,7 @@ fn decays_match_f64() {
     for bias in [bias, far[0].clone(), far[1].clone()] {
         let out = same_bits_everywhere("wkv6_decay", |compute| {
             let mut w = w.clone();
-            compute.wkv6_decay(Wkv6Decay { w: &mut w, bias: &bias });
+            compute.wkv6_decay(Wkv6Decay { w: &mut w, bias: &Vector::from(bias.clone()) });
             w
         });
         for (i, got) in out.iter().enumerate() {

@@ -3,7 +3,9 @@
 use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::wkv7::{Wkv7 as Plain, prepare};
-use brigade_kernels::{FLUSH_EVERY, ScanPart, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights};
+use brigade_kernels::{
+    FLUSH_EVERY, ScanPart, Vector, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights,
+};
 
 /// Rows of some heads.
 struct Case {
@@ -93,7 +95,14 @@ fn matches_f64_for_several_heads_and_parts() {
             let mut states = vec![0.0; 3 * case.width() * d];
             let mut out = vec![0.0; 24 * case.width()];
             let parts = [part(2, 7, 0, 15), part(0, 0, 15, 9)];
-            compute.wkv7(Wkv7 { n_heads, d, parts: &parts, states: &mut states, rows: case.rows(0..24), out: &mut out });
+            compute.wkv7(Wkv7 {
+                n_heads,
+                d,
+                parts: &parts,
+                states: &mut states,
+                rows: case.rows(0..24),
+                out: &mut out,
+            });
             out
         });
         let mut want = case.plain(0..15);
@@ -127,7 +136,14 @@ fn cuts_do_not_change_a_bit() {
             for &end in cuts {
                 let mut rows = vec![0.0; (end - first) * 64];
                 let parts = [part(0, first, 0, end - first)];
-                compute.wkv7(Wkv7 { n_heads: 2, d: 32, parts: &parts, states: &mut states, rows: case.rows(first..end), out: &mut rows });
+                compute.wkv7(Wkv7 {
+                    n_heads: 2,
+                    d: 32,
+                    parts: &parts,
+                    states: &mut states,
+                    rows: case.rows(first..end),
+                    out: &mut rows,
+                });
                 out.extend(rows);
                 first = end;
             }
@@ -152,7 +168,14 @@ fn preparation_matches_f64() {
     let out = same_bits_everywhere("wkv7_prepare", |compute| {
         let (mut w, mut k, mut a) = (w.clone(), k.clone(), a.clone());
         let mut kappa = vec![f32::NAN; len];
-        compute.wkv7_prepare(Wkv7Prepare { weights: &weights, d, w: &mut w, k: &mut k, a: &mut a, kappa: &mut kappa });
+        compute.wkv7_prepare(Wkv7Prepare {
+            weights: &weights,
+            d,
+            w: &mut w,
+            k: &mut k,
+            a: &mut a,
+            kappa: &mut kappa,
+        });
         [w, k, kappa, a].concat()
     });
     for i in 0..len {
@@ -177,7 +200,12 @@ fn bonus_matches_f64() {
     let (r_k, base) = (rng.values(n_heads * d), rng.values(4 * n_heads * d));
     let out = same_bits_everywhere("wkv7_bonus", |compute| {
         let mut out = base.clone();
-        compute.wkv7_bonus(Wkv7Bonus { out: &mut out, d, rows: case.rows(0..4), r_k: &r_k });
+        compute.wkv7_bonus(Wkv7Bonus {
+            out: &mut out,
+            d,
+            rows: case.rows(0..4),
+            r_k: &Vector::from(r_k.clone()),
+        });
         out
     });
     for (i, got) in out.iter().enumerate() {

@@ -129,7 +129,7 @@ pub(crate) fn ssd(
     (chunk, first_pos): (usize, usize),
     state: &mut [f32],
 ) -> Vec<f32> {
-    let shape = *ssd.shape();
+    let shape = &ssd.shape;
     let n = x.dt.len() / shape.n_head;
     let mut out = vec![0.0; x.x.len()];
     for rows in pieces(n, chunk, first_pos) {
@@ -152,23 +152,23 @@ fn ssd_chunk(
     state: &mut [f32],
     out: &mut [f32],
 ) {
-    let shape = ssd.shape();
+    let shape = &ssd.shape;
     let (n_head, dim, n_state) = (shape.n_head, shape.head_dim, shape.n_state);
     let group = head / (n_head / shape.n_group);
     let of_group = |all: &'_ [f32], t: usize| -> Vec<f32> {
         all[(t * shape.n_group + group) * n_state..][..n_state].to_vec()
     };
     let step = |t: usize| {
-        let step = x.dt[t * n_head + head] + ssd.dt_bias()[head];
+        let step = x.dt[t * n_head + head] + ssd.dt_bias[head];
         step.max(0.0) + (-step.abs()).exp().ln_1p()
     };
     let decay = |s: usize, t: usize| -> f32 {
-        (s + 1..=t).fold(1.0, |decay, u| decay * (step(u) * ssd.a()[head]).exp())
+        (s + 1..=t).fold(1.0, |decay, u| decay * (step(u) * ssd.a[head]).exp())
     };
     let input = |t: usize, p: usize| x.x[(t * n_head + head) * dim + p];
     let mut from_start = 1.0;
     for t in rows.clone() {
-        from_start *= (step(t) * ssd.a()[head]).exp();
+        from_start *= (step(t) * ssd.a[head]).exp();
         let c = of_group(x.c, t);
         let weights: Vec<f32> =
             (rows.start..=t).map(|s| dot(c.clone(), of_group(x.b, s)) * decay(s, t)).collect();
@@ -176,7 +176,7 @@ fn ssd_chunk(
             let of_state = dot(c.clone(), (0..n_state).map(|i| state[i * dim + p]));
             let of_rows = dot(weights.clone(), (rows.start..=t).map(|s| step(s) * input(s, p)));
             out[(t * n_head + head) * dim + p] =
-                of_state * from_start + of_rows + ssd.d()[head] * input(t, p);
+                of_state * from_start + of_rows + ssd.d[head] * input(t, p);
         }
     }
     let last = rows.end - 1;
