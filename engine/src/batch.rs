@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-pub use brigade_kernels::BlockId;
+pub use brigade_kernels::PageId;
 
 /// Index of a sequence's place on every stage: its KV block table, recurrent state and sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ pub enum SeqOp {
         /// The slot, free until now on every stage.
         slot: SlotId,
         /// Page `i` holds positions `i * KV_PAGE ..`; exclusively owned by this sequence.
-        blocks: Vec<BlockId>,
+        blocks: Vec<PageId>,
         /// What the last stage needs to sample; `None` for a sequence that only wants logits.
         sampler: Option<Arc<SamplerSetup>>,
         /// Id of the request it is for, for logs; nothing is computed from it.
@@ -79,7 +79,7 @@ pub enum SeqOp {
         /// Positions taken over.
         len: u32,
         /// Pages of the copy, as in [`SeqOp::Open`].
-        blocks: Vec<BlockId>,
+        blocks: Vec<PageId>,
         /// As in [`SeqOp::Open`].
         sampler: Option<Arc<SamplerSetup>>,
         /// As in [`SeqOp::Open`].
@@ -108,7 +108,7 @@ pub enum SeqOp {
         /// An open sequence.
         slot: SlotId,
         /// As in [`SeqOp::Open`].
-        blocks: Vec<BlockId>,
+        blocks: Vec<PageId>,
     },
     /// Draws the token of a sequence whose last row said [`RowValue::NotYet`], if its mask is there now. Its result
     /// comes before those of the ubatch's parts.

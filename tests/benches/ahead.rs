@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
+use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::error::SnapshotError;
 use brigade_engine::state::{CopyRoom, StageCopy};
 use brigade_gguf::Gguf;
@@ -280,7 +280,7 @@ impl StageRunner for AsleepStage {
         self.stage.copy_facts()
     }
 
-    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
+    fn places(&self, slot: u32) -> Option<(Vec<PageId>, u32)> {
         self.stage.places(slot)
     }
 

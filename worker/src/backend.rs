@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blake3::Hash;
-use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
+use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::device::ExpertCounts;
 use brigade_engine::error::{BatchError, SnapshotError};
 pub use brigade_engine::stage::{KeptWeights, StageOutput};
@@ -287,7 +287,7 @@ pub trait StageRunner {
     }
 
     /// Pages and positions of an open sequence.
-    fn places(&self, _slot: u32) -> Option<(Vec<BlockId>, u32)> {
+    fn places(&self, _slot: u32) -> Option<(Vec<PageId>, u32)> {
         None
     }
 

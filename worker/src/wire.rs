@@ -8,9 +8,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    AdapterUse, Ahead, BlockId, Boundary, Constraint, CopyName, DraftedToken, DryParams, Grammar,
-    Guidance, Marker, Mirostat, NotBefore, Planes, RowOutput, RowValue, SamplerSetup,
-    SamplingParams, SeqOp, SeqPart, SlotId, TokenMark, UBatch, Want,
+    AdapterUse, Ahead, Boundary, Constraint, CopyName, DraftedToken, DryParams, Grammar, Guidance,
+    Marker, Mirostat, NotBefore, PageId, Planes, RowOutput, RowValue, SamplerSetup, SamplingParams,
+    SeqOp, SeqPart, SlotId, TokenMark, UBatch, Want,
 };
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_proto::control::WireType;
@@ -165,7 +165,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
     Ok(match op.op.as_ref().ok_or(FrameError::Missing("ubatch.ops.op"))? {
         pb::seq_op::Op::Open(open) => SeqOp::Open {
             slot: SlotId(open.slot),
-            blocks: open.blocks.iter().copied().map(BlockId).collect(),
+            blocks: open.blocks.iter().copied().map(PageId).collect(),
             sampler: open.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
             request: open.request.as_str().into(),
         },
@@ -173,7 +173,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
             src: SlotId(copy.src),
             dst: SlotId(copy.dst),
             len: copy.len,
-            blocks: copy.blocks.iter().copied().map(BlockId).collect(),
+            blocks: copy.blocks.iter().copied().map(PageId).collect(),
             sampler: copy.sampler.as_ref().map(|s| Arc::new(sampler_from_wire(s))),
             request: copy.request.as_str().into(),
         },
@@ -188,7 +188,7 @@ fn op_from_wire(op: &pb::SeqOp) -> Result<SeqOp, FrameError> {
         pb::seq_op::Op::Draft(draft) => SeqOp::Draft { slot: SlotId(draft.slot) },
         pb::seq_op::Op::Grow(grow) => SeqOp::Grow {
             slot: SlotId(grow.slot),
-            blocks: grow.blocks.iter().copied().map(BlockId).collect(),
+            blocks: grow.blocks.iter().copied().map(PageId).collect(),
         },
         pb::seq_op::Op::Adapt(adapt) => {
             let used = adapt.adapters.iter().map(|used| {

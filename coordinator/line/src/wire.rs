@@ -272,7 +272,7 @@ mod tests {
     use crate::request::{
         Drawing, Guiding, Limits, MAX_GUIDANCE_SCALE, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, Request,
     };
-    use brigade_engine::batch::{BlockId, DryParams, Mirostat, SamplingParams};
+    use brigade_engine::batch::{DryParams, Mirostat, PageId, SamplingParams};
     use brigade_proto::frame::{FrameLimits, check_ubatch};
     use brigade_proto::limits::MAX_SAMPLER_TOKENS;
     use brigade_sched::Work;
@@ -289,11 +289,11 @@ mod tests {
                 SeqOp::Close { slot: SlotId(1) },
                 SeqOp::Open {
                     slot: SlotId(2),
-                    blocks: vec![BlockId(4), BlockId(6)],
+                    blocks: vec![PageId(4), PageId(6)],
                     sampler: Some(Arc::new(setup)),
                     request: "req-1".into(),
                 },
-                SeqOp::Grow { slot: SlotId(2), blocks: vec![BlockId(9)] },
+                SeqOp::Grow { slot: SlotId(2), blocks: vec![PageId(9)] },
             ],
             parts: vec![SeqPart {
                 slot: SlotId(2),

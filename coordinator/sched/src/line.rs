@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use brigade_engine::batch::{BlockId, SeqOp, SeqPart};
+use brigade_engine::batch::{PageId, SeqOp, SeqPart};
 use brigade_spec::Prefixes;
 
 use super::config::SchedConfig;
@@ -85,7 +85,7 @@ impl Line {
         spec: LineSpec,
         config: &SchedConfig,
         now: Micros,
-        last: &[BlockId],
+        last: &[PageId],
     ) -> Self {
         Self {
             epoch,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use brigade_engine::batch::BlockId;
+use brigade_engine::batch::PageId;
 
 /// On whose account a page is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(super) struct Pages {
 
 impl Pages {
     /// `total` free pages; the lowest are taken first, but those of `last` after all others.
-    pub fn new(total: u32, last: &[BlockId]) -> Self {
+    pub fn new(total: u32, last: &[PageId]) -> Self {
         let holds = vec![Holds::default(); total as usize];
         let last: BTreeSet<u32> = last.iter().map(|block| block.0).filter(|b| *b < total).collect();
         let others = (0..total).rev().filter(|block| !last.contains(block));
@@ -57,25 +57,20 @@ impl Pages {
     }
 
     /// Takes `n` pages, or none if fewer are free: of `wanted`, in its order, those that are, in place of others.
-    pub fn take_like(
-        &mut self,
-        wanted: &[BlockId],
-        n: u32,
-        holder: Holder,
-    ) -> Option<Vec<BlockId>> {
+    pub fn take_like(&mut self, wanted: &[PageId], n: u32, holder: Holder) -> Option<Vec<PageId>> {
         if self.n_free() < n {
             return None;
         }
         let mut is_free = vec![false; self.holds.len()];
         self.free.iter().for_each(|block| is_free[*block as usize] = true);
-        let mut place = |block: &BlockId| {
+        let mut place = |block: &PageId| {
             let free = is_free.get_mut(block.0 as usize)?;
             std::mem::take(free).then_some(*block)
         };
-        let same: Vec<Option<BlockId>> = wanted.iter().take(n as usize).map(&mut place).collect();
+        let same: Vec<Option<PageId>> = wanted.iter().take(n as usize).map(&mut place).collect();
         let taken: BTreeSet<u32> = same.iter().flatten().map(|block| block.0).collect();
         self.free.retain(|block| !taken.contains(block));
-        taken.iter().for_each(|block| self.add(BlockId(*block), holder));
+        taken.iter().for_each(|block| self.add(PageId(*block), holder));
         let others = self.take(n - taken.len() as u32, holder)?;
         let mut others = others.into_iter();
         let missing = n as usize - same.len();
@@ -97,13 +92,13 @@ impl Pages {
     }
 
     /// How often a page is held.
-    pub fn n_holders(&self, id: BlockId) -> u32 {
+    pub fn n_holders(&self, id: PageId) -> u32 {
         let holds = self.holds[id.0 as usize];
         holds.running + holds.kept
     }
 
     /// How many of these no running sequence holds.
-    pub fn n_kept_of(&self, ids: &[BlockId]) -> u32 {
+    pub fn n_kept_of(&self, ids: &[PageId]) -> u32 {
         ids.iter().filter(|id| self.holds[id.0 as usize].running == 0).count() as u32
     }
 
@@ -113,9 +108,9 @@ impl Pages {
     }
 
     /// Takes `n` pages, or none if fewer are free.
-    pub fn take(&mut self, n: u32, holder: Holder) -> Option<Vec<BlockId>> {
+    pub fn take(&mut self, n: u32, holder: Holder) -> Option<Vec<PageId>> {
         let rest = self.free.len().checked_sub(n as usize)?;
-        let ids: Vec<BlockId> = self.free.drain(rest..).rev().map(BlockId).collect();
+        let ids: Vec<PageId> = self.free.drain(rest..).rev().map(PageId).collect();
         for &id in &ids {
             self.add(id, holder);
         }
@@ -126,7 +121,7 @@ impl Pages {
     ///
     /// # Panics
     /// If nobody does: its content would be anybody's.
-    pub fn share(&mut self, id: BlockId, holder: Holder) {
+    pub fn share(&mut self, id: PageId, holder: Holder) {
         assert!(self.holds[id.0 as usize].any(), "page {} was shared but is free", id.0);
         self.add(id, holder);
     }
@@ -135,7 +130,7 @@ impl Pages {
     ///
     /// # Panics
     /// If it has no such holder: two owners would then share a page and corrupt each other.
-    pub fn give_back(&mut self, id: BlockId, holder: Holder) {
+    pub fn give_back(&mut self, id: PageId, holder: Holder) {
         let holds = &mut self.holds[id.0 as usize];
         let left = holds.of(holder).checked_sub(1);
         *holds.of(holder) = left.expect("a page was given back twice");
@@ -147,7 +142,7 @@ impl Pages {
         }
     }
 
-    fn add(&mut self, id: BlockId, holder: Holder) {
+    fn add(&mut self, id: PageId, holder: Holder) {
         let count = self.holds[id.0 as usize].of(holder);
         *count += 1;
         if holder == Holder::Running && *count == 1 {
@@ -160,8 +155,8 @@ impl Pages {
 mod tests {
     use super::*;
 
-    fn ids(ids: &[u32]) -> Vec<BlockId> {
-        ids.iter().copied().map(BlockId).collect()
+    fn ids(ids: &[u32]) -> Vec<PageId> {
+        ids.iter().copied().map(PageId).collect()
     }
 
     fn counts(pages: &Pages) -> (u32, u32, u32) {
@@ -174,7 +169,7 @@ mod tests {
         assert_eq!(pages.take(3, Holder::Running), Some(ids(&[0, 1, 2])));
         assert_eq!(pages.take(2, Holder::Running), None);
         assert_eq!(counts(&pages), (1, 3, 0));
-        pages.give_back(BlockId(1), Holder::Running);
+        pages.give_back(PageId(1), Holder::Running);
         assert_eq!(pages.take(2, Holder::Kept), Some(ids(&[1, 3])));
         assert_eq!(counts(&pages), (0, 2, 2));
         assert_eq!(pages.take(0, Holder::Running), Some(vec![]));
@@ -210,6 +205,6 @@ mod tests {
     fn a_double_release_is_a_bug() {
         let mut pages = Pages::new(1, &[]);
         pages.take(1, Holder::Kept);
-        pages.give_back(BlockId(0), Holder::Running);
+        pages.give_back(PageId(0), Holder::Running);
     }
 }

@@ -11,7 +11,7 @@
 
 use std::borrow::Cow;
 
-use brigade_engine::batch::{BlockId, CopyName};
+use brigade_engine::batch::{CopyName, PageId};
 
 use super::events::{Micros, Request, RequestError, RequestId};
 use super::prefix::{Beginning, Hold};
@@ -38,7 +38,7 @@ pub(super) struct Pending {
     /// What copies of its state are called.
     pub name: Option<CopyName>,
     /// The pages it had: a stage that stays loaded still holds its state there.
-    pub blocks: Vec<BlockId>,
+    pub blocks: Vec<PageId>,
     /// Every stage of the line that came can go back to this position.
     pub restorable: Option<u32>,
     /// Mirostat's, after its last token.

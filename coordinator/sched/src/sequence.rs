@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    AdapterUse, BlockId, CopyName, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
+    AdapterUse, CopyName, PageId, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
 };
 
 use super::ahead::{NextWindow, RunAhead};
@@ -56,7 +56,7 @@ pub(super) struct Admitted {
     /// Whether its rows see those after them: all that is known is sent in one part.
     pub whole: bool,
     pub slot: SlotId,
-    pub blocks: Vec<BlockId>,
+    pub blocks: Vec<PageId>,
     /// What has to be the same for others to begin with what it computes.
     pub space: Space,
     /// Where in the tree of prompts it stands, and under which number; `None`: others begin with nothing of it.

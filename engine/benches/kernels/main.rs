@@ -13,7 +13,7 @@ mod experts;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use brigade_engine::batch::BlockId;
+use brigade_engine::batch::PageId;
 use brigade_engine::kernels::{
     ActForms, ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType,
     MatmulJob, PackedMatrix, ValuePlace,
@@ -154,14 +154,14 @@ fn attention(bench: &Bench, n_rows: usize, context: usize) {
         ty: KvType::F16,
     };
     let (n_head, dim) = (16, 64);
-    let blocks: Vec<_> = (0..context.div_ceil(KV_PAGE) as u32).map(BlockId).collect();
+    let blocks: Vec<_> = (0..context.div_ceil(KV_PAGE) as u32).map(PageId).collect();
     let mut pool = vec![0u64; blocks.len() * layout.page_bytes() / 8 + 8];
     let pool: &mut [u8] = bytemuck::cast_slice_mut(&mut pool);
     let start = pool.as_ptr().align_offset(64);
     let pool = &mut pool[start..];
-    let all = AttendPart { blocks: &blocks, first_pos: 0, n_rows: context, first_row: 0 };
+    let all = AttendPart { pages: &blocks, first_pos: 0, n_rows: context, first_row: 0 };
     let k = values(context * 4 * dim);
-    compute.kv_write(&layout, pool, &[all], &KvRows { k: &k, v: &k, index: &[] });
+    compute.kv_write(&layout, pool, &[all], &KvRows { k: &k, v: Some(&k), index: None });
     let part = AttendPart { first_pos: context - n_rows, n_rows, ..all };
     let attend = Attend {
         layout: &layout,

@@ -39,8 +39,9 @@ mod upload;
 mod work;
 
 pub use brigade_shapes::{
-    Decay, DeltaShape, DilatedConv, ExpertGroups, ExpertWeights, GateBound, KeyHeads,
-    LEAST_WEIGHT_SUM, RopeLayout, SsdShape, StateAt, StreamShape, SumStart, WeightsAt, Xielu,
+    BlockSizes, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertGroups, ExpertWeights,
+    GateBound, KV_PAGE, KeyHeads, KvLayout, KvType, LEAST_WEIGHT_SUM, PoolSizes, RopeLayout,
+    SsdShape, StateAt, StreamShape, SumStart, ValuePlace, WeightsAt, Window, Xielu,
 };
 pub use buffer::GpuBuffer;
 pub use commands::Handed;
@@ -50,20 +51,17 @@ pub use exchange::Inbox;
 pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
 pub use milestone::{Fetch, Milestone};
-pub use operands::{OnGpu, ToGpu};
+pub use operands::{OnGpu, ToGpu, span_mut_of, span_of};
 pub use ops::Columns;
 pub use ops::WeighedSpans;
-pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans, EntryPages, NewEntries};
-pub use ops::{AttendPages, AttendVariant, DistanceBiases, Window};
-pub use ops::{BlockIndexSpans, BlockRope, BlockSizes, MeanIndexSpans, NO_BLOCK};
+pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans};
+pub use ops::{AttendPages, AttendVariant};
+pub use ops::{BlockIndexSpans, BlockRope, MeanIndexSpans};
 pub use ops::{ChooseBy, ExpertChoice};
-pub use ops::{ChosenBlocks, ChosenSpans};
 pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork};
 pub use ops::{
-    FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolSizes,
-    PoolingSpans,
+    FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolingSpans,
 };
-pub use ops::{KV_PAGE, KvSpans, KvType, PageLayout, PagePart, ValuePlace};
 pub use ops::{Product, RowForm, WeightType, Weights};
 pub use options::GpuOptions;
 pub use span::{Span, SpanMut};

@@ -3,7 +3,7 @@
 use crate::buffer::GpuBuffer;
 use crate::device::Gpu;
 use crate::span::{Span, SpanMut};
-use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, Place, Vector, View, ViewMut};
+use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, PartMut, Place, Vector, View, ViewMut};
 
 /// A GPU's memory: operands are spans of bytes.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +52,7 @@ impl<'a: 'b, 'b> Carry<'a, 'b, Anywhere, OnGpu> for ToGpu<'b> {
     fn write<T: Element>(&mut self, values: ViewMut<'a, T>) -> SpanMut<'b> {
         match values {
             ViewMut::Host(_) => panic!("an op on a GPU writes to its memory"),
-            ViewMut::Device(part) => {
-                let span = span_of(part.into_part());
-                SpanMut::new(span.address(), span.len())
-            }
+            ViewMut::Device(part) => span_mut_of(part),
         }
     }
 }
@@ -70,8 +67,20 @@ impl Gpu {
     }
 }
 
-/// Where a part of a buffer lies.
-fn span_of(part: Part<'_>) -> Span<'_> {
+/// Where a part of a GPU's buffer lies.
+///
+/// # Panics
+/// If the buffer is none of a GPU.
+pub fn span_of(part: Part<'_>) -> Span<'_> {
     let (buffer, bytes) = part.within::<GpuBuffer>().expect("what an op on a GPU takes lies there");
     buffer.span().part(bytes)
+}
+
+/// Where a part of a GPU's buffer lies, to be written: nobody else has it.
+///
+/// # Panics
+/// If the buffer is none of a GPU.
+pub fn span_mut_of(part: PartMut<'_>) -> SpanMut<'_> {
+    let span = span_of(part.into_part());
+    SpanMut::new(span.address(), span.len())
 }

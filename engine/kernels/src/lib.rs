@@ -20,7 +20,6 @@
 //! [`inner`] is for the tests of the tables alone. They stand in `tables/tests`, so that kernels are compiled once.
 
 mod aligned;
-mod block_id;
 mod compute;
 mod cpu;
 mod format;
@@ -34,10 +33,9 @@ mod table;
 mod tiles;
 
 pub use aligned::DeviceMemory;
-pub use block_id::BlockId;
 pub use brigade_ops::{
-    Conv, ConvRows, DeltaScan, MambaScan, MambaWeights, Ssd, SsdScan, Vector, Wkv6, Wkv6Decay,
-    Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights,
+    Conv, ConvRows, DeltaScan, MambaScan, MambaWeights, NewEntries, PageId, Ssd, SsdScan, Vector,
+    Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights, WriteEntries,
 };
 pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{
@@ -51,7 +49,6 @@ pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};
 pub use ops::block_index::BlockIndex;
 pub use ops::choose_entries::{EntryIndex, IndexedRow};
 pub use ops::chosen::Chosen;
-pub use ops::entries::NewEntries;
 pub use ops::expert_job::{ExpertRun, ExpertsJob};
 pub use ops::experts::{ChooseBy, ExpertChoice};
 pub use ops::head_columns::HeadColumns;
@@ -89,6 +86,6 @@ pub mod inner {
     pub use crate::cpu::{exp::EXP_ERROR, exp::exp, matmul_f32::RUN, matmul_many::MANY_ROWS};
     pub use crate::ops::streams::doubly_stochastic;
     pub use crate::tiles::act::{ACT_BLOCK, ActBlock};
-    pub use crate::tiles::chosen_blocks::SeenPage;
+    pub use crate::tiles::chosen_blocks::{SeenPage, seen_pages};
     pub use crate::tiles::kv::add_index_key;
 }

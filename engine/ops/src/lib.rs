@@ -8,16 +8,27 @@
 //! Each operand says its shapes as `[rows, cols]`, and `check` panics where they disagree: what is written from several threads
 //! or workgroups at once rests on it. Nothing here computes, and no device is known here.
 
+pub mod attention;
 mod carry;
 mod op;
+mod page_id;
+mod pages;
 mod place;
+mod rowwise;
 pub mod scan;
 mod vector;
 mod view;
 
+pub use attention::{
+    Attend, AttendChosen, AttendOver, AttendVariant, ChosenBlocks, DistanceBiases, KvWrite,
+    NO_BLOCK,
+};
 pub use carry::Carry;
 pub use op::Op;
+pub use page_id::PageId;
+pub use pages::{AttendPart, KvRows, NewEntries, WriteEntries};
 pub use place::{Anywhere, Element, Host, Place};
+pub use rowwise::{Combine, DecayFactors, Function, Lerp, Map, Norm, NormBy, Pairing, RmsNorm};
 pub use scan::{
     Columns, Conv, ConvRows, DeltaRows, DeltaScan, FLUSH_EVERY, MambaRows, MambaScan, MambaWeights,
     ScanPart, Ssd, SsdInput, SsdScan, Wkv6, Wkv6Decay, Wkv6Rows, Wkv7, Wkv7Bonus, Wkv7Prepare,

@@ -2,7 +2,7 @@
 
 use crate::carry::Carry;
 use crate::place::{Anywhere, Place};
-use crate::scan;
+use crate::{attention, pages, rowwise, scan};
 
 /// Writes the type of all ops, and what each of them needs: how it comes from its operands, its name, where it writes, and its
 /// way to another place.
@@ -51,6 +51,26 @@ macro_rules! ops {
 }
 
 ops! {
+    /// A function of each value.
+    Map(rowwise::Map),
+    /// A function of each value and another.
+    Combine(rowwise::Combine),
+    /// A step from rows towards others.
+    Lerp(rowwise::Lerp),
+    /// Decay factors of a gate.
+    DecayFactors(rowwise::DecayFactors),
+    /// RMS norm to another place.
+    RmsNorm(rowwise::RmsNorm),
+    /// A norm in place.
+    Norm(rowwise::Norm),
+    /// Keys and values to their pages.
+    KvWrite(attention::KvWrite),
+    /// Entries to their pages.
+    WriteEntries(pages::WriteEntries),
+    /// Attention.
+    Attend(attention::Attend),
+    /// Attention to chosen positions.
+    AttendChosen(attention::AttendChosen),
     /// A causal convolution of each channel.
     Conv(scan::ConvRows),
     /// Mamba-2's recurrence.

@@ -130,15 +130,16 @@ pub struct Norm<'a, P: Place> {
     /// Added below the root.
     pub eps: f32,
     /// Which.
-    pub by: NormBy<'a, P>,
+    pub by: NormBy<P::Read<'a, f32>>,
 }
 
 /// Which norm.
-pub enum NormBy<'a, P: Place> {
+#[derive(Clone, Copy, Debug)]
+pub enum NormBy<V> {
     /// `x / sqrt(mean(x²) + eps) * weight`, with a weight for each group, `[n_groups, d]`.
-    Rms(P::Read<'a, f32>),
+    Rms(V),
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`, each `[n_groups, d]`.
-    Layer(P::Read<'a, f32>, P::Read<'a, f32>),
+    Layer(V, V),
     /// `x / sqrt(sum(x²) + eps)`.
     L2,
     /// `exp(x) / sum(exp(x))`; without `eps`.
@@ -150,17 +151,14 @@ carried!(Combine { x: write, y: read, with: same });
 carried!(Lerp { x: write, to: read, share: read });
 carried!(DecayFactors { x: write, bias: read, rates: read, bound: same });
 carried!(RmsNorm { x: read, weight: read, eps: same, out: write });
-carried!(Norm { x: write, d: same, eps: same, by: inner });
+carried!(Norm { x: write, d: same, eps: same, by: rows });
 
-impl<'a, A: Place> NormBy<'a, A> {
-    /// The same at another place.
-    pub fn carried<'b, B: Place>(self, by: &mut impl crate::Carry<'a, 'b, A, B>) -> NormBy<'b, B>
-    where
-        'a: 'b,
-    {
+impl<V> NormBy<V> {
+    /// The same of other values.
+    pub fn map<W>(self, mut by: impl FnMut(V) -> W) -> NormBy<W> {
         match self {
-            Self::Rms(weight) => NormBy::Rms(by.read(weight)),
-            Self::Layer(weight, bias) => NormBy::Layer(by.read(weight), by.read(bias)),
+            Self::Rms(weight) => NormBy::Rms(by(weight)),
+            Self::Layer(weight, bias) => NormBy::Layer(by(weight), by(bias)),
             Self::L2 => NormBy::L2,
             Self::Softmax => NormBy::Softmax,
         }

@@ -92,6 +92,67 @@ impl<T: Element> ViewMut<'_, T> {
     }
 }
 
+impl<'a, T: Element> View<'a, T> {
+    /// Some of them.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(self, values: Range<usize>) -> Self {
+        match self {
+            Self::Host(all) | Self::Lasting(all, _) => Self::Host(&all[values]),
+            Self::Device(part) => Self::Device(part.part(bytes_of::<T>(values))),
+        }
+    }
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// The values, to be read.
+    pub fn as_view(&self) -> View<'_, T> {
+        match self {
+            Self::Host(values) => View::Host(values),
+            Self::Device(part) => View::Device(part.as_part()),
+        }
+    }
+
+    /// All of them, for as long as these are not used.
+    pub fn again(&mut self) -> ViewMut<'_, T> {
+        self.part(0..self.len())
+    }
+
+    /// Some of them, for as long as these are not used.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn part(&mut self, values: Range<usize>) -> ViewMut<'_, T> {
+        match self {
+            Self::Host(all) => ViewMut::Host(&mut all[values]),
+            Self::Device(part) => ViewMut::Device(part.part(bytes_of::<T>(values))),
+        }
+    }
+
+    /// The values before and from `at` on.
+    ///
+    /// # Panics
+    /// If there are fewer than `at`.
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        match self {
+            Self::Host(values) => {
+                let (first, rest) = values.split_at_mut(at);
+                (Self::Host(first), Self::Host(rest))
+            }
+            Self::Device(part) => {
+                let (first, rest) = part.split_at(at * size_of::<T>());
+                (Self::Device(first), Self::Device(rest))
+            }
+        }
+    }
+}
+
+/// Where values lie in bytes.
+fn bytes_of<T>(values: Range<usize>) -> Range<usize> {
+    values.start * size_of::<T>()..values.end * size_of::<T>()
+}
+
 impl<'a> Part<'a> {
     /// Bytes `bytes` of a buffer.
     ///

@@ -70,7 +70,9 @@ impl EntryLayout {
         record_bytes(self.ty, self.width)
     }
 
-    fn entry_bytes(&self) -> usize {
+    /// Bytes of an entry: its key, and that of the index.
+    #[inline]
+    pub fn entry_bytes(&self) -> usize {
         self.key_bytes() + record_bytes(self.ty, self.index_dim)
     }
 

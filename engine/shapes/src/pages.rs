@@ -42,7 +42,8 @@ impl KvType {
     }
 
     /// Bytes of an element without its part of a scale.
-    fn code_bytes(self) -> usize {
+    #[inline]
+    pub fn code_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 => 2,

@@ -7,12 +7,12 @@ use super::block_index::{BlockIndex, IndexRows};
 use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use super::{Block, BlockCx};
-use crate::device::{BlocksOver, KvRows, Lists, Rows};
-use crate::kernels::{AttendVariant, DistanceBiases, Vector};
+use crate::device::{Lists, Rows};
+use crate::ops::{ChosenBlocks, DistanceBiases, Vector};
 use crate::spec::{
     AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, ModelError,
 };
-use crate::state::{AttendHow, BlockState, KvCache};
+use crate::state::{AttendHow, AttendVariant, BlockState, KvCache, KvRows};
 use crate::weights::WeightLoader;
 
 /// Weights of one attention block.
@@ -197,14 +197,13 @@ impl Attention {
                 of_heads,
             }),
             both_ways: spec.both_ways,
-            blocks: None,
+            blocks: spec.index.zip(lists).map(|(index, lists)| ChosenBlocks {
+                sizes: index.sizes,
+                n_near: index.n_near(),
+                blocks: lists.view(),
+            }),
         };
-        let blocks = spec.index.zip(lists).map(|(index, lists)| BlocksOver {
-            sizes: index.sizes,
-            n_near: index.n_near(),
-            lists,
-        });
-        (spec.scale, variant, blocks)
+        (spec.scale, variant)
     }
 
     /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys

@@ -3,8 +3,9 @@
 use super::compressor::{Compressor, Inputs, Recent, completed};
 use super::linear::Linear;
 use super::{BlockCx, rotate_last};
-use crate::device::{EntryIndexOver, Lists, NewEntries, Rows};
+use crate::device::{EntryIndexOver, Lists, Rows};
 use crate::kernels::{AttendPart, RopeTable};
+use crate::ops::NewEntries;
 use crate::spec::{CompressedSpec, EntriesSpec, EntryIndexSpec, ModelError};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
@@ -142,7 +143,7 @@ impl EntryMaker {
         let new = |part| {
             let entries = completed(part, every);
             let blocks = cx.sequences.get(part.slot).map_or(&[][..], |sequence| &sequence.blocks);
-            NewEntries { blocks, first: entries.start, n: entries.len() }
+            NewEntries { pages: blocks, first: entries.start, n: entries.len() }
         };
         let new: Vec<NewEntries<'_>> = cx.parts.iter().map(new).collect();
         pages.write(cx.device, &new, (&keys, of_index.as_ref()));

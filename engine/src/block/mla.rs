@@ -15,11 +15,11 @@
 use super::index::Index;
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::{KvRows, PoolsOver, Product, Rows};
-use crate::kernels::{AttendVariant, HeadColumns, PackedMatrix, Vector};
+use crate::device::{Product, Rows};
+use crate::kernels::{HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::spec::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, ModelError};
-use crate::state::{BlockState, KvCache};
+use crate::state::{AttendVariant, BlockState, KvCache, KvRows};
 use crate::weights::WeightLoader;
 
 /// Weights of one MLA block.
@@ -236,13 +236,13 @@ impl Mla {
         let sinks = self.sinks.as_ref();
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
         let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
-            let how = (spec.scale, variant, None);
+            let how = (spec.scale, variant);
             kv.attend(cx.device, cx.parts, cx.sequences, how, q_hat, &mut latent);
             return latent;
         };
-        let chosen = PoolsOver { sizes, pools: own.unwrap_or_else(|| &cx.beside[place]) };
+        let chosen = (sizes, own.unwrap_or_else(|| &cx.beside[place]));
         let (of, how) = ((cx.device, cx.parts, cx.sequences), (spec.scale, variant));
-        kv.attend_chosen(of, how, chosen, cx.scratch, (q_hat, &mut latent));
+        kv.attend_chosen(of, how, chosen, (q_hat, &mut latent));
         latent
     }
 

@@ -5,10 +5,9 @@
 //! Which adapters there are to multiply with is the host's to know. So this is computed by the host, whose memory has its pages.
 
 use super::{Block, BlockCx};
-use crate::device::{KvRows, Rows};
-use crate::kernels::AttendVariant;
+use crate::device::Rows;
 use crate::spec::{Beside, SwitchRouterSpec};
-use crate::state::BlockState;
+use crate::state::{AttendVariant, BlockState, KvRows};
 
 /// The router of a model's own adapters. It has no weights.
 pub struct Switch {
@@ -42,7 +41,7 @@ impl Block for Switch {
             v[at] = *place;
         }
         kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: Some(&v), index: None });
-        let how = (1.0, AttendVariant::default(), None);
+        let how = (1.0, AttendVariant::default());
         kv.attend(cx.device, cx.parts, cx.sequences, how, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;
         let found = found.chunks_exact(WIDTH).map(|found| found[0].clamp(0.0, last).round());

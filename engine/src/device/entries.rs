@@ -1,24 +1,12 @@
 //! Entries, which stand for several positions each: writing them, choosing among them, and attention to them.
 
-use brigade_gpu as there;
+use brigade_gpu::{self as there, ToGpu};
 
-use super::pages::{page_numbers, page_parts, page_type, with_room};
-use super::{Device, Lists, Memory, Rows, Scratch, Values};
-use crate::batch::BlockId;
+use super::{Device, Lists, Memory, Rows, Scratch, Values, with_room};
 use crate::kernels::{
     self, AttendPart, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, Vector,
 };
-
-/// Entries of a sequence that became complete.
-#[derive(Clone, Copy)]
-pub struct NewEntries<'a> {
-    /// The sequence's pages.
-    pub blocks: &'a [BlockId],
-    /// The first of them.
-    pub first: usize,
-    /// How many there are.
-    pub n: usize,
-}
+use crate::ops::Carry;
 
 /// An index of entries, and the rows that it is asked for.
 #[derive(Clone, Copy)]
@@ -57,45 +45,6 @@ pub struct EntriesOver<'a> {
 }
 
 impl Device {
-    /// Writes entries to their pages ([`Compute::write_entries`](crate::kernels::Compute::write_entries)): of the sequences
-    /// of `new` one after the other. `keys` is `[n, width]`, `index` is `[n, index_dim]`, none without an index.
-    ///
-    /// # Panics
-    /// If shapes disagree, or an entry lies outside its sequence's pages or the pool.
-    pub fn write_entries(
-        &self,
-        layout: &EntryLayout,
-        pool: &mut Memory<u8>,
-        new: &[NewEntries<'_>],
-        (keys, index): (&Rows, Option<&Rows>),
-    ) {
-        if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span_mut()) {
-            let new: Vec<there::NewEntries<'_>> = new
-                .iter()
-                .map(|new| there::NewEntries {
-                    pages: page_numbers(new.blocks),
-                    first: new.first,
-                    n: new.n,
-                })
-                .collect();
-            let keys = (keys.on_gpu(gpu), index.map(|index| index.on_gpu(gpu)));
-            return gpu.write_entries(&entry_pages(layout), pool, &new, keys);
-        }
-        let index = index.map_or(&[][..], |index| &index[..]);
-        let mut at = 0;
-        for new in new {
-            let made = |width: usize| at * width..(at + new.n) * width;
-            let of_sequence = kernels::NewEntries {
-                blocks: new.blocks,
-                first: new.first,
-                keys: &keys[made(layout.width)],
-                index: &index[made(layout.index_dim)],
-            };
-            self.compute.write_entries(layout, pool, &of_sequence);
-            at += new.n;
-        }
-    }
-
     /// The entries of the rows that see more than `per_row`, `[n_far, per_row]`, rows in their order
     /// ([`Compute::choose_entries`](crate::kernels::Compute::choose_entries)). `q` is `[n_rows, n_head * index_dim]`,
     /// `weights` is `[n_rows, n_head]`.
@@ -111,7 +60,6 @@ impl Device {
             return Lists::on(Vec::new());
         }
         if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span()) {
-            let (layout, parts) = (&entry_pages(layout), &page_parts(parts)[..]);
             let index = there::EntryIndexSpans { layout, pool, parts, n_head, per_row };
             let lists = Lists::filled(gpu, far.len() * per_row, |out| {
                 let (q, weights) = (q.on_gpu(gpu), weights.on_gpu(gpu));
@@ -143,18 +91,18 @@ impl Device {
         let pool = over.pool.map(|pool| pool.span());
         if let (None | Some(Some(_)), Some((gpu, out))) = (pool, self.gpu_of(out)) {
             let attend = there::AttendEntries {
-                layout: &entry_pages(over.layout),
+                layout: over.layout,
                 pool: pool.flatten(),
-                parts: &page_parts(over.parts),
+                parts: over.parts,
                 chosen: over.chosen.map(|(per_row, lists)| there::ChosenEntries {
                     per_row,
-                    lists: lists.on_gpu(gpu),
+                    lists: ToGpu(gpu).read(lists.view()),
                 }),
                 window: over.window,
                 near: over.near.on_gpu(gpu),
                 n_head,
                 scale: over.scale,
-                sinks: Some(over.sinks.on_gpu(gpu)),
+                sinks: Some(over.sinks),
             };
             let attended = gpu.attend_entries(&attend, q.on_gpu(gpu), out);
             return with_room("attention to entries", attended);
@@ -195,7 +143,7 @@ impl<'a> EntriesOver<'a> {
                 };
                 let end = start + n_before + i + 1;
                 let near = &near[(end - self.window.min(pos + 1)) * width..end * width];
-                rows.push(EntryRow { blocks: part.blocks, entries, near });
+                rows.push(EntryRow { blocks: part.pages, entries, near });
             }
             start += n_before + part.n_rows;
         }
@@ -209,15 +157,10 @@ fn far_rows<'a>(
     part: &AttendPart<'a>,
     per_row: usize,
 ) -> Vec<IndexedRow<'a>> {
-    let AttendPart { blocks, first_pos, n_rows, first_row } = *part;
+    let AttendPart { pages: blocks, first_pos, n_rows, first_row } = *part;
     let row = |i| {
         let n_seen = layout.n_entries(first_pos + i + 1);
         (n_seen > per_row).then_some(IndexedRow { row: first_row + i, blocks, n_seen })
     };
     (0..n_rows).filter_map(row).collect()
-}
-
-fn entry_pages(layout: &EntryLayout) -> there::EntryPages {
-    let EntryLayout { every, width, index_dim, ty } = *layout;
-    there::EntryPages { every, width, index_dim, ty: page_type(ty) }
 }

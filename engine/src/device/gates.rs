@@ -2,6 +2,7 @@
 
 use super::{Device, Values, ValuesMut};
 use crate::kernels::{GateBounds, SwiGluClamp, SwiGluLimit};
+use crate::ops::{Combine, DecayFactors, Pairing};
 
 impl Device {
     /// `x *= silu(gate)`.
@@ -10,34 +11,22 @@ impl Device {
         x: &mut (impl ValuesMut + ?Sized),
         gate: &(impl Values + ?Sized),
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.silu_mul_inplace(x, gate.on_gpu(gpu)),
-            None => self.compute.silu_mul_inplace(x.on_host_mut(), gate.on_host()),
-        }
+        self.run(Combine { x: x.view_mut(), y: gate.view(), with: Pairing::Silu });
     }
 
     /// `x *= sigmoid(gate)`.
     pub fn sigmoid_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.sigmoid_mul(x, gate.on_gpu(gpu)),
-            None => self.compute.sigmoid_mul(x.on_host_mut(), gate.on_host()),
-        }
+        self.run(Combine { x: x.view_mut(), y: gate.view(), with: Pairing::Sigmoid });
     }
 
     /// `x *= gelu(gate)`.
     pub fn gelu_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.gelu_mul(x, gate.on_gpu(gpu)),
-            None => self.compute.gelu_mul(x.on_host_mut(), gate.on_host()),
-        }
+        self.run(Combine { x: x.view_mut(), y: gate.view(), with: Pairing::Gelu });
     }
 
     /// `x *= max(gate, 0)`.
     pub fn relu_mul(&self, x: &mut (impl ValuesMut + ?Sized), gate: &(impl Values + ?Sized)) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.relu_mul(x, gate.on_gpu(gpu)),
-            None => self.compute.relu_mul(x.on_host_mut(), gate.on_host()),
-        }
+        self.run(Combine { x: x.view_mut(), y: gate.view(), with: Pairing::Relu });
     }
 
     /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
@@ -47,12 +36,7 @@ impl Device {
         gates: &(impl Values + ?Sized),
         clamp: SwiGluClamp,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => {
-                gpu.clamped_swiglu_mul(x, gates.on_gpu(gpu), clamp.alpha, clamp.limit)
-            }
-            None => self.compute.clamped_swiglu_mul(x.on_host_mut(), gates.on_host(), clamp),
-        }
+        self.run(Combine { x: x.view_mut(), y: gates.view(), with: Pairing::Clamped(clamp) });
     }
 
     /// [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
@@ -62,10 +46,7 @@ impl Device {
         gates: &(impl Values + ?Sized),
         limit: SwiGluLimit,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.limited_swiglu_mul(x, gates.on_gpu(gpu), limit.limit, limit.gate),
-            None => self.compute.limited_swiglu_mul(x.on_host_mut(), gates.on_host(), limit),
-        }
+        self.run(Combine { x: x.view_mut(), y: gates.view(), with: Pairing::Limited(limit) });
     }
 
     /// [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul).
@@ -75,12 +56,7 @@ impl Device {
         gates: &(impl Values + ?Sized),
         bounds: GateBounds,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => {
-                gpu.bounded_gate_mul(x, gates.on_gpu(gpu), bounds.gate, bounds.linear)
-            }
-            None => self.compute.bounded_gate_mul(x.on_host_mut(), gates.on_host(), bounds),
-        }
+        self.run(Combine { x: x.view_mut(), y: gates.view(), with: Pairing::Bounded(bounds) });
     }
 
     /// [`Compute::decay_factors`](crate::kernels::Compute::decay_factors).
@@ -90,10 +66,8 @@ impl Device {
         bias: &(impl Values + ?Sized),
         rates: &(impl Values + ?Sized),
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.decay_factors(x, bias.on_gpu(gpu), rates.on_gpu(gpu)),
-            None => self.compute.decay_factors(x.on_host_mut(), bias.on_host(), rates.on_host()),
-        }
+        let (bias, rates) = (bias.view(), rates.view());
+        self.run(DecayFactors { x: x.view_mut(), bias, rates, bound: None });
     }
 
     /// [`Compute::bounded_decay_factors`](crate::kernels::Compute::bounded_decay_factors).
@@ -104,16 +78,7 @@ impl Device {
         rates: &(impl Values + ?Sized),
         bound: f32,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => {
-                gpu.bounded_decay_factors(x, bias.on_gpu(gpu), rates.on_gpu(gpu), bound)
-            }
-            None => self.compute.bounded_decay_factors(
-                x.on_host_mut(),
-                bias.on_host(),
-                rates.on_host(),
-                bound,
-            ),
-        }
+        let (bias, rates) = (bias.view(), rates.view());
+        self.run(DecayFactors { x: x.view_mut(), bias, rates, bound: Some(bound) });
     }
 }

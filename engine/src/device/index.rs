@@ -4,8 +4,7 @@ use brigade_gpu::{
     self as there, BlockIndexSpans, BlockRope, IndexSpans, MAX_INDEX_HEADS, MeanIndexSpans,
 };
 
-use super::pages::{page_layout, page_parts, with_room};
-use super::{Device, Lists, Memory, Rows, Scratch, Values};
+use super::{Device, Lists, Memory, Rows, Scratch, Values, with_room};
 use crate::kernels::{
     AttendPart, BlockIndex, BlockSizes, HeadColumns, Index, KernelError, KvLayout, MeanIndex,
     PoolSizes, Pooling, RopeTable, Vector,
@@ -73,8 +72,6 @@ impl Device {
         let IndexOver { layout, pool, parts } = *over;
         let n_head = weights.cols();
         if let (Some(pool), Some((gpu, out))) = (pool.span(), self.gpu_of(out)) {
-            let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
-            let sizes = pool_sizes(sizes);
             let index = IndexSpans { layout, pool, parts, n_head, sizes };
             return with_room(
                 "scores of an index",
@@ -98,8 +95,7 @@ impl Device {
         let IndexOver { layout, pool, parts } = *over;
         if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span()) {
             let n = q.n_rows() * layout.n_kv_head * sizes.per_row;
-            let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
-            let index = BlockIndexSpans { layout, pool, parts, sizes: block_sizes(sizes) };
+            let index = BlockIndexSpans { layout, pool, parts, sizes };
             return Lists::filled(gpu, n, |out| {
                 let chosen = gpu.choose_blocks(&index, q.on_gpu(gpu), out.span_mut());
                 with_room("scores of blocks", chosen)
@@ -132,8 +128,7 @@ impl Device {
             n_rot: rope.n_rot(),
             layout: rope.layout(),
         });
-        let (layout, parts) = (&page_layout(layout), &page_parts(parts)[..]);
-        let (norm, sizes) = (norm.on_gpu(gpu), block_sizes(sizes));
+        let norm = norm.on_gpu(gpu);
         let index = MeanIndexSpans { layout, pool, parts, n_head, sizes, norm, eps, rope };
         Lists::filled(gpu, n, |out| {
             let chosen = gpu.choose_by_means(&index, q.on_gpu(gpu), out.span_mut());
@@ -181,7 +176,7 @@ impl Device {
         let PoolingBy { positions, bias } = pooling;
         if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span_mut()) {
             let pooling = there::PoolingSpans { positions, bias: bias.on_gpu(gpu) };
-            let made = gpu.pool_keys(&page_layout(layout), pool, &page_parts(parts), pooling);
+            let made = gpu.pool_keys(layout, pool, parts, pooling);
             return with_room("keys of pools", made);
         }
         self.compute.pool_keys(layout, pool, parts, Pooling { positions, bias });
@@ -193,13 +188,4 @@ fn starts(parts: &[AttendPart<'_>], sizes: BlockSizes) -> Vec<u32> {
     let n_whole = |part: &AttendPart<'_>| (part.first_pos + part.n_rows) / sizes.positions;
     let most = parts.iter().map(n_whole).max().unwrap_or(0);
     (0..most).map(|block| (block * sizes.positions) as u32).collect()
-}
-
-pub(super) fn pool_sizes(sizes: PoolSizes) -> there::PoolSizes {
-    there::PoolSizes { positions: sizes.positions, per_row: sizes.per_row }
-}
-
-pub(super) fn block_sizes(sizes: BlockSizes) -> there::BlockSizes {
-    let BlockSizes { positions, per_row, newest } = sizes;
-    there::BlockSizes { positions, per_row, newest }
 }

@@ -1,8 +1,9 @@
 //! What an index chose, where attention reads it.
 
-use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span};
+use brigade_gpu::{Gpu, GpuBuffer, Purpose};
 
-use super::pages::with_room;
+use super::with_room;
+use crate::ops::{Part, View};
 
 /// Lists of whole numbers, one after the other, all as long: those of blocks or of entries.
 pub struct Lists(Place);
@@ -40,11 +41,11 @@ impl Lists {
         }
     }
 
-    /// The numbers with the GPU, where they are put if they do not lie there.
-    pub(super) fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
+    /// The numbers, as ops read them.
+    pub fn view(&self) -> View<'_, u32> {
         match &self.0 {
-            Place::Host(numbers) => gpu.upload(bytemuck::cast_slice(numbers)),
-            Place::Gpu(buffer) => buffer.span(),
+            Place::Host(numbers) => View::Host(numbers),
+            Place::Gpu(buffer) => View::Device(Part::of(buffer, 0..buffer.len())),
         }
     }
 }

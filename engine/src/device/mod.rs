@@ -4,7 +4,6 @@
 //! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; with fast math, products of many rows
 //! have others. Here no model, file or layer is known.
 
-mod attention;
 mod beside;
 mod copies;
 mod devices;
@@ -24,7 +23,6 @@ mod moves;
 mod name;
 mod norms;
 mod on_gpu;
-mod pages;
 mod places;
 mod pools;
 mod probe;
@@ -43,12 +41,11 @@ use std::sync::Arc;
 use beside::Beside;
 use brigade_gpu::{Gpu, SpanMut};
 
-pub use attention::{AttendOver, BlocksOver, KvRows, PoolsOver};
 pub use beside::{Away, ExpertCounts, Sent};
 pub use brigade_gpu::{FewValues, Handed, KernelTime, Milestone};
 pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 pub use devices::{Devices, gpus};
-pub use entries::{EntriesOver, EntryIndexOver, NewEntries};
+pub use entries::{EntriesOver, EntryIndexOver};
 pub use expert_changes::{ExpertChange, RoutingPart};
 pub use expert_job::{ExpertWay, ExpertWays};
 pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
@@ -258,6 +255,14 @@ fn give_up(what: &str, error: &GpuError) -> ! {
         _ => error.to_string(),
     };
     std::panic::resume_unwind(Box::new(GaveUp(why)))
+}
+
+/// What an op gave that needs memory of its own.
+///
+/// # Panics
+/// If the GPU had none: the stage ends with this as its reason.
+fn with_room<T>(what: &str, given: Result<T, GpuError>) -> T {
+    given.unwrap_or_else(|error| give_up(what, &error))
 }
 
 /// Where weights and states lie: with the host, or with an open GPU. What lies elsewhere is of no use to a device.

@@ -1,6 +1,7 @@
 //! Norms of rows, and softmax.
 
 use super::{Device, Values, ValuesMut};
+use crate::ops::{Norm, NormBy, RmsNorm};
 
 impl Device {
     /// RMS norm of each row of `x` (`[n, d]`, `d = weight.len()`): `out = x / sqrt(mean(x²) + eps) * weight`. Heads are
@@ -12,10 +13,8 @@ impl Device {
         eps: f32,
         out: &mut (impl ValuesMut + ?Sized),
     ) {
-        match self.gpu_of(out) {
-            Some((gpu, out)) => gpu.rms_norm(x.on_gpu(gpu), weight.on_gpu(gpu), eps, out),
-            None => self.compute.rms_norm(x.on_host(), weight.on_host(), eps, out.on_host_mut()),
-        }
+        let (x, weight) = (x.view(), weight.view());
+        self.run(RmsNorm { x, weight, eps, out: out.view_mut() });
     }
 
     /// [`Device::rms_norm`] with the result in place of `x`.
@@ -25,10 +24,8 @@ impl Device {
         weight: &(impl Values + ?Sized),
         eps: f32,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.rms_norm_inplace(x, weight.on_gpu(gpu), eps),
-            None => self.compute.rms_norm_inplace(x.on_host_mut(), weight.on_host(), eps),
-        }
+        let weight = weight.view();
+        self.run(Norm { x: x.view_mut(), d: weight.len(), eps, by: NormBy::Rms(weight) });
     }
 
     /// [`Device::rms_norm_inplace`] with a weight of its own for each group: `x` is `[n, n_groups, d]`, `weights` is
@@ -40,10 +37,7 @@ impl Device {
         d: usize,
         eps: f32,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.group_rms_norm(x, weights.on_gpu(gpu), d, eps),
-            None => self.compute.group_rms_norm(x.on_host_mut(), weights.on_host(), d, eps),
-        }
+        self.run(Norm { x: x.view_mut(), d, eps, by: NormBy::Rms(weights.view()) });
     }
 
     /// Layer norm by group, in place: `x` is `[n, n_groups, d]`, `weights` and `biases` are `[n_groups, d]`. Each row of `d`
@@ -56,33 +50,17 @@ impl Device {
         d: usize,
         eps: f32,
     ) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => {
-                gpu.group_layer_norm(x, weights.on_gpu(gpu), biases.on_gpu(gpu), d, eps)
-            }
-            None => self.compute.group_layer_norm(
-                x.on_host_mut(),
-                weights.on_host(),
-                biases.on_host(),
-                d,
-                eps,
-            ),
-        }
+        let by = NormBy::Layer(weights.view(), biases.view());
+        self.run(Norm { x: x.view_mut(), d, eps, by });
     }
 
     /// L2 norm of each row of `x` (`[n, d]`; heads are rows too), in place: `x / sqrt(sum(x²) + eps)`.
     pub fn l2_norm(&self, x: &mut (impl ValuesMut + ?Sized), d: usize, eps: f32) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.l2_norm(x, d, eps),
-            None => self.compute.l2_norm(x.on_host_mut(), d, eps),
-        }
+        self.run(Norm { x: x.view_mut(), d, eps, by: NormBy::L2 });
     }
 
     /// Softmax of each row of `x` (`[n, d]`), in place.
     pub fn softmax(&self, x: &mut (impl ValuesMut + ?Sized), d: usize) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.softmax(x, d),
-            None => self.compute.softmax(x.on_host_mut(), d),
-        }
+        self.run(Norm { x: x.view_mut(), d, eps: 0.0, by: NormBy::Softmax });
     }
 }

@@ -3,7 +3,7 @@
 use super::values::Values;
 use brigade_gpu::{GatedSpans, Purpose, Span};
 
-use super::pages::with_room;
+use super::with_room;
 use super::{Device, Memory, Rows};
 use crate::kernels::{GatedRow, Vector};
 

@@ -30,7 +30,7 @@ impl Product<'_> {
 
 impl Product<'_> {
     fn is_with_gpu(&self) -> bool {
-        span_of(self.w).is_some() && self.x.is_with_gpu() && self.out.span().is_some()
+        span_of(self.w).is_some() && self.x.is_with_gpu() && self.out.host().is_none()
     }
 
     /// # Panics

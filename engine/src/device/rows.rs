@@ -47,14 +47,8 @@ struct Forms {
 
 /// Whole rows of others, to be written.
 pub struct RowsMut<'a> {
-    values: ValuesOf<'a>,
+    values: ViewMut<'a, f32>,
     cols: usize,
-}
-
-/// Where values that are to be written lie.
-enum ValuesOf<'a> {
-    Host(&'a mut [f32]),
-    Gpu(SpanMut<'a>),
 }
 
 /// Some of the rows of others.
@@ -193,11 +187,7 @@ impl Rows {
     /// All rows, to be written in parts.
     pub fn to_write(&mut self) -> RowsMut<'_> {
         let cols = self.cols;
-        let values = match self.is_with_gpu() {
-            true => ValuesOf::Gpu(self.span_mut().expect("rows with a GPU have a span")),
-            false => ValuesOf::Host(self),
-        };
-        RowsMut { values, cols }
+        RowsMut { values: self.view_mut(), cols }
     }
 
     /// Rows `rows` of them.
@@ -345,17 +335,8 @@ impl<'a> RowsMut<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn split_at(self, n_rows: usize) -> (Self, Self) {
-        let (cols, n) = (self.cols, n_rows * self.cols);
-        let (first, rest) = match self.values {
-            ValuesOf::Host(values) => {
-                let (first, rest) = values.split_at_mut(n);
-                (ValuesOf::Host(first), ValuesOf::Host(rest))
-            }
-            ValuesOf::Gpu(span) => {
-                let (first, rest) = span.split_at(n * size_of::<f32>());
-                (ValuesOf::Gpu(first), ValuesOf::Gpu(rest))
-            }
-        };
+        let cols = self.cols;
+        let (first, rest) = self.values.split_at(n_rows * cols);
         (Self { values: first, cols }, Self { values: rest, cols })
     }
 
@@ -364,59 +345,55 @@ impl<'a> RowsMut<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn part(&mut self, rows: Range<usize>) -> RowsMut<'_> {
-        let range = rows.start * self.cols..rows.end * self.cols;
-        let bytes = range.start * size_of::<f32>()..range.end * size_of::<f32>();
-        let values = match &mut self.values {
-            ValuesOf::Host(values) => ValuesOf::Host(&mut values[range]),
-            ValuesOf::Gpu(span) => ValuesOf::Gpu(span.part(bytes)),
-        };
+        let values = self.values.part(rows.start * self.cols..rows.end * self.cols);
         RowsMut { values, cols: self.cols }
+    }
+
+    /// The values, as ops read them.
+    pub fn view(&self) -> View<'_, f32> {
+        self.values.as_view()
+    }
+
+    /// The values, as ops write them.
+    pub fn view_mut(&mut self) -> ViewMut<'_, f32> {
+        self.values.again()
     }
 
     /// The values, if they lie with the host.
     pub(super) fn host(&self) -> Option<&[f32]> {
         match &self.values {
-            ValuesOf::Host(values) => Some(values),
-            ValuesOf::Gpu(_) => None,
+            ViewMut::Host(values) => Some(values),
+            ViewMut::Device(_) => None,
         }
     }
 
     /// The values to be written, if they lie with the host.
     pub(super) fn host_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.values {
-            ValuesOf::Host(values) => Some(values),
-            ValuesOf::Gpu(_) => None,
-        }
-    }
-
-    /// The values, if they lie with a GPU.
-    pub(super) fn span(&self) -> Option<Span<'_>> {
-        match &self.values {
-            ValuesOf::Host(_) => None,
-            ValuesOf::Gpu(span) => Some(span.as_span()),
+            ViewMut::Host(values) => Some(values),
+            ViewMut::Device(_) => None,
         }
     }
 
     /// The values to be written, if they lie with a GPU.
     pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        match &mut self.values {
-            ValuesOf::Host(_) => None,
-            ValuesOf::Gpu(span) => Some(span.again()),
+        match self.values.again() {
+            ViewMut::Host(_) => None,
+            ViewMut::Device(part) => Some(there::span_mut_of(part)),
         }
     }
 }
 
 impl<'a> RowsPart<'a> {
+    /// The values, as ops read them.
+    pub fn view(&self) -> View<'a, f32> {
+        let first = self.first * self.rows.cols;
+        self.rows.view().part(first..first + self.n_rows * self.rows.cols)
+    }
+
     /// The values.
     pub(super) fn on_host(&self) -> &'a [f32] {
         &self.rows[self.first * self.rows.cols..][..self.n_rows * self.rows.cols]
-    }
-
-    /// The values, if they lie with a GPU.
-    pub(super) fn span(&self) -> Option<Span<'a>> {
-        let first = self.first * self.rows.cols * size_of::<f32>();
-        let len = self.n_rows * self.rows.cols * size_of::<f32>();
-        Some(self.rows.span()?.part(first..first + len))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::ops::{Anywhere, Carry, Element, Host, Op, Part, PartMut, View, ViewMut};
 use brigade_gpu::{GpuBuffer, ToGpu};
 
-use super::{Device, give_up};
+use super::{Device, give_up, with_room};
 
 /// Most operands of an op that a device has and the host brings to its memory.
 const MOST_COPIES: usize = 256;
@@ -12,11 +12,14 @@ impl Device {
     /// Runs an op, or has the device begin with it.
     ///
     /// # Panics
-    /// If its shapes disagree.
+    /// If its shapes disagree, or a device has no memory for it: the stage ends with this as its reason.
     pub fn run<'a>(&self, op: impl Into<Op<'a, Anywhere>>) {
         let op = op.into();
         match &self.gpu {
-            Some(gpu) if op.writes_with_device() => gpu.run(op.carried(&mut ToGpu(gpu))),
+            Some(gpu) if op.writes_with_device() => {
+                let name = op.name();
+                with_room(name, gpu.run(op.carried(&mut ToGpu(gpu))));
+            }
             _ => self.run_on_host(op),
         }
     }

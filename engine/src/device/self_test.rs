@@ -5,12 +5,12 @@
 use super::on_gpu::refused;
 use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
 
-use super::{AttendOver, Device, DeviceName, KvRows, Rows};
-use crate::batch::BlockId;
-use crate::kernels::{
-    AttendPart, AttendVariant, KernelError, KvLayout, KvType, ValuePlace, unfused,
+use super::{Device, DeviceName, Rows};
+use crate::batch::PageId;
+use crate::kernels::{KernelError, KvLayout, KvType, ValuePlace, unfused};
+use crate::ops::{
+    Attend, AttendOver, AttendPart, AttendVariant, DeltaRows, DeltaScan, KvRows, KvWrite, ScanPart,
 };
-use crate::ops::{DeltaRows, DeltaScan, ScanPart};
 use crate::quant::GgmlType;
 
 /// An op, or some of one sort, and what it makes of inputs that are the same each time.
@@ -188,22 +188,23 @@ fn attention(device: &Device) -> Result<Vec<f32>, KernelError> {
         index_dim: 0,
         ty: KvType::F16,
     };
-    let blocks = [BlockId(1), BlockId(0)];
+    let blocks = [PageId(1), PageId(0)];
     let bytes = blocks.len() * layout.page_bytes();
     let Some(mut pool) = device.memory::<u8>(bytes) else {
         let source = std::io::Error::other("the test at start has no room for its pages");
         return Err(KernelError::Memory { bytes, source });
     };
-    let parts = [AttendPart { blocks: &blocks, first_pos: 0, n_rows, first_row: 0 }];
+    let parts = [AttendPart { pages: &blocks, first_pos: 0, n_rows, first_row: 0 }];
     let (q, [k, v]) = (
         rows(device, 8, n_rows, n_head * d),
         [9, 10].map(|seed| rows(device, seed, n_rows, n_kv_head * d)),
     );
-    device.kv_write(&layout, &mut pool, &parts, &KvRows { k: &k, v: Some(&v), index: None });
+    let rows = KvRows { k: k.view(), v: Some(v.view()), index: None };
+    device.run(KvWrite { layout: &layout, pool: pool.view_mut(), parts: &parts, rows });
     let mut out = device.scratch().take(n_rows, n_head * d);
     let (layout, parts, variant) = (&layout, &parts[..], AttendVariant::default());
-    let over = AttendOver { layout, pool: &pool, parts, scale: 0.125, variant, blocks: None };
-    device.attend(&over, &q, &mut out);
+    let over = AttendOver { layout, pool: pool.view(), parts, n_head, scale: 0.125, variant };
+    device.run(Attend { over, q: q.view(), out: out.view_mut() });
     Ok(out.to_vec())
 }
 

@@ -1,93 +1,102 @@
 //! What ops take: values that are rows, vectors, or slices of the host's memory.
 
-use brigade_gpu::{Gpu, Span, SpanMut};
+use brigade_gpu::{Gpu, Span, SpanMut, ToGpu, span_mut_of};
 
 use super::rows::{Rows, RowsMut, RowsPart};
 use crate::kernels::Vector;
+use crate::ops::{Carry, View, ViewMut};
 
 /// Why what lies with a GPU is not asked for in the host's memory.
 const THERE: &str = "parts of rows with a GPU are written by its ops alone";
 
 /// Values that an op reads.
 pub trait Values {
+    /// Them, wherever they lie.
+    fn view(&self) -> View<'_, f32>;
+
     /// Them in the host's memory.
     fn on_host(&self) -> &[f32];
 
     /// Them with the GPU, where they are put if they do not lie there.
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a>;
+    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
+        ToGpu(gpu).read(self.view())
+    }
 }
 
 /// Values that an op writes.
 pub trait ValuesMut: Values {
+    /// Them, wherever they lie.
+    fn view_mut(&mut self) -> ViewMut<'_, f32>;
+
     /// Them in the host's memory.
     fn on_host_mut(&mut self) -> &mut [f32];
 
     /// Them with a GPU, if they lie there.
-    fn span_mut(&mut self) -> Option<SpanMut<'_>>;
-}
-
-/// Values of the host's memory, for ops that are told to run before the GPU is waited for.
-fn uploaded<'a>(gpu: &'a Gpu, values: &[f32]) -> Span<'a> {
-    gpu.upload(bytemuck::cast_slice(values))
+    fn span_mut(&mut self) -> Option<SpanMut<'_>> {
+        match self.view_mut() {
+            ViewMut::Host(_) => None,
+            ViewMut::Device(part) => Some(span_mut_of(part)),
+        }
+    }
 }
 
 impl Values for Rows {
-    fn on_host(&self) -> &[f32] {
-        self
+    fn view(&self) -> View<'_, f32> {
+        Rows::view(self)
     }
 
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        self.span().unwrap_or_else(|| uploaded(gpu, self))
+    fn on_host(&self) -> &[f32] {
+        self
     }
 }
 
 impl ValuesMut for Rows {
-    fn on_host_mut(&mut self) -> &mut [f32] {
-        self
+    fn view_mut(&mut self) -> ViewMut<'_, f32> {
+        Rows::view_mut(self)
     }
 
-    fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        Rows::span_mut(self)
+    fn on_host_mut(&mut self) -> &mut [f32] {
+        self
     }
 }
 
 impl Values for RowsMut<'_> {
-    fn on_host(&self) -> &[f32] {
-        self.host().expect(THERE)
+    fn view(&self) -> View<'_, f32> {
+        RowsMut::view(self)
     }
 
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        self.span().unwrap_or_else(|| uploaded(gpu, self.on_host()))
+    fn on_host(&self) -> &[f32] {
+        self.host().expect(THERE)
     }
 }
 
 impl ValuesMut for RowsMut<'_> {
-    fn on_host_mut(&mut self) -> &mut [f32] {
-        self.host_mut().expect(THERE)
+    fn view_mut(&mut self) -> ViewMut<'_, f32> {
+        RowsMut::view_mut(self)
     }
 
-    fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        RowsMut::span_mut(self)
+    fn on_host_mut(&mut self) -> &mut [f32] {
+        self.host_mut().expect(THERE)
     }
 }
 
 impl Values for RowsPart<'_> {
-    fn on_host(&self) -> &[f32] {
-        RowsPart::on_host(self)
+    fn view(&self) -> View<'_, f32> {
+        RowsPart::view(self)
     }
 
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        self.span().unwrap_or_else(|| uploaded(gpu, self.on_host()))
+    fn on_host(&self) -> &[f32] {
+        RowsPart::on_host(self)
     }
 }
 
 impl Values for Vector {
-    fn on_host(&self) -> &[f32] {
-        self
+    fn view(&self) -> View<'_, f32> {
+        Vector::view(self)
     }
 
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        gpu.vector(self)
+    fn on_host(&self) -> &[f32] {
+        self
     }
 }
 
@@ -96,22 +105,22 @@ macro_rules! of_the_host {
     ($($values:ty),*) => {
         $(
             impl Values for $values {
-                fn on_host(&self) -> &[f32] {
-                    self
+                fn view(&self) -> View<'_, f32> {
+                    View::Host(self)
                 }
 
-                fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-                    uploaded(gpu, self)
+                fn on_host(&self) -> &[f32] {
+                    self
                 }
             }
 
             impl ValuesMut for $values {
-                fn on_host_mut(&mut self) -> &mut [f32] {
-                    self
+                fn view_mut(&mut self) -> ViewMut<'_, f32> {
+                    ViewMut::Host(self)
                 }
 
-                fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-                    None
+                fn on_host_mut(&mut self) -> &mut [f32] {
+                    self
                 }
             }
         )*

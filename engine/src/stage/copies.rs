@@ -1,7 +1,7 @@
 //! Checkpoints of a sequence on one stage: what is new of its state out, and all of it back in.
 
 use super::Stage;
-use crate::batch::{BlockId, SlotId};
+use crate::batch::{PageId, SlotId};
 use crate::error::{BatchError, SnapshotError};
 use crate::kernels::KV_PAGE;
 use crate::spec::RopeFactors;
@@ -35,7 +35,7 @@ impl Stage {
     }
 
     /// Pages and positions of an open sequence.
-    pub fn places(&self, slot: SlotId) -> Option<(&[BlockId], u32)> {
+    pub fn places(&self, slot: SlotId) -> Option<(&[PageId], u32)> {
         self.sequences.get(slot).map(|sequence| (&*sequence.blocks, sequence.len))
     }
 

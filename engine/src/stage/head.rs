@@ -428,7 +428,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::batch::{BlockId, SamplingParams, SeqPart, UBatch};
+    use crate::batch::{PageId, SamplingParams, SeqPart, UBatch};
     use crate::kernels::{self, PackedMatrix};
     use crate::quant::GgmlType;
     use crate::spec::Prefixes;
@@ -468,7 +468,7 @@ mod tests {
         });
         let open = |slot| SeqOp::Open {
             slot: SlotId(slot),
-            blocks: vec![BlockId(slot)],
+            blocks: vec![PageId(slot)],
             sampler: Some(setup.clone()),
             request: "r".into(),
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Stage;
-use crate::batch::{Ahead, BlockId, Boundary, SamplerSetup, SamplingParams};
+use crate::batch::{Ahead, Boundary, PageId, SamplerSetup, SamplingParams};
 use crate::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::device::GpuError;
 use crate::error::BatchError;
@@ -66,7 +66,7 @@ impl Stage {
         let slots = || (0..n_parts as u32).map(SlotId);
         let open = |slot: SlotId| SeqOp::Open {
             slot,
-            blocks: (slot.0 * pages..(slot.0 + 1) * pages).map(BlockId).collect(),
+            blocks: (slot.0 * pages..(slot.0 + 1) * pages).map(PageId).collect(),
             sampler: sampler.clone(),
             request: "rehearsal".into(),
         };

@@ -5,7 +5,7 @@
 //! one position.
 
 use super::{BlockState, LayerPrint, Sequence};
-use crate::batch::{BlockId, SlotId};
+use crate::batch::{PageId, SlotId};
 use crate::kernels::KV_PAGE;
 
 /// Room for a copy.
@@ -67,7 +67,7 @@ pub struct BlockCopy {
 #[derive(Clone, Debug)]
 pub enum BlockSource<'a> {
     /// The pages are in the stage's memory, under these ids in position order.
-    InPlace(&'a [BlockId]),
+    InPlace(&'a [PageId]),
     /// Full pages and the rest, as they were copied.
     Bytes {
         /// Runs of full pages, in order.

@@ -2,9 +2,10 @@
 //! pages of keys and values.
 
 use super::Sequence;
-use crate::batch::BlockId;
-use crate::device::{Device, Memory, NewEntries, Rows};
+use crate::batch::PageId;
+use crate::device::{Device, Memory, Rows};
 use crate::kernels::{EntryLayout, KV_PAGE};
+use crate::ops::{NewEntries, WriteEntries};
 use crate::spec::{ModelError, StateRoom};
 
 /// Pages of entries.
@@ -46,12 +47,12 @@ impl EntryPages {
     }
 
     /// Copies one page to another.
-    pub fn copy_page(&mut self, src: BlockId, dst: BlockId) {
+    pub fn copy_page(&mut self, src: PageId, dst: PageId) {
         self.pool.copy_part(self.layout.page_bytes(), src.0 as usize, dst.0 as usize);
     }
 
     /// Writes the bytes of a page.
-    pub fn write_page(&mut self, block: BlockId, bytes: &[u8]) {
+    pub fn write_page(&mut self, block: PageId, bytes: &[u8]) {
         self.pool.write(block.0 as usize * self.layout.page_bytes(), bytes);
     }
 
@@ -73,9 +74,15 @@ impl EntryPages {
         }
     }
 
-    /// Writes entries that became complete, see [`Device::write_entries`].
+    /// Writes entries that became complete: their keys and those of an index, of all sequences one after the other.
     pub fn write(&mut self, device: &Device, new: &[NewEntries<'_>], keys: (&Rows, Option<&Rows>)) {
-        device.write_entries(&self.layout, &mut self.pool, new, keys);
+        device.run(WriteEntries {
+            layout: &self.layout,
+            pool: self.pool.view_mut(),
+            new,
+            keys: keys.0.view(),
+            index: keys.1.map(Rows::view),
+        });
     }
 }
 
@@ -88,7 +95,7 @@ mod tests {
         StateRoom { kv_type: KvType::F32, n_slots: 2, n_blocks: 8, max_rows: 64, windows: false };
 
     fn sequence(len: u32, blocks: &[u32]) -> Sequence {
-        let blocks = blocks.iter().map(|&b| BlockId(b)).collect();
+        let blocks = blocks.iter().map(|&b| PageId(b)).collect();
         let plane = crate::batch::SlotId(0);
         Sequence { len, sure: len, plane, blocks, sampler: None, adapters: [].into() }
     }
@@ -109,7 +116,7 @@ mod tests {
                     }
                     let keys: Vec<f32> = (0..n_entries * 20).map(|i| i as f32 / 64.0).collect();
                     let index: Vec<f32> = (0..n_entries * 12).map(|i| -(i as f32)).collect();
-                    let new = NewEntries { blocks: &of.blocks, first: 0, n: n_entries };
+                    let new = NewEntries { pages: &of.blocks, first: 0, n: n_entries };
                     let [keys, index] = [Rows::new(keys, 20), Rows::new(index, 12)];
                     pages.write(&device, &[new], (&keys, Some(&index)));
                     let mut bytes = Vec::new();

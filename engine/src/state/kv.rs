@@ -8,14 +8,20 @@ use std::ops::Range;
 
 use super::places::{Places, visible};
 use super::{PartRows, Sequence, Sequences};
-use crate::batch::BlockId;
-use crate::device::{AttendOver, BlocksOver, IndexOfMeans, IndexOver, KvRows, Lists, Memory};
-use crate::device::{Device, PoolingBy, PoolsOver, Rows, Scratch};
-use crate::kernels::{AttendPart, AttendVariant, BlockSizes, KV_PAGE, KvLayout, PoolSizes, Window};
+use crate::batch::PageId;
+use crate::device::{Device, IndexOfMeans, IndexOver, Lists, Memory, PoolingBy, Rows};
+use crate::kernels::{BlockSizes, KV_PAGE, KvLayout, PoolSizes, Window};
+use crate::ops::{Attend, AttendChosen, AttendOver, AttendPart, KvWrite, View};
 use crate::spec::{ModelError, StateRoom, pages_kept};
 
-/// How rows attend: the factor on scores, what few models change of the softmax, and the blocks that an index chose.
-pub type AttendHow<'a> = (f32, AttendVariant<'a>, Option<BlocksOver<'a>>);
+/// What few models change of attention, and the blocks that an index chose.
+pub type AttendVariant<'a> = crate::ops::AttendVariant<'a, View<'a, u32>>;
+
+/// How rows attend: the factor on scores, and what few models change.
+pub type AttendHow<'a> = (f32, AttendVariant<'a>);
+
+/// What rows leave in their pages.
+pub type KvRows<'a> = crate::ops::KvRows<&'a Rows>;
 
 /// Pages of keys and values.
 pub struct KvCache {
@@ -67,7 +73,7 @@ impl KvCache {
     }
 
     /// The pages of the first `len` positions of a sequence that are kept: those that a row behind them sees.
-    pub fn kept<'a>(&self, sequence: &'a Sequence, len: u32) -> &'a [BlockId] {
+    pub fn kept<'a>(&self, sequence: &'a Sequence, len: u32) -> &'a [PageId] {
         &sequence.blocks[self.kept_range(len)]
     }
 
@@ -87,7 +93,7 @@ impl KvCache {
     ///
     /// # Panics
     /// If it is not kept.
-    pub fn page(&self, block: BlockId) -> Cow<'_, [u8]> {
+    pub fn page(&self, block: PageId) -> Cow<'_, [u8]> {
         let place = match &self.places {
             Some(places) => places.get(block).expect("a page that a row sees has a place"),
             None => block,
@@ -97,13 +103,13 @@ impl KvCache {
     }
 
     /// Writes the bytes of a page.
-    pub fn write_page(&mut self, block: BlockId, bytes: &[u8]) {
+    pub fn write_page(&mut self, block: PageId, bytes: &[u8]) {
         let place = self.places.as_mut().map_or(block, |places| places.take(block));
         self.pool.write(place.0 as usize * self.layout.page_bytes(), bytes);
     }
 
     /// Copies one page to another, if it is kept.
-    pub fn copy_page(&mut self, src: BlockId, dst: BlockId) {
+    pub fn copy_page(&mut self, src: PageId, dst: PageId) {
         let (src, dst) = match &mut self.places {
             Some(places) => {
                 let Some(src) = places.get(src) else { return };
@@ -115,7 +121,7 @@ impl KvCache {
     }
 
     /// Appends the bytes of pages, the last of which holds the last of `len` positions; what it holds beyond is zeros.
-    pub fn read_into(&self, pages: &[BlockId], len: u32, bytes: &mut Vec<u8>) {
+    pub fn read_into(&self, pages: &[PageId], len: u32, bytes: &mut Vec<u8>) {
         for page in pages {
             bytes.extend_from_slice(&self.page(*page));
         }
@@ -142,7 +148,12 @@ impl KvCache {
         self.take_places(parts, sequences);
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
-        device.kv_write(&self.layout, &mut self.pool, &parts, rows);
+        device.run(KvWrite {
+            layout: &self.layout,
+            pool: self.pool.view_mut(),
+            parts: &parts,
+            rows: rows.map(Rows::view),
+        });
     }
 
     /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. What the rows
@@ -173,9 +184,9 @@ impl KvCache {
 
     /// For each part the places of its sequence's pages, 0 for those that it does not see; `None` where each page is
     /// where its number says.
-    fn tables(&self, parts: &[PartRows], sequences: &Sequences) -> Option<Vec<Vec<BlockId>>> {
+    fn tables(&self, parts: &[PartRows], sequences: &Sequences) -> Option<Vec<Vec<PageId>>> {
         let places = self.places.as_ref()?;
-        let place = |&page: &BlockId| places.get(page).unwrap_or(BlockId(0));
+        let place = |&page: &PageId| places.get(page).unwrap_or(PageId(0));
         let pages =
             |part: &PartRows| sequences.get(part.slot).map_or(&[][..], Sequence::used_blocks);
         Some(parts.iter().map(|part| pages(part).iter().map(place).collect()).collect())
@@ -188,14 +199,24 @@ impl KvCache {
         device: &Device,
         parts: &[PartRows],
         sequences: &Sequences,
-        (scale, variant, blocks): AttendHow<'_>,
+        how: AttendHow<'_>,
         q: &Rows,
         out: &mut Rows,
     ) {
         let tables = self.tables(parts, sequences);
         let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
-        let (layout, pool) = (&self.layout, &self.pool);
-        device.attend(&AttendOver { layout, pool, parts, scale, variant, blocks }, q, out);
+        device.run(Attend { over: self.over(parts, how, q), q: q.view(), out: out.view_mut() });
+    }
+
+    /// What queries attend to.
+    fn over<'a>(
+        &'a self,
+        parts: &'a [AttendPart<'a>],
+        (scale, variant): AttendHow<'a>,
+        q: &Rows,
+    ) -> AttendOver<'a, View<'a, u8>, View<'a, u32>> {
+        let n_head = q.cols() / self.layout.head_dim_k;
+        AttendOver { layout: &self.layout, pool: self.pool.view(), parts, n_head, scale, variant }
     }
 
     /// The pools of each row that an index chooses, see [`Device::choose`]: with `queries` `[n_rows, n_head * dim]` and
@@ -243,20 +264,23 @@ impl KvCache {
         ask(device, &IndexOver { layout: &self.layout, pool: &self.pool, parts })
     }
 
-    /// As [`Self::attend`], to the positions that were chosen for each row; what is copied for that lies in `scratch`.
+    /// As [`Self::attend`], to the `pools` that were chosen for each row, `[n_rows, sizes.per_row]`.
     pub fn attend_chosen(
         &self,
         (device, parts, sequences): (&Device, &[PartRows], &Sequences),
-        (scale, variant): (f32, AttendVariant<'_>),
-        chosen: PoolsOver<'_>,
-        scratch: &Scratch,
+        how: AttendHow<'_>,
+        (sizes, pools): (PoolSizes, &Rows),
         (q, out): (&Rows, &mut Rows),
     ) {
         let tables = self.tables(parts, sequences);
         let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
-        let (layout, pool) = (&self.layout, &self.pool);
-        let over = AttendOver { layout, pool, parts, scale, variant, blocks: None };
-        device.attend_chosen(&over, chosen, scratch, q, out);
+        device.run(AttendChosen {
+            over: self.over(parts, how, q),
+            sizes,
+            pools: pools.view(),
+            q: q.view(),
+            out: out.view_mut(),
+        });
     }
 }
 
@@ -264,13 +288,13 @@ impl KvCache {
 pub fn attend_parts<'a>(
     parts: &[PartRows],
     sequences: &'a Sequences,
-    tables: Option<&'a [Vec<BlockId>]>,
+    tables: Option<&'a [Vec<PageId>]>,
 ) -> Vec<AttendPart<'a>> {
     let part = |(i, part): (usize, &PartRows)| AttendPart {
         first_row: part.rows.start,
         n_rows: part.rows.len(),
         first_pos: part.pos as usize,
-        blocks: match tables {
+        pages: match tables {
             Some(tables) => &tables[i],
             None => sequences.get(part.slot).map_or(&[], |sequence| &sequence.blocks),
         },
@@ -298,7 +322,7 @@ mod tests {
     #[test]
     fn a_sequence_grows_by_pages_that_there_are() {
         let mut s = Sequences::new(2, 8, Prefixes::Whole, false);
-        let ids = |ids: &[u32]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
+        let ids = |ids: &[u32]| ids.iter().map(|&id| PageId(id)).collect::<Vec<_>>();
         let grow = |slot, pages: &[u32]| SeqOp::Grow { slot: SlotId(slot), blocks: ids(pages) };
         let mut apply = |ops, rows: Option<(u32, usize)>| {
             let part = |(pos, n)| {
@@ -342,7 +366,7 @@ mod tests {
                         ops.push(SeqOp::Close { slot });
                     }
                     if have.is_none_or(|len| len > 3000) {
-                        let blocks = (slot.0 * per_slot..(slot.0 + 1) * per_slot).map(BlockId);
+                        let blocks = (slot.0 * per_slot..(slot.0 + 1) * per_slot).map(PageId);
                         let (blocks, request) = (blocks.collect(), "r".into());
                         ops.push(SeqOp::Open { slot, blocks, sampler: None, request });
                     }
@@ -389,7 +413,7 @@ mod tests {
             let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
             let window = Window::Sliding(width);
             let mut kv = KvCache::new(&device, (LAYOUT, false), &room, Some(window)).unwrap();
-            let blocks = (0..n_blocks).map(BlockId).collect();
+            let blocks = (0..n_blocks).map(PageId).collect();
             let open = SeqOp::Open { slot, blocks, sampler: None, request: "r".into() };
             let (mut ops, mut pos, mut sure, mut state) = (vec![open], 0, 0, width);
             while pos < 2_000 {
@@ -405,7 +429,7 @@ mod tests {
                     ops.push(SeqOp::Truncate { slot, len: pos, planes: None });
                     let pages = visible(window, pos, pos);
                     let places = kv.places.as_ref().unwrap();
-                    let has = |page: usize| places.get(BlockId(page as u32)).is_some();
+                    let has = |page: usize| places.get(PageId(page as u32)).is_some();
                     assert!(pages.clone().all(has), "{width}: {pages:?} at {pos}, {sure} sure");
                 }
                 let ahead = Some(Ahead { sure, known: 0, planes: None, drafts: 0 });

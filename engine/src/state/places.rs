@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Sequence;
-use crate::batch::BlockId;
+use crate::batch::PageId;
 use crate::kernels::{KV_PAGE, Window};
 
 /// The pages of a sequence of `len` positions that a row behind them sees, or one that was the first of some at `pos`.
@@ -38,14 +38,14 @@ impl Places {
     }
 
     /// Where a page is; `None`: nobody sees it.
-    pub(super) fn get(&self, page: BlockId) -> Option<BlockId> {
-        self.of_page[page.0 as usize].map(BlockId)
+    pub(super) fn get(&self, page: PageId) -> Option<PageId> {
+        self.of_page[page.0 as usize].map(PageId)
     }
 
     /// Where a page is, which gets a place if it has none.
-    pub(super) fn take(&mut self, page: BlockId) -> BlockId {
+    pub(super) fn take(&mut self, page: PageId) -> PageId {
         let place = &mut self.of_page[page.0 as usize];
-        BlockId(*place.get_or_insert_with(|| match self.free.pop() {
+        PageId(*place.get_or_insert_with(|| match self.free.pop() {
             Some(Reverse(free)) => free,
             None => {
                 self.n_touched += 1;
@@ -55,7 +55,7 @@ impl Places {
     }
 
     /// Whether [`Self::take`] would touch memory for a page that was not touched yet.
-    pub(super) fn would_touch(&self, page: BlockId) -> bool {
+    pub(super) fn would_touch(&self, page: PageId) -> bool {
         self.free.is_empty() && self.get(page).is_none()
     }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn sequence(len: u32, blocks: &[u32]) -> Sequence {
-        let blocks = blocks.iter().map(|&b| BlockId(b)).collect();
+        let blocks = blocks.iter().map(|&b| PageId(b)).collect();
         let plane = crate::batch::SlotId(0);
         Sequence { len, sure: len, plane, blocks, sampler: None, adapters: [].into() }
     }
@@ -99,21 +99,18 @@ mod tests {
     fn only_what_a_row_to_come_sees_keeps_its_place() {
         let mut places = Places::new(Window::Sliding(65), 8);
         let all = sequence(192, &[5, 6, 7]);
-        assert_eq!([5, 6, 7].map(|b| places.take(BlockId(b)).0), [0, 1, 2]);
+        assert_eq!([5, 6, 7].map(|b| places.take(PageId(b)).0), [0, 1, 2]);
         // The row at position 192 sees 128 and those behind it; one at 191 sees 127 too.
         places.keep_visible([(191, &all)].into_iter());
-        assert_eq!(
-            [5, 6, 7].map(|b| places.get(BlockId(b)).map(|p| p.0)),
-            [None, Some(1), Some(2)]
-        );
+        assert_eq!([5, 6, 7].map(|b| places.get(PageId(b)).map(|p| p.0)), [None, Some(1), Some(2)]);
         places.keep_visible([(192, &all)].into_iter());
-        assert_eq!([5, 6, 7].map(|b| places.get(BlockId(b)).map(|p| p.0)), [None, None, Some(2)]);
-        assert!(!places.would_touch(BlockId(1)));
+        assert_eq!([5, 6, 7].map(|b| places.get(PageId(b)).map(|p| p.0)), [None, None, Some(2)]);
+        assert!(!places.would_touch(PageId(1)));
         // The lowest free ones come first, and what has a place keeps it.
-        assert_eq!([1, 7, 2, 3].map(|b| places.take(BlockId(b)).0), [0, 2, 1, 3]);
-        assert!(places.would_touch(BlockId(0)) && !places.would_touch(BlockId(3)));
+        assert_eq!([1, 7, 2, 3].map(|b| places.take(PageId(b)).0), [0, 2, 1, 3]);
+        assert!(places.would_touch(PageId(0)) && !places.would_touch(PageId(3)));
         places.clear();
-        assert_eq!((places.take(BlockId(6)).0, places.n_touched()), (0, 4));
+        assert_eq!((places.take(PageId(6)).0, places.n_touched()), (0, 4));
     }
 
     #[test]
@@ -121,10 +118,10 @@ mod tests {
         let mut places = Places::new(Window::Sliding(64), 8);
         let (short, long) = (sequence(64, &[0]), sequence(300, &[0, 1, 2, 3, 4]));
         for page in 0..5 {
-            places.take(BlockId(page));
+            places.take(PageId(page));
         }
         places.keep_visible([(64, &short), (300, &long)].into_iter());
-        let has = |places: &Places| (0..5).filter(|&b| places.get(BlockId(b)).is_some()).collect();
+        let has = |places: &Places| (0..5).filter(|&b| places.get(PageId(b)).is_some()).collect();
         let kept: Vec<u32> = has(&places);
         assert_eq!(kept, [0, 3, 4]);
         places.keep_visible([(300, &long)].into_iter());

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::marks::Marks;
 use crate::batch::{
-    AdapterUse, Ahead, BlockId, Planes, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
+    AdapterUse, Ahead, PageId, Planes, SamplerSetup, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
@@ -31,7 +31,7 @@ pub struct Sequence {
     /// ([`borrowed`]).
     pub plane: SlotId,
     /// Page `i` holds positions `i * KV_PAGE ..`.
-    pub blocks: Arc<[BlockId]>,
+    pub blocks: Arc<[PageId]>,
     /// How to draw its tokens.
     pub sampler: Option<Arc<SamplerSetup>>,
     /// What its rows pass through besides the model's own weights.
@@ -40,7 +40,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// The pages that hold its positions so far.
-    pub fn used_blocks(&self) -> &[BlockId] {
+    pub fn used_blocks(&self) -> &[PageId] {
         &self.blocks[..pages_of(self.len)]
     }
 
@@ -77,11 +77,11 @@ pub struct PartRows {
 pub struct StateCopy {
     /// Pages to copy from, in position order: of those that hold the first `len` positions, all that
     /// the two do not share.
-    pub src_blocks: Vec<BlockId>,
+    pub src_blocks: Vec<PageId>,
     /// Pages to copy to, as many.
-    pub dst_blocks: Vec<BlockId>,
+    pub dst_blocks: Vec<PageId>,
     /// The pages of the position behind them, from and to, where these are none of them, and not shared.
-    pub behind: Option<[BlockId; 2]>,
+    pub behind: Option<[PageId; 2]>,
 }
 
 /// A change of state that the ops of a ubatch ask of the pages' and slots' owners.
@@ -288,7 +288,7 @@ impl Draft<'_> {
         self.slot(slot)?.as_mut().ok_or(BatchError::NotOpen(slot))
     }
 
-    fn check_blocks(&self, blocks: &[BlockId]) -> Result<(), BatchError> {
+    fn check_blocks(&self, blocks: &[PageId]) -> Result<(), BatchError> {
         let n_blocks = self.base.n_blocks;
         let beyond = blocks.iter().find(|b| b.0 >= n_blocks);
         beyond.map_or(Ok(()), |b| Err(BatchError::NoSuchBlock { block: b.0, n_blocks }))
@@ -537,7 +537,7 @@ fn check_apart(planes: Planes, parts: &[PartRows]) -> Result<(), BatchError> {
 }
 
 /// The pages that position `len` begins, of a copy's source and of the copy, where they are two.
-fn pages_behind(len: u32, source: &[BlockId], copy: &[BlockId]) -> Option<[BlockId; 2]> {
+fn pages_behind(len: u32, source: &[PageId], copy: &[PageId]) -> Option<[PageId; 2]> {
     let page = (len as usize).is_multiple_of(KV_PAGE).then_some(len as usize / KV_PAGE)?;
     let (src, dst) = source.get(page).zip(copy.get(page))?;
     (src != dst).then_some([*src, *dst])

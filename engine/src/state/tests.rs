@@ -1,7 +1,7 @@
 //! Every kind of state, copied piece by piece and put back elsewhere, is what it was.
 
 use super::*;
-use crate::batch::{BlockId, SlotId};
+use crate::batch::{PageId, SlotId};
 use crate::device::Device;
 use crate::kernels::{EntryLayout, KV_PAGE, KvLayout, KvType, ValuePlace, Window, select};
 use crate::spec::StateRoom;
@@ -39,7 +39,7 @@ const KINDS: [Kind; 4] = [
 ];
 
 fn sequence(len: u32, blocks: [u32; 4]) -> Sequence {
-    let blocks = blocks.map(BlockId).into();
+    let blocks = blocks.map(PageId).into();
     let plane = SlotId(0);
     Sequence { len, sure: len, plane, blocks, sampler: None, adapters: [].into() }
 }

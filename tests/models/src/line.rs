@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use brigade_engine::batch::{
-    AdapterUse, BlockId, Boundary, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams,
+    AdapterUse, Boundary, PageId, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams,
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
@@ -214,7 +214,7 @@ impl Line {
     /// The op that opens `slot` with all its pages.
     pub fn open_slot(slot: u32, sampler: Option<SamplerSetup>) -> SeqOp {
         let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
-        let blocks = (slot * per_slot..(slot + 1) * per_slot).map(BlockId).collect();
+        let blocks = (slot * per_slot..(slot + 1) * per_slot).map(PageId).collect();
         let (sampler, request) = (sampler.map(Arc::new), "test".into());
         SeqOp::Open { slot: SlotId(slot), blocks, sampler, request }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use brigade_engine::batch::{BlockId, CopyName, SeqOp, SlotId, TokenMark, UBatch};
+use brigade_engine::batch::{CopyName, PageId, SeqOp, SlotId, TokenMark, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
@@ -127,7 +127,7 @@ struct Named {
 /// Pages of a sequence that a line before this one left behind.
 #[derive(Clone, Debug)]
 struct Held {
-    blocks: Vec<BlockId>,
+    blocks: Vec<PageId>,
     len: u32,
 }
 
@@ -155,7 +155,7 @@ pub struct Taker {
     named: BTreeMap<u32, Named>,
     held: HashMap<CopyName, Held>,
     /// Pages written to since the stage was reset.
-    written: HashSet<BlockId>,
+    written: HashSet<PageId>,
     lane: Option<LaneCopies>,
 }
 
@@ -356,16 +356,15 @@ impl Taker {
 }
 
 /// Whether nobody has written to the pages of the first `len` positions.
-fn is_intact(held: &Held, len: u32, written: &HashSet<BlockId>) -> bool {
+fn is_intact(held: &Held, len: u32, written: &HashSet<PageId>) -> bool {
     let n_pages = (len as usize).div_ceil(KV_PAGE);
     let pages = held.blocks.get(..n_pages);
     len <= held.len && pages.is_some_and(|pages| !pages.iter().any(|page| written.contains(page)))
 }
 
 /// Whether a page is to be copied to where another one of them is.
-fn are_crossed(held: &Held, blocks: &[BlockId]) -> bool {
-    let at: HashMap<BlockId, usize> =
-        held.blocks.iter().enumerate().map(|(i, b)| (*b, i)).collect();
+fn are_crossed(held: &Held, blocks: &[PageId]) -> bool {
+    let at: HashMap<PageId, usize> = held.blocks.iter().enumerate().map(|(i, b)| (*b, i)).collect();
     blocks.iter().enumerate().any(|(i, block)| at.get(block).is_some_and(|from| *from != i))
 }
 

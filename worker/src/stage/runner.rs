@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_engine::batch::{BlockId, Boundary, SlotId, UBatch};
+use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::device::ExpertCounts;
 use brigade_engine::error::SnapshotError;
 use brigade_engine::stage::{Begun, Stage};
@@ -111,7 +111,7 @@ impl StageRunner for EngineStage {
         })
     }
 
-    fn places(&self, slot: u32) -> Option<(Vec<BlockId>, u32)> {
+    fn places(&self, slot: u32) -> Option<(Vec<PageId>, u32)> {
         self.stage.places(SlotId(slot)).map(|(blocks, len)| (blocks.to_vec(), len))
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::model::Model;
 use crate::common::real::{manifest, real_line, synth_model};
 use crate::common::*;
-use brigade_engine::batch::{BlockId, RowValue, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::batch::{PageId, RowValue, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::Device;
 use brigade_engine::kernels::{self, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
@@ -43,7 +43,7 @@ fn reference(path: &Path) -> Vec<Vec<f32>> {
         &mut |_| (),
     )
     .unwrap();
-    let blocks = vec![BlockId(0)];
+    let blocks = vec![PageId(0)];
     let slot = SlotId(0);
     let part = SeqPart {
         slot,

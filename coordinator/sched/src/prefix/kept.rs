@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use brigade_engine::batch::{BlockId, SlotId};
+use brigade_engine::batch::{PageId, SlotId};
 use brigade_spec::Prefixes;
 
 use super::PrefixCounts;
@@ -42,7 +42,7 @@ pub(crate) struct Kept {
     pub id: KeptId,
     pub slot: SlotId,
     /// Those that hold its positions.
-    pub blocks: Vec<BlockId>,
+    pub blocks: Vec<PageId>,
     pub node: NodeId,
     pub owner: u64,
     /// Whose end it is; `None` for a prompt's end or a guide's, or if it came from elsewhere.
@@ -73,7 +73,7 @@ pub(crate) struct Kept {
 #[derive(Debug)]
 pub(crate) struct NewKept<'a> {
     pub slot: SlotId,
-    pub blocks: Vec<BlockId>,
+    pub blocks: Vec<PageId>,
     pub prompt: Prompt<'a>,
     pub owner: u64,
     pub request: Option<RequestId>,

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use brigade_engine::batch::{AdapterUse, BlockId, SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::batch::{AdapterUse, PageId, SeqOp, SeqPart, SlotId, Want};
 use brigade_spec::Prefixes;
 
 use super::hold::Hold;
@@ -217,8 +217,8 @@ impl Line {
         prompt: Prompt<'_>,
         (slot, n_pages): (SlotId, u32),
         (request, half, own_drafts): (&Request, Half, bool),
-        (had, restorable): (&[BlockId], Option<u32>),
-    ) -> (Vec<BlockId>, u32, Option<KeptId>) {
+        (had, restorable): (&[PageId], Option<u32>),
+    ) -> (Vec<PageId>, u32, Option<KeptId>) {
         let best = if self.reuses(request) { self.best(live, prompt) } else { None };
         // A state of its own has more.
         let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
@@ -256,7 +256,7 @@ impl Line {
         slot: SlotId,
         n_pages: u32,
         (request, half, own_drafts): (&Request, Half, bool),
-    ) -> Vec<BlockId> {
+    ) -> Vec<PageId> {
         let full = (len / self.spec.block_positions) as usize;
         let (src, mut blocks) = match source {
             Source::Kept(id) => {

@@ -1,6 +1,6 @@
 //! Makes room: kept states, or their last pages, go where others need what they hold.
 
-use brigade_engine::batch::{BlockId, SeqOp, SlotId};
+use brigade_engine::batch::{PageId, SeqOp, SlotId};
 use brigade_spec::Prefixes;
 
 use super::kept::Kept;
@@ -35,7 +35,7 @@ impl Line {
             return false;
         }
         let Some(kept) = self.kept.get(id).filter(|kept| kept.filled) else { return false };
-        let is_own = |block: &BlockId| self.blocks.n_holders(*block) == 1;
+        let is_own = |block: &PageId| self.blocks.n_holders(*block) == 1;
         let own = kept.blocks.iter().enumerate().filter(|(_, block)| is_own(block));
         let own: Vec<usize> = own.map(|(at, _)| at).collect();
         let Some(first_to_go) = own.len().checked_sub(n as usize).filter(|at| *at > 0) else {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    AdapterUse, BlockId, Planes, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart,
+    AdapterUse, PageId, Planes, RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SeqPart,
     SlotId, TokenMark, UBatch, Want,
 };
 use brigade_spec::Prefixes;
@@ -239,7 +239,7 @@ impl Mirror {
     fn open_slot(
         &mut self,
         slot: SlotId,
-        blocks: &[BlockId],
+        blocks: &[PageId],
         sampler: Option<&SamplerSetup>,
         tokens: Vec<u32>,
     ) -> Result<(), String> {
@@ -353,7 +353,7 @@ impl Mirror {
 
     /// Copies the first `len` positions of `src` to pages `to`, page by page, and returns what a
     /// recurrent state copied from it stands for.
-    fn copied(&mut self, src: SlotId, len: usize, to: &[BlockId]) -> Result<Vec<u32>, String> {
+    fn copied(&mut self, src: SlotId, len: usize, to: &[PageId]) -> Result<Vec<u32>, String> {
         self.read_back(src)?;
         let source = &self.open[&src];
         let have = source.tokens.len();

@@ -2,12 +2,12 @@
 //! a page that holds other positions too, those have no weight. Which blocks these are is known to the device alone, so a
 //! kernel lists their pages.
 
+use brigade_ops::{AttendPart, ChosenBlocks};
+use brigade_shapes::{BlockSizes, KV_PAGE};
 use bytemuck::{Pod, Zeroable};
 
 use super::attend_plan::Listed;
-use super::block_index::BlockSizes;
 use super::elementwise::count;
-use super::pages::{KV_PAGE, PagePart};
 use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
@@ -17,19 +17,6 @@ use crate::shader::{Shader, shader};
 use crate::span::Span;
 
 static LIST: Shader = shader!("list_pages");
-
-/// Which blocks rows attend to.
-#[derive(Clone, Copy, Debug)]
-pub struct ChosenBlocks<'a> {
-    /// Of the blocks, and how many a row attends to at most.
-    pub sizes: BlockSizes,
-    /// Rows that see no more positions than this attend to all they see.
-    pub n_near: usize,
-    /// As u32, `[n_rows, n_kv_head, per_row]`: the blocks of each head of keys and values, ascending, none twice. Where a
-    /// row attends to fewer, [`NO_BLOCK`](super::NO_BLOCK) stands behind the last. Blocks behind a row, and those after
-    /// them, are not attended to.
-    pub blocks: Span<'a>,
-}
 
 /// Where the lists of pages are, and how many pages one has room for.
 #[derive(Clone, Copy)]
@@ -57,29 +44,18 @@ impl PageList {
     pub(super) const NONE: Self = Self { address: 0, most: 0 };
 }
 
-impl ChosenBlocks<'_> {
-    /// Panics where these are not the blocks of so many rows and heads.
-    pub(super) fn check(&self, n_rows: usize, n_kv_head: usize) {
-        let BlockSizes { positions, per_row, .. } = self.sizes;
-        assert!(positions > 0 && per_row > 0, "attend: blocks without sizes");
-        let n = n_rows * n_kv_head * per_row;
-        assert_eq!(self.blocks.values(), n, "attend: chosen blocks for each head");
-    }
-
-    /// How rows of `parts` read them.
-    pub(super) fn listed(&self, parts: &[PagePart<'_>]) -> Listed {
-        let BlockSizes { positions, per_row, .. } = self.sizes;
-        // A block that begins in a page's last position reaches the farthest.
-        let of_block = match (positions.is_multiple_of(KV_PAGE), KV_PAGE.is_multiple_of(positions))
-        {
-            (true, _) => positions / KV_PAGE,
-            (_, true) => 1,
-            _ => (positions + 2 * KV_PAGE - 2) / KV_PAGE,
-        };
-        let of_part = |part: &PagePart<'_>| (part.first_pos + part.n_rows).div_ceil(KV_PAGE);
-        let all = parts.iter().map(of_part).max().unwrap_or(0);
-        Listed { n_near: self.n_near, most: all.min(per_row.saturating_mul(of_block)) }
-    }
+/// How rows of `parts` read chosen blocks.
+pub(super) fn listed(blocks: &ChosenBlocks<Span<'_>>, parts: &[AttendPart<'_>]) -> Listed {
+    let BlockSizes { positions, per_row, .. } = blocks.sizes;
+    // A block that begins in a page's last position reaches the farthest.
+    let of_block = match (positions.is_multiple_of(KV_PAGE), KV_PAGE.is_multiple_of(positions)) {
+        (true, _) => positions / KV_PAGE,
+        (_, true) => 1,
+        _ => (positions + 2 * KV_PAGE - 2) / KV_PAGE,
+    };
+    let of_part = |part: &AttendPart<'_>| (part.first_pos + part.n_rows).div_ceil(KV_PAGE);
+    let all = parts.iter().map(of_part).max().unwrap_or(0);
+    Listed { n_near: blocks.n_near, most: all.min(per_row.saturating_mul(of_block)) }
 }
 
 impl Gpu {
@@ -89,7 +65,7 @@ impl Gpu {
     /// Where there is no room for the lists.
     pub(super) fn list_pages(
         &self,
-        blocks: &ChosenBlocks<'_>,
+        blocks: &ChosenBlocks<Span<'_>>,
         listed: Listed,
         far_rows: &[[u32; 2]],
         n_kv_head: usize,

@@ -3,14 +3,16 @@
 //! What a row attends to is copied to pages of its own, the entries in their order and then the positions in theirs, and
 //! attended to as a sequence of its own. So the order of sums depends on the row's position alone.
 
+use brigade_ops::{AttendPart, Vector};
+use brigade_shapes::{EntryLayout, KV_PAGE, KvType};
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::{AttendPages, AttendVariant};
 use super::chosen::{CopiedRow, ROOM_BYTES};
 use super::elementwise::count;
-use super::entries::EntryPages;
+use super::entries::check_entries;
 use super::index_pages::PageLists;
-use super::pages::{KV_PAGE, KvType, LANES, PagePart};
+use super::pages::{LANES, code_of};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
@@ -37,11 +39,11 @@ pub struct ChosenEntries<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct AttendEntries<'a> {
     /// Shape of the pages. Its type is that in which near keys are attended to as well.
-    pub layout: &'a EntryPages,
+    pub layout: &'a EntryLayout,
     /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes; `None`: there are no entries.
     pub pool: Option<Span<'a>>,
     /// The rows.
-    pub parts: &'a [PagePart<'a>],
+    pub parts: &'a [AttendPart<'a>],
     /// Which entries rows attend to; `None`: all they see.
     pub chosen: Option<ChosenEntries<'a>>,
     /// The last positions that a row sees beside entries, its own included; at least 1.
@@ -54,7 +56,7 @@ pub struct AttendEntries<'a> {
     /// Factor on the scores.
     pub scale: f32,
     /// For each head a score without a value.
-    pub sinks: Option<Span<'a>>,
+    pub sinks: Option<&'a Vector>,
 }
 
 /// What a row attends to, as the shader takes it.
@@ -166,7 +168,7 @@ impl Gpu {
         // SAFETY: the kernel reads near keys, of which there are as many as rows name (`batches`), lists of as many rows as see
         // more than they attend to (`batches`), and entries that their rows see, in pages that their lists name
         // (`page_lists`). It writes keys to the rows' own pages: each row has as many as its keys take.
-        unsafe { self.dispatch(Order::After, &COPY, &[layout.ty.code(), 1], &push, groups) };
+        unsafe { self.dispatch(Order::After, &COPY, &[code_of(layout.ty), 1], &push, groups) };
     }
 }
 
@@ -176,7 +178,7 @@ impl AttendEntries<'_> {
         const OP: &str = "attend_entries";
         assert!(self.window > 0 && self.layout.width > 0, "{OP}: rows without keys");
         let (address, len) = self.pool.map_or((0, 0), |pool| (pool.address(), pool.len()));
-        let n_pages = self.layout.check_pool(OP, (address, len));
+        let n_pages = check_entries(self.layout, OP, (address, len));
         match self.pool {
             Some(_) => PageLists::of_pages(OP, n_pages, self.parts, n_rows),
             None => PageLists { pages: Vec::new(), starts: vec![0; self.parts.len()] },

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
+use brigade_ops::AttendPart;
+use brigade_shapes::{KV_PAGE, KvLayout, Window};
 use bytemuck::{Pod, Zeroable};
-
-use super::pages::{KV_PAGE, PageLayout, PagePart};
 
 /// Pages whose softmax is accumulated in one go; part of the arithmetic.
 const SPAN_PAGES: usize = 16;
@@ -24,17 +24,6 @@ const MAX_TILE_VALUES: usize = 2304;
 
 /// Bytes of the states that are kept at once, about.
 const STATE_BYTES: usize = 64 << 20;
-
-/// Which positions a row sees of those that it may see at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Window {
-    /// The last so many, its own included.
-    Sliding(u32),
-    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
-    Chunk(u32),
-    /// Those at most half so many away, before and after it.
-    Around(u32),
-}
 
 /// What rows see.
 #[derive(Clone, Copy, Debug)]
@@ -96,18 +85,18 @@ impl Plan {
     /// # Panics
     /// If a part lies outside its pages or a page outside the pool.
     pub(super) fn new(
-        layout: &PageLayout,
-        parts: &[PagePart<'_>],
+        layout: &KvLayout,
+        parts: &[AttendPart<'_>],
         group: usize,
         (sight, listed): (Sight, Option<Listed>),
         n_pages: usize,
     ) -> Self {
         let mut plan = Self { batches: Vec::new(), pages: Vec::new(), far_rows: Vec::new() };
-        let n_near = |part: &PagePart<'_>| match listed {
+        let n_near = |part: &AttendPart<'_>| match listed {
             None => part.n_rows,
             Some(listed) => part.n_near(listed.n_near),
         };
-        let size_of = |part: &PagePart<'_>| tile_size(layout, n_near(part) * group);
+        let size_of = |part: &AttendPart<'_>| tile_size(layout, n_near(part) * group);
         let mut sizes: Vec<usize> = parts.iter().map(size_of).collect();
         sizes.sort_unstable();
         sizes.dedup();
@@ -135,8 +124,8 @@ impl Plan {
     /// Adds the tiles of rows that read the pages of lists, each row's by itself.
     fn add_listed(
         &mut self,
-        layout: &PageLayout,
-        (parts, firsts): (&[PagePart<'_>], &[u32]),
+        layout: &KvLayout,
+        (parts, firsts): (&[AttendPart<'_>], &[u32]),
         group: usize,
         listed: Listed,
     ) {
@@ -160,21 +149,21 @@ impl Plan {
     }
 
     /// Bytes of the states of the largest batch.
-    pub(super) fn state_bytes(&self, layout: &PageLayout) -> usize {
+    pub(super) fn state_bytes(&self, layout: &KvLayout) -> usize {
         let bytes = |batch: &Batch| batch.spans.len() * state_bytes(layout, batch.tile);
         self.batches.iter().map(bytes).max().unwrap_or(0)
     }
 
     /// Lists the pages that a part's rows see. Returns where page 0 would be in the list, wrapping below its start.
-    fn list_pages(&mut self, part: &PagePart<'_>, sight: Sight, n_pages: usize) -> u32 {
+    fn list_pages(&mut self, part: &AttendPart<'_>, sight: Sight, n_pages: usize) -> u32 {
         if part.n_rows == 0 {
             return 0;
         }
         let first = sight.first_visible(part.first_pos) / KV_PAGE;
         let end = sight.end_visible(part, part.n_rows - 1).div_ceil(KV_PAGE);
-        part.check("attend", first, n_pages);
+        part.used("attend", first, n_pages);
         let start = self.pages.len() as u32;
-        self.pages.extend(&part.pages[first..end]);
+        self.pages.extend(part.pages[first..end].iter().map(|page| page.0));
         start.wrapping_sub(first as u32)
     }
 
@@ -202,7 +191,7 @@ impl Batch {
 impl Tile {
     /// Some queries of a part whose page 0 is at `pages` of the list of all pages, and the spans that they see.
     fn of(
-        part: &PagePart<'_>,
+        part: &AttendPart<'_>,
         pages: u32,
         queries: Range<usize>,
         group: usize,
@@ -227,7 +216,7 @@ impl Tile {
 }
 
 /// Queries of a tile, for a part that has so many for each head of keys: a power of two.
-fn tile_size(layout: &PageLayout, n_queries: usize) -> usize {
+fn tile_size(layout: &KvLayout, n_queries: usize) -> usize {
     let width = layout.head_dim_k.next_multiple_of(super::pages::LANES);
     let most = (MAX_TILE_VALUES / width).clamp(1, MAX_TILE);
     let most = if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 };
@@ -235,7 +224,7 @@ fn tile_size(layout: &PageLayout, n_queries: usize) -> usize {
 }
 
 /// Bytes of the states of one span of a tile, for all heads.
-fn state_bytes(layout: &PageLayout, tile: usize) -> usize {
+fn state_bytes(layout: &KvLayout, tile: usize) -> usize {
     let state = STATE_HEAD + layout.head_dim_v.next_multiple_of(super::pages::LANES);
     layout.n_kv_head * tile * state * size_of::<f32>()
 }
@@ -243,21 +232,13 @@ fn state_bytes(layout: &PageLayout, tile: usize) -> usize {
 impl Sight {
     /// The first position that a row at `pos` sees.
     fn first_visible(self, pos: usize) -> usize {
-        match self.window {
-            None => 0,
-            Some(Window::Sliding(n)) => (pos + 1).saturating_sub(n as usize),
-            Some(Window::Chunk(n)) => pos / n.max(1) as usize * n.max(1) as usize,
-            Some(Window::Around(n)) => pos.saturating_sub(n as usize / 2),
-        }
+        self.window.map_or(0, |window| window.first_visible(pos))
     }
 
     /// Behind the last position that row `row` of a part sees.
-    fn end_visible(self, part: &PagePart<'_>, row: usize) -> usize {
+    fn end_visible(self, part: &AttendPart<'_>, row: usize) -> usize {
         let pos = part.first_pos + row;
         let end = if self.both_ways { part.first_pos + part.n_rows } else { pos + 1 };
-        match self.window {
-            Some(Window::Around(n)) => end.min(pos + n as usize / 2 + 1),
-            _ => end,
-        }
+        self.window.map_or(end, |window| window.n_visible(pos, end))
     }
 }

@@ -3,16 +3,19 @@
 //! A row walks its sequence's pages in order of position, page by page, for its scores, its softmax and its sums. Every span of
 //! sixteen pages starts afresh, on a workgroup of its own; spans are merged in order.
 
+use brigade_ops::attention::check_over;
+use brigade_shapes::Window;
 use bytemuck::{Pod, Zeroable};
 
-use super::attend_blocks::{ChosenBlocks, PageList};
-use super::attend_plan::{Batch, Plan, Sight, Window};
+use super::attend_blocks::{PageList, listed};
+use super::attend_plan::{Batch, Plan, Sight};
 use super::elementwise::count;
-use super::pages::{PageLayout, PagePart, ValuePlace};
+use super::pages::{check_pool, page_constants};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
 use crate::memory::Purpose;
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
@@ -26,54 +29,11 @@ const MERGE_GROUP: usize = 64;
 const MAX_KEY: usize = 4096;
 const MAX_VALUE: usize = 1024;
 
-/// One layer's attention over all rows of a ubatch. Each row sees its own position and those before; in an encoder all of
-/// its part.
-#[derive(Clone, Copy, Debug)]
-pub struct AttendPages<'a> {
-    /// Shape of the pages.
-    pub layout: &'a PageLayout,
-    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
-    pub pool: Span<'a>,
-    /// The rows.
-    pub parts: &'a [PagePart<'a>],
-    /// Query heads, a multiple of the layout's heads; consecutive ones share a head.
-    pub n_head: usize,
-    /// Factor on the scores, usually `1 / sqrt(head_dim_k)`.
-    pub scale: f32,
-    /// What few models change of the softmax.
-    pub variant: AttendVariant<'a>,
-}
+/// What is attended to in a GPU's memory.
+pub type AttendPages<'a> = brigade_ops::AttendOver<'a, Span<'a>, Span<'a>>;
 
-/// What few models change of a layer's attention; the default changes nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AttendVariant<'a> {
-    /// What a row sees of the positions before it; `None`: all of them.
-    pub window: Option<Window>,
-    /// Bound of the scores: `cap * tanh(score / cap)` after the scale.
-    pub softcap: Option<f32>,
-    /// For each query head a score without a value, `[n_head]`: `exp` of it joins the sum of the weights.
-    pub sinks: Option<Span<'a>>,
-    /// For each query head what a score loses for every position between it and its row, `[n_head]` (ALiBi, arXiv
-    /// 2108.12409): after the scale and the bound.
-    pub slopes: Option<Span<'a>>,
-    /// What scores gain by the distance.
-    pub biases: Option<DistanceBiases<'a>>,
-    /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
-    pub both_ways: bool,
-    /// The blocks that a row's heads see of the positions before it; `None`: all. Not beside a window, nor where rows see
-    /// those after them.
-    pub blocks: Option<ChosenBlocks<'a>>,
-}
-
-/// What a score gains by how far its position is ahead of the row's own (T5, arXiv 1910.10683, section 2.1): after the
-/// scale and the bound.
-#[derive(Clone, Copy, Debug)]
-pub struct DistanceBiases<'a> {
-    /// `[n_head, 2 * reach + 1]`: of the distances `-reach..=reach`. Farther ones count as the farthest.
-    pub of_heads: Span<'a>,
-    /// The farthest distance that is told from others.
-    pub reach: usize,
-}
+/// What few models change of attention in a GPU's memory.
+pub type AttendVariant<'a> = brigade_ops::AttendVariant<'a, Span<'a>>;
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -116,8 +76,7 @@ struct MergePush {
 }
 
 impl Gpu {
-    /// Attention: `q` is `[n_rows, n_head * head_dim_k]`, `out` is `[n_rows, n_head * head_dim_v]`, rows as the parts
-    /// number them. Keys and values of the rows themselves must be in their pages.
+    /// See [`Attend`](brigade_ops::Attend).
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] where the device has no room for the sums of spans.
@@ -131,11 +90,11 @@ impl Gpu {
         q: Span<'_>,
         out: SpanMut<'_>,
     ) -> Result<(), GpuError> {
-        let n_pages = over.check(q.values(), out.values());
+        let n_pages = check(over, q.values(), out.values());
         let sight = Sight { window: over.variant.window, both_ways: over.variant.both_ways };
-        let listed = over.variant.blocks.map(|blocks| blocks.listed(over.parts));
+        let listed = over.variant.blocks.map(|blocks| listed(&blocks, over.parts));
         let sees = (sight, listed);
-        let plan = Plan::new(over.layout, over.parts, over.group(), sees, n_pages);
+        let plan = Plan::new(over.layout, over.parts, group(over), sees, n_pages);
         if plan.batches.is_empty() {
             return Ok(());
         }
@@ -176,13 +135,13 @@ impl Gpu {
             spans: self.upload(bytemuck::cast_slice(&batch.spans)).address(),
             pages: pages.address(),
             states: states.address(),
-            slopes: variant.slopes.map_or(0, |slopes| slopes.address()),
-            biases: variant.biases.map_or(0, |biases| biases.of_heads.address()),
+            slopes: variant.slopes.map_or(0, |slopes| self.vector(slopes).address()),
+            biases: variant.biases.map_or(0, |biases| self.vector(biases.of_heads).address()),
             lists: lists.address,
             page_bytes: count(layout.page_bytes()),
             n_kv_head: layout.n_kv_head as u32,
-            group: over.group() as u32,
-            window: variant.window_len(),
+            group: group(over) as u32,
+            window: window_len(variant),
             reach: variant.biases.map_or(0, |biases| count(biases.reach)),
             n_spans: count(batch.spans.len()),
             most: lists.most,
@@ -190,10 +149,10 @@ impl Gpu {
             softcap: variant.softcap.unwrap_or(1.0),
             inverse_cap: 1.0 / variant.softcap.unwrap_or(1.0),
         };
-        let [ty, in_keys] = over.page_constants();
+        let [ty, in_keys] = page_constants(over.layout);
         let tile = batch.tile as u32;
         let (dk, dv) = (layout.head_dim_k as u32, layout.head_dim_v as u32);
-        let constants = [ty, in_keys, tile, variant.bits(batch), dk, dv];
+        let constants = [ty, in_keys, tile, bits(variant, batch), dk, dv];
         let groups = lines(batch.spans.len() * layout.n_kv_head);
         // SAFETY: the kernel reads the queries of the tiles' rows, which are rows of `q` (`check`), the pages that the parts name,
         // which are in the pool (`Plan::new`), and slopes and biases of each head (`check`). Lists that it reads name no page
@@ -215,18 +174,18 @@ impl Gpu {
         let push = MergePush {
             tiles: tiles.address(),
             states: states.address(),
-            sinks: variant.sinks.map_or(0, |sinks| sinks.address()),
+            sinks: variant.sinks.map_or(0, |sinks| self.vector(sinks).address()),
             result,
             lists: lists.address,
             n_tiles: count(batch.tiles.len()),
             n_kv_head: layout.n_kv_head as u32,
-            group: over.group() as u32,
-            window: variant.window_len(),
+            group: group(over) as u32,
+            window: window_len(variant),
             dv: layout.head_dim_v as u32,
             most: lists.most,
         };
-        let [ty, in_keys] = over.page_constants();
-        let constants = [ty, in_keys, batch.tile as u32, variant.bits(batch)];
+        let [ty, in_keys] = page_constants(over.layout);
+        let constants = [ty, in_keys, batch.tile as u32, bits(variant, batch)];
         let queries = batch.tiles.len() * layout.n_kv_head * batch.tile;
         let n = count(queries * layout.head_dim_v.div_ceil(4)) as usize;
         // SAFETY: the kernel reads the states that were filled before, and a sink of each head. It writes the rows of the tiles,
@@ -238,78 +197,42 @@ impl Gpu {
     }
 }
 
-impl AttendPages<'_> {
-    /// Query heads that share a head of keys and values.
-    fn group(&self) -> usize {
-        self.n_head / self.layout.n_kv_head
-    }
-
-    /// The first constants of the kernels: type, and whether values are in keys.
-    fn page_constants(&self) -> [u32; 2] {
-        [self.layout.ty.code(), u32::from(self.layout.values == ValuePlace::InKeys)]
-    }
-
-    /// Checks the shapes. Returns how many pages the pool has.
-    fn check(&self, q_len: usize, out_len: usize) -> usize {
-        let (layout, n_head, variant) = (self.layout, self.n_head, &self.variant);
-        let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
-        assert!((1..=MAX_KEY).contains(&dk), "attend: keys of {dk} elements");
-        assert!((1..=MAX_VALUE).contains(&dv), "attend: values of {dv} elements");
-        assert!(layout.values == ValuePlace::Apart || dv <= dk, "attend: values of {dv} in {dk}");
-        let n_kv_head = layout.n_kv_head;
-        assert!(
-            n_kv_head > 0 && n_head > 0 && n_head.is_multiple_of(n_kv_head),
-            "attend: {n_head} query heads over {n_kv_head} heads"
-        );
-        let n_rows = q_len / (n_head * dk);
-        assert_eq!(q_len, n_rows * n_head * dk, "attend: length of q");
-        assert_eq!(out_len, n_rows * n_head * dv, "attend: length of out");
-        let fits = |of: Option<Span<'_>>, n: usize| of.is_none_or(|of| of.values() == n);
-        assert!(fits(variant.sinks, n_head), "attend: a sink for each query head");
-        assert!(fits(variant.slopes, n_head), "attend: a slope for each query head");
-        let reach = variant.biases.map_or(0, |biases| biases.reach);
-        let biases = variant.biases.map(|biases| biases.of_heads);
-        assert!(fits(biases, n_head * (2 * reach + 1)), "attend: biases for each query head");
-        if let Some(blocks) = variant.blocks {
-            let sees_before = variant.window.is_none() && !variant.both_ways;
-            assert!(sees_before, "attend: chosen blocks of all positions before a row");
-            blocks.check(n_rows, n_kv_head);
-        }
-        let mut next = 0;
-        for part in self.parts {
-            assert!(part.first_row >= next, "attend: parts are out of order");
-            next = part.first_row + part.n_rows;
-        }
-        assert!(next <= n_rows, "attend: {next} rows of {n_rows}");
-        layout.check_pool("attend", self.pool.address(), self.pool.len());
-        self.pool.len() / layout.page_bytes()
-    }
+/// Query heads that share a head of keys and values.
+fn group(over: &AttendPages<'_>) -> usize {
+    over.n_head / over.layout.n_kv_head
 }
 
-impl AttendVariant<'_> {
-    /// The constant by which shaders know it: see `attend_tile.glsl`.
-    fn bits(&self, batch: &Batch) -> u32 {
-        let window = match self.window {
-            None => 0,
-            Some(Window::Sliding(_)) => 1,
-            Some(Window::Chunk(_)) => 2,
-            Some(Window::Around(_)) => 3,
-        };
-        let flags = [
-            self.softcap.is_some(),
-            self.slopes.is_some(),
-            self.biases.is_some(),
-            self.both_ways,
-            self.sinks.is_some(),
-            batch.is_listed,
-        ];
-        (2..).zip(flags).fold(window, |bits, (place, flag)| bits | u32::from(flag) << place)
-    }
+/// Checks the shapes. Returns how many pages the pool has.
+fn check(over: &AttendPages<'_>, q_len: usize, out_len: usize) -> usize {
+    check_over::<OnGpu>("attend", over, q_len, out_len);
+    let (dk, dv) = (over.layout.head_dim_k, over.layout.head_dim_v);
+    assert!((1..=MAX_KEY).contains(&dk), "attend: keys of {dk} elements");
+    assert!((1..=MAX_VALUE).contains(&dv), "attend: values of {dv} elements");
+    check_pool(over.layout, "attend", (over.pool.address(), over.pool.len()))
+}
 
-    fn window_len(&self) -> u32 {
-        match self.window {
-            None => 0,
-            Some(Window::Sliding(n) | Window::Chunk(n) | Window::Around(n)) => n,
-        }
+/// The constant by which shaders know what is changed: see `attend_tile.glsl`.
+fn bits(variant: &AttendVariant<'_>, batch: &Batch) -> u32 {
+    let window = match variant.window {
+        None => 0,
+        Some(Window::Sliding(_)) => 1,
+        Some(Window::Chunk(_)) => 2,
+        Some(Window::Around(_)) => 3,
+    };
+    let flags = [
+        variant.softcap.is_some(),
+        variant.slopes.is_some(),
+        variant.biases.is_some(),
+        variant.both_ways,
+        variant.sinks.is_some(),
+        batch.is_listed,
+    ];
+    (2..).zip(flags).fold(window, |bits, (place, flag)| bits | u32::from(flag) << place)
+}
+
+fn window_len(variant: &AttendVariant<'_>) -> u32 {
+    match variant.window {
+        None => 0,
+        Some(Window::Sliding(n) | Window::Chunk(n) | Window::Around(n)) => n,
     }
 }

@@ -2,12 +2,13 @@
 //! head attends to the best of them and to the newest. A block's score is the greatest product of its positions that the
 //! row sees. Of blocks with the same score the lower ones are chosen.
 
+use brigade_ops::AttendPart;
+use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout, ValuePlace};
 use bytemuck::{Pod, Zeroable};
 
 use super::best::{Best, Line, at_once};
 use super::elementwise::count;
 use super::index_pages::{IndexKeys, PageLists};
-use super::pages::{KV_PAGE, PageLayout, PagePart, ValuePlace};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
@@ -20,26 +21,15 @@ static SCORES: Shader = shader!("block_scores");
 /// Queries of a workgroup.
 const QUERIES: usize = 16;
 
-/// How positions are attended to in blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockSizes {
-    /// Positions of a block; blocks lie side by side from position 0.
-    pub positions: usize,
-    /// Blocks that a row attends to at most.
-    pub per_row: usize,
-    /// How many of them are the newest, the row's own included, whatever their scores.
-    pub newest: usize,
-}
-
 /// The rows of a ubatch, and where the keys of their sequences are.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockIndexSpans<'a> {
     /// Shape of the pages, which have keys of the index. The index has a query for each of their heads.
-    pub layout: &'a PageLayout,
+    pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: Span<'a>,
     /// The rows.
-    pub parts: &'a [PagePart<'a>],
+    pub parts: &'a [AttendPart<'a>],
     /// What is chosen.
     pub sizes: BlockSizes,
 }
@@ -72,13 +62,6 @@ struct Push {
     dim: u32,
     width: u32,
     positions: u32,
-}
-
-impl BlockSizes {
-    /// Positions that a row attends to at most.
-    pub fn width(&self) -> usize {
-        self.positions.saturating_mul(self.per_row)
-    }
 }
 
 impl Gpu {
@@ -190,7 +173,7 @@ impl Tile {
 /// The queries of rows that see more blocks than they attend to.
 fn tiles(index: &BlockIndexSpans<'_>, lists: &PageLists) -> Vec<Tile> {
     let n_head = index.layout.n_kv_head;
-    let of_part = |(part, pages): (&PagePart<'_>, &u32)| {
+    let of_part = |(part, pages): (&AttendPart<'_>, &u32)| {
         let near = index.sizes.width().saturating_sub(part.first_pos).min(part.n_rows);
         let (first, end, pages) = (near * n_head, part.n_rows * n_head, *pages);
         let (of_part, first_pos) = (part.first_row * n_head, count(part.first_pos));

@@ -1,18 +1,20 @@
 //! Attention of rows to some of the positions before them: each row's keys are copied side by side, in the order of their
 //! positions, and attended to as a sequence of their own. What a row costs does not grow with its context.
 
+use brigade_ops::{AttendChosen, AttendPart, PageId};
+use brigade_shapes::{KV_PAGE, KvLayout, PoolSizes};
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::AttendPages;
 use super::elementwise::count;
-use super::index::PoolSizes;
 use super::index_pages::PageLists;
-use super::pages::{KV_PAGE, PageLayout, PagePart, ValuePlace};
+use super::pages::{check_pool, code_of};
 use super::scan::LANES;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
 use crate::memory::Purpose;
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
@@ -26,12 +28,12 @@ const LINE: usize = 16;
 
 /// Which positions rows attend to.
 #[derive(Clone, Copy, Debug)]
-pub struct ChosenSpans<'a> {
+struct ChosenSpans<'a> {
     /// So many for each row that sees more; others attend to all they see.
-    pub sizes: PoolSizes,
+    sizes: PoolSizes,
     /// `[n_rows, per_row]`: the pools, ascending, as whole numbers in f32. Where a pool is one position, these are
     /// positions. One behind its row stands for the row's own position.
-    pub pools: Span<'a>,
+    pools: Span<'a>,
 }
 
 /// A row whose keys are copied to pages of its own.
@@ -72,15 +74,8 @@ struct Push {
     dk: u32,
 }
 
-impl PoolSizes {
-    /// Positions that a row at `pos` attends to which sees more.
-    fn n_attended(&self, pos: usize) -> usize {
-        self.per_row * self.positions + (pos + 1) % self.positions
-    }
-}
-
 impl Gpu {
-    /// [`Gpu::attend`] to the chosen positions.
+    /// See [`AttendChosen`].
     ///
     /// # Errors
     /// Where there is no room for the copied keys or the sums of spans.
@@ -88,32 +83,24 @@ impl Gpu {
     /// # Panics
     /// As [`Gpu::attend`]; if values are not in the keys of one head, blocks are chosen too, or pools are not as many as they
     /// should be.
-    pub fn attend_chosen(
-        &self,
-        over: &AttendPages<'_>,
-        chosen: &ChosenSpans<'_>,
-        q: Span<'_>,
-        mut out: SpanMut<'_>,
-    ) -> Result<(), GpuError> {
-        let AttendPages { layout, pool, parts, n_head, .. } = *over;
-        let ChosenSpans { sizes, pools } = *chosen;
-        let PoolSizes { positions, per_row } = sizes;
-        let is_latent = layout.values == ValuePlace::InKeys && layout.n_kv_head == 1;
-        assert!(is_latent && over.variant.blocks.is_none(), "attend_chosen: values apart");
-        assert!(positions > 0 && per_row > 0, "attend_chosen: pools without sizes");
-        let n_rows = q.values() / (n_head * layout.head_dim_k).max(1);
-        assert_eq!(pools.values(), n_rows * per_row, "attend_chosen: pools of each row");
-        layout.check_pool("attend_chosen", pool.address(), pool.len());
+    pub fn attend_chosen(&self, op: AttendChosen<'_, OnGpu>) -> Result<(), GpuError> {
+        let n_rows = op.check();
+        let AttendChosen { over, sizes, pools, q, mut out } = op;
+        let (over, chosen) = (&over, &ChosenSpans { sizes, pools });
+        let AttendPages { layout, pool, parts, .. } = *over;
+        assert_eq!(layout.n_kv_head, 1, "attend_chosen: keys of several heads");
+        assert!(sizes.positions > 0 && sizes.per_row > 0, "attend_chosen: pools without sizes");
+        check_pool(layout, "attend_chosen", (pool.address(), pool.len()));
         let lists = PageLists::new("attend_chosen", layout, pool.len(), parts, n_rows);
-        let near: Vec<PagePart<'_>> = parts
+        let near: Vec<AttendPart<'_>> = parts
             .iter()
-            .map(|part| PagePart { n_rows: part.n_near(sizes.width()), ..*part })
+            .map(|part| AttendPart { n_rows: part.n_near(sizes.width()), ..*part })
             .collect();
         if near.iter().any(|part| part.n_rows > 0) {
             self.attend(&AttendPages { parts: &near, ..*over }, q, out.again())?;
         }
 
-        let of_part = |(part, pages): (&PagePart<'_>, &u32)| {
+        let of_part = |(part, pages): (&AttendPart<'_>, &u32)| {
             let (first_row, first_pos, pages) = (part.first_row, part.first_pos, *pages);
             let far = part.n_near(sizes.width())..part.n_rows;
             far.map(move |i| Row { row: count(first_row + i), pos: count(first_pos + i), pages })
@@ -122,7 +109,7 @@ impl Gpu {
         if far.is_empty() {
             return Ok(());
         }
-        let copied = PageLayout { index_dim: 0, ..*layout };
+        let copied = KvLayout { index_dim: 0, ..*layout };
         let row_pages = sizes.width().div_ceil(KV_PAGE);
         let of_row = row_pages * copied.page_bytes();
         let at_once = (ROOM_BYTES / of_row).clamp(1, far.len());
@@ -158,14 +145,14 @@ impl Gpu {
         out: SpanMut<'_>,
     ) -> Result<(), GpuError> {
         let n_pages = over.pool.len() / over.layout.page_bytes();
-        let pages: Vec<u32> = (0..count(n_pages)).collect();
-        let part = |row: &CopiedRow| PagePart {
+        let pages: Vec<PageId> = (0..count(n_pages)).map(PageId).collect();
+        let part = |row: &CopiedRow| AttendPart {
             pages: &pages[row.first_page..],
             first_pos: row.n_keys - 1,
             n_rows: 1,
             first_row: row.row,
         };
-        let parts: Vec<PagePart<'_>> = rows.iter().map(part).collect();
+        let parts: Vec<AttendPart<'_>> = rows.iter().map(part).collect();
         self.attend(&AttendPages { parts: &parts, ..*over }, q, out)
     }
 
@@ -176,7 +163,7 @@ impl Gpu {
         (chosen, pages): (&ChosenSpans<'_>, Span<'_>),
         rows: &[Row],
         row_pages: usize,
-        (copied, room): (&PageLayout, SpanMut<'_>),
+        (copied, room): (&KvLayout, SpanMut<'_>),
     ) {
         let layout = over.layout;
         let n_places = chosen.sizes.width();
@@ -196,7 +183,7 @@ impl Gpu {
             per_row: count(chosen.sizes.per_row),
             dk: count(layout.head_dim_k),
         };
-        let constants = [layout.ty.code(), 1];
+        let constants = [code_of(layout.ty), 1];
         let groups = lines(count(rows.len() * n_places * of_key).div_ceil(64) as usize);
         // SAFETY: the kernel reads pools of the rows, which are as many as they should be (checked), and keys at positions no
         // farther than the rows' own, in pages that their lists name (checked). It writes keys to the rows' pages, for which

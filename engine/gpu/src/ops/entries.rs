@@ -5,57 +5,33 @@
 //! byte a page of the engine's CPU kernels. An entry's elements lie side by side, filled up to whole vectors, and behind
 //! them the scales where there are any; then its key of the index in the same way.
 
+use brigade_ops::{AttendPart, NewEntries, PageId, WriteEntries};
+use brigade_shapes::{EntryLayout, KV_PAGE, KvType};
 use bytemuck::{Pod, Zeroable};
 
 use super::best::Best;
 use super::elementwise::count;
 use super::index::{FarRow, Scorer};
 use super::index_pages::{IndexKeys, PageLists};
-use super::pages::{KV_PAGE, KvType, LANES, PageLayout, PagePart, ValuePlace};
+use super::pages::{LANES, code_of};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static WRITE: Shader = shader!("write_entries");
 
-/// Bytes of a page are a multiple of this.
-const PAGE_UNIT: usize = KV_PAGE;
-
-/// The shape of a layer's pages of entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EntryPages {
-    /// Positions of an entry: a divisor or a multiple of [`KV_PAGE`].
-    pub every: usize,
-    /// Elements of its key.
-    pub width: usize,
-    /// Elements of its key of an index; 0: there is none.
-    pub index_dim: usize,
-    /// Element type.
-    pub ty: KvType,
-}
-
-/// Entries of a sequence that became complete.
-#[derive(Clone, Copy, Debug)]
-pub struct NewEntries<'a> {
-    /// The sequence's pages.
-    pub pages: &'a [u32],
-    /// The first of them.
-    pub first: usize,
-    /// How many there are.
-    pub n: usize,
-}
-
 /// The rows of a ubatch that an index of entries is asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryIndexSpans<'a> {
     /// Shape of the pages, whose entries have keys of an index.
-    pub layout: &'a EntryPages,
+    pub layout: &'a EntryLayout,
     /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes.
     pub pool: Span<'a>,
     /// The rows.
-    pub parts: &'a [PagePart<'a>],
+    pub parts: &'a [AttendPart<'a>],
     /// Heads of the index, at most 128; they share its keys.
     pub n_head: usize,
     /// Entries that a row attends to at most.
@@ -77,82 +53,44 @@ struct Push {
     pad: u32,
 }
 
-impl EntryPages {
-    /// Bytes of a page; a multiple of [`KV_PAGE`].
-    pub fn page_bytes(&self) -> usize {
-        let per_page = (KV_PAGE / self.every).max(1);
-        (per_page * self.entry_bytes()).next_multiple_of(PAGE_UNIT)
-    }
-
-    /// Entries of a sequence's first `len` positions.
-    pub(super) fn n_entries(&self, len: usize) -> usize {
-        len / self.every
-    }
-
-    /// From one entry of a page to the next.
-    pub(super) fn entry_bytes(&self) -> usize {
-        self.key_bytes() + self.ty.bytes_of(self.index_dim.next_multiple_of(LANES))
-    }
-
-    /// Bytes of an entry's key.
-    fn key_bytes(&self) -> usize {
-        self.ty.bytes_of(self.width.next_multiple_of(LANES))
-    }
-
-    /// The keys, as pages of keys have them.
-    pub(super) fn keys(&self) -> PageLayout {
-        PageLayout {
-            n_kv_head: 1,
-            head_dim_k: self.width,
-            head_dim_v: self.width,
-            values: ValuePlace::InKeys,
-            index_dim: 0,
-            ty: self.ty,
-        }
-    }
-
-    /// The keys of the index in a pool at an address.
-    fn index_keys(&self, pool: u64) -> IndexKeys {
-        IndexKeys {
-            address: pool + self.key_bytes() as u64,
-            page_bytes: count(self.page_bytes()),
-            width: count(self.index_dim.next_multiple_of(LANES)),
-            entry_bytes: count(self.entry_bytes()),
-            constants: [self.ty.code(), 1],
-        }
-    }
-
-    /// Panics where positions are no such, or a pool of `len` bytes at `address` is no row of pages. Returns how many pages it
-    /// has.
-    pub(super) fn check_pool(&self, op: &str, (address, len): (u64, usize)) -> usize {
-        let every = self.every;
-        let fits = every > 0 && (every.is_multiple_of(KV_PAGE) || KV_PAGE.is_multiple_of(every));
-        assert!(fits && self.width > 0, "{op}: entries of {every} positions, {} wide", self.width);
-        assert!(address.is_multiple_of(64), "{op}: the pool starts on no multiple of 64 bytes");
-        let bytes = self.page_bytes();
-        assert!(len.is_multiple_of(bytes), "{op}: {len} bytes in pages of {bytes}");
-        len / bytes
+/// The keys of the index in a pool at an address.
+fn index_keys(layout: &EntryLayout, pool: u64) -> IndexKeys {
+    IndexKeys {
+        address: pool + layout.key_bytes() as u64,
+        page_bytes: count(layout.page_bytes()),
+        width: count(layout.index_dim.next_multiple_of(LANES)),
+        entry_bytes: count(layout.entry_bytes()),
+        constants: [code_of(layout.ty), 1],
     }
 }
 
+/// How many pages a pool of `len` bytes at `address` has.
+///
+/// # Panics
+/// If positions of entries are no such, or it is no row of pages.
+pub(super) fn check_entries(layout: &EntryLayout, op: &str, (address, len): (u64, usize)) -> usize {
+    let EntryLayout { every, width, .. } = *layout;
+    let fits = every > 0 && (every.is_multiple_of(KV_PAGE) || KV_PAGE.is_multiple_of(every));
+    assert!(fits && width > 0, "{op}: entries of {every} positions, {width} wide");
+    assert!(address.is_multiple_of(64), "{op}: the pool starts on no multiple of 64 bytes");
+    let bytes = layout.page_bytes();
+    assert!(len.is_multiple_of(bytes), "{op}: {len} bytes in pages of {bytes}");
+    len / bytes
+}
+
 impl Gpu {
-    /// Writes entries to their pages, rounded to the type of `layout`: of the sequences of `new` one after the other. `keys`
-    /// is `[n, width]`, `index` is `[n, index_dim]`, none without an index.
+    /// See [`WriteEntries`].
     ///
     /// # Panics
     /// If shapes disagree, or an entry lies outside its sequence's pages or the pool.
-    pub fn write_entries(
-        &self,
-        layout: &EntryPages,
-        pool: SpanMut<'_>,
-        new: &[NewEntries<'_>],
-        (keys, index): (Span<'_>, Option<Span<'_>>),
-    ) {
-        let n_pages = layout.check_pool("write_entries", (pool.address(), pool.len()));
-        let (every, width, index_dim) = (layout.every, layout.width, layout.index_dim);
-        let place = |pages: &[u32], entry: usize| {
+    pub fn write_entries(&self, op: WriteEntries<'_, OnGpu>) {
+        op.check();
+        let WriteEntries { layout, pool, new, keys, index } = op;
+        let EntryLayout { every, width, index_dim, .. } = *layout;
+        let n_pages = check_entries(layout, "write_entries", (pool.address(), pool.len()));
+        let place = |pages: &[PageId], entry: usize| {
             let last = entry * every + every - 1;
-            let page = pages[last / KV_PAGE];
+            let page = pages[last / KV_PAGE].0;
             assert!((page as usize) < n_pages, "write_entries: a page outside the pool");
             [page, count(last % KV_PAGE / every * layout.entry_bytes())]
         };
@@ -161,9 +99,6 @@ impl Gpu {
             places.extend((*first..first + n).map(|entry| place(pages, entry)));
         }
         let n = places.len();
-        let of_index = index.map_or(0, |index| index.values());
-        assert_eq!(keys.values(), n * width, "write_entries: keys");
-        assert_eq!(of_index, n * index_dim, "write_entries: keys of an index");
         let push = Push {
             pool: pool.address(),
             places: self.upload(bytemuck::cast_slice(&places)).address(),
@@ -181,7 +116,7 @@ impl Gpu {
         let groups = lines(count(n * (units(width) + units(index_dim))).div_ceil(64) as usize);
         // SAFETY: the kernel reads the `n` rows of both keys, and writes entries to their places, which are in pages of the
         // pool (checked).
-        unsafe { self.dispatch(Order::After, &WRITE, &[layout.ty.code(), 1], &push, groups) };
+        unsafe { self.dispatch(Order::After, &WRITE, &[code_of(layout.ty), 1], &push, groups) };
     }
 
     /// Writes the entries that each row attends to which sees more than `per_row`, ascending, as u32 to `out` `[n_far,
@@ -210,12 +145,12 @@ impl Gpu {
         let n_rows = weights.values() / n_head;
         assert_eq!(weights.values(), n_rows * n_head, "choose_entries: weights");
         assert_eq!(q.values(), n_rows * n_head * dim, "choose_entries: length of q");
-        let n_pages = layout.check_pool("choose_entries", (pool.address(), pool.len()));
+        let n_pages = check_entries(layout, "choose_entries", (pool.address(), pool.len()));
         let lists = PageLists::of_pages("choose_entries", n_pages, parts, n_rows);
         let far = far_rows(layout, parts, &lists, per_row);
         assert_eq!(out.values(), far.len() * per_row, "choose_entries: length of out");
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));
-        let keys = layout.index_keys(pool.address());
+        let keys = index_keys(layout, pool.address());
         let scorer = Scorer { keys, pages, q, weights, n_head, dim, positions: layout.every };
         let best = Best {
             wanted: per_row,
@@ -237,8 +172,8 @@ impl Gpu {
 
 /// The rows that see more than `per_row` entries; `lists` are those of the parts' pages.
 fn far_rows(
-    layout: &EntryPages,
-    parts: &[PagePart<'_>],
+    layout: &EntryLayout,
+    parts: &[AttendPart<'_>],
     lists: &PageLists,
     per_row: usize,
 ) -> Vec<FarRow> {

@@ -5,12 +5,13 @@
 //! position of a pool has the pool's key in its page ([`Gpu::pool_keys`]). A row sees the pools that end at its own
 //! position or before it; to the positions behind the last of them it attends in any case.
 
+use brigade_ops::AttendPart;
+use brigade_shapes::{KvLayout, PoolSizes, ValuePlace};
 use bytemuck::{Pod, Zeroable};
 
 use super::best::{Best, Line, at_once};
 use super::elementwise::count;
 use super::index_pages::{IndexKeys, PageLists};
-use super::pages::{PageLayout, PagePart, ValuePlace};
 use super::scan::LANES;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
@@ -27,24 +28,15 @@ const POOLS: usize = 64;
 /// Most heads of an index: a workgroup has their queries in shared memory.
 pub const MAX_INDEX_HEADS: usize = 128;
 
-/// How many positions a row attends to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolSizes {
-    /// Positions of a pool; 1: each position is chosen by itself.
-    pub positions: usize,
-    /// Pools that a row attends to at most.
-    pub per_row: usize,
-}
-
 /// The rows of a ubatch, and where the keys of their sequences are.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexSpans<'a> {
     /// Shape of the pages, which have keys of the index as rows.
-    pub layout: &'a PageLayout,
+    pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: Span<'a>,
     /// The rows.
-    pub parts: &'a [PagePart<'a>],
+    pub parts: &'a [AttendPart<'a>],
     /// Heads of the index, at most 128; they share its keys.
     pub n_head: usize,
     /// What is chosen.
@@ -96,19 +88,6 @@ struct Push {
     width: u32,
     positions: u32,
     entry_bytes: u32,
-}
-
-impl PoolSizes {
-    /// Most positions that a row attends to: its pools, and those behind the last pool that it sees. A row that sees no
-    /// more attends to all.
-    pub fn width(&self) -> usize {
-        self.positions.saturating_mul(self.per_row).saturating_add(self.positions - 1)
-    }
-
-    /// Elements of a key where a position leaves `kept` values: for pools there is a gate behind the key.
-    fn key_dim(&self, kept: usize) -> usize {
-        if self.positions == 1 { kept } else { kept / 2 }
-    }
 }
 
 impl Gpu {

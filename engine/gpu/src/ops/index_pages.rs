@@ -1,9 +1,11 @@
 //! Keys of an index in pages, as its shaders see them.
 
 use super::elementwise::count;
-use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+use super::pages::{check_pool, code_of};
 use super::scan::LANES;
 use crate::span::Span;
+use brigade_ops::AttendPart;
+use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};
 
 /// The keys of an index in all pages of a pool.
 #[derive(Clone, Copy)]
@@ -33,10 +35,10 @@ impl IndexKeys {
     ///
     /// # Panics
     /// If pages have no keys of an index, or the pool is no row of pages.
-    pub(super) fn new(op: &str, layout: &PageLayout, (address, len): (u64, usize)) -> Self {
-        layout.check_pool(op, address, len);
+    pub(super) fn new(op: &str, layout: &KvLayout, (address, len): (u64, usize)) -> Self {
+        check_pool(layout, op, (address, len));
         assert!(layout.index_dim > 0, "{op}: pages without keys of an index");
-        let heads = PageLayout { index_dim: 0, ..*layout }.page_bytes();
+        let heads = KvLayout { index_dim: 0, ..*layout }.page_bytes();
         let in_keys = layout.values == ValuePlace::InKeys;
         let dim = layout.index_dim;
         Self {
@@ -44,14 +46,14 @@ impl IndexKeys {
             page_bytes: count(layout.page_bytes()),
             width: count(if in_keys { dim.next_multiple_of(LANES) } else { dim }),
             entry_bytes: 0,
-            constants: [layout.ty.code(), u32::from(in_keys)],
+            constants: [code_of(layout.ty), u32::from(in_keys)],
         }
     }
 
     /// Rows of `width` f32 each, which lie as those of pages do: sixty-four are a page.
     pub(super) fn of_rows(rows: Span<'_>, width: usize) -> Self {
         let page_bytes = count(4 * KV_PAGE * width);
-        let constants = [KvType::F32.code(), 1];
+        let constants = [code_of(KvType::F32), 1];
         Self { address: rows.address(), page_bytes, width: width as u32, entry_bytes: 0, constants }
     }
 }
@@ -64,9 +66,9 @@ impl PageLists {
     /// pool.
     pub(super) fn new(
         op: &str,
-        layout: &PageLayout,
+        layout: &KvLayout,
         pool_bytes: usize,
-        parts: &[PagePart<'_>],
+        parts: &[AttendPart<'_>],
         n_rows: usize,
     ) -> Self {
         Self::of_pages(op, pool_bytes / layout.page_bytes(), parts, n_rows)
@@ -79,19 +81,17 @@ impl PageLists {
     pub(super) fn of_pages(
         op: &str,
         n_pages: usize,
-        parts: &[PagePart<'_>],
+        parts: &[AttendPart<'_>],
         n_rows: usize,
     ) -> Self {
         let (mut pages, mut starts, mut end) = (Vec::new(), Vec::new(), 0);
         for part in parts {
-            let used = &part.pages[..(part.first_pos + part.n_rows).div_ceil(KV_PAGE)];
-            let inside = |page: &u32| (*page as usize) < n_pages;
-            assert!(used.iter().all(inside), "{op}: a page outside the pool");
+            let used = part.used(op, 0, n_pages);
             assert!(part.first_row >= end, "{op}: rows out of order");
             end = part.first_row + part.n_rows;
             assert!(end <= n_rows, "{op}: rows up to {end} of {n_rows}");
             starts.push(count(pages.len()));
-            pages.extend(used);
+            pages.extend(used.iter().map(|page| page.0));
         }
         Self { pages, starts }
     }

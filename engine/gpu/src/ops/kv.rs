@@ -1,9 +1,11 @@
 //! Writing keys and values to pages.
 
+use brigade_ops::{AttendPart, KvRows};
+use brigade_shapes::{KV_PAGE, KvLayout, KvType};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
-use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
+use super::pages::{check_pool, page_constants, units};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::shader::{Shader, shader};
@@ -16,17 +18,6 @@ const GROUP: usize = 64;
 
 /// Stands for the place of a row that is in no part.
 const NO_PLACE: u32 = u32::MAX;
-
-/// What rows leave in their pages.
-#[derive(Clone, Copy, Debug)]
-pub struct KvSpans<'a> {
-    /// Keys, `[n_rows, n_kv_head * head_dim_k]`.
-    pub k: Span<'a>,
-    /// Values, `[n_rows, n_kv_head * head_dim_v]`; none where they are in the keys.
-    pub v: Option<Span<'a>>,
-    /// Keys of an index, `[n_rows, index_dim]`; none without one.
-    pub index: Option<Span<'a>>,
-}
 
 /// What `kv_write.comp` is told; with no heads it writes pages of an index alone.
 #[repr(C)]
@@ -54,12 +45,12 @@ impl Gpu {
     /// If shapes disagree, or a part lies outside its pages, or a page outside the pool.
     pub fn kv_write(
         &self,
-        layout: &PageLayout,
+        layout: &KvLayout,
         pool: SpanMut<'_>,
-        parts: &[PagePart<'_>],
-        rows: &KvSpans<'_>,
+        parts: &[AttendPart<'_>],
+        rows: &KvRows<Span<'_>>,
     ) {
-        layout.check_pool("kv_write", pool.address(), pool.len());
+        check_pool(layout, "kv_write", (pool.address(), pool.len()));
         let n_rows = rows.k.values() / (layout.n_kv_head * layout.head_dim_k).max(1);
         let fits = |width: usize, of: Option<Span<'_>>| {
             of.map_or(0, |span| span.values()) == n_rows * width
@@ -85,9 +76,9 @@ impl Gpu {
             dv: layout.v_width() as u32,
             index_dim: layout.index_dim as u32,
         };
-        let constants = [layout.ty.code(), u32::from(layout.values == ValuePlace::InKeys)];
+        let constants = page_constants(layout);
         let unit = if layout.ty == KvType::Q8_0 { 32 } else { 4 };
-        let groups = lines(count(n_rows * layout.units(unit)).div_ceil(GROUP as u32) as usize);
+        let groups = lines(count(n_rows * units(layout, unit)).div_ceil(GROUP as u32) as usize);
         // SAFETY: the kernel reads the `n_rows` rows of keys, of values and of an index (checked), and writes to the pages that
         // parts name: they are in the pool (`places` checks that).
         unsafe { self.dispatch(Order::After, &WRITE, &constants, &push, groups) };
@@ -95,15 +86,15 @@ impl Gpu {
 }
 
 /// Of each row its page times [`KV_PAGE`] and its position there.
-fn places(parts: &[PagePart<'_>], n_rows: usize, n_pages: usize) -> Vec<u32> {
+fn places(parts: &[AttendPart<'_>], n_rows: usize, n_pages: usize) -> Vec<u32> {
     assert!(n_pages <= 1 << 25, "kv_write: {n_pages} pages");
     let mut places = vec![NO_PLACE; n_rows];
     for part in parts {
-        part.check("kv_write", part.first_pos / KV_PAGE, n_pages);
+        part.used("kv_write", part.first_pos / KV_PAGE, n_pages);
         let rows = part.first_row..part.first_row + part.n_rows;
         assert!(rows.end <= n_rows, "kv_write: rows {rows:?} of {n_rows}");
         for (pos, place) in (part.first_pos..).zip(&mut places[rows]) {
-            *place = part.pages[pos / KV_PAGE] * KV_PAGE as u32 + (pos % KV_PAGE) as u32;
+            *place = part.pages[pos / KV_PAGE].0 * KV_PAGE as u32 + (pos % KV_PAGE) as u32;
         }
     }
     places

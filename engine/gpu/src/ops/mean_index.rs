@@ -4,15 +4,15 @@
 //!
 //! What pages remember is the key of each position as it was projected. Means are made of them when they are scored.
 
+use brigade_ops::{AttendPart, NO_BLOCK};
 use brigade_shapes::RopeLayout;
+use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout};
 use bytemuck::{Pod, Zeroable};
 
 use super::best::Best;
-use super::block_index::BlockSizes;
 use super::elementwise::count;
 use super::index::{FarRow, Scorer};
 use super::index_pages::{IndexKeys, PageLists};
-use super::pages::{KV_PAGE, PageLayout, PagePart};
 use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
@@ -22,9 +22,6 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static MEANS: Shader = shader!("index_means");
-
-/// Stands for no block.
-pub const NO_BLOCK: u32 = u32::MAX;
 
 /// What rotates keys of blocks, each as a key at the block's first position.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +38,11 @@ pub struct BlockRope<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct MeanIndexSpans<'a> {
     /// Shape of the pages, which have keys of the index.
-    pub layout: &'a PageLayout,
+    pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: Span<'a>,
     /// The rows.
-    pub parts: &'a [PagePart<'a>],
+    pub parts: &'a [AttendPart<'a>],
     /// Heads of the index, at most 128; they share its keys.
     pub n_head: usize,
     /// What is chosen: whole blocks, and behind them one that is not whole.
@@ -104,7 +101,7 @@ impl Gpu {
         assert_eq!(out.values(), n_rows * n_kv_head * per_row, "choose_by_means: length of out");
         let keys = IndexKeys::new("choose_by_means", layout, (pool.address(), pool.len()));
         let lists = PageLists::new("choose_by_means", layout, pool.len(), parts, n_rows);
-        let is_far = |part: &PagePart<'_>| index.n_near(part) < part.n_rows;
+        let is_far = |part: &AttendPart<'_>| index.n_near(part) < part.n_rows;
         if !parts.iter().any(is_far) {
             return Ok(false);
         }
@@ -126,7 +123,7 @@ impl Gpu {
     fn choose_of_part(
         &self,
         index: &MeanIndexSpans<'_>,
-        part: &PagePart<'_>,
+        part: &AttendPart<'_>,
         means: Span<'_>,
         (q, weights): (Span<'_>, Span<'_>),
         out: SpanMut<'_>,
@@ -162,7 +159,7 @@ impl Gpu {
     fn means(
         &self,
         index: &MeanIndexSpans<'_>,
-        part: &PagePart<'_>,
+        part: &AttendPart<'_>,
         (keys, pages): (IndexKeys, Span<'_>),
     ) -> Result<GpuBuffer, GpuError> {
         let (positions, dim) = (index.sizes.positions, index.norm.values());
@@ -194,7 +191,7 @@ impl Gpu {
 
 impl MeanIndexSpans<'_> {
     /// Rows of a part, the first ones, that attend to all they see: the last of a row's blocks is one that is not whole.
-    fn n_near(&self, part: &PagePart<'_>) -> usize {
+    fn n_near(&self, part: &AttendPart<'_>) -> usize {
         (self.sizes.width() - 1).saturating_sub(part.first_pos).min(part.n_rows)
     }
 }

@@ -1,12 +1,13 @@
 //! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
 //! own: a softmax of the rows' gates.
 
+use brigade_ops::AttendPart;
+use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use super::index_pages::{IndexKeys, PageLists};
 use super::kv::WritePush;
-use super::pages::{KV_PAGE, KvType, PageLayout, PagePart, ValuePlace};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
@@ -100,9 +101,9 @@ impl Gpu {
     /// If pages have no rows of keys and gates, shapes disagree, or a part's positions lie outside its pages or the pool.
     pub fn pool_keys(
         &self,
-        layout: &PageLayout,
+        layout: &KvLayout,
         pool: SpanMut<'_>,
-        parts: &[PagePart<'_>],
+        parts: &[AttendPart<'_>],
         pooling: PoolingSpans<'_>,
     ) -> Result<(), GpuError> {
         let (positions, kept) = (pooling.positions, layout.index_dim);
@@ -136,7 +137,7 @@ impl Gpu {
     }
 
     /// Writes rows of an index, `[places.len(), index_dim]`, to their places.
-    fn write_keys(&self, keys: IndexKeys, layout: &PageLayout, places: &[u32], rows: Span<'_>) {
+    fn write_keys(&self, keys: IndexKeys, layout: &KvLayout, places: &[u32], rows: Span<'_>) {
         let push = WritePush {
             pool: keys.address,
             places: self.upload(bytemuck::cast_slice(places)).address(),
@@ -161,19 +162,19 @@ impl Gpu {
 
 /// Of each position of each pool that the parts' rows complete, its page times [`KV_PAGE`] and its position there.
 fn members(
-    layout: &PageLayout,
+    layout: &KvLayout,
     pool_bytes: usize,
-    parts: &[PagePart<'_>],
+    parts: &[AttendPart<'_>],
     positions: usize,
 ) -> Vec<u32> {
     // Rows stand in no operand here, so that there are as many as parts say.
     let n_rows = parts.iter().map(|part| part.first_row + part.n_rows).max().unwrap_or(0);
     PageLists::new("pool_keys", layout, pool_bytes, parts, n_rows);
     assert!(pool_bytes / layout.page_bytes() <= 1 << 25, "pool_keys: {pool_bytes} bytes of pages");
-    let of_part = |part: &PagePart<'_>| {
-        let PagePart { pages, first_pos, n_rows, .. } = *part;
+    let of_part = |part: &AttendPart<'_>| {
+        let AttendPart { pages, first_pos, n_rows, .. } = *part;
         let end = (first_pos + n_rows) / positions * positions;
-        let place = |pos: usize| pages[pos / KV_PAGE] * KV_PAGE as u32 + (pos % KV_PAGE) as u32;
+        let place = |pos: usize| pages[pos / KV_PAGE].0 * KV_PAGE as u32 + (pos % KV_PAGE) as u32;
         (first_pos / positions * positions..end).map(place).collect::<Vec<u32>>()
     };
     parts.iter().flat_map(of_part).collect()

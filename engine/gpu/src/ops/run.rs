@@ -1,17 +1,36 @@
 //! All ops by their name.
 
-use brigade_ops::Op;
+use brigade_ops::{DecayFactors, Op};
 
 use crate::device::Gpu;
+use crate::error::GpuError;
 use crate::operands::OnGpu;
 
 impl Gpu {
     /// Records an op.
     ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where it needs memory of its own, and the device has no room.
+    ///
     /// # Panics
     /// If its shapes disagree.
-    pub fn run(&self, op: Op<'_, OnGpu>) {
+    pub fn run(&self, op: Op<'_, OnGpu>) -> Result<(), GpuError> {
         match op {
+            Op::Map(op) => self.run_map(op),
+            Op::Combine(op) => self.run_combine(op),
+            Op::Lerp(op) => self.lerp(op.x, op.to, op.share),
+            Op::DecayFactors(DecayFactors { x, bias, rates, bound: None }) => {
+                self.decay_factors(x, bias, rates);
+            }
+            Op::DecayFactors(DecayFactors { x, bias, rates, bound: Some(bound) }) => {
+                self.bounded_decay_factors(x, bias, rates, bound);
+            }
+            Op::RmsNorm(op) => self.rms_norm(op.x, op.weight, op.eps, op.out),
+            Op::Norm(op) => self.run_norm(op),
+            Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
+            Op::WriteEntries(op) => self.write_entries(op),
+            Op::Attend(op) => return self.attend(&op.over, op.q, op.out),
+            Op::AttendChosen(op) => return self.attend_chosen(op),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
             Op::Delta(op) => self.delta_scan(op),
@@ -22,5 +41,6 @@ impl Gpu {
             Op::Wkv7(op) => self.wkv7(op),
             Op::Wkv7Bonus(op) => self.wkv7_bonus(op),
         }
+        Ok(())
     }
 }

@@ -1,11 +1,8 @@
 //! Attention over pages on the GPU beside the CPU's, bit for bit.
 
-use brigade_engine::batch::BlockId;
 use brigade_engine::kernels as cpu;
-use brigade_gpu::{
-    AttendPages, AttendVariant, DistanceBiases, Gpu, KV_PAGE, KvType, PageLayout, PagePart,
-    Purpose, ValuePlace, Window,
-};
+use brigade_gpu::{AttendPages, Gpu, KV_PAGE, KvLayout, KvType, Purpose, ValuePlace, Window};
+use brigade_ops::{AttendPart, AttendVariant, DistanceBiases, PageId, Vector};
 
 use crate::common::{
     KV_TYPES as TYPES, Random, all_pairs, assert_same, compute, gpu, in_turn, on, shapes_in_turn,
@@ -53,73 +50,66 @@ impl Case {
     fn check(&self, gpu: &Gpu, what: &str) {
         let mut random = Random(11);
         let ((dk, dv), layout) = (self.dims, self.layout());
-        let cpu_layout = cpu_layout(&layout);
         let (tables, n_pages) = self.tables();
         let mut pool = vec![0u64; layout.page_bytes() / 8 * n_pages + 8];
         let skip = pool.as_ptr().align_offset(64);
         let pool = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut pool)[8 * skip..];
         let pool = &mut pool[..layout.page_bytes() * n_pages];
         let compute = compute();
-        self.fill(&compute, &cpu_layout, &tables, &mut random, pool);
+        self.fill(&compute, &layout, &tables, &mut random, pool);
         let n_rows: usize = self.parts.iter().map(|part| part.1).sum();
         let q = random.values(n_rows * self.n_head * dk, 1.0);
-        let sinks: cpu::Vector = random.values(self.n_head, 2.0).into();
-        let slopes: cpu::Vector = random.values(self.n_head, 0.1).into();
-        let of_heads: cpu::Vector = random.values(self.n_head * (2 * REACH + 1), 1.0).into();
+        let sinks: Vector = random.values(self.n_head, 2.0).into();
+        let slopes: Vector = random.values(self.n_head, 0.1).into();
+        let of_heads: Vector = random.values(self.n_head * (2 * REACH + 1), 1.0).into();
         let scale = 1.0 / (dk as f32).sqrt();
         let mut want = vec![0.0; n_rows * self.n_head * dv];
-        let cpu_parts: Vec<_> = self.parts(&tables, n_rows).collect();
+        let parts: Vec<_> = self.parts(&tables, n_rows).collect();
         let attend = cpu::Attend {
-            layout: &cpu_layout,
+            layout: &layout,
             pool,
-            parts: &cpu_parts,
+            parts: &parts,
             n_head: self.n_head,
             scale,
-            variant: cpu::AttendVariant {
-                window: self.window.map(cpu_window),
-                softcap: self.softcap,
-                sinks: self.sinks.then_some(&sinks),
-                slopes: self.slopes.then_some(&slopes),
-                biases: self
-                    .biases
-                    .then_some(cpu::DistanceBiases { of_heads: &of_heads, reach: REACH }),
-                both_ways: self.both_ways,
-                blocks: None,
-            },
+            variant: self.variant(&sinks, &slopes, &of_heads),
         };
         compute.attend(&attend, &q, &mut want);
         let mut on_gpu = gpu.buffer(pool.len(), Purpose::States).expect("room for the pages");
         on_gpu.write(0, pool);
-        let [q, sinks, slopes, of_heads] =
-            [&q[..], &sinks[..], &slopes[..], &of_heads[..]].map(|values| on(gpu, values));
+        let q = on(gpu, &q);
         let mut out = on(gpu, &vec![f32::NAN; want.len()]);
-        let pages: Vec<Vec<u32>> =
-            tables.iter().map(|table| table.iter().map(|block| block.0).collect()).collect();
-        let parts = page_parts(&cpu_parts, &pages);
         let over = AttendPages {
             layout: &layout,
             pool: on_gpu.span(),
             parts: &parts,
             n_head: self.n_head,
             scale,
-            variant: AttendVariant {
-                window: self.window,
-                softcap: self.softcap,
-                sinks: self.sinks.then_some(sinks.span()),
-                slopes: self.slopes.then_some(slopes.span()),
-                biases: self
-                    .biases
-                    .then_some(DistanceBiases { of_heads: of_heads.span(), reach: REACH }),
-                both_ways: self.both_ways,
-                blocks: None,
-            },
+            variant: self.variant(&sinks, &slopes, &of_heads),
         };
         gpu.attend(&over, q.span(), out.span_mut()).expect("room for the spans");
         assert_same(what, &values_of(&out), &want);
     }
 
-    fn layout(&self) -> PageLayout {
-        PageLayout {
+    /// What is unusual of it, for either side.
+    fn variant<'a, L>(
+        &self,
+        sinks: &'a Vector,
+        slopes: &'a Vector,
+        of_heads: &'a Vector,
+    ) -> AttendVariant<'a, L> {
+        AttendVariant {
+            window: self.window,
+            softcap: self.softcap,
+            sinks: self.sinks.then_some(sinks),
+            slopes: self.slopes.then_some(slopes),
+            biases: self.biases.then_some(DistanceBiases { of_heads, reach: REACH }),
+            both_ways: self.both_ways,
+            blocks: None,
+        }
+    }
+
+    fn layout(&self) -> KvLayout {
+        KvLayout {
             n_kv_head: self.n_kv_head,
             head_dim_k: self.dims.0,
             head_dim_v: self.dims.1,
@@ -130,24 +120,24 @@ impl Case {
     }
 
     /// Pages of each part's sequence, dealt out in turn, and how many there are.
-    fn tables(&self) -> (Vec<Vec<BlockId>>, usize) {
+    fn tables(&self) -> (Vec<Vec<PageId>>, usize) {
         let n = |part: &(usize, usize)| (part.0 + part.1).div_ceil(KV_PAGE);
         let most = self.parts.iter().map(n).max().unwrap_or(0);
         let count = self.parts.len();
         let table = |(i, part): (usize, &(usize, usize))| {
-            (0..n(part)).map(|page| BlockId(((most - 1 - page) * count + i) as u32)).collect()
+            (0..n(part)).map(|page| PageId(((most - 1 - page) * count + i) as u32)).collect()
         };
         (self.parts.iter().enumerate().map(table).collect(), most * count)
     }
 
     fn parts<'a>(
         &'a self,
-        tables: &'a [Vec<BlockId>],
+        tables: &'a [Vec<PageId>],
         n_rows: usize,
-    ) -> impl Iterator<Item = cpu::AttendPart<'a>> {
+    ) -> impl Iterator<Item = AttendPart<'a>> {
         let mut first_row = 0;
         self.parts.iter().zip(tables).map(move |(&(first_pos, n), blocks)| {
-            let part = cpu::AttendPart { blocks, first_pos, n_rows: n, first_row };
+            let part = AttendPart { pages: blocks, first_pos, n_rows: n, first_row };
             first_row += n;
             assert!(first_row <= n_rows);
             part
@@ -158,8 +148,8 @@ impl Case {
     fn fill(
         &self,
         compute: &cpu::Compute,
-        layout: &cpu::KvLayout,
-        tables: &[Vec<BlockId>],
+        layout: &KvLayout,
+        tables: &[Vec<PageId>],
         random: &mut Random,
         pool: &mut [u8],
     ) {
@@ -170,41 +160,14 @@ impl Case {
                 ValuePlace::Apart => random.values(n * self.n_kv_head * self.dims.1, 1.0),
                 ValuePlace::InKeys => Vec::new(),
             };
-            let part = cpu::AttendPart { blocks, first_pos: 0, n_rows: n, first_row: 0 };
-            compute.kv_write(layout, pool, &[part], &cpu::KvRows { k: &k, v: &v, index: &[] });
+            let part = AttendPart { pages: blocks, first_pos: 0, n_rows: n, first_row: 0 };
+            compute.kv_write(
+                layout,
+                pool,
+                &[part],
+                &cpu::KvRows { k: &k, v: Some(&v), index: None },
+            );
         }
-    }
-}
-
-fn page_parts<'a>(parts: &[cpu::AttendPart<'_>], pages: &'a [Vec<u32>]) -> Vec<PagePart<'a>> {
-    let part = |(part, pages): (&cpu::AttendPart<'_>, &'a Vec<u32>)| PagePart {
-        pages,
-        first_pos: part.first_pos,
-        n_rows: part.n_rows,
-        first_row: part.first_row,
-    };
-    parts.iter().zip(pages).map(part).collect()
-}
-
-fn cpu_layout(layout: &PageLayout) -> cpu::KvLayout {
-    let PageLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty } = *layout;
-    let values = match values {
-        ValuePlace::Apart => cpu::ValuePlace::Apart,
-        ValuePlace::InKeys => cpu::ValuePlace::InKeys,
-    };
-    let ty = match ty {
-        KvType::F32 => cpu::KvType::F32,
-        KvType::F16 => cpu::KvType::F16,
-        KvType::Q8_0 => cpu::KvType::Q8_0,
-    };
-    cpu::KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty }
-}
-
-fn cpu_window(window: Window) -> cpu::Window {
-    match window {
-        Window::Sliding(n) => cpu::Window::Sliding(n),
-        Window::Chunk(n) => cpu::Window::Chunk(n),
-        Window::Around(n) => cpu::Window::Around(n),
     }
 }
 

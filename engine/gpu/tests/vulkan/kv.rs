@@ -1,29 +1,12 @@
 //! Pages that the GPU writes beside those that the CPU writes, byte for byte.
 
-use brigade_engine::batch::BlockId;
-use brigade_engine::kernels::{
-    AttendPart, KV_PAGE, KvLayout, KvRows, KvType as CpuType, ValuePlace as CpuPlace,
-};
-use brigade_gpu::{Gpu, GpuBuffer, KvSpans, KvType, PageLayout, PagePart, Purpose, ValuePlace};
+use brigade_gpu::{Gpu, GpuBuffer, KV_PAGE, KvLayout, KvType, Purpose, ValuePlace};
+use brigade_ops::{AttendPart, KvRows, PageId};
 
 use crate::common::{KV_TYPES as TYPES, Random, bytes_of, compute, gpu, on};
 
-fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> PageLayout {
-    PageLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, index_dim: 0, ty }
-}
-
-fn cpu_layout(layout: &PageLayout) -> KvLayout {
-    let PageLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty } = *layout;
-    let values = match values {
-        ValuePlace::Apart => CpuPlace::Apart,
-        ValuePlace::InKeys => CpuPlace::InKeys,
-    };
-    let ty = match ty {
-        KvType::F32 => CpuType::F32,
-        KvType::F16 => CpuType::F16,
-        KvType::Q8_0 => CpuType::Q8_0,
-    };
-    KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty }
+fn layout(n_kv_head: usize, head_dim_k: usize, head_dim_v: usize, ty: KvType) -> KvLayout {
+    KvLayout { n_kv_head, head_dim_k, head_dim_v, values: ValuePlace::Apart, index_dim: 0, ty }
 }
 
 /// Blocks of 32 values as they can be: of any size, zeros, ends of what a scale holds, no numbers.
@@ -49,14 +32,17 @@ fn blocks(random: &mut Random, n: usize) -> Vec<f32> {
 }
 
 /// Rows of three sequences, the middle one not from its beginning, in pages that interleave.
-const PARTS: [(usize, usize, &[u32]); 3] =
-    [(0, 70, &[5, 0]), (60, 9, &[6, 2]), (64 * 2 + 63, 1, &[1, 1, 3])];
+const PARTS: [(usize, usize, &[PageId]); 3] = [
+    (0, 70, &[PageId(5), PageId(0)]),
+    (60, 9, &[PageId(6), PageId(2)]),
+    (64 * 2 + 63, 1, &[PageId(1), PageId(1), PageId(3)]),
+];
 
 /// The rows of all parts.
 const N_ROWS: usize = 80;
 
 /// A page with the same bits for every NaN. Of `Q8_0` the page has one head.
-fn without_payloads(layout: &PageLayout, page: &[u8]) -> Vec<u8> {
+fn without_payloads(layout: &KvLayout, page: &[u8]) -> Vec<u8> {
     match layout.ty {
         KvType::F32 => {
             let values: Vec<f32> = bytemuck::pod_collect_to_vec(page);
@@ -86,7 +72,7 @@ struct Rows {
 
 impl Rows {
     /// With the blocks of [`blocks`], or with the plainest values.
-    fn new(layout: &PageLayout, odd: bool) -> Self {
+    fn new(layout: &KvLayout, odd: bool) -> Self {
         let mut random = Random(5);
         let mut of = |width: usize| match odd {
             true => blocks(&mut random, N_ROWS * width),
@@ -98,44 +84,36 @@ impl Rows {
         Self { k, v: of(v_width), index: of(layout.index_dim) }
     }
 
-    fn on_cpu(&self, layout: &PageLayout, pool: &mut [u8]) {
-        let pages: Vec<Vec<BlockId>> =
-            PARTS.map(|(_, _, pages)| pages.iter().copied().map(BlockId).collect()).to_vec();
+    fn parts() -> [AttendPart<'static>; 3] {
         let mut first_row = 0;
-        let parts = PARTS.iter().zip(&pages).map(|((first_pos, n_rows, _), blocks)| {
-            let part = AttendPart { blocks, first_pos: *first_pos, n_rows: *n_rows, first_row };
+        PARTS.map(|(first_pos, n_rows, pages)| {
             first_row += n_rows;
-            part
-        });
-        let parts: Vec<AttendPart<'_>> = parts.collect();
-        let rows = KvRows { k: &self.k, v: &self.v, index: &self.index };
-        compute().kv_write(&cpu_layout(layout), pool, &parts, &rows);
+            AttendPart { pages, first_pos, n_rows, first_row: first_row - n_rows }
+        })
     }
 
-    fn on_gpu(&self, gpu: &Gpu, layout: &PageLayout, pool: &mut GpuBuffer) {
-        let mut first_row = 0;
-        let parts = PARTS.iter().map(|(first_pos, n_rows, pages)| {
-            let part = PagePart { pages, first_pos: *first_pos, n_rows: *n_rows, first_row };
-            first_row += n_rows;
-            part
-        });
-        let parts: Vec<PagePart<'_>> = parts.collect();
+    fn on_cpu(&self, layout: &KvLayout, pool: &mut [u8]) {
+        let rows = KvRows { k: &self.k[..], v: Some(&self.v), index: Some(&self.index) };
+        compute().kv_write(layout, pool, &Self::parts(), &rows);
+    }
+
+    fn on_gpu(&self, gpu: &Gpu, layout: &KvLayout, pool: &mut GpuBuffer) {
         let (k, v, index) = (on(gpu, &self.k), on(gpu, &self.v), on(gpu, &self.index));
         let v = Some(v.span()).filter(|v| !v.is_empty());
         let index = Some(index.span()).filter(|index| !index.is_empty());
-        gpu.kv_write(layout, pool.span_mut(), &parts, &KvSpans { k: k.span(), v, index });
+        let rows = KvRows { k: k.span(), v, index };
+        gpu.kv_write(layout, pool.span_mut(), &Self::parts(), &rows);
     }
 }
 
 /// A pool of seven pages full of a byte, on the device.
-fn pool(gpu: &Gpu, layout: &PageLayout) -> GpuBuffer {
+fn pool(gpu: &Gpu, layout: &KvLayout) -> GpuBuffer {
     let mut pool = gpu.buffer(7 * layout.page_bytes(), Purpose::States).expect("room");
     pool.write(0, &vec![0x55; pool.len()]);
     pool
 }
 
-fn check(gpu: &Gpu, layout: &PageLayout, odd: bool) {
-    assert_eq!(layout.page_bytes(), cpu_layout(layout).page_bytes(), "{layout:?}");
+fn check(gpu: &Gpu, layout: &KvLayout, odd: bool) {
     let rows = Rows::new(layout, odd);
     let mut there = pool(gpu, layout);
     rows.on_gpu(gpu, layout, &mut there);
@@ -165,7 +143,7 @@ fn pages_are_those_of_the_cpu() {
         {
             let plain = layout(n_head, dk, dv, ty);
             check(&gpu, &plain, false);
-            check(&gpu, &PageLayout { values: ValuePlace::InKeys, ..plain }, false);
+            check(&gpu, &KvLayout { values: ValuePlace::InKeys, ..plain }, false);
         }
     }
 }
@@ -175,7 +153,7 @@ fn keys_of_an_index_stand_behind_the_heads() {
     let Some(gpu) = gpu() else { return };
     for ty in TYPES {
         for values in [ValuePlace::Apart, ValuePlace::InKeys] {
-            check(&gpu, &PageLayout { values, index_dim: 36, ..layout(2, 40, 20, ty) }, false);
+            check(&gpu, &KvLayout { values, index_dim: 36, ..layout(2, 40, 20, ty) }, false);
         }
     }
 }

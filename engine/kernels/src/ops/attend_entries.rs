@@ -7,11 +7,11 @@ use super::entries::key_of;
 use std::ops::Range;
 
 use super::entries::put_record;
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::{Attend, AttendPart, AttendVariant};
 use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
+use brigade_ops::PageId;
 use brigade_ops::Vector;
 use brigade_shapes::EntryLayout;
 use brigade_shapes::{KV_PAGE, KvLayout};
@@ -51,7 +51,7 @@ impl Entries<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct EntryRow<'a> {
     /// Its sequence's pages.
-    pub blocks: &'a [BlockId],
+    pub blocks: &'a [PageId],
     /// The entries.
     pub entries: Entries<'a>,
     /// Keys of the last positions that it sees, its own the last of them: `[n, width]`, at least one.
@@ -124,13 +124,18 @@ impl Compute {
         let variant = AttendVariant { sinks: attend.sinks, ..AttendVariant::default() };
         for (rows, pages) in attend.batches() {
             let pool = &mut room[start..][..pages * page_bytes];
-            let blocks: Vec<BlockId> = (0..pages as u32).map(BlockId).collect();
+            let blocks: Vec<PageId> = (0..pages as u32).map(PageId).collect();
             let mut parts = Vec::with_capacity(rows.len());
             let mut first_page = 0;
             for row in rows.clone() {
                 let n_keys = attend.rows[row].n_keys(attend.layout.width);
                 let blocks = &blocks[first_page..][..attend.n_pages(row)];
-                parts.push(AttendPart { blocks, first_pos: n_keys - 1, n_rows: 1, first_row: row });
+                parts.push(AttendPart {
+                    pages: blocks,
+                    first_pos: n_keys - 1,
+                    n_rows: 1,
+                    first_row: row,
+                });
                 first_page += blocks.len();
             }
             self.copy_row_keys(attend, &layout, &parts, pool);
@@ -150,7 +155,7 @@ impl Compute {
         let (write, page_bytes) = (self.kernels().kv_write, layout.page_bytes());
         let pages = Rows::new(pool, page_bytes);
         self.pool().run(parts.len(), &|i, _| {
-            let AttendPart { blocks, first_row, .. } = parts[i];
+            let AttendPart { pages: blocks, first_row, .. } = parts[i];
             let first = blocks[0].0 as usize;
             // SAFETY: each part has pages of its own, and the pool hands out each part once.
             let pages = unsafe { pages.rows(first..first + blocks.len()) };

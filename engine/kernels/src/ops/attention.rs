@@ -15,10 +15,11 @@ use crate::tiles::attention::{
     Attend, AttendMerge, AttendPart, AttendTile, Query, SPAN_PAGES, STATE_HEAD, SpanPages,
     TILE_QUERIES,
 };
-use crate::tiles::chosen_blocks::{ChosenBlocks, SeenPage};
+use crate::tiles::chosen_blocks::{ChosenBlocks, SeenPage, seen_pages};
 use crate::tiles::out_rows::Rows;
-use brigade_ops::scan::check_disjoint_rows;
-use brigade_shapes::{KV_PAGE, ValuePlace};
+use brigade_ops::Host;
+use brigade_ops::attention::check_over;
+use brigade_shapes::KV_PAGE;
 
 /// Tiles that each thread should find; with fewer, spans are spread as well.
 const TILES_PER_THREAD: usize = 4;
@@ -103,7 +104,7 @@ impl Compute {
         (self.kernels().attend)(&mut AttendTile {
             layout: plan.attend.layout,
             pool: plan.attend.pool,
-            blocks: part.blocks,
+            blocks: part.pages,
             kv_head: tile.kv_head,
             pages: plan.span_pages(tile, span, queries),
             scale: plan.attend.scale,
@@ -131,7 +132,7 @@ impl Compute {
                     false => tile.n_spans,
                 },
                 sink: plan.attend.variant.sinks.map(|sinks| sinks[head]),
-                // SAFETY: parts have no row in common (`AttendCall::new` checks that), so that a query belongs
+                // SAFETY: parts have no row in common (`check_over`), so that a query belongs
                 // to one tile, and each tile is merged once.
                 out: unsafe { out.rows(at..at + 1) },
             });
@@ -142,39 +143,7 @@ impl Compute {
 impl<'a> AttendCall<'a> {
     fn new(attend: &'a Attend<'a>, q: &'a [f32], out_len: usize) -> Self {
         let (layout, n_head) = (attend.layout, attend.n_head);
-        assert!(
-            layout.values == ValuePlace::Apart || layout.head_dim_v <= layout.head_dim_k,
-            "attend: values of {} in keys of {}",
-            layout.head_dim_v,
-            layout.head_dim_k
-        );
-        assert!(
-            layout.n_kv_head > 0 && n_head.is_multiple_of(layout.n_kv_head),
-            "attend: {n_head} query heads over {} heads",
-            layout.n_kv_head
-        );
-        let q_row = n_head * layout.head_dim_k;
-        let n_rows = q.len() / q_row.max(1);
-        assert_eq!(q.len(), n_rows * q_row, "attend: length of q");
-        assert_eq!(out_len, n_rows * n_head * layout.head_dim_v, "attend: length of out");
-        assert!(
-            attend.variant.sinks.is_none_or(|sinks| sinks.len() == n_head),
-            "attend: a sink for each query head"
-        );
-        assert!(
-            attend.variant.slopes.is_none_or(|slopes| slopes.len() == n_head),
-            "attend: a slope for each query head"
-        );
-        assert!(
-            attend.variant.biases.is_none_or(|b| b.of_heads.len() == n_head * (2 * b.reach + 1)),
-            "attend: biases for each query head"
-        );
-        let sees_before = attend.variant.window.is_none() && !attend.variant.both_ways;
-        assert!(
-            attend.variant.blocks.is_none_or(|chosen| sees_before
-                && chosen.blocks.len() == n_rows * layout.n_kv_head * chosen.sizes.per_row),
-            "attend: chosen blocks for each head, of all positions before a row"
-        );
+        check_over::<Host>("attend", attend, q.len(), out_len);
         let mut plan = Self {
             attend,
             q,
@@ -184,9 +153,6 @@ impl<'a> AttendCall<'a> {
             tiles: Vec::new(),
             pages: Vec::new(),
         };
-        // Each row's output is written by the tiles of its part, from several threads.
-        let rows = attend.parts.iter().map(|part| (part.first_row, part.n_rows));
-        check_disjoint_rows(rows, n_rows, "attend");
         for (p, part) in attend.parts.iter().enumerate() {
             let n_near = match &attend.variant.blocks {
                 Some(chosen) => part.n_near(chosen.n_near),
@@ -245,7 +211,8 @@ impl<'a> AttendCall<'a> {
         if let Some(chosen) = self.attend.variant.blocks.filter(is_far) {
             let (n, n_head) = (chosen.sizes.per_row, self.attend.layout.n_kv_head);
             let at = ((part.first_row + end_row - 1) * n_head + kv_head) * n;
-            chosen.pages(&chosen.blocks[at..at + n], part.first_pos + end_row, &mut self.pages);
+            let (blocks, end) = (&chosen.blocks[at..at + n], part.first_pos + end_row);
+            seen_pages(chosen.sizes.positions, blocks, end, &mut self.pages);
         }
         start..self.pages.len()
     }

@@ -8,11 +8,11 @@
 use std::ops::Range;
 
 use super::index::{best_places, ordered};
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::{AttendPart, TILE_QUERIES};
 use crate::tiles::block_index::ProductTile;
 use crate::tiles::out_rows::Rows;
+use brigade_ops::PageId;
 use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::BlockSizes;
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
@@ -122,12 +122,12 @@ impl Compute {
         }
         let place = |i: usize| (tile.part.first_row * n_head + i) * dim;
         let queries: Vec<&[f32]> = tile.queries.clone().map(|i| &q[place(i)..][..dim]).collect();
-        let of_page = |block: &BlockId| index.layout.index(index.pool, block.0 as usize);
+        let of_page = |block: &PageId| index.layout.index(index.pool, block.0 as usize);
         let (keys, end_page) = (index.layout.of_index(), end.div_ceil(KV_PAGE));
         let mut products = Vec::new();
         for first in (start / KV_PAGE..end_page).step_by(SPAN_PAGES) {
             let pages = first..(first + SPAN_PAGES).min(end_page);
-            let keys_of: Vec<&[u8]> = tile.part.blocks[pages.clone()].iter().map(of_page).collect();
+            let keys_of: Vec<&[u8]> = tile.part.pages[pages.clone()].iter().map(of_page).collect();
             products.resize(queries.len() * pages.len() * KV_PAGE, 0.0);
             (self.kernels().index_products)(&mut ProductTile {
                 keys: &keys,

@@ -4,11 +4,11 @@
 use super::entries::index_key_of;
 use super::entries::put_record;
 use super::index::{best_places, ordered};
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::simd::LANES;
 use crate::tiles::index::IndexTile;
 use crate::tiles::out_rows::Rows;
+use brigade_ops::PageId;
 use brigade_shapes::EntryLayout;
 use brigade_shapes::KV_PAGE;
 
@@ -24,7 +24,7 @@ pub struct IndexedRow<'a> {
     /// Its number.
     pub row: usize,
     /// Its sequence's pages.
-    pub blocks: &'a [BlockId],
+    pub blocks: &'a [PageId],
     /// Entries that it sees.
     pub n_seen: usize,
 }
@@ -93,7 +93,7 @@ impl Compute {
         let queries: Vec<HeadColumns> =
             rows.iter().map(|row| HeadColumns::new(index, row.row, q, weights)).collect();
         let layout = index.layout.index_keys();
-        let blocks: Vec<BlockId> = (0..SPAN_PAGES as u32).map(BlockId).collect();
+        let blocks: Vec<PageId> = (0..SPAN_PAGES as u32).map(PageId).collect();
         let mut scores = vec![0.0; rows.len() * n_spans * span];
         let of_spans = Rows::new(&mut scores, span);
         self.pool().run(rows.len() * n_spans, &|task, _| {

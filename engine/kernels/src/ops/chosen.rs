@@ -1,11 +1,15 @@
 //! Attention of rows to some of the positions before them: each row's keys are copied side by side, in the order of
 //! their positions, and attended to as a sequence of their own. What a row costs does not grow with its context.
 
+use std::cell::RefCell;
+
+use brigade_ops::{AttendChosen, Host};
+
 use super::index::{FarRow, far_rows};
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::{Attend, AttendPart};
 use crate::tiles::out_rows::Rows;
+use brigade_ops::PageId;
 use brigade_shapes::PoolSizes;
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
@@ -38,7 +42,26 @@ impl Chosen<'_> {
     }
 }
 
+thread_local! {
+    /// Room for copied keys.
+    static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Compute {
+    /// See [`AttendChosen`].
+    ///
+    /// # Panics
+    /// As [`Compute::attend_chosen`].
+    pub(super) fn run_attend_chosen(&self, op: AttendChosen<'_, Host>) {
+        let n_rows = op.check();
+        let AttendChosen { over, sizes, pools, q, out } = op;
+        let len = Chosen::room_len(over.layout, sizes, n_rows);
+        let mut room = ROOM.take();
+        room.resize(room.len().max(len), 0.0);
+        self.attend_chosen(&over, &Chosen { sizes, pools }, &mut room, q, out);
+        ROOM.set(room);
+    }
+
     /// [`Compute::attend`] to the chosen positions. `room` has [`Chosen::room_len`] values; what is in it does not matter.
     ///
     /// # Panics
@@ -66,7 +89,7 @@ impl Compute {
             attend.parts.iter().flat_map(|part| far_rows(part, chosen.sizes)).collect();
         let layout = copied(attend.layout);
         let pages = n.div_ceil(KV_PAGE);
-        let blocks: Vec<BlockId> = (0..(pages * ROWS_AT_ONCE) as u32).map(BlockId).collect();
+        let blocks: Vec<PageId> = (0..(pages * ROWS_AT_ONCE) as u32).map(PageId).collect();
         let room: &mut [u8] = bytemuck::cast_slice_mut(room);
         let start = room.as_ptr().align_offset(LINE);
         for rows in far.chunks(ROWS_AT_ONCE) {
@@ -76,7 +99,7 @@ impl Compute {
                 .iter()
                 .zip(blocks.chunks_exact(pages))
                 .map(|(far, blocks)| AttendPart {
-                    blocks,
+                    pages: blocks,
                     first_pos: chosen.sizes.n_attended(far.pos) - 1,
                     n_rows: 1,
                     first_row: far.row,

@@ -151,6 +151,11 @@ impl Compute {
         self.map(x, "plain_tanh", |x| x.iter_mut().for_each(|x| *x = libm::tanhf(*x)));
     }
 
+    /// `x = sqrt(x)`.
+    pub fn sqrt(&self, x: &mut [f32]) {
+        self.map(x, "sqrt", |x| x.iter_mut().for_each(|x| *x = x.sqrt()));
+    }
+
     /// `x = max(x, 0)`.
     pub fn relu(&self, x: &mut [f32]) {
         self.map(x, "relu", |x| x.iter_mut().for_each(|x| *x = x.max(0.0)));

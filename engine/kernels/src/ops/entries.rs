@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::kv::KvRow;
+use brigade_ops::{Host, PageId, WriteEntries};
 use brigade_shapes::{EntryLayout, KV_PAGE, KvLayout};
 
 /// Bytes of a scale of [`KvType::Q8_0`].
 const SCALE: usize = size_of::<u16>();
 
 /// Bytes of an entry in a pool of pages.
-fn range(layout: &EntryLayout, blocks: &[BlockId], entry: usize) -> Range<usize> {
+fn range(layout: &EntryLayout, blocks: &[PageId], entry: usize) -> Range<usize> {
     let (page, Range { start, end }) = layout.place(entry);
     let base = blocks[page].0 as usize * layout.page_bytes();
     base + start..base + end
@@ -21,7 +21,7 @@ fn range(layout: &EntryLayout, blocks: &[BlockId], entry: usize) -> Range<usize>
 pub(super) fn key_of<'a>(
     layout: &EntryLayout,
     pool: &'a [u8],
-    blocks: &[BlockId],
+    blocks: &[PageId],
     entry: usize,
 ) -> &'a [u8] {
     &pool[range(layout, blocks, entry)][..layout.key_bytes()]
@@ -31,44 +31,33 @@ pub(super) fn key_of<'a>(
 pub(super) fn index_key_of<'a>(
     layout: &EntryLayout,
     pool: &'a [u8],
-    blocks: &[BlockId],
+    blocks: &[PageId],
     entry: usize,
 ) -> &'a [u8] {
     &pool[range(layout, blocks, entry)][layout.key_bytes()..]
 }
 
-/// Entries of a sequence that became complete.
-#[derive(Clone, Copy, Debug)]
-pub struct NewEntries<'a> {
-    /// The sequence's pages.
-    pub blocks: &'a [BlockId],
-    /// The first of them; the others follow.
-    pub first: usize,
-    /// Keys, `[n, width]`.
-    pub keys: &'a [f32],
-    /// Keys of the index, `[n, index_dim]`.
-    pub index: &'a [f32],
-}
-
 impl Compute {
-    /// Writes entries to their pages, rounded to the type of `layout`.
+    /// See [`WriteEntries`].
     ///
     /// # Panics
     /// If shapes disagree, or an entry lies outside its sequence's pages or the pool.
-    pub fn write_entries(&self, layout: &EntryLayout, pool: &mut [u8], new: &NewEntries<'_>) {
-        let NewEntries { blocks, first, keys, index } = *new;
-        let (width, index_dim) = (layout.width, layout.index_dim);
-        assert_eq!(keys.len() * index_dim, index.len() * width, "write_entries: rows of both keys");
+    pub fn write_entries(&self, op: WriteEntries<'_, Host>) {
+        op.check();
+        let WriteEntries { layout, pool, new, keys, index } = op;
         let (of_keys, of_index) = (layout.keys(), layout.index_keys().of_index());
         let mut page =
             vec![0.0f32; of_keys.page_bytes().max(of_index.page_bytes()) / size_of::<f32>()];
         let page: &mut [u8] = bytemuck::cast_slice_mut(&mut page);
-        for (i, key) in keys.chunks_exact(width).enumerate() {
-            let entry = &mut pool[range(layout, blocks, first + i)];
+        let entries =
+            new.iter().flat_map(|new| (new.first..new.first + new.n).map(move |i| (new, i)));
+        for (at, (new, entry)) in entries.enumerate() {
+            let entry = &mut pool[range(layout, new.pages, entry)];
             let (of_key, of_index_key) = entry.split_at_mut(layout.key_bytes());
+            let key = &keys[at * layout.width..][..layout.width];
             self.write_record(&of_keys, key, page, of_key);
-            if index_dim > 0 {
-                let key = &index[i * index_dim..][..index_dim];
+            if let Some(index) = index {
+                let key = &index[at * layout.index_dim..][..layout.index_dim];
                 self.write_record(&of_index, key, page, of_index_key);
             }
         }

@@ -8,12 +8,12 @@
 //! position of a pool has the pool's key in its page ([`Compute::pool_keys`]). A row sees the pools that end at its own
 //! position or before it; to the positions behind the last of them it attends in any case.
 
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::simd::LANES;
 use crate::tiles::attention::AttendPart;
 use crate::tiles::index::IndexTile;
 use crate::tiles::out_rows::Rows;
+use brigade_ops::PageId;
 use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::PoolSizes;
 use brigade_shapes::{KV_PAGE, KvLayout};
@@ -43,7 +43,7 @@ const SPAN_PAGES: usize = 16;
 pub(super) struct FarRow<'a> {
     pub(super) row: usize,
     pub(super) pos: usize,
-    pub(super) blocks: &'a [BlockId],
+    pub(super) blocks: &'a [PageId],
 }
 
 impl Compute {
@@ -143,7 +143,7 @@ pub(super) fn far_rows<'a>(
     part: &AttendPart<'a>,
     sizes: PoolSizes,
 ) -> impl Iterator<Item = FarRow<'a>> + use<'a> {
-    let AttendPart { blocks, first_pos, n_rows, first_row } = *part;
+    let AttendPart { pages: blocks, first_pos, n_rows, first_row } = *part;
     (part.n_near(sizes.width())..n_rows).map(move |i| FarRow {
         row: first_row + i,
         pos: first_pos + i,

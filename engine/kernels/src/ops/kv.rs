@@ -6,16 +6,8 @@ use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
 use brigade_shapes::{KV_PAGE, KvLayout};
 
-/// What rows leave in their pages.
-#[derive(Clone, Copy, Debug)]
-pub struct KvRows<'a> {
-    /// Keys, `[n_rows, n_kv_head * head_dim_k]`.
-    pub k: &'a [f32],
-    /// Values, `[n_rows, n_kv_head * head_dim_v]`; empty where they are in the keys.
-    pub v: &'a [f32],
-    /// Keys of an index, `[n_rows, index_dim]`, with gates behind them where they are pooled; empty without one.
-    pub index: &'a [f32],
-}
+/// What rows leave in their pages, in the host's memory.
+pub type KvRows<'a> = brigade_ops::KvRows<&'a [f32]>;
 
 impl Compute {
     /// Writes keys and values of every row of `parts` into their pages, and their keys of an index.
@@ -34,6 +26,7 @@ impl Compute {
     ) {
         let (dk, dv, n_head) = (layout.head_dim_k, layout.v_width(), layout.n_kv_head);
         let KvRows { k, v, index } = *rows;
+        let [v, index] = [v, index].map(Option::unwrap_or_default);
         assert_eq!(k.len() * dv, v.len() * dk, "kv_write: rows of k and of v");
         let (k_row, index_dim) = (n_head * dk, layout.index_dim);
         assert_eq!(k.len() * index_dim, index.len() * k_row, "kv_write: rows of k and of an index");
@@ -45,7 +38,7 @@ impl Compute {
             for (head, part) in heads.flat_map(|h| parts.iter().map(move |part| (h, part))) {
                 for i in 0..part.n_rows {
                     let (pos, row) = (part.first_pos + i, part.first_row + i);
-                    let page = part.blocks[pos / KV_PAGE].0 as usize;
+                    let page = part.pages[pos / KV_PAGE].0 as usize;
                     // SAFETY: `for_rows` hands out each head once, a head of a page overlaps no
                     // other head of any page, and the slice is dropped before the next is made.
                     let to = unsafe { bytes.rows(layout.head_range(page, head)) };

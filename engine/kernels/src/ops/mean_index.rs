@@ -8,12 +8,12 @@
 //! What pages remember is the key of each position as it was projected. Means are made of them when they are scored.
 
 use super::index::Index;
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
 use crate::tiles::chosen_blocks::NO_BLOCK;
 use crate::tiles::kv::add_index_key;
 use crate::tiles::rope::RopeTable;
+use brigade_ops::PageId;
 use brigade_ops::scan::check_disjoint_rows;
 use brigade_shapes::BlockSizes;
 use brigade_shapes::PoolSizes;
@@ -106,11 +106,11 @@ impl Compute {
         for (page, mean) in pages.chunks_exact_mut(layout.k_stride()).zip(means.chunks_exact(dim)) {
             page[..dim].copy_from_slice(mean);
         }
-        let blocks: Vec<BlockId> = (0..n_pages as u32).map(BlockId).collect();
+        let blocks: Vec<PageId> = (0..n_pages as u32).map(PageId).collect();
         let far = index.n_near(part)..part.n_rows;
         let parts: Vec<AttendPart<'_>> = far
             .map(|i| AttendPart {
-                blocks: &blocks,
+                pages: &blocks,
                 first_pos: index.sizes.n_whole(part.first_pos + i) - 1,
                 n_rows: 1,
                 first_row: i,
@@ -133,7 +133,7 @@ impl Compute {
         let mut means = vec![0.0; n * dim];
         self.fill_rows(&mut means, dim, &|block, mean| {
             for pos in block * size..(block + 1) * size {
-                let page = part.blocks[pos / KV_PAGE].0 as usize;
+                let page = part.pages[pos / KV_PAGE].0 as usize;
                 add_index_key(layout, layout.index(index.pool, page), pos % KV_PAGE, mean);
             }
             mean.iter_mut().for_each(|sum| *sum *= 1.0 / size as f32);

@@ -27,6 +27,7 @@ pub(crate) mod mean_index;
 pub(crate) mod pack;
 pub(crate) mod pooling;
 pub(crate) mod rope;
+pub(crate) mod rowwise;
 pub(crate) mod run;
 pub(crate) mod scan;
 pub(crate) mod ssd;

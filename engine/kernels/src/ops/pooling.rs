@@ -7,12 +7,12 @@
 //! sequence back to a position within the pool takes the last position away. So a pool's key needs no memory, and it is
 //! made once.
 
-use crate::BlockId;
 use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
 use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::pooling::{GatedPool, GatedRow, PoolTile};
+use brigade_ops::PageId;
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
 /// How the keys of a pool's positions become one.
@@ -27,7 +27,7 @@ pub struct Pooling<'a> {
 /// A position that completes a pool, and its sequence's pages.
 struct Completed<'a> {
     pos: usize,
-    blocks: &'a [BlockId],
+    blocks: &'a [PageId],
 }
 
 impl Compute {
@@ -99,7 +99,7 @@ impl Compute {
 
 /// The rows of a part that are the last of a pool.
 fn completed<'a>(part: &AttendPart<'a>, positions: usize) -> impl Iterator<Item = Completed<'a>> {
-    let AttendPart { blocks, first_pos, n_rows, .. } = *part;
+    let AttendPart { pages: blocks, first_pos, n_rows, .. } = *part;
     let rows = first_pos..first_pos + n_rows;
     rows.filter(move |pos| (pos + 1).is_multiple_of(positions))
         .map(move |pos| Completed { pos, blocks })

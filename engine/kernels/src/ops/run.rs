@@ -1,6 +1,6 @@
 //! All ops by their name.
 
-use brigade_ops::{Host, Op};
+use brigade_ops::{DecayFactors, Host, Op};
 
 use crate::compute::Compute;
 
@@ -11,6 +11,21 @@ impl Compute {
     /// If its shapes disagree.
     pub fn run(&self, op: Op<'_, Host>) {
         match op {
+            Op::Map(op) => self.run_map(op),
+            Op::Combine(op) => self.run_combine(op),
+            Op::Lerp(op) => self.lerp(op.x, op.to, op.share),
+            Op::DecayFactors(DecayFactors { x, bias, rates, bound: None }) => {
+                self.decay_factors(x, bias, rates);
+            }
+            Op::DecayFactors(DecayFactors { x, bias, rates, bound: Some(bound) }) => {
+                self.bounded_decay_factors(x, bias, rates, bound);
+            }
+            Op::RmsNorm(op) => self.rms_norm(op.x, op.weight, op.eps, op.out),
+            Op::Norm(op) => self.run_norm(op),
+            Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
+            Op::WriteEntries(op) => self.write_entries(op),
+            Op::Attend(op) => self.attend(&op.over, op.q, op.out),
+            Op::AttendChosen(op) => self.run_attend_chosen(op),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
             Op::Delta(op) => self.delta_scan(op),

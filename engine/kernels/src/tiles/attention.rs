@@ -1,94 +1,19 @@
 //! What attention takes, and the tiles that its kernels see. How rows, heads and spans are spread over threads changes no
 //! bit: `ops/attention` says why.
 
-use brigade_shapes::Window;
 use std::ops::Range;
 
-use super::chosen_blocks::{ChosenBlocks, SeenPage};
-use crate::BlockId;
+use super::chosen_blocks::SeenPage;
 use crate::simd::LANES;
-use brigade_ops::Vector;
+use brigade_ops::PageId;
+pub use brigade_ops::{AttendPart, DistanceBiases};
 use brigade_shapes::KvLayout;
 
-/// Consecutive positions of one sequence, and where its pages are.
-#[derive(Clone, Copy, Debug)]
-pub struct AttendPart<'a> {
-    /// The sequence's pages: number `i` holds positions `i * KV_PAGE ..`.
-    pub blocks: &'a [BlockId],
-    /// Position of the first row.
-    pub first_pos: usize,
-    /// Rows, at consecutive positions.
-    pub n_rows: usize,
-    /// Index of the first row in `q`, `k`, `v` and `out`. Parts are in the order of their rows, and no row is
-    /// in two of them.
-    pub first_row: usize,
-}
+/// What is attended to in the host's memory.
+pub type Attend<'a> = brigade_ops::AttendOver<'a, &'a [u8], &'a [u32]>;
 
-impl AttendPart<'_> {
-    /// Rows, the first ones, that see no more than `width` positions.
-    #[inline]
-    pub(crate) fn n_near(&self, width: usize) -> usize {
-        width.saturating_sub(self.first_pos).min(self.n_rows)
-    }
-}
-
-/// One layer's attention over all rows of a ubatch. Each row sees its own position and those before; in an encoder all of
-/// its part.
-#[derive(Clone, Copy, Debug)]
-pub struct Attend<'a> {
-    /// Shape of the pages.
-    pub layout: &'a KvLayout,
-    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
-    pub pool: &'a [u8],
-    /// The rows.
-    pub parts: &'a [AttendPart<'a>],
-    /// Query heads, a multiple of the layout's heads; consecutive ones share a head.
-    pub n_head: usize,
-    /// Factor on the scores, usually `1 / sqrt(head_dim_k)`.
-    pub scale: f32,
-    /// What few models change of the softmax.
-    pub variant: AttendVariant<'a>,
-}
-
-/// What few models change of a layer's attention; the default changes nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AttendVariant<'a> {
-    /// What a row sees of the positions before it; `None`: all of them.
-    pub window: Option<Window>,
-    /// Bound of the scores: `cap * tanh(score / cap)` after the scale.
-    pub softcap: Option<f32>,
-    /// For each query head a score without a value: `exp` of it joins the sum of the weights.
-    pub sinks: Option<&'a Vector>,
-    /// For each query head what a score loses for every position between it and its row (ALiBi, arXiv
-    /// 2108.12409): after the scale and the bound.
-    pub slopes: Option<&'a Vector>,
-    /// What scores gain by the distance.
-    pub biases: Option<DistanceBiases<'a>>,
-    /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
-    pub both_ways: bool,
-    /// The blocks that a row's heads see of the positions before it; `None`: all. Not beside a window, nor where rows see
-    /// those after them.
-    pub blocks: Option<ChosenBlocks<'a>>,
-}
-
-/// What a score gains by how far its position is ahead of the row's own (T5, arXiv 1910.10683, section 2.1): after the
-/// scale and the bound.
-#[derive(Clone, Copy, Debug)]
-pub struct DistanceBiases<'a> {
-    /// `[n_head, 2 * reach + 1]`: of the distances `-reach..=reach`. Farther ones count as the farthest.
-    pub of_heads: &'a Vector,
-    /// The farthest distance that is told from others.
-    pub reach: usize,
-}
-
-impl<'a> DistanceBiases<'a> {
-    /// Those of one head.
-    #[inline]
-    pub(crate) fn of(&self, head: usize) -> &'a [f32] {
-        let n = 2 * self.reach + 1;
-        &self.of_heads[head * n..][..n]
-    }
-}
+/// What few models change of attention in the host's memory.
+pub type AttendVariant<'a> = brigade_ops::AttendVariant<'a, &'a [u32]>;
 
 /// Pages whose softmax is accumulated in one go; part of the arithmetic.
 pub(crate) const SPAN_PAGES: usize = 16;
@@ -120,7 +45,7 @@ pub(crate) struct Query<'a> {
 pub(crate) struct AttendTile<'a> {
     pub(crate) layout: &'a KvLayout,
     pub(crate) pool: &'a [u8],
-    pub(crate) blocks: &'a [BlockId],
+    pub(crate) blocks: &'a [PageId],
     pub(crate) kv_head: usize,
     pub(crate) pages: SpanPages<'a>,
     pub(crate) scale: f32,

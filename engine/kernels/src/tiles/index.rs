@@ -1,14 +1,14 @@
 //! Sizes of an index of positions or pools, and the tile of its scores.
 
-use crate::BlockId;
 use crate::simd::LANES;
+use brigade_ops::PageId;
 use brigade_shapes::{KV_PAGE, KvLayout};
 
 /// The scores of some pools for one row.
 pub(crate) struct IndexTile<'a> {
     pub(crate) layout: &'a KvLayout,
     pub(crate) pool: &'a [u8],
-    pub(crate) blocks: &'a [BlockId],
+    pub(crate) blocks: &'a [PageId],
     /// The first pool.
     pub(crate) first: usize,
     /// Positions of a pool.

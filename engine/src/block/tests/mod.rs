@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Block, BlockCx, RowAdapters, load_block};
-use crate::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
+use crate::batch::{PageId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::device::{Device, Rows, Scratch};
 use crate::gguf::{Gguf, GgufWriter};
 use crate::kernels::{Kernels, KvType, RopeParams, RopeTable, available};
@@ -136,7 +136,7 @@ impl Bench {
         let (mut ops, mut seq_parts, mut positions) = (Vec::new(), Vec::new(), Vec::new());
         for &(slot, pos, n) in parts {
             if pos == 0 {
-                let blocks = (4 * slot..4 * slot + 4).map(BlockId).collect();
+                let blocks = (4 * slot..4 * slot + 4).map(PageId).collect();
                 ops.push(SeqOp::Open {
                     slot: SlotId(slot),
                     blocks,

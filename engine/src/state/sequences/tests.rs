@@ -7,8 +7,8 @@ use proptest::prelude::*;
 const N_SLOTS: u32 = 3;
 const N_BLOCKS: u32 = 8;
 
-fn blocks(ids: &[u32]) -> Vec<BlockId> {
-    ids.iter().map(|&b| BlockId(b)).collect()
+fn blocks(ids: &[u32]) -> Vec<PageId> {
+    ids.iter().map(|&b| PageId(b)).collect()
 }
 
 fn sequences(prefixes: Prefixes, keep_history: bool) -> Sequences {

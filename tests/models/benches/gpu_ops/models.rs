@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use brigade_engine::batch::{
-    BlockId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
+    PageId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::device::{DeviceName, Devices, KernelTime};
 use brigade_engine::kernels::{KV_PAGE, KvType};
@@ -121,7 +121,7 @@ fn pass(stage: &mut Stage, (n_parts, n_rows): (usize, usize)) -> Result<f64, Str
     let pages = (POSITIONS / KV_PAGE) as u32;
     let open = |slot: SlotId| SeqOp::Open {
         slot,
-        blocks: (slot.0 * pages..(slot.0 + 1) * pages).map(BlockId).collect(),
+        blocks: (slot.0 * pages..(slot.0 + 1) * pages).map(PageId).collect(),
         sampler: Some(Arc::new(greedy.clone())),
         request: "bench".into(),
     };

@@ -4,7 +4,7 @@
 //! - What a stage refuses leaves every sequence as it was.
 //! - A snapshot depends on the sequence alone.
 
-use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, UBatch, Want};
+use brigade_engine::batch::{PageId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use brigade_engine::device::DeviceName;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_gguf::Gguf;
@@ -28,7 +28,7 @@ fn models(golden: &Golden) -> Vec<Named<'_>> {
 fn copy(len: usize) -> SeqOp {
     let per_slot = (SLOT_POSITIONS / KV_PAGE) as u32;
     let shared = (len / KV_PAGE) as u32;
-    let blocks = (0..shared).chain(per_slot + shared..2 * per_slot).map(BlockId).collect();
+    let blocks = (0..shared).chain(per_slot + shared..2 * per_slot).map(PageId).collect();
     let (src, dst) = (SlotId(0), SlotId(1));
     SeqOp::Copy { src, dst, len: len as u32, blocks, sampler: None, request: "copy".into() }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{
-    Ahead, BlockId, Boundary, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
+    Ahead, Boundary, PageId, SamplerSetup, SamplingParams, SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::device::Device;
 use brigade_engine::kernels::select;
@@ -94,7 +94,7 @@ fn load_with(
 /// What a stage makes of some tokens, or of rows that could have come from the stage before.
 fn output(stage: &mut Stage) -> StageOutput {
     let slot = SlotId(0);
-    let open = SeqOp::Open { slot, blocks: vec![BlockId(0)], sampler: None, request: "r".into() };
+    let open = SeqOp::Open { slot, blocks: vec![PageId(0)], sampler: None, request: "r".into() };
     let last = stage.layers().end == stage.spec().n_layer();
     let want = if last { Want::Logits } else { Want::Nothing };
     let tokens = vec![5, 17, 300];
@@ -280,7 +280,7 @@ const DRAFTING: StageConfig = StageConfig { own_drafts: true, ..ONE_SEQUENCE };
 fn drafted(stage: &mut Stage) -> StageOutput {
     let (slot, params) = (SlotId(0), SamplingParams::greedy());
     let sampler = Some(Arc::new(SamplerSetup { params, ..SamplerSetup::default() }));
-    let open = SeqOp::Open { slot, blocks: vec![BlockId(0)], sampler, request: "r".into() };
+    let open = SeqOp::Open { slot, blocks: vec![PageId(0)], sampler, request: "r".into() };
     let tokens = vec![5, 17, 300];
     let width = stage.spec().boundary(stage.layers().start).width();
     let data = (0..tokens.len() * width).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    Ahead, BlockId, MAX_DRAFTED, Planes, RowOutput, RowValue, SampledToken, SamplerSetup,
+    Ahead, MAX_DRAFTED, PageId, Planes, RowOutput, RowValue, SampledToken, SamplerSetup,
     SamplingParams, SeqOp, SeqPart, SlotId, Want,
 };
 use brigade_engine::kernels::KV_PAGE;
@@ -305,8 +305,8 @@ fn entries_are_those_of_a_sequence_without_drafts_or_grafts() {
             };
             let copy = |first_own: u32| {
                 let own = |page: u32| match page < first_own {
-                    true => BlockId(page),
-                    false => BlockId(per_slot + page),
+                    true => PageId(page),
+                    false => PageId(per_slot + page),
                 };
                 let (src, dst, len) = (SlotId(0), SlotId(1), len as u32);
                 let (blocks, sampler) =
@@ -356,7 +356,7 @@ fn copies_at_every_length_draft_as_if_there_were_none() {
         for len in [1, 62, 63, 64, 65, 66, 127, 128, 129, 150, 199, 200] {
             for shares in [false, true] {
                 let own = |page: u32| {
-                    BlockId(if shares && page < len / KV_PAGE as u32 {
+                    PageId(if shares && page < len / KV_PAGE as u32 {
                         page
                     } else {
                         per_slot + page
@@ -424,7 +424,7 @@ fn what_waits_is_copied_and_drafted_from_as_if_it_had_been_read() {
             assert_eq!(token.drafted.is_empty(), rows.is_empty(), "{name} at {len}");
         };
         for len in [180, 181, 190, 199, 200] {
-            let blocks = (per_slot..2 * per_slot).map(BlockId).collect();
+            let blocks = (per_slot..2 * per_slot).map(PageId).collect();
             let (src, dst, sampler) = (SlotId(0), SlotId(1), Some(Arc::new(setup(0.0))));
             let (len_there, request) = (len as u32, "r".into());
             let copy = SeqOp::Copy { src, dst, len: len_there, blocks, sampler, request };

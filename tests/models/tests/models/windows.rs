@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::batch::{BlockId, SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::batch::{PageId, SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::kernels::KV_PAGE;
 use brigade_gguf::Gguf;
 use brigade_model_tests::golden::{Golden, mix, same_bits, tokens};
@@ -63,7 +63,7 @@ fn the_bits_are_the_same_for_every_cut_and_ubatch_in_less_memory() {
 /// Random sequences that open, go on, are copied at their ends and close, several in a ubatch.
 struct Crowd {
     /// Tokens and pages of the sequence in each slot.
-    open: Vec<Option<(Vec<u32>, Vec<BlockId>)>>,
+    open: Vec<Option<(Vec<u32>, Vec<PageId>)>>,
     /// How many sequences have each page.
     users: Vec<usize>,
     state: u64,
@@ -84,10 +84,10 @@ impl Crowd {
     }
 
     /// `shared`, and as many fresh pages as a sequence needs besides.
-    fn take(&mut self, mut shared: Vec<BlockId>) -> Vec<BlockId> {
+    fn take(&mut self, mut shared: Vec<PageId>) -> Vec<PageId> {
         let first = self.below(self.users.len());
         let free = (first..self.users.len()).chain(0..first).filter(|&page| self.users[page] == 0);
-        let fresh: Vec<_> = free.take(PAGES - shared.len()).map(|b| BlockId(b as u32)).collect();
+        let fresh: Vec<_> = free.take(PAGES - shared.len()).map(|b| PageId(b as u32)).collect();
         shared.extend(fresh);
         shared.iter().for_each(|page| self.users[page.0 as usize] += 1);
         shared

@@ -1,12 +1,10 @@
 //! Attention to chosen blocks of positions.
 
-use brigade_engine::kernels::{self, Attend, Vector};
-use brigade_gpu::{
-    AttendPages, AttendVariant, BlockSizes, ChosenBlocks, Gpu, KvType, NO_BLOCK, PageLayout,
-    ValuePlace,
-};
+use brigade_engine::kernels::{Attend, Vector};
+use brigade_gpu::{AttendPages, BlockSizes, Gpu, KvLayout, KvType, ValuePlace};
+use brigade_ops::{AttendVariant, ChosenBlocks, NO_BLOCK};
 
-use super::{LENS, Paged, TYPES, cpu_layout, in_turn, some_ranges};
+use super::{LENS, Paged, TYPES, in_turn, some_ranges};
 use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of, words_on};
 
 /// Attention of some heads to blocks of so many positions, so many for each head of a row.
@@ -30,12 +28,11 @@ impl Case {
         let (compute, mut random) = (compute(), Random(positions as u64 + 3));
         let (values, ty) = (self.values, self.ty);
         let layout =
-            PageLayout { n_kv_head, head_dim_k: dk, head_dim_v: dv, values, index_dim: 0, ty };
+            KvLayout { n_kv_head, head_dim_k: dk, head_dim_v: dv, values, index_dim: 0, ty };
         let paged = Paged::new(layout, self.lens, &mut random);
         let pool = paged.there(gpu);
         let sinks: Vector = random.values(n_head, 2.0).into();
         let slopes: Vector = random.values(n_head, 0.1).into();
-        let [sinks_there, slopes_there] = [&sinks, &slopes].map(|values| on(gpu, values));
         for ranges in some_ranges(self.lens).into_iter().skip(usize::from(self.long)) {
             let n: usize = ranges.iter().map(|range| range.len()).sum();
             let q = random.values(n * n_head * dk, 1.0);
@@ -47,19 +44,19 @@ impl Case {
                 .collect();
             let mut want = vec![0.0; n * n_head * dv];
             let n_near = positions * per_row;
-            let sizes = kernels::BlockSizes { positions, per_row, newest: 1 };
+            let sizes = BlockSizes { positions, per_row, newest: 1 };
             let on_cpu = Attend {
-                layout: &cpu_layout(&layout),
+                layout: &layout,
                 pool: paged.bytes(),
-                parts: &paged.on_cpu(&ranges),
+                parts: &paged.parts(&ranges),
                 n_head,
                 scale: 0.2,
-                variant: kernels::AttendVariant {
+                variant: AttendVariant {
                     softcap: self.unusual.then_some(3.0),
                     sinks: self.unusual.then_some(&sinks),
                     slopes: self.unusual.then_some(&slopes),
-                    blocks: Some(kernels::ChosenBlocks { sizes, n_near, blocks: &blocks }),
-                    ..kernels::AttendVariant::default()
+                    blocks: Some(ChosenBlocks { sizes, n_near, blocks: &blocks[..] }),
+                    ..AttendVariant::default()
                 },
             };
             compute.attend(&on_cpu, &q, &mut want);
@@ -70,13 +67,13 @@ impl Case {
             let over = AttendPages {
                 layout: &layout,
                 pool: pool.span(),
-                parts: &paged.on_gpu(&ranges),
+                parts: &paged.parts(&ranges),
                 n_head,
                 scale: 0.2,
                 variant: AttendVariant {
                     softcap: self.unusual.then_some(3.0),
-                    sinks: self.unusual.then_some(sinks_there.span()),
-                    slopes: self.unusual.then_some(slopes_there.span()),
+                    sinks: self.unusual.then_some(&sinks),
+                    slopes: self.unusual.then_some(&slopes),
                     blocks,
                     ..AttendVariant::default()
                 },

@@ -1,9 +1,9 @@
 //! Choosing of blocks by their best positions.
 
-use brigade_engine::kernels::{self, BlockIndex};
-use brigade_gpu::{BlockIndexSpans, BlockSizes, Gpu, KvType, PageLayout, ValuePlace};
+use brigade_engine::kernels::BlockIndex;
+use brigade_gpu::{BlockIndexSpans, BlockSizes, Gpu, KvLayout, KvType, ValuePlace};
 
-use super::{LENS, Paged, cpu_layout, in_turn, some_ranges, words_of};
+use super::{LENS, Paged, in_turn, some_ranges, words_of};
 use crate::common::{Random, compute, gpu, on, words_on};
 
 fn check(
@@ -15,24 +15,24 @@ fn check(
 ) {
     let (compute, mut random) = (compute(), Random(positions as u64));
     let (n_kv_head, values) = (3, ValuePlace::Apart);
-    let layout = PageLayout { n_kv_head, head_dim_k: 8, head_dim_v: 5, values, index_dim, ty };
+    let layout = KvLayout { n_kv_head, head_dim_k: 8, head_dim_v: 5, values, index_dim, ty };
     let paged = Paged::new(layout, lens, &mut random);
     let pool = paged.there(gpu);
     for ranges in some_ranges(lens) {
         let n: usize = ranges.iter().map(|range| range.len()).sum();
         let q = random.values(n * n_kv_head * index_dim, 1.0);
         let on_cpu = BlockIndex {
-            layout: &cpu_layout(&layout),
+            layout: &layout,
             pool: paged.bytes(),
-            parts: &paged.on_cpu(&ranges),
-            sizes: kernels::BlockSizes { positions, per_row, newest },
+            parts: &paged.parts(&ranges),
+            sizes: BlockSizes { positions, per_row, newest },
         };
         let here = compute.choose_blocks(&on_cpu, &q);
         let mut there = words_on(gpu, &vec![7; n * n_kv_head * per_row]);
         let on_gpu = BlockIndexSpans {
             layout: &layout,
             pool: pool.span(),
-            parts: &paged.on_gpu(&ranges),
+            parts: &paged.parts(&ranges),
             sizes: BlockSizes { positions, per_row, newest },
         };
         let q = on(gpu, &q);
@@ -59,14 +59,14 @@ fn blocks_are_those_of_the_cpu() {
 fn of_equal_scores_the_lower_blocks_are_chosen() {
     let Some(gpu) = gpu() else { return };
     let (index_dim, values, ty) = (4, ValuePlace::Apart, KvType::F32);
-    let layout = PageLayout { n_kv_head: 1, head_dim_k: 4, head_dim_v: 4, values, index_dim, ty };
+    let layout = KvLayout { n_kv_head: 1, head_dim_k: 4, head_dim_v: 4, values, index_dim, ty };
     let paged = Paged::new(layout, &[200], &mut Random(1));
     let (pool, q) = (paged.there(&gpu), on(&gpu, &[0.0; 4]));
     let mut there = words_on(&gpu, &[0; 4]);
     let on_gpu = BlockIndexSpans {
         layout: &layout,
         pool: pool.span(),
-        parts: &paged.on_gpu(&some_ranges(&[200])[2]),
+        parts: &paged.parts(&some_ranges(&[200])[2]),
         sizes: BlockSizes { positions: 10, per_row: 4, newest: 1 },
     };
     gpu.choose_blocks(&on_gpu, q.span(), there.span_mut()).expect("room");

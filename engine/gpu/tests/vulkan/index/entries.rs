@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use brigade_engine::batch::BlockId;
-use brigade_engine::kernels::{
-    self, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, Vector,
-};
+use brigade_engine::kernels::{self, Entries, EntryIndex, EntryRow, IndexedRow};
 use brigade_gpu::{
-    AttendEntries, ChosenEntries, EntryIndexSpans, EntryPages, Gpu, GpuBuffer, KV_PAGE, KvType,
-    NewEntries, PagePart, Purpose,
+    AttendEntries, ChosenEntries, EntryIndexSpans, EntryLayout, Gpu, GpuBuffer, KV_PAGE, KvType,
+    Purpose,
 };
+use brigade_ops::{AttendPart, NewEntries, PageId, Vector, WriteEntries};
 
 use super::{CacheLine, TYPES, some_ranges, words_of};
 use crate::common::{
@@ -21,34 +19,20 @@ const INDEX_HEADS: usize = 20;
 
 /// Sequences with all their entries, in one pool of pages in reversed order.
 struct Case {
-    layout: EntryPages,
+    layout: EntryLayout,
     lens: Vec<usize>,
-    pages: Vec<Vec<u32>>,
+    pages: Vec<Vec<PageId>>,
     pool: Vec<CacheLine>,
     there: GpuBuffer,
 }
 
-fn cpu_layout(layout: &EntryPages) -> EntryLayout {
-    let EntryPages { every, width, index_dim, ty } = *layout;
-    let ty = match ty {
-        KvType::F32 => kernels::KvType::F32,
-        KvType::F16 => kernels::KvType::F16,
-        KvType::Q8_0 => kernels::KvType::Q8_0,
-    };
-    EntryLayout { every, width, index_dim, ty }
-}
-
-fn blocks(pages: &[u32]) -> &[BlockId] {
-    bytemuck::cast_slice(pages)
-}
-
 impl Case {
     /// Writes all entries on both, in two goes, and holds the bytes of the pages against each other.
-    fn new(gpu: &Gpu, layout: EntryPages, lens: &[usize], random: &mut Random) -> Self {
+    fn new(gpu: &Gpu, layout: EntryLayout, lens: &[usize], random: &mut Random) -> Self {
         let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
-        let mut free = (0..n_pages as u32).rev();
+        let mut free = (0..n_pages as u32).rev().map(PageId);
         let of_len = |len: &usize| free.by_ref().take(len.div_ceil(KV_PAGE)).collect();
-        let pages: Vec<Vec<u32>> = lens.iter().map(of_len).collect();
+        let pages: Vec<Vec<PageId>> = lens.iter().map(of_len).collect();
         let n_lines = (n_pages * layout.page_bytes()).div_ceil(64);
         let mut pool = vec![CacheLine([0xee; 64]); n_lines];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut pool);
@@ -59,35 +43,41 @@ impl Case {
             let total: usize = lens.iter().map(|len| go(n(len)).len()).sum();
             let keys = random.values(total * layout.width, 2.0);
             let index = random.values(total * layout.index_dim, 1.0);
-            let mut at = 0;
-            let mut new = Vec::new();
-            for (pages, len) in pages.iter().zip(lens) {
-                let Range { start: first, end } = go(n(len));
-                let made = |width: usize| at * width..(at + end - first) * width;
-                let of_sequence = kernels::NewEntries {
-                    blocks: blocks(pages),
-                    first,
-                    keys: &keys[made(layout.width)],
-                    index: &index[made(layout.index_dim)],
-                };
-                compute().write_entries(&cpu_layout(&layout), bytes, &of_sequence);
-                new.push(NewEntries { pages, first, n: end - first });
-                at += end - first;
-            }
+            let new: Vec<NewEntries<'_>> = pages
+                .iter()
+                .zip(lens)
+                .map(|(pages, len)| {
+                    let Range { start: first, end } = go(n(len));
+                    NewEntries { pages, first, n: end - first }
+                })
+                .collect();
+            let has_index = layout.index_dim > 0;
+            compute().write_entries(WriteEntries {
+                layout: &layout,
+                pool: &mut *bytes,
+                new: &new,
+                keys: &keys,
+                index: has_index.then_some(&index),
+            });
             let (keys, index) = (on(gpu, &keys), on(gpu, &index));
-            let index = (layout.index_dim > 0).then_some(index.span());
-            gpu.write_entries(&layout, there.span_mut(), &new, (keys.span(), index));
+            gpu.write_entries(WriteEntries {
+                layout: &layout,
+                pool: there.span_mut(),
+                new: &new,
+                keys: keys.span(),
+                index: has_index.then_some(index.span()),
+            });
         }
         assert!(bytes_of(&there) == bytes, "pages of {layout:?}");
         Self { layout, lens: lens.to_vec(), pages, pool, there }
     }
 
-    fn parts(&self, ranges: &[Range<usize>]) -> Vec<PagePart<'_>> {
+    fn parts(&self, ranges: &[Range<usize>]) -> Vec<AttendPart<'_>> {
         let mut first_row = 0;
         let mut parts = Vec::new();
         for (pages, range) in self.pages.iter().zip(ranges) {
             let (first_pos, n_rows) = (range.start, range.len());
-            parts.push(PagePart { pages, first_pos, n_rows, first_row });
+            parts.push(AttendPart { pages, first_pos, n_rows, first_row });
             first_row += n_rows;
         }
         parts
@@ -97,7 +87,7 @@ impl Case {
     fn choose(
         &self,
         gpu: &Gpu,
-        (parts, per_row): (&[PagePart<'_>], usize),
+        (parts, per_row): (&[AttendPart<'_>], usize),
         random: &mut Random,
     ) -> Vec<Vec<u32>> {
         let (layout, n) = (&self.layout, parts.iter().map(|part| part.n_rows).sum::<usize>());
@@ -107,13 +97,13 @@ impl Case {
         for part in parts {
             far.extend((0..part.n_rows).map(|i| IndexedRow {
                 row: part.first_row + i,
-                blocks: blocks(part.pages),
+                blocks: part.pages,
                 n_seen: (part.first_pos + i + 1) / layout.every,
             }));
         }
         far.retain(|row| row.n_seen > per_row);
         let index = EntryIndex {
-            layout: &cpu_layout(layout),
+            layout: layout,
             pool: bytemuck::cast_slice(&self.pool),
             rows: &far,
             n_head: INDEX_HEADS,
@@ -133,13 +123,13 @@ impl Case {
     fn attend(
         &self,
         gpu: &Gpu,
-        (parts, window): (&[PagePart<'_>], usize),
+        (parts, window): (&[AttendPart<'_>], usize),
         chosen: Option<(usize, &[Vec<u32>])>,
         (random, has_entries): (&mut Random, bool),
     ) {
-        let EntryPages { width, every, .. } = self.layout;
+        let EntryLayout { width, every, .. } = self.layout;
         let n: usize = parts.iter().map(|part| part.n_rows).sum();
-        let n_before = |part: &PagePart<'_>| part.first_pos.min(window - 1);
+        let n_before = |part: &AttendPart<'_>| part.first_pos.min(window - 1);
         let n_near: usize = parts.iter().map(|part| n_before(part) + part.n_rows).sum();
         let near = random.values(n_near * width, 2.0);
         let q = random.values(n * HEADS * width, 1.0);
@@ -157,12 +147,12 @@ impl Case {
                 };
                 let end = start + n_before(part) + i + 1;
                 let near = &near[(end - window.min(pos + 1)) * width..end * width];
-                rows.push(EntryRow { blocks: blocks(part.pages), entries, near });
+                rows.push(EntryRow { blocks: part.pages, entries, near });
             }
             start += n_before(part) + part.n_rows;
         }
         let on_cpu = kernels::AttendEntries {
-            layout: &cpu_layout(&self.layout),
+            layout: &self.layout,
             pool: bytemuck::cast_slice(&self.pool),
             rows: &rows,
             n_head: HEADS,
@@ -173,7 +163,7 @@ impl Case {
         let mut room = vec![f32::NAN; on_cpu.room_len()];
         compute().attend_entries(&on_cpu, &mut room, &q, &mut want);
         let mut out = on(gpu, &vec![f32::NAN; q.len()]);
-        let [q, near, sinks] = [&q[..], &near, &sinks].map(|values| on(gpu, values));
+        let [q, near] = [&q[..], &near].map(|values| on(gpu, values));
         let all: Vec<u32> = chosen.map_or(&[][..], |(_, lists)| lists).concat();
         let all = words_on(gpu, &all);
         let attend = AttendEntries {
@@ -185,7 +175,7 @@ impl Case {
             near: near.span(),
             n_head: HEADS,
             scale: 0.3,
-            sinks: Some(sinks.span()),
+            sinks: Some(&sinks),
         };
         gpu.attend_entries(&attend, q.span(), out.span_mut()).expect("room");
         let name = format!("{:?}, window of {window}, {n} rows", self.layout);
@@ -199,7 +189,7 @@ fn entries_have_the_bits_of_the_cpu() {
     // Each type at one distance of entries, and each other distance with one type.
     let apart = [(16, 20, KvType::F16), (128, 0, KvType::Q8_0), (64, 16, KvType::F32)];
     for (every, index_dim, ty) in TYPES.map(|ty| (4, 36, ty)).into_iter().chain(apart) {
-        let layout = EntryPages { every, width: 20, index_dim, ty };
+        let layout = EntryLayout { every, width: 20, index_dim, ty };
         let mut random = Random(every as u64);
         let case = Case::new(&gpu, layout, &[260, 3, 129, 64], &mut random);
         let sizes = [(7, 9), (1, 1), (64, 70)];
@@ -223,7 +213,7 @@ fn entries_have_the_bits_of_the_cpu() {
 fn wide_and_many_entries_have_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for ty in TYPES {
-        let layout = EntryPages { every: 4, width: 512, index_dim: 128, ty };
+        let layout = EntryLayout { every: 4, width: 512, index_dim: 128, ty };
         let mut random = Random(5);
         let case = Case::new(&gpu, layout, &[5000], &mut random);
         let [_, last, _] = some_ranges(&case.lens);

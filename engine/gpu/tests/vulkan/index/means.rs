@@ -1,18 +1,18 @@
 //! Choosing of blocks by the means of their keys.
 
-use brigade_engine::kernels::{self, Compute, MeanIndex, RopeParams, RopeTable};
+use brigade_engine::kernels::{Compute, MeanIndex, RopeParams, RopeTable};
 use brigade_gpu::{
-    BlockRope, BlockSizes, Gpu, KvType, MeanIndexSpans, PageLayout, RopeLayout, ValuePlace,
+    BlockRope, BlockSizes, Gpu, KvLayout, KvType, MeanIndexSpans, RopeLayout, ValuePlace,
 };
 
-use super::{LENS, Paged, TYPES, cpu_layout, in_turn, some_ranges, words_of};
+use super::{LENS, Paged, TYPES, in_turn, some_ranges, words_of};
 use crate::common::{Random, compute, gpu, on, words_on};
 
 const N_ROT: usize = 12;
 const EPS: f32 = 1e-5;
 
 fn rope(compute: &Compute, positions: &[u32]) -> RopeTable {
-    let layout = kernels::RopeLayout::Neox;
+    let layout = RopeLayout::Neox;
     let (freq_base, freq_scale, attn_factor) = (10_000.0, 1.0, 1.0);
     let (n_rot, freq_factors, yarn) = (N_ROT, None, None);
     let params =
@@ -31,7 +31,7 @@ fn angles(compute: &Compute, table: &RopeTable) -> Vec<f32> {
 fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated: bool) {
     let (compute, mut random) = (compute(), Random(positions as u64));
     let (n_kv_head, n_head, index_dim) = (2, 5, 36);
-    let layout = PageLayout { n_kv_head, head_dim_k: 8, head_dim_v: 8, values, index_dim, ty };
+    let layout = KvLayout { n_kv_head, head_dim_k: 8, head_dim_v: 8, values, index_dim, ty };
     let paged = Paged::new(layout, &LENS, &mut random);
     let (pool, norm) = (paged.there(gpu), random.values(index_dim, 1.0));
     let norm_there = on(gpu, &norm);
@@ -45,11 +45,11 @@ fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePla
         let n: usize = ranges.iter().map(|range| range.len()).sum();
         let q = random.values(n * n_head * index_dim, 1.0);
         let on_cpu = MeanIndex {
-            layout: &cpu_layout(&layout),
+            layout: &layout,
             pool: paged.bytes(),
-            parts: &paged.on_cpu(&ranges),
+            parts: &paged.parts(&ranges),
             n_head,
-            sizes: kernels::BlockSizes { positions, per_row, newest: 1 },
+            sizes: BlockSizes { positions, per_row, newest: 1 },
             norm: &norm,
             eps: EPS,
             rope: rotated.then_some(&table),
@@ -59,7 +59,7 @@ fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePla
         let on_gpu = MeanIndexSpans {
             layout: &layout,
             pool: pool.span(),
-            parts: &paged.on_gpu(&ranges),
+            parts: &paged.parts(&ranges),
             n_head,
             sizes: BlockSizes { positions, per_row, newest: 1 },
             norm: norm_there.span(),

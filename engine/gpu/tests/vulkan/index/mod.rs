@@ -10,9 +10,8 @@ mod positions;
 
 use std::ops::Range;
 
-use brigade_engine::batch::BlockId;
-use brigade_engine::kernels::{self, AttendPart, KvLayout, KvRows};
-use brigade_gpu::{Gpu, GpuBuffer, KV_PAGE, KvType, PageLayout, PagePart, Purpose, ValuePlace};
+use brigade_gpu::{Gpu, GpuBuffer, KV_PAGE, KvLayout, Purpose, ValuePlace};
+use brigade_ops::{AttendPart, KvRows, PageId};
 
 use crate::common::{KV_TYPES as TYPES, Random, compute, in_turn};
 
@@ -27,46 +26,29 @@ struct CacheLine([u8; 64]);
 /// Sequences with their pages in one pool, the pages' order reversed.
 struct Paged {
     lens: Vec<usize>,
-    pages: Vec<Vec<u32>>,
-    blocks: Vec<Vec<BlockId>>,
+    pages: Vec<Vec<PageId>>,
     pool: Vec<CacheLine>,
-}
-
-/// The shape of pages on the CPU.
-fn cpu_layout(layout: &PageLayout) -> KvLayout {
-    let PageLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty } = *layout;
-    let values = match values {
-        ValuePlace::Apart => kernels::ValuePlace::Apart,
-        ValuePlace::InKeys => kernels::ValuePlace::InKeys,
-    };
-    let ty = match ty {
-        KvType::F32 => kernels::KvType::F32,
-        KvType::F16 => kernels::KvType::F16,
-        KvType::Q8_0 => kernels::KvType::Q8_0,
-    };
-    KvLayout { n_kv_head, head_dim_k, head_dim_v, values, index_dim, ty }
 }
 
 impl Paged {
     /// Sequences whose pages are full of NaN, but for keys of an index in all positions.
-    fn new(layout: PageLayout, lens: &[usize], random: &mut Random) -> Self {
+    fn new(layout: KvLayout, lens: &[usize], random: &mut Random) -> Self {
         let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
-        let mut free = (0..n_pages as u32).rev();
+        let mut free = (0..n_pages as u32).rev().map(PageId);
         let of_len = |len: &usize| free.by_ref().take(len.div_ceil(KV_PAGE)).collect();
-        let pages: Vec<Vec<u32>> = lens.iter().map(of_len).collect();
-        let blocks = pages.iter().map(|of| of.iter().copied().map(BlockId).collect()).collect();
+        let pages: Vec<Vec<PageId>> = lens.iter().map(of_len).collect();
         let pool = vec![CacheLine([0xff; 64]); n_pages * layout.page_bytes() / 64];
-        let mut paged = Self { lens: lens.to_vec(), pages, blocks, pool };
+        let mut paged = Self { lens: lens.to_vec(), pages, pool };
         let of = |n: usize| lens.iter().sum::<usize>() * n;
         let k = random.values(of(layout.n_kv_head * layout.head_dim_k), 1.0);
         let beside = if layout.values == ValuePlace::Apart { layout.head_dim_v } else { 0 };
         let v = random.values(of(layout.n_kv_head * beside), 1.0);
         let index = random.values(of(layout.index_dim), 1.0);
         let mut pool = std::mem::take(&mut paged.pool);
-        let rows = KvRows { k: &k, v: &v, index: &index };
+        let rows = KvRows { k: &k[..], v: Some(&v), index: Some(&index) };
         let all = paged.all();
-        let (cpu, bytes) = (cpu_layout(&layout), bytemuck::cast_slice_mut(&mut pool));
-        compute().kv_write(&cpu, bytes, &paged.on_cpu(&all), &rows);
+        let bytes = bytemuck::cast_slice_mut(&mut pool);
+        compute().kv_write(&layout, bytes, &paged.parts(&all), &rows);
         paged.pool = pool;
         paged
     }
@@ -77,24 +59,12 @@ impl Paged {
     }
 
     /// Rows at some positions of each sequence, numbered one sequence after the other.
-    fn on_cpu(&self, ranges: &[Range<usize>]) -> Vec<AttendPart<'_>> {
-        let mut first_row = 0;
-        let mut parts = Vec::new();
-        for (blocks, range) in self.blocks.iter().zip(ranges) {
-            let (first_pos, n_rows) = (range.start, range.len());
-            parts.push(AttendPart { blocks, first_pos, n_rows, first_row });
-            first_row += n_rows;
-        }
-        parts
-    }
-
-    /// The same rows, for the GPU.
-    fn on_gpu(&self, ranges: &[Range<usize>]) -> Vec<PagePart<'_>> {
+    fn parts(&self, ranges: &[Range<usize>]) -> Vec<AttendPart<'_>> {
         let mut parts = Vec::new();
         let mut first_row = 0;
         for (pages, range) in self.pages.iter().zip(ranges) {
             let (first_pos, n_rows) = (range.start, range.len());
-            parts.push(PagePart { pages, first_pos, n_rows, first_row });
+            parts.push(AttendPart { pages, first_pos, n_rows, first_row });
             first_row += n_rows;
         }
         parts

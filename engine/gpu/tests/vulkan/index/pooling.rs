@@ -1,9 +1,9 @@
 //! Pools of rows by a gate, at hand and in pages.
 
 use brigade_engine::kernels::{GatedRow, Pooling};
-use brigade_gpu::{GatedSpans, PageLayout, PoolingSpans, ValuePlace};
+use brigade_gpu::{GatedSpans, KvLayout, PoolingSpans, ValuePlace};
 
-use super::{Paged, TYPES, cpu_layout, some_ranges};
+use super::{Paged, TYPES, some_ranges};
 use crate::common::{Random, assert_same, bytes_of, compute, gpu, on, values_of};
 
 #[test]
@@ -57,20 +57,20 @@ fn pages_with_keys_of_pools_are_those_of_the_cpu() {
     for ty in TYPES {
         let (index_dim, values) = (2 * dim, ValuePlace::InKeys);
         let layout =
-            PageLayout { n_kv_head: 1, head_dim_k: 16, head_dim_v: 16, values, index_dim, ty };
+            KvLayout { n_kv_head: 1, head_dim_k: 16, head_dim_v: 16, values, index_dim, ty };
         for positions in [2, 4, 5, 64, 70] {
             let bias = random.values(positions * dim, 1.0);
             let bias_there = on(&gpu, &bias);
             let mut paged = Paged::new(layout, &lens, &mut random);
             for ranges in some_ranges(&lens) {
                 let mut there = paged.there(&gpu);
-                let parts = paged.on_gpu(&ranges);
+                let parts = paged.parts(&ranges);
                 let pooling = PoolingSpans { positions, bias: bias_there.span() };
                 gpu.pool_keys(&layout, there.span_mut(), &parts, pooling).expect("room");
                 let mut pool = std::mem::take(&mut paged.pool);
                 let bytes = bytemuck::cast_slice_mut(&mut pool);
                 let pooling = Pooling { positions, bias: &bias };
-                compute.pool_keys(&cpu_layout(&layout), bytes, &paged.on_cpu(&ranges), pooling);
+                compute.pool_keys(&layout, bytes, &paged.parts(&ranges), pooling);
                 paged.pool = pool;
                 assert!(bytes_of(&there) == paged.bytes(), "pools of {positions}, {ty:?}");
             }

@@ -1,9 +1,9 @@
 //! Choosing of positions and of pools of them.
 
-use brigade_engine::kernels::{self, Index};
-use brigade_gpu::{Gpu, IndexSpans, KvType, PageLayout, PoolSizes, ValuePlace};
+use brigade_engine::kernels::Index;
+use brigade_gpu::{Gpu, IndexSpans, KvLayout, KvType, PoolSizes, ValuePlace};
 
-use super::{LENS, Paged, cpu_layout, in_turn, some_ranges};
+use super::{LENS, Paged, in_turn, some_ranges};
 use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of};
 
 /// Chooses `sizes` by an index of so many heads with keys of `dim`; with weights, or with none, where all scores are equal.
@@ -17,7 +17,7 @@ fn check(
     let (compute, mut random) = (compute(), Random(sizes.width() as u64));
     let index_dim = if sizes.positions == 1 { dim } else { 2 * dim };
     let values = ValuePlace::InKeys;
-    let layout = PageLayout { n_kv_head: 1, head_dim_k: 20, head_dim_v: 8, values, index_dim, ty };
+    let layout = KvLayout { n_kv_head: 1, head_dim_k: 20, head_dim_v: 8, values, index_dim, ty };
     let paged = Paged::new(layout, lens, &mut random);
     let pool = paged.there(gpu);
     // Of long contexts the last rows alone, where all take long.
@@ -29,16 +29,16 @@ fn check(
         let mut here = vec![7.0; n * sizes.per_row];
         let PoolSizes { positions, per_row } = sizes;
         let on_cpu = Index {
-            layout: &cpu_layout(&layout),
+            layout: &layout,
             pool: paged.bytes(),
-            parts: &paged.on_cpu(&ranges),
+            parts: &paged.parts(&ranges),
             n_head,
-            sizes: kernels::PoolSizes { positions, per_row },
+            sizes: PoolSizes { positions, per_row },
         };
         compute.choose(&on_cpu, &q, &weights, &mut here);
         let mut there = on(gpu, &vec![7.0; n * per_row]);
         let (q, weights) = (on(gpu, &q), on(gpu, &weights));
-        let parts = paged.on_gpu(&ranges);
+        let parts = paged.parts(&ranges);
         let on_gpu =
             IndexSpans { layout: &layout, pool: pool.span(), parts: &parts, n_head, sizes };
         gpu.choose(&on_gpu, q.span(), weights.span(), there.span_mut()).expect("room");

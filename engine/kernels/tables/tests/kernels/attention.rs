@@ -6,7 +6,7 @@ use super::paged::Line;
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::reference::attention::{Variant, attend as plain_attend};
 use crate::reference::kv::kept;
-use brigade_kernels::BlockId;
+use brigade_kernels::PageId;
 use brigade_kernels::Vector;
 use brigade_kernels::{
     Attend, AttendPart, AttendVariant, Compute, DistanceBiases, KV_PAGE, KvLayout, KvRows, KvType,
@@ -19,7 +19,7 @@ const REACH: usize = 40;
 
 /// One sequence's queries, keys and values, and its pages in a pool shared with others.
 struct Sequence {
-    blocks: Vec<BlockId>,
+    blocks: Vec<PageId>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -45,7 +45,7 @@ impl Case {
     fn new(layout: KvLayout, n_head: usize, lens: &[usize]) -> Self {
         let mut rng = Rng::new(lens.iter().sum::<usize>() as u64);
         let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
-        let mut free: Vec<_> = (0..n_pages as u32).map(BlockId).collect();
+        let mut free: Vec<_> = (0..n_pages as u32).map(PageId).collect();
         free.reverse();
         let mut sequences: Vec<Sequence> = lens
             .iter()
@@ -129,12 +129,12 @@ impl Case {
                 v.extend(rows(&seq.v));
             }
             let (first_pos, n_rows) = (range.start, range.len());
-            parts.push(AttendPart { blocks: &seq.blocks, first_pos, n_rows, first_row });
+            parts.push(AttendPart { pages: &seq.blocks, first_pos, n_rows, first_row });
             first_row += n_rows;
         }
         parts.retain(|part| part.n_rows > 0);
         let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
-        compute.kv_write(&self.layout, pool, &parts, &KvRows { k: &k, v: &v, index: &[] });
+        compute.kv_write(&self.layout, pool, &parts, &KvRows { k: &k, v: Some(&v), index: None });
         let mut out = vec![f32::NAN; first_row * self.n_head * self.layout.head_dim_v];
         let attend = Attend {
             layout: &self.layout,

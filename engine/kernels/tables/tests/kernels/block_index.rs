@@ -69,7 +69,12 @@ impl Case {
         let v = gather(&self.v, KV_HEADS * head_dim_v, &rows);
         let index = gather(&self.index_k, index_dim, &rows);
         let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
-        compute.kv_write(&self.layout, pool, &parts, &KvRows { k: &k, v: &v, index: &index });
+        compute.kv_write(
+            &self.layout,
+            pool,
+            &parts,
+            &KvRows { k: &k, v: Some(&v), index: Some(&index) },
+        );
     }
 
     /// The blocks of rows that were written; `None` where they attend to all.

@@ -1,12 +1,11 @@
 //! Pages that chosen blocks lie in.
 
-use brigade_kernels::inner::SeenPage;
-use brigade_kernels::{BlockSizes, ChosenBlocks, NO_BLOCK};
+use brigade_kernels::NO_BLOCK;
+use brigade_kernels::inner::{SeenPage, seen_pages};
 
 fn pages(positions: usize, blocks: &[u32], end: usize) -> Vec<(usize, u64)> {
-    let sizes = BlockSizes { positions, per_row: blocks.len(), newest: 0 };
     let mut pages = vec![SeenPage::whole(9)];
-    ChosenBlocks { sizes, n_near: 0, blocks: &[] }.pages(blocks, end, &mut pages);
+    seen_pages(positions, blocks, end, &mut pages);
     assert_eq!(pages.remove(0), SeenPage::whole(9));
     pages.into_iter().map(|seen| (seen.page, seen.positions)).collect()
 }

@@ -5,11 +5,11 @@ use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::reference::attention::{Variant, attend as plain_attend};
 use crate::reference::index::score;
 use crate::reference::kv::kept;
-use brigade_kernels::BlockId;
+use brigade_kernels::PageId;
 use brigade_kernels::Vector;
 use brigade_kernels::{
     AttendEntries, Compute, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, KV_PAGE,
-    KvType, NewEntries,
+    KvType, NewEntries, WriteEntries,
 };
 
 const HEADS: usize = 5;
@@ -24,7 +24,7 @@ const NEAR: usize = 21;
 struct Case {
     layout: EntryLayout,
     per_row: usize,
-    blocks: Vec<BlockId>,
+    blocks: Vec<PageId>,
     n_seen: Vec<usize>,
     keys: Vec<f32>,
     index: Vec<f32>,
@@ -43,7 +43,7 @@ impl Case {
         Self {
             layout,
             per_row,
-            blocks: (0..n_pages as u32).rev().map(BlockId).collect(),
+            blocks: (0..n_pages as u32).rev().map(PageId).collect(),
             n_seen: n_seen.to_vec(),
             keys: rng.values(n * layout.width),
             index: rng.values(n * layout.index_dim),
@@ -63,13 +63,15 @@ impl Case {
         let (width, index_dim) = (self.layout.width, self.layout.index_dim);
         let n = self.keys.len() / width;
         for entries in [0..n / 3, n / 3..n] {
-            let new = NewEntries {
-                blocks: &self.blocks,
-                first: entries.start,
+            let new = NewEntries { pages: &self.blocks, first: entries.start, n: entries.len() };
+            let index = &self.index[entries.start * index_dim..entries.end * index_dim];
+            compute.write_entries(WriteEntries {
+                layout: &self.layout,
+                pool: bytes,
+                new: &[new],
                 keys: &self.keys[entries.start * width..entries.end * width],
-                index: &self.index[entries.start * index_dim..entries.end * index_dim],
-            };
-            compute.write_entries(&self.layout, bytes, &new);
+                index: (index_dim > 0).then_some(index),
+            });
         }
         pool
     }

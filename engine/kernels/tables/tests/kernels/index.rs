@@ -80,7 +80,7 @@ impl Case {
         let KvLayout { head_dim_k, head_dim_v, index_dim, .. } = self.layout;
         let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
         let (key, index_key) = (gather(&self.key, head_dim_k), gather(&self.index_key, index_dim));
-        let new = KvRows { k: &key, v: &[], index: &index_key };
+        let new = KvRows { k: &key, v: None, index: Some(&index_key) };
         compute.kv_write(&self.layout, pool, &parts, &new);
         let (layout, sizes) = (&self.layout, self.sizes);
         if sizes.positions > 1 {

@@ -5,7 +5,7 @@ use half::f16;
 
 use super::{Rng, compute};
 use crate::reference::kv::{kept, q8_block};
-use brigade_kernels::BlockId;
+use brigade_kernels::PageId;
 use brigade_kernels::{AttendPart, Compute, KV_PAGE, KvLayout, KvRows, KvType, ValuePlace};
 use brigade_kernels_tables::available;
 
@@ -25,7 +25,7 @@ fn page(compute: &Compute, layout: &KvLayout, rows: &KvRows<'_>) -> Vec<u8> {
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
     let start = bytes.as_ptr().align_offset(64);
     let pool = &mut bytes[start..][..layout.page_bytes()];
-    let part = AttendPart { blocks: &[BlockId(0)], first_pos: 0, n_rows: KV_PAGE, first_row: 0 };
+    let part = AttendPart { pages: &[PageId(0)], first_pos: 0, n_rows: KV_PAGE, first_row: 0 };
     compute.kv_write(layout, pool, &[part], rows);
     pool.to_vec()
 }
@@ -91,7 +91,7 @@ fn codes_and_scales_are_those_of_the_plain_rule_on_every_table() {
         let v_width = dv.next_multiple_of(LANES);
         let (k_scales, v_scales) = (dk.div_ceil(32) * 2, v_width.div_ceil(32) * 2);
         for kernels in crate::all_tables() {
-            let rows = KvRows { k: &k, v: &v, index: &[] };
+            let rows = KvRows { k: &k, v: Some(&v), index: None };
             let page = page(&compute(kernels, 2), &layout, &rows);
             assert_eq!(page.len(), n_head * KV_PAGE * (dk + v_width + k_scales + v_scales));
             for (h, head) in page.chunks_exact(page.len() / n_head).enumerate() {
@@ -118,7 +118,7 @@ fn codes_of_keys_with_values_in_them_are_rows() {
         let k = blocks(KV_PAGE * dk, &mut rng);
         let width = dk.next_multiple_of(LANES);
         for kernels in crate::all_tables() {
-            let page = page(&compute(kernels, 1), &layout, &KvRows { k: &k, v: &[], index: &[] });
+            let page = page(&compute(kernels, 1), &layout, &KvRows { k: &k, v: None, index: None });
             assert_eq!(page.len(), KV_PAGE * (width + width.div_ceil(32) * 2));
             let (codes, scales) = page.split_at(KV_PAGE * width);
             let keys = Plane { codes, scales, width, across: false };
@@ -141,7 +141,11 @@ fn keys_of_an_index_stand_behind_the_heads_and_lie_as_keys_do() {
             let v = if plain.values == ValuePlace::Apart { rng.values(n * 20) } else { vec![] };
             for kernels in crate::all_tables() {
                 let page = |layout, k: &[f32], v: &[f32], index: &[f32]| {
-                    page(&compute(kernels, 2), layout, &KvRows { k, v, index })
+                    page(
+                        &compute(kernels, 2),
+                        layout,
+                        &KvRows { k, v: Some(v), index: Some(index) },
+                    )
                 };
                 let heads = page(&plain, &k, &v, &[]);
                 let keys = page(&alone, &index, &[], &[]);
@@ -179,7 +183,8 @@ fn what_is_cleared_is_the_tail_of_every_head() {
                     x
                 };
                 let v = if layout.values == ValuePlace::Apart { rows(2 * 20) } else { vec![] };
-                let rows = KvRows { k: &rows(2 * 40), v: &v, index: &rows(layout.index_dim) };
+                let rows =
+                    KvRows { k: &rows(2 * 40), v: Some(&v), index: Some(&rows(layout.index_dim)) };
                 page(&compute(available()[0], 1), &layout, &rows)
             };
             let mut cleared = written(KV_PAGE);

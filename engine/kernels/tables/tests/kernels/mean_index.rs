@@ -56,7 +56,7 @@ impl Case {
         let (parts, rows) = self.sequences.parts(ranges);
         let other = vec![0.0; rows.len() * KV_HEADS * 8];
         let index = gather(&self.keys, DIM, &rows);
-        let written = KvRows { k: &other, v: &other, index: &index };
+        let written = KvRows { k: &other, v: Some(&other), index: Some(&index) };
         compute.kv_write(&self.layout, bytemuck::cast_slice_mut(pool), &parts, &written);
         let index = MeanIndex {
             layout: &self.layout,
@@ -173,7 +173,7 @@ fn keys_are_read_as_they_were_kept() {
         let k = vec![0.0; 70 * 16];
         let v = if values == ValuePlace::Apart { k.clone() } else { Vec::new() };
         let (parts, _) = sequences.parts(std::slice::from_ref(&(0..70)));
-        let written = KvRows { k: &k, v: &v, index: &index };
+        let written = KvRows { k: &k, v: Some(&v), index: Some(&index) };
         compute.kv_write(&layout, bytemuck::cast_slice_mut(&mut pool), &parts, &written);
         for pos in [0, 1, 63, 64, 69] {
             let page = sequences.blocks[0][pos / 64].0 as usize;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use brigade_kernels::BlockId;
+use brigade_kernels::PageId;
 use brigade_kernels::{AttendPart, KV_PAGE, KvLayout};
 
 /// A cache line: pools start on one.
@@ -13,14 +13,14 @@ pub(super) struct Line(pub(super) [u8; 64]);
 /// Sequences, whose rows are numbered one sequence after the other.
 pub(super) struct Paged {
     pub(super) lens: Vec<usize>,
-    pub(super) blocks: Vec<Vec<BlockId>>,
+    pub(super) blocks: Vec<Vec<PageId>>,
 }
 
 impl Paged {
     /// Pages of a sequence lie behind one another from the pool's end.
     pub(super) fn new(lens: &[usize]) -> Self {
         let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
-        let mut free = (0..n_pages as u32).rev().map(BlockId);
+        let mut free = (0..n_pages as u32).rev().map(PageId);
         let blocks =
             lens.iter().map(|len| free.by_ref().take(len.div_ceil(KV_PAGE)).collect()).collect();
         Self { lens: lens.to_vec(), blocks }
@@ -47,7 +47,7 @@ impl Paged {
         let (mut parts, mut rows) = (Vec::new(), Vec::new());
         for (s, range) in ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
             parts.push(AttendPart {
-                blocks: &self.blocks[s],
+                pages: &self.blocks[s],
                 first_pos: range.start,
                 n_rows: range.len(),
                 first_row: rows.len(),

@@ -32,7 +32,7 @@ fn step(
     let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
     let (parts, numbers) = sequences.parts(&[range]);
     let (k, index) = (vec![0.5; numbers.len() * 16], gather(rows, 2 * DIM, &numbers));
-    compute.kv_write(layout, pool, &parts, &KvRows { k: &k, v: &[], index: &index });
+    compute.kv_write(layout, pool, &parts, &KvRows { k: &k, v: None, index: Some(&index) });
     compute.pool_keys(layout, pool, &parts, pooling);
 }
 

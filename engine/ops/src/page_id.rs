@@ -1,8 +1,8 @@
 //! What a page of KV positions is called.
 
-/// Index of a page of KV positions ([`crate::KV_PAGE`] of them), valid on every stage.
+/// Index of a page of KV positions ([`KV_PAGE`](brigade_shapes::KV_PAGE) of them), valid on every stage.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bytemuck::Pod, bytemuck::Zeroable,
 )]
 #[repr(transparent)]
-pub struct BlockId(pub u32);
+pub struct PageId(pub u32);
