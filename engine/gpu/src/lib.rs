@@ -52,7 +52,6 @@ pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
 pub use milestone::{Fetch, Milestone};
 pub use operands::{OnGpu, ToGpu, span_mut_of, span_of};
-pub use ops::Columns;
 pub use ops::WeighedSpans;
 pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans};
 pub use ops::{AttendPages, AttendVariant};

@@ -10,6 +10,7 @@
 
 pub mod attention;
 mod carry;
+mod moves;
 mod op;
 mod page_id;
 mod pages;
@@ -24,6 +25,7 @@ pub use attention::{
     NO_BLOCK,
 };
 pub use carry::Carry;
+pub use moves::{FillColumns, GatherRows, HeadColumns, HeadsApart, HeadsTogether, RepeatRows};
 pub use op::Op;
 pub use page_id::PageId;
 pub use pages::{AttendPart, KvRows, NewEntries, WriteEntries};

@@ -2,7 +2,7 @@
 
 use crate::carry::Carry;
 use crate::place::{Anywhere, Place};
-use crate::{attention, pages, rowwise, scan};
+use crate::{attention, moves, pages, rowwise, scan};
 
 /// Writes the type of all ops, and what each of them needs: how it comes from its operands, its name, where it writes, and its
 /// way to another place.
@@ -51,6 +51,16 @@ macro_rules! ops {
 }
 
 ops! {
+    /// Columns of heads to rows of their own.
+    HeadsApart(moves::HeadsApart),
+    /// Rows of heads to columns.
+    HeadsTogether(moves::HeadsTogether),
+    /// One value to columns.
+    FillColumns(moves::FillColumns),
+    /// Each row several times.
+    RepeatRows(moves::RepeatRows),
+    /// Rows by their numbers.
+    GatherRows(moves::GatherRows),
     /// A function of each value.
     Map(rowwise::Map),
     /// A function of each value and another.

@@ -16,6 +16,8 @@ pub struct Map<'a, P: Place> {
 /// A function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Function {
+    /// Always this.
+    Constant(f32),
     /// `x * s`.
     Scale(f32),
     /// `x / (1 + exp(-x))`.

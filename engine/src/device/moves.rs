@@ -5,7 +5,11 @@ use std::ops::Range;
 use brigade_gpu::{self as there, FewValues};
 
 use super::{Device, Rows, Scratch, Values, ValuesMut};
-use crate::kernels::{HeadColumns, RopeTable};
+use crate::kernels::RopeTable;
+use crate::ops::{
+    FillColumns, Function, GatherRows, HeadColumns, HeadsApart, HeadsTogether, Map, RepeatRows,
+    View,
+};
 
 /// The greatest values of each row, which a GPU finds: on their way to the host.
 pub struct FewGreatest(Found);
@@ -39,12 +43,8 @@ impl Device {
         columns: HeadColumns,
         to: &mut (impl ValuesMut + ?Sized),
     ) {
-        match self.gpu_of(to) {
-            Some((gpu, to)) => {
-                gpu.heads_apart(from.on_gpu(gpu), n_head, on_gpu(columns), to);
-            }
-            None => self.compute.heads_apart(from.on_host(), n_head, columns, to.on_host_mut()),
-        }
+        let (from, to) = (from.view(), to.view_mut());
+        self.run(HeadsApart { from, n_head, columns, to });
     }
 
     /// [`Compute::heads_together`](crate::kernels::Compute::heads_together).
@@ -55,12 +55,8 @@ impl Device {
         columns: HeadColumns,
         to: &mut (impl ValuesMut + ?Sized),
     ) {
-        match self.gpu_of(to) {
-            Some((gpu, to)) => {
-                gpu.heads_together(from.on_gpu(gpu), n_head, on_gpu(columns), to);
-            }
-            None => self.compute.heads_together(from.on_host(), n_head, columns, to.on_host_mut()),
-        }
+        let (from, to) = (from.view(), to.view_mut());
+        self.run(HeadsTogether { from, n_head, columns, to });
     }
 
     /// Rotates heads of `x`, `[n, n_head * head_dim]`, by the positions of `table`.
@@ -75,22 +71,13 @@ impl Device {
 
     /// `x = value`.
     pub fn fill(&self, x: &mut (impl ValuesMut + ?Sized), value: f32) {
-        match self.gpu_of(x) {
-            Some((gpu, x)) => gpu.fill(x, value),
-            None => x.on_host_mut().fill(value),
-        }
+        self.run(Map { x: x.view_mut(), with: Function::Constant(value) });
     }
 
     /// Columns `columns` of all rows become `value`.
     pub fn fill_columns(&self, x: &mut Rows, columns: Range<usize>, value: f32) {
-        let stride = x.cols();
-        if let Some((gpu, x)) = self.gpu_of(x) {
-            let (first, width) = (columns.start, columns.len());
-            return gpu.fill_columns(x, brigade_gpu::Columns { stride, first, width }, value);
-        }
-        for row in x.chunks_exact_mut(stride) {
-            row[columns.clone()].fill(value);
-        }
+        let columns = HeadColumns { stride: x.cols(), first: columns.start, width: columns.len() };
+        self.run(FillColumns { x: x.view_mut(), columns, value });
     }
 
     /// Writes each run of `d` values of `x` `times` times, one after the other: `out` has `times` as many values.
@@ -98,17 +85,7 @@ impl Device {
     /// # Panics
     /// If shapes disagree.
     pub fn repeat_rows(&self, x: &Rows, d: usize, times: usize, out: &mut Rows) {
-        assert_eq!(out.len(), x.len() * times, "repeat_rows: each row {times} times");
-        match self.gpu_of(out) {
-            Some((gpu, out)) => gpu.repeat_rows(x.on_gpu(gpu), d, times, out),
-            None => {
-                let rows = x.chunks_exact(d);
-                let repeated = rows.flat_map(|row| std::iter::repeat_n(row, times));
-                out.chunks_exact_mut(d).zip(repeated).for_each(|(out, row)| {
-                    out.copy_from_slice(row);
-                });
-            }
-        }
+        self.run(RepeatRows { x: x.view(), d, times, out: out.view_mut() });
     }
 
     /// Finds the `k` greatest values of each row. `None` without a GPU, and where it has no room for them.
@@ -133,21 +110,7 @@ impl Device {
 
     /// Rows `picked` of `x`, in this order: `out` is `[picked.len(), x.cols()]`.
     pub fn gather_rows(&self, x: &Rows, picked: &[u32], out: &mut Rows) {
-        match self.gpu_of(out) {
-            Some((gpu, out)) => {
-                let list = gpu.upload(bytemuck::cast_slice(picked));
-                gpu.gather_rows(x.on_gpu(gpu), x.cols(), list, out);
-            }
-            None => {
-                for (row, out) in picked.iter().zip(out.chunks_exact_mut(x.cols())) {
-                    out.copy_from_slice(x.row(*row as usize));
-                }
-            }
-        }
+        let picked = View::Host(picked);
+        self.run(GatherRows { x: x.view(), d: x.cols(), picked, out: out.view_mut() });
     }
-}
-
-fn on_gpu(columns: HeadColumns) -> brigade_gpu::Columns {
-    let HeadColumns { stride, first, width } = columns;
-    brigade_gpu::Columns { stride, first, width }
 }

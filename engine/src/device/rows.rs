@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::ops::{Columns, Part, PartMut, View, ViewMut};
+use crate::ops::{Columns, HeadColumns, Part, PartMut, View, ViewMut};
 use brigade_gpu::{self as there, Gpu, GpuBuffer, RowForm, Span, SpanMut};
 
 use super::store::Store;
@@ -108,7 +108,7 @@ impl Scratch {
         let mut part = self.take(rows.n_rows(), width);
         match (&self.gpu, rows.span(), part.span_mut()) {
             (Some(gpu), Some(from), Some(to)) => {
-                let columns = there::Columns { stride: rows.cols, first: first_col, width };
+                let columns = HeadColumns { stride: rows.cols, first: first_col, width };
                 gpu.columns_of(from, columns, to);
             }
             _ => {

@@ -83,7 +83,8 @@ impl Device {
         if let Some((gpu, mut out)) = self.gpu_of(out) {
             let mut first = 0;
             for stream in streams {
-                let columns = brigade_gpu::Columns { stride: width, first, width: stream.cols() };
+                let columns =
+                    crate::ops::HeadColumns { stride: width, first, width: stream.cols() };
                 gpu.columns_into(stream.on_gpu(gpu), out.again(), columns);
                 first += stream.cols();
             }

@@ -519,8 +519,7 @@ fn ops_of(code: &str) -> BTreeSet<String> {
         let (name, rest) = head.split_once('(')?;
         rest.trim_start().starts_with("&self").then(|| name.split('<').next().unwrap_or(name))
     });
-    // `run` is all of them by their name.
-    ops.filter(|op| *op != "run").map(str::to_string).collect()
+    ops.filter(|op| *op != "run").map(str::to_string).collect() // `run` is all of them.
 }
 
 #[test]

@@ -51,7 +51,6 @@ pub use expert_work::ExpertWork;
 pub use greatest::{FewGreatest, FewValues, Greatest};
 pub use index::{IndexSpans, MAX_INDEX_HEADS};
 pub use mean_index::{BlockRope, MeanIndexSpans};
-pub use moves::Columns;
 pub use pooling::{GatedSpans, PoolingSpans};
 pub use products::{ExpertProduct, ExpertRows, ExpertTable, Product, RowForm, WeightType, Weights};
 pub use route::{ChooseBy, ExpertChoice, ExpertRoutes};

@@ -1,5 +1,6 @@
 //! Ops that only move values: copies, columns, rows by a list. Values are any 32 bits.
 
+use brigade_ops::HeadColumns;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
@@ -9,17 +10,6 @@ use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static MOVES: Shader = shader!("moves");
-
-/// Some neighbouring columns of rows that lie one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Columns {
-    /// Values from the start of one row to the start of the next.
-    pub stride: usize,
-    /// The first of the columns.
-    pub first: usize,
-    /// How many columns there are.
-    pub width: usize,
-}
 
 /// What the shader does, by the numbers it has for it.
 #[derive(Clone, Copy)]
@@ -59,11 +49,11 @@ impl Gpu {
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn fill_columns(&self, to: SpanMut<'_>, columns: Columns, value: f32) {
-        let Columns { stride, width, .. } = columns;
+    pub fn fill_columns(&self, to: SpanMut<'_>, columns: HeadColumns, value: f32) {
+        let HeadColumns { stride, width, .. } = columns;
         let n = to.values() / stride * width;
         let push = Push {
-            to: columns.check(to.values(), 1, n) + to.address(),
+            to: first_of(columns, (to.values(), 1, n)) + to.address(),
             to_row: count(stride),
             last: value.to_bits(),
             ..rows(n, width)
@@ -84,14 +74,14 @@ impl Gpu {
         unsafe { self.moved(Kind::Places, &push) };
     }
 
-    /// Columns of `from` (`[n, columns.stride]`) as rows of their own: `to` is `[n, columns.width]`.
+    /// HeadColumns of `from` (`[n, columns.stride]`) as rows of their own: `to` is `[n, columns.width]`.
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn columns_of(&self, from: Span<'_>, columns: Columns, to: SpanMut<'_>) {
-        let Columns { stride, width, .. } = columns;
+    pub fn columns_of(&self, from: Span<'_>, columns: HeadColumns, to: SpanMut<'_>) {
+        let HeadColumns { stride, width, .. } = columns;
         let push = Push {
-            from: columns.check(from.values(), 1, to.values()) + from.address(),
+            from: first_of(columns, (from.values(), 1, to.values())) + from.address(),
             to: to.address(),
             from_row: count(stride),
             to_row: width as u32,
@@ -106,11 +96,11 @@ impl Gpu {
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn columns_into(&self, from: Span<'_>, to: SpanMut<'_>, columns: Columns) {
-        let Columns { stride, width, .. } = columns;
+    pub fn columns_into(&self, from: Span<'_>, to: SpanMut<'_>, columns: HeadColumns) {
+        let HeadColumns { stride, width, .. } = columns;
         let push = Push {
             from: from.address(),
-            to: columns.check(to.values(), 1, from.values()) + to.address(),
+            to: first_of(columns, (to.values(), 1, from.values())) + to.address(),
             from_row: width as u32,
             to_row: count(stride),
             ..rows(from.values(), width)
@@ -123,9 +113,15 @@ impl Gpu {
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn heads_apart(&self, from: Span<'_>, n_head: usize, columns: Columns, to: SpanMut<'_>) {
-        let Columns { stride, width, .. } = columns;
-        let first = columns.check(from.values(), n_head, to.values());
+    pub fn heads_apart(
+        &self,
+        from: Span<'_>,
+        n_head: usize,
+        columns: HeadColumns,
+        to: SpanMut<'_>,
+    ) {
+        let HeadColumns { stride, width, .. } = columns;
+        let first = first_of(columns, (from.values(), n_head, to.values()));
         let n = to.values() / (n_head * width);
         let push = Push {
             from: from.address() + first,
@@ -146,9 +142,15 @@ impl Gpu {
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn heads_together(&self, from: Span<'_>, n_head: usize, columns: Columns, to: SpanMut<'_>) {
-        let Columns { stride, width, .. } = columns;
-        let first = columns.check(to.values(), n_head, from.values());
+    pub fn heads_together(
+        &self,
+        from: Span<'_>,
+        n_head: usize,
+        columns: HeadColumns,
+        to: SpanMut<'_>,
+    ) {
+        let HeadColumns { stride, width, .. } = columns;
+        let first = first_of(columns, (to.values(), n_head, from.values()));
         let n = from.values() / (n_head * width);
         let push = Push {
             from: from.address(),
@@ -233,14 +235,9 @@ fn rows(n: usize, width: usize) -> Push {
     Push { n: count(n), width: count(width), inner: 1 << 31, ..Push::default() }
 }
 
-impl Columns {
-    /// Checks `together` values in rows of heads beside `apart` values of their columns. Returns how far the first column is from the
-    /// start of a row, in bytes.
-    fn check(self, together: usize, n_head: usize, apart: usize) -> u64 {
-        let Columns { stride, first, width } = self;
-        assert!(n_head > 0 && width > 0 && first + width <= stride, "columns: {self:?}");
-        assert_eq!(together * width, apart * stride, "columns: rows of both");
-        assert!(together.is_multiple_of(n_head * stride), "columns: whole rows of {n_head} heads");
-        4 * first as u64
-    }
+/// Checks so many values in rows of so many heads beside those of their columns. Returns how far the first column is from the start
+/// of a row, in bytes.
+fn first_of(columns: HeadColumns, (together, n_head, apart): (usize, usize, usize)) -> u64 {
+    columns.check(together, n_head, apart);
+    4 * columns.first as u64
 }

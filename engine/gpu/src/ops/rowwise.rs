@@ -9,6 +9,7 @@ impl Gpu {
     /// See [`Map`].
     pub(super) fn run_map(&self, Map { x, with }: Map<'_, OnGpu>) {
         match with {
+            Function::Constant(value) => self.fill(x, value),
             Function::Scale(s) => self.scale(x, s),
             Function::Silu => self.silu(x),
             Function::Sigmoid => self.sigmoid(x),

@@ -16,6 +16,11 @@ impl Gpu {
     /// If its shapes disagree.
     pub fn run(&self, op: Op<'_, OnGpu>) -> Result<(), GpuError> {
         match op {
+            Op::HeadsApart(op) => self.heads_apart(op.from, op.n_head, op.columns, op.to),
+            Op::HeadsTogether(op) => self.heads_together(op.from, op.n_head, op.columns, op.to),
+            Op::FillColumns(op) => self.fill_columns(op.x, op.columns, op.value),
+            Op::RepeatRows(op) => self.repeat_rows(op.x, op.d, op.times, op.out),
+            Op::GatherRows(op) => self.gather_rows(op.x, op.d, op.picked, op.out),
             Op::Map(op) => self.run_map(op),
             Op::Combine(op) => self.run_combine(op),
             Op::Lerp(op) => self.lerp(op.x, op.to, op.share),

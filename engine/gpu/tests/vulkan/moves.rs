@@ -1,7 +1,6 @@
 //! Moves of values, and sums of experts' rows, beside the CPU's, bit for bit.
 
-use brigade_engine::kernels::HeadColumns;
-use brigade_gpu::Columns;
+use brigade_ops::HeadColumns;
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of, words_on};
 
@@ -25,20 +24,19 @@ fn columns_and_heads_find_their_places() {
     let (compute, mut random) = (compute(), Random(2));
     let shapes = [(1, 1, 1, 0, 1), (5, 1, 7, 2, 3), (1, 8, 16, 0, 16), (33, 7, 24, 5, 16)];
     for (n, n_head, stride, first, width) in shapes {
-        let columns = Columns { stride, first, width };
-        let on_cpu = HeadColumns { stride, first, width };
+        let columns = HeadColumns { stride, first, width };
         let x = random.values(n * n_head * stride, 1.0);
         let name = format!("{n} rows of {n_head} heads, {columns:?}");
         let from = on(&gpu, &x);
         let mut apart = on(&gpu, &vec![-1.0; n * n_head * width]);
         let mut apart_here = vec![-1.0; n * n_head * width];
         gpu.heads_apart(from.span(), n_head, columns, apart.span_mut());
-        compute.heads_apart(&x, n_head, on_cpu, &mut apart_here);
+        compute.heads_apart(&x, n_head, columns, &mut apart_here);
         assert_same(&name, &values_of(&apart), &apart_here);
         let mut back = on(&gpu, &vec![-2.0; x.len()]);
         let mut back_here = vec![-2.0; x.len()];
         gpu.heads_together(apart.span(), n_head, columns, back.span_mut());
-        compute.heads_together(&apart_here, n_head, on_cpu, &mut back_here);
+        compute.heads_together(&apart_here, n_head, columns, &mut back_here);
         assert_same(&name, &values_of(&back), &back_here);
         gpu.columns_of(from.span(), columns, apart.span_mut());
         let rows = x.chunks_exact(stride);

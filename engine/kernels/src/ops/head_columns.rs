@@ -1,26 +1,43 @@
-//! Takes rows of heads apart, head by head, and puts them together again. It only copies values.
+//! Copies values: takes rows of heads apart, head by head, and puts them together again; repeats and picks rows.
+
+pub use brigade_ops::HeadColumns;
+use brigade_ops::{FillColumns, GatherRows, Host, RepeatRows};
 
 use crate::compute::Compute;
 
-/// Some neighbouring columns of rows that lie one after the other.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadColumns {
-    /// Values from the start of one row to the start of the next.
-    pub stride: usize,
-    /// The first of the columns.
-    pub first: usize,
-    /// How many columns there are.
-    pub width: usize,
-}
-
 impl Compute {
+    /// See [`FillColumns`].
+    pub(super) fn fill_columns(&self, op: FillColumns<'_, Host>) {
+        op.check();
+        let HeadColumns { stride, first, width } = op.columns;
+        for row in op.x.chunks_exact_mut(stride) {
+            row[first..first + width].fill(op.value);
+        }
+    }
+
+    /// See [`RepeatRows`].
+    pub(super) fn repeat_rows(&self, op: RepeatRows<'_, Host>) {
+        op.check();
+        let RepeatRows { x, d, times, out } = op;
+        let repeated = x.chunks_exact(d).flat_map(|row| std::iter::repeat_n(row, times));
+        out.chunks_exact_mut(d).zip(repeated).for_each(|(out, row)| out.copy_from_slice(row));
+    }
+
+    /// See [`GatherRows`].
+    pub(super) fn gather_rows(&self, op: GatherRows<'_, Host>) {
+        op.check();
+        for (row, out) in op.picked.iter().zip(op.out.chunks_exact_mut(op.d)) {
+            out.copy_from_slice(&op.x[*row as usize * op.d..][..op.d]);
+        }
+    }
+
     /// Takes `columns` of `from[n, n_head, stride]`, head by head, to `to[n_head, n, width]`.
     ///
     /// # Panics
     /// If shapes disagree.
     pub fn heads_apart(&self, from: &[f32], n_head: usize, columns: HeadColumns, to: &mut [f32]) {
         let HeadColumns { stride, first, width } = columns;
-        check(from.len(), n_head, columns, to.len());
+        columns.check(from.len(), n_head, to.len());
         let n = to.len() / (n_head * width);
         self.each_row(to, width, "heads_apart", &|r, row| {
             let at = (r % n * n_head + r / n) * stride + first;
@@ -41,19 +58,11 @@ impl Compute {
         to: &mut [f32],
     ) {
         let HeadColumns { stride, first, width } = columns;
-        check(to.len(), n_head, columns, from.len());
+        columns.check(to.len(), n_head, from.len());
         let n = from.len() / (n_head * width);
         self.each_row(to, stride, "heads_together", &|r, row| {
             let at = (r % n_head * n + r / n_head) * width;
             row[first..first + width].copy_from_slice(&from[at..at + width]);
         });
     }
-}
-
-/// `together` values in rows of heads, `apart` values of their columns.
-fn check(together: usize, n_head: usize, columns: HeadColumns, apart: usize) {
-    let HeadColumns { stride, first, width } = columns;
-    assert!(n_head > 0 && width > 0 && first + width <= stride, "heads: {columns:?}");
-    assert_eq!(together * width, apart * stride, "heads: rows of both");
-    assert!(together.is_multiple_of(n_head * stride), "heads: whole rows of {n_head} heads");
 }

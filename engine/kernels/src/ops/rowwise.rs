@@ -8,6 +8,7 @@ impl Compute {
     /// See [`Map`].
     pub(super) fn run_map(&self, Map { x, with }: Map<'_, Host>) {
         match with {
+            Function::Constant(value) => x.fill(value),
             Function::Scale(s) => self.scale(x, s),
             Function::Silu => self.silu(x),
             Function::Sigmoid => self.sigmoid(x),

@@ -11,6 +11,11 @@ impl Compute {
     /// If its shapes disagree.
     pub fn run(&self, op: Op<'_, Host>) {
         match op {
+            Op::HeadsApart(op) => self.heads_apart(op.from, op.n_head, op.columns, op.to),
+            Op::HeadsTogether(op) => self.heads_together(op.from, op.n_head, op.columns, op.to),
+            Op::FillColumns(op) => self.fill_columns(op),
+            Op::RepeatRows(op) => self.repeat_rows(op),
+            Op::GatherRows(op) => self.gather_rows(op),
             Op::Map(op) => self.run_map(op),
             Op::Combine(op) => self.run_combine(op),
             Op::Lerp(op) => self.lerp(op.x, op.to, op.share),

@@ -1,9 +1,11 @@
 //! Products by type and rows, and attention by positions.
 
 use brigade_gpu::{
-    AttendPages, AttendVariant, Gpu, GpuBuffer, KV_PAGE, KernelTime, KvType, PageLayout, PagePart,
-    Purpose, RowForm, ValuePlace, WeightType as W, Weights,
+    AttendPages, AttendVariant, Gpu, GpuBuffer, KV_PAGE, KernelTime, KvLayout, KvType, Purpose,
+    RowForm, ValuePlace, WeightType as W, Weights,
 };
+
+use brigade_engine::ops::{AttendPart, PageId};
 
 use crate::warm::Warm;
 use crate::{Options, random};
@@ -90,7 +92,7 @@ fn one_attention(
     (behind, n_rows): (usize, usize),
 ) -> Result<(), String> {
     let (n_head, n_kv_head, dim) = HEADS;
-    let layout = PageLayout {
+    let layout = KvLayout {
         n_kv_head,
         head_dim_k: dim,
         head_dim_v: dim,
@@ -105,8 +107,8 @@ fn one_attention(
     let pool = gpu.buffer(bytes, Purpose::States).map_err(|error| error.to_string())?;
     let q = keep(gpu, bytemuck::cast_slice(&random::values(n_rows * n_head * dim)))?;
     let mut out = room(gpu, 4 * n_rows * n_head * dim)?;
-    let pages: Vec<u32> = (0..n_pages as u32).collect();
-    let parts = [PagePart { pages: &pages, first_pos: behind, n_rows, first_row: 0 }];
+    let pages: Vec<PageId> = (0..n_pages as u32).map(PageId).collect();
+    let parts = [AttendPart { pages: &pages, first_pos: behind, n_rows, first_row: 0 }];
     let over = AttendPages {
         layout: &layout,
         pool: pool.span(),
