@@ -15,7 +15,7 @@ pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
 /// Writes how an operand goes to another place: each field with what it is.
 ///
 /// - `read`, `write`: values; `some_read`: values that may be missing.
-/// - `rows`: several values that are read ([`mapped`]).
+/// - `rows`: several values that are read ([`mapped`]); `reads`: a list of them.
 /// - `same`: what is the same everywhere, such as a shape.
 macro_rules! carried {
     ($name:ident { $($field:ident: $kind:ident),* $(,)? }) => {
@@ -42,6 +42,9 @@ macro_rules! carried {
     (@ $by:ident, $value:expr, read) => { $by.read($value) };
     (@ $by:ident, $value:expr, some_read) => { $value.map(|value| $by.read(value)) };
     (@ $by:ident, $value:expr, write) => { $by.write($value) };
+    (@ $by:ident, $value:expr, reads) => {
+        $value.into_iter().map(|values| $by.read(values)).collect()
+    };
     (@ $by:ident, $value:expr, rows) => { $value.map(|values| $by.read(values)) };
     (@ $by:ident, $value:expr, same) => { $value };
     (@@ $value:expr, write) => { $value.is_with_device() };
@@ -63,6 +66,9 @@ macro_rules! mapped {
     };
     (@ $by:ident, $value:expr, read) => { $by($value) };
     (@ $by:ident, $value:expr, some_read) => { $value.map(|values| $by(values)) };
+    (@ $by:ident, $value:expr, reads) => {
+        $value.into_iter().map(|values| $by.read(values)).collect()
+    };
     (@ $by:ident, $value:expr, rows) => { $value.map(&mut *$by) };
     (@ $by:ident, $value:expr, same) => { $value };
 }

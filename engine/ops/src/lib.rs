@@ -17,6 +17,7 @@ mod pages;
 mod place;
 mod rowwise;
 pub mod scan;
+mod streams;
 mod vector;
 mod view;
 
@@ -35,6 +36,10 @@ pub use scan::{
     Columns, Conv, ConvRows, DeltaRows, DeltaScan, FLUSH_EVERY, MambaRows, MambaScan, MambaWeights,
     ScanPart, Ssd, SsdInput, SsdScan, Wkv6, Wkv6Decay, Wkv6Rows, Wkv7, Wkv7Bonus, Wkv7Prepare,
     Wkv7Rows, Wkv7Weights,
+};
+pub use streams::{
+    AttendDepth, DilatedRows, KeepAbove, KeepLastRows, MatchMagnitudes, ProductRoots,
+    StreamWeights, Weigh,
 };
 pub use vector::{Copies, Vector};
 pub use view::{Buffer, Part, PartMut, View, ViewMut};

@@ -2,7 +2,7 @@
 
 use crate::carry::Carry;
 use crate::place::{Anywhere, Place};
-use crate::{attention, moves, pages, rowwise, scan};
+use crate::{attention, moves, pages, rowwise, scan, streams};
 
 /// Writes the type of all ops, and what each of them needs: how it comes from its operands, its name, where it writes, and its
 /// way to another place.
@@ -81,6 +81,22 @@ ops! {
     Attend(attention::Attend),
     /// Attention to chosen positions.
     AttendChosen(attention::AttendChosen),
+    /// Sums of sources by weights.
+    Weigh(streams::Weigh),
+    /// Attention over depth.
+    AttendDepth(streams::AttendDepth),
+    /// Weights of streams.
+    StreamWeights(streams::StreamWeights),
+    /// Magnitudes of other rows.
+    MatchMagnitudes(streams::MatchMagnitudes),
+    /// What is far above a row's mean.
+    KeepAbove(streams::KeepAbove),
+    /// Roots of products of rows.
+    ProductRoots(streams::ProductRoots),
+    /// A convolution with taps apart.
+    DilatedRows(streams::DilatedRows),
+    /// What that convolution reads behind parts.
+    KeepLastRows(streams::KeepLastRows),
     /// A causal convolution of each channel.
     Conv(scan::ConvRows),
     /// Mamba-2's recurrence.

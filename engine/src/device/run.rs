@@ -1,4 +1,4 @@
-//! Where an op runs: on the device that has what it writes, else on the host. This is the one place for that.
+//! Where an op runs: on the device that has what it writes and a kernel for it, else on the host. This is the one place for that.
 
 use crate::ops::{Anywhere, Carry, Element, Host, Op, Part, PartMut, View, ViewMut};
 use brigade_gpu::{GpuBuffer, ToGpu};
@@ -16,7 +16,7 @@ impl Device {
     pub fn run<'a>(&self, op: impl Into<Op<'a, Anywhere>>) {
         let op = op.into();
         match &self.gpu {
-            Some(gpu) if op.writes_with_device() => {
+            Some(gpu) if op.writes_with_device() && gpu.supports(&op) => {
                 let name = op.name();
                 with_room(name, gpu.run(op.carried(&mut ToGpu(gpu))));
             }

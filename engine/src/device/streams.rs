@@ -1,9 +1,11 @@
 //! Ops over several streams of a token, or over rows that were kept on its way through the layers.
 
-use brigade_gpu::{Gpu, Span, SpanMut, WeighedSpans};
-
 use super::{Device, Memory, Rows, Values};
 use crate::kernels::{DilatedConv, ScanPart, StreamShape, SumStart, Vector, WeightsAt};
+use crate::ops::{
+    AttendDepth, DilatedRows, KeepAbove, KeepLastRows, MatchMagnitudes, ProductRoots,
+    StreamWeights, Weigh,
+};
 
 /// What [`Device::weigh`] sums.
 #[derive(Clone, Copy)]
@@ -26,33 +28,22 @@ impl Device {
     pub fn weigh(&self, out: &mut Rows, start: SumStart, of: &Weighed<'_>) {
         let Weighed { sources, stride, weights, at } = *of;
         let d = out.cols();
-        if let Some((gpu, out)) = self.gpu_of(out) {
-            let from = sources.iter().map(|&(values, first)| {
-                let span = values.on_gpu(gpu);
-                span.part(first * size_of::<f32>()..span.len())
-            });
-            let sources: Vec<Span<'_>> = from.collect();
-            let weights = weights.on_gpu(gpu);
-            return gpu.weigh(
-                out,
-                d,
-                start,
-                &WeighedSpans { sources: &sources, stride, weights, at },
-            );
-        }
-        let from = sources.iter().map(|&(values, first)| &values.on_host()[first..]);
-        let sources: Vec<&[f32]> = from.collect();
-        self.compute.weigh(out, d, start, (&sources, stride), (weights, at));
+        self.run(Weigh {
+            out: out.view_mut(),
+            d,
+            start,
+            sources: sources.iter().map(|(values, _)| values.view()).collect(),
+            firsts: sources.iter().map(|(_, first)| *first).collect(),
+            stride,
+            weights: weights.view(),
+            at,
+        });
     }
 
     /// [`Compute::attend_depth`](crate::kernels::Compute::attend_depth).
     pub fn attend_depth(&self, sources: &[&Rows], score: &Vector, eps: f32, out: &mut Rows) {
-        if let Some((gpu, out)) = self.gpu_of(out) {
-            let sources: Vec<Span<'_>> = sources.iter().map(|x| x.on_gpu(gpu)).collect();
-            return gpu.attend_depth(&sources, score.on_gpu(gpu), eps, out);
-        }
-        let sources: Vec<&[f32]> = sources.iter().map(|x| &x[..]).collect();
-        self.compute.attend_depth(&sources, score, eps, out);
+        let sources = sources.iter().map(|x| x.view()).collect();
+        self.run(AttendDepth { sources, score, eps, out: out.view_mut() });
     }
 
     /// [`Compute::stream_weights`](crate::kernels::Compute::stream_weights).
@@ -63,12 +54,7 @@ impl Device {
         scale: &Vector,
         weights: &mut Rows,
     ) {
-        match self.gpu_of(weights) {
-            Some((gpu, weights)) => {
-                gpu.stream_weights(shape, base.on_gpu(gpu), scale.on_gpu(gpu), weights);
-            }
-            None => self.compute.stream_weights(shape, base, scale, weights),
-        }
+        self.run(StreamWeights { shape, base, scale, weights: weights.view_mut() });
     }
 
     /// Streams beside each other: row `r` of `out` (`[n_rows, cols]`) is row `r` of each stream in turn.
@@ -103,19 +89,13 @@ impl Device {
     /// [`Compute::match_magnitudes`](crate::kernels::Compute::match_magnitudes) of all rows.
     pub fn match_magnitudes(&self, x: &mut Rows, like: &Rows) {
         let d = x.cols();
-        match self.wide_gpu_of(x) {
-            Some((gpu, x)) => gpu.match_magnitudes(x, like.on_gpu(gpu), d),
-            None => self.compute.match_magnitudes(x, like, d),
-        }
+        self.run(MatchMagnitudes { x: x.view_mut(), like: like.view(), d });
     }
 
     /// [`Compute::keep_above`](crate::kernels::Compute::keep_above) of all rows.
     pub fn keep_above(&self, x: &mut Rows, deviations: f32) {
         let d = x.cols();
-        match self.wide_gpu_of(x).filter(|_| d > 1) {
-            Some((gpu, x)) => gpu.keep_above(x, d, deviations),
-            None => self.compute.keep_above(x, d, deviations),
-        }
+        self.run(KeepAbove { x: x.view_mut(), d, deviations });
     }
 
     /// [`Compute::product_roots`](crate::kernels::Compute::product_roots) of rows of `d` values.
@@ -126,12 +106,8 @@ impl Device {
         (divisor, least): (f32, f32),
         out: &mut Rows,
     ) {
-        match self.wide_gpu_of(out) {
-            Some((gpu, out)) => {
-                gpu.product_roots((x.on_gpu(gpu), y.on_gpu(gpu)), d, (divisor, least), out);
-            }
-            None => self.compute.product_roots((x, y), d, (divisor, least), out),
-        }
+        let (x, y) = (x.view(), y.view());
+        self.run(ProductRoots { x, y, d, divisor, least, out: out.view_mut() });
     }
 
     /// [`Compute::dilated_conv`](crate::kernels::Compute::dilated_conv).
@@ -142,11 +118,8 @@ impl Device {
         (states, x, weight): (&Memory<f32>, &Rows, &Vector),
         out: &mut Rows,
     ) {
-        if let (Some((gpu, out)), Some(states)) = (self.gpu_of(out), states.span()) {
-            let operands = (states, x.on_gpu(gpu), weight.on_gpu(gpu));
-            return gpu.dilated_conv(conv, parts, operands, out);
-        }
-        self.compute.dilated_conv(conv, parts, (states, x, weight), out);
+        let (states, x) = (states.view(), x.view());
+        self.run(DilatedRows { conv, parts, states, x, weight, out: out.view_mut() });
     }
 
     /// [`Compute::keep_last_rows`](crate::kernels::Compute::keep_last_rows).
@@ -157,14 +130,6 @@ impl Device {
         states: &mut Memory<f32>,
         x: &Rows,
     ) {
-        if let (Some(gpu), Some(states)) = (&self.gpu, states.span_mut()) {
-            return gpu.keep_last_rows(conv, parts, states, x.on_gpu(gpu));
-        }
-        self.compute.keep_last_rows(conv, parts, states, x);
-    }
-
-    /// The GPU that rows lie with, and these, if it computes in f64. What needs that runs on the host otherwise.
-    fn wide_gpu_of<'a>(&'a self, x: &'a mut Rows) -> Option<(&'a Gpu, SpanMut<'a>)> {
-        self.gpu_of(x).filter(|(gpu, _)| gpu.facts().float64)
+        self.run(KeepLastRows { conv, parts, states: states.view_mut(), x: x.view() });
     }
 }

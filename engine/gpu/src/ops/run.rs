@@ -1,12 +1,23 @@
 //! All ops by their name.
 
-use brigade_ops::{DecayFactors, Op};
+use brigade_ops::{DecayFactors, Op, Place};
+
+use super::weigh::WeighedSpans;
 
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::operands::OnGpu;
 
 impl Gpu {
+    /// Whether it has a kernel for an op: what computes in f64 it may lack.
+    pub fn supports<P: Place>(&self, op: &Op<'_, P>) -> bool {
+        match op {
+            Op::KeepAbove(op) => self.facts().float64 && op.d > 1,
+            Op::MatchMagnitudes(_) | Op::ProductRoots(_) => self.facts().float64,
+            _ => true,
+        }
+    }
+
     /// Records an op.
     ///
     /// # Errors
@@ -36,6 +47,31 @@ impl Gpu {
             Op::WriteEntries(op) => self.write_entries(op),
             Op::Attend(op) => return self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => return self.attend_chosen(op),
+            Op::Weigh(op) => {
+                let sources = op.sources.iter().zip(&op.firsts);
+                let sources = sources.map(|(x, first)| x.part(4 * first..x.len()));
+                let sources = &sources.collect::<Vec<_>>()[..];
+                let (stride, weights, at) = (op.stride, op.weights, op.at);
+                let of = WeighedSpans { sources, stride, weights, at };
+                self.weigh(op.out, op.d, op.start, &of);
+            }
+            Op::AttendDepth(op) => {
+                self.attend_depth(&op.sources, self.vector(op.score), op.eps, op.out);
+            }
+            Op::StreamWeights(op) => {
+                let [base, scale] = [op.base, op.scale].map(|values| self.vector(values));
+                self.stream_weights(op.shape, base, scale, op.weights);
+            }
+            Op::MatchMagnitudes(op) => self.match_magnitudes(op.x, op.like, op.d),
+            Op::KeepAbove(op) => self.keep_above(op.x, op.d, op.deviations),
+            Op::ProductRoots(op) => {
+                self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
+            }
+            Op::DilatedRows(op) => {
+                let operands = (op.states, op.x, self.vector(op.weight));
+                self.dilated_conv(op.conv, op.parts, operands, op.out);
+            }
+            Op::KeepLastRows(op) => self.keep_last_rows(op.conv, op.parts, op.states, op.x),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
             Op::Delta(op) => self.delta_scan(op),

@@ -31,6 +31,23 @@ impl Compute {
             Op::WriteEntries(op) => self.write_entries(op),
             Op::Attend(op) => self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => self.run_attend_chosen(op),
+            Op::Weigh(op) => {
+                let sources = op.sources.iter().zip(&op.firsts);
+                let sources: Vec<&[f32]> = sources.map(|(x, first)| &x[*first..]).collect();
+                let (sources, weights) = ((&sources[..], op.stride), (op.weights, op.at));
+                self.weigh(op.out, op.d, op.start, sources, weights);
+            }
+            Op::AttendDepth(op) => self.attend_depth(&op.sources, op.score, op.eps, op.out),
+            Op::StreamWeights(op) => self.stream_weights(op.shape, op.base, op.scale, op.weights),
+            Op::MatchMagnitudes(op) => self.match_magnitudes(op.x, op.like, op.d),
+            Op::KeepAbove(op) => self.keep_above(op.x, op.d, op.deviations),
+            Op::ProductRoots(op) => {
+                self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
+            }
+            Op::DilatedRows(op) => {
+                self.dilated_conv(op.conv, op.parts, (op.states, op.x, op.weight), op.out);
+            }
+            Op::KeepLastRows(op) => self.keep_last_rows(op.conv, op.parts, op.states, op.x),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
             Op::Delta(op) => self.delta_scan(op),

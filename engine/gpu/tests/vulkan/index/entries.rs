@@ -103,7 +103,7 @@ impl Case {
         }
         far.retain(|row| row.n_seen > per_row);
         let index = EntryIndex {
-            layout: layout,
+            layout,
             pool: bytemuck::cast_slice(&self.pool),
             rows: &far,
             n_head: INDEX_HEADS,
