@@ -10,6 +10,7 @@
 
 pub mod attention;
 mod carry;
+mod index;
 mod moves;
 mod op;
 mod page_id;
@@ -26,6 +27,7 @@ pub use attention::{
     NO_BLOCK,
 };
 pub use carry::Carry;
+pub use index::{Choose, ChooseBlocks, PoolKeys, sees_more_blocks};
 pub use moves::{FillColumns, GatherRows, HeadColumns, HeadsApart, HeadsTogether, RepeatRows};
 pub use op::Op;
 pub use page_id::PageId;

@@ -2,7 +2,7 @@
 
 use crate::carry::Carry;
 use crate::place::{Anywhere, Place};
-use crate::{attention, moves, pages, rowwise, scan, streams};
+use crate::{attention, index, moves, pages, rowwise, scan, streams};
 
 /// Writes the type of all ops, and what each of them needs: how it comes from its operands, its name, where it writes, and its
 /// way to another place.
@@ -77,6 +77,12 @@ ops! {
     KvWrite(attention::KvWrite),
     /// Entries to their pages.
     WriteEntries(pages::WriteEntries),
+    /// Pools by an index.
+    Choose(index::Choose),
+    /// Blocks by an index.
+    ChooseBlocks(index::ChooseBlocks),
+    /// Keys of pools.
+    PoolKeys(index::PoolKeys),
     /// Attention.
     Attend(attention::Attend),
     /// Attention to chosen positions.

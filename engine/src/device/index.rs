@@ -1,14 +1,13 @@
 //! What indexes of sparse attention choose, and the keys by which they do.
 
-use brigade_gpu::{
-    self as there, BlockIndexSpans, BlockRope, IndexSpans, MAX_INDEX_HEADS, MeanIndexSpans,
-};
+use brigade_gpu::{BlockRope, MAX_INDEX_HEADS, MeanIndexSpans};
 
 use super::{Device, Lists, Memory, Rows, Scratch, Values, with_room};
 use crate::kernels::{
-    AttendPart, BlockIndex, BlockSizes, HeadColumns, Index, KernelError, KvLayout, MeanIndex,
-    PoolSizes, Pooling, RopeTable, Vector,
+    AttendPart, BlockSizes, HeadColumns, KernelError, KvLayout, MeanIndex, PoolSizes, RopeTable,
+    Vector,
 };
+use crate::ops::{Choose, ChooseBlocks, PoolKeys, sees_more_blocks};
 
 /// The rows that an index is asked for, and where its keys are.
 #[derive(Clone, Copy)]
@@ -70,15 +69,16 @@ impl Device {
         out: &mut Rows,
     ) {
         let IndexOver { layout, pool, parts } = *over;
-        let n_head = weights.cols();
-        if let (Some(pool), Some((gpu, out))) = (pool.span(), self.gpu_of(out)) {
-            let index = IndexSpans { layout, pool, parts, n_head, sizes };
-            return with_room(
-                "scores of an index",
-                gpu.choose(&index, q.on_gpu(gpu), weights.on_gpu(gpu), out),
-            );
-        }
-        self.compute.choose(&Index { layout, pool, parts, n_head, sizes }, q, weights, out);
+        self.run(Choose {
+            layout,
+            pool: pool.view(),
+            parts,
+            n_head: weights.cols(),
+            sizes,
+            q: q.view(),
+            weights: weights.view(),
+            out: out.view_mut(),
+        });
     }
 
     /// The blocks of each head of each row ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks)). `q` is
@@ -93,15 +93,13 @@ impl Device {
         q: &Rows,
     ) -> Option<Lists> {
         let IndexOver { layout, pool, parts } = *over;
-        if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span()) {
-            let n = q.n_rows() * layout.n_kv_head * sizes.per_row;
-            let index = BlockIndexSpans { layout, pool, parts, sizes };
-            return Lists::filled(gpu, n, |out| {
-                let chosen = gpu.choose_blocks(&index, q.on_gpu(gpu), out.span_mut());
-                with_room("scores of blocks", chosen)
-            });
+        if !sees_more_blocks(parts, sizes) {
+            return None;
         }
-        self.compute.choose_blocks(&BlockIndex { layout, pool, parts, sizes }, q).map(Lists::on)
+        let mut lists = self.lists(q.n_rows() * layout.n_kv_head * sizes.per_row);
+        let (pool, q, out) = (pool.view(), q.view(), lists.view_mut());
+        self.run(ChooseBlocks { layout, pool, parts, sizes, q, out });
+        Some(lists)
     }
 
     /// The blocks of each row ([`Compute::choose_by_means`](crate::kernels::Compute::choose_by_means)). `q` is `[n_rows,
@@ -174,12 +172,7 @@ impl Device {
         pooling: PoolingBy<'_>,
     ) {
         let PoolingBy { positions, bias } = pooling;
-        if let (Some(gpu), Some(pool)) = (&self.gpu, pool.span_mut()) {
-            let pooling = there::PoolingSpans { positions, bias: bias.on_gpu(gpu) };
-            let made = gpu.pool_keys(layout, pool, parts, pooling);
-            return with_room("keys of pools", made);
-        }
-        self.compute.pool_keys(layout, pool, parts, Pooling { positions, bias });
+        self.run(PoolKeys { layout, pool: pool.view_mut(), parts, positions, bias });
     }
 }
 

@@ -2,8 +2,8 @@
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose};
 
-use super::with_room;
-use crate::ops::{Part, View};
+use super::{Device, with_room};
+use crate::ops::{Part, PartMut, View, ViewMut};
 
 /// Lists of whole numbers, one after the other, all as long: those of blocks or of entries.
 pub struct Lists(Place);
@@ -41,11 +41,38 @@ impl Lists {
         }
     }
 
+    /// The numbers, as ops write them.
+    pub(super) fn view_mut(&mut self) -> ViewMut<'_, u32> {
+        match &mut self.0 {
+            Place::Host(numbers) => ViewMut::Host(numbers),
+            Place::Gpu(buffer) => {
+                let bytes = 0..buffer.len();
+                ViewMut::Device(PartMut::of(buffer, bytes))
+            }
+        }
+    }
+
     /// The numbers, as ops read them.
     pub fn view(&self) -> View<'_, u32> {
         match &self.0 {
             Place::Host(numbers) => View::Host(numbers),
             Place::Gpu(buffer) => View::Device(Part::of(buffer, 0..buffer.len())),
+        }
+    }
+}
+
+impl Device {
+    /// Room for `len` numbers.
+    ///
+    /// # Panics
+    /// If a GPU has no memory for them.
+    pub(super) fn lists(&self, len: usize) -> Lists {
+        match &self.gpu {
+            None => Lists(Place::Host(vec![0; len])),
+            Some(gpu) => {
+                let buffer = gpu.buffer(len * size_of::<u32>(), Purpose::Activations);
+                Lists(Place::Gpu(with_room("what an index chooses", buffer)))
+            }
         }
     }
 }

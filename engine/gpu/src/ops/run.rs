@@ -1,7 +1,10 @@
 //! All ops by their name.
 
-use brigade_ops::{DecayFactors, Op, Place};
+use brigade_ops::{Choose, ChooseBlocks, DecayFactors, Op, Place};
 
+use super::block_index::BlockIndexSpans;
+use super::index::{IndexSpans, MAX_INDEX_HEADS};
+use super::pooling::PoolingSpans;
 use super::weigh::WeighedSpans;
 
 use crate::device::Gpu;
@@ -9,10 +12,11 @@ use crate::error::GpuError;
 use crate::operands::OnGpu;
 
 impl Gpu {
-    /// Whether it has a kernel for an op: what computes in f64 it may lack.
+    /// Whether it has a kernel for an op: it may lack what computes in f64, and has room for so many heads of an index.
     pub fn supports<P: Place>(&self, op: &Op<'_, P>) -> bool {
         match op {
             Op::KeepAbove(op) => self.facts().float64 && op.d > 1,
+            Op::Choose(op) => op.n_head <= MAX_INDEX_HEADS,
             Op::MatchMagnitudes(_) | Op::ProductRoots(_) => self.facts().float64,
             _ => true,
         }
@@ -45,6 +49,24 @@ impl Gpu {
             Op::Norm(op) => self.run_norm(op),
             Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
             Op::WriteEntries(op) => self.write_entries(op),
+            Op::Choose(op) => {
+                let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
+                let index = IndexSpans { layout, pool, parts, n_head, sizes };
+                return self.choose(&index, q, weights, out);
+            }
+            Op::ChooseBlocks(op) => {
+                op.check();
+                let ChooseBlocks { layout, pool, parts, sizes, q, mut out } = op;
+                let index = BlockIndexSpans { layout, pool, parts, sizes };
+                if !self.choose_blocks(&index, q, out.again())? {
+                    self.fill(out, 0.0);
+                }
+            }
+            Op::PoolKeys(op) => {
+                let (positions, bias) = (op.positions, self.vector(op.bias));
+                let pooling = PoolingSpans { positions, bias };
+                return self.pool_keys(op.layout, op.pool, op.parts, pooling);
+            }
             Op::Attend(op) => return self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => return self.attend_chosen(op),
             Op::Weigh(op) => {

@@ -1,7 +1,10 @@
 //! All ops by their name.
 
-use brigade_ops::{DecayFactors, Host, Op};
+use brigade_ops::{Choose, ChooseBlocks, DecayFactors, Host, Op};
 
+use super::block_index::BlockIndex;
+use super::index::Index;
+use super::pooling::Pooling;
 use crate::compute::Compute;
 
 impl Compute {
@@ -29,6 +32,22 @@ impl Compute {
             Op::Norm(op) => self.run_norm(op),
             Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
             Op::WriteEntries(op) => self.write_entries(op),
+            Op::Choose(op) => {
+                let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
+                self.choose(&Index { layout, pool, parts, n_head, sizes }, q, weights, out);
+            }
+            Op::ChooseBlocks(op) => {
+                op.check();
+                let ChooseBlocks { layout, pool, parts, sizes, q, out } = op;
+                match self.choose_blocks(&BlockIndex { layout, pool, parts, sizes }, q) {
+                    Some(chosen) => out.copy_from_slice(&chosen),
+                    None => out.fill(0),
+                }
+            }
+            Op::PoolKeys(op) => {
+                let (positions, bias) = (op.positions, &op.bias[..]);
+                self.pool_keys(op.layout, op.pool, op.parts, Pooling { positions, bias });
+            }
             Op::Attend(op) => self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => self.run_attend_chosen(op),
             Op::Weigh(op) => {

@@ -1,0 +1,132 @@
+//! What indexes of sparse attention choose, and the keys by which they do.
+
+use brigade_shapes::{BlockSizes, KvLayout, PoolSizes, ValuePlace};
+
+use crate::carry::carried;
+use crate::pages::AttendPart;
+use crate::place::Place;
+use crate::scan::check_disjoint_rows;
+use crate::vector::Vector;
+
+/// The pools that each row attends to, ascending, as whole numbers: those with the greatest `Σ_h weights[h] * max(q[h] · key, 0)`
+/// (DeepSeek-V3.2, section 2.1). Where a row sees no more than `per_row` pools, it attends to all positions, and its row of `out` is
+/// zeros. Keys of the rows themselves, and those of pools that they complete, must be in their pages.
+pub struct Choose<'a, P: Place> {
+    /// Shape of the pages, which have keys of the index.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
+    pub pool: P::Read<'a, u8>,
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// Heads of the index; they share its keys.
+    pub n_head: usize,
+    /// What is chosen.
+    pub sizes: PoolSizes,
+    /// `[n_rows, n_head * dim]`.
+    pub q: P::Read<'a, f32>,
+    /// `[n_rows, n_head]`.
+    pub weights: P::Read<'a, f32>,
+    /// `[n_rows, per_row]`.
+    pub out: P::Write<'a, f32>,
+}
+
+/// The blocks that each head of each row attends to, ascending: those with the greatest product of a query and a key, and the newest.
+/// Those of a row that sees no more than `per_row` blocks are zeros: it attends to all. Keys of the rows themselves must be in their
+/// pages.
+pub struct ChooseBlocks<'a, P: Place> {
+    /// Shape of the pages, which have keys of the index. The index has a query for each of their heads.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
+    pub pool: P::Read<'a, u8>,
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// What is chosen.
+    pub sizes: BlockSizes,
+    /// `[n_rows, n_kv_head * index_dim]`.
+    pub q: P::Read<'a, f32>,
+    /// `[n_rows, n_kv_head, per_row]`.
+    pub out: P::Write<'a, u32>,
+}
+
+/// Makes the key of each pool that the parts' rows complete: `Σ_i p_i * key_i`, element by element, over its positions
+/// `i`, with `p = softmax_i(gate_i + bias_i)`. The rows' own keys and gates must be in their pages; in the page of the
+/// pool's last position its key takes their place, with zeros behind it.
+pub struct PoolKeys<'a, P: Place> {
+    /// Shape of the pages, which have keys and gates of the index as rows.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
+    pub pool: P::Write<'a, u8>,
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// Positions of a pool, at least 2; pools lie side by side from position 0.
+    pub positions: usize,
+    /// `[positions, dim]`: added to the gate of each position.
+    pub bias: &'a Vector,
+}
+
+carried!(Choose {
+    layout: same,
+    pool: read,
+    parts: same,
+    n_head: same,
+    sizes: same,
+    q: read,
+    weights: read,
+    out: write,
+});
+carried!(ChooseBlocks { layout: same, pool: read, parts: same, sizes: same, q: read, out: write });
+carried!(PoolKeys { layout: same, pool: write, parts: same, positions: same, bias: same });
+
+impl<P: Place> Choose<'_, P> {
+    /// Panics if shapes disagree, or parts share a row. Gives the number of rows.
+    pub fn check(&self) -> usize {
+        let (n_head, PoolSizes { positions, per_row }) = (self.n_head, self.sizes);
+        assert!(positions > 0, "choose: pools without positions");
+        let dim = self.sizes.key_dim(self.layout.index_dim);
+        let has_sizes = [n_head, dim, per_row].iter().all(|size| *size > 0);
+        assert!(has_sizes, "choose: an index without sizes");
+        let n = P::len(&self.weights);
+        let n_rows = n / n_head;
+        assert_eq!(n, n_rows * n_head, "choose: weights");
+        assert_eq!(P::len(&self.q), n_rows * n_head * dim, "choose: length of q");
+        assert_eq!(P::len_mut(&self.out), n_rows * per_row, "choose: length of out");
+        let rows = self.parts.iter().map(|part| (part.first_row, part.n_rows));
+        check_disjoint_rows(rows, n_rows, "choose");
+        n_rows
+    }
+}
+
+impl<P: Place> ChooseBlocks<'_, P> {
+    /// Panics if shapes disagree, or parts share a row. Gives the number of rows.
+    pub fn check(&self) -> usize {
+        let BlockSizes { positions, per_row, newest } = self.sizes;
+        assert!(positions > 0 && per_row > 0 && newest <= per_row, "choose_blocks: sizes");
+        let KvLayout { n_kv_head, index_dim, values, .. } = *self.layout;
+        assert!(n_kv_head > 0 && index_dim > 0, "choose_blocks: pages without keys of an index");
+        assert_eq!(values, ValuePlace::Apart, "choose_blocks: keys that are rows");
+        let n = P::len(&self.q);
+        let n_rows = n / (n_kv_head * index_dim);
+        assert_eq!(n, n_rows * n_kv_head * index_dim, "choose_blocks: length of q");
+        let n_out = n_rows * n_kv_head * per_row;
+        assert_eq!(P::len_mut(&self.out), n_out, "choose_blocks: length of out");
+        let rows = self.parts.iter().map(|part| (part.first_row, part.n_rows));
+        check_disjoint_rows(rows, n_rows, "choose_blocks");
+        n_rows
+    }
+}
+
+/// Whether a row of `parts` sees more blocks than it attends to, so that there is something to choose.
+pub fn sees_more_blocks(parts: &[AttendPart<'_>], sizes: BlockSizes) -> bool {
+    let last = |part: &AttendPart<'_>| part.first_pos + part.n_rows.saturating_sub(1);
+    parts.iter().any(|part| part.n_rows > 0 && sizes.n_seen(last(part)) > sizes.per_row)
+}
+
+impl<P: Place> PoolKeys<'_, P> {
+    /// Panics if shapes disagree.
+    pub fn check(&self) {
+        let (positions, kept) = (self.positions, self.layout.index_dim);
+        assert_eq!(self.layout.values, ValuePlace::InKeys, "pool_keys: keys that are no rows");
+        assert!(positions > 1 && kept > 0, "pool_keys: {positions} positions, {kept} values");
+        assert_eq!(self.bias.len() * 2, positions * kept, "pool_keys: length of the bias");
+    }
+}
