@@ -1,6 +1,9 @@
 //! All ops by their name.
 
-use brigade_ops::{Choose, ChooseBlocks, DecayFactors, Op, Place};
+use brigade_ops::{
+    Choose, ChooseBlocks, DecayFactors, DilatedRows, Op, Place, PoolKeys, ProductRoots,
+    StreamWeights, Weigh,
+};
 
 use super::block_index::BlockIndexSpans;
 use super::index::{IndexSpans, MAX_INDEX_HEADS};
@@ -39,60 +42,25 @@ impl Gpu {
             Op::Map(op) => self.run_map(op),
             Op::Combine(op) => self.run_combine(op),
             Op::Lerp(op) => self.lerp(op.x, op.to, op.share),
-            Op::DecayFactors(DecayFactors { x, bias, rates, bound: None }) => {
-                self.decay_factors(x, bias, rates);
-            }
-            Op::DecayFactors(DecayFactors { x, bias, rates, bound: Some(bound) }) => {
-                self.bounded_decay_factors(x, bias, rates, bound);
-            }
+            Op::DecayFactors(op) => self.run_decay_factors(op),
             Op::RmsNorm(op) => self.rms_norm(op.x, op.weight, op.eps, op.out),
             Op::Norm(op) => self.run_norm(op),
             Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
             Op::WriteEntries(op) => self.write_entries(op),
-            Op::Choose(op) => {
-                let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
-                let index = IndexSpans { layout, pool, parts, n_head, sizes };
-                return self.choose(&index, q, weights, out);
-            }
-            Op::ChooseBlocks(op) => {
-                op.check();
-                let ChooseBlocks { layout, pool, parts, sizes, q, mut out } = op;
-                let index = BlockIndexSpans { layout, pool, parts, sizes };
-                if !self.choose_blocks(&index, q, out.again())? {
-                    self.fill(out, 0.0);
-                }
-            }
-            Op::PoolKeys(op) => {
-                let (positions, bias) = (op.positions, self.vector(op.bias));
-                let pooling = PoolingSpans { positions, bias };
-                return self.pool_keys(op.layout, op.pool, op.parts, pooling);
-            }
+            Op::Choose(op) => return self.run_choose(op),
+            Op::ChooseBlocks(op) => return self.run_choose_blocks(op),
+            Op::PoolKeys(op) => return self.run_pool_keys(op),
             Op::Attend(op) => return self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => return self.attend_chosen(op),
-            Op::Weigh(op) => {
-                let sources = op.sources.iter().zip(&op.firsts);
-                let sources = sources.map(|(x, first)| x.part(4 * first..x.len()));
-                let sources = &sources.collect::<Vec<_>>()[..];
-                let (stride, weights, at) = (op.stride, op.weights, op.at);
-                let of = WeighedSpans { sources, stride, weights, at };
-                self.weigh(op.out, op.d, op.start, &of);
-            }
+            Op::Weigh(op) => self.run_weigh(op),
             Op::AttendDepth(op) => {
-                self.attend_depth(&op.sources, self.vector(op.score), op.eps, op.out);
+                self.attend_depth(&op.sources, self.vector(op.score), op.eps, op.out)
             }
-            Op::StreamWeights(op) => {
-                let [base, scale] = [op.base, op.scale].map(|values| self.vector(values));
-                self.stream_weights(op.shape, base, scale, op.weights);
-            }
+            Op::StreamWeights(op) => self.run_stream_weights(op),
             Op::MatchMagnitudes(op) => self.match_magnitudes(op.x, op.like, op.d),
             Op::KeepAbove(op) => self.keep_above(op.x, op.d, op.deviations),
-            Op::ProductRoots(op) => {
-                self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
-            }
-            Op::DilatedRows(op) => {
-                let operands = (op.states, op.x, self.vector(op.weight));
-                self.dilated_conv(op.conv, op.parts, operands, op.out);
-            }
+            Op::ProductRoots(op) => self.run_product_roots(op),
+            Op::DilatedRows(op) => self.run_dilated_rows(op),
             Op::KeepLastRows(op) => self.keep_last_rows(op.conv, op.parts, op.states, op.x),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
@@ -105,5 +73,54 @@ impl Gpu {
             Op::Wkv7Bonus(op) => self.wkv7_bonus(op),
         }
         Ok(())
+    }
+
+    fn run_decay_factors(&self, op: DecayFactors<'_, OnGpu>) {
+        match op.bound {
+            None => self.decay_factors(op.x, op.bias, op.rates),
+            Some(bound) => self.bounded_decay_factors(op.x, op.bias, op.rates, bound),
+        }
+    }
+
+    fn run_choose(&self, op: Choose<'_, OnGpu>) -> Result<(), GpuError> {
+        let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
+        self.choose(&IndexSpans { layout, pool, parts, n_head, sizes }, q, weights, out)
+    }
+
+    fn run_choose_blocks(&self, op: ChooseBlocks<'_, OnGpu>) -> Result<(), GpuError> {
+        op.check();
+        let ChooseBlocks { layout, pool, parts, sizes, q, mut out } = op;
+        let index = BlockIndexSpans { layout, pool, parts, sizes };
+        if !self.choose_blocks(&index, q, out.again())? {
+            self.fill(out, 0.0);
+        }
+        Ok(())
+    }
+
+    fn run_pool_keys(&self, op: PoolKeys<'_, OnGpu>) -> Result<(), GpuError> {
+        let (positions, bias) = (op.positions, self.vector(op.bias));
+        self.pool_keys(op.layout, op.pool, op.parts, PoolingSpans { positions, bias })
+    }
+
+    fn run_weigh(&self, op: Weigh<'_, OnGpu>) {
+        let sources = op.sources.iter().zip(&op.firsts);
+        let sources = sources.map(|(x, first)| x.part(4 * first..x.len()));
+        let sources = &sources.collect::<Vec<_>>()[..];
+        let (stride, weights, at) = (op.stride, op.weights, op.at);
+        self.weigh(op.out, op.d, op.start, &WeighedSpans { sources, stride, weights, at });
+    }
+
+    fn run_stream_weights(&self, op: StreamWeights<'_, OnGpu>) {
+        let [base, scale] = [op.base, op.scale].map(|values| self.vector(values));
+        self.stream_weights(op.shape, base, scale, op.weights);
+    }
+
+    fn run_product_roots(&self, op: ProductRoots<'_, OnGpu>) {
+        self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
+    }
+
+    fn run_dilated_rows(&self, op: DilatedRows<'_, OnGpu>) {
+        let operands = (op.states, op.x, self.vector(op.weight));
+        self.dilated_conv(op.conv, op.parts, operands, op.out);
     }
 }

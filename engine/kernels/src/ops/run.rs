@@ -1,6 +1,8 @@
 //! All ops by their name.
 
-use brigade_ops::{Choose, ChooseBlocks, DecayFactors, Host, Op};
+use brigade_ops::{
+    Choose, ChooseBlocks, DecayFactors, DilatedRows, Host, Op, PoolKeys, ProductRoots, Weigh,
+};
 
 use super::block_index::BlockIndex;
 use super::index::Index;
@@ -22,50 +24,23 @@ impl Compute {
             Op::Map(op) => self.run_map(op),
             Op::Combine(op) => self.run_combine(op),
             Op::Lerp(op) => self.lerp(op.x, op.to, op.share),
-            Op::DecayFactors(DecayFactors { x, bias, rates, bound: None }) => {
-                self.decay_factors(x, bias, rates);
-            }
-            Op::DecayFactors(DecayFactors { x, bias, rates, bound: Some(bound) }) => {
-                self.bounded_decay_factors(x, bias, rates, bound);
-            }
+            Op::DecayFactors(op) => self.run_decay_factors(op),
             Op::RmsNorm(op) => self.rms_norm(op.x, op.weight, op.eps, op.out),
             Op::Norm(op) => self.run_norm(op),
             Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
             Op::WriteEntries(op) => self.write_entries(op),
-            Op::Choose(op) => {
-                let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
-                self.choose(&Index { layout, pool, parts, n_head, sizes }, q, weights, out);
-            }
-            Op::ChooseBlocks(op) => {
-                op.check();
-                let ChooseBlocks { layout, pool, parts, sizes, q, out } = op;
-                match self.choose_blocks(&BlockIndex { layout, pool, parts, sizes }, q) {
-                    Some(chosen) => out.copy_from_slice(&chosen),
-                    None => out.fill(0),
-                }
-            }
-            Op::PoolKeys(op) => {
-                let (positions, bias) = (op.positions, &op.bias[..]);
-                self.pool_keys(op.layout, op.pool, op.parts, Pooling { positions, bias });
-            }
+            Op::Choose(op) => self.run_choose(op),
+            Op::ChooseBlocks(op) => self.run_choose_blocks(op),
+            Op::PoolKeys(op) => self.run_pool_keys(op),
             Op::Attend(op) => self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => self.run_attend_chosen(op),
-            Op::Weigh(op) => {
-                let sources = op.sources.iter().zip(&op.firsts);
-                let sources: Vec<&[f32]> = sources.map(|(x, first)| &x[*first..]).collect();
-                let (sources, weights) = ((&sources[..], op.stride), (op.weights, op.at));
-                self.weigh(op.out, op.d, op.start, sources, weights);
-            }
+            Op::Weigh(op) => self.run_weigh(op),
             Op::AttendDepth(op) => self.attend_depth(&op.sources, op.score, op.eps, op.out),
             Op::StreamWeights(op) => self.stream_weights(op.shape, op.base, op.scale, op.weights),
             Op::MatchMagnitudes(op) => self.match_magnitudes(op.x, op.like, op.d),
             Op::KeepAbove(op) => self.keep_above(op.x, op.d, op.deviations),
-            Op::ProductRoots(op) => {
-                self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
-            }
-            Op::DilatedRows(op) => {
-                self.dilated_conv(op.conv, op.parts, (op.states, op.x, op.weight), op.out);
-            }
+            Op::ProductRoots(op) => self.run_product_roots(op),
+            Op::DilatedRows(op) => self.run_dilated_rows(op),
             Op::KeepLastRows(op) => self.keep_last_rows(op.conv, op.parts, op.states, op.x),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
@@ -77,5 +52,46 @@ impl Compute {
             Op::Wkv7(op) => self.wkv7(op),
             Op::Wkv7Bonus(op) => self.wkv7_bonus(op),
         }
+    }
+
+    fn run_decay_factors(&self, op: DecayFactors<'_, Host>) {
+        match op.bound {
+            None => self.decay_factors(op.x, op.bias, op.rates),
+            Some(bound) => self.bounded_decay_factors(op.x, op.bias, op.rates, bound),
+        }
+    }
+
+    fn run_choose(&self, op: Choose<'_, Host>) {
+        let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
+        self.choose(&Index { layout, pool, parts, n_head, sizes }, q, weights, out);
+    }
+
+    fn run_choose_blocks(&self, op: ChooseBlocks<'_, Host>) {
+        op.check();
+        let ChooseBlocks { layout, pool, parts, sizes, q, out } = op;
+        match self.choose_blocks(&BlockIndex { layout, pool, parts, sizes }, q) {
+            Some(chosen) => out.copy_from_slice(&chosen),
+            None => out.fill(0),
+        }
+    }
+
+    fn run_pool_keys(&self, op: PoolKeys<'_, Host>) {
+        let (positions, bias) = (op.positions, &op.bias[..]);
+        self.pool_keys(op.layout, op.pool, op.parts, Pooling { positions, bias });
+    }
+
+    fn run_weigh(&self, op: Weigh<'_, Host>) {
+        let sources = op.sources.iter().zip(&op.firsts);
+        let sources: Vec<&[f32]> = sources.map(|(x, first)| &x[*first..]).collect();
+        let (sources, weights) = ((&sources[..], op.stride), (op.weights, op.at));
+        self.weigh(op.out, op.d, op.start, sources, weights);
+    }
+
+    fn run_product_roots(&self, op: ProductRoots<'_, Host>) {
+        self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
+    }
+
+    fn run_dilated_rows(&self, op: DilatedRows<'_, Host>) {
+        self.dilated_conv(op.conv, op.parts, (op.states, op.x, op.weight), op.out);
     }
 }
