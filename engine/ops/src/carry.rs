@@ -21,6 +21,7 @@ macro_rules! carried {
     ($name:ident { $($field:ident: $kind:ident),* $(,)? }) => {
         impl<'a, A: crate::place::Place> $name<'a, A> {
             /// The same at another place.
+            #[inline]
             pub fn carried<'b, B: crate::place::Place>(
                 self,
                 by: &mut impl crate::carry::Carry<'a, 'b, A, B>,

@@ -29,7 +29,7 @@ pub use attention::{
 pub use carry::Carry;
 pub use index::{Choose, ChooseBlocks, PoolKeys, sees_more_blocks};
 pub use moves::{FillColumns, GatherRows, HeadColumns, HeadsApart, HeadsTogether, RepeatRows};
-pub use op::Op;
+pub use op::{Op, Operands};
 pub use page_id::PageId;
 pub use pages::{AttendPart, KvRows, NewEntries, WriteEntries};
 pub use place::{Anywhere, Element, Host, Place};

@@ -4,6 +4,14 @@ use crate::carry::Carry;
 use crate::place::{Anywhere, Place};
 use crate::{attention, index, moves, pages, rowwise, scan, streams};
 
+/// The operands of one op, as whoever calls it gives them.
+pub trait Operands<'a>: Into<Op<'a, Anywhere>> {
+    /// The op with its operands at another place: as [`Op::carried`], where it is known which op it is.
+    fn at<'b, B: Place>(self, by: &mut impl Carry<'a, 'b, Anywhere, B>) -> Op<'b, B>
+    where
+        'a: 'b;
+}
+
 /// Writes the type of all ops, and what each of them needs: how it comes from its operands, its name, where it writes, and its
 /// way to another place.
 macro_rules! ops {
@@ -17,6 +25,16 @@ macro_rules! ops {
             #[inline]
             fn from(operands: $($operands)::+<'a, P>) -> Self {
                 Self::$op(operands)
+            }
+        })*
+
+        $(impl<'a> Operands<'a> for $($operands)::+<'a, Anywhere> {
+            #[inline]
+            fn at<'b, B: Place>(self, by: &mut impl Carry<'a, 'b, Anywhere, B>) -> Op<'b, B>
+            where
+                'a: 'b,
+            {
+                Op::$op(self.carried(by))
             }
         })*
 

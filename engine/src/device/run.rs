@@ -1,9 +1,12 @@
 //! Where an op runs: on the device that has what it writes and a kernel for it, else on the host. This is the one place for that.
 
-use crate::ops::{Anywhere, Carry, Element, Host, Op, Part, PartMut, View, ViewMut};
-use brigade_gpu::{GpuBuffer, ToGpu};
+use crate::ops::{Anywhere, Carry, Element, Host, Op, Operands, Part, PartMut, View, ViewMut};
+use brigade_gpu::{Gpu, GpuBuffer, ToGpu};
 
 use super::{Device, give_up, with_room};
+
+/// Why a stage on the host meets no values of a device.
+const NO_DEVICE: &str = "values with a device belong to a stage that has one";
 
 /// Most operands of an op that a device has and the host brings to its memory.
 const MOST_COPIES: usize = 256;
@@ -13,29 +16,53 @@ impl Device {
     ///
     /// # Panics
     /// If its shapes disagree, or a device has no memory for it: the stage ends with this as its reason.
-    pub fn run<'a>(&self, op: impl Into<Op<'a, Anywhere>>) {
-        let op = op.into();
+    #[inline]
+    pub fn run<'a>(&self, op: impl Operands<'a>) {
         match &self.gpu {
-            Some(gpu) if op.writes_with_device() && gpu.supports(&op) => {
-                let name = op.name();
-                with_room(name, gpu.run(op.carried(&mut ToGpu(gpu))));
-            }
-            _ => self.run_on_host(op),
+            None => self.compute.run(op.at(&mut Here)),
+            Some(gpu) => self.run_with(gpu, op.into()),
+        }
+    }
+
+    /// Runs an op with a device, or on the host beside it.
+    fn run_with(&self, gpu: &Gpu, op: Op<'_, Anywhere>) {
+        if op.writes_with_device() && gpu.supports(&op) {
+            let name = op.name();
+            with_room(name, gpu.run(op.carried(&mut ToGpu(gpu))));
+        } else {
+            self.run_on_host(gpu, op);
         }
     }
 
     /// Runs an op on the host. What a device has is brought here first, and what was written goes back.
-    fn run_on_host(&self, op: Op<'_, Anywhere>) {
-        let mut copies = match &self.gpu {
-            None => Vec::new(),
-            Some(_) => vec![Vec::new(); MOST_COPIES],
-        };
+    fn run_on_host(&self, gpu: &Gpu, op: Op<'_, Anywhere>) {
+        let mut copies = vec![Vec::new(); MOST_COPIES];
         let mut to_host = ToHost { copies: copies.iter_mut(), written: Vec::new() };
         self.compute.run(op.carried(&mut to_host));
         for (place, part) in to_host.written {
-            let gpu = self.gpu.as_ref().expect("only a device has what the host does not");
             let to = ToGpu(gpu).write::<u32>(ViewMut::Device(part));
             gpu.copy(gpu.upload(bytemuck::cast_slice(&copies[place])), to);
+        }
+    }
+}
+
+/// Operands of a stage without a device: all of them lie with the host.
+struct Here;
+
+impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for Here {
+    #[inline]
+    fn read<T: Element>(&mut self, values: View<'a, T>) -> &'c [T] {
+        match values {
+            View::Host(values) | View::Lasting(values, _) => values,
+            View::Device(_) => panic!("{NO_DEVICE}"),
+        }
+    }
+
+    #[inline]
+    fn write<T: Element>(&mut self, values: ViewMut<'a, T>) -> &'c mut [T] {
+        match values {
+            ViewMut::Host(values) => values,
+            ViewMut::Device(_) => panic!("{NO_DEVICE}"),
         }
     }
 }
