@@ -66,6 +66,14 @@ enum Values {
     All { normed: Fetched, logits: Fetched },
 }
 
+impl HeadRows {
+    /// Of parts that were not computed, since all of them [are refuted](Head::is_refuted).
+    pub(super) fn refuted(parts: Vec<PartRows>) -> Self {
+        let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
+        Self { parts, values, draws: Vec::new() }
+    }
+}
+
 impl Head {
     /// What the parts want of their gathered rows, and the adapters that these use: all but the draws.
     pub(super) fn rows(
@@ -77,8 +85,7 @@ impl Head {
     ) -> HeadRows {
         let n = wanted.hidden.n_rows();
         if n == 0 {
-            let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
-            return HeadRows { parts: Vec::new(), values, draws: Vec::new() };
+            return HeadRows::refuted(Vec::new());
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
@@ -97,6 +104,16 @@ impl Head {
             None => Values::All { normed: normed.fetched(), logits: logits.fetched() },
         };
         HeadRows { parts, values, draws: Vec::new() }
+    }
+
+    /// Whether all that is in a ubatch are drafts behind a wrong one, so that nobody reads what it would give.
+    pub(super) fn is_refuted(&self, sequences: &Sequences, parts: &[PartRows]) -> bool {
+        let is_refuted = |part: &PartRows| {
+            let (first, tokens) = verified_tokens(sequences, part);
+            !self.drafts.may_go_on(part.slot, first, tokens[0])
+        };
+        let mut parts = parts.iter().peekable();
+        parts.peek().is_some() && parts.all(|part| part.want == Want::Verify && is_refuted(part))
     }
 
     /// What the parts want, in their order; tokens are drawn now.
