@@ -502,6 +502,26 @@ mod tests {
     }
 
     #[test]
+    fn only_drafts_behind_wrong_ones_are_of_no_use() {
+        let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
+        let mut sequences = Sequences::new(2, 2, Prefixes::All, true);
+        let sampled = two_parts(&mut sequences);
+        let mut head = head(&device);
+        head.drafts.refute(SlotId(0));
+        assert!(!head.is_refuted(&sequences, &sampled), "nobody drafted these");
+        let windows = sampled.into_iter().map(|part| PartRows { want: Want::Verify, ..part });
+        let windows: Vec<PartRows> = windows.collect();
+        assert!(!head.is_refuted(&sequences, &windows), "one is of use");
+        assert!(head.is_refuted(&sequences, &windows[..1]));
+        head.drafts.refute(SlotId(1));
+        assert!(head.is_refuted(&sequences, &windows));
+        let rows = head.outputs(&sequences, HeadRows::refuted(windows));
+        assert!(rows.iter().all(|row| row.value == RowValue::Refuted) && rows.len() == 2, "{rows:?}");
+        head.follow(&[SeqOp::Truncate { slot: SlotId(0), len: 0, planes: None }]);
+        assert!(!head.is_refuted(&sequences, &[]), "nothing is");
+    }
+
+    #[test]
     fn a_row_of_nan_fails_its_own_sequence_alone() {
         let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
         let mut sequences = Sequences::new(2, 2, Prefixes::All, true);
