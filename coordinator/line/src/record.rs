@@ -22,7 +22,7 @@ pub struct UbatchRecord {
     pub tokens: u32,
     /// Rows of drafts that gave no token, and rows that were read again.
     pub rows_in_vain: u32,
-    /// A whole window of drafts was of no use: the last stage left out its head.
+    /// A whole window of drafts was of no use: the last stage may have left it out.
     pub has_stale: bool,
     /// With prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,

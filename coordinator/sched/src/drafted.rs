@@ -24,7 +24,7 @@ pub struct Given {
     pub tokens: u32,
     /// Rows that gave no token: what came behind a wrong draft, and what was read again.
     pub rows_in_vain: u32,
-    /// Whether all of a part was of no use, so that the last stage left out its head.
+    /// Whether all of a part was of no use, so that the last stage left out what it could.
     pub has_stale: bool,
 }
 

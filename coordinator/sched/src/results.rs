@@ -18,7 +18,7 @@ use super::{PREPARED_AT_ONCE, Scheduler};
 
 /// What a ubatch that is back says of the line's times.
 fn learn(line: &mut LineTimes, now: Micros, done: &InFlight, times: &[StageTime]) {
-    // The last stage left out what a stale window's head would have taken.
+    // The last stage does not compute a stale window that is alone in its ubatch.
     if !done.has_stale {
         line.observe(done.n_rows, now.saturating_sub(done.sent_at), times);
     }

@@ -53,12 +53,17 @@ impl Begun {
     }
 }
 
-/// The sequence of a draw that was put off.
-fn draw_of(op: &SeqOp) -> Option<SlotId> {
-    match op {
+/// Sequences whose draws were put off and are asked for, and all that a token is drawn for.
+fn draws_of(ub: &UBatch) -> [Vec<SlotId>; 2] {
+    let put_off = ub.ops.iter().filter_map(|op| match op {
         SeqOp::Draw { slot } => Some(*slot),
         _ => None,
-    }
+    });
+    let put_off: Vec<SlotId> = put_off.collect();
+    let is_drawn = |part: &&SeqPart| matches!(part.want, Want::Sample | Want::Verify);
+    let of_parts = ub.parts.iter().filter(is_drawn).map(|part| part.slot);
+    let drawn = put_off.iter().copied().chain(of_parts).collect();
+    [put_off, drawn]
 }
 
 impl Stage {
@@ -105,6 +110,9 @@ impl Stage {
         if let Some(head) = &mut self.head {
             head.follow(&ub.ops);
             head.draft_masks(&self.sequences, &applied.parts);
+            if read.is_empty() && head.is_refuted(&self.sequences, &applied.parts) {
+                return Ok(self.begun_rows(ub, HeadRows::refuted(applied.parts)));
+            }
         }
         let n_rows = ub.n_rows();
         let tokens = ub.tokens();
@@ -152,17 +160,18 @@ impl Stage {
         }
         let drafts = self.drafts_wanted(ub);
         let Some(head) = &self.head else { unreachable!("checked above") };
-        let draws: Vec<SlotId> = ub.ops.iter().filter_map(draw_of).collect();
-        let draws_of = |part: &&SeqPart| matches!(part.want, Want::Sample | Want::Verify);
-        let of_parts = ub.parts.iter().filter(draws_of);
-        let drawn = draws.iter().copied().chain(of_parts.map(|part| part.slot)).collect::<Vec<_>>();
         let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
-        let mut rows = head.rows(tools, &self.sequences, applied.parts, wanted);
-        rows.draws = draws;
-        let results = Results::Rows(rows);
-        self.drawing.extend(&drawn);
+        let rows = head.rows(tools, &self.sequences, applied.parts, wanted);
         self.n_reading += usize::from(is_read);
-        Ok(Begun { drawn, drafts, is_read, ..self.begun(results) })
+        Ok(Begun { drafts, is_read, ..self.begun_rows(ub, rows) })
+    }
+
+    /// What was begun of a ubatch on the last stage: what its parts want, and tokens to draw.
+    fn begun_rows(&mut self, ub: &UBatch, mut rows: HeadRows) -> Begun {
+        let [draws, drawn] = draws_of(ub);
+        rows.draws = draws;
+        self.drawing.extend(&drawn);
+        Begun { drawn, ..self.begun(Results::Rows(rows)) }
     }
 
     /// What was begun up to now, with nothing to draw.

@@ -66,6 +66,14 @@ enum Values {
     All { normed: Fetched, logits: Fetched },
 }
 
+impl HeadRows {
+    /// Of parts that were not computed, since all of them [are refuted](Head::is_refuted).
+    pub(super) fn refuted(parts: Vec<PartRows>) -> Self {
+        let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
+        Self { parts, values, draws: Vec::new() }
+    }
+}
+
 impl Head {
     /// What the parts want of their gathered rows, and the adapters that these use: all but the draws.
     pub(super) fn rows(
@@ -77,8 +85,7 @@ impl Head {
     ) -> HeadRows {
         let n = wanted.hidden.n_rows();
         if n == 0 {
-            let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
-            return HeadRows { parts: Vec::new(), values, draws: Vec::new() };
+            return HeadRows::refuted(Vec::new());
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
@@ -97,6 +104,16 @@ impl Head {
             None => Values::All { normed: normed.fetched(), logits: logits.fetched() },
         };
         HeadRows { parts, values, draws: Vec::new() }
+    }
+
+    /// Whether all that is in a ubatch are drafts behind a wrong one, so that nobody reads what it would give.
+    pub(super) fn is_refuted(&self, sequences: &Sequences, parts: &[PartRows]) -> bool {
+        let is_refuted = |part: &PartRows| {
+            let (first, tokens) = verified_tokens(sequences, part);
+            !self.drafts.may_go_on(part.slot, first, tokens[0])
+        };
+        let mut parts = parts.iter().peekable();
+        parts.peek().is_some() && parts.all(|part| part.want == Want::Verify && is_refuted(part))
     }
 
     /// What the parts want, in their order; tokens are drawn now.
@@ -482,6 +499,28 @@ mod tests {
         };
         let ops = vec![open(0), open(1)];
         sequences.apply(&UBatch { id: 0, ops, parts: vec![part(0), part(1)] }).unwrap().parts
+    }
+
+    #[test]
+    fn only_drafts_behind_wrong_ones_are_of_no_use() {
+        let device = Device::cpu(kernels::select(None).unwrap(), 1, None).unwrap();
+        let mut sequences = Sequences::new(2, 2, Prefixes::All, true);
+        let sampled = two_parts(&mut sequences);
+        let mut head = head(&device);
+        head.drafts.refute(SlotId(0));
+        assert!(!head.is_refuted(&sequences, &sampled), "nobody drafted these");
+        let windows = sampled.into_iter().map(|part| PartRows { want: Want::Verify, ..part });
+        let windows: Vec<PartRows> = windows.collect();
+        assert!(!head.is_refuted(&sequences, &windows), "one is of use");
+        assert!(head.is_refuted(&sequences, &windows[..1]));
+        head.drafts.refute(SlotId(1));
+        assert!(head.is_refuted(&sequences, &windows));
+        let rows = head.outputs(&sequences, HeadRows::refuted(windows.clone()));
+        let values: Vec<_> = rows.iter().map(|row| &row.value).collect();
+        assert_eq!(values, [&RowValue::Refuted; 2]);
+        head.follow(&[SeqOp::Truncate { slot: SlotId(0), len: 0, planes: None }]);
+        assert!(!head.is_refuted(&sequences, &windows[..1]), "it goes on from what is kept");
+        assert!(!head.is_refuted(&sequences, &[]), "nothing is");
     }
 
     #[test]
