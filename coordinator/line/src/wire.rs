@@ -7,6 +7,7 @@ use brigade_engine::batch::{
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
+use brigade_proto::sampling::settings_to_wire;
 use thiserror::Error;
 
 /// What is wrong with a result frame.
@@ -28,7 +29,7 @@ pub enum ResultError {
         /// Size of the vocabulary.
         n_vocab: u32,
     },
-    /// Mirostat's mu that is no number.
+    /// A mu that is no number.
     #[error("a result row has a mu of {mu}: a finite number is needed")]
     Mu {
         /// What came.
@@ -146,43 +147,16 @@ fn part(part: SeqPart) -> pb::SeqPart {
 }
 
 fn sampler(setup: &SamplerSetup, later: bool) -> pb::SamplerSetup {
-    let p = &setup.params;
     pb::SamplerSetup {
-        temperature: p.temperature,
-        top_k: p.top_k,
-        top_p: p.top_p,
-        min_p: p.min_p,
-        typical_p: p.typical_p,
-        repeat_penalty: p.repeat_penalty,
-        frequency_penalty: p.frequency_penalty,
-        presence_penalty: p.presence_penalty,
-        penalty_last_n: p.penalty_last_n,
-        logit_bias: p
-            .logit_bias
-            .iter()
-            .map(|(token, bias)| pb::LogitBias { token: *token, bias: *bias })
-            .collect(),
         seed: setup.seed,
         top_logprobs: setup.top_logprobs,
-        dry: (p.dry.multiplier > 0.0).then(|| pb::Dry {
-            multiplier: p.dry.multiplier,
-            base: p.dry.base,
-            allowed_length: p.dry.allowed_length,
-            last_n: p.dry.last_n,
-            breakers: p.dry.breakers.to_vec(),
-        }),
-        top_n_sigma: p.top_n_sigma,
-        xtc_probability: p.xtc_probability,
-        xtc_threshold: p.xtc_threshold,
-        dynatemp_range: p.dynatemp_range,
-        dynatemp_exponent: p.dynatemp_exponent,
-        mirostat: p.mirostat.map(|m| pb::Mirostat { tau: m.tau, eta: m.eta }),
         not_before: (!setup.not_before.tokens.is_empty()).then(|| pb::NotBefore {
             pos: setup.not_before.pos,
             tokens: setup.not_before.tokens.to_vec(),
         }),
         constraint: setup.constraint.as_deref().map(|held| constraint(held, later)),
         guidance: setup.guidance.map(|g| pb::Guidance { scale: g.scale }),
+        ..settings_to_wire(&setup.params)
     }
 }
 

@@ -40,9 +40,10 @@ const GENERATED: &str = "proto/generated/";
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
 
 /// For each crate folder: the crates of ours that its `[dependencies]` may name, so that a change compiles little.
-const MAY_NEED: [(&str, &[&str]); 34] = [
-    ("proto", &[]),
+const MAY_NEED: [(&str, &[&str]); 35] = [
+    ("engine/sampling", &[]),
     ("engine/shapes", &[]),
+    ("proto", &["sampling"]),
     ("engine/quant", &[]),
     ("engine/gguf", &["quant"]),
     ("engine/spec", &["gguf", "quant", "shapes"]),
@@ -62,7 +63,7 @@ const MAY_NEED: [(&str, &[&str]); 34] = [
     ("engine/kernels/unfused-avx512", &["kernels"]),
     ("engine/kernels/unfused-neon", &["kernels"]),
     ("engine/kernels/tables", &["kernels", "kernels-reference", "kernels-unfused"]),
-    ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "spec"]),
+    ("engine", &["gguf", "gpu", "kernels", "kernels-tables", "quant", "sampling", "spec"]),
     ("worker", &["engine", "gguf", "hub", "models", "proto", "quant", "spec", "text"]),
     ("coordinator/draft", &[]),
     ("coordinator/hub", &[]),
@@ -72,20 +73,20 @@ const MAY_NEED: [(&str, &[&str]); 34] = [
     (
         "coordinator/line",
         &[
-            "dialect", "draft", "engine", "gguf", "hub", "models", "plan", "proto", "sched",
-            "spec", "text",
+            "dialect", "draft", "engine", "gguf", "hub", "models", "plan", "proto", "sampling",
+            "sched", "spec", "text",
         ],
     ),
     (
         "coordinator/cluster",
         &["engine", "gguf", "hub", "line", "plan", "proto", "sched", "spec", "worker"],
     ),
-    ("coordinator/http", &["dialect", "engine", "line", "proto", "sched", "text"]),
+    ("coordinator/http", &["dialect", "engine", "line", "proto", "sampling", "sched", "text"]),
     (
         "coordinator",
         &[
             "cluster", "dialect", "draft", "engine", "gguf", "http", "hub", "line", "plan",
-            "proto", "sched", "synth", "text", "worker",
+            "proto", "sampling", "sched", "synth", "text", "worker",
         ],
     ),
     ("tests/harness", &[]),
@@ -347,6 +348,7 @@ fn modules_point_in_one_direction() {
     let mut wrong = Vec::new();
     let crates = [
         "proto",
+        "engine/sampling",
         "engine/quant",
         "engine/gguf",
         "engine/gpu",
@@ -457,6 +459,7 @@ fn fuzz_targets_lock_what_the_crates_need() {
     let (ours, theirs) = (locked("Cargo.lock"), locked("tests/fuzz/Cargo.lock"));
     let crates = [
         "proto",
+        "engine/sampling",
         "engine/shapes",
         "engine/kernels/tables",
         "engine/kernels/software",

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use brigade_sampling::Api;
 use brigade_text::MAX_STOPS;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -13,19 +14,17 @@ use crate::chat_request::Names;
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
 use crate::form::checked_format;
+use crate::params::settings_of;
 use crate::tools::MAX_TOOLS;
 use crate::unread;
 
 /// Begins a line that Claude Code puts at the head of its system prompt, and that changes every turn.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// Fields that mean the same there and here.
+/// Fields that mean the same there and here, beside settings of sampling.
 const SAME: &[&str] = &[
     "model",
     "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
     "stream",
     "thinking",
     "seed",
@@ -77,9 +76,9 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names), ApiError> {
         chat.insert("stop".to_string(), json!(stops.collect::<Result<Vec<_>, _>>()?));
     }
     add_output(&mut fields, &mut left, &mut chat, &mut names)?;
-    for name in SAME {
+    for name in settings_of(Api::Anthropic).chain(SAME.iter().copied()) {
         if let Some(value) = fields.raw(name) {
-            chat.insert((*name).to_string(), tree(name, value, &mut left)?);
+            chat.insert(name.to_string(), tree(name, value, &mut left)?);
         }
     }
     for (name, why) in REFUSED {

@@ -3,31 +3,18 @@
 use std::borrow::Cow;
 
 use brigade_dialect::number::of_text;
+use brigade_sampling::Api;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::chat_request::Names;
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, kind, read, tree};
+use crate::params::settings_of;
 use crate::unread;
 
-/// Options that have the same name and meaning here.
-const SAME: &[&str] = &[
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "seed",
-    "stop",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-];
+/// Options that have the same name and meaning here, beside settings of sampling.
+const SAME: &[&str] = &["seed", "stop"];
 
 /// `/api/chat`.
 pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
@@ -208,10 +195,10 @@ fn options(
     names: &mut Names,
 ) -> Result<(), ApiError> {
     let mut options = Fields::nested("options", raw)?;
-    for name in SAME {
+    for name in settings_of(Api::Ollama).chain(SAME.iter().copied()) {
         if let Some(value) = options.raw(name) {
-            chat.insert((*name).to_string(), tree(&options.path(name), value, left)?);
-            names.push(((*name).to_string(), options.path(name)));
+            chat.insert(name.to_string(), tree(&options.path(name), value, left)?);
+            names.push((name.to_string(), options.path(name)));
         }
     }
     // -2 is Ollama's way to say "as the context has room for".

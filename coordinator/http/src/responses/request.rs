@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 
+use brigade_sampling::Api;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -14,17 +15,14 @@ use crate::chat_request::Names;
 use crate::error::ApiError;
 use crate::fields::{Fields, MAX_TEMPLATE_VALUES, kind, left_out, list, read, tree};
 use crate::form::checked_format;
+use crate::params::settings_of;
 use crate::tools::MAX_TOOLS;
 use crate::unread;
 
-/// Fields that mean the same there and here, by both names.
+/// Fields that mean the same there and here, by both names, beside settings of sampling.
 const SAME: &[(&str, &str)] = &[
     ("model", "model"),
     ("max_output_tokens", "max_tokens"),
-    ("temperature", "temperature"),
-    ("top_p", "top_p"),
-    ("top_k", "top_k"),
-    ("min_p", "min_p"),
     ("seed", "seed"),
     ("stream", "stream"),
     ("parallel_tool_calls", "parallel_tool_calls"),
@@ -34,6 +32,11 @@ const SAME: &[(&str, &str)] = &[
     ("speculate", "speculate"),
     ("cache_salt", "cache_salt"),
 ];
+
+fn same() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let settings = settings_of(Api::Responses).map(|name| (name, name));
+    settings.chain(SAME.iter().copied())
+}
 
 /// Fields that an answer repeats.
 const ECHOED: &[&str] = &[
@@ -57,7 +60,7 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names, Echo), ApiEr
     let mut names: Names = Vec::new();
     let mut nested = Nested::default();
     let mut given = Map::new();
-    for name in ECHOED.iter().copied().chain(SAME.iter().map(|(name, _)| *name)).chain(["input"]) {
+    for name in ECHOED.iter().copied().chain(same().map(|(name, _)| name)).chain(["input"]) {
         if let Some(raw) = fields.raw(name) {
             given.insert(name.to_string(), tree(name, raw, &mut left)?);
             nested.note(name, raw);
@@ -87,10 +90,10 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names, Echo), ApiEr
         messages.push(json!({ "role": "user", "content": "" }));
     }
     let mut chat = Map::from_iter([("messages".to_string(), Value::Array(messages))]);
-    for (there, here) in SAME {
-        if let Some(value) = given.get(*there) {
-            chat.insert((*here).to_string(), value.clone());
-            names.push(((*here).to_string(), (*there).to_string()));
+    for (there, here) in same() {
+        if let Some(value) = given.get(there) {
+            chat.insert(here.to_string(), value.clone());
+            names.push((here.to_string(), there.to_string()));
         }
     }
     let tools = nested.tools.map(|raw| Given::read(raw, &mut left, &mut names)).transpose()?;
