@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
     AdapterUse, Ahead, BlockId, Boundary, Constraint, CopyName, DraftedToken, Grammar, Guidance,
-    Marker, NotBefore, Planes, RowOutput, RowValue, SamplerSetup, SeqOp, SeqPart, SlotId, TokenMark,
-    UBatch, Want,
+    Marker, NotBefore, Planes, RowOutput, RowValue, SamplerSetup, SeqOp, SeqPart, SlotId,
+    TokenMark, UBatch, Want,
 };
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_proto::control::WireType;

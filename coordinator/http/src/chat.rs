@@ -19,6 +19,7 @@ use super::body::Taken;
 use super::chat_request::{self, Begun, ChatRequest, Names};
 use super::error::ApiError;
 use super::events::Of;
+use super::fields::Fields;
 use super::fleet::Meant;
 use super::logprobs;
 use super::name::Name;
@@ -43,8 +44,12 @@ pub(super) async fn create(
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
-    let begun =
-        chat_request::begin(&app, request, |bytes| Ok((bytes.into(), Names::new(), ()))).await?;
+    let begun = chat_request::begin(&app, request, |bytes, limits, text| {
+        let fields = Fields::parse(bytes);
+        let (request, prompt) = ChatRequest::translated(fields, Names::new(), limits, text)?;
+        Ok((request, prompt, ()))
+    });
+    let begun = begun.await?;
     let Begun { request, prompt, body, more: () } = begun;
     let stamp = Stamp::new(&app, "chatcmpl-");
     if let Some(body) = body {

@@ -484,7 +484,7 @@ impl Head {
         if head.keep == Some(Keep::For(Duration::ZERO)) {
             let asks = ["prompt", "messages", "input"].into_iter();
             let mut asks = asks.filter_map(|name| fields.raw(name));
-            head.only_unloads = asks.all(|value| matches!(value.get(), "\"\"" | "[]"));
+            head.only_unloads = asks.all(|value| matches!(&*value.json(), "\"\"" | "[]"));
         }
         Ok(head)
     }

@@ -13,12 +13,11 @@ use brigade_line::request::{Guiding, Limits};
 use brigade_proto::limits::MAX_ADAPTERS;
 use brigade_sampling::{Api, MinusOne, Rule, SETTINGS, Setting, Value, WHOLE_CONTEXT};
 use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
-use serde_json::value::RawValue;
 
 use super::body::text_error;
 use super::caching::cache_salt;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, Given, Kind, list, read};
 use super::form::form;
 use super::model_name::check_name;
 use super::{bias, prediction, unread};
@@ -222,13 +221,13 @@ fn guidance(
 /// Which there are is known when it is submitted.
 pub(super) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, ApiError> {
     let named = |name: String| AdapterWish { id: None, name: Some(name), scale: None };
-    let one = |(path, raw): (&str, &RawValue)| match kind(raw) {
-        "a string" => read(path, raw).map(named),
+    let one = |(path, raw): (&str, Given<'_>)| match raw.kind() {
+        Kind::Text => read(path, raw).map(named),
         _ => adapter(path, raw),
     };
     let Some(raw) = fields.raw("lora") else { return Ok(None) };
-    match kind(raw) {
-        "an array" => {
+    match raw.kind() {
+        Kind::List => {
             let all = list("lora", raw, MAX_ADAPTERS)?.into_iter().enumerate();
             let all = all.map(|(i, raw)| one((&format!("lora[{i}]"), raw)));
             all.collect::<Result<_, _>>().map(Some)
@@ -238,7 +237,7 @@ pub(super) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, 
 }
 
 /// `{"id": 0, "scale": 0.5}`, or with a name. A misspelt field would be the adapter's default scale.
-fn adapter(path: &str, raw: &RawValue) -> Result<AdapterWish, ApiError> {
+fn adapter(path: &str, raw: Given<'_>) -> Result<AdapterWish, ApiError> {
     let mut fields = Fields::nested(path, raw)?;
     let wish = AdapterWish {
         id: fields.take("id")?,
@@ -400,9 +399,7 @@ fn setting_value(
             Some(value) if value == 0 || value == i64::from(on) => {
                 Ok(Some(Value::Count(value as u32)))
             }
-            Some(other) => {
-                Err(ApiError::field(name, format!("{name} is {other}: {want}")))
-            }
+            Some(other) => Err(ApiError::field(name, format!("{name} is {other}: {want}"))),
         },
     }
 }
@@ -425,9 +422,9 @@ fn dry_breakers(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
 fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let bad = |message: String| ApiError::field("stop", message);
     let Some(stops) = fields.raw("stop") else { return Ok(Vec::new()) };
-    let stops: Vec<String> = match kind(stops) {
-        "a string" => vec![read("stop", stops)?],
-        "an array" => {
+    let stops: Vec<String> = match stops.kind() {
+        Kind::Text => vec![read("stop", stops)?],
+        Kind::List => {
             let strings = list("stop", stops, MAX_STOPS)?;
             strings.into_iter().map(|stop| read("stop", stop)).collect::<Result<_, _>>()?
         }

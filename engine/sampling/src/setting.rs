@@ -270,11 +270,8 @@ const MIROSTAT: Setting = Setting {
     set: |params, value| {
         params.mirostat = (value == Value::Count(MIROSTAT_VERSION)).then(Mirostat::default);
     },
-    ..named(
-        "mirostat",
-        Rule::Switch { on: MIROSTAT_VERSION, want: "2 is version 2, 0 is off" },
-    )
-    .in_apis(&[Api::Ollama])
+    ..named("mirostat", Rule::Switch { on: MIROSTAT_VERSION, want: "2 is version 2, 0 is off" })
+        .in_apis(&[Api::Ollama])
 };
 
 /// The version that is computed here.

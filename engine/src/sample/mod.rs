@@ -217,7 +217,8 @@ pub fn looks_at(setup: &SamplerSetup, pos: u32) -> Option<usize> {
 /// The first setting that is NaN or out of range.
 pub fn check_params(params: &SamplingParams) -> Result<(), SampleError> {
     for setting in SETTINGS {
-        let (Rule::Number { sound, .. }, Value::Number(value)) = (setting.rule, setting.get(params))
+        let (Rule::Number { sound, .. }, Value::Number(value)) =
+            (setting.rule, setting.get(params))
         else {
             continue;
         };

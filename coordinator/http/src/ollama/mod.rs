@@ -19,6 +19,7 @@ use super::chat_request::ChatRequest;
 use super::completions;
 use super::embeddings;
 use super::error::ApiError;
+use super::fields::Fields;
 use super::fleet::{Fleet, Meant, Member};
 use super::model_name::check_name;
 use super::name::Name;
@@ -124,7 +125,7 @@ fn capabilities(app: &App) -> Vec<&'static str> {
 pub(super) async fn show(Meant(app): Meant, request: Request) -> Result<Json<Value>, ApiError> {
     let body = app.door.bodies.take(request).await?;
     let read = app.door.bodies.read(body, app.text.clone(), |bytes, text| {
-        let mut fields = super::fields::Fields::parse(bytes)?;
+        let mut fields = Fields::parse(bytes)?;
         let name: Option<String> = fields.take_any(&["model", "name"])?;
         fields.end("/api/show", &[super::unread::COMMON, super::unread::OLLAMA_SHOW]);
         super::model_name::check_name(text, name.as_deref())
@@ -181,12 +182,13 @@ pub(super) fn read_asked(
 ) -> Result<Read, ApiError> {
     match asked? {
         Asked::Chat(chat, names) => {
-            let (request, prompt) = ChatRequest::translated(&chat, names, limits, text)?;
+            let (request, prompt) =
+                ChatRequest::translated(Fields::made(&chat), names, limits, text)?;
             Ok(Read::Chat(Box::new(request), prompt))
         }
         Asked::Completion(body, names) => {
-            let read = completions::plain(&body, limits, text);
-            let (tokens, common) = read.map_err(|error| error.renamed(&names))?;
+            let read = || completions::plain(Fields::made(&body)?, limits, text);
+            let (tokens, common) = read().map_err(|error| error.renamed(&names))?;
             Ok(Read::Raw(tokens, Box::new(common)))
         }
         Asked::ToLoad(load) => {
