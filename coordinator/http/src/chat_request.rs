@@ -193,7 +193,7 @@ impl ChatRequest {
             generation.show(markers.clone());
             let seed = self.common.seed.wrapping_add(i);
             let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
-            replies.push((generation, Reply::new(parser, &prompt.opening)));
+            replies.push(Reply::new(generation, parser, &prompt.opening));
         }
         Ok(replies)
     }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::again::{self, Again};
-use super::answer::{self, Choice, Ended, Running};
+use super::answer::{self, Choice, Choices, Ended, Running};
 use super::app::App;
 use super::body::{Taken, text_error};
 use super::error::ApiError;
@@ -433,10 +433,10 @@ impl Answer {
                 out.json(Of::Choice(index), &self.piece(vec![first])).await?;
             }
         }
-        let (mut open, mut n_generated) = (generations.len(), 0);
+        let mut n_generated = 0;
         let mut ended = Ended::default();
-        let mut parts = answer::merge(generations);
-        while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
+        let mut parts = Choices::of(generations);
+        while let Some((index, part)) = out.unless_gone(parts.next()).await? {
             match part {
                 Ok(Part::Piece(piece)) => {
                     let mut new = choice(index, piece.text, None);
@@ -447,7 +447,6 @@ impl Answer {
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
                     ended.note(self.prompt_of(index), &end);
-                    open -= 1;
                     let last = choice(index, String::new(), Some(answer::finish_word(&end)));
                     let mut piece = self.piece(vec![last]);
                     let n_prompt = self.prompts.tokens[self.prompt_of(index)].len();
@@ -461,9 +460,6 @@ impl Answer {
                     out.json(Of::End, &ApiError::from(failure).body()).await?;
                     return out.done().await;
                 }
-            }
-            if open == 0 {
-                break;
             }
         }
         if self.request.common.include_usage {

@@ -21,6 +21,7 @@ pub mod cached;
 pub mod clock;
 pub mod current;
 pub mod driver;
+pub mod failure;
 pub mod generation;
 pub mod handle;
 pub mod health;

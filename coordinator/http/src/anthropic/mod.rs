@@ -85,8 +85,7 @@ pub(super) async fn create(
         task::spawn(sending.in_current_span());
         return Ok(response);
     }
-    let (generation, reply) = replies.remove(0);
-    let whole = reply::collect(generation, reply).await.map_err(ApiError::from)?;
+    let whole = reply::collect(replies.remove(0)).await.map_err(ApiError::from)?;
     let mut message = message(&stamp, n_prompt);
     let content: Vec<Value> =
         blocks(whole.message, whole.finish_reason).into_iter().map(block).collect();

@@ -209,7 +209,7 @@ async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Respons
         Read::Raw(tokens, common) => {
             let n_prompt = tokens.len();
             let running = submit(app, name, &[tokens], &common, None, None).await?;
-            let plain = |running| (running, Reply::new(app.text.plain_parser(), ""));
+            let plain = |running| Reply::new(running, app.text.plain_parser(), "");
             (n_prompt, running.into_iter().map(plain).collect(), common.stream)
         }
         Read::ToLoad(load) => return Ok(Json(answer::loaded(&stamp, shape, &load)).into_response()),

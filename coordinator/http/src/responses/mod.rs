@@ -78,10 +78,10 @@ pub(super) async fn create(
     }
     let mut response = response(&stamp, &echo);
     response["status"] = json!("completed");
-    let Some((generation, reply)) = replies.pop() else {
+    let Some(reply) = replies.pop() else {
         return Ok(Json(response).into_response());
     };
-    let whole = reply::collect(generation, reply).await?;
+    let whole = reply::collect(reply).await?;
     let items = blocks(whole.message, whole.finish_reason)
         .into_iter()
         .map(|block| item(block, "completed", &echo));
