@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
 use brigade_dialect::{Event, Parser};
-use brigade_line::generation::{End, EndReason, Part, TokenPiece};
+use brigade_line::generation::{End, EndReason, Part, Piece, TokenPiece};
 use brigade_line::handle::{Failure, Lingering};
 
 use super::answer::{Chosen, Running};
@@ -80,6 +80,16 @@ impl Reply {
         }
     }
 
+    /// Reads a piece of its text. Where that is all that the answer says, its sequence ends here.
+    fn piece(&mut self, piece: Piece) -> ReplyPart {
+        let mut events = self.begin();
+        events.extend(self.parser.push_with(&piece.text, &piece.controls));
+        if self.parser.is_done() {
+            self.stopped = self.running.take().map(Running::stop);
+        }
+        ReplyPart::Piece { events, tokens: piece.tokens }
+    }
+
     /// Behind a call of a tool its client comes back with the result.
     fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
         // A stop text may stand in the middle of a call, as the limit of tokens may.
@@ -103,23 +113,18 @@ impl Chosen for Reply {
     type Part = ReplyPart;
 
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReplyPart, Failure>> {
-        let end = match (self.stopped.take(), &mut self.running) {
-            (Some(end), _) => end,
-            (None, None) => {
-                let reason = "a choice was asked for more than it has".to_string();
-                return Poll::Ready(Err(Failure::Internal { reason }));
-            }
-            (None, Some(running)) => match ready!(running.poll_next(cx))? {
-                Part::End(end) => end,
-                Part::Piece(piece) => {
-                    let mut events = self.begin();
-                    events.extend(self.parser.push_with(&piece.text, &piece.controls));
-                    if self.parser.is_done() {
-                        self.stopped = self.running.take().map(Running::stop);
-                    }
-                    return Poll::Ready(Ok(ReplyPart::Piece { events, tokens: piece.tokens }));
+        let end = match self.stopped.take() {
+            Some(end) => end,
+            None => {
+                let Some(running) = &mut self.running else {
+                    let reason = "a choice was asked for more than it has".to_string();
+                    return Poll::Ready(Err(Failure::Internal { reason }));
+                };
+                match ready!(running.poll_next(cx))? {
+                    Part::End(end) => end,
+                    Part::Piece(piece) => return Poll::Ready(Ok(self.piece(piece))),
                 }
-            },
+            }
         };
         let mut events = self.begin();
         let (last, finish_reason) = self.finish(&end);
