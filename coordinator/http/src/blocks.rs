@@ -33,7 +33,9 @@ pub async fn follow(
     while let Some((_, part)) = writer.out().unless_gone(parts.next()).await? {
         let (events, ended) = match part {
             Ok(ReplyPart::Piece { events, .. }) => (events, None),
-            Ok(ReplyPart::End { events, end, finish_reason }) => (events, Some((end, finish_reason))),
+            Ok(ReplyPart::End { events, end, finish_reason }) => {
+                (events, Some((end, finish_reason)))
+            }
             Err(failure) => return Ok(Some(Err(failure))),
         };
         for event in events.into_iter().filter(says_something) {

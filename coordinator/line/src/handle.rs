@@ -17,12 +17,12 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cached::{Cached, Dropped};
+pub use crate::failure::Failure;
 use crate::health::Loading;
 use crate::journal::Recorder;
 use crate::keys::Force;
 use crate::numerics::Numerics;
 use crate::request::{Request, RequestError};
-pub use crate::failure::Failure;
 pub use brigade_sched::{FinishReason, RequestId, Running};
 
 /// Submissions that may wait for the driver's attention; it takes them within microseconds.

@@ -316,9 +316,13 @@ mod tests {
             params.dry.breakers = (0..MAX_SAMPLER_TOKENS as u32).collect();
             for setting in SETTINGS {
                 let value = match setting.rule {
-                    Rule::Number { low, high, .. } => Value::Number(if is_high { high } else { low }),
+                    Rule::Number { low, high, .. } => {
+                        Value::Number(if is_high { high } else { low })
+                    }
                     Rule::Count { .. } if !is_high => Value::Count(0),
-                    Rule::Count { minus_one: Some(MinusOne::Context) } => Value::Count(limits.n_ctx),
+                    Rule::Count { minus_one: Some(MinusOne::Context) } => {
+                        Value::Count(limits.n_ctx)
+                    }
                     Rule::Count { .. } => Value::Count(u32::MAX),
                     Rule::Switch { on, .. } => Value::Count(on),
                 };

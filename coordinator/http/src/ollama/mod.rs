@@ -20,7 +20,7 @@ use super::completions;
 use super::embeddings;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::fleet::{Fleet, Meant, Member};
+use super::fleet::{Fleet, Meant, Member, Presence};
 use super::model_name::check_name;
 use super::name::Name;
 use super::params::Common;
@@ -75,7 +75,7 @@ pub(super) async fn running(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<Value> {
-    let is_loaded = |member: &Member| member.word().is_none_or(|word| word == "loaded");
+    let is_loaded = |member: &Member| member.presence().is_none_or(|now| now == Presence::Loaded);
     listed(&fleet, &asks, is_loaded, |app, name| {
         let mut entry = entry(app, name);
         entry["expires_at"] = json!("9999-12-31T23:59:59Z");
