@@ -54,7 +54,10 @@ fn product() -> Vec<(String, String)> {
     };
     let code = |name: String| {
         let text = read(&name);
-        let own = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let is_of_tests =
+            |part: &str| ["mod tests {", "pub mod tests {"].iter().any(|m| part.starts_with(m));
+        let parts = text.split("#[cfg(test)]\n");
+        let own: String = parts.take_while(|part| !is_of_tests(part)).collect();
         let lines: Vec<String> = own
             .lines()
             .map(|line| match line.trim_start().starts_with("//") {
