@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 pub use brigade_kernels::PageId;
+pub use brigade_sampling::{DryParams, Mirostat, SamplingParams};
 
 /// Index of a sequence's place on every stage: its KV block table, recurrent state and sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -275,7 +276,7 @@ impl SamplerSetup {
     /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it.
     /// A stage wants [`Constraint::later`] besides.
     pub fn can_verify(&self) -> bool {
-        self.guidance.is_none() && self.params.mirostat.is_none()
+        self.guidance.is_none() && !self.params.keeps_surprise()
     }
 }
 
@@ -331,119 +332,6 @@ pub struct Marker {
     pub text: String,
     /// Index of the grammar.
     pub grammar: u32,
-}
-
-/// Settings of the sampling chain, in the order they act (llama.cpp's default order): logit bias, penalties,
-/// DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, draw.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// `<= 0`: greedy (the first maximum wins).
-    pub temperature: f32,
-    /// `0`: off.
-    pub top_k: u32,
-    /// `>= 1`: off.
-    pub top_p: f32,
-    /// `<= 0`: off.
-    pub min_p: f32,
-    /// `>= 1`: off.
-    pub typical_p: f32,
-    /// `1`: off.
-    pub repeat_penalty: f32,
-    /// `0`: off.
-    pub frequency_penalty: f32,
-    /// `0`: off.
-    pub presence_penalty: f32,
-    /// Window of the penalties in tokens (prompt included); `0`: penalties off.
-    pub penalty_last_n: u32,
-    /// Added to the logit of a token before anything else; `-inf` bans it.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Against repeated runs of tokens.
-    pub dry: DryParams,
-    /// Keeps logits within so many standard deviations of the largest; `<= 0`: off.
-    pub top_n_sigma: f32,
-    /// Share of draws in which the most probable tokens are left out (XTC); `<= 0`: off.
-    pub xtc_probability: f32,
-    /// Of tokens at least so probable all but the least are left out; above 0.5: off.
-    pub xtc_threshold: f32,
-    /// The temperature goes from `temperature - range` to `temperature + range` with the distribution's entropy;
-    /// `<= 0`: it is fixed.
-    pub dynatemp_range: f32,
-    /// How it grows with the entropy.
-    pub dynatemp_exponent: f32,
-    /// In the place of top-n-sigma, top-k, typical, top-p, min-p, XTC and the dynamic temperature; `None`: off.
-    pub mirostat: Option<Mirostat>,
-}
-
-/// Mirostat, version 2 (Basu et al., "Mirostat", arXiv 2007.14966, algorithm 2): tokens whose surprise
-/// `-log2 p` is above mu are left out, and mu follows the surprise of what is drawn. Whoever composes ubatches keeps
-/// mu, so that a stage has no state of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Mirostat {
-    /// Surprise aimed at, in bits.
-    pub tau: f32,
-    /// Share of the difference by which mu moves.
-    pub eta: f32,
-}
-
-impl Mirostat {
-    /// mu of a text's first token.
-    pub fn first_mu(&self) -> f32 {
-        2.0 * self.tau
-    }
-}
-
-/// "Don't repeat yourself": a token that would go on with a run of tokens that has been there before is made
-/// less probable, the more the longer the run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DryParams {
-    /// `0`: off.
-    pub multiplier: f32,
-    /// A run of `n` tokens costs `multiplier * base^(n - allowed_length)`.
-    pub base: f32,
-    /// Runs shorter than this cost nothing.
-    pub allowed_length: u32,
-    /// Tokens that are looked back on.
-    pub last_n: u32,
-    /// Tokens that no run goes across, ascending.
-    pub breakers: Arc<[u32]>,
-}
-
-impl Default for DryParams {
-    fn default() -> Self {
-        let breakers = Arc::from([]);
-        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, last_n: u32::MAX, breakers }
-    }
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            typical_p: 1.0,
-            repeat_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            penalty_last_n: 64,
-            logit_bias: Vec::new(),
-            dry: DryParams::default(),
-            top_n_sigma: 0.0,
-            xtc_probability: 0.0,
-            xtc_threshold: 0.1,
-            dynatemp_range: 0.0,
-            dynatemp_exponent: 1.0,
-            mirostat: None,
-        }
-    }
-}
-
-impl SamplingParams {
-    /// Picks the most probable token, nothing else applied.
-    pub fn greedy() -> Self {
-        Self { temperature: 0.0, ..Self::default() }
-    }
 }
 
 /// What the last stage returns for a row.

@@ -12,6 +12,7 @@ use crate::limits::*;
 use crate::pipeline::{
     Boundary, Constraint, LaneFrame, SamplerSetup, SeqOp, SeqPart, Ubatch, Want, lane_frame, seq_op,
 };
+use crate::sampling::check_numbers;
 
 /// What a stage accepts; from its spec and its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,26 +187,7 @@ fn check_request(id: &str) -> Result<(), FrameError> {
 }
 
 fn check_sampler(sampler: &SamplerSetup, limits: &FrameLimits) -> Result<(), FrameError> {
-    let numbers = [
-        sampler.temperature,
-        sampler.top_p,
-        sampler.min_p,
-        sampler.typical_p,
-        sampler.repeat_penalty,
-        sampler.frequency_penalty,
-        sampler.presence_penalty,
-        sampler.top_n_sigma,
-        sampler.xtc_probability,
-        sampler.xtc_threshold,
-        sampler.dynatemp_range,
-        sampler.dynatemp_exponent,
-    ];
-    let dry = sampler.dry.iter().flat_map(|dry| [dry.multiplier, dry.base]);
-    let mirostat = sampler.mirostat.iter().flat_map(|mirostat| [mirostat.tau, mirostat.eta]);
-    let guidance = sampler.guidance.iter().map(|guidance| guidance.scale);
-    if !numbers.into_iter().chain(dry).chain(mirostat).chain(guidance).all(f32::is_finite) {
-        return Err(FrameError::Invalid { field: "sampler", why: "a setting is not finite" });
-    }
+    check_numbers(sampler)?;
     let top = sampler.top_logprobs.unwrap_or(0);
     at_most("sampler.top_logprobs", top.into(), MAX_TOP_LOGPROBS.into())?;
     at_most("sampler.logit_bias count", sampler.logit_bias.len() as u64, MAX_LOGIT_BIAS as u64)?;

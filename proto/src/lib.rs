@@ -21,6 +21,7 @@ pub mod frame;
 mod frame_error;
 pub mod limits;
 pub mod net;
+pub mod sampling;
 pub mod task;
 pub mod tls;
 

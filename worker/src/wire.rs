@@ -8,15 +8,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    AdapterUse, Ahead, Boundary, Constraint, CopyName, DraftedToken, DryParams, Grammar, Guidance,
-    Marker, Mirostat, NotBefore, PageId, Planes, RowOutput, RowValue, SamplerSetup, SamplingParams,
-    SeqOp, SeqPart, SlotId, TokenMark, UBatch, Want,
+    AdapterUse, Ahead, Boundary, Constraint, CopyName, DraftedToken, Grammar, Guidance, Marker,
+    NotBefore, PageId, Planes, RowOutput, RowValue, SamplerSetup, SeqOp, SeqPart, SlotId,
+    TokenMark, UBatch, Want,
 };
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_proto::control::WireType;
 use brigade_proto::failure::{Failure, FailureKind, cut_reason};
 use brigade_proto::frame::{BoundaryShape, FrameError, Q8_0_BYTES, Q8_0_VALUES};
 use brigade_proto::pipeline as pb;
+use brigade_proto::sampling::settings_from_wire;
 use brigade_quant::{Block, BlockQ8_0, Quantize};
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -242,25 +243,7 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
 
 fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
     SamplerSetup {
-        params: SamplingParams {
-            temperature: s.temperature,
-            top_k: s.top_k,
-            top_p: s.top_p,
-            min_p: s.min_p,
-            typical_p: s.typical_p,
-            repeat_penalty: s.repeat_penalty,
-            frequency_penalty: s.frequency_penalty,
-            presence_penalty: s.presence_penalty,
-            penalty_last_n: s.penalty_last_n,
-            logit_bias: s.logit_bias.iter().map(|b| (b.token, b.bias)).collect(),
-            dry: s.dry.as_ref().map(dry_from_wire).unwrap_or_default(),
-            top_n_sigma: s.top_n_sigma,
-            xtc_probability: s.xtc_probability,
-            xtc_threshold: s.xtc_threshold,
-            dynatemp_range: s.dynatemp_range,
-            dynatemp_exponent: s.dynatemp_exponent,
-            mirostat: s.mirostat.map(|m| Mirostat { tau: m.tau, eta: m.eta }),
-        },
+        params: settings_from_wire(s),
         seed: s.seed,
         top_logprobs: s.top_logprobs,
         not_before: s.not_before.as_ref().map_or_else(NotBefore::default, |not_before| NotBefore {
@@ -269,16 +252,6 @@ fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
         }),
         constraint: s.constraint.as_ref().map(|c| Arc::new(constraint_from_wire(c))),
         guidance: s.guidance.map(|g| Guidance { scale: g.scale }),
-    }
-}
-
-fn dry_from_wire(dry: &pb::Dry) -> DryParams {
-    DryParams {
-        multiplier: dry.multiplier,
-        base: dry.base,
-        allowed_length: dry.allowed_length,
-        last_n: dry.last_n,
-        breakers: dry.breakers.as_slice().into(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! From validated requests to choices. It submits all sequences of a request, then either collects their
 //! whole texts or passes the pieces on as they come.
 
-use brigade_proto::task;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use brigade_engine::batch::{AdapterUse, Constraint};
 use brigade_line::adapters::AdapterWish;
@@ -10,8 +11,6 @@ use brigade_line::generation::{End, EndReason, Generation, Part, TokenPiece};
 use brigade_line::handle::{Failure, FinishReason, Lingering, RequestId, Sequence};
 use brigade_line::journal::Drawn;
 use brigade_line::request::{Drawing, Request};
-use tokio::sync::mpsc;
-use tracing::Instrument;
 
 use super::app::App;
 use super::error::ApiError;
@@ -20,10 +19,6 @@ use super::params::Common;
 use super::streams::Resumable;
 use super::tally::Tally;
 use super::types::{CompletionDetails, FinishWord, PromptDetails, Timings, Usage};
-
-/// Pieces of a streamed answer that wait for a slow client; behind them the sequence's own channel
-/// has room for the rest.
-pub const PIECE_QUEUE: usize = 16;
 
 /// One finished choice.
 #[derive(Debug)]
@@ -109,8 +104,8 @@ impl Running {
     }
 
     /// Its next part.
-    pub async fn next(&mut self) -> Result<Part, Failure> {
-        let part = self.generation.next().await;
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Failure>> {
+        let part = ready!(self.generation.poll_next(cx));
         match &part {
             Ok(Part::Piece(piece)) => {
                 self.drawn += piece.tokens.len();
@@ -123,7 +118,19 @@ impl Running {
             }
             Err(failure) => self.tally.failed(failure),
         }
-        part
+        Poll::Ready(part)
+    }
+}
+
+impl Chosen for Running {
+    type Part = Part;
+
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Failure>> {
+        self.poll_next(cx)
+    }
+
+    fn is_last(part: &Part) -> bool {
+        matches!(part, Part::End(_))
     }
 }
 
@@ -207,7 +214,7 @@ async fn sequence(
 pub async fn collect(mut generation: Running) -> Result<Choice, Failure> {
     let (mut text, mut tokens) = (String::new(), Vec::new());
     loop {
-        match generation.next().await? {
+        match poll_fn(|cx| generation.poll_next(cx)).await? {
             Part::Piece(piece) => {
                 text.push_str(&piece.text);
                 tokens.extend(piece.tokens);
@@ -217,31 +224,58 @@ pub async fn collect(mut generation: Running) -> Result<Choice, Failure> {
     }
 }
 
-/// Parts of all choices as they come, each with its choice's number. Ends after the last choice
-/// or the first failure. Dropping the receiver cancels what still runs.
-pub fn merge(generations: Vec<Running>) -> mpsc::Receiver<(usize, Result<Part, Failure>)> {
-    let (parts, receiver) = mpsc::channel(PIECE_QUEUE);
-    for (index, generation) in generations.into_iter().enumerate() {
-        task::spawn(forward(index, generation, parts.clone()).in_current_span());
-    }
-    receiver
+/// One of several choices that are drawn at once.
+pub trait Chosen {
+    /// What comes of it.
+    type Part;
+
+    /// Its next part; not called again behind the last one.
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Self::Part, Failure>>;
+
+    /// Whether nothing comes behind this part.
+    fn is_last(part: &Self::Part) -> bool;
 }
 
-async fn forward(
-    index: usize,
-    mut generation: Running,
-    parts: mpsc::Sender<(usize, Result<Part, Failure>)>,
-) {
-    loop {
-        // A client that goes away while nothing is drawn must be noticed too.
-        let part = tokio::select! {
-            part = generation.next() => part,
-            () = parts.closed() => return,
-        };
-        let last = !matches!(part, Ok(Part::Piece(_)));
-        if parts.send((index, part)).await.is_err() || last {
-            return;
+/// A choice's number, and its next part or why there is none.
+type OfChoice<C> = (usize, Result<<C as Chosen>::Part, Failure>);
+
+/// All choices of a request as one stream. Dropping it cancels what still runs.
+#[derive(Debug)]
+pub struct Choices<C> {
+    /// `None`: its last part has come.
+    open: Vec<Option<C>>,
+    /// The one that is asked first: they take turns.
+    first: usize,
+}
+
+impl<C: Chosen> Choices<C> {
+    /// The parts of these.
+    pub fn of(choices: Vec<C>) -> Self {
+        Self { open: choices.into_iter().map(Some).collect(), first: 0 }
+    }
+
+    /// The next part of any choice, with the choice's number; `None` behind the last part of all, or a failure.
+    pub async fn next(&mut self) -> Option<OfChoice<C>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<OfChoice<C>>> {
+        let n = self.open.len();
+        let turns = (self.first..n).chain(0..self.first);
+        let mut is_open = false;
+        for index in turns {
+            let Some(choice) = &mut self.open[index] else { continue };
+            is_open = true;
+            let Poll::Ready(part) = choice.poll_part(cx) else { continue };
+            self.first = (index + 1) % n;
+            match &part {
+                Ok(part) if C::is_last(part) => self.open[index] = None,
+                Ok(_) => {}
+                Err(_) => self.open.fill_with(|| None),
+            }
+            return Poll::Ready(Some((index, part)));
         }
+        if is_open { Poll::Pending } else { Poll::Ready(None) }
     }
 }
 

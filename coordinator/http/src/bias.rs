@@ -3,11 +3,10 @@
 use brigade_dialect::number::{Number, of_text};
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::MAX_LOGIT_BIAS;
-use serde_json::value::RawValue;
 
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, entries, kind, list, read as read_value, reason};
+use super::fields::{Fields, Given, Kind, entries, list, read as read_value};
 
 /// OpenAI's scale ends at 100, which "should result in a ban or exclusive selection".
 const BAN_BIAS: f32 = -100.0;
@@ -17,16 +16,16 @@ const BAN_BIAS: f32 = -100.0;
 pub fn read(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>, ApiError> {
     let bad = |message: String| ApiError::field("logit_bias", message);
     let Some(raw) = fields.raw("logit_bias") else { return Ok(Vec::new()) };
-    let mut named: Vec<(String, &RawValue)> = Vec::new();
-    if kind(raw) == "an array" {
+    let mut named: Vec<(String, Given<'_>)> = Vec::new();
+    if raw.kind() == Kind::List {
         for pair in list("logit_bias", raw, MAX_LOGIT_BIAS)? {
             let pair = list("logit_bias", pair, 2)?;
             let [token, bias] = pair[..] else {
                 return Err(bad("logit_bias: each entry is [TOKEN, BIAS]".to_string()));
             };
-            let token = match kind(token) {
-                "a string" => format!("\"{}", read_value::<String>("logit_bias", token)?),
-                "a number" => token.get().to_string(),
+            let token = match token.kind() {
+                Kind::Text => format!("\"{}", read_value::<String>("logit_bias", token)?),
+                Kind::Number => token.json().into_owned(),
                 kind => {
                     let message = format!("logit_bias: a token is its id or its text, not {kind}");
                     return Err(bad(message));
@@ -34,12 +33,11 @@ pub fn read(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>
             };
             named.push((token, bias));
         }
-    } else if kind(raw) != "an object" {
-        let what = kind(raw);
+    } else if raw.kind() != Kind::Object {
+        let what = raw.kind();
         return Err(bad(format!("logit_bias must be an object or a list, not {what}")));
     } else {
-        named = entries(raw, MAX_LOGIT_BIAS).map_err(|e| {
-            let why = reason(&e);
+        named = entries(raw, MAX_LOGIT_BIAS).map_err(|why| {
             bad(format!(
                 "logit_bias must be an object or a list of at most {MAX_LOGIT_BIAS} tokens: {why}"
             ))
@@ -47,8 +45,8 @@ pub fn read(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>
     }
     let mut biases: Vec<(u32, f32)> = Vec::new();
     for (token, bias) in named {
-        let bias = match kind(bias) {
-            "a boolean" if !read_value::<bool>("logit_bias", bias)? => f32::NEG_INFINITY,
+        let bias = match bias.kind() {
+            Kind::Boolean if !read_value::<bool>("logit_bias", bias)? => f32::NEG_INFINITY,
             _ => read_value("logit_bias", bias)?,
         };
         let bias: f32 = if bias <= BAN_BIAS { f32::NEG_INFINITY } else { bias };

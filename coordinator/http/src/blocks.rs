@@ -1,14 +1,16 @@
 //! An answer as the blocks that it is made of: reasoning, text, calls. For programs whose answers are lists of
 //! blocks instead of one message.
 
+use brigade_dialect::Event;
 use brigade_line::generation::End;
 use brigade_line::handle::Failure;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::reply::{self, Replies, ReplyPart};
+use super::answer::Choices;
+use super::reply::{Replies, ReplyPart};
 use super::sse::{Gone, Sender};
-use super::types::{ChatDelta, ChatMessage, FinishWord, ToolCall};
+use super::types::{ChatMessage, FinishWord, ToolCall};
 
 /// Who writes blocks as a stream of events.
 pub trait BlockWriter {
@@ -16,17 +18,10 @@ pub trait BlockWriter {
     fn out(&self) -> &Sender;
 
     /// Writes what is new.
-    async fn bit(&mut self, bit: Bit) -> Result<(), Gone>;
+    async fn event(&mut self, event: Event) -> Result<(), Gone>;
 
     /// Ends the block that is open, if one is.
     async fn close(&mut self) -> Result<(), Gone>;
-}
-
-async fn write(deltas: Vec<ChatDelta>, writer: &mut impl BlockWriter) -> Result<(), Gone> {
-    for bit in deltas.into_iter().flat_map(bits) {
-        writer.bit(bit).await?;
-    }
-    Ok(())
 }
 
 /// Writes all blocks of an answer as they come, and says how it ended. No answer, no end.
@@ -34,37 +29,34 @@ pub async fn follow(
     replies: Replies,
     writer: &mut impl BlockWriter,
 ) -> Result<Option<Result<(End, FinishWord), Failure>>, Gone> {
-    let mut parts = reply::merge(replies);
-    while let Some((_, part)) = writer.out().unless_gone(parts.recv()).await? {
-        match part {
-            Ok(ReplyPart::Piece { deltas, .. }) => write(deltas, writer).await?,
-            Ok(ReplyPart::End { deltas, end, finish_reason }) => {
-                write(deltas, writer).await?;
-                writer.close().await?;
-                return Ok(Some(Ok((end, finish_reason))));
+    let mut parts = Choices::of(replies);
+    while let Some((_, part)) = writer.out().unless_gone(parts.next()).await? {
+        let (events, ended) = match part {
+            Ok(ReplyPart::Piece { events, .. }) => (events, None),
+            Ok(ReplyPart::End { events, end, finish_reason }) => {
+                (events, Some((end, finish_reason)))
             }
             Err(failure) => return Ok(Some(Err(failure))),
+        };
+        for event in events.into_iter().filter(says_something) {
+            writer.event(event).await?;
+        }
+        if let Some(ended) = ended {
+            writer.close().await?;
+            return Ok(Some(Ok(ended)));
         }
     }
     Ok(None)
 }
 
-/// A piece of an answer that is being drawn.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bit {
-    /// More of the reasoning.
-    Reasoning(String),
-    /// More of the text.
-    Text(String),
-    /// A call begins.
-    Call {
-        /// For its result to name it.
-        id: String,
-        /// The tool.
-        name: String,
-    },
-    /// More of the last call's arguments, as JSON text.
-    Arguments(String),
+/// Whether there is anything to write: an empty text is none.
+pub fn says_something(event: &Event) -> bool {
+    match event {
+        Event::Content(text) | Event::Reasoning(text) | Event::Arguments { text, .. } => {
+            !text.is_empty()
+        }
+        Event::Call { .. } => true,
+    }
 }
 
 /// A whole block.
@@ -83,22 +75,6 @@ pub enum Block {
         /// As JSON text.
         arguments: String,
     },
-}
-
-/// What is new with a delta; empty texts say nothing.
-pub fn bits(delta: ChatDelta) -> Vec<Bit> {
-    let mut bits = Vec::new();
-    bits.extend(delta.reasoning_content.filter(|text| !text.is_empty()).map(Bit::Reasoning));
-    bits.extend(delta.content.filter(|text| !text.is_empty()).map(Bit::Text));
-    for call in delta.tool_calls.into_iter().flatten() {
-        if let (Some(id), Some(name)) = (call.id, call.function.name) {
-            bits.push(Bit::Call { id, name });
-        }
-        if !call.function.arguments.is_empty() {
-            bits.push(Bit::Arguments(call.function.arguments));
-        }
-    }
-    bits
 }
 
 /// The blocks of a whole answer. A call in which it was cut off is none of them: what is left of its arguments would be run

@@ -4,11 +4,10 @@
 //! prompts that begin alike are found without. But where a model has recurrent layers, a state is kept at the mark.
 
 use brigade_dialect::{Marked, TextEnd};
-use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, Given};
 
 /// The field that marks a block.
 pub(super) const CACHE_CONTROL: &str = "cache_control";
@@ -46,9 +45,7 @@ impl Marking {
             return Ok(false);
         };
         let path = format!("{path}.{CACHE_CONTROL}");
-        let raw = to_raw_value(control)
-            .map_err(|error| ApiError::field(&path, format!("{path}: {error}")))?;
-        self.count(&path, &raw).map(|()| true)
+        self.count(&path, Given::Tree(control)).map(|()| true)
     }
 
     /// Tools are marked.
@@ -61,7 +58,7 @@ impl Marking {
         self.marked.ends.push(TextEnd { message, bytes });
     }
 
-    fn count(&mut self, path: &str, raw: &RawValue) -> Result<(), ApiError> {
+    fn count(&mut self, path: &str, raw: Given<'_>) -> Result<(), ApiError> {
         let mut control = Fields::nested(path, raw)?;
         let kind: String = control.require("type")?;
         if kind != "ephemeral" {

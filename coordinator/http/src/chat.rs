@@ -3,6 +3,7 @@
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use brigade_dialect::Event;
 use brigade_dialect::text_model::{Prompt, TextModel};
 use brigade_line::generation::TokenPiece;
 use brigade_line::handle::Failure;
@@ -13,12 +14,13 @@ use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::again::{self, Again};
-use super::answer::{self, Ended};
+use super::answer::{self, Choices, Ended};
 use super::app::App;
 use super::body::Taken;
 use super::chat_request::{self, Begun, ChatRequest, Names};
 use super::error::ApiError;
 use super::events::Of;
+use super::fields::Fields;
 use super::fleet::Meant;
 use super::logprobs;
 use super::name::Name;
@@ -43,8 +45,12 @@ pub(super) async fn create(
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
-    let begun =
-        chat_request::begin(&app, request, |bytes| Ok((bytes.into(), Names::new(), ()))).await?;
+    let begun = chat_request::begin(&app, request, |bytes, limits, text| {
+        let fields = Fields::parse(bytes);
+        let (request, prompt) = ChatRequest::translated(fields, Names::new(), limits, text)?;
+        Ok((request, prompt, ()))
+    });
+    let begun = begun.await?;
     let Begun { request, prompt, body, more: () } = begun;
     let stamp = Stamp::new(&app, "chatcmpl-");
     if let Some(body) = body {
@@ -141,9 +147,8 @@ async fn whole(
 ) -> Result<ChatCompletion, ApiError> {
     let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
     let mut ended = Ended::default();
-    for (index, (generation, reply)) in replies.into_iter().enumerate() {
-        let reply::Whole { message, tokens, end, finish_reason } =
-            reply::collect(generation, reply).await?;
+    for (index, reply) in replies.into_iter().enumerate() {
+        let reply::Whole { message, tokens, end, finish_reason } = reply::collect(reply).await?;
         n_generated += end.n_generated;
         ended.note(0, &end);
         timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
@@ -199,28 +204,24 @@ impl Chunks {
             let delta = ChatDelta { role: Some(ROLE), content, ..ChatDelta::default() };
             out.json(Of::Choice(index), &self.chunk(index, delta)).await?;
         }
-        let (mut open, mut n_generated) = (replies.len(), 0);
+        let mut n_generated = 0;
         let mut ended = Ended::default();
-        let mut parts = reply::merge(replies);
-        while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
+        let mut parts = Choices::of(replies);
+        while let Some((index, part)) = out.unless_gone(parts.next()).await? {
             match part {
-                Ok(ReplyPart::End { deltas, end, finish_reason }) => {
-                    self.deltas(index, deltas, &[], out).await?;
+                Ok(ReplyPart::End { events, end, finish_reason }) => {
+                    self.events(index, events, &[], out).await?;
                     n_generated += end.n_generated;
                     ended.note(0, &end);
-                    open -= 1;
                     let mut chunk = self.chunk(index, ChatDelta::default());
                     chunk.choices[0].finish_reason = Some(finish_reason);
                     chunk.timings = Some(answer::timings(self.n_prompt, &end));
                     out.json(Of::Choice(index), &chunk).await?;
                 }
-                Ok(ReplyPart::Piece { deltas, tokens }) => {
-                    self.deltas(index, deltas, &tokens, out).await?;
+                Ok(ReplyPart::Piece { events, tokens }) => {
+                    self.events(index, events, &tokens, out).await?;
                 }
                 Err(failure) => return self.fail(failure, out).await,
-            }
-            if open == 0 {
-                break;
             }
         }
         if self.request.common.include_usage {
@@ -233,16 +234,17 @@ impl Chunks {
     }
 
     /// Sends what is new of a choice; the tokens' values, if they are wanted, with the first part of it.
-    async fn deltas(
+    async fn events(
         &self,
         index: usize,
-        mut deltas: Vec<ChatDelta>,
+        events: Vec<Event>,
         tokens: &[TokenPiece],
         out: &Writer,
     ) -> Result<(), Gone> {
         let wanted = self.request.top_logprobs.filter(|_| !tokens.is_empty());
         let mut logprobs = wanted.map(|_| logprobs::chat(&self.app.text, tokens));
         let mut ids = self.request.common.token_ids(tokens).filter(|ids| !ids.is_empty());
+        let mut deltas: Vec<ChatDelta> = events.into_iter().map(reply::delta).collect();
         if (logprobs.is_some() || ids.is_some()) && deltas.is_empty() {
             deltas.push(ChatDelta { content: Some(String::new()), ..ChatDelta::default() });
         }

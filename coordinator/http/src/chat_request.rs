@@ -1,7 +1,6 @@
-//! A chat as it comes in: read, templated, and submitted. Other programs' chats are translated into this one
-//! ([`begin`]), so that all of them mean the same.
+//! A chat as it comes in: read, templated, and submitted. Other APIs' chats are read as this one's fields
+//! ([`ChatRequest::translated`]), so that all of them mean the same.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::extract::Request;
@@ -71,36 +70,37 @@ pub struct Begun<T> {
 /// What fields are called in a chat, and in the interface that it was translated from: complaints are about the latter.
 pub type Names = Vec<(String, String)>;
 
-/// Reads a request's body; `translate` makes a chat in OpenAI's form of it.
+/// Reads a request's body; `read` makes a chat of it.
 pub async fn begin<T: Send + 'static>(
     app: &App,
     request: Request,
-    translate: impl FnOnce(&[u8]) -> Result<(Cow<'_, [u8]>, Names, T), ApiError> + Send + 'static,
+    read: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<(ChatRequest, Prompt, T), ApiError>
+    + Send
+    + 'static,
 ) -> Result<Begun<T>, ApiError> {
     let body = app.door.bodies.take(request).await?;
     let limits = app.limits.now();
     let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let (body, names, more) = translate(bytes)?;
-        let (request, prompt) = ChatRequest::translated(&body, names, &limits, text)?;
-        let body = request.common.resumable.then(|| String::from_utf8_lossy(&body).into_owned());
+        let (request, prompt, more) = read(bytes, &limits, text)?;
+        let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
         Ok(Begun { request, prompt, body, more })
     });
     Ok(read.await?.0)
 }
 
 impl ChatRequest {
-    /// Reads a request that was translated, and its prompt.
+    /// Reads a request and its prompt. Its fields may have been made of another API's.
     ///
     /// # Errors
-    /// It cannot run, by the names that its fields had.
+    /// It cannot run, by the names that its fields had there.
     pub fn translated(
-        body: &[u8],
+        fields: Result<Fields<'_>, ApiError>,
         names: Names,
         limits: &Limits,
         text: &TextModel,
     ) -> Result<(Self, Prompt), ApiError> {
-        let read = || {
-            let mut request = Self::read(body, limits, text)?;
+        let read = move || {
+            let mut request = Self::of(fields?, limits, text)?;
             let prompt = request.prompt(text)?;
             Ok((request, prompt))
         };
@@ -110,9 +110,12 @@ impl ChatRequest {
         }
     }
 
-    /// Reads a request.
+    /// Reads a request's body.
     pub fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        Self::of(Fields::parse(body)?, limits, text)
+    }
+
+    fn of(mut fields: Fields<'_>, limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let mut left = super::fields::MAX_TEMPLATE_VALUES;
         let mut marking = Marking::default();
         let (messages, n_message_bytes) = messages::read(&mut fields, &mut left, &mut marking)?;
@@ -190,7 +193,7 @@ impl ChatRequest {
             generation.show(markers.clone());
             let seed = self.common.seed.wrapping_add(i);
             let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
-            replies.push((generation, Reply::new(parser, &prompt.opening)));
+            replies.push(Reply::new(generation, parser, &prompt.opening));
         }
         Ok(replies)
     }
@@ -225,19 +228,20 @@ mod tests {
     fn a_salt_comes_through_every_interface() {
         let bytes = |json: &str| json.replacen('{', r#"{"cache_salt": "s", "#, 1).into_bytes();
         let of_ollama = |asked| match asked {
-            ollama::request::Asked::Chat(chat, _) => chat.into_owned(),
+            ollama::request::Asked::Chat(chat, _) => chat,
             other => panic!("{other:?}"),
         };
         let messages = bytes(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
         let input = bytes(r#"{"input": "a"}"#);
         for chat in [
-            messages.clone(),
-            anthropic::request::translate(&messages).unwrap().0.into_owned(),
-            responses::request::translate(&input).unwrap().0.into_owned(),
+            serde_json::from_slice(&messages).unwrap(),
+            anthropic::request::translate(&messages).unwrap().0,
+            responses::request::translate(&input).unwrap().0,
             of_ollama(ollama::request::chat(&messages).unwrap()),
             of_ollama(ollama::request::generate(&bytes(r#"{"prompt": "a"}"#)).unwrap()),
         ] {
-            let request = ChatRequest::read(&chat, &LIMITS, &TextModel::sample()).unwrap();
+            let fields = Fields::made(&chat).unwrap();
+            let request = ChatRequest::of(fields, &LIMITS, &TextModel::sample()).unwrap();
             assert_eq!(request.common.cache_salt.as_deref(), Some("s"));
         }
     }

@@ -10,17 +10,16 @@ use brigade_line::handle::Failure;
 use brigade_line::journal::Opened;
 use brigade_line::request::Limits;
 use brigade_proto::task;
-use serde_json::value::RawValue;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::again::{self, Again};
-use super::answer::{self, Choice, Ended, Running};
+use super::answer::{self, Choice, Choices, Ended, Running};
 use super::app::App;
 use super::body::{Taken, text_error};
 use super::error::ApiError;
 use super::events::Of;
-use super::fields::{Fields, MAX_TEMPLATE_VALUES, kind, list, read};
+use super::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, list, read};
 use super::fleet::Meant;
 use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
@@ -80,7 +79,8 @@ pub(super) async fn create(
     let body = app.door.bodies.take(request).await?;
     let limits = app.limits.now();
     let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let (request, prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        let (request, prompts) =
+            CompletionRequest::with_prompts(Fields::parse(bytes)?, text, &limits)?;
         let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
         Ok((request, prompts, body))
     });
@@ -106,7 +106,7 @@ pub(super) async fn create(
 
 /// Reads a body, and no more.
 pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
-    CompletionRequest::read(body, limits, &TextModel::without_text()).map(|_| ())
+    CompletionRequest::read(Fields::parse(body)?, limits, &TextModel::without_text()).map(|_| ())
 }
 
 /// Goes on with a stream of the coordinator before this one, to its end.
@@ -118,7 +118,8 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
     let limits = app.limits.now();
     let body = Taken::again(opened.body.clone().into_bytes(), &name);
     let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let (mut request, mut prompts) = CompletionRequest::with_prompts(bytes, text, &limits)?;
+        let (mut request, mut prompts) =
+            CompletionRequest::with_prompts(Fields::parse(bytes)?, text, &limits)?;
         again::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         prompts.tokens = opened.prompts;
@@ -135,12 +136,12 @@ pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
 
 /// The one prompt of a request in other words, and how to draw: where it names no number of tokens, an answer as others.
 pub(super) fn plain(
-    body: &[u8],
+    fields: Fields<'_>,
     limits: &Limits,
     text: &TextModel,
 ) -> Result<(Vec<u32>, Common), ApiError> {
-    let names_tokens = Fields::parse(body)?.raw("max_tokens").is_some();
-    let (mut request, mut prompts) = CompletionRequest::with_prompts(body, text, limits)?;
+    let names_tokens = fields.has("max_tokens");
+    let (mut request, mut prompts) = CompletionRequest::with_prompts(fields, text, limits)?;
     if !names_tokens {
         request.common.max_tokens = None;
     }
@@ -150,11 +151,11 @@ pub(super) fn plain(
 impl CompletionRequest {
     /// A request and its prompts.
     fn with_prompts(
-        body: &[u8],
+        fields: Fields<'_>,
         text: &TextModel,
         limits: &Limits,
     ) -> Result<(Self, Prompts), ApiError> {
-        let mut request = Self::read(body, limits, text)?;
+        let mut request = Self::read(fields, limits, text)?;
         request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
         request.common.set_guide(|negative| text.encode_prompt(negative))?;
         let given = std::mem::take(&mut request.prompts);
@@ -162,14 +163,13 @@ impl CompletionRequest {
         Ok((request, prompts))
     }
 
-    fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+    fn read(mut fields: Fields<'_>, limits: &Limits, text: &TextModel) -> Result<Self, ApiError> {
         let prompts = prompts(fields.require_raw("prompt")?)?;
         fields.refuse("suffix", "filling in the middle is for /infill")?;
         fields.refuse("prompt_embeds", "prompts are texts or token ids")?;
         let top_logprobs: Option<u32> = match fields.raw("logprobs") {
             None => None,
-            Some(value) if kind(value) == "a boolean" => {
+            Some(value) if value.kind() == Kind::Boolean => {
                 read::<bool>("logprobs", value)?.then_some(1)
             }
             Some(value) => Some(read("logprobs", value)?),
@@ -232,30 +232,29 @@ fn best(mut choices: Vec<Choice>, n: usize) -> Vec<Choice> {
     choices
 }
 
-fn prompts(value: &RawValue) -> Result<Vec<Prompt>, ApiError> {
+fn prompts(value: Given<'_>) -> Result<Vec<Prompt>, ApiError> {
     let bad = |what: String| ApiError::field("prompt", what);
     let form = "a string, a list of token ids, or a list of either";
-    match kind(value) {
-        "a string" => return Ok(vec![Prompt::Text(read("prompt", value)?)]),
-        "an array" => {}
+    match value.kind() {
+        Kind::Text => return Ok(vec![Prompt::Text(read("prompt", value)?)]),
+        Kind::List => {}
         kind => return Err(bad(format!("prompt must be {form}, not {kind}"))),
     }
     // A list of numbers may be long, and is read as numbers at once.
-    let first = value.get()[1..].trim_start().bytes().next();
-    match first {
-        Some(b']') => return Err(bad("prompt is empty".to_string())),
-        Some(b'-' | b'0'..=b'9') => return Ok(vec![tokens(value)?]),
-        _ => {}
+    match value.first_kind() {
+        None => return Err(bad("prompt is empty".to_string())),
+        Some(Kind::Number) => return Ok(vec![tokens(value)?]),
+        Some(Kind::Null | Kind::Boolean | Kind::Text | Kind::List | Kind::Object) => {}
     }
-    let prompt = |item: &RawValue| match kind(item) {
-        "a string" => Ok(Prompt::Text(read("prompt", item)?)),
-        "an array" => tokens(item),
+    let prompt = |item: Given<'_>| match item.kind() {
+        Kind::Text => Ok(Prompt::Text(read("prompt", item)?)),
+        Kind::List => tokens(item),
         kind => Err(bad(format!("prompt must be {form}, not {kind}"))),
     };
     list("prompt", value, MAX_CHOICES)?.into_iter().map(prompt).collect()
 }
 
-fn tokens(list: &RawValue) -> Result<Prompt, ApiError> {
+fn tokens(list: Given<'_>) -> Result<Prompt, ApiError> {
     read("prompt", list).map(Prompt::Tokens)
 }
 
@@ -434,10 +433,10 @@ impl Answer {
                 out.json(Of::Choice(index), &self.piece(vec![first])).await?;
             }
         }
-        let (mut open, mut n_generated) = (generations.len(), 0);
+        let mut n_generated = 0;
         let mut ended = Ended::default();
-        let mut parts = answer::merge(generations);
-        while let Some((index, part)) = out.unless_gone(parts.recv()).await? {
+        let mut parts = Choices::of(generations);
+        while let Some((index, part)) = out.unless_gone(parts.next()).await? {
             match part {
                 Ok(Part::Piece(piece)) => {
                     let mut new = choice(index, piece.text, None);
@@ -448,7 +447,6 @@ impl Answer {
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
                     ended.note(self.prompt_of(index), &end);
-                    open -= 1;
                     let last = choice(index, String::new(), Some(answer::finish_word(&end)));
                     let mut piece = self.piece(vec![last]);
                     let n_prompt = self.prompts.tokens[self.prompt_of(index)].len();
@@ -462,9 +460,6 @@ impl Answer {
                     out.json(Of::End, &ApiError::from(failure).body()).await?;
                     return out.done().await;
                 }
-            }
-            if open == 0 {
-                break;
             }
         }
         if self.request.common.include_usage {

@@ -8,13 +8,12 @@ use brigade_dialect::text_model::TextModel;
 use brigade_line::adapters::AdapterWish;
 use brigade_line::request::Limits;
 use brigade_line::vector::normalize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::app::App;
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, Given, Kind, list, read};
 use super::fleet::Meant;
 use super::name::Name;
 use super::{model_name, params, pooled, unread};
@@ -107,7 +106,7 @@ const MAX_POWER: i64 = 64;
 
 impl Norm {
     fn read(fields: &mut Fields<'_>) -> Result<Self, ApiError> {
-        let is_flag = |raw: &RawValue| kind(raw) == "a boolean";
+        let is_flag = |raw: Given<'_>| raw.kind() == Kind::Boolean;
         let by_name: Option<bool> = fields.take("normalize")?;
         let Some(raw) = fields.raw("embd_normalize") else {
             return Ok(if by_name.unwrap_or(true) { Self::Power(2) } else { Self::Off });
@@ -221,7 +220,7 @@ impl Wanted {
 /// Texts or token ids, one or several.
 fn inputs(
     field: &str,
-    raw: &RawValue,
+    raw: Given<'_>,
     limits: &Limits,
     text: &TextModel,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
@@ -230,19 +229,18 @@ fn inputs(
         text.tokenizer().encode(words, true, true).map_err(text_error)
     };
     let mut tokens = pooled::Tokens::default();
-    let mut one = |raw: &RawValue| {
-        let ids = match kind(raw) {
-            "a string" => encode(&read::<String>(field, raw)?),
-            "an array" => read(field, raw),
+    let mut one = |raw: Given<'_>| {
+        let ids = match raw.kind() {
+            Kind::Text => encode(&read::<String>(field, raw)?),
+            Kind::List => read(field, raw),
             other => Err(ApiError::field(field, format!("{field} must be texts, not {other}"))),
         };
         tokens.add(field, ids?)
     };
-    if kind(raw) != "an array" {
+    if raw.kind() != Kind::List {
         return Ok(vec![one(raw)?]);
     }
-    let is_number = |byte: u8| byte == b'-' || byte.is_ascii_digit();
-    if raw.get()[1..].trim_start().bytes().next().is_some_and(is_number) {
+    if raw.first_kind() == Some(Kind::Number) {
         return Ok(vec![one(raw)?]);
     }
     let all = list(field, raw, MAX_INPUTS)?;
@@ -270,6 +268,8 @@ fn base64(vector: &[f32]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::value::RawValue;
+
     use super::*;
 
     #[test]
@@ -342,11 +342,15 @@ mod tests {
             [(r#""a b""#, 1), (r#"["a", "b"]"#, 2), ("[5, 6]", 1), ("[[5], [6, 7]]", 2)]
         {
             let raw = RawValue::from_string(json.to_string()).unwrap();
-            assert_eq!(inputs("input", &raw, &limits, &text).unwrap().len(), n, "{json}");
+            assert_eq!(
+                inputs("input", Given::Text(&raw), &limits, &text).unwrap().len(),
+                n,
+                "{json}"
+            );
         }
         for json in ["[]", "3", "[null]", "{}", "[5, 6.5]"] {
             let raw = RawValue::from_string(json.to_string()).unwrap();
-            assert!(inputs("input", &raw, &limits, &text).is_err(), "{json}");
+            assert!(inputs("input", Given::Text(&raw), &limits, &text).is_err(), "{json}");
         }
     }
 }

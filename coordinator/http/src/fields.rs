@@ -16,8 +16,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::value::{FieldValue, NULL, OBJECT};
-pub use super::value::{kind, reason};
+use super::value::{FieldValue, reason};
+pub use super::value::{Given, Kind};
 
 /// Most fields of a request, and of one object in it.
 pub const MAX_FIELDS: usize = 256;
@@ -29,7 +29,7 @@ pub const MAX_TEMPLATE_VALUES: usize = 1 << 16;
 /// The fields of a JSON object that have not been read yet.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    fields: Vec<(String, &'a RawValue)>,
+    fields: Vec<(String, Given<'a>)>,
     /// Where the object sits in the body, as a prefix for names: `messages[2].`.
     prefix: String,
 }
@@ -40,23 +40,38 @@ impl<'a> Fields<'a> {
         let whole: &RawValue = serde_json::from_slice(body).map_err(|e| {
             ApiError::bad_request(format!("the request body is not valid JSON: {e}"))
         })?;
-        if kind(whole) != OBJECT {
-            let message = format!("the request body must be a JSON object, not {}", kind(whole));
+        let whole = Given::Text(whole);
+        if whole.kind() != Kind::Object {
+            let message = format!("the request body must be a JSON object, not {}", whole.kind());
             return Err(ApiError::bad_request(message));
         }
-        let fields = entries(whole, MAX_FIELDS)
-            .map_err(|e| ApiError::bad_request(format!("the request body: {}", reason(&e))))?;
+        Self::of_whole(entries(whole, MAX_FIELDS))
+    }
+
+    /// Those that another API's request was made into.
+    pub fn made(fields: &'a Map<String, Value>) -> Result<Self, ApiError> {
+        Self::of_whole(entries_of(fields, MAX_FIELDS))
+    }
+
+    fn of_whole(fields: Result<Vec<(String, Given<'a>)>, String>) -> Result<Self, ApiError> {
+        let fields =
+            fields.map_err(|why| ApiError::bad_request(format!("the request body: {why}")))?;
         Ok(Self { fields, prefix: String::new() })
     }
 
     /// An object inside the body; `path` is its name there.
-    pub fn nested(path: &str, value: &'a RawValue) -> Result<Self, ApiError> {
-        if kind(value) != OBJECT {
-            let message = format!("{path} must be an object, not {}", kind(value));
+    pub fn nested(path: &str, value: Given<'a>) -> Result<Self, ApiError> {
+        if value.kind() != Kind::Object {
+            let message = format!("{path} must be an object, not {}", value.kind());
             return Err(ApiError::field(path, message));
         }
-        let fields = entries(value, MAX_FIELDS).map_err(|e| wrong(path, &e))?;
+        let fields = entries(value, MAX_FIELDS).map_err(|why| wrong(path, &why))?;
         Ok(Self { fields, prefix: format!("{path}.") })
+    }
+
+    /// Whether the field is there and not `null`.
+    pub fn has(&self, name: &str) -> bool {
+        self.fields.iter().any(|(field, value)| field == name && value.kind() != Kind::Null)
     }
 
     /// Names of the fields that are left.
@@ -69,14 +84,14 @@ impl<'a> Fields<'a> {
         format!("{}{name}", self.prefix)
     }
 
-    /// Removes a field as the text that it is; `null` counts as absent.
-    pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
+    /// Removes a field as it is, unread; `null` counts as absent.
+    pub fn raw(&mut self, name: &str) -> Option<Given<'a>> {
         let at = self.fields.iter().position(|(field, _)| field == name)?;
-        Some(self.fields.remove(at).1).filter(|value| kind(value) != NULL)
+        Some(self.fields.remove(at).1).filter(|value| value.kind() != Kind::Null)
     }
 
     /// Puts a field back for [`Self::into_rest`].
-    pub fn put_back(&mut self, name: &str, value: &'a RawValue) {
+    pub fn put_back(&mut self, name: &str, value: Given<'a>) {
         self.fields.push((name.to_string(), value));
     }
 
@@ -102,8 +117,8 @@ impl<'a> Fields<'a> {
         read(&self.path(name), value)
     }
 
-    /// The text of a field that must be there.
-    pub fn require_raw(&mut self, name: &str) -> Result<&'a RawValue, ApiError> {
+    /// A field that must be there, unread.
+    pub fn require_raw(&mut self, name: &str) -> Result<Given<'a>, ApiError> {
         self.raw(name).ok_or_else(|| {
             let path = self.path(name);
             ApiError::field(&path, format!("{path} is required"))
@@ -114,8 +129,7 @@ impl<'a> Fields<'a> {
     /// Values that ask for nothing (`false`, `""`, `[]`, `{}`) pass.
     pub fn refuse(&mut self, name: &str, why: &str) -> Result<(), ApiError> {
         let Some(value) = self.raw(name) else { return Ok(()) };
-        let asks = value.get().bytes().filter(|b| !b.is_ascii_whitespace()).take(6);
-        if matches!(asks.collect::<Vec<_>>().as_slice(), b"false" | b"[]" | b"{}" | b"\"\"") {
+        if value.asks_nothing() {
             return Ok(());
         }
         let path = self.path(name);
@@ -159,7 +173,7 @@ impl<'a> Fields<'a> {
     /// What is left, in order, for the chat template; counted against `left` values.
     pub fn into_rest(self, left: &mut usize) -> Result<Map<String, Value>, ApiError> {
         let Self { fields, prefix } = self;
-        let value = |(name, raw): (String, &RawValue)| {
+        let value = |(name, raw): (String, Given<'_>)| {
             let value = tree(&format!("{prefix}{name}"), raw, left)?;
             Ok((name, value))
         };
@@ -171,7 +185,7 @@ impl<'a> Fields<'a> {
 ///
 /// # Errors
 /// It is something else, with its name.
-pub fn read<T: FieldValue>(path: &str, value: &RawValue) -> Result<T, ApiError> {
+pub fn read<T: FieldValue>(path: &str, value: Given<'_>) -> Result<T, ApiError> {
     T::of(path, value)
 }
 
@@ -250,31 +264,50 @@ fn is_new(endpoint: &'static str, what: &str) -> bool {
 ///
 /// # Errors
 /// It is no list, or a longer one.
-pub fn list<'a>(
-    path: &str,
-    value: &'a RawValue,
-    max: usize,
-) -> Result<Vec<&'a RawValue>, ApiError> {
-    if kind(value) != "an array" {
-        return Err(ApiError::field(path, format!("{path} must be a list, not {}", kind(value))));
+pub fn list<'a>(path: &str, value: Given<'a>, max: usize) -> Result<Vec<Given<'a>>, ApiError> {
+    match value {
+        Given::Text(raw) if value.kind() == Kind::List => {
+            let mut reader = serde_json::Deserializer::from_str(raw.get());
+            let elements = reader.deserialize_seq(Elements { max });
+            elements.map_err(|e| wrong(path, &reason(&e)))
+        }
+        Given::Tree(Value::Array(elements)) if elements.len() > max => {
+            Err(wrong(path, &format!("more than {max} elements")))
+        }
+        Given::Tree(Value::Array(elements)) => Ok(elements.iter().map(Given::Tree).collect()),
+        _ => Err(ApiError::field(path, format!("{path} must be a list, not {}", value.kind()))),
     }
-    let mut reader = serde_json::Deserializer::from_str(value.get());
-    reader.deserialize_seq(Elements { max }).map_err(|e| wrong(path, &e))
 }
 
 /// The fields of an object of at most `max`. One that stands there twice with different values is an error: one of them
 /// would be lost without a word.
-pub fn entries(
-    value: &RawValue,
-    max: usize,
-) -> Result<Vec<(String, &RawValue)>, serde_json::Error> {
-    let mut reader = serde_json::Deserializer::from_str(value.get());
-    reader.deserialize_map(Entries { max })
+///
+/// # Errors
+/// Why these are none, in words that go behind the object's name.
+pub fn entries(value: Given<'_>, max: usize) -> Result<Vec<(String, Given<'_>)>, String> {
+    match value {
+        Given::Text(raw) => {
+            let mut reader = serde_json::Deserializer::from_str(raw.get());
+            reader.deserialize_map(Entries { max }).map_err(|e| reason(&e))
+        }
+        Given::Tree(Value::Object(fields)) => entries_of(fields, max),
+        Given::Tree(_) => Err(format!("it must be an object, not {}", value.kind())),
+    }
+}
+
+fn entries_of(fields: &Map<String, Value>, max: usize) -> Result<Vec<(String, Given<'_>)>, String> {
+    if fields.len() > max {
+        return Err(format!("more than {max} fields"));
+    }
+    Ok(fields.iter().map(|(name, value)| (name.clone(), Given::Tree(value))).collect())
 }
 
 /// A value as a tree, of at most `left` values, which it takes away from.
-pub fn tree(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, ApiError> {
-    let count = count_values(value.get());
+pub fn tree(path: &str, value: Given<'_>, left: &mut usize) -> Result<Value, ApiError> {
+    let count = match value {
+        Given::Text(raw) => count_values(raw.get()),
+        Given::Tree(value) => 1 + count_inner(value),
+    };
     match left.checked_sub(count) {
         Some(rest) => *left = rest,
         None => {
@@ -284,8 +317,22 @@ pub fn tree(path: &str, value: &RawValue, left: &mut usize) -> Result<Value, Api
             return Err(ApiError::field(path, message));
         }
     }
-    let tree: Tree = serde_json::from_str(value.get()).map_err(|e| wrong(path, &e))?;
-    Ok(tree.0)
+    match value {
+        Given::Text(raw) => {
+            let tree = serde_json::from_str(raw.get()).map_err(|e| wrong(path, &reason(&e)));
+            tree.map(|Tree(value)| value)
+        }
+        Given::Tree(value) => Ok(value.clone()),
+    }
+}
+
+/// What [`count_values`] counts behind the first value, of a value's text.
+fn count_inner(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => list.len().max(1) + list.iter().map(count_inner).sum::<usize>(),
+        Value::Object(map) => map.len().max(1) + map.values().map(count_inner).sum::<usize>(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
 }
 
 /// An upper bound of the values in a JSON text: each but the first comes after a bracket or a comma.
@@ -304,8 +351,8 @@ fn count_values(text: &str) -> usize {
 }
 
 /// A complaint about `path`.
-fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
-    ApiError::field(path, format!("{path}: {}", reason(error)))
+fn wrong(path: &str, why: &str) -> ApiError {
+    ApiError::field(path, format!("{path}: {why}"))
 }
 
 fn twice<E: serde::de::Error>(name: &str) -> E {
@@ -380,7 +427,7 @@ struct Elements {
 }
 
 impl<'de> Visitor<'de> for Elements {
-    type Value = Vec<&'de RawValue>;
+    type Value = Vec<Given<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list")
@@ -392,7 +439,7 @@ impl<'de> Visitor<'de> for Elements {
             if elements.len() == self.max {
                 return Err(A::Error::custom(format!("more than {} elements", self.max)));
             }
-            elements.push(element);
+            elements.push(Given::Text(element));
         }
         Ok(elements)
     }
@@ -403,14 +450,14 @@ struct Entries {
 }
 
 impl<'de> Visitor<'de> for Entries {
-    type Value = Vec<(String, &'de RawValue)>;
+    type Value = Vec<(String, Given<'de>)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut entries: Self::Value = Vec::new();
+        let mut entries: Vec<(String, &RawValue)> = Vec::new();
         while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
             match entries.iter().position(|(known, _)| *known == name) {
                 Some(at) if entries[at].1.get() == value.get() => {}
@@ -421,7 +468,7 @@ impl<'de> Visitor<'de> for Entries {
                 None => entries.push((name, value)),
             }
         }
-        Ok(entries)
+        Ok(entries.into_iter().map(|(name, value)| (name, Given::Text(value))).collect())
     }
 }
 
@@ -485,8 +532,8 @@ pub mod tests {
         let error = Fields::parse(format!("{{{}}}", names.join(",")).as_bytes()).unwrap_err();
         assert!(message(error).contains("more than 256 fields"));
         let long = RawValue::from_string("[1,2,3]".to_string()).unwrap();
-        assert_eq!(list("x", &long, 3).unwrap().len(), 3);
-        assert!(message(list("x", &long, 2).unwrap_err()).contains("x: more than 2"));
+        assert_eq!(list("x", Given::Text(&long), 3).unwrap().len(), 3);
+        assert!(message(list("x", Given::Text(&long), 2).unwrap_err()).contains("x: more than 2"));
     }
 
     #[test]
@@ -494,7 +541,7 @@ pub mod tests {
         let error = Fields::parse(br#"{"prompt": "a", "n": 1, "prompt": "b"}"#).unwrap_err();
         assert!(message(error).contains("\"prompt\" stands there twice"));
         let raw = |text: &str| RawValue::from_string(text.to_string()).unwrap();
-        let read = |text: &str| tree("x", &raw(text), &mut 100);
+        let read = |text: &str| tree("x", Given::Text(&raw(text)), &mut 100);
         for text in
             [r#"{"a": 1, "a": 2}"#, r#"[{"b": {"a": [1], "a": [2]}}]"#, r#"{"a": null, "a": 1}"#]
         {
@@ -512,11 +559,14 @@ pub mod tests {
             [("1", 1), ("[]", 2), ("[1,[2]]", 4), (r#"{"a,\"[": 1, "b": "{,"}"#, 3)]
         {
             assert!(count_values(text) >= count && count_values(text) <= count + 1, "{text}");
+            let value: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(1 + count_inner(&value), count_values(text), "{text}");
         }
         let raw = RawValue::from_string("[1,2,3]".to_string()).unwrap();
+        let raw = Given::Text(&raw);
         let mut left = 6;
-        assert!(tree("x", &raw, &mut left).is_ok());
+        assert!(tree("x", raw, &mut left).is_ok());
         assert_eq!(left, 2);
-        assert!(message(tree("x", &raw, &mut left).unwrap_err()).contains("chat template"));
+        assert!(message(tree("x", raw, &mut left).unwrap_err()).contains("chat template"));
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
+use super::fields::Fields;
 use super::fields::tests::UNKNOWN;
 use super::{anthropic, responses};
 use super::{completions, embeddings, infill, ollama, rerank, tokens};
@@ -89,13 +90,13 @@ fn of_text() -> Vec<Api> {
         Api {
             path: "/v1/completions",
             body: json!({ "prompt": "a" }),
-            read: |b, l, t| completions::plain(b, l, t).map(drop),
+            read: |b, l, t| completions::plain(Fields::parse(b)?, l, t).map(drop),
             fields: COMPLETION,
         },
         Api {
             path: "/v1/completions",
             body: json!({ "prompt": "a" }),
-            read: |b, l, t| completions::plain(b, l, t).map(drop),
+            read: |b, l, t| completions::plain(Fields::parse(b)?, l, t).map(drop),
             fields: DRAWING,
         },
         Api { path: "/infill", body: json!({}), read: infill::tests::read_any, fields: DRAWING },

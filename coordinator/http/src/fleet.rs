@@ -95,6 +95,25 @@ pub struct Member {
     loader: Option<Arc<dyn Loader>>,
 }
 
+/// Whether a model that is loaded on demand is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    Unloaded,
+    Loading,
+    Loaded,
+}
+
+impl Presence {
+    /// llama.cpp's word for it.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Unloaded => "unloaded",
+            Self::Loading => "loading",
+            Self::Loaded => "loaded",
+        }
+    }
+}
+
 impl Member {
     /// A model that is always there.
     pub fn fixed(app: App) -> Self {
@@ -112,19 +131,19 @@ impl Member {
         loaded.unwrap_or_else(|| self.app.clone())
     }
 
-    /// Whether it is loaded, in llama.cpp's words; `None`: it always is.
-    pub(super) fn word(&self) -> Option<&'static str> {
+    /// Whether it is loaded; `None`: it always is.
+    pub(super) fn presence(&self) -> Option<Presence> {
         let now = self.loader.as_ref()?.now();
         Some(match now.map(|app| app.engine.status()) {
-            None => "unloaded",
-            Some(Status::Ready(_)) => "loaded",
-            Some(_) => "loading",
+            None => Presence::Unloaded,
+            Some(Status::Ready(_)) => Presence::Loaded,
+            Some(_) => Presence::Loading,
         })
     }
 
     /// Whether a request that needs its line would be taken.
     pub(super) fn takes(&self) -> bool {
-        self.word() == Some("unloaded")
+        self.presence() == Some(Presence::Unloaded)
     }
 
     fn name(&self) -> &str {
@@ -484,7 +503,7 @@ impl Head {
         if head.keep == Some(Keep::For(Duration::ZERO)) {
             let asks = ["prompt", "messages", "input"].into_iter();
             let mut asks = asks.filter_map(|name| fields.raw(name));
-            head.only_unloads = asks.all(|value| matches!(value.get(), "\"\"" | "[]"));
+            head.only_unloads = asks.all(|value| matches!(&*value.json(), "\"\"" | "[]"));
         }
         Ok(head)
     }

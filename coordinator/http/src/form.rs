@@ -6,7 +6,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::fields::{Fields, Unread, kind, list, read, tree};
+use super::fields::{Fields, Given, Kind, Unread, list, read, tree};
 
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
@@ -82,7 +82,7 @@ fn guided(
 /// `{"type": ...}`, where it asks for anything but text. OpenAI's two APIs put the schema in different places.
 pub fn response_format(
     path: &str,
-    raw: &RawValue,
+    raw: Given<'_>,
     left: &mut usize,
 ) -> Result<Option<Form>, ApiError> {
     let mut format = Fields::nested(path, raw)?;
@@ -127,7 +127,7 @@ pub fn response_format(
 }
 
 /// The same as a tree, for the chat that a request becomes: without what nobody knows, which was told already.
-pub fn checked_format(path: &str, raw: &RawValue, left: &mut usize) -> Result<Value, ApiError> {
+pub fn checked_format(path: &str, raw: Given<'_>, left: &mut usize) -> Result<Value, ApiError> {
     // Whatever is wrong with it is told by its own name.
     response_format(path, raw, left)?;
     let mut format = tree(path, raw, left)?;
@@ -164,12 +164,12 @@ fn named_schema(named: &mut Fields<'_>, left: &mut usize) -> Result<Form, ApiErr
 /// A schema as an object, or as its text.
 pub fn schema(
     path: &str,
-    raw: &RawValue,
+    raw: Given<'_>,
     left: &mut usize,
     strictness: Strictness,
 ) -> Result<Form, ApiError> {
-    let schema = match kind(raw) {
-        "a string" => {
+    let schema = match raw.kind() {
+        Kind::Text => {
             let text: String = read(path, raw)?;
             let inner: Box<RawValue> = serde_json::from_str(&text).map_err(|error| {
                 let (line, column) = (error.line(), error.column());
@@ -178,7 +178,7 @@ pub fn schema(
                 );
                 ApiError::field(path, message)
             })?;
-            tree(path, &inner, left)?
+            tree(path, Given::Text(&inner), left)?
         }
         _ => tree(path, raw, left)?,
     };

@@ -134,8 +134,8 @@ async fn stream(
     running: Vec<answer::Running>,
     out: &sse::Sender,
 ) -> Result<(), sse::Gone> {
-    let mut parts = answer::merge(running);
-    while let Some((_, part)) = out.unless_gone(parts.recv()).await? {
+    let mut parts = answer::Choices::of(running);
+    while let Some((_, part)) = out.unless_gone(parts.next()).await? {
         match part {
             Ok(Part::Piece(piece)) => {
                 out.json(&json!({ "content": piece.text, "stop": false })).await?;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use brigade_dialect::number::of_text;
-use serde_json::value::RawValue;
 
 use super::error::ApiError;
+use super::fields::Given;
 
 /// What a client wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +31,11 @@ const UNITS: [(&str, f64); 7] = [
 ///
 /// # Errors
 /// It is neither.
-pub(super) fn keep_alive(value: &RawValue) -> Result<Keep, ApiError> {
-    let text = value.get();
+pub(super) fn keep_alive(value: Given<'_>) -> Result<Keep, ApiError> {
+    let text = value.json();
     let seconds = match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
         Some(text) => of_go(text),
-        None => number(text),
+        None => number(&text),
     };
     let seconds = seconds.ok_or_else(|| {
         let message = "keep_alive is a number of seconds, or a text such as \"5m\" or \"1h30m\"; below zero, the model stays";
@@ -76,13 +76,15 @@ fn of_go(text: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::value::RawValue;
+
     use super::*;
 
     #[test]
     fn times_are_read_as_ollama_reads_them() {
         let of = |text: &str| {
             let value = RawValue::from_string(text.to_owned()).unwrap();
-            keep_alive(&value).ok()
+            keep_alive(Given::Text(&value)).ok()
         };
         let seconds = |n: f64| Some(Keep::For(Duration::from_secs_f64(n)));
         for (text, keep) in [

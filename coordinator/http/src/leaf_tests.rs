@@ -1,14 +1,13 @@
 //! A different word in every text of every kind of item of all four interfaces: each word is in the prompt, in its
 //! order, or the request is refused by that place.
 
-use std::borrow::Cow;
-
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::chat_request::ChatRequest;
+use super::chat_request::{ChatRequest, Names};
 use super::error::ApiError;
+use super::fields::Fields;
 use super::fields::tests::UNKNOWN;
 use super::{anthropic, ollama, responses};
 
@@ -44,7 +43,7 @@ enum Api {
 }
 
 /// The chat that an Ollama request asks for.
-fn asked(asked: ollama::request::Asked) -> Cow<'static, [u8]> {
+fn asked(asked: ollama::request::Asked) -> Map<String, Value> {
     match asked {
         ollama::request::Asked::Chat(chat, _) => chat,
         other => panic!("no chat: {other:?}"),
@@ -55,14 +54,18 @@ fn asked(asked: ollama::request::Asked) -> Cow<'static, [u8]> {
 fn prompt(api: Api, body: &Value, model: &TextModel) -> Result<String, ApiError> {
     let bytes = body.to_string().into_bytes();
     let chat = match api {
-        Api::Chat => bytes.into(),
+        Api::Chat => Map::new(),
         Api::Messages => anthropic::request::translate(&bytes)?.0,
         Api::Responses => responses::request::translate(&bytes)?.0,
         Api::Ollama => asked(ollama::request::chat(&bytes)?),
         Api::Generate => asked(ollama::request::generate(&bytes)?),
     };
     let limits = Limits { n_ctx: 4096, n_vocab: model.n_vocab(), answer: 1024, encoder: None };
-    let prompt = ChatRequest::read(&chat, &limits, model)?.prompt(model)?;
+    let fields = match api {
+        Api::Chat => Fields::parse(&bytes),
+        Api::Messages | Api::Responses | Api::Ollama | Api::Generate => Fields::made(&chat),
+    };
+    let (_, prompt) = ChatRequest::translated(fields, Names::new(), &limits, model)?;
     Ok(model.tokenizer().decode(&prompt.tokens, true).unwrap())
 }
 

@@ -1,12 +1,11 @@
 //! Reads the messages of a chat request, and the fields that say how the chat template renders them.
 
 use brigade_dialect::text_model::Force;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::caching::Marking;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read as read_value};
+use super::fields::{Fields, Given, Kind, list, read as read_value};
 use super::types::ROLE;
 
 /// Most messages of a chat, and most parts of one message.
@@ -76,7 +75,7 @@ fn name_results(messages: &mut [Value]) {
 
 /// Checks one message and joins the parts of its content; what else it has, the template may use.
 fn message(
-    (i, value): (usize, &RawValue),
+    (i, value): (usize, Given<'_>),
     left: &mut usize,
     n_bytes: &mut usize,
     marking: &mut Marking,
@@ -91,9 +90,9 @@ fn message(
         None => Value::Null,
         Some(content) => {
             let path = fields.path("content");
-            Value::String(match kind(content) {
-                "a string" => read_value(&path, content)?,
-                "an array" => join_parts(&path, content, (i, marking))?,
+            Value::String(match content.kind() {
+                Kind::Text => read_value(&path, content)?,
+                Kind::List => join_parts(&path, content, (i, marking))?,
                 kind => {
                     let message = format!("{path} must be a string or a list of parts, not {kind}");
                     return Err(ApiError::field(path, message));
@@ -106,13 +105,13 @@ fn message(
         fields.put_back("reasoning_content", thought);
     }
     if let Some(call) = fields.raw(OLDER_CALL) {
-        *n_bytes += call.get().len();
+        *n_bytes += call.n_bytes();
         check_call(&fields.path(OLDER_CALL), call)?;
         fields.put_back(OLDER_CALL, call);
     }
     check_texts(&mut fields, &role, n_bytes)?;
     if let Some(calls) = fields.raw("tool_calls") {
-        *n_bytes += calls.get().len();
+        *n_bytes += calls.n_bytes();
         let (path, calls) = (fields.path("tool_calls"), calls);
         fields.put_back("tool_calls", check_calls(&path, calls)?);
     }
@@ -145,7 +144,7 @@ fn message(
 }
 
 /// Checks the calls of an earlier answer.
-fn check_calls<'a>(path: &str, calls: &'a RawValue) -> Result<&'a RawValue, ApiError> {
+fn check_calls<'a>(path: &str, calls: Given<'a>) -> Result<Given<'a>, ApiError> {
     for (i, call) in list(path, calls, MAX_MESSAGES)?.into_iter().enumerate() {
         let mut call = Fields::nested(&format!("{path}[{i}]"), call)?;
         // The template has them, with all of the call.
@@ -158,14 +157,14 @@ fn check_calls<'a>(path: &str, calls: &'a RawValue) -> Result<&'a RawValue, ApiE
 }
 
 /// Checks the function of a call.
-fn check_call(path: &str, function: &RawValue) -> Result<(), ApiError> {
+fn check_call(path: &str, function: Given<'_>) -> Result<(), ApiError> {
     let mut function = Fields::nested(path, function)?;
     let _: String = function.require("name")?;
     if let Some(arguments) = function.raw("arguments")
-        && !matches!(kind(arguments), "a string" | "an object")
+        && !matches!(arguments.kind(), Kind::Text | Kind::Object)
     {
         let path = function.path("arguments");
-        let message = format!("{path} must be JSON text or an object, not {}", kind(arguments));
+        let message = format!("{path} must be JSON text or an object, not {}", arguments.kind());
         return Err(ApiError::field(path, message));
     }
     function.end("messages", &[super::unread::CALL]);
@@ -188,20 +187,20 @@ fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Resu
     for name in THOUGHTS.into_iter().filter(|_| role == ROLE) {
         let Some(thought) = fields.raw(name) else { continue };
         let _: String = read_value(&fields.path(name), thought)?;
-        *n_bytes += thought.get().len();
+        *n_bytes += thought.n_bytes();
         fields.put_back(name, thought);
     }
     let Some(thought) = fields.raw("reasoning_content") else { return Ok(()) };
     let path = fields.path("reasoning_content");
-    if kind(thought) != "a string" {
-        let message = format!("{path} must be a string, not {}", kind(thought));
+    if thought.kind() != Kind::Text {
+        let message = format!("{path} must be a string, not {}", thought.kind());
         return Err(ApiError::field(path, message));
     }
     if role != ROLE {
         let message = format!("{path}: only an assistant's message has reasoning");
         return Err(ApiError::field(path, message));
     }
-    *n_bytes += thought.get().len();
+    *n_bytes += thought.n_bytes();
     fields.put_back("reasoning_content", thought);
     Ok(())
 }
@@ -209,7 +208,7 @@ fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Resu
 /// Texts of the parts of message `i`.
 fn join_parts(
     path: &str,
-    parts: &RawValue,
+    parts: Given<'_>,
     (i_message, marking): (usize, &mut Marking),
 ) -> Result<String, ApiError> {
     let mut text = String::new();
@@ -313,6 +312,8 @@ pub fn continues(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::value::RawValue;
+
     use super::*;
 
     fn extra(json: &str) -> Result<Map<String, Value>, String> {
@@ -355,7 +356,7 @@ mod tests {
             let value = RawValue::from_string(format!(r#"{{"role": "{role}"}}"#)).unwrap();
             let (mut left, mut n_bytes) = (100, 0);
             let mut marking = Marking::default();
-            let message = message((0, &*value), &mut left, &mut n_bytes, &mut marking);
+            let message = message((0, Given::Text(&value)), &mut left, &mut n_bytes, &mut marking);
             message.unwrap()["content"].clone()
         };
         assert_eq!(content(ROLE), Value::Null);
@@ -363,7 +364,8 @@ mod tests {
         let elsewhere = r#"{"role": "user", "text": "x"}"#.to_string();
         let elsewhere = RawValue::from_string(elsewhere).unwrap();
         let error =
-            message((0, &*elsewhere), &mut 100, &mut 0, &mut Marking::default()).unwrap_err();
+            message((0, Given::Text(&elsewhere)), &mut 100, &mut 0, &mut Marking::default())
+                .unwrap_err();
         assert_eq!(error.body()["error"]["param"], "messages[0].content");
     }
 

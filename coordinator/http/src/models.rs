@@ -6,7 +6,7 @@ use brigade_line::model::ModelMeta;
 
 use super::app::App;
 use super::error::ApiError;
-use super::fleet::{Fleet, Member};
+use super::fleet::{Fleet, Member, Presence};
 use super::name::Name;
 use super::types::{ModelList, ModelObject, ModelStatus};
 
@@ -33,7 +33,7 @@ pub(super) async fn list(
 ) -> Json<ModelList> {
     fleet.refresh().await;
     let of = |member: &Member| {
-        let (app, word) = (member.now(), member.word());
+        let (app, word) = (member.now(), member.presence().map(Presence::word));
         app.names().map(|name| object(&app, word, name)).collect::<Vec<_>>()
     };
     Json(ModelList {
@@ -50,5 +50,5 @@ pub(super) async fn one(
     Path(id): Path<String>,
 ) -> Result<Json<ModelObject>, ApiError> {
     let member = fleet.meant(Some(&id), &asks).await?;
-    Ok(Json(object(&member.now(), member.word(), &id)))
+    Ok(Json(object(&member.now(), member.presence().map(Presence::word), &id)))
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use brigade_dialect::constrain::Form;
 use brigade_dialect::text_model::TextModel;
-use brigade_engine::batch::{Constraint, DryParams, Mirostat, SamplingParams};
+use brigade_engine::batch::{Constraint, SamplingParams};
 use brigade_line::adapters::AdapterWish;
 use brigade_line::generation::TokenPiece;
 use brigade_line::request::{Guiding, Limits};
 use brigade_proto::limits::MAX_ADAPTERS;
+use brigade_sampling::{Api, MinusOne, Rule, SETTINGS, Setting, Value, WHOLE_CONTEXT};
 use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
-use serde_json::value::RawValue;
 
 use super::body::text_error;
 use super::caching::cache_salt;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, Given, Kind, list, read};
 use super::form::form;
 use super::model_name::check_name;
 use super::{bias, prediction, unread};
@@ -221,13 +221,13 @@ fn guidance(
 /// Which there are is known when it is submitted.
 pub(super) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, ApiError> {
     let named = |name: String| AdapterWish { id: None, name: Some(name), scale: None };
-    let one = |(path, raw): (&str, &RawValue)| match kind(raw) {
-        "a string" => read(path, raw).map(named),
+    let one = |(path, raw): (&str, Given<'_>)| match raw.kind() {
+        Kind::Text => read(path, raw).map(named),
         _ => adapter(path, raw),
     };
     let Some(raw) = fields.raw("lora") else { return Ok(None) };
-    match kind(raw) {
-        "an array" => {
+    match raw.kind() {
+        Kind::List => {
             let all = list("lora", raw, MAX_ADAPTERS)?.into_iter().enumerate();
             let all = all.map(|(i, raw)| one((&format!("lora[{i}]"), raw)));
             all.collect::<Result<_, _>>().map(Some)
@@ -237,7 +237,7 @@ pub(super) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, 
 }
 
 /// `{"id": 0, "scale": 0.5}`, or with a name. A misspelt field would be the adapter's default scale.
-fn adapter(path: &str, raw: &RawValue) -> Result<AdapterWish, ApiError> {
+fn adapter(path: &str, raw: Given<'_>) -> Result<AdapterWish, ApiError> {
     let mut fields = Fields::nested(path, raw)?;
     let wish = AdapterWish {
         id: fields.take("id")?,
@@ -345,53 +345,62 @@ fn count_or_all(field: &str, value: i64, all: u32) -> Result<u32, ApiError> {
     }
 }
 
+/// The settings of the chain, as their table has them ([`SETTINGS`]), and the two that are lists.
 fn sampling(
     fields: &mut Fields<'_>,
     limits: &Limits,
     text: &TextModel,
 ) -> Result<SamplingParams, ApiError> {
-    let d = SamplingParams::default();
-    let top_k: i64 = fields.take("top_k")?.unwrap_or(d.top_k.into());
-    let last_n: i64 =
-        fields.take_any(&["repeat_last_n", "penalty_last_n"])?.unwrap_or(d.penalty_last_n.into());
-    Ok(SamplingParams {
-        temperature: fields.take("temperature")?.unwrap_or(d.temperature),
-        // vLLM turns it off with -1; here 0 does.
-        top_k: count_or_all("top_k", top_k, 0)?,
-        top_p: fields.take("top_p")?.unwrap_or(d.top_p),
-        min_p: fields.take("min_p")?.unwrap_or(d.min_p),
-        typical_p: fields.take_any(&["typical_p", "typ_p"])?.unwrap_or(d.typical_p),
-        repeat_penalty: fields
-            .take_any(&["repeat_penalty", "repetition_penalty"])?
-            .unwrap_or(d.repeat_penalty),
-        frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(d.frequency_penalty),
-        presence_penalty: fields.take("presence_penalty")?.unwrap_or(d.presence_penalty),
-        // llama.cpp's -1: the whole context.
-        penalty_last_n: count_or_all("repeat_last_n", last_n, limits.n_ctx)?,
-        logit_bias: bias::read(fields, text)?,
-        dry: dry(fields, limits, text)?,
-        top_n_sigma: fields.take("top_n_sigma")?.unwrap_or(d.top_n_sigma),
-        xtc_probability: fields.take("xtc_probability")?.unwrap_or(d.xtc_probability),
-        xtc_threshold: fields.take("xtc_threshold")?.unwrap_or(d.xtc_threshold),
-        dynatemp_range: fields.take("dynatemp_range")?.unwrap_or(d.dynatemp_range),
-        dynatemp_exponent: fields.take("dynatemp_exponent")?.unwrap_or(d.dynatemp_exponent),
-        mirostat: mirostat(fields)?,
-    })
+    let mut params = SamplingParams::default();
+    for setting in SETTINGS {
+        let value = match setting_value(fields, setting, limits.n_ctx)? {
+            None if setting.get(&params) == Value::Count(WHOLE_CONTEXT) => {
+                Some(Value::Count(limits.n_ctx))
+            }
+            value => value,
+        };
+        if let Some(value) = value {
+            setting.set(&mut params, value);
+        }
+    }
+    params.logit_bias = bias::read(fields, text)?;
+    let breakers = dry_breakers(fields)?;
+    if params.dry.is_on() {
+        params.dry.breakers = text.tokens_with(&breakers).into();
+    }
+    Ok(params)
 }
 
-/// llama.cpp's goal of surprise, in bits, and its step.
-const MIROSTAT: Mirostat = Mirostat { tau: 5.0, eta: 0.1 };
+/// Names of the settings that can be set in an API that has not all of them.
+pub fn settings_of(api: Api) -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().filter(move |setting| setting.apis.contains(&api)).map(|setting| setting.name)
+}
 
-fn mirostat(fields: &mut Fields<'_>) -> Result<Option<Mirostat>, ApiError> {
-    let tau = fields.take("mirostat_tau")?.unwrap_or(MIROSTAT.tau);
-    let eta = fields.take("mirostat_eta")?.unwrap_or(MIROSTAT.eta);
-    match fields.take::<i64>("mirostat")?.unwrap_or(0) {
-        0 => Ok(None),
-        2 => Ok(Some(Mirostat { tau, eta })),
-        other => {
-            let message = format!("mirostat is {other}: 2 is version 2, 0 is off");
-            Err(ApiError::field("mirostat", message))
+/// What a request has a setting at, if it says so.
+fn setting_value(
+    fields: &mut Fields<'_>,
+    setting: &Setting,
+    n_ctx: u32,
+) -> Result<Option<Value>, ApiError> {
+    let (name, names) = (setting.name, setting.names());
+    match setting.rule {
+        Rule::Number { .. } => Ok(fields.take_any(&names)?.map(Value::Number)),
+        Rule::Count { minus_one: None } => Ok(fields.take_any(&names)?.map(Value::Count)),
+        Rule::Count { minus_one: Some(meaning) } => {
+            let all = match meaning {
+                MinusOne::Off => 0,
+                MinusOne::Context => n_ctx,
+            };
+            let count = |value| count_or_all(name, value, all).map(Value::Count);
+            fields.take_any(&names)?.map(count).transpose()
         }
+        Rule::Switch { on, want } => match fields.take_any::<i64>(&names)? {
+            None => Ok(None),
+            Some(value) if value == 0 || value == i64::from(on) => {
+                Ok(Some(Value::Count(value as u32)))
+            }
+            Some(other) => Err(ApiError::field(name, format!("{name} is {other}: {want}"))),
+        },
     }
 }
 
@@ -401,36 +410,21 @@ const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// Most texts of `dry_sequence_breakers`.
 const MAX_DRY_BREAKERS: usize = 64;
 
-fn dry(fields: &mut Fields<'_>, limits: &Limits, text: &TextModel) -> Result<DryParams, ApiError> {
-    let d = DryParams::default();
-    let last_n: i64 = fields.take("dry_penalty_last_n")?.unwrap_or(-1);
-    let breakers: Vec<String> = match fields.raw("dry_sequence_breakers") {
-        None => DRY_BREAKERS.map(str::to_string).to_vec(),
-        Some(raw) => {
-            let name = "dry_sequence_breakers";
-            let texts = list(name, raw, MAX_DRY_BREAKERS)?;
-            texts.into_iter().map(|text| read(name, text)).collect::<Result<_, _>>()?
-        }
+fn dry_breakers(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let name = "dry_sequence_breakers";
+    let Some(raw) = fields.raw(name) else {
+        return Ok(DRY_BREAKERS.map(str::to_string).to_vec());
     };
-    let multiplier = fields.take("dry_multiplier")?.unwrap_or(d.multiplier);
-    Ok(DryParams {
-        multiplier,
-        base: fields.take("dry_base")?.unwrap_or(d.base),
-        allowed_length: fields.take("dry_allowed_length")?.unwrap_or(d.allowed_length),
-        last_n: count_or_all("dry_penalty_last_n", last_n, limits.n_ctx)?,
-        breakers: match multiplier > 0.0 {
-            true => text.tokens_with(&breakers).into(),
-            false => d.breakers,
-        },
-    })
+    let texts = list(name, raw, MAX_DRY_BREAKERS)?;
+    texts.into_iter().map(|text| read(name, text)).collect()
 }
 
 fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
     let bad = |message: String| ApiError::field("stop", message);
     let Some(stops) = fields.raw("stop") else { return Ok(Vec::new()) };
-    let stops: Vec<String> = match kind(stops) {
-        "a string" => vec![read("stop", stops)?],
-        "an array" => {
+    let stops: Vec<String> = match stops.kind() {
+        Kind::Text => vec![read("stop", stops)?],
+        Kind::List => {
             let strings = list("stop", stops, MAX_STOPS)?;
             strings.into_iter().map(|stop| read("stop", stop)).collect::<Result<_, _>>()?
         }

@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
-use serde_json::value::RawValue;
 
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, Given, Kind, list, read};
 
 /// Most parts of what is expected.
 const MAX_PARTS: usize = 256;
@@ -45,7 +44,7 @@ pub fn drafts(
 }
 
 /// The text of `{"type": "content", "content": ..}`, which is a string or a list of texts.
-fn expected(raw: &RawValue) -> Result<String, ApiError> {
+fn expected(raw: Given<'_>) -> Result<String, ApiError> {
     let mut fields = Fields::nested("prediction", raw)?;
     let what: Option<String> = fields.take("type")?;
     if what.as_deref() != Some("content") {
@@ -58,9 +57,9 @@ fn expected(raw: &RawValue) -> Result<String, ApiError> {
     let needed =
         "prediction.content: a string, or a list of {\"type\": \"text\", \"text\": ..} is needed";
     let content = content.ok_or_else(|| ApiError::field(path, needed))?;
-    match kind(content) {
-        "a string" => read(path, content),
-        "an array" => {
+    match content.kind() {
+        Kind::Text => read(path, content),
+        Kind::List => {
             let parts = list(path, content, MAX_PARTS)?;
             parts.into_iter().enumerate().map(|(i, part)| part_text(i, part)).collect()
         }
@@ -69,7 +68,7 @@ fn expected(raw: &RawValue) -> Result<String, ApiError> {
 }
 
 /// The text of part `i`.
-fn part_text(i: usize, part: &RawValue) -> Result<String, ApiError> {
+fn part_text(i: usize, part: Given<'_>) -> Result<String, ApiError> {
     let path = format!("prediction.content[{i}]");
     let mut fields = Fields::nested(&path, part)?;
     let what: Option<String> = fields.take("type")?;

@@ -1,29 +1,34 @@
 //! Reads the choices of a chat answer while they are drawn: text goes in, reasoning, content and calls come
 //! out.
 
-use brigade_dialect::{Event, Parser};
-use brigade_line::generation::{End, EndReason, Part, TokenPiece};
-use brigade_line::handle::{Failure, Lingering};
-use brigade_proto::task;
-use tokio::sync::mpsc;
-use tracing::Instrument;
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
 
-use super::answer::{PIECE_QUEUE, Running};
+use brigade_dialect::{Event, Parser};
+use brigade_line::generation::{End, EndReason, Part, Piece, TokenPiece};
+use brigade_line::handle::{Failure, Lingering};
+
+use super::answer::{Chosen, Running};
 use super::types::{
     ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ROLE, ToolCall, ToolCallDelta,
 };
 
-/// Each choice's text, and what reads it.
-pub type Replies = Vec<(Running, Reply)>;
+/// All choices of a chat.
+pub type Replies = Vec<Reply>;
 
 const FUNCTION: &str = "function";
 
-/// Reads one choice.
+/// One choice, which is read while it is drawn.
 #[derive(Debug)]
 pub struct Reply {
+    /// `None`: it was stopped.
+    running: Option<Running>,
+    lingering: Lingering,
     parser: Parser,
-    /// What the prompt has of the answer's first call.
-    opening: String,
+    /// What the prompt has of the answer's first call; `None`: it was read.
+    opening: Option<String>,
+    /// To be told next: it was stopped.
+    stopped: Option<End>,
 }
 
 /// What is new of a choice.
@@ -32,14 +37,14 @@ pub enum ReplyPart {
     /// More of it.
     Piece {
         /// What it is.
-        deltas: Vec<ChatDelta>,
+        events: Vec<Event>,
         /// Tokens whose text is known with it.
         tokens: Vec<TokenPiece>,
     },
     /// The last part.
     End {
         /// What had been held back.
-        deltas: Vec<ChatDelta>,
+        events: Vec<Event>,
         /// How the text ended.
         end: End,
         /// And the answer.
@@ -62,18 +67,31 @@ pub struct Whole {
 
 impl Reply {
     /// Nothing read yet. `opening`: the beginning of the answer that the prompt has already.
-    pub fn new(parser: Parser, opening: &str) -> Self {
-        Self { parser, opening: opening.to_string() }
+    pub fn new(running: Running, parser: Parser, opening: &str) -> Self {
+        let (lingering, opening) = (running.lingering(), Some(opening.to_string()));
+        Self { running: Some(running), lingering, parser, opening, stopped: None }
     }
 
     /// What the answer begins with before anything is drawn.
     fn begin(&mut self) -> Vec<Event> {
-        let opening = std::mem::take(&mut self.opening);
-        self.parser.begin_answer(&opening)
+        match self.opening.take() {
+            Some(opening) => self.parser.begin_answer(&opening),
+            None => Vec::new(),
+        }
+    }
+
+    /// Reads a piece of its text. Where that is all that the answer says, its sequence ends here.
+    fn piece(&mut self, piece: Piece) -> ReplyPart {
+        let mut events = self.begin();
+        events.extend(self.parser.push_with(&piece.text, &piece.controls));
+        if self.parser.is_done() {
+            self.stopped = self.running.take().map(Running::stop);
+        }
+        ReplyPart::Piece { events, tokens: piece.tokens }
     }
 
     /// Behind a call of a tool its client comes back with the result.
-    fn finish(&mut self, end: &End, lingering: &Lingering) -> (Vec<Event>, FinishWord) {
+    fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
         // A stop text may stand in the middle of a call, as the limit of tokens may.
         let in_call = end.stop.is_some() && self.parser.is_in_call();
         let cut_off = end.reason == EndReason::Length || in_call;
@@ -85,87 +103,60 @@ impl Reply {
             EndReason::Stop => FinishWord::Stop,
         };
         if finish_reason == FinishWord::ToolCalls {
-            lingering.ask();
+            self.lingering.ask();
         }
         (events, finish_reason)
     }
 }
 
-/// Waits for the end of a choice.
-pub async fn collect(mut generation: Running, mut reply: Reply) -> Result<Whole, Failure> {
-    let lingering = generation.lingering();
-    let (mut whole, mut tokens) = (Vec::new(), Vec::new());
-    whole.extend(reply.begin());
-    let end = loop {
-        match generation.next().await? {
-            Part::Piece(piece) => {
-                tokens.extend(piece.tokens);
-                whole.extend(reply.parser.push_with(&piece.text, &piece.controls));
-                if reply.parser.is_done() {
-                    break generation.stop();
+impl Chosen for Reply {
+    type Part = ReplyPart;
+
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReplyPart, Failure>> {
+        let end = match self.stopped.take() {
+            Some(end) => end,
+            None => {
+                let Some(running) = &mut self.running else {
+                    let reason = "a choice was asked for more than it has".to_string();
+                    return Poll::Ready(Err(Failure::Internal { reason }));
+                };
+                match ready!(running.poll_next(cx))? {
+                    Part::End(end) => end,
+                    Part::Piece(piece) => return Poll::Ready(Ok(self.piece(piece))),
                 }
             }
-            Part::End(end) => break end,
-        }
-    };
-    let (events, finish_reason) = reply.finish(&end, &lingering);
-    whole.extend(events);
-    Ok(Whole { message: message(whole), tokens, end, finish_reason })
-}
-
-/// Parts of all choices as they come, each with its choice's number. Ends after the last choice
-/// or the first failure. Dropping the receiver cancels what still runs.
-pub fn merge(replies: Replies) -> mpsc::Receiver<(usize, Result<ReplyPart, Failure>)> {
-    let (parts, receiver) = mpsc::channel(PIECE_QUEUE);
-    for (index, (generation, reply)) in replies.into_iter().enumerate() {
-        let sending = forward(index, generation, reply, parts.clone());
-        task::spawn(sending.in_current_span());
+        };
+        let mut events = self.begin();
+        let (last, finish_reason) = self.finish(&end);
+        events.extend(last);
+        Poll::Ready(Ok(ReplyPart::End { events, end, finish_reason }))
     }
-    receiver
+
+    fn is_last(part: &ReplyPart) -> bool {
+        matches!(part, ReplyPart::End { .. })
+    }
 }
 
-async fn forward(
-    index: usize,
-    mut generation: Running,
-    mut reply: Reply,
-    parts: mpsc::Sender<(usize, Result<ReplyPart, Failure>)>,
-) {
-    let lingering = generation.lingering();
-    let mut events = reply.begin();
-    let end = loop {
-        // A client that goes away while nothing is drawn must be noticed too.
-        let part = tokio::select! {
-            part = generation.next() => part,
-            () = parts.closed() => return,
-        };
-        let tokens = match part {
-            Ok(Part::Piece(piece)) => {
-                events.extend(reply.parser.push_with(&piece.text, &piece.controls));
-                piece.tokens
+/// Waits for the end of a choice.
+pub async fn collect(mut reply: Reply) -> Result<Whole, Failure> {
+    let (mut whole, mut all_tokens) = (Vec::new(), Vec::new());
+    loop {
+        match poll_fn(|cx| reply.poll_part(cx)).await? {
+            ReplyPart::Piece { events, tokens } => {
+                whole.extend(events);
+                all_tokens.extend(tokens);
             }
-            Ok(Part::End(end)) => break end,
-            Err(failure) => {
-                // An error is a client that went away.
-                let _ = parts.send((index, Err(failure))).await;
-                return;
+            ReplyPart::End { events, end, finish_reason } => {
+                whole.extend(events);
+                let message = message(whole);
+                return Ok(Whole { message, tokens: all_tokens, end, finish_reason });
             }
-        };
-        let deltas = std::mem::take(&mut events).into_iter().map(delta).collect();
-        if parts.send((index, Ok(ReplyPart::Piece { deltas, tokens }))).await.is_err() {
-            return;
         }
-        if reply.parser.is_done() {
-            break generation.stop();
-        }
-    };
-    let (last, finish_reason) = reply.finish(&end, &lingering);
-    events.extend(last);
-    let deltas = events.into_iter().map(delta).collect();
-    let _ = parts.send((index, Ok(ReplyPart::End { deltas, end, finish_reason }))).await;
+    }
 }
 
-/// An event as a stream has it.
-fn delta(event: Event) -> ChatDelta {
+/// An event as a stream of chunks has it.
+pub fn delta(event: Event) -> ChatDelta {
     let call = |call| ChatDelta { tool_calls: Some([call]), ..ChatDelta::default() };
     match event {
         Event::Content(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },

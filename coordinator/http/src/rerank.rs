@@ -12,14 +12,13 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::heads::Classifier;
 use brigade_line::adapters::AdapterWish;
 use brigade_line::request::Limits;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::app::App;
 use super::body::text_error;
 use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read};
+use super::fields::{Fields, Given, Kind, list, read};
 use super::fleet::Meant;
 use super::name::Name;
 use super::{model_name, params, pooled, unread};
@@ -148,7 +147,7 @@ impl Wanted {
     }
 }
 
-fn documents(field: &str, raw: &RawValue) -> Result<Vec<String>, ApiError> {
+fn documents(field: &str, raw: Given<'_>) -> Result<Vec<String>, ApiError> {
     let all = list(field, raw, MAX_INPUTS)?;
     if all.is_empty() {
         return Err(ApiError::field(field, format!("{field} is empty")));
@@ -157,9 +156,9 @@ fn documents(field: &str, raw: &RawValue) -> Result<Vec<String>, ApiError> {
 }
 
 /// A document is its text, or an object that has it: other fields of that are the client's own.
-fn document(path: &str, raw: &RawValue) -> Result<String, ApiError> {
-    match kind(raw) {
-        "an object" => Fields::nested(path, raw)?.require("text"),
+fn document(path: &str, raw: Given<'_>) -> Result<String, ApiError> {
+    match raw.kind() {
+        Kind::Object => Fields::nested(path, raw)?.require("text"),
         _ => read(path, raw),
     }
 }

@@ -10,22 +10,22 @@ use brigade_line::health::{Loading, Roll};
 use serde_json::{Map, Value, json};
 
 use super::app::App;
-use super::fleet::{self, Fleet, Member};
+use super::fleet::{self, Fleet, Member, Presence};
 
 /// For everybody: 200 while requests run, 503 otherwise, and one word.
 pub(super) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     let model = fleet::of_query(&uri);
     let asked = |app: &App| model.as_deref().is_none_or(|model| app.text.serves(model));
     // Up is who would take a request, and load the model for it.
-    let word = |member: &Member| {
+    let health = |member: &Member| {
         let app = member.now();
-        let word = if member.takes() && !fleet.is_draining() { UP } else { state(&app).0 };
-        asked(&app).then_some(word)
+        let takes = member.takes() && !fleet.is_draining();
+        let health = if takes { Health::Up } else { state(&app).0 };
+        asked(&app).then_some(health)
     };
-    let words: Vec<&str> = fleet.all().iter().filter_map(word).collect();
-    let up = words.iter().find(|word| **word == UP).or(words.first());
-    match up {
-        Some(word) => answer(word, json!({})),
+    let all: Vec<Health> = fleet.all().iter().filter_map(health).collect();
+    match all.iter().find(|health| **health == Health::Up).or(all.first()) {
+        Some(health) => answer(*health, json!({})),
         None => {
             super::model_name::not_here(model.as_deref().unwrap_or_default(), &[]).into_response()
         }
@@ -36,54 +36,80 @@ pub(super) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
 /// names workers.
 pub(super) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response {
     let of = |app: &App| {
-        let (word, mut body) = state(app);
+        let (health, mut body) = state(app);
         body["workers"] = workers(&app.roll.borrow());
-        (word, body)
+        (health, body)
     };
     if let Some(member) = fleet.only() {
-        let (word, body) = of(&member.now());
-        return answer(word, body);
+        let (health, body) = of(&member.now());
+        return answer(health, body);
     }
     let mut models = Map::new();
     let mut up = None;
     for member in fleet.all().iter() {
         let app = member.now();
-        let (word, mut body) = of(&app);
-        let word = if member.takes() { UP } else { word };
-        body["status"] = json!(member.word().filter(|_| member.takes()).unwrap_or(word));
+        let (health, mut body) = of(&app);
+        let health = if member.takes() { Health::Up } else { health };
+        let presence = member.presence().filter(|_| member.takes());
+        body["status"] = json!(presence.map_or(health.word(), Presence::word));
         models.insert(app.text.name().to_owned(), body);
-        up = up.filter(|up| *up == UP).or(Some(word));
+        up = up.filter(|up| *up == Health::Up).or(Some(health));
     }
-    answer(up.unwrap_or(UP), json!({ "models": models }))
+    answer(up.unwrap_or(Health::Up), json!({ "models": models }))
 }
 
-const UP: &str = "ok";
+/// Whether requests run, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Up,
+    Loading,
+    Down,
+    Stopping,
+    Failed,
+}
 
-/// What the server is doing, in a word and in full.
-fn state(app: &App) -> (&'static str, Value) {
+impl Health {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Up => "ok",
+            Self::Loading => "loading",
+            Self::Down => "down",
+            Self::Stopping => "stopping",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What the server is doing, and more about it.
+fn state(app: &App) -> (Health, Value) {
     if app.door.draining.is_cancelled() {
-        return ("stopping", json!({}));
+        return (Health::Stopping, json!({}));
     }
     match app.engine.status() {
-        Status::Ready(_) => (UP, json!({})),
+        Status::Ready(_) => (Health::Up, json!({})),
         Status::Loading(loading) => {
             let mut body = json!({ "what": loading.what });
             progress(&mut body, &loading);
-            ("loading", body)
+            (Health::Loading, body)
         }
         Status::Down { reason, next } => {
             let mut body = json!({ "reason": reason });
             progress(&mut body, &next.unwrap_or_default());
-            ("down", body)
+            (Health::Down, body)
         }
-        Status::Stopping => ("stopping", json!({})),
-        Status::Failed { reason } => ("failed", json!({ "reason": reason })),
+        Status::Stopping => (Health::Stopping, json!({})),
+        Status::Failed { reason } => (Health::Failed, json!({ "reason": reason })),
     }
 }
 
-fn answer(word: &str, mut body: Value) -> Response {
-    body["status"] = json!(word);
-    let status = if word == UP { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+fn answer(health: Health, mut body: Value) -> Response {
+    body["status"] = json!(health.word());
+    let status = match health {
+        Health::Up => StatusCode::OK,
+        Health::Loading | Health::Down | Health::Stopping | Health::Failed => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    };
     (status, Json(body)).into_response()
 }
 

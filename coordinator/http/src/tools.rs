@@ -5,11 +5,10 @@ use brigade_dialect::lex::is_name;
 use brigade_dialect::text_model::Force;
 use brigade_dialect::{Tool, Tools};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use super::caching::{Marking, unmarked};
 use super::error::ApiError;
-use super::fields::{Fields, kind, list, read, tree};
+use super::fields::{Fields, Given, Kind, list, read, tree};
 use super::unread;
 
 /// Most tools of a request.
@@ -39,7 +38,7 @@ impl ToolRequest {
         let mut request = Self::default();
         let mut tools: Vec<Tool> = Vec::new();
         if let Some(raw) = fields.raw("tools") {
-            request.n_bytes = raw.get().len();
+            request.n_bytes = raw.n_bytes();
             for (i, raw) in list("tools", raw, MAX_TOOLS)?.into_iter().enumerate() {
                 let path = format!("tools[{i}]");
                 let (tool, value) = tool(&path, raw, left, marking)?;
@@ -112,7 +111,7 @@ const TOOLS: &str = "tools";
 /// Reads one tool.
 fn tool(
     path: &str,
-    raw: &RawValue,
+    raw: Given<'_>,
     left: &mut usize,
     marking: &mut Marking,
 ) -> Result<(Tool, Value), ApiError> {
@@ -164,7 +163,7 @@ enum Choice {
 }
 
 /// `{"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}]}`.
-fn allowed(raw: &RawValue) -> Result<Choice, ApiError> {
+fn allowed(raw: Given<'_>) -> Result<Choice, ApiError> {
     let mut fields = Fields::nested("tool_choice.allowed_tools", raw)?;
     let mode: String = fields.require("mode")?;
     let must = match mode.as_str() {
@@ -200,7 +199,7 @@ fn named_function(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     Ok(name)
 }
 
-fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
+fn choice(raw: Given<'_>) -> Result<Choice, ApiError> {
     let bad = |what: &str| {
         let message = format!(
             "tool_choice is {what}: \"none\", \"auto\", \"required\" or \
@@ -208,8 +207,8 @@ fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
         );
         ApiError::field("tool_choice", message)
     };
-    match kind(raw) {
-        "a string" => {
+    match raw.kind() {
+        Kind::Text => {
             let word: String = read("tool_choice", raw)?;
             match word.as_str() {
                 "auto" => Ok(Choice::Auto),
@@ -218,7 +217,7 @@ fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
                 _ => Err(bad(&format!("{word:?}"))),
             }
         }
-        "an object" => {
+        Kind::Object => {
             let mut fields = Fields::nested("tool_choice", raw)?;
             let kind: String = fields.require("type")?;
             let choice = match kind.as_str() {
@@ -229,7 +228,7 @@ fn choice(raw: &RawValue) -> Result<Choice, ApiError> {
             fields.end(TOOLS, &[]);
             Ok(choice)
         }
-        kind => Err(bad(kind)),
+        kind => Err(bad(&kind.to_string())),
     }
 }
 

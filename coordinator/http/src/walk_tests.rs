@@ -3,10 +3,11 @@
 
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::chat_request::{ChatRequest, Names};
 use super::error::ApiError;
+use super::fields::Fields;
 use super::fields::tests::UNKNOWN;
 use super::kinds_tests::{addresses, bodies, model};
 use super::{
@@ -18,13 +19,18 @@ const LIMITS: Limits = Limits { n_ctx: 4096, n_vocab: 300, answer: 1024, encoder
 /// Reads a body as its address does.
 fn read(path: &str, body: &Value, model: &TextModel) -> Option<Result<(), ApiError>> {
     let bytes = body.to_string().into_bytes();
-    let chat = |chat: Result<(_, Names), ApiError>| {
-        let (chat, names): (std::borrow::Cow<'_, [u8]>, _) = chat?;
-        ChatRequest::translated(&chat, names, &LIMITS, model).map(drop)
+    let chat = |chat: Result<(Map<String, Value>, Names), ApiError>| {
+        let (chat, names) = chat?;
+        ChatRequest::translated(Fields::made(&chat), names, &LIMITS, model).map(drop)
     };
     Some(match path {
-        "/v1/chat/completions" | "/apply-template" => chat(Ok((bytes.into(), Names::new()))),
-        "/v1/completions" => completions::plain(&bytes, &LIMITS, model).map(drop),
+        "/v1/chat/completions" | "/apply-template" => {
+            let fields = Fields::parse(&bytes);
+            ChatRequest::translated(fields, Names::new(), &LIMITS, model).map(drop)
+        }
+        "/v1/completions" => Fields::parse(&bytes)
+            .and_then(|fields| completions::plain(fields, &LIMITS, model))
+            .map(drop),
         "/v1/messages" | "/v1/messages/count_tokens" => chat(anthropic::request::translate(&bytes)),
         "/v1/responses" => {
             chat(responses::request::translate(&bytes).map(|(chat, names, _)| (chat, names)))

@@ -4,7 +4,9 @@
 //! string ends the generation at once, which cancels the sequence.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use brigade_dialect::text_model::TextModel;
@@ -170,16 +172,20 @@ impl Generation {
     /// # Errors
     /// The sequence failed; nothing more comes.
     pub async fn next(&mut self) -> Result<Part, Failure> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The same, for whoever waits for several.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Failure>> {
         if let Some(end) = self.end.take() {
-            return Ok(Part::End(end));
+            return Poll::Ready(Ok(Part::End(end)));
         }
         loop {
-            match self.sequence.next().await {
-                Some(SeqEvent::Token(token)) => {
-                    if let Some(piece) = self.token(token) {
-                        return Ok(Part::Piece(piece));
-                    }
-                }
+            let part = match ready!(self.sequence.poll_next(cx)) {
+                Some(SeqEvent::Token(token)) => match self.token(token) {
+                    Some(piece) => Ok(Part::Piece(piece)),
+                    None => continue,
+                },
                 Some(SeqEvent::Finished(finish)) => {
                     let reason = match finish.reason {
                         FinishReason::Stop(_) => {
@@ -188,14 +194,15 @@ impl Generation {
                         }
                         FinishReason::Length | FinishReason::LogitsDone => EndReason::Length,
                     };
-                    return Ok(self.finish(reason, finish.to_first, finish.after_first));
+                    Ok(self.finish(reason, finish.to_first, finish.after_first))
                 }
-                Some(SeqEvent::Failed(failure)) => return Err(failure),
+                Some(SeqEvent::Failed(failure)) => Err(failure),
                 Some(SeqEvent::Logits { .. }) | None => {
                     let reason = "a generation got something else than tokens".to_string();
-                    return Err(Failure::Internal { reason });
+                    Err(Failure::Internal { reason })
                 }
-            }
+            };
+            return Poll::Ready(part);
         }
     }
 

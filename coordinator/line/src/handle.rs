@@ -4,9 +4,11 @@
 //! channel has room for all that its request can cause, so the driver never waits for a reader. Dropping a
 //! [`Sequence`] cancels it. Only tokens pass here: [`generation`](crate::generation) makes text of them.
 
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
@@ -15,9 +17,10 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cached::{Cached, Dropped};
+pub use crate::failure::Failure;
 use crate::health::Loading;
 use crate::journal::Recorder;
-use crate::keys::{Force, KeyEnd};
+use crate::keys::Force;
 use crate::numerics::Numerics;
 use crate::request::{Request, RequestError};
 pub use brigade_sched::{FinishReason, RequestId, Running};
@@ -123,71 +126,6 @@ pub struct Finish {
     pub to_first: Duration,
     /// From there to the end.
     pub after_first: Duration,
-}
-
-/// Why a sequence ended before its time.
-#[derive(Clone, Debug, Error, PartialEq)]
-pub enum Failure {
-    /// A worker died or hung, and no line came up again for the sequence.
-    #[error(
-        "the line of workers broke after {generated} generated tokens: {reason}; \
-         send the request again"
-    )]
-    LineDown {
-        /// What broke it.
-        reason: String,
-        /// Tokens drawn before.
-        generated: u32,
-    },
-    /// The server is shutting down.
-    #[error("the server is shutting down; try again elsewhere or later")]
-    Stopping,
-    /// The model computed no usable numbers for this sequence.
-    #[error("no token can be drawn after {generated} generated tokens: {reason}")]
-    NoToken {
-        /// What is wrong with its output.
-        reason: String,
-        /// Tokens drawn before.
-        generated: u32,
-    },
-    /// The request's own time limit passed.
-    #[error(
-        "the request's timeout passed after {generated} generated tokens: ask for fewer, or give it more time"
-    )]
-    TooLate {
-        /// Tokens drawn before.
-        generated: u32,
-    },
-    /// The key that asked is not in force any more.
-    #[error("the API key {0} while its request ran: ask for another one")]
-    KeyEnded(KeyEnd),
-    /// It waited, the queue was full, and a request of somebody who asks for less took its place.
-    #[error(
-        "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
-         {retry_after_s} s"
-    )]
-    Displaced {
-        /// A fair guess at when a place will be free.
-        retry_after_s: u64,
-    },
-    /// A fault of the coordinator.
-    #[error("internal error: {reason}")]
-    Internal {
-        /// What happened.
-        reason: String,
-    },
-}
-
-impl From<brigade_sched::RequestError> for Failure {
-    fn from(error: brigade_sched::RequestError) -> Self {
-        use brigade_sched::RequestError;
-        match error {
-            RequestError::LineLost { reason, generated } => Self::LineDown { reason, generated },
-            RequestError::NoToken { reason, generated } => Self::NoToken { reason, generated },
-            RequestError::TooLate { generated } => Self::TooLate { generated },
-            RequestError::Displaced { retry_after_s } => Self::Displaced { retry_after_s },
-        }
-    }
 }
 
 /// Why a request was not taken.
@@ -543,10 +481,15 @@ impl Sequence {
 
     /// The next event; `None` after the last one.
     pub async fn next(&mut self) -> Option<SeqEvent> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The same, for whoever waits for several.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<SeqEvent>> {
         if self.ended {
-            return None;
+            return Poll::Ready(None);
         }
-        let mut event = self.events.recv().await.unwrap_or_else(|| {
+        let mut event = ready!(self.events.poll_recv(cx)).unwrap_or_else(|| {
             let reason = "the driver dropped the request".to_string();
             SeqEvent::Failed(Failure::Internal { reason })
         });
@@ -555,7 +498,7 @@ impl Sequence {
             event = SeqEvent::Failed(Failure::KeyEnded(end));
         }
         self.ended = matches!(event, SeqEvent::Finished(_) | SeqEvent::Failed(_));
-        Some(event)
+        Poll::Ready(Some(event))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Reading order:
 //!
 //! - [`request`] is what can be run. [`handle`] is the front door of a line, and [`driver`] the loop behind
-//!   it. The schedule is [`brigade_sched`]'s.
+//!   it. [`failure`] says why a sequence ends before its time. The schedule is [`brigade_sched`]'s.
 //! - [`link`] is what the driver hears of lines: an [`open_line`], or that it is gone. [`states`] is what its stages are
 //!   asked for. [`health`] says how far the line is, [`admin`] what an operator may ask of the cluster behind it.
 //! - [`model`] is what is served, [`adapters`] says which of its adapters a request uses. [`generation`] makes text of
@@ -21,6 +21,7 @@ pub mod cached;
 pub mod clock;
 pub mod current;
 pub mod driver;
+pub mod failure;
 pub mod generation;
 pub mod handle;
 pub mod health;

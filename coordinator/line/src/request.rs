@@ -9,9 +9,10 @@ use std::time::Duration;
 use brigade_dialect::pooling::Pooling;
 use brigade_dialect::text_model::ENCODER;
 use brigade_engine::batch::{
-    AdapterUse, Constraint, Guidance, Mirostat, NotBefore, SamplerSetup, SamplingParams,
+    AdapterUse, Constraint, Guidance, NotBefore, SamplerSetup, SamplingParams,
 };
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
+use brigade_sampling::{MinusOne, Rule, SETTINGS, Value};
 use brigade_sched::{HiddenRows, Namespace, Share, Work};
 use thiserror::Error;
 
@@ -396,40 +397,22 @@ fn setting(field: &'static str, value: impl ToString, want: impl Into<String>) -
 }
 
 fn check_params(params: &SamplingParams, limits: &Limits) -> Result<(), RequestError> {
-    let ranges = [
-        ("temperature", params.temperature, 0.0, 100.0),
-        ("top_p", params.top_p, 0.0, 1.0),
-        ("min_p", params.min_p, 0.0, 1.0),
-        ("typical_p", params.typical_p, 0.0, 1.0),
-        ("repeat_penalty", params.repeat_penalty, 0.01, 100.0),
-        ("presence_penalty", params.presence_penalty, -100.0, 100.0),
-        ("frequency_penalty", params.frequency_penalty, -100.0, 100.0),
-        ("dry_multiplier", params.dry.multiplier, 0.0, 100.0),
-        ("dry_base", params.dry.base, 1.0, 100.0),
-        ("top_n_sigma", params.top_n_sigma, -1.0, 100.0),
-        ("xtc_probability", params.xtc_probability, 0.0, 1.0),
-        ("xtc_threshold", params.xtc_threshold, 0.0, 1.0),
-        ("dynatemp_range", params.dynatemp_range, 0.0, 100.0),
-        ("dynatemp_exponent", params.dynatemp_exponent, 0.0, 100.0),
-    ];
-    for (field, value, low, high) in ranges {
-        if !(low..=high).contains(&value) {
-            return Err(setting(field, value, format!("a number from {low} to {high} is needed")));
-        }
-    }
-    if let Some(Mirostat { tau, eta }) = params.mirostat {
-        for (field, value, high) in [("mirostat_tau", tau, 100.0), ("mirostat_eta", eta, 1.0)] {
-            if !(0.0..=high).contains(&value) {
-                return Err(setting(field, value, format!("a number from 0 to {high} is needed")));
-            }
-        }
-    }
     let window = MAX_PENALTY_LAST_N.max(limits.n_ctx);
-    if params.penalty_last_n > window {
-        return Err(setting("repeat_last_n", params.penalty_last_n, format!("at most {window}")));
-    }
-    if params.dry.multiplier > 0.0 && params.dry.last_n > window {
-        return Err(setting("dry_penalty_last_n", params.dry.last_n, format!("at most {window}")));
+    for known in SETTINGS.iter().filter(|known| known.acts(params)) {
+        match (known.rule, known.get(params)) {
+            (Rule::Number { low, high, .. }, Value::Number(value)) => {
+                if !(low..=high).contains(&value) {
+                    let want = format!("a number from {low} to {high} is needed");
+                    return Err(setting(known.name, value, want));
+                }
+            }
+            (Rule::Count { minus_one: Some(MinusOne::Context) }, Value::Count(value)) => {
+                if value > window {
+                    return Err(setting(known.name, value, format!("at most {window}")));
+                }
+            }
+            (Rule::Number { .. } | Rule::Count { .. } | Rule::Switch { .. }, _) => {}
+        }
     }
     let n_breakers = params.dry.breakers.len();
     if n_breakers > MAX_SAMPLER_TOKENS {

@@ -7,6 +7,7 @@ use brigade_engine::batch::{
 };
 use brigade_proto::failure::cut_reason;
 use brigade_proto::pipeline as pb;
+use brigade_proto::sampling::settings_to_wire;
 use thiserror::Error;
 
 /// What is wrong with a result frame.
@@ -28,7 +29,7 @@ pub enum ResultError {
         /// Size of the vocabulary.
         n_vocab: u32,
     },
-    /// Mirostat's mu that is no number.
+    /// A mu that is no number.
     #[error("a result row has a mu of {mu}: a finite number is needed")]
     Mu {
         /// What came.
@@ -146,43 +147,16 @@ fn part(part: SeqPart) -> pb::SeqPart {
 }
 
 fn sampler(setup: &SamplerSetup, later: bool) -> pb::SamplerSetup {
-    let p = &setup.params;
     pb::SamplerSetup {
-        temperature: p.temperature,
-        top_k: p.top_k,
-        top_p: p.top_p,
-        min_p: p.min_p,
-        typical_p: p.typical_p,
-        repeat_penalty: p.repeat_penalty,
-        frequency_penalty: p.frequency_penalty,
-        presence_penalty: p.presence_penalty,
-        penalty_last_n: p.penalty_last_n,
-        logit_bias: p
-            .logit_bias
-            .iter()
-            .map(|(token, bias)| pb::LogitBias { token: *token, bias: *bias })
-            .collect(),
         seed: setup.seed,
         top_logprobs: setup.top_logprobs,
-        dry: (p.dry.multiplier > 0.0).then(|| pb::Dry {
-            multiplier: p.dry.multiplier,
-            base: p.dry.base,
-            allowed_length: p.dry.allowed_length,
-            last_n: p.dry.last_n,
-            breakers: p.dry.breakers.to_vec(),
-        }),
-        top_n_sigma: p.top_n_sigma,
-        xtc_probability: p.xtc_probability,
-        xtc_threshold: p.xtc_threshold,
-        dynatemp_range: p.dynatemp_range,
-        dynatemp_exponent: p.dynatemp_exponent,
-        mirostat: p.mirostat.map(|m| pb::Mirostat { tau: m.tau, eta: m.eta }),
         not_before: (!setup.not_before.tokens.is_empty()).then(|| pb::NotBefore {
             pos: setup.not_before.pos,
             tokens: setup.not_before.tokens.to_vec(),
         }),
         constraint: setup.constraint.as_deref().map(|held| constraint(held, later)),
         guidance: setup.guidance.map(|g| pb::Guidance { scale: g.scale }),
+        ..settings_to_wire(&setup.params)
     }
 }
 
@@ -272,9 +246,10 @@ mod tests {
     use crate::request::{
         Drawing, Guiding, Limits, MAX_GUIDANCE_SCALE, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, Request,
     };
-    use brigade_engine::batch::{DryParams, Mirostat, PageId, SamplingParams};
+    use brigade_engine::batch::{Mirostat, PageId, SamplingParams};
     use brigade_proto::frame::{FrameLimits, check_ubatch};
     use brigade_proto::limits::MAX_SAMPLER_TOKENS;
+    use brigade_sampling::{MinusOne, Rule, SETTINGS, Value};
     use brigade_sched::Work;
     use std::sync::Arc;
 
@@ -331,32 +306,31 @@ mod tests {
             n_vocab: limits.n_vocab,
             input_width: None,
         };
-        let with = |high: f32, low: f32, n: u32, share: f32| SamplingParams {
-            temperature: high,
-            top_p: share,
-            min_p: share,
-            typical_p: share,
-            repeat_penalty: high.max(0.01),
-            presence_penalty: low,
-            frequency_penalty: low,
-            dry: DryParams {
-                multiplier: high,
-                base: high.max(1.0),
-                allowed_length: n,
-                last_n: n.min(limits.n_ctx),
-                breakers: (0..MAX_SAMPLER_TOKENS as u32).collect(),
-            },
-            top_n_sigma: low.max(-1.0),
-            xtc_probability: share,
-            xtc_threshold: share,
-            dynatemp_range: high,
-            dynatemp_exponent: high,
-            mirostat: Some(Mirostat { tau: high, eta: share }),
-            top_k: n,
-            penalty_last_n: n.min(limits.n_ctx),
-            logit_bias: (0..MAX_LOGIT_BIAS as u32).map(|id| (id, f32::NEG_INFINITY)).collect(),
+        let at_an_end = |is_high: bool| {
+            let bias = |id| (id, f32::NEG_INFINITY);
+            let mut params = SamplingParams {
+                logit_bias: (0..MAX_LOGIT_BIAS as u32).map(bias).collect(),
+                mirostat: Some(Mirostat::default()),
+                ..SamplingParams::default()
+            };
+            params.dry.breakers = (0..MAX_SAMPLER_TOKENS as u32).collect();
+            for setting in SETTINGS {
+                let value = match setting.rule {
+                    Rule::Number { low, high, .. } => {
+                        Value::Number(if is_high { high } else { low })
+                    }
+                    Rule::Count { .. } if !is_high => Value::Count(0),
+                    Rule::Count { minus_one: Some(MinusOne::Context) } => {
+                        Value::Count(limits.n_ctx)
+                    }
+                    Rule::Count { .. } => Value::Count(u32::MAX),
+                    Rule::Switch { on, .. } => Value::Count(on),
+                };
+                setting.set(&mut params, value);
+            }
+            params
         };
-        let extremes = [with(0.0, -100.0, 0, 0.0), with(100.0, 100.0, u32::MAX, 1.0)];
+        let extremes = [at_an_end(false), at_an_end(true)];
         let long = "\u{e9}".repeat(300);
         for label in ["", "a\tb", "a\nb\u{1b}[31m", "\u{85}\u{9f}", "\u{7f}", long.as_str()] {
             for params in extremes.clone() {

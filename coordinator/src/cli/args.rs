@@ -1,11 +1,10 @@
-//! Command-line arguments that several commands share: which model, which workers, how tokens are drawn.
+//! Command-line arguments that several commands share: which model, which workers.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use brigade_dialect::text_model::TemplateSource;
-use brigade_engine::batch::SamplingParams;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_hub::remote::Remote;
@@ -360,64 +359,5 @@ fn worker_count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=MAX_WORKERS).contains(&n) => Ok(n),
         _ => Err(format!("a number from 1 to {MAX_WORKERS} is needed")),
-    }
-}
-
-/// How tokens are drawn. The defaults are llama.cpp's.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Temperature; 0 picks the most probable token
-    #[arg(long, alias = "temperature", default_value_t = 0.8)]
-    pub temp: f32,
-    /// Keep the K most probable tokens; 0: all
-    #[arg(long, default_value_t = 40)]
-    pub top_k: u32,
-    /// Keep the most probable tokens that reach this mass; 1: all
-    #[arg(long, default_value_t = 0.95)]
-    pub top_p: f32,
-    /// Drop tokens below this share of the best one's probability; 0: none
-    #[arg(long, default_value_t = 0.05)]
-    pub min_p: f32,
-    /// Locally typical sampling; 1: off
-    #[arg(long, aliases = ["typical", "typ-p"], default_value_t = 1.0)]
-    pub typical_p: f32,
-    /// Divide the logits of recent tokens by this; 1: off
-    #[arg(long, alias = "repetition-penalty", default_value_t = 1.0)]
-    pub repeat_penalty: f32,
-    /// Tokens that the penalties look back on, prompt included; -1: the whole context
-    #[arg(long, alias = "penalty-last-n", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
-    pub repeat_last_n: i64,
-    /// Subtract this once from the logit of a recent token
-    #[arg(long, default_value_t = 0.0)]
-    pub presence_penalty: f32,
-    /// Subtract this from the logit of a recent token for each time it occurred
-    #[arg(long, default_value_t = 0.0)]
-    pub frequency_penalty: f32,
-    /// Add to a token's logit: ID=BIAS; repeatable, -inf bans the token
-    #[arg(long, value_name = "ID=BIAS", value_parser = units::logit_bias)]
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the draws; the same seed gives the same text [default: random]
-    #[arg(long, short)]
-    pub seed: Option<u64>,
-}
-
-impl SamplingArgs {
-    /// The engine's form of these arguments, with a context of `n_ctx`.
-    pub fn params(&self, n_ctx: u32) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            typical_p: self.typical_p,
-            repeat_penalty: self.repeat_penalty,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            // What is below 0 is the whole context.
-            penalty_last_n: u32::try_from(self.repeat_last_n).unwrap_or(n_ctx),
-            logit_bias: self.logit_bias.clone(),
-            ..SamplingParams::default()
-        }
     }
 }

@@ -17,10 +17,11 @@ use brigade_dialect::text_model::TextModel;
 use brigade_http::{Fleet, router};
 use brigade_line::metrics;
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use super::args::{KvArg, LineArgs, ModelArgs, TemplateArgs};
+use super::sampling::SamplingArgs;
 use super::session::{CtrlC, SessionOptions, with_session_until};
 use super::speculate::SpeculateArgs;
 use super::{input, output, serve};
@@ -37,7 +38,7 @@ const HISTORY: &str = "chat-history";
 const HISTORY_FOLDER_MODE: u32 = 0o700;
 
 /// Arguments of a line of one's own; a server has its line, and `--set` says how it draws.
-const OF_OWN_LINE: [&str; 30] = [
+const OF_OWN_LINE: [&str; 19] = [
     "chat_template",
     "ctx",
     "kv_type",
@@ -57,18 +58,11 @@ const OF_OWN_LINE: [&str; 30] = [
     "balance",
     "tensor_split",
     "cuts",
-    "temp",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "seed",
 ];
+
+fn of_own_line() -> impl Iterator<Item = &'static str> {
+    OF_OWN_LINE.into_iter().chain(SamplingArgs::ids())
+}
 
 /// Chat with a model at a terminal.
 #[derive(Debug, Args)]
@@ -86,7 +80,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
     /// Chat with an OpenAI-compatible server instead of starting workers
-    #[arg(long, value_name = "URL", conflicts_with_all = OF_OWN_LINE)]
+    #[arg(long, value_name = "URL", conflicts_with_all = of_own_line())]
     pub(super) url: Option<String>,
     /// The server's key
     #[arg(
@@ -145,7 +139,7 @@ pub async fn execute(args: ChatArgs) -> Result<()> {
     match &args.url {
         Some(url) => far(&args, url).await,
         None => {
-            let mut settings = sampling_fields(&args.sampling);
+            let mut settings = args.sampling.fields();
             settings.extend(args.set.iter().cloned());
             let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
             options.ctx = args.ctx;
@@ -224,43 +218,10 @@ pub fn history(line: &LineArgs, not: bool) -> Result<Option<PathBuf>> {
     Ok(Some(folder.join(HISTORY)))
 }
 
-/// The arguments of sampling as fields of a request.
-pub fn sampling_fields(args: &SamplingArgs) -> Map<String, Value> {
-    let mut fields = Map::new();
-    for (name, value) in [
-        ("temperature", number(args.temp)),
-        ("top_k", json!(args.top_k)),
-        ("top_p", number(args.top_p)),
-        ("min_p", number(args.min_p)),
-        ("typical_p", number(args.typical_p)),
-        ("repeat_penalty", number(args.repeat_penalty)),
-        ("repeat_last_n", json!(args.repeat_last_n)),
-        ("presence_penalty", number(args.presence_penalty)),
-        ("frequency_penalty", number(args.frequency_penalty)),
-    ] {
-        fields.insert(name.to_string(), value);
-    }
-    if !args.logit_bias.is_empty() {
-        fields.insert("logit_bias".to_string(), biases(&args.logit_bias));
-    }
-    fields.extend(args.seed.map(|seed| ("seed".to_string(), json!(seed))));
-    fields
-}
-
-/// As it was typed: 0.95 and not the nearest number of four bytes.
-pub fn number(value: f32) -> Value {
-    value.to_string().parse().map_or(Value::Null, |value: f64| json!(value))
-}
-
-/// JSON has no infinity: `false` bans a token.
-fn biases(biases: &[(u32, f32)]) -> Value {
-    let value = |bias: f32| if bias == f32::NEG_INFINITY { json!(false) } else { number(bias) };
-    biases.iter().map(|(id, bias)| json!([id, value(*bias)])).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
     use super::*;
 
@@ -289,14 +250,5 @@ mod tests {
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn what_is_typed_for_run_means_the_same_here() {
-        let args = parse("chat --temp 0 --top-k 3 --seed 7 --logit-bias 5=-inf").unwrap();
-        let fields = sampling_fields(&args.sampling);
-        assert_eq!((&fields["temperature"], &fields["top_k"]), (&json!(0.0), &json!(3)));
-        assert_eq!(fields["top_p"].to_string(), "0.95");
-        assert_eq!((&fields["seed"], &fields["logit_bias"]), (&json!(7), &json!([[5, false]])));
     }
 }

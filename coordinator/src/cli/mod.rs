@@ -33,6 +33,7 @@ mod perplexity;
 mod plan;
 mod progress;
 mod run;
+mod sampling;
 mod security;
 mod serve;
 mod session;

@@ -17,12 +17,13 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::args::{KvArg, LineArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use super::args::{KvArg, LineArgs, ModelArgs, TemplateArgs};
 use super::chat::{self, Talk};
 use super::config::ConfigFile;
 use super::input;
 use super::output;
 use super::progress::Bar;
+use super::sampling::{self, SamplingArgs};
 use super::session::{Session, SessionOptions, with_session};
 use super::speculate::SpeculateArgs;
 use super::state_file;
@@ -207,7 +208,7 @@ impl RunArgs {
 
     /// A chat as these arguments want it.
     fn talk(&self) -> Talk {
-        let mut settings = chat::sampling_fields(&self.sampling);
+        let mut settings = self.sampling.fields();
         settings.insert("max_tokens".to_string(), json!(self.n_predict));
         if !self.stop.is_empty() {
             settings.insert("stop".to_string(), json!(self.stop));
@@ -215,7 +216,7 @@ impl RunArgs {
         if self.ignore_eos {
             settings.insert("ignore_eos".to_string(), json!(true));
         }
-        let scale = self.guidance_scale.map(chat::number);
+        let scale = self.guidance_scale.map(sampling::number);
         settings.extend(scale.map(|scale| ("guidance_scale".to_string(), scale)));
         let negative = self.negative_prompt.as_ref().map(|text| json!(text));
         settings.extend(negative.map(|text| ("negative_prompt".to_string(), text)));

@@ -1,7 +1,102 @@
-//! The list of tokens that may still be drawn, and the filters that shorten it. `l` is a logit, and `p` the
-//! softmax over the tokens that are left.
+//! The chain from a row to a token: the list of tokens that may still be drawn, and the filters that shorten it. `l` is a
+//! logit, and `p` the softmax over the tokens that are left.
 
 use std::cmp::Ordering;
+
+use super::{SampleError, uniform};
+use crate::batch::SamplingParams;
+
+/// A row's logits.
+#[derive(Clone, Copy)]
+pub(super) enum Row<'a> {
+    /// All of them.
+    All(&'a [f32]),
+    /// Ids and logits of those that the draw looks at, or more; ids ascend.
+    Few(&'a [(u32, f32)]),
+}
+
+/// Makes the draw that decides on XTC another one than the token's, for the same seed and position.
+const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
+
+/// Shortens the row's tokens as the settings say, and takes one of those that are left.
+///
+/// # Errors
+/// Nothing is left to choose.
+pub(super) fn choose(
+    candidates: &mut Candidates,
+    row: Row<'_>,
+    params: &SamplingParams,
+    seed: u64,
+    pos: u32,
+) -> Result<u32, SampleError> {
+    let greedy = params.temperature <= 0.0;
+    if takes_maximum(params) {
+        return match first_maximum(row) {
+            Some((id, logit)) if logit > f32::NEG_INFINITY => Ok(id),
+            _ => Err(SampleError::NothingLeft),
+        };
+    }
+    match row {
+        Row::All(row) => candidates.take_top_k(row, params.top_k as usize),
+        Row::Few(few) => candidates.take_top_k_of(few, params.top_k as usize),
+    }
+    if candidates.is_empty() {
+        return Err(SampleError::NothingLeft);
+    }
+    if let Row::All(row) = row {
+        candidates.top_n_sigma(row, params.top_n_sigma);
+    }
+    candidates.typical(params.typical_p);
+    candidates.top_p(params.top_p);
+    candidates.min_p(params.min_p);
+    if greedy {
+        return Ok(candidates.best().id);
+    }
+    // Above one half there is at most one such token.
+    let excludes = params.xtc_probability > 0.0 && params.xtc_threshold <= 0.5;
+    if excludes && uniform(seed ^ XTC_STREAM, pos) < f64::from(params.xtc_probability) {
+        candidates.exclude_top_choices(params.xtc_threshold);
+    }
+    let (mean, range) = (params.temperature, params.dynatemp_range);
+    let temperature = match range > 0.0 {
+        true => {
+            let low = (mean - range).max(0.0);
+            candidates.dynamic_temperature(low, mean + range, params.dynatemp_exponent)
+        }
+        false => mean,
+    };
+    if temperature <= 0.0 {
+        return Ok(candidates.best().id);
+    }
+    Ok(candidates.draw(temperature, uniform(seed, pos)))
+}
+
+/// Whether filters and draw leave the maximum: it survives every filter but the typical one.
+pub(super) fn takes_maximum(params: &SamplingParams) -> bool {
+    params.temperature <= 0.0 && params.typical_p >= 1.0
+}
+
+/// How many of the greatest logits the filters look at; `None` where they may look at all.
+pub(super) fn looks_at(params: &SamplingParams) -> Option<usize> {
+    if takes_maximum(params) {
+        return Some(1);
+    }
+    let some_only = params.top_k > 0 && params.top_n_sigma <= 0.0;
+    some_only.then_some(params.top_k as usize)
+}
+
+/// The first of the largest logits and its id.
+fn first_maximum(row: Row<'_>) -> Option<(u32, f32)> {
+    match row {
+        Row::All(row) => {
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter().position(|l| *l == max).map(|id| (id as u32, max))
+        }
+        Row::Few(few) => {
+            few.iter().copied().reduce(|best, next| if next.1 > best.1 { next } else { best })
+        }
+    }
+}
 
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,25 +4,31 @@ use super::SampleError;
 use super::filters::Candidates;
 use crate::batch::Mirostat;
 
-impl Mirostat {
-    /// Draws with the random number `u`; the token, and mu for the next one.
-    pub(super) fn draw(
-        &self,
-        candidates: &mut Candidates,
-        row: &[f32],
-        temperature: f32,
-        mu: Option<f32>,
-        u: f64,
-    ) -> Result<(u32, f32), SampleError> {
-        candidates.take_top_k(row, 0);
-        if candidates.is_empty() {
-            return Err(SampleError::NothingLeft);
-        }
-        let mu = mu.unwrap_or_else(|| self.first_mu());
-        candidates.at_temperature(temperature);
-        candidates.no_more_surprising_than(mu);
-        let id = candidates.draw(1.0, u);
-        let surprise = candidates.surprise(id);
-        Ok((id, mu - self.eta * (surprise - self.tau)))
+/// What a draw depends on beside the candidates.
+pub(super) struct Draw<'a> {
+    /// `[n_vocab]`.
+    pub row: &'a [f32],
+    pub temperature: f32,
+    /// `None`: it is the text's first token.
+    pub mu: Option<f32>,
+    /// The random number.
+    pub u: f64,
+}
+
+/// Draws a token; it, and mu for the next one.
+pub(super) fn draw(
+    goal: &Mirostat,
+    candidates: &mut Candidates,
+    of: Draw<'_>,
+) -> Result<(u32, f32), SampleError> {
+    candidates.take_top_k(of.row, 0);
+    if candidates.is_empty() {
+        return Err(SampleError::NothingLeft);
     }
+    let mu = of.mu.unwrap_or_else(|| goal.first_mu());
+    candidates.at_temperature(of.temperature);
+    candidates.no_more_surprising_than(mu);
+    let id = candidates.draw(1.0, of.u);
+    let surprise = candidates.surprise(id);
+    Ok((id, mu - goal.eta * (surprise - goal.tau)))
 }

@@ -20,10 +20,12 @@ mod rng;
 #[cfg(test)]
 mod tests;
 
-use crate::batch::{DraftedToken, Mirostat, NotBefore, SampledToken, SamplerSetup, SamplingParams};
+use brigade_sampling::{Rule, SETTINGS, Sound, Value};
+
+use crate::batch::{DraftedToken, NotBefore, SampledToken, SamplerSetup, SamplingParams};
 use crate::constraint::Mask;
 use dry::Dry;
-use filters::Candidates;
+use filters::{Candidates, Row, choose, takes_maximum};
 use penalties::Penalties;
 
 pub use logprobs::{log_prob, log_probs, log_sum_exp};
@@ -129,10 +131,10 @@ impl Sampler {
             &self.row
         };
         let (id, mu) = match &params.mirostat {
-            Some(mirostat) if params.temperature > 0.0 => {
-                let u = uniform(setup.seed, pos);
-                let candidates = &mut self.candidates;
-                let (id, mu) = mirostat.draw(candidates, row, params.temperature, mu, u)?;
+            Some(goal) if params.temperature > 0.0 => {
+                let (temperature, u) = (params.temperature, uniform(setup.seed, pos));
+                let draw = mirostat::Draw { row, temperature, mu, u };
+                let (id, mu) = mirostat::draw(goal, &mut self.candidates, draw)?;
                 (id, Some(mu))
             }
             _ => (choose(&mut self.candidates, Row::All(row), params, setup.seed, pos)?, None),
@@ -184,15 +186,6 @@ impl Sampler {
     }
 }
 
-/// A row's logits.
-#[derive(Clone, Copy)]
-enum Row<'a> {
-    /// All of them.
-    All(&'a [f32]),
-    /// Ids and logits of those that the draw looks at, or more; ids ascend.
-    Few(&'a [(u32, f32)]),
-}
-
 /// The place of a token that is to be drawn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Next<'a> {
@@ -213,12 +206,9 @@ pub fn looks_at(setup: &SamplerSetup, pos: u32) -> Option<usize> {
         && penalties::are_off(params)
         && dry::is_off(&params.dry)
         && !not_before.holds(pos);
-    let some_only = params.top_k > 0 && params.top_n_sigma <= 0.0 && params.mirostat.is_none();
-    match (is_plain && is_raw, takes_maximum(params)) {
-        (true, true) => Some(1),
-        (true, false) if some_only => Some(params.top_k as usize),
-        _ => None,
-    }
+    // Where the maximum is taken, no surprise counts.
+    let is_filtered = !params.keeps_surprise() || takes_maximum(params);
+    filters::looks_at(params).filter(|_| is_plain && is_raw && is_filtered)
 }
 
 /// Refuses settings that have no meaning, before a request is admitted.
@@ -226,36 +216,19 @@ pub fn looks_at(setup: &SamplerSetup, pos: u32) -> Option<usize> {
 /// # Errors
 /// The first setting that is NaN or out of range.
 pub fn check_params(params: &SamplingParams) -> Result<(), SampleError> {
-    let finite: [(&str, f32); 13] = [
-        ("temperature", params.temperature),
-        ("top_p", params.top_p),
-        ("min_p", params.min_p),
-        ("typical_p", params.typical_p),
-        ("frequency_penalty", params.frequency_penalty),
-        ("presence_penalty", params.presence_penalty),
-        ("dry_multiplier", params.dry.multiplier),
-        ("dry_base", params.dry.base),
-        ("top_n_sigma", params.top_n_sigma),
-        ("xtc_probability", params.xtc_probability),
-        ("xtc_threshold", params.xtc_threshold),
-        ("dynatemp_range", params.dynatemp_range),
-        ("dynatemp_exponent", params.dynatemp_exponent),
-    ];
-    for (name, value) in finite {
-        if !value.is_finite() {
-            return Err(SampleError::BadSetting { name, value, wanted: "a finite number" });
-        }
-    }
-    let r = params.repeat_penalty;
-    if !(r.is_finite() && r > 0.0) {
-        let (name, wanted) = ("repeat_penalty", "a number above 0");
-        return Err(SampleError::BadSetting { name, value: r, wanted });
-    }
-    if let Some(Mirostat { tau, eta }) = params.mirostat {
-        for (name, value) in [("mirostat_tau", tau), ("mirostat_eta", eta)] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(SampleError::BadSetting { name, value, wanted: "a number from 0" });
-            }
+    for setting in SETTINGS {
+        let (Rule::Number { sound, .. }, Value::Number(value)) =
+            (setting.rule, setting.get(params))
+        else {
+            continue;
+        };
+        let (is_good, wanted) = match sound {
+            Sound::Finite => (true, "a finite number"),
+            Sound::AboveZero => (value > 0.0, "a number above 0"),
+            Sound::FromZero => (value >= 0.0, "a number from 0"),
+        };
+        if !(value.is_finite() && is_good) {
+            return Err(SampleError::BadSetting { name: setting.name, value, wanted });
         }
     }
     match params.logit_bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
@@ -308,74 +281,4 @@ fn ban(row: &mut [f32], not_before: &NotBefore) -> Result<(), SampleError> {
             f32::NEG_INFINITY;
     }
     Ok(())
-}
-
-/// Makes the draw that decides on XTC another one than the token's, for the same seed and position.
-const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
-
-fn choose(
-    candidates: &mut Candidates,
-    row: Row<'_>,
-    params: &SamplingParams,
-    seed: u64,
-    pos: u32,
-) -> Result<u32, SampleError> {
-    let greedy = params.temperature <= 0.0;
-    if takes_maximum(params) {
-        return match first_maximum(row) {
-            Some((id, logit)) if logit > f32::NEG_INFINITY => Ok(id),
-            _ => Err(SampleError::NothingLeft),
-        };
-    }
-    match row {
-        Row::All(row) => candidates.take_top_k(row, params.top_k as usize),
-        Row::Few(few) => candidates.take_top_k_of(few, params.top_k as usize),
-    }
-    if candidates.is_empty() {
-        return Err(SampleError::NothingLeft);
-    }
-    if let Row::All(row) = row {
-        candidates.top_n_sigma(row, params.top_n_sigma);
-    }
-    candidates.typical(params.typical_p);
-    candidates.top_p(params.top_p);
-    candidates.min_p(params.min_p);
-    if greedy {
-        return Ok(candidates.best().id);
-    }
-    // Above one half there is at most one such token.
-    let excludes = params.xtc_probability > 0.0 && params.xtc_threshold <= 0.5;
-    if excludes && uniform(seed ^ XTC_STREAM, pos) < f64::from(params.xtc_probability) {
-        candidates.exclude_top_choices(params.xtc_threshold);
-    }
-    let (mean, range) = (params.temperature, params.dynatemp_range);
-    let temperature = match range > 0.0 {
-        true => {
-            let low = (mean - range).max(0.0);
-            candidates.dynamic_temperature(low, mean + range, params.dynatemp_exponent)
-        }
-        false => mean,
-    };
-    if temperature <= 0.0 {
-        return Ok(candidates.best().id);
-    }
-    Ok(candidates.draw(temperature, uniform(seed, pos)))
-}
-
-/// Whether filters and draw leave the maximum: it survives every filter but the typical one.
-fn takes_maximum(params: &SamplingParams) -> bool {
-    params.temperature <= 0.0 && params.typical_p >= 1.0
-}
-
-/// The first of the largest logits and its id.
-fn first_maximum(row: Row<'_>) -> Option<(u32, f32)> {
-    match row {
-        Row::All(row) => {
-            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            row.iter().position(|l| *l == max).map(|id| (id as u32, max))
-        }
-        Row::Few(few) => {
-            few.iter().copied().reduce(|best, next| if next.1 > best.1 { next } else { best })
-        }
-    }
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::filters::Candidates;
 use super::*;
-use crate::batch::{DryParams, Guidance};
+use crate::batch::{DryParams, Guidance, Mirostat};
 
 fn setup(params: SamplingParams, seed: u64) -> SamplerSetup {
     SamplerSetup { params, seed, top_logprobs: None, ..SamplerSetup::default() }

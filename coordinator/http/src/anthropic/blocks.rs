@@ -104,8 +104,8 @@ fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
     let id = required(path, block, "id")?;
     report(API, path, block, &["type", "name", "id", "input", CACHE_CONTROL], unread::BLOCK);
     let input = match block.get("input") {
-        None | Some(Value::Null) => "{}".to_string(),
-        Some(input @ Value::Object(_)) => input.to_string(),
+        None | Some(Value::Null) => json!({}),
+        Some(input @ Value::Object(_)) => input.clone(),
         Some(_) => {
             let path = format!("{path}.input");
             return Err(ApiError::field(&path, format!("{path} must be an object")));

@@ -9,14 +9,17 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::number::whole;
+use brigade_dialect::text_model::{Prompt, TextModel};
 use brigade_line::generation::End;
+use brigade_line::request::Limits;
 use brigade_proto::task;
 use serde_json::{Value, json};
 use tracing::Instrument;
 
 use super::blocks::{Block, arguments_value, blocks};
-use super::chat_request::{self, Begun};
+use super::chat_request::{self, Begun, ChatRequest};
 use super::error::ApiError;
+use super::fields::Fields;
 use super::fleet::Meant;
 use super::name::Name;
 use super::reply;
@@ -51,16 +54,23 @@ pub(super) fn error_body(error: &ApiError) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": message } })
 }
 
+fn read(
+    bytes: &[u8],
+    limits: &Limits,
+    text: &TextModel,
+) -> Result<(ChatRequest, Prompt, ()), ApiError> {
+    let (chat, names) = request::translate(bytes)?;
+    let (request, prompt) = ChatRequest::translated(Fields::made(&chat), names, limits, text)?;
+    Ok((request, prompt, ()))
+}
+
 /// The endpoint.
 pub(super) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = chat_request::begin(&app, request, |bytes| {
-        let (chat, names) = request::translate(bytes)?;
-        Ok((chat, names, ()))
-    });
+    let begun = chat_request::begin(&app, request, read);
     let Begun { request, prompt, more: (), .. } = begun.await?;
     let stamp = Stamp::new(&app, "msg_");
     let n_prompt = prompt.tokens.len() as u32;
@@ -75,8 +85,7 @@ pub(super) async fn create(
         task::spawn(sending.in_current_span());
         return Ok(response);
     }
-    let (generation, reply) = replies.remove(0);
-    let whole = reply::collect(generation, reply).await.map_err(ApiError::from)?;
+    let whole = reply::collect(replies.remove(0)).await.map_err(ApiError::from)?;
     let mut message = message(&stamp, n_prompt);
     let content: Vec<Value> =
         blocks(whole.message, whole.finish_reason).into_iter().map(block).collect();
@@ -92,10 +101,7 @@ pub(super) async fn count_tokens(
     Meant(app): Meant,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = chat_request::begin(&app, request, |bytes| {
-        let (chat, names) = request::translate(bytes)?;
-        Ok((chat, names, ()))
-    });
+    let begun = chat_request::begin(&app, request, read);
     let n = begun.await?.prompt.tokens.len();
     Ok(Json(json!({ "input_tokens": n })).into_response())
 }

@@ -1,31 +1,27 @@
 //! Anthropic's request as a chat in OpenAI's form. What a program counts anew in every turn is left out, so that the next
 //! turn begins with the same tokens.
 
-use std::borrow::Cow;
-
+use brigade_sampling::Api;
 use brigade_text::MAX_STOPS;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{MarkedText, add_message, text_block};
 use crate::caching::{Marking, put_mark};
 use crate::chat_request::Names;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
+use crate::fields::{Fields, Given, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
 use crate::form::checked_format;
+use crate::params::settings_of;
 use crate::tools::MAX_TOOLS;
 use crate::unread;
 
 /// Begins a line that Claude Code puts at the head of its system prompt, and that changes every turn.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// Fields that mean the same there and here.
+/// Fields that mean the same there and here, beside settings of sampling.
 const SAME: &[&str] = &[
     "model",
     "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
     "stream",
     "thinking",
     "seed",
@@ -41,8 +37,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("mcp_servers", "tools are run by whoever asks: send them as tools"),
 ];
 
-/// Translates a body; with what its fields are called in the chat and there.
-pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names), ApiError> {
+/// Makes a chat's fields of a body; with what they are called in the chat and there.
+pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
     let mut chat = Map::new();
@@ -77,17 +73,16 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names), ApiError> {
         chat.insert("stop".to_string(), json!(stops.collect::<Result<Vec<_>, _>>()?));
     }
     add_output(&mut fields, &mut left, &mut chat, &mut names)?;
-    for name in SAME {
+    for name in settings_of(Api::Anthropic).chain(SAME.iter().copied()) {
         if let Some(value) = fields.raw(name) {
-            chat.insert((*name).to_string(), tree(name, value, &mut left)?);
+            chat.insert(name.to_string(), tree(name, value, &mut left)?);
         }
     }
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
     fields.end("/v1/messages", &[unread::COMMON, unread::MESSAGES]);
-    let text = Value::Object(chat).to_string();
-    Ok((Cow::Owned(text.into_bytes()), names))
+    Ok((chat, names))
 }
 
 /// `output_config`, and `output_format`, which was there before it.
@@ -153,7 +148,7 @@ fn without_billing(text: &str) -> &str {
 /// Tools as functions, in their order. Those whose type says what their input is, and those that Anthropic's own servers
 /// run, are left out with a word: nobody here knows them.
 fn tools(
-    raw: &RawValue,
+    raw: Given<'_>,
     left: &mut usize,
     names: &mut Names,
     marking: &mut Marking,
@@ -174,7 +169,7 @@ fn tools(
 
 fn tool(
     path: &str,
-    raw: &RawValue,
+    raw: Given<'_>,
     left: &mut usize,
     marking: &mut Marking,
 ) -> Result<Option<Value>, ApiError> {
@@ -197,7 +192,7 @@ fn tool(
         for (i, example) in list(&path, raw, MAX_TOOLS)?.into_iter().enumerate() {
             Fields::nested(&format!("{path}[{i}]"), example)?;
             let lead = if i == 0 { "\n\nExamples of its input:" } else { "" };
-            description.push_str(&format!("{lead}\n{}", example.get()));
+            description.push_str(&format!("{lead}\n{}", example.json()));
         }
     }
     let strict: Option<bool> = tool.take("strict")?;
@@ -215,7 +210,7 @@ fn tool(
     Ok(Some(tool))
 }
 
-fn add_choice(raw: &RawValue, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn add_choice(raw: Given<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut choice = Fields::nested("tool_choice", raw)?;
     let kind: String = choice.require("type")?;
     let word = match kind.as_str() {
@@ -256,7 +251,7 @@ mod tests {
     use crate::chat_request::ChatRequest;
 
     fn translated(body: Value) -> Value {
-        serde_json::from_slice(&translate(body.to_string().as_bytes()).unwrap().0).unwrap()
+        Value::Object(translate(body.to_string().as_bytes()).unwrap().0)
     }
 
     #[test]
@@ -288,7 +283,7 @@ mod tests {
                 { "role": "user", "content": "hi" },
                 { "role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [
                     { "id": "t1", "type": "function",
-                      "function": { "name": "look", "arguments": "{\"at\":1}" } }] },
+                      "function": { "name": "look", "arguments": { "at": 1 } } }] },
                 { "role": "tool", "tool_call_id": "t1", "content": "seen" },
                 { "role": "user", "content": "and?" },
             ])

@@ -1,11 +1,12 @@
 //! A message as a stream of events: `message_start`, blocks one after the other, `message_delta`,
 //! `message_stop`.
 
+use brigade_dialect::Event;
 use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
 use super::{Spent, error_body, message, stop_reason};
-use crate::blocks::{Bit, BlockWriter, follow};
+use crate::blocks::{BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
 use crate::sse::{Gone, Sender};
@@ -28,8 +29,8 @@ struct Writer<'a> {
 /// Sends a whole answer.
 pub async fn send(stamp: Stamp, spent: Spent, replies: Replies, out: &Sender) -> Result<(), Gone> {
     let mut writer = Writer { out, index: 0, open: None };
-    writer.event("message_start", json!({ "message": message(&stamp, spent.n_prompt) })).await?;
-    writer.event("ping", json!({})).await?;
+    writer.send("message_start", json!({ "message": message(&stamp, spent.n_prompt) })).await?;
+    writer.send("ping", json!({})).await?;
     match follow(replies, &mut writer).await? {
         None => Ok(()),
         Some(Ok((end, finish_reason))) => {
@@ -37,15 +38,15 @@ pub async fn send(stamp: Stamp, spent: Spent, replies: Replies, out: &Sender) ->
                 "stop_reason": stop_reason(finish_reason, &end), "stop_sequence": end.stop,
             });
             let last = json!({ "delta": delta, "usage": spent.usage(&end) });
-            writer.event("message_delta", last).await?;
-            writer.event("message_stop", json!({})).await
+            writer.send("message_delta", last).await?;
+            writer.send("message_stop", json!({})).await
         }
         Some(Err(failure)) => writer.fail(failure).await,
     }
 }
 
 impl Writer<'_> {
-    async fn event(&self, kind: &str, mut body: Value) -> Result<(), Gone> {
+    async fn send(&self, kind: &str, mut body: Value) -> Result<(), Gone> {
         body["type"] = json!(kind);
         self.out.named(kind, &body).await
     }
@@ -62,11 +63,11 @@ impl Writer<'_> {
         self.close().await?;
         self.open = Some(kind);
         let start = json!({ "index": self.index, "content_block": block });
-        self.event("content_block_start", start).await
+        self.send("content_block_start", start).await
     }
 
     async fn delta(&self, delta: Value) -> Result<(), Gone> {
-        self.event("content_block_delta", json!({ "index": self.index, "delta": delta })).await
+        self.send("content_block_delta", json!({ "index": self.index, "delta": delta })).await
     }
 }
 
@@ -75,23 +76,23 @@ impl BlockWriter for Writer<'_> {
         self.out
     }
 
-    async fn bit(&mut self, bit: Bit) -> Result<(), Gone> {
-        match bit {
-            Bit::Reasoning(text) => {
+    async fn event(&mut self, event: Event) -> Result<(), Gone> {
+        match event {
+            Event::Reasoning(text) => {
                 let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
                 self.enter(Open::Thinking, block).await?;
                 self.delta(json!({ "type": "thinking_delta", "thinking": text })).await?;
             }
-            Bit::Text(text) => {
+            Event::Content(text) => {
                 self.enter(Open::Text, json!({ "type": "text", "text": "" })).await?;
                 self.delta(json!({ "type": "text_delta", "text": text })).await?;
             }
-            Bit::Call { id, name } => {
+            Event::Call { id, name, .. } => {
                 self.close().await?;
                 let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
                 self.enter(Open::Call, block).await?;
             }
-            Bit::Arguments(text) => {
+            Event::Arguments { text, .. } => {
                 self.delta(json!({ "type": "input_json_delta", "partial_json": text })).await?;
             }
         }
@@ -103,7 +104,7 @@ impl BlockWriter for Writer<'_> {
         if kind == Open::Thinking {
             self.delta(json!({ "type": "signature_delta", "signature": "" })).await?;
         }
-        self.event("content_block_stop", json!({ "index": self.index })).await?;
+        self.send("content_block_stop", json!({ "index": self.index })).await?;
         self.index += 1;
         Ok(())
     }

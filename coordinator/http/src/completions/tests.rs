@@ -7,7 +7,7 @@ use brigade_line::generation::{End, EndReason};
 
 fn read(json: &str) -> Result<CompletionRequest, String> {
     let limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
-    CompletionRequest::read(json.as_bytes(), &limits, &TextModel::sample())
+    CompletionRequest::read(Fields::parse(json.as_bytes()).unwrap(), &limits, &TextModel::sample())
         .map_err(|e| e.body()["error"]["message"].as_str().unwrap().to_string())
 }
 

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use brigade_dialect::Event;
 use brigade_line::clock;
 use brigade_line::generation::End;
 use brigade_proto::task;
@@ -16,11 +17,12 @@ use tracing::Instrument;
 
 use super::error_body;
 use super::request::Load;
-use crate::blocks::{Bit, Block, arguments_value, bits, blocks, is_whole_call};
+use crate::answer::Choices;
+use crate::blocks::{Block, arguments_value, blocks, is_whole_call, says_something};
 use crate::error::ApiError;
 use crate::reply::{self, Replies, ReplyPart};
 use crate::stamp::Stamp;
-use crate::types::{ChatDelta, FinishWord};
+use crate::types::FinishWord;
 
 /// Lines that wait for a slow client.
 const LINE_QUEUE: usize = 16;
@@ -63,8 +65,7 @@ pub async fn answer(
         let kind = [(CONTENT_TYPE, "application/x-ndjson")];
         return Ok((kind, body).into_response());
     }
-    let (generation, reply) = replies.remove(0);
-    let whole = reply::collect(generation, reply).await?;
+    let whole = reply::collect(replies.remove(0)).await?;
     let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
     for block in blocks(whole.message, whole.finish_reason) {
         match block {
@@ -134,25 +135,25 @@ impl Writer {
         replies: Replies,
         lines: &mpsc::Sender<Value>,
     ) -> Result<(), mpsc::error::SendError<Value>> {
-        let mut parts = reply::merge(replies);
+        let mut parts = Choices::of(replies);
         // A call comes whole: its arguments are an object here.
         let mut open: Option<(String, String)> = None;
         loop {
             let part = tokio::select! {
-                part = parts.recv() => part,
+                part = parts.next() => part,
                 () = lines.closed() => None,
             };
-            let (deltas, ended) = match part {
+            let (events, ended) = match part {
                 None => return Ok(()),
-                Some((_, Ok(ReplyPart::Piece { deltas, .. }))) => (deltas, None),
-                Some((_, Ok(ReplyPart::End { deltas, end, finish_reason }))) => {
-                    (deltas, Some((end, finish_reason)))
+                Some((_, Ok(ReplyPart::Piece { events, .. }))) => (events, None),
+                Some((_, Ok(ReplyPart::End { events, end, finish_reason }))) => {
+                    (events, Some((end, finish_reason)))
                 }
                 Some((_, Err(failure))) => {
                     return lines.send(error_body(&ApiError::from(failure))).await;
                 }
             };
-            for line in self.lines(deltas, &mut open) {
+            for line in self.lines(events, &mut open) {
                 lines.send(line).await?;
             }
             if let Some((end, finish)) = ended {
@@ -167,19 +168,19 @@ impl Writer {
         }
     }
 
-    fn lines(&self, deltas: Vec<ChatDelta>, open: &mut Option<(String, String)>) -> Vec<Value> {
+    fn lines(&self, events: Vec<Event>, open: &mut Option<(String, String)>) -> Vec<Value> {
         let mut lines = Vec::new();
-        for bit in deltas.into_iter().flat_map(bits) {
-            let ended = match &bit {
-                Bit::Arguments(_) => None,
-                _ => open.take(),
+        for event in events.into_iter().filter(says_something) {
+            let ended = match &event {
+                Event::Arguments { .. } => None,
+                Event::Content(_) | Event::Reasoning(_) | Event::Call { .. } => open.take(),
             };
             lines.extend(ended.map(|(name, args)| self.line("", "", vec![call(&name, &args)])));
-            match bit {
-                Bit::Reasoning(text) => lines.push(self.line("", &text, Vec::new())),
-                Bit::Text(text) => lines.push(self.line(&text, "", Vec::new())),
-                Bit::Call { name, .. } => *open = Some((name, String::new())),
-                Bit::Arguments(text) => {
+            match event {
+                Event::Reasoning(text) => lines.push(self.line("", &text, Vec::new())),
+                Event::Content(text) => lines.push(self.line(&text, "", Vec::new())),
+                Event::Call { name, .. } => *open = Some((name, String::new())),
+                Event::Arguments { text, .. } => {
                     if let Some((_, arguments)) = open {
                         arguments.push_str(&text);
                     }

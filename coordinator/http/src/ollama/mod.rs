@@ -19,7 +19,8 @@ use super::chat_request::ChatRequest;
 use super::completions;
 use super::embeddings;
 use super::error::ApiError;
-use super::fleet::{Fleet, Meant, Member};
+use super::fields::Fields;
+use super::fleet::{Fleet, Meant, Member, Presence};
 use super::model_name::check_name;
 use super::name::Name;
 use super::params::Common;
@@ -74,7 +75,7 @@ pub(super) async fn running(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
 ) -> Json<Value> {
-    let is_loaded = |member: &Member| member.word().is_none_or(|word| word == "loaded");
+    let is_loaded = |member: &Member| member.presence().is_none_or(|now| now == Presence::Loaded);
     listed(&fleet, &asks, is_loaded, |app, name| {
         let mut entry = entry(app, name);
         entry["expires_at"] = json!("9999-12-31T23:59:59Z");
@@ -124,7 +125,7 @@ fn capabilities(app: &App) -> Vec<&'static str> {
 pub(super) async fn show(Meant(app): Meant, request: Request) -> Result<Json<Value>, ApiError> {
     let body = app.door.bodies.take(request).await?;
     let read = app.door.bodies.read(body, app.text.clone(), |bytes, text| {
-        let mut fields = super::fields::Fields::parse(bytes)?;
+        let mut fields = Fields::parse(bytes)?;
         let name: Option<String> = fields.take_any(&["model", "name"])?;
         fields.end("/api/show", &[super::unread::COMMON, super::unread::OLLAMA_SHOW]);
         super::model_name::check_name(text, name.as_deref())
@@ -181,12 +182,13 @@ pub(super) fn read_asked(
 ) -> Result<Read, ApiError> {
     match asked? {
         Asked::Chat(chat, names) => {
-            let (request, prompt) = ChatRequest::translated(&chat, names, limits, text)?;
+            let (request, prompt) =
+                ChatRequest::translated(Fields::made(&chat), names, limits, text)?;
             Ok(Read::Chat(Box::new(request), prompt))
         }
         Asked::Completion(body, names) => {
-            let read = completions::plain(&body, limits, text);
-            let (tokens, common) = read.map_err(|error| error.renamed(&names))?;
+            let read = || completions::plain(Fields::made(&body)?, limits, text);
+            let (tokens, common) = read().map_err(|error| error.renamed(&names))?;
             Ok(Read::Raw(tokens, Box::new(common)))
         }
         Asked::ToLoad(load) => {
@@ -207,7 +209,7 @@ async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Respons
         Read::Raw(tokens, common) => {
             let n_prompt = tokens.len();
             let running = submit(app, name, &[tokens], &common, None, None).await?;
-            let plain = |running| (running, Reply::new(app.text.plain_parser(), ""));
+            let plain = |running| Reply::new(running, app.text.plain_parser(), "");
             (n_prompt, running.into_iter().map(plain).collect(), common.stream)
         }
         Read::ToLoad(load) => return Ok(Json(answer::loaded(&stamp, shape, &load)).into_response()),

@@ -1,33 +1,17 @@
 //! Ollama's requests as chats in OpenAI's form.
 
-use std::borrow::Cow;
-
 use brigade_dialect::number::of_text;
-use serde_json::value::RawValue;
+use brigade_sampling::Api;
 use serde_json::{Map, Value, json};
 
 use crate::chat_request::Names;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, kind, read, tree};
+use crate::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, read, tree};
+use crate::params::settings_of;
 use crate::unread;
 
-/// Options that have the same name and meaning here.
-const SAME: &[&str] = &[
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "seed",
-    "stop",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-];
+/// Options that have the same name and meaning here, beside settings of sampling.
+const SAME: &[&str] = &["seed", "stop"];
 
 /// `/api/chat`.
 pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
@@ -52,16 +36,16 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
         chat.insert("tools".to_string(), tree("tools", tools, &mut left)?);
     }
     end(fields)?;
-    Ok(Asked::Chat(bytes(chat), names))
+    Ok(Asked::Chat(chat, names))
 }
 
 /// What a request of Ollama's asks for.
 #[derive(Debug)]
 pub enum Asked {
     /// A chat, in OpenAI's form, and what its fields are called here and there.
-    Chat(Cow<'static, [u8]>, Names),
+    Chat(Map<String, Value>, Names),
     /// The continuation of a plain prompt, as a completion in OpenAI's form.
-    Completion(Vec<u8>, Names),
+    Completion(Map<String, Value>, Names),
     /// Nothing but that the model be loaded, or unloaded.
     ToLoad(Load),
 }
@@ -79,7 +63,8 @@ pub struct Load {
 fn load(fields: &mut Fields<'_>, chat: &Map<String, Value>) -> Result<Load, ApiError> {
     let model = chat.get("model").and_then(Value::as_str).map(str::to_string);
     let unloads = fields.raw("keep_alive").is_some_and(|raw| {
-        let text = raw.get().trim_matches('"').trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let text = raw.json();
+        let text = text.trim_matches('"').trim_end_matches(|c: char| c.is_ascii_alphabetic());
         of_text(text).is_some_and(|number| number.real() == 0.0)
     });
     Ok(Load { model, reason: if unloads { "unload" } else { "load" } })
@@ -98,7 +83,10 @@ const REFUSED: &[(&str, &str)] = &[
 /// The end of a request.
 fn end(mut fields: Fields<'_>) -> Result<(), ApiError> {
     for (name, why) in REFUSED {
-        if fields.raw(name).is_some_and(|raw| !matches!(raw.get(), "\"\"" | "[]" | "false" | "0")) {
+        if fields
+            .raw(name)
+            .is_some_and(|raw| !matches!(&*raw.json(), "\"\"" | "[]" | "false" | "0"))
+        {
             return Err(ApiError::unsupported(*name, format!("{name} is not supported: {why}")));
         }
     }
@@ -133,7 +121,7 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
         }
         chat.insert("prompt".to_string(), Value::String(prompt));
         end(fields)?;
-        return Ok(Asked::Completion(bytes(chat).into_owned(), names));
+        return Ok(Asked::Completion(chat, names));
     }
     let system = system.filter(|s| !s.is_empty());
     let system = system.map(|text| json!({ "role": "system", "content": text }));
@@ -141,11 +129,7 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     let messages = system.into_iter().chain([user]).collect();
     chat.insert("messages".to_string(), Value::Array(messages));
     end(fields)?;
-    Ok(Asked::Chat(bytes(chat), names))
-}
-
-fn bytes(chat: Map<String, Value>) -> Cow<'static, [u8]> {
-    Cow::Owned(Value::Object(chat).to_string().into_bytes())
+    Ok(Asked::Chat(chat, names))
 }
 
 /// What both have: model, options, format, thinking, streaming (which is the default there).
@@ -167,13 +151,13 @@ fn common(
         options(raw, left, &mut chat, &mut names)?;
     }
     if let Some(raw) = fields.raw("format") {
-        let format = match kind(raw) {
-            "a string" => match read::<String>("format", raw)?.as_str() {
+        let format = match raw.kind() {
+            Kind::Text => match read::<String>("format", raw)?.as_str() {
                 "" => None,
                 "json" => Some(json!({ "type": "json_object" })),
                 _ => return Err(ApiError::field("format", "format must be \"json\" or a schema")),
             },
-            "an object" => {
+            Kind::Object => {
                 Some(json!({ "type": "json_schema", "schema": tree("format", raw, left)? }))
             }
             _ => return Err(ApiError::field("format", "format must be \"json\" or a schema")),
@@ -183,11 +167,11 @@ fn common(
         names.push(("response_format".into(), "format".into()));
     }
     if let Some(raw) = fields.raw("think") {
-        match kind(raw) {
-            "a boolean" => {
+        match raw.kind() {
+            Kind::Boolean => {
                 chat.insert("enable_thinking".to_string(), json!(read::<bool>("think", raw)?))
             }
-            "a string" => {
+            Kind::Text => {
                 chat.insert("reasoning_effort".to_string(), json!(read::<String>("think", raw)?))
             }
             kind => {
@@ -202,16 +186,16 @@ fn common(
 }
 
 fn options(
-    raw: &RawValue,
+    raw: Given<'_>,
     left: &mut usize,
     chat: &mut Map<String, Value>,
     names: &mut Names,
 ) -> Result<(), ApiError> {
     let mut options = Fields::nested("options", raw)?;
-    for name in SAME {
+    for name in settings_of(Api::Ollama).chain(SAME.iter().copied()) {
         if let Some(value) = options.raw(name) {
-            chat.insert((*name).to_string(), tree(&options.path(name), value, left)?);
-            names.push(((*name).to_string(), options.path(name)));
+            chat.insert(name.to_string(), tree(&options.path(name), value, left)?);
+            names.push((name.to_string(), options.path(name)));
         }
     }
     // -2 is Ollama's way to say "as the context has room for".
@@ -276,7 +260,7 @@ mod tests {
 
     fn as_chat(asked: Asked) -> Value {
         let Asked::Chat(chat, _) = asked else { panic!("{asked:?}") };
-        serde_json::from_slice(&chat).unwrap()
+        Value::Object(chat)
     }
 
     fn translated(body: Value) -> Value {
@@ -316,8 +300,7 @@ mod tests {
         let Asked::Completion(body, _) = generate(body.to_string().as_bytes()).unwrap() else {
             panic!()
         };
-        let body: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(body, json!({ "prompt": "a", "max_tokens": 3, "stream": true }));
+        assert_eq!(Value::Object(body), json!({ "prompt": "a", "max_tokens": 3, "stream": true }));
         assert!(generate(br#"{"prompt": "a", "raw": true, "system": "s"}"#).is_err());
         assert!(generate(br#"{"prompt": "a", "raw": 1}"#).is_err());
     }

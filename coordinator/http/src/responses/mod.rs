@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use tracing::Instrument;
 
 use super::blocks::{Block, blocks};
-use super::chat_request::{self, Begun};
+use super::chat_request::{self, Begun, ChatRequest};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::fleet::Meant;
@@ -54,9 +54,10 @@ pub(super) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = chat_request::begin(&app, request, |bytes| {
+    let begun = chat_request::begin(&app, request, |bytes, limits, text| {
         let (chat, names, echo) = request::translate(bytes)?;
-        Ok((chat, names, echo))
+        let (request, prompt) = ChatRequest::translated(Fields::made(&chat), names, limits, text)?;
+        Ok((request, prompt, echo))
     });
     let begun = begun.await?;
     let Begun { request, prompt, more: echo, .. } = begun;
@@ -77,10 +78,10 @@ pub(super) async fn create(
     }
     let mut response = response(&stamp, &echo);
     response["status"] = json!("completed");
-    let Some((generation, reply)) = replies.pop() else {
+    let Some(reply) = replies.pop() else {
         return Ok(Json(response).into_response());
     };
-    let whole = reply::collect(generation, reply).await?;
+    let whole = reply::collect(reply).await?;
     let items = blocks(whole.message, whole.finish_reason)
         .into_iter()
         .map(|block| item(block, "completed", &echo));

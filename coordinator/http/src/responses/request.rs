@@ -2,9 +2,7 @@
 //! argument there. Tools of types that nobody here can run are left out, as a program that sends them expects, with a word
 //! in the log.
 
-use std::borrow::Cow;
-
-use serde_json::value::RawValue;
+use brigade_sampling::Api;
 use serde_json::{Map, Value, json};
 
 use super::items::add_items;
@@ -12,19 +10,16 @@ use super::names::{API, in_space};
 use super::{Called, Echo, ToolName};
 use crate::chat_request::Names;
 use crate::error::ApiError;
-use crate::fields::{Fields, MAX_TEMPLATE_VALUES, kind, left_out, list, read, tree};
+use crate::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
 use crate::form::checked_format;
+use crate::params::settings_of;
 use crate::tools::MAX_TOOLS;
 use crate::unread;
 
-/// Fields that mean the same there and here, by both names.
+/// Fields that mean the same there and here, by both names, beside settings of sampling.
 const SAME: &[(&str, &str)] = &[
     ("model", "model"),
     ("max_output_tokens", "max_tokens"),
-    ("temperature", "temperature"),
-    ("top_p", "top_p"),
-    ("top_k", "top_k"),
-    ("min_p", "min_p"),
     ("seed", "seed"),
     ("stream", "stream"),
     ("parallel_tool_calls", "parallel_tool_calls"),
@@ -34,6 +29,11 @@ const SAME: &[(&str, &str)] = &[
     ("speculate", "speculate"),
     ("cache_salt", "cache_salt"),
 ];
+
+fn same() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let settings = settings_of(Api::Responses).map(|name| (name, name));
+    settings.chain(SAME.iter().copied())
+}
 
 /// Fields that an answer repeats.
 const ECHOED: &[&str] = &[
@@ -49,15 +49,15 @@ const ECHOED: &[&str] = &[
     "top_p",
 ];
 
-/// Translates a body; with what its fields are called in the chat and there.
-pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names, Echo), ApiError> {
+/// Makes a chat's fields of a body; with what they are called in the chat and there.
+pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names, Echo), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
     refuse_state(&mut fields)?;
     let mut names: Names = Vec::new();
     let mut nested = Nested::default();
     let mut given = Map::new();
-    for name in ECHOED.iter().copied().chain(SAME.iter().map(|(name, _)| *name)).chain(["input"]) {
+    for name in ECHOED.iter().copied().chain(same().map(|(name, _)| name)).chain(["input"]) {
         if let Some(raw) = fields.raw(name) {
             given.insert(name.to_string(), tree(name, raw, &mut left)?);
             nested.note(name, raw);
@@ -87,14 +87,14 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names, Echo), ApiEr
         messages.push(json!({ "role": "user", "content": "" }));
     }
     let mut chat = Map::from_iter([("messages".to_string(), Value::Array(messages))]);
-    for (there, here) in SAME {
-        if let Some(value) = given.get(*there) {
-            chat.insert((*here).to_string(), value.clone());
-            names.push(((*here).to_string(), (*there).to_string()));
+    for (there, here) in same() {
+        if let Some(value) = given.get(there) {
+            chat.insert(here.to_string(), value.clone());
+            names.push((here.to_string(), there.to_string()));
         }
     }
-    let tools = nested.tools.map(|raw| Given::read(raw, &mut left, &mut names)).transpose()?;
-    let Given { functions: tools, called } = tools.unwrap_or_default();
+    let tools = nested.tools.map(|raw| Functions::read(raw, &mut left, &mut names)).transpose()?;
+    let Functions { all: tools, called } = tools.unwrap_or_default();
     let choice = nested.tool_choice.map(choice).transpose()?;
     if !tools.is_empty() {
         chat.extend(choice.map(|choice| ("tool_choice".to_string(), choice)));
@@ -106,21 +106,20 @@ pub fn translate(body: &[u8]) -> Result<(Cow<'static, [u8]>, Names, Echo), ApiEr
     nested.add(&mut left, &mut chat, &mut names)?;
     fields.end(API, &[unread::COMMON, unread::RESPONSES]);
     given.retain(|name, _| ECHOED.contains(&name.as_str()));
-    let text = Value::Object(chat).to_string();
-    Ok((Cow::Owned(text.into_bytes()), names, Echo { fields: given, called, is_empty }))
+    Ok((chat, names, Echo { fields: given, called, is_empty }))
 }
 
 /// Objects of a request, which answers repeat as they are.
 #[derive(Default)]
 struct Nested<'a> {
-    tools: Option<&'a RawValue>,
-    tool_choice: Option<&'a RawValue>,
-    text: Option<&'a RawValue>,
-    reasoning: Option<&'a RawValue>,
+    tools: Option<Given<'a>>,
+    tool_choice: Option<Given<'a>>,
+    text: Option<Given<'a>>,
+    reasoning: Option<Given<'a>>,
 }
 
 impl<'a> Nested<'a> {
-    fn note(&mut self, name: &str, raw: &'a RawValue) {
+    fn note(&mut self, name: &str, raw: Given<'a>) {
         match name {
             "tools" => self.tools = Some(raw),
             "tool_choice" => self.tool_choice = Some(raw),
@@ -178,14 +177,14 @@ fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 /// Tools as functions, in their order. Those of a namespace have its name before theirs. Those that OpenAI's own servers run
 /// are left out with a word: nobody here knows them.
 #[derive(Default)]
-struct Given {
-    functions: Vec<Value>,
+struct Functions {
+    all: Vec<Value>,
     /// What answers call those that are no plain functions.
     called: Called,
 }
 
-impl Given {
-    fn read(raw: &RawValue, left: &mut usize, names: &mut Names) -> Result<Self, ApiError> {
+impl Functions {
+    fn read(raw: Given<'_>, left: &mut usize, names: &mut Names) -> Result<Self, ApiError> {
         let mut given = Self::default();
         for (i, raw) in list("tools", raw, MAX_TOOLS)?.into_iter().enumerate() {
             let path = format!("tools[{i}]");
@@ -254,10 +253,10 @@ impl Given {
         }
         let place = tool.path("");
         names.push((
-            format!("tools[{}].function", self.functions.len()),
+            format!("tools[{}].function", self.all.len()),
             place.trim_end_matches('.').to_string(),
         ));
-        self.functions.push(json!({ "type": "function", "function": function }));
+        self.all.push(json!({ "type": "function", "function": function }));
         Ok(())
     }
 }
@@ -325,8 +324,8 @@ fn custom_tool(tool: &mut Fields<'_>) -> Result<(String, Map<String, Value>), Ap
 }
 
 /// Which call is wanted, as chats say it.
-fn choice(raw: &RawValue) -> Result<Value, ApiError> {
-    if kind(raw) == "a string" {
+fn choice(raw: Given<'_>) -> Result<Value, ApiError> {
+    if raw.kind() == Kind::Text {
         return Ok(json!(read::<String>("tool_choice", raw)?));
     }
     let mut choice = Fields::nested("tool_choice", raw)?;
@@ -376,7 +375,7 @@ mod tests {
 
     fn translated(body: Value) -> (Value, Echo) {
         let (chat, _, echo) = translate(body.to_string().as_bytes()).unwrap();
-        (serde_json::from_slice(&chat).unwrap(), echo)
+        (Value::Object(chat), echo)
     }
 
     #[test]

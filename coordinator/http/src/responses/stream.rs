@@ -1,10 +1,11 @@
 //! A response as a stream of numbered events: items are added, their parts grow, they are done.
 
+use brigade_dialect::Event;
 use brigade_line::handle::Failure;
 use serde_json::{Value, json};
 
 use super::{Echo, custom_input, finish, item, response, text_part};
-use crate::blocks::{Bit, Block, BlockWriter, follow};
+use crate::blocks::{Block, BlockWriter, follow};
 use crate::error::ApiError;
 use crate::reply::Replies;
 use crate::sse::{Gone, Sender};
@@ -31,11 +32,11 @@ pub async fn send(
     let mut writer = Writer { out, echo: &echo, number: 0, output: Vec::new(), open: None };
     let mut response = response(&stamp, &echo);
     for name in ["response.created", "response.in_progress"] {
-        writer.event(name, json!({ "response": response })).await?;
+        writer.send(name, json!({ "response": response })).await?;
     }
     if replies.is_empty() {
         response["status"] = json!("completed");
-        return writer.event("response.completed", json!({ "response": response })).await;
+        return writer.send("response.completed", json!({ "response": response })).await;
     }
     match follow(replies, &mut writer).await? {
         None => Ok(()),
@@ -44,14 +45,14 @@ pub async fn send(
             response["output"] = Value::Array(std::mem::take(&mut writer.output));
             let complete = response["status"] == "completed";
             let name = if complete { "response.completed" } else { "response.incomplete" };
-            writer.event(name, json!({ "response": response })).await
+            writer.send(name, json!({ "response": response })).await
         }
         Some(Err(failure)) => writer.fail(response, failure).await,
     }
 }
 
 impl Writer<'_> {
-    async fn event(&mut self, kind: &str, mut body: Value) -> Result<(), Gone> {
+    async fn send(&mut self, kind: &str, mut body: Value) -> Result<(), Gone> {
         body["type"] = json!(kind);
         body["sequence_number"] = json!(self.number);
         self.number += 1;
@@ -63,7 +64,7 @@ impl Writer<'_> {
         response["status"] = json!("failed");
         response["error"] = json!({ "code": "server_error", "message": error["message"] });
         response["output"] = Value::Array(std::mem::take(&mut self.output));
-        self.event("response.failed", json!({ "response": response })).await
+        self.send("response.failed", json!({ "response": response })).await
     }
 
     /// Ends the open item and adds another.
@@ -75,7 +76,7 @@ impl Writer<'_> {
         }
         let body = json!({ "output_index": self.output.len(), "item": added });
         self.open = Some((added, block));
-        self.event("response.output_item.added", body).await
+        self.send("response.output_item.added", body).await
     }
 
     /// Adds text to the open item.
@@ -109,7 +110,7 @@ impl Writer<'_> {
         if kind.contains("output_text") {
             body["logprobs"] = json!([]);
         }
-        self.event(kind, body).await
+        self.send(kind, body).await
     }
 }
 
@@ -118,15 +119,15 @@ impl BlockWriter for Writer<'_> {
         self.out
     }
 
-    async fn bit(&mut self, bit: Bit) -> Result<(), Gone> {
-        match bit {
-            Bit::Reasoning(text) => {
+    async fn event(&mut self, event: Event) -> Result<(), Gone> {
+        match event {
+            Event::Reasoning(text) => {
                 if !matches!(self.open, Some((_, Block::Reasoning(_)))) {
                     self.begin(Block::Reasoning(String::new())).await?;
                 }
                 self.grow("response.reasoning_text.delta", &text).await?;
             }
-            Bit::Text(text) => {
+            Event::Content(text) => {
                 if !matches!(self.open, Some((_, Block::Text(_)))) {
                     self.begin(Block::Text(String::new())).await?;
                     let part = json!({ "part": text_part("") });
@@ -134,10 +135,10 @@ impl BlockWriter for Writer<'_> {
                 }
                 self.grow("response.output_text.delta", &text).await?;
             }
-            Bit::Call { id, name } => {
+            Event::Call { id, name, .. } => {
                 self.begin(Block::Call { id, name, arguments: String::new() }).await?;
             }
-            Bit::Arguments(text) => {
+            Event::Arguments { text, .. } => {
                 self.grow("response.function_call_arguments.delta", &text).await?;
             }
         }
@@ -171,7 +172,7 @@ impl BlockWriter for Writer<'_> {
         let mut done = item(block, "completed", self.echo);
         done["id"] = added["id"].clone();
         let body = json!({ "output_index": self.output.len(), "item": done });
-        self.event("response.output_item.done", body).await?;
+        self.send("response.output_item.done", body).await?;
         self.output.push(done);
         Ok(())
     }
