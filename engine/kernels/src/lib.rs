@@ -12,10 +12,10 @@
 //! Each layer knows only those before it:
 //!
 //! 1. [`simd`], the lanes; [`pool`], the threads; memory and errors.
-//! 2. [`tiles`], operands and what kernels see of them; [`format`], how packed weights lie.
+//! 2. [`tiles`], what kernels see of operands, most of which are in `brigade_ops`; [`format`], how packed weights lie.
 //! 3. [`cpu`], the kernels over any lanes, and the plain lanes ([`lanes`] hands on what tables are made of).
 //! 4. [`table`], the kernels of one instruction set; [`compute`], a table with its threads.
-//! 5. [`ops`], what blocks call; [`probe`], the limits of the machine.
+//! 5. [`ops`], each op over the threads, and all by their names ([`Compute::run`]); [`probe`], the limits of the machine.
 //!
 //! [`inner`] is for the tests of the tables alone. They stand in `tables/tests`, so that kernels are compiled once.
 

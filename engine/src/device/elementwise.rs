@@ -85,7 +85,7 @@ impl Device {
         self.run(Map { x: x.view_mut(), with: Function::Tanh });
     }
 
-    /// [`Compute::plain_tanh`](crate::kernels::Compute::plain_tanh).
+    /// [`Function::PlainTanh`].
     pub fn plain_tanh(&self, x: &mut (impl ValuesMut + ?Sized)) {
         self.run(Map { x: x.view_mut(), with: Function::PlainTanh });
     }
@@ -105,12 +105,12 @@ impl Device {
         self.run(Map { x: x.view_mut(), with: Function::ReluSquared });
     }
 
-    /// [`Compute::gelu`](crate::kernels::Compute::gelu).
+    /// [`Function::Gelu`].
     pub fn gelu(&self, x: &mut (impl ValuesMut + ?Sized)) {
         self.run(Map { x: x.view_mut(), with: Function::Gelu });
     }
 
-    /// [`Compute::xielu`](crate::kernels::Compute::xielu).
+    /// [`Function::Xielu`].
     pub fn xielu(&self, x: &mut (impl ValuesMut + ?Sized), shape: Xielu) {
         self.run(Map { x: x.view_mut(), with: Function::Xielu(shape) });
     }

@@ -29,7 +29,7 @@ impl Device {
         self.run(Combine { x: x.view_mut(), y: gate.view(), with: Pairing::Relu });
     }
 
-    /// [`Compute::clamped_swiglu_mul`](crate::kernels::Compute::clamped_swiglu_mul).
+    /// [`Pairing::Clamped`].
     pub fn clamped_swiglu_mul(
         &self,
         x: &mut (impl ValuesMut + ?Sized),
@@ -39,7 +39,7 @@ impl Device {
         self.run(Combine { x: x.view_mut(), y: gates.view(), with: Pairing::Clamped(clamp) });
     }
 
-    /// [`Compute::limited_swiglu_mul`](crate::kernels::Compute::limited_swiglu_mul).
+    /// [`Pairing::Limited`].
     pub fn limited_swiglu_mul(
         &self,
         x: &mut (impl ValuesMut + ?Sized),
@@ -49,7 +49,7 @@ impl Device {
         self.run(Combine { x: x.view_mut(), y: gates.view(), with: Pairing::Limited(limit) });
     }
 
-    /// [`Compute::bounded_gate_mul`](crate::kernels::Compute::bounded_gate_mul).
+    /// [`Pairing::Bounded`].
     pub fn bounded_gate_mul(
         &self,
         x: &mut (impl ValuesMut + ?Sized),
@@ -59,7 +59,7 @@ impl Device {
         self.run(Combine { x: x.view_mut(), y: gates.view(), with: Pairing::Bounded(bounds) });
     }
 
-    /// [`Compute::decay_factors`](crate::kernels::Compute::decay_factors).
+    /// [`DecayFactors`] without a bound.
     pub fn decay_factors(
         &self,
         x: &mut (impl ValuesMut + ?Sized),
@@ -70,7 +70,7 @@ impl Device {
         self.run(DecayFactors { x: x.view_mut(), bias, rates, bound: None });
     }
 
-    /// [`Compute::bounded_decay_factors`](crate::kernels::Compute::bounded_decay_factors).
+    /// [`DecayFactors`] with a bound.
     pub fn bounded_decay_factors(
         &self,
         x: &mut (impl ValuesMut + ?Sized),

@@ -56,7 +56,7 @@ impl Device {
         }
     }
 
-    /// The pools of each row, `[n_rows, sizes.per_row]` ([`Compute::choose`](crate::kernels::Compute::choose)). `q` is
+    /// The pools of each row, `[n_rows, sizes.per_row]` ([`Choose`]). `q` is
     /// `[n_rows, n_head * dim]`, `weights` is `[n_rows, n_head]`.
     ///
     /// # Panics
@@ -81,7 +81,7 @@ impl Device {
         });
     }
 
-    /// The blocks of each head of each row ([`Compute::choose_blocks`](crate::kernels::Compute::choose_blocks)). `q` is
+    /// The blocks of each head of each row ([`ChooseBlocks`]). `q` is
     /// `[n_rows, n_kv_head * index_dim]`.
     ///
     /// # Panics
@@ -160,7 +160,7 @@ impl Device {
     }
 
     /// Makes the key of each pool that the parts' rows complete
-    /// ([`Compute::pool_keys`](crate::kernels::Compute::pool_keys)).
+    /// ([`PoolKeys`]).
     ///
     /// # Panics
     /// If shapes disagree, or a GPU has no memory for it.

@@ -35,7 +35,7 @@ impl FewGreatest {
 }
 
 impl Device {
-    /// [`Compute::heads_apart`](crate::kernels::Compute::heads_apart).
+    /// [`HeadsApart`].
     pub fn heads_apart(
         &self,
         from: &(impl Values + ?Sized),
@@ -47,7 +47,7 @@ impl Device {
         self.run(HeadsApart { from, n_head, columns, to });
     }
 
-    /// [`Compute::heads_together`](crate::kernels::Compute::heads_together).
+    /// [`HeadsTogether`].
     pub fn heads_together(
         &self,
         from: &(impl Values + ?Sized),

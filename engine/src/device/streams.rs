@@ -40,13 +40,13 @@ impl Device {
         });
     }
 
-    /// [`Compute::attend_depth`](crate::kernels::Compute::attend_depth).
+    /// [`AttendDepth`].
     pub fn attend_depth(&self, sources: &[&Rows], score: &Vector, eps: f32, out: &mut Rows) {
         let sources = sources.iter().map(|x| x.view()).collect();
         self.run(AttendDepth { sources, score, eps, out: out.view_mut() });
     }
 
-    /// [`Compute::stream_weights`](crate::kernels::Compute::stream_weights).
+    /// [`StreamWeights`].
     pub fn stream_weights(
         &self,
         shape: &StreamShape,
@@ -86,19 +86,19 @@ impl Device {
         });
     }
 
-    /// [`Compute::match_magnitudes`](crate::kernels::Compute::match_magnitudes) of all rows.
+    /// [`MatchMagnitudes`] of all rows.
     pub fn match_magnitudes(&self, x: &mut Rows, like: &Rows) {
         let d = x.cols();
         self.run(MatchMagnitudes { x: x.view_mut(), like: like.view(), d });
     }
 
-    /// [`Compute::keep_above`](crate::kernels::Compute::keep_above) of all rows.
+    /// [`KeepAbove`] of all rows.
     pub fn keep_above(&self, x: &mut Rows, deviations: f32) {
         let d = x.cols();
         self.run(KeepAbove { x: x.view_mut(), d, deviations });
     }
 
-    /// [`Compute::product_roots`](crate::kernels::Compute::product_roots) of rows of `d` values.
+    /// [`ProductRoots`] of rows of `d` values.
     pub fn product_roots(
         &self,
         (x, y): (&Rows, &Rows),
@@ -110,7 +110,7 @@ impl Device {
         self.run(ProductRoots { x, y, d, divisor, least, out: out.view_mut() });
     }
 
-    /// [`Compute::dilated_conv`](crate::kernels::Compute::dilated_conv).
+    /// [`DilatedRows`].
     pub fn dilated_conv(
         &self,
         conv: &DilatedConv,
@@ -122,7 +122,7 @@ impl Device {
         self.run(DilatedRows { conv, parts, states, x, weight, out: out.view_mut() });
     }
 
-    /// [`Compute::keep_last_rows`](crate::kernels::Compute::keep_last_rows).
+    /// [`KeepLastRows`].
     pub fn keep_last_rows(
         &self,
         conv: &DilatedConv,

@@ -1,5 +1,5 @@
-//! Operands of ops, and the tiles that kernels see of them. Nothing here runs an op, and nothing here knows a table or
-//! its threads: kernels stand on these types, and ops on both.
+//! The tiles that kernels see of ops, and operands that `brigade_ops` does not have yet. Nothing here runs an op, and nothing
+//! here knows a table or its threads: kernels stand on these types, and ops on both.
 pub(crate) mod act;
 pub(crate) mod attention;
 pub(crate) mod block_index;
