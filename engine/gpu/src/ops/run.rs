@@ -83,6 +83,7 @@ impl Gpu {
     }
 
     fn run_choose(&self, op: Choose<'_, OnGpu>) -> Result<(), GpuError> {
+        op.check();
         let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
         self.choose(&IndexSpans { layout, pool, parts, n_head, sizes }, q, weights, out)
     }
@@ -98,6 +99,7 @@ impl Gpu {
     }
 
     fn run_pool_keys(&self, op: PoolKeys<'_, OnGpu>) -> Result<(), GpuError> {
+        op.check();
         let (positions, bias) = (op.positions, self.vector(op.bias));
         self.pool_keys(op.layout, op.pool, op.parts, PoolingSpans { positions, bias })
     }

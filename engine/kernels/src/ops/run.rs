@@ -62,6 +62,7 @@ impl Compute {
     }
 
     fn run_choose(&self, op: Choose<'_, Host>) {
+        op.check();
         let Choose { layout, pool, parts, n_head, sizes, q, weights, out } = op;
         self.choose(&Index { layout, pool, parts, n_head, sizes }, q, weights, out);
     }
@@ -76,6 +77,7 @@ impl Compute {
     }
 
     fn run_pool_keys(&self, op: PoolKeys<'_, Host>) {
+        op.check();
         let (positions, bias) = (op.positions, &op.bias[..]);
         self.pool_keys(op.layout, op.pool, op.parts, Pooling { positions, bias });
     }

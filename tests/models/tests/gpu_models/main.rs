@@ -3,10 +3,17 @@
 mod experts_beside;
 mod gpu;
 mod gpu_begun;
+mod host_ops;
 mod waits;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    brigade_harness::main(brigade_harness::modules![experts_beside, gpu, gpu_begun, waits])
+    brigade_harness::main(brigade_harness::modules![
+        experts_beside,
+        gpu,
+        gpu_begun,
+        host_ops,
+        waits
+    ])
 }
