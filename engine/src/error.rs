@@ -1,9 +1,8 @@
 //! Errors of running layers, sorted by what the caller can do. That of loading them is
 //! [`ModelError`](crate::spec::ModelError).
 
-use brigade_gpu::GpuError;
-
 use crate::batch::SlotId;
+use crate::kernels::DeviceError;
 
 /// A ubatch that a stage refuses; the stage is as it was before.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -106,8 +105,8 @@ pub enum BatchError {
     Device(String),
 }
 
-impl From<GpuError> for BatchError {
-    fn from(error: GpuError) -> Self {
+impl From<DeviceError> for BatchError {
+    fn from(error: DeviceError) -> Self {
         Self::Device(error.to_string())
     }
 }

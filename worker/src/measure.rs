@@ -55,7 +55,7 @@ pub struct Speeds {
 /// The kernels refuse the product's weights, or there is no memory for them.
 pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
     let per_second = |(seconds, work): (f64, f64)| work / seconds / 1e9;
-    if !device.has_gpu() {
+    if device.is_host() {
         let operations =
             products(device, PRODUCT_TYPE, 1, [PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM])?;
         return Ok(Speeds {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
 use brigade_engine::device::{
-    Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests, refused,
+    Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests,
 };
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::stage::{Stage, StageConfig};
@@ -325,7 +325,7 @@ impl StageBackend for EngineBackend {
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
         let device = self.device(&spec)?;
-        let turns = self.turns.clone().filter(|_| !device.has_gpu());
+        let turns = self.turns.clone().filter(|_| device.is_host());
         let config = StageConfig {
             n_slots: spec.max_seqs as usize,
             n_blocks: spec.n_blocks,
@@ -407,7 +407,7 @@ fn compile_kernels(stage: &mut Stage) -> Result<(), Failure> {
         return Ok(());
     }
     let started = Instant::now();
-    let n = stage.rehearse().map_err(|error| model_failure(refused(error).into()))?;
+    let n = stage.rehearse().map_err(|error| model_failure(KernelError::from(error).into()))?;
     tracing::info!(kernels = n, took = ?started.elapsed(), "the GPU's driver compiled kernels");
     Ok(())
 }

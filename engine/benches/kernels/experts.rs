@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::common::{Bench, beside, values};
 use brigade_engine::device::{
-    Device, ExpertMatrices, ExpertProduct, ExpertRows, ExpertWay, ExpertWays, Routing, Rows,
-    Scratch,
+    Device, ExpertJob, ExpertMatrices, ExpertWay, ExpertWays, Rows, Scratch,
 };
 use brigade_engine::kernels::{ChooseBy, Compute, ExpertChoice, ExpertWeights, select};
+use brigade_engine::ops::{ExpertRows, Routing};
 use brigade_quant::{GgmlType, quantize_row};
 
 const N_EXPERT: usize = 128;
@@ -125,13 +125,11 @@ impl Layer {
     fn by_steps(&self, scratch: &Scratch, x: &Rows, routing: &Routing) -> Rows {
         let take = |cols| scratch.take(routing.n_pairs(), cols);
         let (mut up, mut gate, mut out) = (take(N_FF), take(N_FF), take(WIDTH));
-        let mut products = [
-            ExpertProduct { w: &self.up, out: &mut up },
-            ExpertProduct { w: &self.gate, out: &mut gate },
-        ];
+        let mut products =
+            [ExpertJob { w: &self.up, out: &mut up }, ExpertJob { w: &self.gate, out: &mut gate }];
         self.device.expert_products(scratch, routing, ExpertRows::Routed(x), &mut products);
         self.device.silu_mul_inplace(&mut up, &gate);
-        let mut down = [ExpertProduct { w: &self.down, out: &mut out }];
+        let mut down = [ExpertJob { w: &self.down, out: &mut out }];
         self.device.expert_products(scratch, routing, ExpertRows::OfPairs(&up), &mut down);
         out
     }

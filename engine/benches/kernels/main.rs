@@ -15,9 +15,9 @@ use std::time::Instant;
 
 use brigade_engine::batch::PageId;
 use brigade_engine::kernels::{
-    ActForms, ActRows, Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType,
-    MatmulJob, PackedMatrix, ValuePlace,
+    Attend, AttendPart, AttendVariant, KV_PAGE, KvLayout, KvRows, KvType, PackedMatrix, ValuePlace,
 };
+use brigade_engine::ops::{Derived, Product, Products};
 use brigade_quant::{GgmlType, quantize_row};
 use common::{Bench, beside};
 
@@ -122,11 +122,11 @@ fn matmul(bench: &Bench, ty: GgmlType) {
     for n_rows in rows() {
         let x = values(n_rows * cols);
         let mut out = vec![0.0; n_rows * n_out];
-        let forms = ActForms::default();
-        let act = ActRows::new(&x, cols, &forms);
+        let forms = Derived::default();
         let seconds = bench.seconds(|i| {
-            let w = &weights[i % COPIES];
-            compute.matmul(&mut [MatmulJob { w, x: act, rows: 0..n_rows, out: &mut out }]);
+            let w = weights[i % COPIES].on_host();
+            let job = Product { w, x: &x[..], forms: &forms, rows: 0..n_rows, out: &mut out[..] };
+            compute.products(Products { jobs: vec![job] });
         });
         let bytes = weights[0].nbytes() as f64 / seconds;
         let ops = (2 * n_rows * n_out * cols) as f64 / seconds;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use crate::device::Gpu;
 use crate::error::GpuError;
-use crate::memory::{Purpose, Region};
+use crate::memory::{Purpose, Region, lasts};
 use crate::span::{Span, SpanMut};
 
 /// Bytes on a device, at an address that is a multiple of 256.
@@ -35,7 +35,7 @@ impl Gpu {
     pub fn buffer(&self, len: usize, purpose: Purpose) -> Result<GpuBuffer, GpuError> {
         let region = self.take_region(len as u64, purpose)?;
         // What a rehearsal reads is zero: nothing is written there.
-        let all = purpose.lasts() || self.rehearsal().is_mine();
+        let all = lasts(purpose) || self.rehearsal().is_mine();
         let start = if all { region.offset } else { region.untouched };
         self.record_zeros(region.buffer, start..region.offset + region.len);
         Ok(GpuBuffer { gpu: self.clone(), region, len })

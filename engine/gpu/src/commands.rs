@@ -10,9 +10,10 @@ use crate::recorded::Recorded;
 use crate::shader::MAX_PUSH;
 use crate::staging::{Chunk, Staging};
 use crate::timeline::Timeline;
-use crate::timer::{KernelTime, Timer};
+use crate::timer::Timer;
 use crate::upload::Uploads;
 use crate::work::Work;
+use brigade_ops::{Handed, KernelTime};
 
 /// How a dispatch stands to the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,17 +28,6 @@ pub(crate) enum Order {
 /// at most: each batch has twice as many as the one before.
 const FIRST_BATCH: usize = 16;
 const LAST_BATCH: usize = 256;
-
-/// What a device was handed so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Handed {
-    /// Runs of kernels.
-    pub runs: u64,
-    /// Batches of them.
-    pub batches: u64,
-    /// Batches that had to be recorded: the others do what one before them did, and were there.
-    pub recorded: u64,
-}
 
 /// What was gathered and is not done yet.
 pub(crate) struct Recorder {

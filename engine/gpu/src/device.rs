@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ash::vk;
+use brigade_ops::{Handed, KernelTime};
 
-use crate::commands::{Handed, Order, Recorder};
+use crate::commands::{Order, Recorder};
 use crate::error::GpuError;
 use crate::facts::{GpuFacts, Heaps};
 use crate::instance::Instance;
@@ -21,7 +22,6 @@ use crate::shader::Shader;
 use crate::span::Span;
 use crate::staging::Chunk;
 use crate::timeline::{Timeline, Watch};
-use crate::timer::KernelTime;
 use crate::work::{Joined, Work};
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be

@@ -7,10 +7,11 @@ use crate::error::GpuError;
 use crate::memory::Purpose;
 use crate::milestone::Fetch;
 use crate::span::Span;
+use brigade_ops::Part;
 
 /// Memory that the host fills again and again, each time for ops to read at once.
-#[derive(Default)]
 pub struct Inbox {
+    gpu: Gpu,
     buffer: Option<GpuBuffer>,
     /// The batch that the last op which reads it is in.
     read_in: u64,
@@ -26,13 +27,13 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
-    pub fn fetch_all<const N: usize>(&self, from: [Span<'_>; N]) -> Result<Fetch, GpuError> {
+    pub fn fetch_all(&self, from: &[Span<'_>]) -> Result<Fetch, GpuError> {
         let len = from.iter().map(Span::len).sum();
         let mut buffer = self.buffer(len, Purpose::Results)?;
         let mut left = buffer.span_mut();
         for span in from {
             let (mine, rest) = left.split_at(span.len());
-            self.copy(span, mine);
+            self.copy(*span, mine);
             left = rest;
         }
         Ok(Fetch::written(buffer))
@@ -45,19 +46,17 @@ impl Gpu {
 }
 
 impl Inbox {
+    /// An empty one of a device.
+    pub fn of(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone(), buffer: None, read_in: 0 }
+    }
+
     /// Fills it with `bytes`, and has `read` record the ops that read them. It waits only for those that read what was here before.
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
-    ///
-    /// # Panics
-    /// If it was filled for another device before.
-    pub fn put(
-        &mut self,
-        gpu: &Gpu,
-        bytes: &[u8],
-        read: impl FnOnce(Span<'_>),
-    ) -> Result<(), GpuError> {
+    pub fn put(&mut self, bytes: &[u8], read: &mut dyn FnMut(Part<'_>)) -> Result<(), GpuError> {
+        let gpu = &self.gpu;
         let is_large_enough = |buffer: &GpuBuffer| buffer.len() >= bytes.len();
         let buffer = match self.buffer.take().filter(is_large_enough) {
             Some(buffer) => buffer,
@@ -69,7 +68,6 @@ impl Inbox {
             }
         };
         let buffer = self.buffer.insert(buffer);
-        assert!(buffer.gpu().is(gpu), "an inbox of one device");
         gpu.hand_over_up_to(self.read_in);
         gpu.wait_for(self.read_in);
         if gpu.check().is_ok() {
@@ -77,7 +75,7 @@ impl Inbox {
             let to = unsafe { buffer.bytes_now_mut() };
             to[..bytes.len()].copy_from_slice(bytes);
         }
-        read(buffer.span().part(0..bytes.len()));
+        read(Part::of(buffer, 0..bytes.len()));
         self.read_in = gpu.recorded();
         Ok(())
     }

@@ -6,6 +6,7 @@
 //!
 //! Nothing here knows models, layers or files, only addresses, shapes and packed bytes.
 
+mod accelerator;
 mod batch;
 mod buffer;
 mod commands;
@@ -44,7 +45,6 @@ pub use brigade_shapes::{
     SsdShape, StateAt, StreamShape, SumStart, ValuePlace, WeightsAt, Window, Xielu,
 };
 pub use buffer::GpuBuffer;
-pub use commands::Handed;
 pub use device::Gpu;
 pub use error::GpuError;
 pub use exchange::Inbox;
@@ -52,16 +52,11 @@ pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
 pub use milestone::{Fetch, Milestone};
 pub use operands::{OnGpu, ToGpu, span_mut_of, span_of};
+pub use ops::BlockIndexSpans;
 pub use ops::WeighedSpans;
-pub use ops::{AttendEntries, ChosenEntries, EntryIndexSpans};
 pub use ops::{AttendPages, AttendVariant};
-pub use ops::{BlockIndexSpans, BlockRope, MeanIndexSpans};
-pub use ops::{ChooseBy, ExpertChoice};
-pub use ops::{ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork};
-pub use ops::{
-    FewGreatest, FewValues, GatedSpans, Greatest, IndexSpans, MAX_INDEX_HEADS, PoolingSpans,
-};
-pub use ops::{Product, RowForm, WeightType, Weights};
+pub use ops::{ExpertRoutes, ExpertTable, ExpertWork, FormedExpertProduct};
+pub use ops::{FormedProduct, RowForm, WeightType};
+pub use ops::{IndexSpans, MAX_INDEX_HEADS, PoolingSpans};
 pub use options::GpuOptions;
 pub use span::{Span, SpanMut};
-pub use timer::KernelTime;

@@ -5,37 +5,24 @@ use std::ptr::NonNull;
 
 use ash::vk;
 
+pub use brigade_ops::Purpose;
+
 use crate::error::GpuError;
 use crate::free::FreeParts;
 use crate::logical::Device;
 use crate::slab::{Place, Slab};
 
-/// What memory is for. Each has slabs of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Purpose {
-    /// Lives as long as a model.
-    Weights,
-    /// Lives as long as sequences: KV pages, recurrent states.
-    States,
-    /// Lives for a ubatch.
-    Activations,
-    /// Lives for a ubatch, and is read by the host: on a card of its own, in the host's memory.
-    Results,
+/// Whether memory outlives a ubatch. Such memory is zero when it is new; other memory is kept for the next.
+pub(crate) fn lasts(purpose: Purpose) -> bool {
+    matches!(purpose, Purpose::Weights | Purpose::States)
 }
 
-impl Purpose {
-    /// Whether it outlives a ubatch. Such memory is zero when it is new; other memory is kept for the next.
-    pub(crate) fn lasts(self) -> bool {
-        matches!(self, Self::Weights | Self::States)
-    }
-
-    /// Where it lies; `apart`: the device has memory of its own, of which the host sees a part or sees it slowly.
-    fn place(self, apart: bool) -> Place {
-        match self {
-            Self::Weights | Self::States if apart => Place::Private,
-            Self::Weights | Self::States | Self::Activations => Place::Device,
-            Self::Results => Place::Host,
-        }
+/// Where memory lies; `apart`: the device has memory of its own, of which the host sees a part or sees it slowly.
+fn place(purpose: Purpose, apart: bool) -> Place {
+    match purpose {
+        Purpose::Weights | Purpose::States if apart => Place::Private,
+        Purpose::Weights | Purpose::States | Purpose::Activations => Place::Device,
+        Purpose::Results => Place::Host,
     }
 }
 
@@ -122,7 +109,7 @@ impl Memory {
         let no_room = GpuError::OutOfMemory { wanted: len, used: self.used, limit: self.limit };
         let sizes = [wanted, len];
         let slab = sizes.into_iter().filter(|size| allowed(*size)).find_map(|size| {
-            Slab::new(device, size, purpose.place(self.apart))
+            Slab::new(device, size, place(purpose, self.apart))
                 .inspect_err(|error| tracing::debug!(size, %error, "no slab of this size"))
                 .ok()
         });
@@ -138,7 +125,7 @@ impl Memory {
     pub(crate) fn give(&mut self, region: &Region) -> Option<Slab> {
         let shared = self.slabs.get_mut(&region.slab)?;
         shared.free.give(region.offset, region.len);
-        let keep = !shared.purpose.lasts() || !shared.free.is_whole(shared.slab.len);
+        let keep = !lasts(shared.purpose) || !shared.free.is_whole(shared.slab.len);
         if keep {
             return None;
         }

@@ -1,9 +1,12 @@
 //! Operands of ops in a GPU's memory.
 
+use std::ops::Range;
+
 use crate::buffer::GpuBuffer;
 use crate::device::Gpu;
 use crate::span::{Span, SpanMut};
 use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, PartMut, Place, Vector, View, ViewMut};
+use brigade_quant::DeviceError;
 
 /// A GPU's memory: operands are spans of bytes.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +29,26 @@ impl Buffer for GpuBuffer {
     fn len(&self) -> usize {
         GpuBuffer::len(self)
     }
+
+    fn on_host(&self) -> &[u8] {
+        self.bytes()
+    }
+
+    fn on_host_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+
+    fn address(&self) -> u64 {
+        GpuBuffer::address(self)
+    }
+
+    fn read(&self, bytes: Range<usize>, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        Ok(GpuBuffer::read(self, bytes, out)?)
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        GpuBuffer::write(self, at, bytes);
+    }
 }
 
 /// Takes operands to a GPU. What is read and does not lie there is put there.
@@ -43,7 +66,7 @@ impl<'a: 'b, 'b> Carry<'a, 'b, Anywhere, OnGpu> for ToGpu<'b> {
                     Ok(buffer) => buffer,
                     Err(error) => panic!("no memory for a vector of weights: {error}"),
                 };
-                copies.kept::<GpuBuffer>(copy).span()
+                copies.kept::<GpuBuffer>(copy).expect("values have the copy of one device").span()
             }
             View::Device(part) => span_of(part),
         }

@@ -4,26 +4,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ash::vk;
+use brigade_ops::KernelTime;
 
 use crate::error::GpuError;
 use crate::logical::Device;
 use crate::pipelines::Wanted;
 use crate::work::Work;
-
-/// What runs of a kernel with equal constants and as many workgroups took.
-#[derive(Clone, Debug)]
-pub struct KernelTime {
-    /// The kernel's name: that of its file.
-    pub name: &'static str,
-    /// Its specialization constants from 0 on.
-    pub constants: Vec<u32>,
-    /// Workgroups along each axis.
-    pub groups: [u32; 3],
-    /// How often it ran.
-    pub runs: u32,
-    /// From the end of the run before each to its own, added up.
-    pub took: Duration,
-}
 
 /// A run, by what tells it from others.
 type Key = (Wanted, [u32; 3]);

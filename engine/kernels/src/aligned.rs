@@ -4,10 +4,10 @@
 //! where pages are. The system makes a huge page where a whole one of its places is in one mapping. So weights lie side by side
 //! in large mappings that begin at such a place ([`crate::slab`]).
 
-use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use brigade_ops::Buffer;
 use brigade_quant::KernelError;
 
 use crate::slab::Piece;
@@ -20,14 +20,6 @@ const SLAB_FROM: usize = 64 << 10;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Memory of a device that keeps packed weights. Who made it knows what it is.
-pub trait DeviceMemory: Any + Send + Sync {
-    /// The bytes as the host sees them; none where it does not.
-    fn bytes(&self) -> &[u8];
-    /// The same, to be written.
-    fn bytes_mut(&mut self) -> &mut [u8];
-}
-
 /// A fixed number of bytes, zero at first, from a cache line's start.
 pub(crate) struct AlignedBytes {
     len: usize,
@@ -38,7 +30,7 @@ enum Memory {
     Heap(Box<[Line]>),
     Slab(Piece),
     /// A device's. What is shared stays as it is.
-    Device(Arc<dyn DeviceMemory>),
+    Device(Arc<dyn Buffer>),
 }
 
 impl AlignedBytes {
@@ -62,7 +54,7 @@ impl AlignedBytes {
     }
 
     /// `len` bytes that lie with a device.
-    pub(crate) fn with_device(len: usize, memory: Arc<dyn DeviceMemory>) -> Self {
+    pub(crate) fn with_device(len: usize, memory: Arc<dyn Buffer>) -> Self {
         Self { len, memory: Memory::Device(memory) }
     }
 
@@ -73,7 +65,7 @@ impl AlignedBytes {
     }
 
     /// The device's memory, if they lie with one.
-    pub(crate) fn with(&self) -> Option<&Arc<dyn DeviceMemory>> {
+    pub(crate) fn with(&self) -> Option<&Arc<dyn Buffer>> {
         match &self.memory {
             Memory::Heap(_) | Memory::Slab(_) => None,
             Memory::Device(memory) => Some(memory),
@@ -88,7 +80,7 @@ impl Deref for AlignedBytes {
         match &self.memory {
             Memory::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
             Memory::Slab(piece) => piece.bytes(),
-            Memory::Device(memory) => memory.bytes(),
+            Memory::Device(memory) => memory.on_host(),
         }
     }
 }
@@ -98,9 +90,7 @@ impl DerefMut for AlignedBytes {
         match &mut self.memory {
             Memory::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
             Memory::Slab(piece) => piece.bytes_mut(),
-            Memory::Device(memory) => {
-                Arc::get_mut(memory).expect("nobody writes what is shared").bytes_mut()
-            }
+            Memory::Device(_) => panic!("a device writes its memory itself"),
         }
     }
 }

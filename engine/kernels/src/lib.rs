@@ -32,40 +32,30 @@ mod slab;
 mod table;
 mod tiles;
 
-pub use aligned::DeviceMemory;
-pub use brigade_ops::{
-    Conv, ConvRows, DeltaScan, MambaScan, MambaWeights, NewEntries, PageId, Ssd, SsdScan, Vector,
-    Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights, WriteEntries,
-};
+pub use brigade_ops::{AttendEntries, ChooseByMeans, ChooseEntries, ChosenEntries, Conv, ConvRows, DeltaScan, Derived, GatedRow, Host, MambaScan, MambaWeights, NewEntries, PageId, PoolGated, Product, Products, Ssd, SsdScan, Vector, Weights, Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights, WriteEntries};
 pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{
-    BlockSizes, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertGroups, ExpertWeights,
-    GateBound, GateBounds, KV_PAGE, KeyHeads, KvLayout, KvType, MAX_CONV_TAPS, PoolSizes,
-    RopeLayout, SsdShape, StateAt, StreamShape, SumStart, SwiGluClamp, SwiGluLimit, ValuePlace,
-    WeightsAt, Window, Xielu,
+    BlockSizes, ChooseBy, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertChoice, ExpertGroups,
+    ExpertWeights, GateBound, GateBounds, KV_PAGE, KeyHeads, KvLayout, KvType, MAX_CONV_TAPS,
+    PoolSizes, RopeLayout, SsdShape, StateAt, StreamShape, SumStart, SwiGluClamp, SwiGluLimit,
+    ValuePlace, WeightsAt, Window, Xielu,
 };
 pub use compute::Compute;
-pub use ops::attend_entries::{AttendEntries, Entries, EntryRow};
 pub use ops::block_index::BlockIndex;
-pub use ops::choose_entries::{EntryIndex, IndexedRow};
 pub use ops::chosen::Chosen;
 pub use ops::expert_job::{ExpertRun, ExpertsJob};
-pub use ops::experts::{ChooseBy, ExpertChoice};
 pub use ops::head_columns::HeadColumns;
 pub use ops::index::Index;
 pub use ops::kv::KvRows;
-pub use ops::matmul::MatmulJob;
-pub use ops::mean_index::MeanIndex;
 pub use ops::pooling::Pooling;
 pub use pool::{MAX_THREADS, Pool};
 pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, fast_numerics};
-pub use tiles::act::{ActForms, ActRows};
+pub use tiles::act::ActRows;
 pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases};
 pub use tiles::chosen_blocks::{ChosenBlocks, NO_BLOCK};
 pub use tiles::delta::DeltaRows;
 pub use tiles::mamba::MambaRows;
 pub use tiles::pack::PackedMatrix;
-pub use tiles::pooling::GatedRow;
 pub use tiles::rope::{RopeParams, RopeTable, Yarn};
 pub use tiles::scan::{Columns, FLUSH_EVERY, ScanPart};
 pub use tiles::ssd::SsdInput;

@@ -1,6 +1,7 @@
 //! Operands from one place to another, field by field and written once: a device takes what lies anywhere to its own memory, and
 //! the host's kernels take it to slices.
 
+use crate::derived::Derived;
 use crate::place::{Element, Place};
 
 /// Takes operands of a place `A` to a place `B`, where they are for `'b`.
@@ -10,12 +11,20 @@ pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
 
     /// Values that are written.
     fn write<T: Element>(&mut self, values: A::Write<'a, T>) -> B::Write<'b, T>;
+
+    /// What a device keeps of values. With a copy of these an empty one goes.
+    fn derived(&mut self, derived: &'a Derived) -> &'b Derived {
+        derived
+    }
 }
 
 /// Writes how an operand goes to another place: each field with what it is.
 ///
 /// - `read`, `write`: values; `some_read`: values that may be missing.
-/// - `rows`: several values that are read ([`mapped`]); `reads`: a list of them.
+/// - `rows`: several values that are read ([`mapped`]); `some_rows`: such that may be missing; `reads`: a list of values;
+///   `lists`: lists of lists of several; `all`: a list of operands.
+/// - `decides`: values that are read, where the op runs; `choice`: how experts are chosen.
+/// - `derived`: what a device keeps of values.
 /// - `same`: what is the same everywhere, such as a shape.
 macro_rules! carried {
     ($name:ident { $($field:ident: $kind:ident),* $(,)? }) => {
@@ -34,7 +43,7 @@ macro_rules! carried {
         }
 
         impl $name<'_, crate::place::Anywhere> {
-            /// Whether all that is written lies with a device.
+            /// Whether all that is written lies with a device, or what decides does.
             pub fn writes_with_device(&self) -> bool {
                 true $(&& carried!(@@ self.$field, $kind))*
             }
@@ -47,7 +56,24 @@ macro_rules! carried {
         $value.into_iter().map(|values| $by.read(values)).collect()
     };
     (@ $by:ident, $value:expr, rows) => { $value.map(|values| $by.read(values)) };
+    (@ $by:ident, $value:expr, decides) => { $by.read($value) };
+    (@ $by:ident, $value:expr, choice) => { $value.map_bias(|values| $by.read(values)) };
+    (@ $by:ident, $value:expr, all) => {
+        $value.into_iter().map(|operands| operands.carried($by)).collect()
+    };
+    (@ $by:ident, $value:expr, derived) => { $by.derived($value) };
+    (@ $by:ident, $value:expr, some_rows) => {
+        $value.map(|rows| rows.map(|values| $by.read(values)))
+    };
+    (@ $by:ident, $value:expr, lists) => {
+        $value
+            .into_iter()
+            .map(|list| list.into_iter().map(|rows| rows.map(|values| $by.read(values))).collect())
+            .collect()
+    };
     (@ $by:ident, $value:expr, same) => { $value };
+    (@@ $value:expr, all) => { $value.iter().all(|operands| operands.writes_with_device()) };
+    (@@ $value:expr, decides) => { $value.is_with_device() };
     (@@ $value:expr, write) => { $value.is_with_device() };
     (@@ $value:expr, $other:ident) => { true };
 }

@@ -5,6 +5,7 @@ use brigade_shapes::{BlockSizes, KvLayout, PoolSizes, ValuePlace};
 use crate::carry::carried;
 use crate::pages::AttendPart;
 use crate::place::Place;
+use crate::rope::Angles;
 use crate::scan::check_disjoint_rows;
 use crate::vector::Vector;
 
@@ -48,6 +49,33 @@ pub struct ChooseBlocks<'a, P: Place> {
     pub out: P::Write<'a, u32>,
 }
 
+/// The blocks that each row attends to, ascending, the same for all its heads: the `per_row - 1` whole ones with the greatest
+/// `Σ_h max(q[h] · key, 0)`, where `key` is the normed and rotated mean of a block's keys, and the one behind the last whole block;
+/// [`NO_BLOCK`](crate::NO_BLOCK) if the row sees nothing of that. Those of a row that sees no more whole blocks are zeros: it attends
+/// to all. Of blocks with the same score the lower ones are chosen. Keys of the rows themselves must be in their pages.
+pub struct ChooseByMeans<'a, P: Place> {
+    /// Shape of the pages, which have keys of the index.
+    pub layout: &'a KvLayout,
+    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
+    pub pool: P::Read<'a, u8>,
+    /// The rows.
+    pub parts: &'a [AttendPart<'a>],
+    /// Heads of the index; they share its keys.
+    pub n_head: usize,
+    /// What is chosen: whole blocks, and behind them one that is not whole.
+    pub sizes: BlockSizes,
+    /// Weight of the norm of a mean, `[index_dim]`.
+    pub norm: P::Read<'a, f32>,
+    /// Its epsilon.
+    pub eps: f32,
+    /// What rotates a normed mean: row `i` as a key at the first position of block `i`, for all blocks that a row sees whole.
+    pub rope: Option<Angles<P::Read<'a, f32>>>,
+    /// `[n_rows, n_head * index_dim]`.
+    pub q: P::Read<'a, f32>,
+    /// `[n_rows, n_kv_head, per_row]`.
+    pub out: P::Write<'a, u32>,
+}
+
 /// Makes the key of each pool that the parts' rows complete: `Σ_i p_i * key_i`, element by element, over its positions
 /// `i`, with `p = softmax_i(gate_i + bias_i)`. The rows' own keys and gates must be in their pages; in the page of the
 /// pool's last position its key takes their place, with zeros behind it.
@@ -75,6 +103,18 @@ carried!(Choose {
     out: write,
 });
 carried!(ChooseBlocks { layout: same, pool: read, parts: same, sizes: same, q: read, out: write });
+carried!(ChooseByMeans {
+    layout: same,
+    pool: read,
+    parts: same,
+    n_head: same,
+    sizes: same,
+    norm: read,
+    eps: same,
+    rope: some_rows,
+    q: read,
+    out: write,
+});
 carried!(PoolKeys { layout: same, pool: write, parts: same, positions: same, bias: same });
 
 impl<P: Place> Choose<'_, P> {
@@ -119,6 +159,45 @@ impl<P: Place> ChooseBlocks<'_, P> {
 pub fn sees_more_blocks(parts: &[AttendPart<'_>], sizes: BlockSizes) -> bool {
     let last = |part: &AttendPart<'_>| part.first_pos + part.n_rows.saturating_sub(1);
     parts.iter().any(|part| part.n_rows > 0 && sizes.n_seen(last(part)) > sizes.per_row)
+}
+
+impl<P: Place> ChooseByMeans<'_, P> {
+    /// Panics if shapes disagree, parts share a row, or there are angles of too few blocks. Gives the number of rows.
+    pub fn check(&self) -> usize {
+        let BlockSizes { positions, per_row, newest } = self.sizes;
+        assert!(positions > 0 && per_row > 1 && newest == 1, "choose_by_means: sizes");
+        let (n_head, dim) = (self.n_head, self.layout.index_dim);
+        let of_row = n_head * dim;
+        assert!(of_row > 0 && P::len(&self.norm) == dim, "choose_by_means: width of keys");
+        let n = P::len(&self.q);
+        let n_rows = n / of_row;
+        assert_eq!(n, n_rows * of_row, "choose_by_means: length of q");
+        let n_out = n_rows * self.layout.n_kv_head * per_row;
+        assert_eq!(P::len_mut(&self.out), n_out, "choose_by_means: length of out");
+        let rows = self.parts.iter().map(|part| (part.first_row, part.n_rows));
+        check_disjoint_rows(rows, n_rows, "choose_by_means");
+        if let Some(Angles { by_pair, n_rot, .. }) = &self.rope {
+            let far = self.parts.iter().filter(|part| sees_more_whole(part, self.sizes));
+            let most = far.map(|part| self.n_whole(part)).max().unwrap_or(0);
+            assert!(P::len(by_pair) >= most * n_rot, "choose_by_means: angles of {most} blocks");
+        }
+        n_rows
+    }
+
+    /// Blocks that the last row of a part sees whole.
+    pub fn n_whole(&self, part: &AttendPart<'_>) -> usize {
+        (part.first_pos + part.n_rows) / self.sizes.positions
+    }
+}
+
+/// Whether a row of a part sees more whole blocks than it attends to.
+fn sees_more_whole(part: &AttendPart<'_>, sizes: BlockSizes) -> bool {
+    part.n_near(sizes.near_of_means()) < part.n_rows
+}
+
+/// Whether a row of `parts` sees more whole blocks than it attends to, so that there is something to choose by means.
+pub fn sees_more_whole_blocks(parts: &[AttendPart<'_>], sizes: BlockSizes) -> bool {
+    parts.iter().any(|part| sees_more_whole(part, sizes))
 }
 
 impl<P: Place> PoolKeys<'_, P> {

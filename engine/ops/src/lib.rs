@@ -8,31 +8,62 @@
 //! Each operand says its shapes as `[rows, cols]`, and `check` panics where they disagree: what is written from several threads
 //! or workgroups at once rests on it. Nothing here computes, and no device is known here.
 
+mod accelerator;
 pub mod attention;
 mod carry;
+mod derived;
+mod entries;
+mod experts;
+pub mod greatest;
 mod index;
 mod moves;
 mod op;
 mod page_id;
 mod pages;
 mod place;
+mod pooling;
+mod products;
+mod rope;
+mod routing;
 mod rowwise;
 pub mod scan;
 mod streams;
 mod vector;
 mod view;
 
+pub use accelerator::{
+    Accelerator, AcceleratorCounts, AcceleratorFacts, AcceleratorState, Fetch, Fill, Handed, Inbox,
+    KernelTime, Matrices, Milestone, Purpose, Table, ToFetch,
+};
 pub use attention::{
     Attend, AttendChosen, AttendOver, AttendVariant, ChosenBlocks, DistanceBiases, KvWrite,
     NO_BLOCK,
 };
 pub use carry::Carry;
-pub use index::{Choose, ChooseBlocks, PoolKeys, sees_more_blocks};
-pub use moves::{FillColumns, GatherRows, HeadColumns, HeadsApart, HeadsTogether, RepeatRows};
+pub use derived::Derived;
+pub use entries::{
+    AttendEntries, ChooseEntries, ChosenEntries, NewEntries, WriteEntries, n_before, n_far,
+};
+pub use experts::{
+    AddExpertBiases, AddPairs, AddToPairs, ExpertProduct, ExpertProducts, ExpertRows, PairsOf,
+    Route, RowsOfPairs, WeighPairs,
+};
+pub use greatest::{FewGreatest, Greatest};
+pub use index::{
+    Choose, ChooseBlocks, ChooseByMeans, PoolKeys, sees_more_blocks, sees_more_whole_blocks,
+};
+pub use moves::{
+    AddPicked, Copy, CopyParts, CopySlot, FillColumns, GatherRows, HalvesToPairs, HeadColumns,
+    HeadsApart, HeadsTogether, RepeatRows,
+};
 pub use op::{Op, Operands};
 pub use page_id::PageId;
-pub use pages::{AttendPart, KvRows, NewEntries, WriteEntries};
+pub use pages::{AttendPart, KvRows};
 pub use place::{Anywhere, Element, Host, Place};
+pub use pooling::{GatedRow, PoolGated};
+pub use products::{Product, Products, Weights};
+pub use rope::{Angles, Rope};
+pub use routing::{PairLists, PairSpans, Routes, Routing, RoutingPart, Share};
 pub use rowwise::{Combine, DecayFactors, Function, Lerp, Map, Norm, NormBy, Pairing, RmsNorm};
 pub use scan::{
     Columns, Conv, ConvRows, DeltaRows, DeltaScan, FLUSH_EVERY, MambaRows, MambaScan, MambaWeights,
@@ -43,5 +74,5 @@ pub use streams::{
     AttendDepth, DilatedRows, KeepAbove, KeepLastRows, MatchMagnitudes, ProductRoots,
     StreamWeights, Weigh,
 };
-pub use vector::{Copies, Vector};
+pub use vector::Vector;
 pub use view::{Buffer, Part, PartMut, View, ViewMut};

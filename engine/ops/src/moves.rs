@@ -24,6 +24,30 @@ impl HeadColumns {
     }
 }
 
+/// `to = from`.
+pub struct Copy<'a, P: Place> {
+    /// The values.
+    pub from: P::Read<'a, f32>,
+    /// As many.
+    pub to: P::Write<'a, f32>,
+}
+
+carried!(Copy { from: read, to: write });
+
+/// Of slots of `per_slot` values each, copies one to another.
+pub struct CopySlot<'a, P: Place> {
+    /// `[n_slots, per_slot]`.
+    pub slots: P::Write<'a, f32>,
+    /// Values of a slot.
+    pub per_slot: usize,
+    /// The slot that is copied.
+    pub from: usize,
+    /// The slot that becomes like it.
+    pub to: usize,
+}
+
+carried!(CopySlot { slots: write, per_slot: same, from: same, to: same });
+
 /// Takes `columns` of `from`, head by head, to rows of their own.
 pub struct HeadsApart<'a, P: Place> {
     /// `[n, n_head, stride]`.
@@ -82,11 +106,47 @@ pub struct GatherRows<'a, P: Place> {
     pub out: P::Write<'a, f32>,
 }
 
+/// Adds to each row the row of a table that is named for it.
+pub struct AddPicked<'a, P: Place> {
+    /// `[n_rows, d]`.
+    pub out: P::Write<'a, f32>,
+    /// `[_, d]`.
+    pub table: P::Read<'a, f32>,
+    /// Values of a row.
+    pub d: usize,
+    /// Of each row a row of the table.
+    pub picked: P::Read<'a, u32>,
+}
+
+/// Copies `width` values for each of `places`: those of `from` from the first number on to those of `to` from the second on. No
+/// value is written twice.
+pub struct CopyParts<'a, P: Place> {
+    /// Where they are.
+    pub from: P::Read<'a, f32>,
+    /// Where they go.
+    pub to: P::Write<'a, f32>,
+    /// Values of a place.
+    pub width: usize,
+    /// Where in `from`, and where in `to`.
+    pub places: &'a [[usize; 2]],
+}
+
+/// Puts element `i` of the second half of each row behind that of the first half: pairs come to stand side by side.
+pub struct HalvesToPairs<'a, P: Place> {
+    /// `[n_rows, d]`.
+    pub x: P::Write<'a, f32>,
+    /// Values of a row, even.
+    pub d: usize,
+}
+
 carried!(HeadsApart { from: read, n_head: same, columns: same, to: write });
 carried!(HeadsTogether { from: read, n_head: same, columns: same, to: write });
 carried!(FillColumns { x: write, columns: same, value: same });
 carried!(RepeatRows { x: read, d: same, times: same, out: write });
 carried!(GatherRows { x: read, d: same, picked: read, out: write });
+carried!(AddPicked { out: write, table: read, d: same, picked: read });
+carried!(CopyParts { from: read, to: write, width: same, places: same });
+carried!(HalvesToPairs { x: write, d: same });
 
 impl<P: Place> FillColumns<'_, P> {
     /// Panics if there are no such columns, or rows are not whole.
@@ -111,5 +171,36 @@ impl<P: Place> GatherRows<'_, P> {
     pub fn check(&self) {
         let n = P::len(&self.picked) * self.d;
         assert_eq!(P::len_mut(&self.out), n, "gather_rows: a row for each number");
+    }
+}
+
+impl<P: Place> AddPicked<'_, P> {
+    /// Panics if rows are not whole, or not as many as named ones.
+    pub fn check(&self) {
+        let whole = self.d > 0 && P::len(&self.table).is_multiple_of(self.d);
+        assert!(whole, "add_picked: whole rows of {}", self.d);
+        let n = P::len(&self.picked) * self.d;
+        assert_eq!(P::len_mut(&self.out), n, "add_picked: a row for each");
+    }
+}
+
+impl<P: Place> CopyParts<'_, P> {
+    /// Panics if a place lies outside.
+    pub fn check(&self) {
+        let (n_from, n_to) = (P::len(&self.from), P::len_mut(&self.to));
+        let inside =
+            |[from, to]: &[usize; 2]| from + self.width <= n_from && to + self.width <= n_to;
+        let all_inside = self.places.iter().all(inside);
+        assert!(all_inside, "copy_parts: places of {n_from} and {n_to} values");
+    }
+}
+
+impl<P: Place> HalvesToPairs<'_, P> {
+    /// Panics if rows have no halves, or are not whole. Gives the number of rows.
+    pub fn check(&self) -> usize {
+        let (n, d) = (P::len_mut(&self.x), self.d);
+        assert!(d > 0 && d.is_multiple_of(2), "halves_to_pairs: rows of {d} have no halves");
+        assert!(n.is_multiple_of(d), "halves_to_pairs: {n} values in rows of {d}");
+        n / d
     }
 }

@@ -2,7 +2,10 @@
 
 use crate::carry::Carry;
 use crate::place::{Anywhere, Place};
-use crate::{attention, index, moves, pages, rowwise, scan, streams};
+use crate::{
+    attention, entries, experts, greatest, index, moves, pooling, products, rope, rowwise, scan,
+    streams,
+};
 
 /// The operands of one op, as whoever calls it gives them.
 pub trait Operands<'a>: Into<Op<'a, Anywhere>> {
@@ -69,6 +72,30 @@ macro_rules! ops {
 }
 
 ops! {
+    /// Products of rows with weights.
+    Products(products::Products),
+    /// A choice of experts.
+    Route(experts::Route),
+    /// The row of each pair of a row and an expert.
+    RowsOfPairs(experts::RowsOfPairs),
+    /// Rows of pairs by their weights.
+    WeighPairs(experts::WeighPairs),
+    /// Biases of experts.
+    AddExpertBiases(experts::AddExpertBiases),
+    /// Sums of the pairs of each row.
+    AddPairs(experts::AddPairs),
+    /// What is added to pairs of some rows.
+    AddToPairs(experts::AddToPairs),
+    /// Products of rows with experts.
+    ExpertProducts(experts::ExpertProducts),
+    /// Values to others.
+    Copy(moves::Copy),
+    /// A slot to another.
+    CopySlot(moves::CopySlot),
+    /// The greatest value of each row.
+    Greatest(greatest::Greatest),
+    /// The greatest values of each row.
+    FewGreatest(greatest::FewGreatest),
     /// Columns of heads to rows of their own.
     HeadsApart(moves::HeadsApart),
     /// Rows of heads to columns.
@@ -79,6 +106,14 @@ ops! {
     RepeatRows(moves::RepeatRows),
     /// Rows by their numbers.
     GatherRows(moves::GatherRows),
+    /// Rows of a table by their numbers, added to others.
+    AddPicked(moves::AddPicked),
+    /// Runs of values between places of any distance.
+    CopyParts(moves::CopyParts),
+    /// Halves of rows to pairs.
+    HalvesToPairs(moves::HalvesToPairs),
+    /// Rotations of heads.
+    Rope(rope::Rope),
     /// A function of each value.
     Map(rowwise::Map),
     /// A function of each value and another.
@@ -94,13 +129,21 @@ ops! {
     /// Keys and values to their pages.
     KvWrite(attention::KvWrite),
     /// Entries to their pages.
-    WriteEntries(pages::WriteEntries),
+    WriteEntries(entries::WriteEntries),
+    /// Entries by an index.
+    ChooseEntries(entries::ChooseEntries),
+    /// Attention to entries.
+    AttendEntries(entries::AttendEntries),
     /// Pools by an index.
     Choose(index::Choose),
     /// Blocks by an index.
     ChooseBlocks(index::ChooseBlocks),
+    /// Blocks by the means of their keys.
+    ChooseByMeans(index::ChooseByMeans),
     /// Keys of pools.
     PoolKeys(index::PoolKeys),
+    /// Rows of pools to one each.
+    PoolGated(pooling::PoolGated),
     /// Attention.
     Attend(attention::Attend),
     /// Attention to chosen positions.

@@ -1,10 +1,9 @@
 //! Rows and the pages of their sequences: what attention and indexes of every kind have in common.
 
-use brigade_shapes::{EntryLayout, KV_PAGE};
+use brigade_shapes::KV_PAGE;
 
-use crate::carry::{carried, mapped};
+use crate::carry::mapped;
 use crate::page_id::PageId;
-use crate::place::Place;
 
 /// Consecutive positions of one sequence, and where its pages are.
 #[derive(Clone, Copy, Debug)]
@@ -54,41 +53,3 @@ pub struct KvRows<V> {
 }
 
 mapped!(KvRows { k: read, v: some_read, index: some_read });
-
-/// Entries of a sequence that became complete.
-#[derive(Clone, Copy, Debug)]
-pub struct NewEntries<'a> {
-    /// The sequence's pages.
-    pub pages: &'a [PageId],
-    /// The first of them; the others follow.
-    pub first: usize,
-    /// How many there are.
-    pub n: usize,
-}
-
-/// Writes entries to their pages, rounded to the type of `layout`: of the sequences of `new` one after the other.
-pub struct WriteEntries<'a, P: Place> {
-    /// Shape of the pages.
-    pub layout: &'a EntryLayout,
-    /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes.
-    pub pool: P::Write<'a, u8>,
-    /// Which entries.
-    pub new: &'a [NewEntries<'a>],
-    /// `[n, width]`.
-    pub keys: P::Read<'a, f32>,
-    /// `[n, index_dim]`; `None` without an index.
-    pub index: Option<P::Read<'a, f32>>,
-}
-
-carried!(WriteEntries { layout: same, pool: write, new: same, keys: read, index: some_read });
-
-impl<P: Place> WriteEntries<'_, P> {
-    /// Panics if shapes disagree. Gives the number of entries.
-    pub fn check(&self) -> usize {
-        let n = self.new.iter().map(|new| new.n).sum::<usize>();
-        assert_eq!(P::len(&self.keys), n * self.layout.width, "write_entries: keys");
-        let of_index = self.index.as_ref().map_or(0, P::len);
-        assert_eq!(of_index, n * self.layout.index_dim, "write_entries: keys of an index");
-        n
-    }
-}

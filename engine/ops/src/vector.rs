@@ -1,31 +1,15 @@
 //! Values that ops read and nobody changes: weights of norms, biases, tables. A device may keep a copy of its own of them.
 
-use std::any::Any;
 use std::ops::Deref;
-use std::sync::OnceLock;
 
+use crate::derived::Derived;
 use crate::view::View;
 
 /// Values in f32 that stay as they are.
 #[derive(Debug, Default)]
 pub struct Vector {
     values: Vec<f32>,
-    copies: Copies,
-}
-
-/// What a device keeps of values that stay as they are.
-#[derive(Debug, Default)]
-pub struct Copies(OnceLock<Box<dyn Any + Send + Sync>>);
-
-impl Copies {
-    /// What a device keeps of the values, always the same: `make` makes it when it is first asked for.
-    ///
-    /// # Panics
-    /// If it was asked for as another type before.
-    pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
-        let kept = self.0.get_or_init(|| Box::new(make()));
-        kept.downcast_ref().expect("values have the copy of one kind of device")
-    }
+    copies: Derived,
 }
 
 impl Vector {
@@ -50,7 +34,7 @@ impl Clone for Vector {
 
 impl From<Vec<f32>> for Vector {
     fn from(values: Vec<f32>) -> Self {
-        Self { values, copies: Copies::default() }
+        Self { values, copies: Derived::default() }
     }
 }
 

@@ -4,13 +4,46 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use brigade_quant::DeviceError;
+
+use crate::derived::Derived;
 use crate::place::Element;
-use crate::vector::Copies;
 
 /// Memory of a device. Who made it knows what it is: a device takes its own back by its type ([`Any`]).
 pub trait Buffer: Any + std::fmt::Debug + Send + Sync {
     /// How many bytes there are.
     fn len(&self) -> usize;
+
+    /// The bytes, for the host: waits for all that the device was told to do.
+    ///
+    /// # Panics
+    /// If the host does not see this memory.
+    fn on_host(&self) -> &[u8];
+
+    /// The same, to be written.
+    ///
+    /// # Panics
+    /// If the host does not see this memory.
+    fn on_host_mut(&mut self) -> &mut [u8];
+
+    /// Where it is. It tells buffers of a device apart that are there at the same time.
+    fn address(&self) -> u64;
+
+    /// Appends some of the bytes to `out`: waits for all that the device was told to do. Where it fails in that they are anything,
+    /// and [`Accelerator::check`](crate::Accelerator::check) says so.
+    ///
+    /// # Errors
+    /// There is no room for a copy.
+    ///
+    /// # Panics
+    /// If the range ends beyond the buffer, or is not of whole values of four bytes.
+    fn read(&self, bytes: Range<usize>, out: &mut Vec<u8>) -> Result<(), DeviceError>;
+
+    /// Writes bytes from `at` on, after all that the device was told to do.
+    ///
+    /// # Panics
+    /// If they end beyond the buffer.
+    fn write(&mut self, at: usize, bytes: &[u8]);
 
     /// Whether there are none.
     fn is_empty(&self) -> bool {
@@ -24,7 +57,7 @@ pub enum View<'a, T: Element> {
     /// In the host's memory.
     Host(&'a [T]),
     /// In the host's memory, where they stay as they are, so that a device may keep a copy.
-    Lasting(&'a [T], &'a Copies),
+    Lasting(&'a [T], &'a Derived),
     /// With a device.
     Device(Part<'a>),
 }
@@ -69,6 +102,11 @@ impl<T: Element> View<'_, T> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether they lie with a device.
+    pub fn is_with_device(&self) -> bool {
+        matches!(self, Self::Device(_))
     }
 }
 

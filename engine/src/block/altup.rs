@@ -162,7 +162,7 @@ impl Block for Correct {
             let of = Weighed { sources: &sources, stride: n_embd, weights: &weights, at };
             cx.device.weigh(stream, SumStart::Own, &of);
         }
-        let own = cx.scratch.columns_of(&weights, 0, 1);
+        let own = cx.device.columns_of(cx.scratch, &weights, 0, 1);
         cx.device.scale_rows(&mut difference, n_embd, &own);
         difference
     }

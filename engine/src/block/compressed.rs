@@ -12,8 +12,9 @@ use super::entry_maker::{EntryMaker, MakerRows};
 use super::linear::Linear;
 use super::mla::per_head;
 use super::{Block, BlockCx, rotate_last};
-use crate::device::{EntriesOver, Rows};
+use crate::device::Rows;
 use crate::kernels::{EntryLayout, HeadColumns, KV_PAGE, KvType, PackedMatrix, Vector};
+use crate::ops::{AttendEntries, ChosenEntries, CopyParts};
 use crate::spec::{CompressedSpec, ModelError};
 use crate::state::{BlockState, EntryPages, PartRows, SlotStates, attend_parts};
 use crate::weights::WeightLoader;
@@ -167,8 +168,11 @@ impl Compressed {
                 at += width;
             }
         }
-        cx.device.bring_parts(recent.values, &mut near, width, &old);
-        cx.device.move_parts(key, &mut near, width, &new);
+        for (from, places) in [(recent.values.view(), &old), (key.view(), &new)] {
+            if !places.is_empty() {
+                cx.device.run(CopyParts { from, to: near.view_mut(), width, places });
+            }
+        }
         if ring.n > 0 {
             recent.keep(cx.device, (&ring, 0), cx.parts, key);
         }
@@ -196,18 +200,23 @@ impl Compressed {
         };
         // Without entries, keys are attended to as they are remembered.
         let none = EntryLayout { every: KV_PAGE, width, index_dim: 0, ty: KvType::F32 };
-        let over = EntriesOver {
-            layout: pages.map_or(&none, EntryPages::layout),
-            pool: pages.map(EntryPages::pool),
-            parts,
-            chosen: chosen.as_ref().map(|(per_row, lists)| (*per_row, lists)),
-            window: self.spec.window,
-            near,
-            scale: 1.0 / (width as f32).sqrt(),
-            sinks: &self.sinks,
-        };
         let mut out = cx.scratch.take(rows.q.n_rows(), rows.q.cols());
-        cx.device.attend_entries(&over, cx.scratch, &rows.q, &mut out);
+        cx.device.run(AttendEntries {
+            layout: pages.map_or(&none, EntryPages::layout),
+            pool: pages.map(|pages| pages.pool().view()),
+            parts,
+            chosen: chosen.as_ref().map(|ChosenEntries { per_row, lists }| ChosenEntries {
+                per_row: *per_row,
+                lists: lists.view(),
+            }),
+            window: self.spec.window,
+            near: near.view(),
+            n_head: rows.q.cols() / width,
+            scale: 1.0 / (width as f32).sqrt(),
+            sinks: Some(&self.sinks),
+            q: rows.q.view(),
+            out: out.view_mut(),
+        });
         out
     }
 

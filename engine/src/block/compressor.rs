@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use super::BlockCx;
 use super::linear::Linear;
-use crate::device::{Device, GatedAt, Memory, Rows, ValuesAt};
+use crate::device::{Device, Memory, Rows};
 use crate::kernels::Vector;
+use crate::ops::{AddPicked, CopyParts, GatedRow, PoolGated, View};
 use crate::spec::{EntriesSpec, ModelError};
 use crate::state::PartRows;
 use crate::weights::WeightLoader;
@@ -86,7 +87,10 @@ impl Recent<'_> {
                 places.push([(part.rows.start + i) * width, to]);
             }
         }
-        device.keep_parts(rows, self.values, width, &places);
+        if !places.is_empty() {
+            let (from, to) = (rows.view(), self.values.view_mut());
+            device.run(CopyParts { from, to, width, places: &places });
+        }
     }
 }
 
@@ -133,7 +137,10 @@ impl Compressor {
     pub(super) fn finish(&self, cx: &BlockCx<'_>, values: Rows, mut gates: Rows) -> Inputs {
         let every = self.spec.every;
         let places: Vec<u32> = cx.positions().map(|pos| pos % every as u32).collect();
-        cx.device.add_picked(&mut gates, &self.gates_by_place, &places);
+        let d = gates.cols();
+        let (out, table, picked) =
+            (gates.view_mut(), self.gates_by_place.view(), View::Host(&places));
+        cx.device.run(AddPicked { out, table, d, picked });
         Inputs { values, gates }
     }
 
@@ -145,7 +152,7 @@ impl Compressor {
             pools.extend(entries.map(|entry| self.pool_of(part, entry, inputs, recent)));
         }
         let mut made = cx.scratch.take(pools.len(), self.width);
-        cx.device.pool_gated(&pools, self.width, &mut made);
+        cx.device.run(PoolGated { pools, width: self.width, out: made.view_mut() });
         cx.device.rms_norm_inplace(&mut made, &self.norm, self.eps);
         made
     }
@@ -157,7 +164,7 @@ impl Compressor {
         entry: usize,
         inputs: &'a Inputs,
         recent: &'a Recent<'_>,
-    ) -> Vec<GatedAt<'a>> {
+    ) -> Vec<GatedRow<View<'a, f32>>> {
         let (every, width, n_input) = (self.spec.every, self.width, self.gates.rows());
         let start = entry * every;
         let first = if self.spec.overlaps { start.saturating_sub(every) } else { start };
@@ -167,17 +174,13 @@ impl Compressor {
             match pos.checked_sub(part.pos as usize) {
                 Some(i) => {
                     let at = (part.rows.start + i) * n_input + first;
-                    GatedAt {
-                        values: ValuesAt::of_rows(&inputs.values, at),
-                        gates: ValuesAt::of_rows(&inputs.gates, at),
-                    }
+                    GatedRow { values: &inputs.values, gates: &inputs.gates }
+                        .map(|rows| rows.view().part(at..at + width))
                 }
                 None => {
                     let at = recent.first(&self.recent, part, pos) + first;
-                    GatedAt {
-                        values: ValuesAt::of_states(recent.values, at),
-                        gates: ValuesAt::of_states(recent.values, at + n_input),
-                    }
+                    GatedRow { values: at, gates: at + n_input }
+                        .map(|at| recent.values.view().part(at..at + width))
                 }
             }
         };

@@ -3,9 +3,9 @@
 use super::compressor::{Compressor, Inputs, Recent, completed};
 use super::linear::Linear;
 use super::{BlockCx, rotate_last};
-use crate::device::{EntryIndexOver, Lists, Rows};
+use crate::device::{Lists, Rows};
 use crate::kernels::{AttendPart, RopeTable};
-use crate::ops::NewEntries;
+use crate::ops::{ChooseEntries, ChosenEntries, NewEntries, n_far};
 use crate::spec::{CompressedSpec, EntriesSpec, EntryIndexSpec, ModelError};
 use crate::state::EntryPages;
 use crate::weights::WeightLoader;
@@ -157,19 +157,30 @@ impl EntryMaker {
         }
     }
 
-    /// How many entries a row attends to that sees more, and those of all such rows ([`EntryIndexOver`]); `None` without an
-    /// index. `parts` are the ubatch's.
+    /// The entries of rows that see more than an index lets them attend to. `None` without an index, and where there are no such
+    /// rows. `parts` are the ubatch's.
     pub(super) fn choose(
         &self,
         cx: &BlockCx<'_>,
         pages: &EntryPages,
         rows: &MakerRows,
         parts: &[AttendPart<'_>],
-    ) -> Option<(usize, Lists)> {
+    ) -> Option<ChosenEntries<Lists>> {
         let (index, rows) = (self.index.as_ref()?, rows.index.as_ref()?);
-        let (layout, pool, per_row) = (pages.layout(), pages.pool(), index.spec.per_row);
-        let over = EntryIndexOver { layout, pool, parts, per_row };
-        Some((per_row, cx.device.choose_entries(&over, &rows.query, &rows.weights)))
+        let (layout, per_row) = (pages.layout(), index.spec.per_row);
+        let n_far = Some(n_far(layout, parts, per_row)).filter(|n| *n > 0)?;
+        let mut lists = cx.device.lists(n_far * per_row);
+        cx.device.run(ChooseEntries {
+            layout,
+            pool: pages.pool().view(),
+            parts,
+            n_head: rows.weights.cols(),
+            per_row,
+            q: rows.query.view(),
+            weights: rows.weights.view(),
+            out: lists.view_mut(),
+        });
+        Some(ChosenEntries { per_row, lists })
     }
 
     /// Bytes of all matrices.

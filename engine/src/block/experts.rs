@@ -9,10 +9,11 @@ use super::mlp::activate;
 use super::{BlockCx, RowAdapters};
 use crate::batch::AdapterUse;
 use crate::device::{
-    Away, Device, ExpertMatrices, ExpertProduct, ExpertRows, ExpertShares, ExpertWay, ExpertWays,
-    Guests, Routing, RoutingPart, RoutingShare, Rows, Scratch, Sent,
+    Away, Device, ExpertJob, ExpertMatrices, ExpertShares, ExpertWay, ExpertWays, Guests,
+    RoutingShare, Rows, Scratch, Sent,
 };
 use crate::kernels::{KernelError, Vector};
+use crate::ops::{ExpertRows, Routing, RoutingPart};
 use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
 
@@ -239,7 +240,7 @@ impl Experts {
             if self.weigh_input {
                 device.weigh_pairs(routing, own);
             }
-            ExpertRows::OfPairs(own)
+            ExpertRows::OfPairs(&*own)
         } else {
             ExpertRows::Routed(x)
         };
@@ -262,7 +263,7 @@ impl Experts {
     }
 
     /// The same as one run of the threads, where the device has that for so many rows.
-    fn at_once(&self, place: &Place<'_>, x: ExpertRows<'_>, routing: &Routing) -> Option<Rows> {
+    fn at_once(&self, place: &Place<'_>, x: ExpertRows<&Rows>, routing: &Routing) -> Option<Rows> {
         let (up, gate, down) = (&self.up, &self.gate, &self.down);
         let gate = gate.as_ref().map(Projections::way);
         let ways = ExpertWays { up: up.way(), gate, down: down.way() };
@@ -281,7 +282,7 @@ impl Experts {
     ) -> Vec<Adapted<'a>> {
         let all = 0..n_rows;
         let runs = place.adapters.within(&all).filter(|(_, uses)| self.have(uses));
-        runs.map(|(rows, uses)| (place.device.pairs_of_rows(routing, rows), uses)).collect()
+        runs.map(|(rows, uses)| (routing.part(rows), uses)).collect()
     }
 
     /// Whether some of `n_rows` rows use adapters that the experts have.
@@ -312,10 +313,10 @@ impl Experts {
 fn project(
     place: &Place<'_>,
     (routing, adapted): (&Routing, &[Adapted<'_>]),
-    x: ExpertRows<'_>,
+    x: ExpertRows<&Rows>,
     mut outs: Vec<(Way<'_>, &mut Rows)>,
 ) {
-    let products = outs.iter_mut().map(|((_, w), out)| ExpertProduct { w, out });
+    let products = outs.iter_mut().map(|((_, w), out)| ExpertJob { w, out });
     let mut products: Vec<_> = products.collect();
     place.device.expert_products(place.scratch, routing, x, &mut products);
     for ((projections, _), out) in outs {

@@ -136,7 +136,7 @@ impl Index {
         cx.device.heads_apart(heads, 1, columns, &mut pe);
         if halves {
             // They stay so: queries and keys are in the same order, and no product of them changes.
-            cx.device.halves_to_pairs(&mut pe, cx.scratch);
+            cx.device.halves_to_pairs(&mut pe);
         }
         cx.device.rope(&mut pe, self.n_pe, table);
         cx.device.heads_together(&pe, 1, columns, heads);

@@ -65,7 +65,7 @@ impl Block for LayerRow {
         // Rows of layers that are done may still be there, or may have been left behind at a cut.
         let (rows, width) = (&cx.beside[Beside::ROWS], self.spec.width);
         let first = rows.cols() - self.spec.n_left * width;
-        let mut row = cx.scratch.columns_of(rows, first, width);
+        let mut row = cx.device.columns_of(cx.scratch, rows, first, width);
         activate(cx.device, Activation::GeGlu, &gate, &mut row);
         let mut out = self.back.forward(cx, &row);
         cx.device.rms_norm_inplace(&mut out, &self.norm, self.spec.eps);

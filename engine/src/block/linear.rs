@@ -3,9 +3,9 @@
 
 use super::lora::{self, Lora, RowAdapters};
 use super::{Block, BlockCx};
-use crate::device::{Device, Rows, Scratch};
-use crate::device::{Product, RowsMut};
+use crate::device::{Device, Rows, RowsMut, Scratch, product};
 use crate::kernels::{PackedMatrix, Vector};
+use crate::ops::{Anywhere, Product};
 use crate::spec::ModelError;
 use crate::state::BlockState;
 use crate::weights::WeightLoader;
@@ -28,10 +28,10 @@ pub struct Projection<'a> {
 
 impl Projection<'_> {
     /// Its product, to which adapters and bias are to be added.
-    fn product(&mut self) -> Product<'_> {
+    fn product(&mut self) -> Product<'_, Anywhere> {
         let Self { linear, x, out } = self;
         let rows = 0..x.n_rows();
-        Product { w: &linear.weight, x, rows: rows.clone(), out: out.part(rows) }
+        product(&linear.weight, x, rows.clone(), out.part(rows))
     }
 }
 
@@ -41,7 +41,7 @@ pub fn project_all(
     adapters: &RowAdapters,
     projections: &mut [Projection<'_>],
 ) {
-    device.products(&mut projections.iter_mut().map(Projection::product).collect::<Vec<_>>());
+    device.products(projections.iter_mut().map(Projection::product).collect());
     for Projection { linear, x, out } in projections {
         lora::add((device, scratch), adapters, &linear.adapters, (x, 0..x.n_rows()), out);
         if let Some(bias) = &linear.bias {

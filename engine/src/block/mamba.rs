@@ -114,9 +114,9 @@ impl Mamba {
     fn select(&self, cx: &BlockCx<'_>, u: &Rows) -> [Rows; 3] {
         let MambaSpec { n_state, dt_rank, .. } = self.spec;
         let all = self.select.forward(cx, u);
-        let mut low = cx.scratch.columns_of(&all, 0, dt_rank);
-        let mut b = cx.scratch.columns_of(&all, dt_rank, n_state);
-        let mut c = cx.scratch.columns_of(&all, dt_rank + n_state, n_state);
+        let mut low = cx.device.columns_of(cx.scratch, &all, 0, dt_rank);
+        let mut b = cx.device.columns_of(cx.scratch, &all, dt_rank, n_state);
+        let mut c = cx.device.columns_of(cx.scratch, &all, dt_rank + n_state, n_state);
         if let Some((weights, eps)) = &self.norms {
             for (part, weight) in [&mut low, &mut b, &mut c].into_iter().zip(weights) {
                 cx.device.rms_norm_inplace(part, weight, *eps);

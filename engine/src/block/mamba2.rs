@@ -147,7 +147,7 @@ impl Steps {
         let Self::OfX { select, norms, eps, up } = self else { return None };
         let all = select.forward(cx, x);
         let part = |i: usize, width: usize| {
-            let mut part = cx.scratch.columns_of(&all, i * n_bc, width);
+            let mut part = cx.device.columns_of(cx.scratch, &all, i * n_bc, width);
             cx.device.rms_norm_inplace(&mut part, &norms[i], *eps);
             part
         };

@@ -15,7 +15,7 @@
 use super::index::Index;
 use super::linear::Linear;
 use super::{Block, BlockCx};
-use crate::device::{Product, Rows};
+use crate::device::{Rows, product};
 use crate::kernels::{HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::spec::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, ModelError};
@@ -340,10 +340,9 @@ pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &Rows) -> Ro
     for (h, w) in heads.iter().enumerate() {
         let (mine, rest) = left.split_at(n);
         left = rest;
-        products.push(Product { w, x, rows: h * n..(h + 1) * n, out: mine });
+        products.push(product(w, x, h * n..(h + 1) * n, mine));
     }
-    cx.device.products(&mut products);
-    drop(products);
+    cx.device.products(products);
     out
 }
 

@@ -87,7 +87,7 @@ impl Block for Ngram {
         cx.device.keep_last_rows(&conv, &parts, states, &inputs);
         cx.device.silu(&mut convolved);
         cx.device.add(&mut gated, &convolved);
-        let gain = |i: usize| cx.scratch.columns_of(&gated, i * n_embd, n_embd);
+        let gain = |i: usize| cx.device.columns_of(cx.scratch, &gated, i * n_embd, n_embd);
         for (i, stream) in cx.beside[..self.spec.n_streams - 1].iter_mut().enumerate() {
             cx.device.add(stream, &gain(i + 1));
         }

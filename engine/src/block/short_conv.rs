@@ -44,7 +44,8 @@ impl Block for ShortConv {
         let states = state.slots();
         let d = x.cols();
         let all = self.input.forward(cx, x);
-        let [mut b, mut c, mut x] = [0, 1, 2].map(|i| cx.scratch.columns_of(&all, i * d, d));
+        let [mut b, mut c, mut x] =
+            [0, 1, 2].map(|i| cx.device.columns_of(cx.scratch, &all, i * d, d));
         cx.device.mul(&mut b, &x);
         let parts = scan_parts(cx.parts);
         let (conv_state, _) = states.split();

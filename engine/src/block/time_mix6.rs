@@ -82,7 +82,7 @@ impl Mix {
         cx.device.tanh(&mut low);
         let rank = self.up[0].cols();
         std::array::from_fn(|i| {
-            let part = cx.scratch.columns_of(&low, i * rank, rank);
+            let part = cx.device.columns_of(cx.scratch, &low, i * rank, rank);
             let mut mixture = self.up[i].forward(cx, &part);
             cx.device.add_bias(&mut mixture, &self.shares[i]);
             cx.device.mul(&mut mixture, &step);

@@ -1,26 +1,25 @@
-//! The host beside a GPU: experts that lie in its memory are computed there, and all else goes on with the GPU.
+//! The host beside a device: experts that lie in its memory are computed there, and all else goes on with the device.
 //!
 //! What crosses is one copy each way: rows with their routing, and what the experts make of them. The host waits for the first only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_gpu::{Fetch, Gpu, GpuError, Inbox, Span};
-
 use super::copies::Copies;
-use super::places::Places;
-use super::routing::Lists;
+use super::guests::Places;
+use super::there::There;
 use super::visits::Visits;
-use super::{Device, ExpertMatrices, Routing, Rows, Scratch, Values, give_up};
-use crate::kernels::{Compute, KernelError, PackedMatrix};
+use super::{Device, ExpertMatrices, Rows, Scratch, give_up};
+use crate::kernels::{Compute, DeviceError, KernelError, PackedMatrix};
+use crate::ops::{Copy, Fetch, Inbox, Part, Routing, View};
 use crate::quant::GgmlType;
 
 /// What the host has for its part.
 pub(super) struct Beside {
     host: Device,
     scratch: Scratch,
-    /// For what it made, where the GPU reads it.
-    inbox: Mutex<Inbox>,
+    /// For what it made, where the device reads it.
+    inbox: Mutex<Box<dyn Inbox>>,
     /// Pairs of a row and an expert so far: here, and with the host.
     pub(super) n_pairs: [AtomicU64; 2],
     /// Bytes of experts that visited here so far.
@@ -33,27 +32,26 @@ pub(super) struct Beside {
     pub(super) n_hits: AtomicU64,
 }
 
-/// What experts of a stage on a GPU did since it was loaded.
+/// What experts of a stage on a device did since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertCounts {
-    /// Rows that they computed with the GPU, each row for each of its experts.
+    /// Rows that they computed with the device, each row for each of its experts.
     pub device_rows: u64,
     /// Of these, rows of experts of the host's memory that had a copy there.
     pub copy_rows: u64,
     /// Rows that they computed with the host beside it.
     pub host_rows: u64,
-    /// Bytes of weights that were sent from the host to the GPU.
+    /// Bytes of weights that were sent from the host to the device.
     pub sent_bytes: u64,
 }
 
 /// Rows on their way to where their experts lie.
 pub struct Sent {
-    /// The rows, and behind them experts and weights where these are chosen by a GPU.
-    values: Fetch,
+    /// The rows, and behind them experts and weights where these are chosen by a device.
+    values: Box<dyn Fetch>,
     cols: usize,
-    lists: Option<Lists>,
-    /// Rows, experts, and experts of a row.
-    sizes: [usize; 3],
+    /// Which experts work on them: filled where the host chose.
+    routing: Routing,
 }
 
 /// Rows where their experts lie, and what computes there.
@@ -71,12 +69,12 @@ pub struct Away<'a> {
 }
 
 impl Beside {
-    pub(super) fn new(compute: Arc<Compute>) -> Self {
+    pub(super) fn new(compute: Arc<Compute>, there: &There) -> Self {
         let scratch = Scratch::new(None);
         Self {
             host: Device::of(compute),
             scratch,
-            inbox: Mutex::default(),
+            inbox: Mutex::new(there.inbox()),
             n_pairs: Default::default(),
             sent_bytes: AtomicU64::default(),
             visits: Visits::default(),
@@ -90,8 +88,14 @@ impl Beside {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Has `read` take rows of the host, which lie with the device meanwhile.
+    ///
+    /// # Panics
+    /// If there is no room for them. The stage ends with this as its reason.
+    pub(super) fn lend(&self, rows: &Rows, read: &mut dyn FnMut(View<'_, f32>)) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = |part: Part<'_>| read(View::Device(part));
+        or_give_up(inbox.put(bytemuck::cast_slice(rows), &mut read));
     }
 }
 
@@ -121,27 +125,23 @@ impl Device {
     /// # Panics
     /// If there is no memory for the copy. The stage ends with this as its reason.
     pub fn send(&self, w: &ExpertMatrices, x: &Rows, routing: &Routing) -> Option<Sent> {
-        let gpu = self.gpu.as_ref()?;
-        if let Some(beside) = self.beside.as_ref().filter(|_| !gpu.is_rehearsing()) {
+        let there = self.there.as_ref()?;
+        if let Some(beside) = self.beside.as_ref().filter(|_| !there.state().is_rehearsing) {
             let place = usize::from(w.is_beside());
             beside.n_pairs[place].fetch_add(routing.n_pairs() as u64, Ordering::Relaxed);
         }
         if !w.is_beside() || x.is_empty() {
             return None;
         }
-        let (span, lists) = (x.on_gpu(gpu), routing.on_gpu().is_none().then(|| routing.lists()));
-        let values = match routing.on_gpu() {
-            Some(routes) => gpu.fetch_all([span, routes.chosen()]),
-            None => gpu.fetch_all([span]),
-        };
-        let values = values.unwrap_or_else(|error| give_up("rows for the host's experts", &error));
-        gpu.begin();
-        Some(Sent {
-            values,
-            cols: x.cols(),
-            lists: lists.cloned(),
-            sizes: routing.sizes(x.n_rows()),
-        })
+        let mut sent = Routing::new(x.n_rows(), routing.n_expert(), routing.n_used());
+        let mut parts = vec![at(x)];
+        match routing.there() {
+            Some(routes) => parts.push(routes.chosen()),
+            None => sent = sent.with_lists(routing.lists().clone()),
+        }
+        let values = there.bring("rows for the host's experts", &parts);
+        there.begin();
+        Some(Sent { values, cols: x.cols(), routing: sent })
     }
 
     /// What experts did so far. On the CPU nobody counts it.
@@ -155,7 +155,7 @@ impl Device {
 
     /// Has this device begin with all that it was told.
     pub fn begin(&self) {
-        self.gpu.iter().for_each(Gpu::begin);
+        self.there.iter().for_each(|there| there.begin());
     }
 
     /// The rows that were sent, where their experts lie: waits for them, with all that this device was told before on its way.
@@ -164,20 +164,20 @@ impl Device {
     /// If the device failed. The stage ends with this as its reason.
     pub fn away(&self, sent: Sent) -> Away<'_> {
         const THERE: &str = "rows are sent to what lies beside";
-        let (gpu, beside) = (self.gpu.as_ref().expect(THERE), self.beside.as_ref().expect(THERE));
-        let Sent { values, cols, lists, sizes: [n_rows, n_expert, n_used] } = sent;
-        gpu.begin();
+        let (there, beside) =
+            (self.there.as_ref().expect(THERE), self.beside.as_ref().expect(THERE));
+        let Sent { values, cols, mut routing } = sent;
+        let n_rows = routing.n_rows();
+        there.begin();
         let (rows, chosen) = values.bytes().split_at(n_rows * cols * size_of::<f32>());
-        or_give_up(gpu.check());
+        or_give_up(there.check());
         let mut x = beside.scratch.take(n_rows, cols);
         x.copy_from_slice(bytemuck::cast_slice(rows));
-        let lists = lists.unwrap_or_else(|| {
+        if !chosen.is_empty() {
             let (ids, weights) = chosen.split_at(chosen.len() / 2);
-            let (ids, weights) = (bytemuck::cast_slice(ids), bytemuck::cast_slice(weights));
-            Lists::new(ids, weights, n_expert, n_used)
-        });
-        let routing = Routing::on_host([n_rows, n_expert, n_used], lists);
-        let is_rehearsal = gpu.is_rehearsing();
+            routing.keep_here(bytemuck::cast_slice(ids), bytemuck::cast_slice(weights));
+        }
+        let is_rehearsal = there.state().is_rehearsing;
         Away { device: &beside.host, scratch: &beside.scratch, x, routing, is_rehearsal }
     }
 
@@ -187,27 +187,23 @@ impl Device {
     /// If it has no memory for them. The stage ends with this as its reason.
     pub fn bring(&self, scratch: &Scratch, rows: &Rows) -> Rows {
         let mut here = scratch.take(rows.n_rows(), rows.cols());
-        if let Some((gpu, out)) = self.gpu_of(&mut here) {
-            self.with_gpu(gpu, rows, |rows| gpu.copy(rows, out));
-        } else {
-            here.copy_from_slice(rows);
-        }
+        self.lent(rows, &mut |from| self.run(Copy { from, to: here.view_mut() }));
         here
-    }
-
-    /// Has `read` record ops that read rows, wherever these lie.
-    pub(super) fn with_gpu(&self, gpu: &Gpu, rows: &Rows, read: impl FnOnce(Span<'_>)) {
-        match (&self.beside, rows.span()) {
-            (_, Some(rows)) => read(rows),
-            (Some(beside), None) => {
-                or_give_up(beside.inbox().put(gpu, bytemuck::cast_slice(rows), read));
-            }
-            (None, None) => read(rows.on_gpu(gpu)),
-        }
     }
 }
 
-fn or_give_up(result: Result<(), GpuError>) {
+/// Where rows lie with a device.
+///
+/// # Panics
+/// If they lie with the host.
+fn at(rows: &Rows) -> Part<'_> {
+    match rows.view() {
+        View::Device(part) => part,
+        View::Host(_) | View::Lasting(..) => panic!("rows of a stage on a device lie with it"),
+    }
+}
+
+fn or_give_up(result: Result<(), DeviceError>) {
     if let Err(error) = result {
         give_up("what the host's experts made", &error);
     }

@@ -1,17 +1,15 @@
-//! Copies on the GPU of the experts of the host's memory that are used most, in memory that is set aside for them.
+//! Copies on the device of the experts of the host's memory that are used most, in memory that is set aside for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use brigade_gpu::{Gpu, GpuBuffer, Purpose};
-
 use super::Device;
 use super::experts::ExpertMatrices;
 use super::hot::{Counts, Expert};
-use super::on_gpu::copy_at;
-use super::routing::Routing;
+use super::there::There;
 use crate::kernels::PackedMatrix;
+use crate::ops::{Buffer, Purpose, Routing};
 
 /// The copies, and how often experts are used.
 #[derive(Default)]
@@ -25,7 +23,7 @@ pub(super) struct Copies {
 
 /// Copies of an expert's matrices.
 struct Copy {
-    places: Vec<Arc<GpuBuffer>>,
+    places: Vec<Arc<dyn Buffer>>,
     matrices: Vec<Arc<PackedMatrix>>,
 }
 
@@ -56,10 +54,15 @@ impl Copies {
     }
 
     /// Memory for a copy with matrices of these bytes: what is set aside, or that of one which is used less.
-    fn places(&mut self, gpu: &Gpu, new: Expert, lens: &[usize]) -> Option<Vec<Arc<GpuBuffer>>> {
+    fn places(
+        &mut self,
+        there: &There,
+        new: Expert,
+        lens: &[usize],
+    ) -> Option<Vec<Arc<dyn Buffer>>> {
         let bytes: u64 = lens.iter().map(|len| *len as u64).sum();
         if self.taken + bytes <= self.room {
-            let place = |len: &usize| gpu.buffer(*len, Purpose::Weights).map(Arc::new);
+            let place = |len: &usize| there.alloc(*len, Purpose::Weights).map(Arc::from);
             match lens.iter().map(place).collect() {
                 Ok(places) => {
                     self.taken += bytes;
@@ -89,7 +92,7 @@ impl Device {
     /// Notes which experts of a layer a ubatch used, and may give one of them a copy, which is there for the next one: at most one
     /// at a time, so that nobody waits long for it.
     pub fn learn(&self, layer: u64, routing: &Routing, matrices: &[&ExpertMatrices]) {
-        let (Some(gpu), Some(beside)) = (&self.gpu, &self.beside) else { return };
+        let (Some(there), Some(beside)) = (&self.there, &self.beside) else { return };
         let copies = &mut *beside.copies();
         if copies.room == 0 {
             return;
@@ -100,7 +103,7 @@ impl Device {
         let Some(new) = copies.counts.to_let_in(without) else { return };
         let host: Vec<_> = matrices.iter().map(|all| all.matrix(new.1)).collect();
         let lens: Vec<usize> = host.iter().map(|matrix| matrix.nbytes()).collect();
-        let Some(mut places) = copies.places(gpu, new, &lens) else { return };
+        let Some(mut places) = copies.places(there, new, &lens) else { return };
         for (place, matrix) in places.iter_mut().zip(&host) {
             // What was there is no copy any more, and commands that read it come before this. While another stage of this
             // process still uses it, it is left to that one.
@@ -110,8 +113,10 @@ impl Device {
             };
             place.write(0, matrix.bytes());
         }
-        let copied =
-            host.iter().zip(&places).map(|(matrix, place)| Arc::new(copy_at(matrix, place)));
+        let copied = host
+            .iter()
+            .zip(&places)
+            .map(|(matrix, place)| Arc::new(matrix.copied_to(place.clone())));
         let matrices = copied.collect();
         copies.of.insert(new, Copy { places, matrices });
         beside.sent_bytes.fetch_add(lens.iter().sum::<usize>() as u64, Ordering::Relaxed);

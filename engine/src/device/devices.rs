@@ -1,13 +1,14 @@
 //! The devices of a process: which GPUs are open, and how they are used.
 
-use super::on_gpu::refused;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_gpu::{Gpu, GpuError, GpuFacts, GpuKind, GpuOptions};
+use brigade_gpu::Gpu;
+pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
 
 use super::{Device, DeviceName, DeviceWish, numerics_of, self_test};
-use crate::kernels::{KernelError, select};
+use crate::kernels::{DeviceError, KernelError, select};
+use crate::ops::Accelerator;
 
 /// Opens devices. All stages of a process share one of these, and so the memory and the kernels of each GPU.
 #[derive(Default)]
@@ -18,7 +19,7 @@ pub struct Devices {
 
 #[derive(Default)]
 struct Gpus {
-    open: BTreeMap<usize, Gpu>,
+    open: BTreeMap<usize, Arc<Gpu>>,
     /// Whether one was opened before: only the first is lost on purpose.
     any: bool,
 }
@@ -41,7 +42,9 @@ impl Devices {
     ) -> Result<Device, KernelError> {
         match name {
             DeviceName::Cpu(table) => Device::cpu(select(table.as_deref())?, threads, cpus),
-            DeviceName::Vulkan(index) => Device::vulkan(self.gpu(*index)?, name, threads, cpus),
+            DeviceName::Vulkan(index) => {
+                Device::beside_host(self.gpu(*index)?, &name.to_string(), threads, cpus)
+            }
         }
     }
 
@@ -59,7 +62,9 @@ impl Devices {
     /// As [`Devices::open`]; and the CPU has no fast math.
     pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
         match name {
-            DeviceName::Cpu(_) if self.options.fast_math => Err(refused(GpuError::FastMathOnCpu)),
+            DeviceName::Cpu(_) if self.options.fast_math => {
+                Err(DeviceError::from(GpuError::FastMathOnCpu).into())
+            }
             DeviceName::Cpu(_) => Ok(()),
             DeviceName::Vulkan(index) => self.gpu(*index).map(drop),
         }
@@ -72,7 +77,7 @@ impl Devices {
     pub fn numerics(&self, name: &DeviceName) -> Result<u32, KernelError> {
         match name {
             DeviceName::Cpu(table) => Ok(select(table.as_deref())?.numerics),
-            DeviceName::Vulkan(index) => self.gpu(*index).map(|gpu| numerics_of(&gpu)),
+            DeviceName::Vulkan(index) => Ok(numerics_of(&Accelerator::facts(&*self.gpu(*index)?))),
         }
     }
 
@@ -105,7 +110,7 @@ impl Devices {
     }
 
     /// The GPU of that index: the same one for all stages, until it fails. It is tested when it is opened.
-    fn gpu(&self, index: usize) -> Result<Gpu, KernelError> {
+    fn gpu(&self, index: usize) -> Result<Arc<Gpu>, KernelError> {
         let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = gpus.open.get(&index).filter(|gpu| gpu.check().is_ok()) {
             return Ok(gpu.clone());
@@ -113,8 +118,8 @@ impl Devices {
         // One that failed is closed before it is opened again, unless a stage still has it.
         gpus.open.remove(&index);
         let lose_after = self.options.lose_after.filter(|_| !gpus.any);
-        let gpu = Gpu::open(index, &GpuOptions { lose_after, ..self.options.clone() })
-            .map_err(refused)?;
+        let gpu = Gpu::open(index, &GpuOptions { lose_after, ..self.options.clone() });
+        let gpu = Arc::new(gpu.map_err(DeviceError::from)?);
         gpus.any = true;
         self_test::test(&gpu)?;
         gpus.open.insert(index, gpu.clone());

@@ -1,9 +1,9 @@
 //! All that experts do with a few rows, as one run of the CPU's threads: those of a stage on the CPU, and those that lie beside a GPU.
 
-use super::experts::{ExpertMatrices, ExpertRows};
-use super::routing::Routing;
+use super::experts::ExpertMatrices;
 use super::{Device, Rows, Scratch};
 use crate::kernels::{ExpertRun, ExpertsJob, Vector};
+use crate::ops::{ExpertRows, Routing};
 
 /// A projection of each expert.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ pub struct ExpertWays<'a> {
 
 impl Device {
     /// What experts make of their rows, `[n_pairs, width]`, with the bits of single steps: `activate` changes what came up, given
-    /// what the gate gave. `None` where steps are to follow one another: with a GPU, and for many rows.
+    /// what the gate gave. `None` where steps are to follow one another: with a device, and for many rows.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -34,11 +34,11 @@ impl Device {
         &self,
         scratch: &Scratch,
         routing: &Routing,
-        x: ExpertRows<'_>,
+        x: ExpertRows<&Rows>,
         ways: &ExpertWays<'_>,
         activate: &(dyn Fn(&mut [f32], &mut [f32]) + Sync),
     ) -> Option<Rows> {
-        let spans = match self.gpu {
+        let spans = match self.there {
             Some(_) => return None,
             None => &routing.lists().spans,
         };
@@ -60,9 +60,9 @@ impl Device {
         let run = |(expert, pairs): &(usize, std::ops::Range<usize>)| ExpertRun {
             rows: if is_one { 0..1 } else { pairs.clone() },
             pairs: pairs.clone(),
-            up: ways.up.w.matrix(*expert),
-            gate: ways.gate.as_ref().map(|gate| gate.w.matrix(*expert)),
-            down: ways.down.w.matrix(*expert),
+            up: ways.up.w.matrix(*expert).on_host(),
+            gate: ways.gate.as_ref().map(|gate| gate.w.matrix(*expert).on_host()),
+            down: ways.down.w.matrix(*expert).on_host(),
         };
         let runs: Vec<_> = spans.iter().map(run).collect();
         let (n_pairs, n_ff, width) = (routing.n_pairs(), ways.up.w.rows(), ways.down.w.rows());

@@ -1,38 +1,28 @@
 //! What experts do with the rows that a router sent them.
 
-use super::on_gpu::{buffer_of, refused};
 use std::ops::Range;
 use std::sync::Arc;
 
-use brigade_gpu::{self as there, ExpertTable, ExpertWork, Gpu};
-
-use super::products::{in_form, weight_type};
-use super::routing::Routing;
-use super::{Device, Product, Rows, Scratch, Values};
-use crate::kernels::{KernelError, PackedMatrix, Vector};
+use super::{Device, Rows, Scratch, product};
+use crate::kernels::{ExpertChoice, KernelError, PackedMatrix, Vector};
+use crate::ops::{
+    AddExpertBiases, AddPairs, Anywhere, ExpertProduct, ExpertProducts, ExpertRows, Matrices,
+    PairsOf, Product, Route, Routing, RowsOfPairs, Table, View, WeighPairs,
+};
 
 /// The matrices of all experts of a tensor, of one type and shape.
 pub struct ExpertMatrices {
     all: Vec<Arc<PackedMatrix>>,
     /// Whose they are, in ascending order, where these are not all experts.
     of: Option<Vec<usize>>,
-    /// Where they lie with a GPU.
-    table: Option<ExpertTable>,
-    /// Whether a GPU computes, and they lie with the host.
+    /// Where a device finds them all.
+    table: Option<Table>,
+    /// Whether a device computes, and they lie with the host.
     is_beside: bool,
 }
 
-/// The rows that experts read.
-#[derive(Clone, Copy)]
-pub enum ExpertRows<'a> {
-    /// Those that were routed, `[n_rows, cols]`.
-    Routed(&'a Rows),
-    /// One for each pair, `[n_pairs, cols]`.
-    OfPairs(&'a Rows),
-}
-
-/// One product: `out[i, o] = Σ_k x[i, k] * w[o, k]` for each pair `i`, `x` being its row and `w` its expert.
-pub struct ExpertProduct<'a> {
+/// A tensor of experts that rows are multiplied with, and where its products go.
+pub struct ExpertJob<'a> {
     /// Of all experts, `[out features, cols]` each.
     pub w: &'a ExpertMatrices,
     /// `[n_pairs, out features]`.
@@ -74,9 +64,9 @@ impl ExpertMatrices {
         &self.all[place.expect("an expert that is here")]
     }
 
-    /// Whether they lie with a GPU.
-    pub(super) fn is_with_gpu(&self) -> bool {
-        self.table.is_some()
+    /// Where a device finds them all.
+    pub(super) fn table(&self) -> Option<&Table> {
+        self.table.as_ref()
     }
 }
 
@@ -84,39 +74,44 @@ impl Device {
     /// Matrices of one type and shape, where products of all of them find them.
     ///
     /// # Errors
-    /// [`KernelError::Device`] where a GPU has no room for a table of them.
+    /// [`KernelError::Device`] where a device has no room for a table of them.
     pub fn experts(&self, all: Vec<Arc<PackedMatrix>>) -> Result<ExpertMatrices, KernelError> {
         let placed =
-            |matrix: &Arc<PackedMatrix>| Some((buffer_of(matrix)?.clone(), matrix.scale()));
+            |matrix: &Arc<PackedMatrix>| Some((matrix.with_device()?.clone(), matrix.scale()));
         let placed: Option<Vec<_>> = all.iter().map(placed).collect();
-        let table = match (&self.gpu, placed, all.first()) {
-            (Some(gpu), Some(placed), Some(one)) => {
-                let shape = [one.rows(), one.cols()];
-                Some(gpu.expert_table(weight_type(one.ty()), shape, placed).map_err(refused)?)
+        let is_beside = self.there.is_some() && placed.is_none();
+        let table = match (&self.there, placed, all.first()) {
+            (Some(there), Some(placed), Some(one)) => {
+                let (ty, rows, cols) = (one.ty(), one.rows(), one.cols());
+                there.table(&Matrices { ty, rows, cols, all: placed })?
             }
             _ => None,
         };
-        let is_beside = self.gpu.is_some() && table.is_none() && !all.is_empty();
         Ok(ExpertMatrices { all, of: None, table, is_beside })
+    }
+
+    /// Chooses experts for each row of `probs`, `[n_rows, n_expert]`, what a router gives each.
+    ///
+    /// # Panics
+    /// If known experts are not as many as are used, or a device has no memory for the lists: the stage ends with this as its
+    /// reason.
+    pub fn route(&self, choice: &ExpertChoice<'_, &Vector>, probs: &Rows) -> Routing {
+        let mut routing = Routing::new(probs.n_rows(), choice.n_working(), choice.n_used);
+        let choice = choice.map_bias(Vector::view);
+        self.run(Route { choice, probs: probs.view(), routing: &mut routing });
+        routing
     }
 
     /// The row of each pair: `out` is `[n_pairs, x.cols()]`.
     pub fn rows_of_pairs(&self, x: &Rows, routing: &Routing, out: &mut Rows) {
-        match (self.gpu_of(out), routing.on_gpu()) {
-            (Some((gpu, out)), Some(routes)) => {
-                gpu.gather_rows(x.on_gpu(gpu), x.cols(), routes.rows(), out);
-            }
-            _ => self.gather_rows(x, &routing.lists().rows, out),
-        }
+        let (d, out) = (x.cols(), out.view_mut());
+        self.run(RowsOfPairs { x: x.view(), d, routing, out });
     }
 
     /// Multiplies the row of each pair, `[n_pairs, cols]`, by the pair's weight.
     pub fn weigh_pairs(&self, routing: &Routing, x: &mut Rows) {
-        let cols = x.cols();
-        match (self.gpu_of(x), routing.on_gpu()) {
-            (Some((gpu, x)), Some(routes)) => gpu.scale_rows(x, cols, routes.pair_weights()),
-            _ => self.scale_rows(x, cols, &routing.lists().weights()),
-        }
+        let d = x.cols();
+        self.run(WeighPairs { x: x.view_mut(), d, routing });
     }
 
     /// Products of the same rows with several matrices of each expert, which do not wait for each other.
@@ -127,20 +122,11 @@ impl Device {
         &self,
         scratch: &Scratch,
         routing: &Routing,
-        x: ExpertRows<'_>,
-        products: &mut [ExpertProduct<'_>],
+        x: ExpertRows<&Rows>,
+        jobs: &mut [ExpertJob<'_>],
     ) {
-        let (ExpertRows::Routed(rows) | ExpertRows::OfPairs(rows)) = x;
-        let is_there = |product: &ExpertProduct<'_>| {
-            product.w.is_with_gpu() && product.out.is_with_gpu() && rows.is_with_gpu()
-        };
-        if let (Some(gpu), Some(routes)) = (&self.gpu, routing.on_gpu())
-            && products.iter().all(is_there)
-        {
-            // Collected first: what makes another form of rows may not stand between products that run beside each other.
-            let jobs = products.iter_mut().map(|product| product.on_gpu(gpu, routes.work(), x));
-            let jobs: Vec<_> = jobs.collect();
-            return gpu.expert_products(routes.work(), jobs);
+        if routing.there().is_some() && jobs.iter().all(|job| job.w.table.is_some()) {
+            return self.products_of_tables(PairsOf::All(routing), x, jobs);
         }
         let mut own = None;
         let x = match x {
@@ -152,48 +138,48 @@ impl Device {
             }
         };
         let spans = &routing.lists().spans;
-        let jobs = products.iter_mut();
-        let jobs = jobs.flat_map(|ExpertProduct { w, out }| products_of(w, x, spans, out));
-        self.products(&mut jobs.collect::<Vec<_>>());
+        let products = jobs.iter_mut();
+        let products = products.flat_map(|ExpertJob { w, out }| products_of(w, x, spans, out));
+        self.products(products.collect());
+    }
+
+    /// Products with matrices that a device has tables of.
+    pub(super) fn products_of_tables(
+        &self,
+        pairs: PairsOf<'_>,
+        x: ExpertRows<&Rows>,
+        jobs: &mut [ExpertJob<'_>],
+    ) {
+        let (ExpertRows::Routed(rows) | ExpertRows::OfPairs(rows)) = x;
+        let jobs = jobs.iter_mut().map(|ExpertJob { w, out }| ExpertProduct {
+            table: &**w.table.as_ref().expect("asked before"),
+            out: out.view_mut(),
+        });
+        let (cols, forms, jobs) = (rows.cols(), rows.forms(), jobs.collect());
+        self.run(ExpertProducts { pairs, x: x.map(Rows::view), cols, forms, jobs });
     }
 
     /// Adds to the row of each pair, `[n_pairs, cols]`, its expert's row of `biases`, `[n_expert, cols]`.
     pub fn add_expert_biases(&self, routing: &Routing, biases: &Vector, out: &mut Rows) {
-        let cols = out.cols();
-        if let (Some((gpu, out)), Some(routes)) = (self.gpu_of(out), routing.on_gpu()) {
-            return gpu.add_listed_rows(out, cols, biases.on_gpu(gpu), routes.experts());
-        }
-        let mut out = out.to_write();
-        for (expert, pairs) in &routing.lists().spans {
-            self.add_bias(&mut out.part(pairs.clone()), &biases[expert * cols..][..cols]);
-        }
+        let (d, biases) = (out.cols(), biases.view());
+        self.run(AddExpertBiases { out: out.view_mut(), d, biases, routing });
     }
 
     /// Adds to each row of `out`, `[n_rows, x.cols()]`, the rows `x` of its pairs times their weights, one after the other in
     /// the order in which its experts were chosen; with weight 1 where pairs were weighed before.
     pub fn add_pairs(&self, out: &mut Rows, x: &Rows, routing: &Routing, are_weighed: bool) {
-        let width = x.cols();
-        if let Some((gpu, out)) = self.gpu_of(out) {
-            let ones = || gpu.upload(bytemuck::cast_slice(&vec![1.0f32; routing.n_pairs()]));
-            if let Some(routes) = routing.on_gpu() {
-                let weights = if are_weighed { ones() } else { routes.weights() };
-                let pairs = routes.pairs();
-                return self.with_gpu(gpu, x, |x| gpu.scatter_add(out, width, x, pairs, weights));
-            }
-            let shares = routing.lists().shares.iter();
-            let (pairs, weights): (Vec<u32>, Vec<f32>) =
-                shares.map(|share| (share.pair, share.weight)).unzip();
-            let pairs = gpu.upload(bytemuck::cast_slice(&pairs));
-            let weights =
-                if are_weighed { ones() } else { gpu.upload(bytemuck::cast_slice(&weights)) };
-            return self.with_gpu(gpu, x, |x| gpu.scatter_add(out, width, x, pairs, weights));
-        }
-        let shares = routing.lists().shares.chunks_exact(routing.n_used());
-        for (out, shares) in out.chunks_exact_mut(width).zip(shares) {
-            for share in shares {
-                let weight = if are_weighed { 1.0 } else { share.weight };
-                self.compute.add_scaled(out, x.row(share.pair as usize), weight);
-            }
+        let d = x.cols();
+        let mut add = |x: View<'_, f32>| {
+            self.run(AddPairs { out: out.view_mut(), d, x, routing, are_weighed });
+        };
+        self.lent(x, &mut add);
+    }
+
+    /// Has `read` take rows, wherever these lie: those that the host made beside a device lie with that meanwhile.
+    pub(super) fn lent(&self, rows: &Rows, read: &mut dyn FnMut(View<'_, f32>)) {
+        match &self.beside {
+            Some(beside) if !rows.is_there() && !rows.is_empty() => beside.lend(rows, read),
+            _ => read(rows.view()),
         }
     }
 }
@@ -204,35 +190,13 @@ pub(super) fn products_of<'a>(
     x: &'a Rows,
     spans: &[(usize, Range<usize>)],
     out: &'a mut Rows,
-) -> Vec<Product<'a>> {
+) -> Vec<Product<'a, Anywhere>> {
     let mut left = out.to_write();
     let mut products = Vec::with_capacity(spans.len());
     for (expert, rows) in spans {
         let (mine, rest) = left.split_at(rows.len());
         left = rest;
-        products.push(Product { w: w.matrix(*expert), x, rows: rows.clone(), out: mine });
+        products.push(product(w.matrix(*expert), x, rows.clone(), mine));
     }
     products
-}
-
-impl ExpertProduct<'_> {
-    /// # Panics
-    /// If something of it does not lie with a GPU.
-    pub(super) fn on_gpu<'a>(
-        &'a mut self,
-        gpu: &Gpu,
-        work: &ExpertWork,
-        x: ExpertRows<'a>,
-    ) -> there::ExpertProduct<'a> {
-        const THERE: &str = "asked before";
-        let Self { w, out } = self;
-        let table = w.table.as_ref().expect(THERE);
-        let form = gpu.expert_row_form(table.ty(), work);
-        let span = |x: &'a Rows| in_form(gpu, form, x).expect(THERE);
-        let x = match x {
-            ExpertRows::Routed(x) => there::ExpertRows::Routed(span(x)),
-            ExpertRows::OfPairs(x) => there::ExpertRows::OfPairs(span(x)),
-        };
-        there::ExpertProduct { w: table, x, out: out.span_mut().expect(THERE) }
-    }
 }

@@ -1,24 +1,27 @@
-//! Values for the host: brought to its memory where they lie with a GPU. It reads that at the speed of memory, and a GPU's own
+//! Values for the host: brought to its memory where they lie with a device. It reads that at the speed of memory, and a card's own
 //! only word by word.
 
 use std::ops::Deref;
 
-use brigade_gpu::Fetch;
-
 use super::Rows;
+use super::there::first;
+use crate::ops::{Fetch, ToFetch};
 
-/// Values that the host reads. Whoever does waits for the GPU, and only for what it was told before they were fetched.
+/// Values that the host reads. Whoever does waits for the device, and only for what it was told before they were fetched.
 pub struct Fetched(Place);
 
 enum Place {
     Here(Box<Rows>),
-    Brought(Fetch),
+    Brought(Box<dyn Fetch>),
 }
 
 impl Rows {
-    /// The values, for the host. They are on their way at once; their memory with a GPU is free for what comes next.
+    /// The values, for the host. They are on their way at once; their memory with a device is free for what comes next.
     pub fn fetched(self) -> Fetched {
-        let brought = self.gpu().zip(self.span()).and_then(|(gpu, span)| gpu.fetch(span).ok());
+        let brought = self.place_there().and_then(|(there, buffer)| {
+            let all = first(buffer, self.len() * size_of::<f32>());
+            there.fetch(ToFetch::Copies(&[all])).ok()
+        });
         Fetched(brought.map_or_else(|| Place::Here(Box::new(self)), Place::Brought))
     }
 }
@@ -27,7 +30,7 @@ impl Fetched {
     /// The values, to be kept.
     pub fn into_vec(self) -> Vec<f32> {
         match self.0 {
-            Place::Here(rows) if rows.is_with_gpu() => rows.to_vec(),
+            Place::Here(rows) if rows.is_there() => rows.to_vec(),
             Place::Here(rows) => rows.into_vec(),
             Place::Brought(fetch) => bytemuck::cast_slice(fetch.bytes()).to_vec(),
         }

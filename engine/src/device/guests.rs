@@ -1,30 +1,40 @@
-//! Experts of the host's memory that visit the GPU for a ubatch: their weights are copied to places that are there for this, and
+//! Experts of the host's memory that visit the device for a ubatch: their weights are copied to places that are there for this, and
 //! computed with there, some experts at a time.
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use brigade_gpu::{GpuBuffer, Purpose};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::beside::Beside;
 use super::experts::ExpertMatrices;
-use super::on_gpu::{copy_at, refused};
-use super::places::Places;
-use super::routing::{Lists, Routing, Share};
 use super::visits::Visits;
 use super::{Device, Rows};
 use crate::kernels::{KernelError, PackedMatrix};
+use crate::ops::{Buffer, Copy, PairLists, Purpose, Routing, Share};
+
+/// Places of matrices that nobody has, by their bytes.
+type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
+
+/// Places with a device for matrices that come from the host's memory and go again.
+#[derive(Default)]
+pub(super) struct Places(Mutex<Free>);
+
+impl Places {
+    /// Looks at those that nobody has, takes some, or gives some back.
+    fn with<T>(&self, work: impl FnOnce(&mut Free) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 /// Experts that visit at a time.
 pub const GUESTS_AT_ONCE: usize = 8;
 
-/// Matrices of experts of which some are copied to the GPU, in the order in which they were asked for.
+/// Matrices of experts of which some are copied to the device, in the order in which they were asked for.
 pub struct Guests<'a> {
     places: &'a Places,
     /// Given back when the matrices are dropped.
-    taken: Vec<Arc<GpuBuffer>>,
+    taken: Vec<Arc<dyn Buffer>>,
     all: Vec<ExpertMatrices>,
 }
 
@@ -40,7 +50,7 @@ pub struct RoutingShare {
 
 /// Where experts of a ubatch are computed.
 pub struct ExpertShares<'a> {
-    /// Those with a copy on the GPU, and the copies.
+    /// Those with a copy on the device, and the copies.
     pub with_copy: Option<(RoutingShare, Guests<'a>)>,
     /// Those whose weights are sent there, some at a time.
     pub visiting: Vec<RoutingShare>,
@@ -88,13 +98,13 @@ impl Device {
     /// # Errors
     /// [`KernelError::Device`] where there is no memory for one copy, or the device failed.
     pub fn send_copies(&self, bytes: &[u8], n: usize) -> Result<(), KernelError> {
-        let Some(gpu) = &self.gpu else { return Ok(()) };
-        let mut place = gpu.buffer(bytes.len(), Purpose::Weights).map_err(refused)?;
+        let Some(there) = &self.there else { return Ok(()) };
+        let mut place = there.alloc(bytes.len(), Purpose::Weights)?;
         (0..n).for_each(|_| place.write(0, bytes));
-        gpu.finish().map_err(refused)
+        Ok(there.finish()?)
     }
 
-    /// When experts of the host's memory are sent to the GPU.
+    /// When experts of the host's memory are sent to the device.
     pub fn set_visits(&mut self, visits: Visits) {
         if let Some(beside) = &mut self.beside {
             beside.visits = visits;
@@ -104,9 +114,9 @@ impl Device {
     /// Makes room for guests: experts with these matrices.
     ///
     /// # Errors
-    /// [`KernelError::Device`] where the GPU has no memory for that.
+    /// [`KernelError::Device`] where the device has no memory for that.
     pub fn make_room(&self, matrices: &[&ExpertMatrices]) -> Result<(), KernelError> {
-        let (Some(gpu), Some(beside)) = (&self.gpu, &self.beside) else { return Ok(()) };
+        let (Some(there), Some(beside)) = (&self.there, &self.beside) else { return Ok(()) };
         if beside.visits == Visits::Never {
             return Ok(());
         }
@@ -118,8 +128,7 @@ impl Device {
             for (len, n) in needed {
                 let places = places.entry(len).or_default();
                 while places.len() < n {
-                    let place = gpu.buffer(len, Purpose::Weights).map_err(refused)?;
-                    places.push(Arc::new(place));
+                    places.push(there.alloc(len, Purpose::Weights)?.into());
                 }
             }
             Ok(())
@@ -179,7 +188,7 @@ impl Device {
         })
     }
 
-    /// Copies matrices of these experts to where the GPU computes with them, after all that it was told before. `None` where there
+    /// Copies matrices of these experts to where the device computes with them, after all that it was told before. `None` where there
     /// is no place for one.
     pub fn guests(&self, experts: &[usize], matrices: &[&ExpertMatrices]) -> Option<Guests<'_>> {
         let beside = self.beside.as_ref()?;
@@ -193,7 +202,7 @@ impl Device {
                 let mut place = places.with(|places| places.get_mut(&len)?.pop())?;
                 // Whoever had it is gone: its matrices were dropped before it was given back.
                 Arc::get_mut(&mut place)?.write(0, host.bytes());
-                all.push(Arc::new(copy_at(host, &place)));
+                all.push(Arc::new(host.copied_to(place.clone())));
                 guests.taken.push(place);
                 beside.sent_bytes.fetch_add(len as u64, Ordering::Relaxed);
             }
@@ -204,14 +213,13 @@ impl Device {
 
     /// Copies `rows`, which lie here or with the host, to rows `pairs` of `all`, one range after the other.
     pub fn place_rows(&self, rows: &Rows, pairs: &[Range<usize>], all: &mut Rows) {
-        let row_bytes = rows.cols() * size_of::<f32>();
-        let mut at = 0;
-        let Some((gpu, mut out)) = self.gpu_of(all) else { return };
-        self.with_gpu(gpu, rows, |from| {
+        let (cols, mut at) = (rows.cols(), 0);
+        let mut out = all.to_write();
+        self.lent(rows, &mut |from| {
             for pairs in pairs {
-                let n = pairs.len() * row_bytes;
-                let to = pairs.start * row_bytes..pairs.end * row_bytes;
-                gpu.copy(from.part(at..at + n), out.part(to));
+                let n = pairs.len() * cols;
+                let mut to = out.part(pairs.clone());
+                self.run(Copy { from: from.part(at..at + n), to: to.view_mut() });
                 at += n;
             }
         });
@@ -219,7 +227,7 @@ impl Device {
 }
 
 impl Beside {
-    /// So many pairs are computed with the GPU that the host was to compute: with copies that are there, and with guests.
+    /// So many pairs are computed with the device that the host was to compute: with copies that are there, and with guests.
     fn count_pairs(&self, with_copy: u64, visiting: u64) {
         self.n_pairs[0].fetch_add(with_copy + visiting, Ordering::Relaxed);
         self.n_pairs[1].fetch_sub(with_copy + visiting, Ordering::Relaxed);
@@ -251,8 +259,12 @@ impl RoutingShare {
         }
         let weights = pairs.iter().flat_map(|of| &weights[of.clone()]);
         shares.extend(weights.zip(0..).map(|(weight, pair)| Share { pair, weight: *weight }));
-        let [n_pairs, n_expert, _] = routing.sizes(rows.len());
-        let routing = Routing::on_host([n_pairs, n_expert, 1], Lists { rows, spans, shares });
+        let n_pairs = rows.len();
+        let routing = Routing::new(n_pairs, routing.n_expert(), 1).with_lists(PairLists {
+            rows,
+            spans,
+            shares,
+        });
         Self { routing, pairs, experts }
     }
 }
@@ -264,8 +276,8 @@ mod tests {
     #[test]
     fn a_share_has_the_pairs_of_its_experts() {
         let weights = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6];
-        let lists = Lists::new(&[3, 1, 1, 0, 3, 1], &weights, 4, 2);
-        let all = Routing::on_host([3, 4, 2], lists);
+        let lists = PairLists::new(&[3, 1, 1, 0, 3, 1], &weights, 4, 2);
+        let all = Routing::new(3, 4, 2).with_lists(lists);
         let share = RoutingShare::new(&all, &all.lists().weights(), &[0, 2]);
         assert_eq!((share.pairs, share.experts), (vec![0..1, 4..6], vec![0, 3]));
         let lists = share.routing.lists();

@@ -1,13 +1,10 @@
 //! What indexes of sparse attention choose, and the keys by which they do.
 
-use brigade_gpu::{BlockRope, MAX_INDEX_HEADS, MeanIndexSpans};
-
-use super::{Device, Lists, Memory, Rows, Scratch, Values, with_room};
-use crate::kernels::{
-    AttendPart, BlockSizes, HeadColumns, KernelError, KvLayout, MeanIndex, PoolSizes, RopeTable,
-    Vector,
+use super::{Device, Lists, Memory, Rows};
+use crate::kernels::{AttendPart, BlockSizes, KernelError, KvLayout, PoolSizes, RopeTable, Vector};
+use crate::ops::{
+    Choose, ChooseBlocks, ChooseByMeans, PoolKeys, View, sees_more_blocks, sees_more_whole_blocks,
 };
-use crate::ops::{Choose, ChooseBlocks, PoolKeys, sees_more_blocks};
 
 /// The rows that an index is asked for, and where its keys are.
 #[derive(Clone, Copy)]
@@ -20,7 +17,7 @@ pub struct IndexOver<'a> {
     pub parts: &'a [AttendPart<'a>],
 }
 
-/// What an index of means is, whatever rows it chooses for: see [`MeanIndex`].
+/// What an index of means is, whatever rows it chooses for: see [`ChooseByMeans`].
 #[derive(Clone, Copy)]
 pub struct IndexOfMeans<'a> {
     /// Its heads.
@@ -50,8 +47,9 @@ impl Device {
     /// # Errors
     /// [`KernelError::IndexHeads`].
     pub fn check_index(&self, heads: usize) -> Result<(), KernelError> {
-        match self.has_gpu() && heads > MAX_INDEX_HEADS {
-            true => Err(KernelError::IndexHeads { heads, most: MAX_INDEX_HEADS }),
+        let most = self.there.as_ref().map_or(usize::MAX, |there| there.facts().most_index_heads);
+        match heads > most {
+            true => Err(KernelError::IndexHeads { heads, most }),
             false => Ok(()),
         }
     }
@@ -81,7 +79,7 @@ impl Device {
         });
     }
 
-    /// The blocks of each head of each row ([`ChooseBlocks`]). `q` is
+    /// The blocks of each head of each row ([`ChooseBlocks`]); `None`: all rows attend to all. `q` is
     /// `[n_rows, n_kv_head * index_dim]`.
     ///
     /// # Panics
@@ -102,8 +100,7 @@ impl Device {
         Some(lists)
     }
 
-    /// The blocks of each row ([`Compute::choose_by_means`](crate::kernels::Compute::choose_by_means)). `q` is `[n_rows,
-    /// n_head * index_dim]`.
+    /// The blocks of each row ([`ChooseByMeans`]); `None`: all rows attend to all. `q` is `[n_rows, n_head * index_dim]`.
     ///
     /// # Panics
     /// If shapes disagree, or a GPU has no memory for it.
@@ -115,48 +112,24 @@ impl Device {
     ) -> Option<Lists> {
         let IndexOver { layout, pool, parts } = *over;
         let IndexOfMeans { n_head, sizes, norm, eps, rope } = *index;
-        let (Some(gpu), Some(pool)) = (&self.gpu, pool.span()) else {
-            let index = MeanIndex { layout, pool, parts, n_head, sizes, norm, eps, rope };
-            return self.compute.choose_by_means(&index, q).map(Lists::on);
-        };
-        let n = q.n_rows() * layout.n_kv_head * sizes.per_row;
+        if !sees_more_whole_blocks(parts, sizes) {
+            return None;
+        }
+        let mut lists = self.lists(q.n_rows() * layout.n_kv_head * sizes.per_row);
         let rope = rope.map(|rope| rope.at(&self.compute, &starts(parts, sizes)));
-        let rope = rope.as_ref().map(|rope| BlockRope {
-            table: gpu.upload(bytemuck::cast_slice(rope.by_pair())),
-            n_rot: rope.n_rot(),
-            layout: rope.layout(),
+        self.run(ChooseByMeans {
+            layout,
+            pool: pool.view(),
+            parts,
+            n_head,
+            sizes,
+            norm: norm.view(),
+            eps,
+            rope: rope.as_ref().map(|rope| rope.angles().map(|values| View::Host(values))),
+            q: q.view(),
+            out: lists.view_mut(),
         });
-        let norm = norm.on_gpu(gpu);
-        let index = MeanIndexSpans { layout, pool, parts, n_head, sizes, norm, eps, rope };
-        Lists::filled(gpu, n, |out| {
-            let chosen = gpu.choose_by_means(&index, q.on_gpu(gpu), out.span_mut());
-            with_room("scores of means", chosen)
-        })
-    }
-
-    /// Puts element `i` of the second half of each row behind that of the first half: pairs come to stand side by side.
-    ///
-    /// # Panics
-    /// If rows have no halves.
-    pub fn halves_to_pairs(&self, x: &mut Rows, scratch: &Scratch) {
-        let (n, half) = (x.n_rows(), x.cols() / 2);
-        assert_eq!(x.cols(), 2 * half, "rows without halves");
-        if x.is_with_gpu() {
-            let halves = HeadColumns { stride: half, first: 0, width: half };
-            let mut apart = scratch.take(2 * n, half);
-            self.heads_apart(x, 2, halves, &mut apart);
-            self.heads_together(&apart, 2, HeadColumns { stride: 1, first: 0, width: 1 }, x);
-            return;
-        }
-        let mut row = scratch.take(1, 2 * half);
-        for x in x.chunks_exact_mut(2 * half) {
-            row.copy_from_slice(x);
-            let (first, second) = row.split_at(half);
-            let pairs = x.as_chunks_mut().0;
-            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
-                *pair = [*halves.0, *halves.1];
-            }
-        }
+        Some(lists)
     }
 
     /// Makes the key of each pool that the parts' rows complete

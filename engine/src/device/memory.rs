@@ -5,17 +5,17 @@
 //! that was used before, and would have to write zeros over all of it. The second stage of a process would
 //! then take seconds to load, and would hold all the memory that it only reserves.
 //!
-//! States of a stage on a GPU lie with that. The host sees those of a card of its own through copies only.
+//! States of a stage on a device lie with that. The host sees those of a card of its own through copies only.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 
-use crate::ops::{Element, Part, PartMut, View, ViewMut};
-use brigade_gpu::{Gpu, GpuBuffer, Purpose, Span, SpanMut};
 use memmap2::MmapMut;
 
 use super::give_up;
+use super::there::{There, first, first_mut};
+use crate::ops::{Buffer, CopySlot, Element, Function, Map, PartMut, Purpose, View, ViewMut};
 
 /// A fixed number of values, zero at first, from a page's start.
 pub struct Memory<T> {
@@ -27,18 +27,18 @@ enum Place {
     /// There are no values.
     Nowhere,
     Host(MmapMut),
-    Gpu(GpuBuffer),
+    There(There, Box<dyn Buffer>),
 }
 
 impl<T: Element> Memory<T> {
-    /// `len` zero values, with `gpu` if there is one; `None` where there is no such memory.
-    pub(super) fn new(gpu: Option<&Gpu>, len: usize) -> Option<Self> {
+    /// `len` zero values, with a device if there is one; `None` where there is no such memory.
+    pub(super) fn new(there: Option<&There>, len: usize) -> Option<Self> {
         let nbytes = len.checked_mul(size_of::<T>())?;
-        let place = match gpu {
+        let place = match there {
             _ if nbytes == 0 => Place::Nowhere,
             None => Place::Host(MmapMut::map_anon(nbytes).ok()?),
-            Some(gpu) => match gpu.buffer(nbytes, Purpose::States) {
-                Ok(buffer) => Place::Gpu(buffer),
+            Some(there) => match there.alloc(nbytes, Purpose::States) {
+                Ok(buffer) => Place::There(there.clone(), buffer),
                 Err(reason) => {
                     tracing::error!(%reason, "no memory for states");
                     return None;
@@ -52,7 +52,7 @@ impl<T: Element> Memory<T> {
     pub fn view(&self) -> View<'_, T> {
         match &self.place {
             Place::Nowhere | Place::Host(_) => View::Host(self),
-            Place::Gpu(buffer) => View::Device(Part::of(buffer, 0..buffer.len())),
+            Place::There(_, buffer) => View::Device(first(&**buffer, buffer.len())),
         }
     }
 
@@ -61,16 +61,16 @@ impl<T: Element> Memory<T> {
         match &mut self.place {
             Place::Nowhere => ViewMut::Host(&mut []),
             Place::Host(map) => ViewMut::Host(bytemuck::cast_slice_mut(map)),
-            Place::Gpu(buffer) => {
-                let bytes = 0..buffer.len();
-                ViewMut::Device(PartMut::of(buffer, bytes))
+            Place::There(_, buffer) => {
+                let len = buffer.len();
+                ViewMut::Device(first_mut(&mut **buffer, len))
             }
         }
     }
 
-    /// Whether a GPU has the values.
-    pub fn is_with_gpu(&self) -> bool {
-        matches!(self.place, Place::Gpu(_))
+    /// Whether a device has the values.
+    pub fn is_there(&self) -> bool {
+        matches!(self.place, Place::There(..))
     }
 
     /// How many values there are.
@@ -78,7 +78,7 @@ impl<T: Element> Memory<T> {
         let nbytes = match &self.place {
             Place::Nowhere => 0,
             Place::Host(map) => map.len(),
-            Place::Gpu(buffer) => buffer.len(),
+            Place::There(_, buffer) => buffer.len(),
         };
         nbytes / size_of::<T>()
     }
@@ -88,13 +88,13 @@ impl<T: Element> Memory<T> {
         self.len() == 0
     }
 
-    /// Some values, wherever they lie. Where they lie with a GPU this waits for it; if that fails now they are anything, which
+    /// Some values, wherever they lie. Where they lie with a device this waits for it; if that fails now they are anything, which
     /// [`Device::finish`](super::Device::finish) tells.
     ///
     /// # Panics
-    /// If the range ends beyond them. If the GPU failed before or has no room for a copy, with [`GaveUp`](super::GaveUp).
+    /// If the range ends beyond them. If the device failed before or has no room for a copy, with [`GaveUp`](super::GaveUp).
     pub fn read(&self, range: Range<usize>) -> Cow<'_, [T]> {
-        let Place::Gpu(buffer) = &self.place else { return Cow::Borrowed(&self[range]) };
+        let Place::There(_, buffer) = &self.place else { return Cow::Borrowed(&self[range]) };
         let range = bytes_of::<T>(range);
         let mut bytes = Vec::with_capacity(range.len());
         if let Err(error) = buffer.read(range, &mut bytes) {
@@ -109,7 +109,9 @@ impl<T: Element> Memory<T> {
     /// If they end beyond those that there are.
     pub fn write(&mut self, at: usize, values: &[T]) {
         match &mut self.place {
-            Place::Gpu(buffer) => buffer.write(at * size_of::<T>(), bytemuck::cast_slice(values)),
+            Place::There(_, buffer) => {
+                buffer.write(at * size_of::<T>(), bytemuck::cast_slice(values))
+            }
             _ => self[at..][..values.len()].copy_from_slice(values),
         }
     }
@@ -117,12 +119,12 @@ impl<T: Element> Memory<T> {
     /// Makes some values zero, wherever they lie.
     ///
     /// # Panics
-    /// If the range ends beyond them, or with a GPU, where it is not of whole f32.
+    /// If the range ends beyond them, or with a device, where it is not of whole f32.
     pub fn clear(&mut self, range: Range<usize>) {
         match &mut self.place {
-            Place::Gpu(buffer) => {
-                let gpu = buffer.gpu().clone();
-                gpu.fill(buffer.span_mut().part(bytes_of::<T>(range)), 0.0);
+            Place::There(there, buffer) => {
+                let x = ViewMut::<f32>::Device(PartMut::of(&mut **buffer, bytes_of::<T>(range)));
+                there.do_now(Map { x, with: Function::Constant(0.0) });
             }
             _ => self[range].fill(T::zeroed()),
         }
@@ -134,27 +136,12 @@ impl<T: Element> Memory<T> {
     /// As [`Memory::clear`].
     pub fn copy_part(&mut self, n: usize, from: usize, to: usize) {
         match &mut self.place {
-            Place::Gpu(buffer) => {
-                let gpu = buffer.gpu().clone();
-                gpu.copy_slot(buffer.span_mut(), n * size_of::<T>() / size_of::<f32>(), from, to);
+            Place::There(there, buffer) => {
+                let (len, per_slot) = (buffer.len(), n * size_of::<T>() / size_of::<f32>());
+                let slots = ViewMut::Device(first_mut(&mut **buffer, len));
+                there.do_now(CopySlot { slots, per_slot, from, to });
             }
             _ => self.copy_within(from * n..(from + 1) * n, to * n),
-        }
-    }
-
-    /// The values, if they lie with a GPU.
-    pub(super) fn span(&self) -> Option<Span<'_>> {
-        match &self.place {
-            Place::Nowhere | Place::Host(_) => None,
-            Place::Gpu(buffer) => Some(buffer.span()),
-        }
-    }
-
-    /// The values to be written, if they lie with a GPU.
-    pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        match &mut self.place {
-            Place::Nowhere | Place::Host(_) => None,
-            Place::Gpu(buffer) => Some(buffer.span_mut()),
         }
     }
 }
@@ -163,14 +150,14 @@ fn bytes_of<T>(values: Range<usize>) -> Range<usize> {
     values.start * size_of::<T>()..values.end * size_of::<T>()
 }
 
-/// For what runs on the host. A card's own memory it does not see: what lies there has ops on the GPU.
+/// For what runs on the host. A card's own memory it does not see: what lies there has ops on the device.
 impl<T: bytemuck::Pod> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         match &self.place {
             Place::Nowhere => &[],
             Place::Host(map) => bytemuck::cast_slice(map),
-            Place::Gpu(buffer) => bytemuck::cast_slice(buffer.bytes()),
+            Place::There(_, buffer) => bytemuck::cast_slice(buffer.on_host()),
         }
     }
 }
@@ -180,7 +167,7 @@ impl<T: bytemuck::Pod> DerefMut for Memory<T> {
         match &mut self.place {
             Place::Nowhere => &mut [],
             Place::Host(map) => bytemuck::cast_slice_mut(map),
-            Place::Gpu(buffer) => bytemuck::cast_slice_mut(buffer.bytes_mut()),
+            Place::There(_, buffer) => bytemuck::cast_slice_mut(buffer.on_host_mut()),
         }
     }
 }

@@ -8,12 +8,12 @@ mod beside;
 mod copies;
 mod devices;
 mod elementwise;
-mod entries;
 mod expert_changes;
 mod expert_job;
 mod experts;
 mod fetched;
 mod gates;
+mod greatest;
 mod guests;
 mod hot;
 mod index;
@@ -22,59 +22,54 @@ mod memory;
 mod moves;
 mod name;
 mod norms;
-mod on_gpu;
-mod places;
-mod pools;
 mod probe;
 mod products;
-mod routing;
 mod rows;
 mod run;
 mod self_test;
 mod store;
 mod streams;
+mod there;
 mod values;
 mod visits;
 
 use std::sync::Arc;
 
 use beside::Beside;
-use brigade_gpu::{Gpu, SpanMut};
+use there::There;
 
+pub use crate::ops::{Handed, KernelTime, Milestone};
 pub use beside::{Away, ExpertCounts, Sent};
-pub use brigade_gpu::{FewValues, Handed, KernelTime, Milestone};
-pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
-pub use devices::{Devices, gpus};
-pub use entries::{EntriesOver, EntryIndexOver};
-pub use expert_changes::{ExpertChange, RoutingPart};
+pub use devices::{Devices, GpuError, GpuFacts, GpuKind, GpuOptions, gpus};
+pub use expert_changes::ExpertChange;
 pub use expert_job::{ExpertWay, ExpertWays};
-pub use experts::{ExpertMatrices, ExpertProduct, ExpertRows};
+pub use experts::{ExpertJob, ExpertMatrices};
 pub use fetched::Fetched;
+pub use greatest::{FewValues, FoundGreatest};
 pub use guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
 pub use index::{IndexOfMeans, IndexOver, PoolingBy};
 pub use lists::Lists;
 pub use memory::Memory;
-pub use moves::FewGreatest;
 pub use name::{DeviceName, DeviceWish, split_beside};
-pub use on_gpu::{buffer_of, pack_with_gpu, refused};
-pub use pools::{GatedAt, ValuesAt};
-pub use products::Product;
-pub use routing::Routing;
+pub use products::product;
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
 pub use streams::Weighed;
 pub use values::{Values, ValuesMut};
 pub use visits::{VisitSpeeds, Visits};
 
 use crate::kernels::{
-    Compute, KernelError, Kernels, NUMERICS_UNFUSED, PackedMatrix, fast_numerics, unfused,
+    Compute, DeviceError, DeviceFault, KernelError, Kernels, NUMERICS_UNFUSED, PackedMatrix,
+    fast_numerics, unfused,
 };
+use crate::ops::{Accelerator, AcceleratorCounts, AcceleratorFacts, Fill};
 use crate::quant::GgmlType;
 
 /// The kernels and threads of a stage.
 pub struct Device {
     compute: Arc<Compute>,
-    gpu: Option<Gpu>,
-    /// The host, for experts whose matrices shall not take the GPU's memory.
+    /// Where it computes, if that is not the host.
+    there: Option<There>,
+    /// The host, for experts whose matrices shall not take the device's memory.
     beside: Option<Box<Beside>>,
     name: String,
 }
@@ -96,7 +91,7 @@ impl Device {
 impl Device {
     /// Memory for states, zero at first; `None` where there is not that much.
     pub fn memory<T: crate::ops::Element>(&self, len: usize) -> Option<Memory<T>> {
-        Memory::new(self.gpu.as_ref(), len)
+        Memory::new(self.there.as_ref(), len)
     }
 
     /// Memory for states that the host reads whatever computes, zero at first; `None` where there is not that much.
@@ -106,13 +101,13 @@ impl Device {
 
     /// Where rows come from.
     pub fn scratch(&self) -> Scratch {
-        Scratch::new(self.gpu.clone())
+        Scratch::new(self.there.clone())
     }
 
     /// Packs `bytes`, the row-major weights `[rows, cols]` of a GGUF tensor of type `ty`, where products read them.
     ///
     /// # Errors
-    /// Those of [`PackedMatrix::pack`]; [`KernelError::Device`] where a GPU has no room for them.
+    /// Those of [`PackedMatrix::pack`]; [`KernelError::Device`] where a device has no room for them.
     pub fn pack(
         &self,
         ty: GgmlType,
@@ -120,47 +115,42 @@ impl Device {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, KernelError> {
-        match &self.gpu {
+        match &self.there {
             None => PackedMatrix::pack(&self.compute, ty, rows, cols, bytes),
-            Some(gpu) => on_gpu::pack_with_gpu(&self.compute, gpu, (ty, rows, cols), bytes),
+            Some(there) => {
+                let keep = |sizes, fill: &mut Fill<'_>| there.keep(sizes, fill);
+                PackedMatrix::pack_with(&self.compute, (ty, rows, cols), bytes, keep)
+            }
         }
     }
 
     /// The CPU, with kernels and threads that others may use too.
     fn of(compute: Arc<Compute>) -> Self {
         let name = compute.kernels().name.to_owned();
-        Self { compute, gpu: None, beside: None, name }
-    }
-
-    /// The GPU that values lie with, and these, to be written there.
-    fn gpu_of<'a>(
-        &'a self,
-        values: &'a mut (impl ValuesMut + ?Sized),
-    ) -> Option<(&'a Gpu, SpanMut<'a>)> {
-        let gpu = self.gpu.as_ref()?;
-        Some((gpu, values.span_mut()?))
+        Self { compute, there: None, beside: None, name }
     }
 }
 
 impl Device {
-    /// A GPU. What it has no kernel for runs on `threads` threads, on the same memory and with the same bits.
+    /// A device beside the host. What it has no kernel for runs on `threads` threads, on the same memory and with the same bits.
     ///
     /// # Errors
     /// [`KernelError::Threads`] when the system refuses a thread.
-    fn vulkan(
-        gpu: Gpu,
-        name: &DeviceName,
+    pub fn beside_host(
+        device: Arc<dyn Accelerator>,
+        name: &str,
         threads: usize,
         cpus: Option<&[usize]>,
     ) -> Result<Self, KernelError> {
         let compute = Arc::new(Compute::new(unfused(), threads, cpus)?);
-        let beside = Some(Box::new(Beside::new(compute.clone())));
-        Ok(Self { compute, gpu: Some(gpu), beside, name: name.to_string() })
+        let there = There::new(device);
+        let beside = Some(Box::new(Beside::new(compute.clone(), &there)));
+        Ok(Self { compute, there: Some(there), beside, name: name.to_owned() })
     }
 
     /// Where what this device keeps lies.
     pub fn home(&self) -> Home {
-        Home(self.gpu.clone())
+        Home(self.there.clone())
     }
 
     /// The host's kernels and threads: for what is made before a GPU gets it, such as packed weights and tables.
@@ -170,42 +160,32 @@ impl Device {
 
     /// The number of what it computes: [`NUMERICS`](crate::kernels::NUMERICS) and those beside it.
     pub fn numerics(&self) -> u32 {
-        self.gpu.as_ref().map_or(self.compute.kernels().numerics, numerics_of)
+        self.facts().map_or(self.compute.kernels().numerics, |facts| numerics_of(&facts))
     }
 
     /// Whether products of many rows have bits of their own: [`GpuOptions::fast_math`].
     pub fn has_fast_math(&self) -> bool {
-        self.gpu.as_ref().is_some_and(Gpu::has_fast_math)
+        self.facts().is_some_and(|facts| facts.fast_units.is_some())
     }
 
-    /// Whether a GPU computes.
-    pub fn has_gpu(&self) -> bool {
-        self.gpu.is_some()
+    /// Whether the host computes all of it.
+    pub fn is_host(&self) -> bool {
+        self.there.is_none()
     }
 
-    /// How often the host waited for a GPU so far.
-    pub fn waits(&self) -> u64 {
-        self.gpu.as_ref().map_or(0, Gpu::waits)
+    /// What it did so far; nothing where the host computes.
+    pub fn counts(&self) -> AcceleratorCounts {
+        self.there.as_ref().map_or_else(AcceleratorCounts::default, |there| there.counts())
     }
 
-    /// What a GPU was handed so far; nothing on the CPU.
-    pub fn handed(&self) -> Handed {
-        self.gpu.as_ref().map_or_else(Handed::default, Gpu::handed)
-    }
-
-    /// What each kernel of a GPU took since this was last asked: [`GpuOptions::timed`].
+    /// What each of its kernels took since this was last asked: [`GpuOptions::timed`].
     pub fn kernel_times(&self) -> Vec<KernelTime> {
-        self.gpu.as_ref().map_or_else(Vec::new, Gpu::kernel_times)
+        self.there.as_ref().map_or_else(Vec::new, |there| there.kernel_times())
     }
 
-    /// Kernels of the GPU that are compiled by now; 0 on a CPU.
-    pub fn n_kernels(&self) -> usize {
-        self.gpu.as_ref().map_or(0, Gpu::n_kernels)
-    }
-
-    /// Whether the host's cores compute, also where they pass for a GPU.
+    /// Whether the host's cores compute, also where they pass for a device.
     pub fn is_on_cores(&self) -> bool {
-        self.gpu.as_ref().is_none_or(|gpu| gpu.facts().kind == GpuKind::Software)
+        self.facts().is_none_or(|facts| facts.is_on_cores)
     }
 
     /// Its name: that of a kernel table, or `vulkan:0`.
@@ -213,46 +193,47 @@ impl Device {
         &self.name
     }
 
-    /// The point at which all is done that the GPU was told to do up to now, which it begins with; `None` on the CPU, where all is
+    /// The point at which all is done that it was told to do up to now, which it begins with; `None` where the host computes: all is
     /// done at once.
-    pub fn milestone(&self) -> Option<Milestone> {
-        self.gpu.as_ref().map(Gpu::milestone)
+    pub fn milestone(&self) -> Option<Box<dyn Milestone>> {
+        self.there.as_ref().map(|there| there.milestone())
     }
 
-    /// Whether the GPU works so far.
+    /// Whether it works so far.
     ///
     /// # Errors
-    /// The GPU failed: what it computed is lost.
-    pub fn check(&self) -> Result<(), GpuError> {
-        self.gpu.as_ref().map_or(Ok(()), Gpu::check)
+    /// It failed: what it computed is lost.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        self.there.as_ref().map_or(Ok(()), |there| there.check())
     }
 
-    /// Waits for all that the GPU was told to do.
+    /// Waits for all that it was told to do.
     ///
     /// # Errors
-    /// The GPU failed, now or before: what it computed is lost.
-    pub fn finish(&self) -> Result<(), GpuError> {
-        self.gpu.as_ref().map_or(Ok(()), Gpu::finish)
+    /// It failed, now or before: what it computed is lost.
+    pub fn finish(&self) -> Result<(), DeviceError> {
+        self.there.as_ref().map_or(Ok(()), There::finish)
+    }
+
+    fn facts(&self) -> Option<AcceleratorFacts> {
+        Some(self.there.as_ref()?.facts())
     }
 }
 
-/// The number of what a GPU computes.
-fn numerics_of(gpu: &Gpu) -> u32 {
-    match gpu.has_fast_math() {
-        true => fast_numerics(&gpu.facts().f16_identity()),
-        false => NUMERICS_UNFUSED,
-    }
+/// The number of what a device computes.
+fn numerics_of(facts: &AcceleratorFacts) -> u32 {
+    facts.fast_units.as_ref().map_or(NUMERICS_UNFUSED, |units| fast_numerics(units))
 }
 
-/// Why a ubatch was ended, as the payload of a panic: no bug, but a lack of memory or a GPU that failed.
+/// Why a ubatch was ended, as the payload of a panic: no bug, but a lack of memory or a device that failed.
 #[derive(Debug)]
 pub struct GaveUp(pub String);
 
 /// Ends the ubatch: whoever called the stage gets a [`GaveUp`] as the payload of a panic, of which nothing is printed.
-fn give_up(what: &str, error: &GpuError) -> ! {
-    let why = match error {
-        GpuError::OutOfMemory { .. } => format!("no memory for {what}: {error}"),
-        _ => error.to_string(),
+fn give_up(what: &str, error: &DeviceError) -> ! {
+    let why = match error.fault {
+        DeviceFault::OutOfMemory => format!("no memory for {what}: {error}"),
+        DeviceFault::Failed | DeviceFault::Unfit => error.to_string(),
     };
     std::panic::resume_unwind(Box::new(GaveUp(why)))
 }
@@ -260,23 +241,23 @@ fn give_up(what: &str, error: &GpuError) -> ! {
 /// What an op gave that needs memory of its own.
 ///
 /// # Panics
-/// If the GPU had none: the stage ends with this as its reason.
-fn with_room<T>(what: &str, given: Result<T, GpuError>) -> T {
+/// If the device had none: the stage ends with this as its reason.
+fn with_room<T>(what: &str, given: Result<T, DeviceError>) -> T {
     given.unwrap_or_else(|error| give_up(what, &error))
 }
 
-/// Where weights and states lie: with the host, or with an open GPU. What lies elsewhere is of no use to a device.
+/// Where weights and states lie: with the host, or with an open device. What lies elsewhere is of no use to a device.
 #[derive(Clone, Debug, Default)]
-pub struct Home(Option<Gpu>);
+pub struct Home(Option<There>);
 
 impl Home {
-    /// Has a GPU compile the kernels that `pass` runs, which computes nothing itself, and returns how many these were. On the CPU
-    /// `pass` is not run.
+    /// Has a device make ready the kernels that `pass` runs, which computes nothing itself, and returns how many these were. On the
+    /// host `pass` is not run.
     ///
     /// # Errors
-    /// A kernel does not compile, or the GPU failed.
-    pub fn rehearse(&self, pass: impl FnOnce()) -> Result<usize, GpuError> {
-        self.0.as_ref().map_or(Ok(0), |gpu| gpu.rehearse(pass))
+    /// A kernel does not compile, or the device failed.
+    pub fn rehearse(&self, pass: &mut dyn FnMut()) -> Result<usize, DeviceError> {
+        self.0.as_ref().map_or(Ok(0), |there| there.rehearse(pass))
     }
 }
 

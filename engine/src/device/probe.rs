@@ -1,10 +1,10 @@
 //! How fast a GPU reads and writes its memory.
 
-use super::on_gpu::refused;
 use std::time::Instant;
 
 use super::Device;
 use crate::kernels::KernelError;
+use crate::ops::Copy;
 
 /// Bytes that are copied at a time: more than any GPU's caches hold.
 const BYTES: usize = 256 << 20;
@@ -21,24 +21,22 @@ impl Device {
     /// # Errors
     /// The GPU has not twice 256 MiB left, or fails.
     pub fn copy_speed(&self) -> Result<Option<f64>, KernelError> {
-        let Some(gpu) = &self.gpu else { return Ok(None) };
+        let Some(there) = &self.there else { return Ok(None) };
         let no_room = || {
             let source =
                 std::io::Error::other("too little of the GPU's memory is free to measure it");
             KernelError::Memory { bytes: 2 * BYTES, source }
         };
-        let from = self.memory::<u8>(BYTES).ok_or_else(no_room)?;
-        let mut to = self.memory::<u8>(BYTES).ok_or_else(no_room)?;
-        gpu.finish().map_err(refused)?;
+        let from = self.memory::<f32>(BYTES / size_of::<f32>()).ok_or_else(no_room)?;
+        let mut to = self.memory::<f32>(BYTES / size_of::<f32>()).ok_or_else(no_room)?;
+        there.finish()?;
         let mut fastest = f64::INFINITY;
         for _ in 0..ROUNDS {
             let started = Instant::now();
             for _ in 0..COPIES {
-                if let (Some(from), Some(to)) = (from.span(), to.span_mut()) {
-                    gpu.copy(from, to);
-                }
+                there.do_now(Copy { from: from.view(), to: to.view_mut() });
             }
-            gpu.finish().map_err(refused)?;
+            there.finish()?;
             fastest = fastest.min(started.elapsed().as_secs_f64());
         }
         Ok(Some((2 * COPIES * BYTES) as f64 / fastest))

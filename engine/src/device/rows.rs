@@ -2,18 +2,18 @@
 //! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more.
 
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::ops::{Columns, HeadColumns, Part, PartMut, View, ViewMut};
-use brigade_gpu::{self as there, Gpu, GpuBuffer, RowForm, Span, SpanMut};
+use crate::ops::{Buffer, Columns, Copy, Derived, Function, Map, View, ViewMut};
 
 use super::store::Store;
-use crate::kernels::{ActForms, ActRows};
+use super::there::{There, first, first_mut};
+use crate::kernels::ActRows;
 
 /// Where rows come from, and go back to.
 #[derive(Clone, Default)]
 pub struct Scratch {
-    gpu: Option<Gpu>,
+    there: Option<There>,
     spare: Arc<Mutex<Spare>>,
 }
 
@@ -32,17 +32,8 @@ pub struct Rows {
     values: Store,
     len: usize,
     cols: usize,
-    forms: Forms,
+    forms: Derived,
     home: Option<Scratch>,
-}
-
-/// What products made of rows for themselves.
-#[derive(Default)]
-struct Forms {
-    cpu: ActForms,
-    /// With a GPU: the 8-bit form, and that in f16.
-    blocks: OnceLock<GpuBuffer>,
-    halves: OnceLock<GpuBuffer>,
 }
 
 /// Whole rows of others, to be written.
@@ -60,16 +51,16 @@ pub struct RowsPart<'a> {
 }
 
 impl Scratch {
-    /// A scratch in the host's memory, or in a GPU's.
-    pub(super) fn new(gpu: Option<Gpu>) -> Self {
-        Self { gpu, spare: Arc::default() }
+    /// A scratch in the host's memory, or in a device's.
+    pub(super) fn new(there: Option<There>) -> Self {
+        Self { there, spare: Arc::default() }
     }
 
     /// Rows `[n_rows, cols]` of stale values.
     pub fn take(&self, n_rows: usize, cols: usize) -> Rows {
         let len = n_rows * cols;
         let spare = &mut *self.spare();
-        // The tightest fit, and of several of a GPU's the one that lies first: layers, and there passes too, that ask for the same
+        // The tightest fit, and of several of a device's the one that lies first: layers, and there passes too, that ask for the same
         // lengths in turn get the same memory again.
         let fits = (0..spare.stores.len()).filter(|i| spare.stores[*i].len() >= len);
         let place = |i: &usize| (spare.stores[*i].len(), spare.stores[*i].address());
@@ -79,19 +70,19 @@ impl Scratch {
                 spare.n_grown += 1;
                 // Longer memory takes the place of shorter memory.
                 drop(spare.stores.pop());
-                Store::new(self.gpu.as_ref(), len)
+                Store::new(self.there.as_ref(), len)
             }
         };
         let home = Some(self.clone());
-        Rows { values, len, cols, forms: Forms::default(), home }
+        Rows { values, len, cols, forms: Derived::default(), home }
     }
 
     /// Rows `[n_rows, cols]` of zeros.
     pub fn zeros(&self, n_rows: usize, cols: usize) -> Rows {
         let mut rows = self.take(n_rows, cols);
-        match (&self.gpu, rows.span_mut()) {
-            (Some(gpu), Some(span)) => gpu.fill(span, 0.0),
-            _ => rows.fill(0.0),
+        match &self.there {
+            Some(there) => there.do_now(Map { x: rows.view_mut(), with: Function::Constant(0.0) }),
+            None => rows.fill(0.0),
         }
         rows
     }
@@ -103,28 +94,11 @@ impl Scratch {
         copy
     }
 
-    /// Columns `first_col .. first_col + width` of rows, as rows of their own.
-    pub fn columns_of(&self, rows: &Rows, first_col: usize, width: usize) -> Rows {
-        let mut part = self.take(rows.n_rows(), width);
-        match (&self.gpu, rows.span(), part.span_mut()) {
-            (Some(gpu), Some(from), Some(to)) => {
-                let columns = HeadColumns { stride: rows.cols, first: first_col, width };
-                gpu.columns_of(from, columns, to);
-            }
-            _ => {
-                for (from, to) in rows.chunks_exact(rows.cols).zip(part.chunks_exact_mut(width)) {
-                    to.copy_from_slice(&from[first_col..first_col + width]);
-                }
-            }
-        }
-        part
-    }
-
-    /// Rows with the values of others that may lie elsewhere: with the scratch's GPU, where it has one, else they stay as
+    /// Rows with the values of others that may lie elsewhere: with the scratch's device, where it has one, else they stay as
     /// they are.
     pub fn adopt(&self, rows: Rows) -> Rows {
-        match self.gpu {
-            Some(_) if rows.values.span().is_none() && rows.len > 0 => {
+        match self.there {
+            Some(_) if !rows.is_there() && rows.len > 0 => {
                 let mut here = self.take(rows.n_rows(), rows.cols);
                 here.copy_values(&rows);
                 here
@@ -156,7 +130,7 @@ impl Rows {
     pub fn new(values: Vec<f32>, cols: usize) -> Self {
         assert!(values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
         let len = values.len();
-        Self { values: Store::Host(values), len, cols, forms: Forms::default(), home: None }
+        Self { values: Store::Host(values), len, cols, forms: Derived::default(), home: None }
     }
 
     /// Number of rows.
@@ -203,17 +177,17 @@ impl Rows {
     pub fn view(&self) -> View<'_, f32> {
         match &self.values {
             Store::Host(values) => View::Host(&values[..self.len]),
-            Store::Gpu(buffer) => View::Device(Part::of(buffer, 0..self.len * size_of::<f32>())),
+            Store::There(buffer) => View::Device(first(&**buffer, self.len * size_of::<f32>())),
         }
     }
 
     /// The values, as ops write them.
     pub fn view_mut(&mut self) -> ViewMut<'_, f32> {
-        self.forms = Forms::default();
+        self.forms = Derived::default();
         match &mut self.values {
             Store::Host(values) => ViewMut::Host(&mut values[..self.len]),
-            Store::Gpu(buffer) => {
-                ViewMut::Device(PartMut::of(buffer, 0..self.len * size_of::<f32>()))
+            Store::There(buffer) => {
+                ViewMut::Device(first_mut(&mut **buffer, self.len * size_of::<f32>()))
             }
         }
     }
@@ -223,46 +197,27 @@ impl Rows {
         Columns { values: self.view(), stride: self.cols, first_col }
     }
 
+    /// What products made of them for themselves.
+    pub(super) fn forms(&self) -> &Derived {
+        &self.forms
+    }
+
     /// As products on the CPU read them.
     pub(super) fn act(&self) -> ActRows<'_> {
-        ActRows::new(self, self.cols, &self.forms.cpu)
+        ActRows::new(self, self.cols, &self.forms)
     }
 
-    /// Whether they lie with a GPU.
-    pub(super) fn is_with_gpu(&self) -> bool {
-        self.values.span().is_some()
+    /// Whether they lie with a device.
+    pub(super) fn is_there(&self) -> bool {
+        matches!(self.values, Store::There(_))
     }
 
-    /// All values, if they lie with a GPU.
-    pub(super) fn span(&self) -> Option<Span<'_>> {
-        Some(self.values.span()?.part(0..self.len * size_of::<f32>()))
-    }
-
-    /// All values to be written, if they lie with a GPU.
-    pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        self.forms.blocks.take();
-        self.forms.halves.take();
-        Some(self.values.span_mut()?.split_at(self.len * size_of::<f32>()).0)
-    }
-
-    /// The GPU that they lie with.
-    pub(super) fn gpu(&self) -> Option<&Gpu> {
-        self.values.gpu()
-    }
-
-    /// All rows in a form that products read, if they lie with a GPU. The first caller makes it.
-    pub(super) fn in_form(
-        &self,
-        form: RowForm,
-        make: impl FnOnce(Span<'_>) -> GpuBuffer,
-    ) -> Option<Span<'_>> {
-        let x = self.span()?;
-        let kept = match form {
-            RowForm::Floats => return Some(x),
-            RowForm::Blocks => &self.forms.blocks,
-            RowForm::Halves => &self.forms.halves,
-        };
-        Some(kept.get_or_init(|| make(x)).span())
+    /// The device that they lie with, and where.
+    pub(super) fn place_there(&self) -> Option<(&There, &dyn Buffer)> {
+        match &self.values {
+            Store::Host(_) => None,
+            Store::There(buffer) => Some((self.home.as_ref()?.there.as_ref()?, &**buffer)),
+        }
     }
 
     /// Becomes a copy of `rows`, in memory where these have theirs if its own does not suffice.
@@ -278,40 +233,18 @@ impl Rows {
         self.copy_values(rows);
     }
 
-    /// Takes the values of others of as many. Those of the host go by way of a table while the GPU is at work.
+    /// Takes the values of others of as many. Those of the host go by way of a table while the device is at work.
     fn copy_values(&mut self, from: &Self) {
-        let gpu = self.values.gpu().cloned();
-        match (gpu, self.span_mut(), from.span()) {
-            (Some(gpu), Some(to), Some(from)) => gpu.copy(from, to),
-            (Some(gpu), Some(to), None) if !gpu.is_idle() => {
-                gpu.copy(gpu.upload(bytemuck::cast_slice(from)), to);
+        let there = self.place_there().map(|(there, _)| there.clone());
+        match there {
+            Some(there) if from.is_there() || !there.state().is_idle => {
+                there.do_now(Copy { from: from.view(), to: self.view_mut() });
             }
             _ => self.copy_from_slice(from),
         }
     }
 
-    /// Keeps the last `width` values of each row.
-    ///
-    /// # Panics
-    /// If a row has fewer.
-    pub fn keep_last(&mut self, width: usize) {
-        let (n_rows, cols) = (self.n_rows(), self.cols);
-        assert!(width <= cols, "the last {width} of {cols} values");
-        if width == 0 {
-            (self.len, self.cols) = (0, 0);
-        } else if let (Some(home), true) =
-            (self.home.as_ref().filter(|_| self.is_with_gpu()), width < cols)
-        {
-            *self = home.columns_of(self, cols - width, width);
-        } else if width < cols {
-            for row in 0..n_rows {
-                self.copy_within((row + 1) * cols - width..(row + 1) * cols, row * width);
-            }
-            (self.len, self.cols) = (n_rows * width, width);
-        }
-    }
-
-    /// The values, to be kept beyond the pass: copied where the memory is the scratch's or a GPU's.
+    /// The values, to be kept beyond the pass: copied where the memory is the scratch's or a device's.
     pub fn into_vec(mut self) -> Vec<f32> {
         match (&self.home, std::mem::take(&mut self.values)) {
             (None, Store::Host(mut values)) => {
@@ -320,7 +253,7 @@ impl Rows {
             }
             (_, values) => {
                 self.values = values;
-                match self.is_with_gpu() {
+                match self.is_there() {
                     true => self.fetched().into_vec(),
                     false => self.to_vec(),
                 }
@@ -359,6 +292,11 @@ impl<'a> RowsMut<'a> {
         self.values.again()
     }
 
+    /// The values, as ops write them, for as long as these rows were borrowed.
+    pub fn into_view(self) -> ViewMut<'a, f32> {
+        self.values
+    }
+
     /// The values, if they lie with the host.
     pub(super) fn host(&self) -> Option<&[f32]> {
         match &self.values {
@@ -372,14 +310,6 @@ impl<'a> RowsMut<'a> {
         match &mut self.values {
             ViewMut::Host(values) => Some(values),
             ViewMut::Device(_) => None,
-        }
-    }
-
-    /// The values to be written, if they lie with a GPU.
-    pub(super) fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        match self.values.again() {
-            ViewMut::Host(_) => None,
-            ViewMut::Device(part) => Some(there::span_mut_of(part)),
         }
     }
 }
@@ -415,7 +345,7 @@ impl Deref for Rows {
 
 impl DerefMut for Rows {
     fn deref_mut(&mut self) -> &mut [f32] {
-        self.forms = Forms::default();
+        self.forms = Derived::default();
         &mut self.values.on_host_mut()[..self.len]
     }
 }
@@ -460,32 +390,19 @@ mod tests {
         assert_eq!(scratch.n_spare(), 1);
     }
 
-    #[test]
-    fn columns_are_rows_of_their_own() {
-        let scratch = Scratch::default();
-        let mut rows = Rows::new((0..8).map(|i| i as f32).collect(), 4);
-        let middle = scratch.columns_of(&rows, 1, 2);
-        assert_eq!((&middle[..], middle.n_rows()), (&[1.0, 2.0, 5.0, 6.0][..], 2));
-        rows.keep_last(1);
-        assert_eq!((&rows[..], rows.cols(), rows.row(1)), (&[3.0, 7.0][..], 1, &[7.0][..]));
-        let mut empty = Rows::default();
-        assert_eq!((empty.n_rows(), empty.cols()), (0, 0));
-        empty.set(&rows);
-        assert_eq!((&empty[..], empty.n_rows()), (&[3.0, 7.0][..], 2));
-    }
-
     /// A product that follows a change reads the new values, in whatever form.
     #[test]
     fn forms_of_old_values_are_forgotten() {
-        use crate::kernels::{Compute, MatmulJob, PackedMatrix, select};
+        use crate::device::{Device, product};
+        use crate::kernels::{Compute, PackedMatrix, select};
         use crate::quant::GgmlType;
         let compute = Compute::new(select(None).unwrap(), 1, None).unwrap();
+        let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
         let weights: Vec<u8> = [[0, 0x3c], [1; 2]].concat().repeat(16)[..34].to_vec();
         let w = PackedMatrix::pack(&compute, GgmlType::Q8_0, 1, 32, &weights).unwrap();
         let product = |rows: &Rows| {
-            let mut out = [f32::NAN];
-            let job = MatmulJob { w: &w, x: rows.act(), rows: 0..1, out: &mut out };
-            compute.matmul(&mut [job]);
+            let mut out = Rows::new(vec![f32::NAN], 1);
+            device.products(vec![product(&w, rows, 0..1, out.to_write())]);
             out[0]
         };
         let mut rows = Rows::new(vec![1.0; 32], 32);

@@ -1,15 +1,14 @@
 //! Where an op runs: on the device that has what it writes and a kernel for it, else on the host. This is the one place for that.
 
-use crate::ops::{Anywhere, Carry, Element, Host, Op, Operands, Part, PartMut, View, ViewMut};
-use brigade_gpu::{Gpu, GpuBuffer, ToGpu};
+use crate::ops::{
+    Anywhere, Carry, Copy, Derived, Element, Host, Op, Operands, Part, PartMut, View, ViewMut,
+};
 
-use super::{Device, give_up, with_room};
+use super::there::There;
+use super::{Device, give_up};
 
 /// Why a stage on the host meets no values of a device.
 const NO_DEVICE: &str = "values with a device belong to a stage that has one";
-
-/// Most operands of an op that a device has and the host brings to its memory.
-const MOST_COPIES: usize = 256;
 
 impl Device {
     /// Runs an op, or has the device begin with it.
@@ -18,30 +17,34 @@ impl Device {
     /// If its shapes disagree, or a device has no memory for it: the stage ends with this as its reason.
     #[inline]
     pub fn run<'a>(&self, op: impl Operands<'a>) {
-        match &self.gpu {
+        match &self.there {
             None => self.compute.run(op.at(&mut Here)),
-            Some(gpu) => self.run_with(gpu, op.into()),
+            Some(there) => self.run_with(there, op.into()),
         }
     }
 
     /// Runs an op with a device, or on the host beside it.
-    fn run_with(&self, gpu: &Gpu, op: Op<'_, Anywhere>) {
-        if op.writes_with_device() && gpu.supports(&op) {
-            let name = op.name();
-            with_room(name, gpu.run(op.carried(&mut ToGpu(gpu))));
+    fn run_with(&self, there: &There, op: Op<'_, Anywhere>) {
+        if op.writes_with_device() && there.supports(&op) {
+            there.do_now(op);
         } else {
-            self.run_on_host(gpu, op);
+            self.run_on_host(there, op);
         }
     }
 
     /// Runs an op on the host. What a device has is brought here first, and what was written goes back.
-    fn run_on_host(&self, gpu: &Gpu, op: Op<'_, Anywhere>) {
-        let mut copies = vec![Vec::new(); MOST_COPIES];
-        let mut to_host = ToHost { copies: copies.iter_mut(), written: Vec::new() };
+    fn run_on_host(&self, there: &There, op: Op<'_, Anywhere>) {
+        let mut copies = None;
+        let mut to_host = ToHost { next: Some(&mut copies), n: 0, written: Vec::new() };
         self.compute.run(op.carried(&mut to_host));
-        for (place, part) in to_host.written {
-            let to = ToGpu(gpu).write::<u32>(ViewMut::Device(part));
-            gpu.copy(gpu.upload(bytemuck::cast_slice(&copies[place])), to);
+        let written = to_host.written;
+        let mut numbered = std::iter::successors(copies.as_deref(), |copy| copy.next.as_deref());
+        let mut n = 0;
+        for (number, part) in written {
+            let copy = numbered.nth(number - n).expect("a copy of what was written");
+            n = number + 1;
+            let from = View::Host(bytemuck::cast_slice(&copy.values));
+            there.do_now(Copy { from, to: ViewMut::Device(part) });
         }
     }
 }
@@ -67,25 +70,42 @@ impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for Here {
     }
 }
 
+/// A copy of what a device has, and behind it the next one.
+#[derive(Default)]
+struct Copied {
+    values: Vec<u32>,
+    /// What the host keeps of them.
+    derived: Derived,
+    next: Option<Box<Copied>>,
+}
+
 /// Takes operands to the host: those of a device as copies, which are made one after the other.
 struct ToHost<'a, 'c> {
-    copies: std::slice::IterMut<'c, Vec<u32>>,
+    /// The place of the next copy; it is always there.
+    next: Option<&'c mut Option<Box<Copied>>>,
+    /// How many there are.
+    n: usize,
     /// Copies that are written, by their number, and where they belong.
     written: Vec<(usize, PartMut<'a>)>,
 }
 
 impl<'c> ToHost<'_, 'c> {
-    /// A copy of what a device has, and its number.
-    fn copy_of<T: Element>(&mut self, part: Part<'_>) -> (usize, &'c mut [T]) {
-        let number = MOST_COPIES - self.copies.len();
-        let copy = self.copies.next().expect("no op has more operands than there are copies");
-        let (buffer, bytes) = part.within::<GpuBuffer>().expect("a device's buffer is a GPU's");
-        let mut read = Vec::with_capacity(bytes.len());
-        if let Err(error) = buffer.read(bytes, &mut read) {
-            give_up("a copy of a device's values", &error);
+    /// The next copy, and its number.
+    fn copy_of(&mut self, part: Option<Part<'_>>) -> (usize, &'c mut Vec<u32>, &'c Derived) {
+        let mut copy = Copied::default();
+        if let Some(part) = part {
+            let (buffer, bytes) = part.place();
+            let mut read = Vec::with_capacity(bytes.len());
+            if let Err(error) = buffer.read(bytes, &mut read) {
+                give_up("a copy of a device's values", &error);
+            }
+            copy.values = bytemuck::pod_collect_to_vec(&read);
         }
-        *copy = bytemuck::pod_collect_to_vec(&read);
-        (number, bytemuck::cast_slice_mut(copy))
+        let place = self.next.take().expect("a place for the next copy");
+        let Copied { values, derived, next } = &mut **place.insert(Box::new(copy));
+        self.next = Some(next);
+        self.n += 1;
+        (self.n - 1, values, derived)
     }
 }
 
@@ -93,7 +113,7 @@ impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for ToHost<'a, 'c> {
     fn read<T: Element>(&mut self, values: View<'a, T>) -> &'c [T] {
         match values {
             View::Host(values) | View::Lasting(values, _) => values,
-            View::Device(part) => self.copy_of(part).1,
+            View::Device(part) => bytemuck::cast_slice(self.copy_of(Some(part)).1),
         }
     }
 
@@ -101,10 +121,14 @@ impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for ToHost<'a, 'c> {
         match values {
             ViewMut::Host(values) => values,
             ViewMut::Device(part) => {
-                let (number, copy) = self.copy_of(part.as_part());
+                let (number, copy, _) = self.copy_of(Some(part.as_part()));
                 self.written.push((number, part));
-                copy
+                bytemuck::cast_slice_mut(copy)
             }
         }
+    }
+
+    fn derived(&mut self, _: &'a Derived) -> &'c Derived {
+        self.copy_of(None).2
     }
 }

@@ -2,12 +2,13 @@
 //! numbers. A driver that fuses, rounds or orders otherwise is found here and not in somebody's answers. With fast math,
 //! products of many rows have other bits; they are held to what they may be off.
 
-use super::on_gpu::refused;
+use std::sync::Arc;
+
 use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
 
-use super::{Device, DeviceName, Rows};
+use super::{Device, Rows};
 use crate::batch::PageId;
-use crate::kernels::{KernelError, KvLayout, KvType, ValuePlace, unfused};
+use crate::kernels::{DeviceError, KernelError, KvLayout, KvType, ValuePlace, unfused};
 use crate::ops::{
     Attend, AttendOver, AttendPart, AttendVariant, DeltaRows, DeltaScan, KvRows, KvWrite, ScanPart,
 };
@@ -41,9 +42,9 @@ const FAR_OFF: f64 = 0.02;
 ///
 /// # Errors
 /// [`GpuError::OtherBits`] with what to do; the GPU has no memory for the test, or fails.
-pub(super) fn test(gpu: &Gpu) -> Result<(), KernelError> {
+pub(super) fn test(gpu: &Arc<Gpu>) -> Result<(), KernelError> {
     let here = Device::cpu(unfused(), 1, None)?;
-    let there = Device::vulkan(gpu.clone(), &DeviceName::Vulkan(0), 1, None)?;
+    let there = Device::beside_host(gpu.clone(), "tested", 1, None)?;
     let facts = gpu.facts();
     let (device, driver) = (facts.name.clone(), facts.driver_text());
     let units = !facts.matrices.is_empty();
@@ -53,13 +54,14 @@ pub(super) fn test(gpu: &Gpu) -> Result<(), KernelError> {
         (false, false) => &MANY_ROWS,
     };
     let differs = first_difference(&here, &there, CASES.iter().chain(many_rows))?;
-    there.finish().map_err(refused)?;
+    there.finish()?;
     if let Some(op) = differs {
-        return Err(refused(GpuError::OtherBits { device, driver, op, units }));
+        return Err(DeviceError::from(GpuError::OtherBits { device, driver, op, units }).into());
     }
     let far = if gpu.has_fast_math() { first_far_off(&here, &there)? } else { None };
-    there.finish().map_err(refused)?;
-    far.map_or(Ok(()), |op| Err(refused(GpuError::FarOff { device, driver, op })))
+    there.finish()?;
+    let far_off = |op| DeviceError::from(GpuError::FarOff { device, driver, op });
+    far.map_or(Ok(()), |op| Err(far_off(op).into()))
 }
 
 /// The first case in which two devices give other bits.

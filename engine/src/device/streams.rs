@@ -57,35 +57,6 @@ impl Device {
         self.run(StreamWeights { shape, base, scale, weights: weights.view_mut() });
     }
 
-    /// Streams beside each other: row `r` of `out` (`[n_rows, cols]`) is row `r` of each stream in turn.
-    ///
-    /// # Panics
-    /// If shapes disagree.
-    pub fn side_by_side(&self, streams: &[&Rows], out: &mut Rows) {
-        let (width, n_rows) = (out.cols(), out.n_rows());
-        let all: usize = streams.iter().map(|stream| stream.cols()).sum();
-        assert_eq!(width, all, "side_by_side: columns");
-        assert!(streams.iter().all(|x| x.n_rows() == n_rows), "side_by_side: rows");
-        if let Some((gpu, mut out)) = self.gpu_of(out) {
-            let mut first = 0;
-            for stream in streams {
-                let columns =
-                    crate::ops::HeadColumns { stride: width, first, width: stream.cols() };
-                gpu.columns_into(stream.on_gpu(gpu), out.again(), columns);
-                first += stream.cols();
-            }
-            return;
-        }
-        self.compute.fill_rows(out, width, &|row, out| {
-            let mut rest = out;
-            for stream in streams {
-                let (part, others) = rest.split_at_mut(stream.cols());
-                part.copy_from_slice(stream.row(row));
-                rest = others;
-            }
-        });
-    }
-
     /// [`MatchMagnitudes`] of all rows.
     pub fn match_magnitudes(&self, x: &mut Rows, like: &Rows) {
         let d = x.cols();

@@ -1,13 +1,11 @@
 //! What ops take: values that are rows, vectors, or slices of the host's memory.
 
-use brigade_gpu::{Gpu, Span, SpanMut, ToGpu, span_mut_of};
-
 use super::rows::{Rows, RowsMut, RowsPart};
 use crate::kernels::Vector;
-use crate::ops::{Carry, View, ViewMut};
+use crate::ops::{View, ViewMut};
 
-/// Why what lies with a GPU is not asked for in the host's memory.
-const THERE: &str = "parts of rows with a GPU are written by its ops alone";
+/// Why what lies with a device is not asked for in the host's memory.
+const THERE: &str = "parts of rows with a device are written by its ops alone";
 
 /// Values that an op reads.
 pub trait Values {
@@ -16,11 +14,6 @@ pub trait Values {
 
     /// Them in the host's memory.
     fn on_host(&self) -> &[f32];
-
-    /// Them with the GPU, where they are put if they do not lie there.
-    fn on_gpu<'a>(&'a self, gpu: &'a Gpu) -> Span<'a> {
-        ToGpu(gpu).read(self.view())
-    }
 }
 
 /// Values that an op writes.
@@ -30,14 +23,6 @@ pub trait ValuesMut: Values {
 
     /// Them in the host's memory.
     fn on_host_mut(&mut self) -> &mut [f32];
-
-    /// Them with a GPU, if they lie there.
-    fn span_mut(&mut self) -> Option<SpanMut<'_>> {
-        match self.view_mut() {
-            ViewMut::Host(_) => None,
-            ViewMut::Device(part) => Some(span_mut_of(part)),
-        }
-    }
 }
 
 impl Values for Rows {

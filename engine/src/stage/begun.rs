@@ -18,7 +18,7 @@ use crate::spec::Beside;
 pub struct Begun {
     results: Results,
     /// Where a GPU computes: the point from which on they are there.
-    point: Option<Milestone>,
+    point: Option<Box<dyn Milestone>>,
     /// Sequences that a token is drawn for.
     drawn: Vec<SlotId>,
     /// Sequences that the model's own blocks are to draft for, and how many tokens of each.
@@ -128,7 +128,8 @@ impl Stage {
         if self.head.is_none() {
             let of_rows = (&applied.parts[..], &tokens[..], &adapters);
             self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
-            rows.leave_behind(&self.spec.boundary(self.layers.end));
+            let spec = self.spec.boundary(self.layers.end);
+            rows.leave_behind(&self.device, &self.scratch, &spec);
             let results = Results::Boundary(rows.fetched(n_rows));
             return Ok(self.begun(results));
         }
@@ -189,7 +190,7 @@ impl Stage {
         let Begun { results, point, drawn, drafts, is_read } = begun;
         self.drawing.drain(..drawn.len());
         self.n_reading -= usize::from(is_read);
-        point.map_or(Ok(()), Milestone::wait)?;
+        point.map_or(Ok(()), |point| point.wait())?;
         let output = match results {
             Results::Boundary(rows) => StageOutput::Boundary(rows.into_boundary()),
             Results::Rows(rows) => {

@@ -50,11 +50,12 @@ impl BoundaryRows {
 
     /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
     /// not count, and of the others all columns but the last.
-    pub(super) fn leave_behind(&mut self, spec: &BoundarySpec) {
+    pub(super) fn leave_behind(&mut self, device: &Device, scratch: &Scratch, spec: &BoundarySpec) {
         let kept = &spec.widths[1..];
         self.beside.truncate(kept.len());
         for (tensor, width) in self.beside.iter_mut().zip(kept) {
-            tensor.keep_last((*width).min(tensor.cols()));
+            let width = (*width).min(tensor.cols());
+            device.keep_last(scratch, tensor, width);
         }
     }
 
@@ -165,7 +166,8 @@ mod tests {
         let (wide, narrow) = (Rows::new(numbers(6), 3), Rows::new(numbers(4), 2));
         carried.beside = vec![wide, narrow, Rows::default(), Rows::new(numbers(2), 1)];
         let spec = BoundarySpec { widths: vec![1, 2, 0, 0], exact: false };
-        carried.leave_behind(&spec);
+        let device = Device::cpu(crate::kernels::select(None).unwrap(), 1, None).unwrap();
+        carried.leave_behind(&device, &device.scratch(), &spec);
         let kept: [&[f32]; 3] = [&[1.0, 2.0, 4.0, 5.0], &[], &[]];
         assert_eq!(beside(&carried), kept);
         let boundary = carried.fetched(2).into_boundary();

@@ -11,7 +11,7 @@ use super::wanted::wanted_rows;
 use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SlotId, Want};
 use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Drawn, Mask, Masks};
-use crate::device::{Device, Fetched, FewGreatest, FewValues, Rows, Scratch};
+use crate::device::{Device, Fetched, FewValues, FoundGreatest, Rows, Scratch};
 use crate::kernels::Vector;
 use crate::sample::{Next, Sampler, looks_at};
 use crate::spec::HeadSpec;
@@ -61,7 +61,7 @@ pub(super) struct HeadRows {
 
 enum Values {
     /// All that is drawn looks at few logits, which a GPU finds. The others stay there, where one is no number.
-    Few { few: FewGreatest, logits: Box<Rows> },
+    Few { few: FoundGreatest, logits: Box<Rows> },
     /// `[n, n_embd]` and `[n, n_vocab]`, the latter empty where nobody wants any.
     All { normed: Fetched, logits: Fetched },
 }

@@ -180,7 +180,7 @@ impl Stage {
 
     /// How often the host waited for the GPU so far; 0 on a CPU.
     pub fn n_waits(&self) -> u64 {
-        self.device.waits()
+        self.device.counts().waits
     }
 
     /// What its experts did so far, where a GPU computes.
@@ -190,7 +190,7 @@ impl Stage {
 
     /// What the GPU was handed so far; nothing on a CPU.
     pub fn handed(&self) -> Handed {
-        self.device.handed()
+        self.device.counts().handed
     }
 
     /// What each kernel of the GPU took since this was last asked; nothing unless it is timed
@@ -201,7 +201,7 @@ impl Stage {
 
     /// Kernels of the GPU that are compiled by now; 0 on a CPU.
     pub fn n_kernels(&self) -> usize {
-        self.device.n_kernels()
+        self.device.counts().n_kernels
     }
 
     /// Whether the host's cores compute, also where they pass for a GPU.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::Stage;
 use crate::batch::{Ahead, Boundary, PageId, SamplerSetup, SamplingParams};
 use crate::batch::{SeqOp, SeqPart, SlotId, UBatch, Want};
-use crate::device::GpuError;
 use crate::error::BatchError;
+use crate::kernels::DeviceError;
 use crate::kernels::KV_PAGE;
 
 /// A ubatch to rehearse: so many sequences, with so many rows each.
@@ -28,9 +28,9 @@ impl Stage {
     ///
     /// # Panics
     /// Where the GPU has no memory for the largest ubatch, with [`GaveUp`](crate::device::GaveUp).
-    pub fn rehearse(&mut self) -> Result<usize, GpuError> {
+    pub fn rehearse(&mut self) -> Result<usize, DeviceError> {
         let mut failed = None;
-        let n = self.device.home().rehearse(|| {
+        let n = self.device.home().rehearse(&mut || {
             for size in self.sizes() {
                 let done = self.rehearse_one(size);
                 self.reset();

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Types of operands that a GPU's crate and the engine, or the kernels, still define by the same name, each for itself.
-const DEFINED_TWICE: [&str; 5] =
-    ["AttendEntries", "ExpertProduct", "ExpertRows", "FewGreatest", "Product"];
+const DEFINED_TWICE: [&str; 4] = ["ExpertProduct", "ExpertRows", "FewGreatest", "Product"];
 
 /// Where operands are defined, kernels compute, and blocks ask for it.
 const FOLDERS: [&str; 5] = ["shapes/src", "ops/src", "kernels/src", "gpu/src", "src/device"];

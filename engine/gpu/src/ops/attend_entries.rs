@@ -3,8 +3,8 @@
 //! What a row attends to is copied to pages of its own, the entries in their order and then the positions in theirs, and
 //! attended to as a sequence of its own. So the order of sums depends on the row's position alone.
 
-use brigade_ops::{AttendPart, Vector};
-use brigade_shapes::{EntryLayout, KV_PAGE, KvType};
+use brigade_ops::{AttendEntries, n_before};
+use brigade_shapes::{KV_PAGE, KvType};
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::{AttendPages, AttendVariant};
@@ -17,6 +17,7 @@ use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
 use crate::memory::Purpose;
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
@@ -24,40 +25,6 @@ static COPY: Shader = shader!("entry_keys");
 
 /// Stands for the list of a row that attends to the first entries.
 const NO_LIST: u32 = u32::MAX;
-
-/// The entries that rows attend to which see more.
-#[derive(Clone, Copy, Debug)]
-pub struct ChosenEntries<'a> {
-    /// So many for each such row.
-    pub per_row: usize,
-    /// As u32, `[n_far, per_row]`: ascending, of the rows that see more, in their order. One that a row does not see stands
-    /// for the last that it sees.
-    pub lists: Span<'a>,
-}
-
-/// One layer's attention over all rows of a ubatch.
-#[derive(Clone, Copy, Debug)]
-pub struct AttendEntries<'a> {
-    /// Shape of the pages. Its type is that in which near keys are attended to as well.
-    pub layout: &'a EntryLayout,
-    /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes; `None`: there are no entries.
-    pub pool: Option<Span<'a>>,
-    /// The rows.
-    pub parts: &'a [AttendPart<'a>],
-    /// Which entries rows attend to; `None`: all they see.
-    pub chosen: Option<ChosenEntries<'a>>,
-    /// The last positions that a row sees beside entries, its own included; at least 1.
-    pub window: usize,
-    /// Keys of the positions that rows see of their windows, part by part, `[_, width]`: those before a part's first row,
-    /// then those of its rows.
-    pub near: Span<'a>,
-    /// Query heads; they share the keys, which are the values too.
-    pub n_head: usize,
-    /// Factor on the scores.
-    pub scale: f32,
-    /// For each head a score without a value.
-    pub sinks: Option<&'a Vector>,
-}
 
 /// What a row attends to, as the shader takes it.
 #[repr(C)]
@@ -99,8 +66,7 @@ struct Batch {
 }
 
 impl Gpu {
-    /// Attention: `q` and `out` are `[n_rows, n_head * width]`, rows as the parts number them. Entries that the rows complete
-    /// must be in their pages.
+    /// See [`AttendEntries`]. A chosen entry that its row does not see stands for the last that it sees.
     ///
     /// # Errors
     /// Where there is no room for the copied keys or the sums of spans.
@@ -108,17 +74,12 @@ impl Gpu {
     /// # Panics
     /// If shapes disagree, two parts have a row in common or are out of order, a part's positions lie outside its pages or the
     /// pool, or there are not as many near keys or lists as there should be.
-    pub fn attend_entries(
-        &self,
-        attend: &AttendEntries<'_>,
-        q: Span<'_>,
-        mut out: SpanMut<'_>,
-    ) -> Result<(), GpuError> {
-        let AttendEntries { layout, parts, n_head, scale, sinks, .. } = *attend;
-        let n_rows = q.values() / (n_head * layout.width).max(1);
-        let lists = attend.page_lists(n_rows);
+    pub fn attend_entries(&self, mut op: AttendEntries<'_, OnGpu>) -> Result<(), GpuError> {
+        let n_rows = op.check();
+        let (layout, parts, n_head) = (op.layout, op.parts, op.n_head);
+        let lists = page_lists(&op, n_rows);
         let keys = layout.keys();
-        let batches = attend.batches(&lists, (ROOM_BYTES / keys.page_bytes()).max(1));
+        let batches = batches(&op, &lists, (ROOM_BYTES / keys.page_bytes()).max(1));
         let most = batches.iter().map(|batch| batch.n_pages).max().unwrap_or(0);
         if most == 0 {
             return Ok(());
@@ -126,11 +87,11 @@ impl Gpu {
         let mut room = self.buffer(most * keys.page_bytes(), Purpose::Activations)?;
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));
         for batch in &batches {
-            self.entry_keys(attend, pages, batch, room.span_mut());
-            let variant = AttendVariant { sinks, ..AttendVariant::default() };
-            let (layout, pool) = (&keys, room.span());
+            self.entry_keys(&op, pages, batch, room.span_mut());
+            let variant = AttendVariant { sinks: op.sinks, ..AttendVariant::default() };
+            let (layout, pool, scale) = (&keys, room.span(), op.scale);
             let over = AttendPages { layout, pool, parts, n_head, scale, variant };
-            self.attend_copied(&over, &batch.copied, q, out.again())?;
+            self.attend_copied(&over, &batch.copied, op.q, op.out.again())?;
         }
         Ok(())
     }
@@ -138,19 +99,19 @@ impl Gpu {
     /// Brings the keys of a batch's rows to pages of their own.
     fn entry_keys(
         &self,
-        attend: &AttendEntries<'_>,
+        op: &AttendEntries<'_, OnGpu>,
         pages: Span<'_>,
         batch: &Batch,
         room: SpanMut<'_>,
     ) {
-        let layout = attend.layout;
+        let layout = op.layout;
         let n_places = batch.copied.iter().map(|row| row.n_keys).max().unwrap_or(0);
         let push = Push {
             rows: self.upload(bytemuck::cast_slice(&batch.rows)).address(),
             pages: pages.address(),
-            lists: attend.chosen.map_or(0, |chosen| chosen.lists.address()),
-            near: attend.near.address(),
-            from: attend.pool.map_or(0, |pool| pool.address()),
+            lists: op.chosen.map_or(0, |chosen| chosen.lists.address()),
+            near: op.near.address(),
+            from: op.pool.map_or(0, |pool| pool.address()),
             to: room.address(),
             from_bytes: count(layout.page_bytes()),
             to_bytes: count(layout.keys().page_bytes()),
@@ -158,79 +119,68 @@ impl Gpu {
             n_rows: count(batch.rows.len()),
             n_places: count(n_places),
             every: count(layout.every),
-            per_row: count(attend.chosen.map_or(0, |chosen| chosen.per_row)),
+            per_row: count(op.chosen.map_or(0, |chosen| chosen.per_row)),
             width: count(layout.width),
         };
         let unit = if layout.ty == KvType::Q8_0 { 32 } else { 4 };
         let of_key = layout.width.next_multiple_of(LANES).div_ceil(unit);
         let n = count(batch.rows.len() * n_places * of_key);
         let groups = lines(n.div_ceil(64) as usize);
-        // SAFETY: the kernel reads near keys, of which there are as many as rows name (`batches`), lists of as many rows as see
-        // more than they attend to (`batches`), and entries that their rows see, in pages that their lists name
-        // (`page_lists`). It writes keys to the rows' own pages: each row has as many as its keys take.
+        // SAFETY: the kernel reads near keys and lists, of which there are as many as rows name (checked), and entries that their
+        // rows see, in pages that their lists name (`page_lists`). It writes keys to the rows' own pages: each row has as many
+        // as its keys take.
         unsafe { self.dispatch(Order::After, &COPY, &[code_of(layout.ty), 1], &push, groups) };
     }
 }
 
-impl AttendEntries<'_> {
-    /// The lists of the parts' pages; of no use where there are no entries.
-    fn page_lists(&self, n_rows: usize) -> PageLists {
-        const OP: &str = "attend_entries";
-        assert!(self.window > 0 && self.layout.width > 0, "{OP}: rows without keys");
-        let (address, len) = self.pool.map_or((0, 0), |pool| (pool.address(), pool.len()));
-        let n_pages = check_entries(self.layout, OP, (address, len));
-        match self.pool {
-            Some(_) => PageLists::of_pages(OP, n_pages, self.parts, n_rows),
-            None => PageLists { pages: Vec::new(), starts: vec![0; self.parts.len()] },
-        }
+/// The lists of the parts' pages; of no use where there are no entries.
+fn page_lists(op: &AttendEntries<'_, OnGpu>, n_rows: usize) -> PageLists {
+    const OP: &str = "attend_entries";
+    let (address, len) = op.pool.map_or((0, 0), |pool| (pool.address(), pool.len()));
+    let n_pages = check_entries(op.layout, OP, (address, len));
+    match op.pool {
+        Some(_) => PageLists::of_pages(OP, n_pages, op.parts, n_rows),
+        None => PageLists { pages: Vec::new(), starts: vec![0; op.parts.len()] },
     }
+}
 
-    /// Cuts the rows into batches whose keys take about so many pages, at least those of one row.
-    ///
-    /// # Panics
-    /// If there are not as many near keys or lists as there should be.
-    fn batches(&self, lists: &PageLists, pages_at_once: usize) -> Vec<Batch> {
-        let mut batches: Vec<Batch> = Vec::new();
-        let (mut near_of_part, mut n_lists) = (0, 0);
-        for (part, pages) in self.parts.iter().zip(&lists.starts) {
-            let n_before = (self.window - 1).min(part.first_pos);
-            for i in 0..part.n_rows {
-                let pos = part.first_pos + i;
-                let n_seen = self.pool.map_or(0, |_| self.layout.n_entries(pos + 1));
-                let (list, n_entries) = match self.chosen.filter(|c| n_seen > c.per_row) {
-                    Some(chosen) => (n_lists, chosen.per_row),
-                    None => (NO_LIST, n_seen),
-                };
-                n_lists += u32::from(list != NO_LIST);
-                let n_near = self.window.min(pos + 1);
-                let near = near_of_part + n_before + i + 1 - n_near;
-                let n_keys = n_entries + n_near;
-                let n_pages = n_keys.div_ceil(KV_PAGE);
-                let is_full = |batch: &Batch| batch.n_pages + n_pages > pages_at_once;
-                if batches.last().is_none_or(is_full) {
-                    batches.push(Batch { rows: Vec::new(), copied: Vec::new(), n_pages: 0 });
-                }
-                let batch = batches.last_mut().expect("one was added");
-                let (row, first_page) = (part.first_row + i, batch.n_pages);
-                batch.copied.push(CopiedRow { row, first_page, n_keys });
-                batch.rows.push(Row {
-                    pages: *pages,
-                    n_seen: count(n_seen),
-                    list,
-                    n_entries: count(n_entries),
-                    near: count(near),
-                    n_near: count(n_near),
-                    own_page: count(first_page),
-                });
-                batch.n_pages += n_pages;
+/// Cuts the rows into batches whose keys take about so many pages, at least those of one row.
+fn batches(op: &AttendEntries<'_, OnGpu>, lists: &PageLists, pages_at_once: usize) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    let (mut near_of_part, mut n_lists) = (0, 0);
+    for (part, pages) in op.parts.iter().zip(&lists.starts) {
+        let n_before = n_before(part, op.window);
+        for i in 0..part.n_rows {
+            let pos = part.first_pos + i;
+            let n_seen = op.pool.map_or(0, |_| op.layout.n_entries(pos + 1));
+            let (list, n_entries) = match op.chosen.filter(|c| n_seen > c.per_row) {
+                Some(chosen) => (n_lists, chosen.per_row),
+                None => (NO_LIST, n_seen),
+            };
+            n_lists += u32::from(list != NO_LIST);
+            let n_near = op.window.min(pos + 1);
+            let near = near_of_part + n_before + i + 1 - n_near;
+            let n_keys = n_entries + n_near;
+            let n_pages = n_keys.div_ceil(KV_PAGE);
+            let is_full = |batch: &Batch| batch.n_pages + n_pages > pages_at_once;
+            if batches.last().is_none_or(is_full) {
+                batches.push(Batch { rows: Vec::new(), copied: Vec::new(), n_pages: 0 });
             }
-            near_of_part += n_before + part.n_rows;
+            let batch = batches.last_mut().expect("one was added");
+            let (row, first_page) = (part.first_row + i, batch.n_pages);
+            batch.copied.push(CopiedRow { row, first_page, n_keys });
+            batch.rows.push(Row {
+                pages: *pages,
+                n_seen: count(n_seen),
+                list,
+                n_entries: count(n_entries),
+                near: count(near),
+                n_near: count(n_near),
+                own_page: count(first_page),
+            });
+            batch.n_pages += n_pages;
         }
-        let n_near = near_of_part * self.layout.width;
-        assert_eq!(self.near.values(), n_near, "attend_entries: near keys");
-        let listed = self.chosen.map_or(0, |chosen| chosen.lists.values());
-        let per_row = self.chosen.map_or(0, |chosen| chosen.per_row);
-        assert_eq!(listed, n_lists as usize * per_row, "attend_entries: chosen entries");
-        batches
+        near_of_part += n_before + part.n_rows;
     }
+    batches
 }

@@ -5,7 +5,7 @@
 //! byte a page of the engine's CPU kernels. An entry's elements lie side by side, filled up to whole vectors, and behind
 //! them the scales where there are any; then its key of the index in the same way.
 
-use brigade_ops::{AttendPart, NewEntries, PageId, WriteEntries};
+use brigade_ops::{AttendPart, ChooseEntries, NewEntries, PageId, WriteEntries};
 use brigade_shapes::{EntryLayout, KV_PAGE, KvType};
 use bytemuck::{Pod, Zeroable};
 
@@ -19,24 +19,8 @@ use crate::device::{Gpu, lines};
 use crate::error::GpuError;
 use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
-use crate::span::{Span, SpanMut};
 
 static WRITE: Shader = shader!("write_entries");
-
-/// The rows of a ubatch that an index of entries is asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct EntryIndexSpans<'a> {
-    /// Shape of the pages, whose entries have keys of an index.
-    pub layout: &'a EntryLayout,
-    /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes.
-    pub pool: Span<'a>,
-    /// The rows.
-    pub parts: &'a [AttendPart<'a>],
-    /// Heads of the index, at most 128; they share its keys.
-    pub n_head: usize,
-    /// Entries that a row attends to at most.
-    pub per_row: usize,
-}
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -119,12 +103,7 @@ impl Gpu {
         unsafe { self.dispatch(Order::After, &WRITE, &[code_of(layout.ty), 1], &push, groups) };
     }
 
-    /// Writes the entries that each row attends to which sees more than `per_row`, ascending, as u32 to `out` `[n_far,
-    /// per_row]`, rows in their order: those with the greatest `Σ_h weights[h] * max(q[h] · key, 0)`, of equal ones the
-    /// earlier.
-    ///
-    /// `q` is `[n_rows, n_head * index_dim]`, `weights` is `[n_rows, n_head]`, rows as the parts number them. Entries that the
-    /// rows complete must be in their pages.
+    /// See [`ChooseEntries`]. There are at most [`MAX_INDEX_HEADS`](super::MAX_INDEX_HEADS).
     ///
     /// # Errors
     /// Where there is no room for the scores.
@@ -132,23 +111,13 @@ impl Gpu {
     /// # Panics
     /// If shapes disagree, two parts have a row in common or are out of order, or a part's positions lie outside its pages or
     /// the pool.
-    pub fn choose_entries(
-        &self,
-        index: &EntryIndexSpans<'_>,
-        q: Span<'_>,
-        weights: Span<'_>,
-        out: SpanMut<'_>,
-    ) -> Result<(), GpuError> {
-        let EntryIndexSpans { layout, pool, parts, n_head, per_row } = *index;
+    pub fn choose_entries(&self, op: ChooseEntries<'_, OnGpu>) -> Result<(), GpuError> {
+        let n_rows = op.check();
+        let ChooseEntries { layout, pool, parts, n_head, per_row, q, weights, out } = op;
         let dim = layout.index_dim;
-        assert!(n_head > 0 && dim > 0 && per_row > 0, "choose_entries: an index without sizes");
-        let n_rows = weights.values() / n_head;
-        assert_eq!(weights.values(), n_rows * n_head, "choose_entries: weights");
-        assert_eq!(q.values(), n_rows * n_head * dim, "choose_entries: length of q");
         let n_pages = check_entries(layout, "choose_entries", (pool.address(), pool.len()));
         let lists = PageLists::of_pages("choose_entries", n_pages, parts, n_rows);
         let far = far_rows(layout, parts, &lists, per_row);
-        assert_eq!(out.values(), far.len() * per_row, "choose_entries: length of out");
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));
         let keys = index_keys(layout, pool.address());
         let scorer = Scorer { keys, pages, q, weights, n_head, dim, positions: layout.every };

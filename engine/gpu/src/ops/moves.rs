@@ -1,11 +1,14 @@
 //! Ops that only move values: copies, columns, rows by a list. Values are any 32 bits.
 
-use brigade_ops::HeadColumns;
+use brigade_ops::{AddPicked, HalvesToPairs, HeadColumns};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::memory::Purpose;
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
@@ -71,41 +74,6 @@ impl Gpu {
         assert_eq!(from.values(), n, "copy: lengths");
         let push = Push { from: from.address(), to: to.address(), ..rows(n, n.max(1)) };
         // SAFETY: the kernel reads the `n` values of `from` and writes those of `to`, as one row.
-        unsafe { self.moved(Kind::Places, &push) };
-    }
-
-    /// HeadColumns of `from` (`[n, columns.stride]`) as rows of their own: `to` is `[n, columns.width]`.
-    ///
-    /// # Panics
-    /// If shapes disagree.
-    pub fn columns_of(&self, from: Span<'_>, columns: HeadColumns, to: SpanMut<'_>) {
-        let HeadColumns { stride, width, .. } = columns;
-        let push = Push {
-            from: first_of(columns, (from.values(), 1, to.values())) + from.address(),
-            to: to.address(),
-            from_row: count(stride),
-            to_row: width as u32,
-            ..rows(to.values(), width)
-        };
-        // SAFETY: the kernel reads the columns of as many rows of `from` as `to` has (checked), and writes the rows of `to`.
-        unsafe { self.moved(Kind::Places, &push) };
-    }
-
-    /// The way back of [`Gpu::columns_of`]: `from[n, columns.width]` to columns of `to[n, columns.stride]`, whose other columns stay as
-    /// they are.
-    ///
-    /// # Panics
-    /// If shapes disagree.
-    pub fn columns_into(&self, from: Span<'_>, to: SpanMut<'_>, columns: HeadColumns) {
-        let HeadColumns { stride, width, .. } = columns;
-        let push = Push {
-            from: from.address(),
-            to: first_of(columns, (to.values(), 1, from.values())) + to.address(),
-            from_row: width as u32,
-            to_row: count(stride),
-            ..rows(from.values(), width)
-        };
-        // SAFETY: the kernel reads the rows of `from`, and writes the columns of as many rows of `to` (checked).
         unsafe { self.moved(Kind::Places, &push) };
     }
 
@@ -186,6 +154,27 @@ impl Gpu {
         };
         // SAFETY: the kernel reads as many numbers as `to` has rows, and those rows of `from` or its last; it writes `to`.
         unsafe { self.moved(Kind::Listed, &push) };
+    }
+
+    /// See [`AddPicked`]: a number beyond the rows names the last.
+    pub(super) fn add_picked(&self, op: AddPicked<'_, OnGpu>) -> Result<(), GpuError> {
+        op.check();
+        let mut rows = self.buffer(op.out.len(), Purpose::Activations)?;
+        self.gather_rows(op.table, op.d, op.picked, rows.span_mut());
+        self.add(op.out, rows.span());
+        Ok(())
+    }
+
+    /// See [`HalvesToPairs`].
+    pub(super) fn halves_to_pairs(&self, op: HalvesToPairs<'_, OnGpu>) -> Result<(), GpuError> {
+        op.check();
+        let half = op.d / 2;
+        let mut apart = self.buffer(op.x.len(), Purpose::Activations)?;
+        let halves = HeadColumns { stride: half, first: 0, width: half };
+        self.heads_apart(op.x.as_span(), 2, halves, apart.span_mut());
+        let single = HeadColumns { stride: 1, first: 0, width: 1 };
+        self.heads_together(apart.span(), 2, single, op.x);
+        Ok(())
     }
 
     /// Writes `row` to every row of `to`.

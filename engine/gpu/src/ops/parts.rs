@@ -1,12 +1,13 @@
 //! Copies of runs of values between places of any distance.
 
+use brigade_ops::CopyParts;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
-use crate::span::{Span, SpanMut};
 
 static COPY: Shader = shader!("copy_parts");
 
@@ -21,15 +22,13 @@ struct Push {
 }
 
 impl Gpu {
-    /// Copies `width` values for each of `places`: those from the first number on of `from` to those from the second on of
-    /// `to`. No value is written twice.
+    /// See [`CopyParts`].
     ///
     /// # Panics
     /// If a place lies outside.
-    pub fn copy_parts(&self, from: Span<'_>, to: SpanMut<'_>, width: usize, places: &[[usize; 2]]) {
-        let (n_from, n_to) = (from.values(), to.values());
-        let inside = |[from, to]: &[usize; 2]| from + width <= n_from && to + width <= n_to;
-        assert!(places.iter().all(inside), "copy_parts: places of {n_from} and {n_to} values");
+    pub fn copy_parts(&self, op: CopyParts<'_, OnGpu>) {
+        op.check();
+        let CopyParts { from, to, width, places } = op;
         if places.is_empty() || width == 0 {
             return;
         }

@@ -1,7 +1,7 @@
 //! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
 //! own: a softmax of the rows' gates.
 
-use brigade_ops::AttendPart;
+use brigade_ops::{AttendPart, PoolGated};
 use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};
 use bytemuck::{Pod, Zeroable};
 
@@ -12,21 +12,13 @@ use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
 use crate::memory::Purpose;
+use crate::operands::OnGpu;
 use crate::shader::{Shader, shader};
 use crate::span::{Span, SpanMut};
 
 static GATED: Shader = shader!("pool_gated");
 static KEYS: Shader = shader!("pool_keys");
 static WRITE: Shader = shader!("kv_write");
-
-/// One row that goes into a pool.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedSpans<'a> {
-    /// What is averaged, `[width]`.
-    pub values: Span<'a>,
-    /// How much it counts, before the softmax over the pool's rows, `[width]`.
-    pub gates: Span<'a>,
-}
 
 /// How the keys of a pool's positions become one.
 #[derive(Clone, Copy, Debug)]
@@ -61,21 +53,17 @@ struct KeysPush {
 }
 
 impl Gpu {
-    /// Makes a row of `out` `[n_pools, width]` of each pool's rows: `out[j] = Σ_i a_i[j] values_i[j]` with `a[j]` the
-    /// softmax of the `gates_i[j]` over the rows `i`. Rows are summed in their order.
+    /// See [`PoolGated`].
     ///
     /// # Panics
     /// If a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.
-    pub fn pool_gated(&self, pools: &[Vec<GatedSpans<'_>>], width: usize, out: SpanMut<'_>) {
-        assert_eq!(out.values(), pools.len() * width, "pool_gated: length of out");
-        let fits =
-            |row: &GatedSpans<'_>| [row.values, row.gates].iter().all(|x| x.values() == width);
-        let all_fit = pools.iter().all(|rows| !rows.is_empty() && rows.iter().all(fits));
-        assert!(all_fit && width > 0, "pool_gated: rows of {width}");
+    pub fn pool_gated(&self, op: PoolGated<'_, OnGpu>) {
+        op.check();
+        let PoolGated { pools, width, out } = op;
         let rows = pools.iter().flatten().map(|row| [row.values.address(), row.gates.address()]);
         let rows: Vec<[u64; 2]> = rows.collect();
         let mut starts = vec![0];
-        for rows in pools {
+        for rows in &pools {
             starts.push(starts[starts.len() - 1] + count(rows.len()));
         }
         let push = GatedPush {

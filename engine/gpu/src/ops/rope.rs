@@ -3,34 +3,23 @@
 use super::elementwise::count;
 use super::joining::{self, ROPE, RopePush};
 use crate::device::{Gpu, lines};
-use crate::span::{Span, SpanMut};
+use crate::operands::OnGpu;
 use crate::work::Work;
+use brigade_ops::{Angles, Rope};
 use brigade_shapes::RopeLayout;
 
 impl Gpu {
-    /// Rotates the first `n_rot` elements of each head of `x` (`[n_rows, n_heads, head_dim]`) in place, row `r` by row `r` of
-    /// `table` (`[n_rows, n_rot]`: the cosines of all pairs, then the sines).
+    /// See [`Rope`].
     ///
     /// # Panics
     /// If shapes disagree, or `n_rot` is odd or more than a head.
-    pub fn rope(
-        &self,
-        x: SpanMut<'_>,
-        head_dim: usize,
-        table: Span<'_>,
-        n_rot: usize,
-        layout: RopeLayout,
-    ) {
-        assert!(n_rot <= head_dim && n_rot.is_multiple_of(2), "rope: {n_rot} of {head_dim}");
-        if n_rot == 0 || table.is_empty() {
+    pub fn rope(&self, op: Rope<'_, OnGpu>) {
+        let n_rows = op.check();
+        if n_rows == 0 {
             return;
         }
-        let (len, n_rows) = (x.values(), table.values() / n_rot);
-        assert!(table.values().is_multiple_of(n_rot), "rope: rows of {n_rot} in the table");
-        assert!(
-            len.is_multiple_of(n_rows * head_dim),
-            "rope: {len} values in {n_rows} rows of heads of {head_dim}"
-        );
+        let Rope { x, head_dim, angles: Angles { by_pair: table, n_rot, layout } } = op;
+        let len = x.values();
         let (heads, pairs) = (len / head_dim, n_rot / 2);
         let push = RopePush {
             x: x.address(),

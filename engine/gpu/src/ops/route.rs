@@ -1,6 +1,6 @@
 //! Routing: which experts rows use, chosen on the device.
 
-use brigade_shapes::{ExpertWeights, LEAST_WEIGHT_SUM};
+use brigade_shapes::{ChooseBy, ExpertChoice, ExpertWeights, LEAST_WEIGHT_SUM};
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
@@ -72,7 +72,7 @@ impl Gpu {
     /// If shapes disagree, or the choice is more than [`Gpu::can_route`].
     pub fn route(
         &self,
-        choice: &ExpertChoice<'_>,
+        choice: &ExpertChoice<'_, Span<'_>>,
         probs: Span<'_>,
     ) -> Result<ExpertRoutes, GpuError> {
         let n = probs.values();
@@ -141,7 +141,7 @@ impl Gpu {
 
     fn choose_experts(
         &self,
-        choice: &ExpertChoice<'_>,
+        choice: &ExpertChoice<'_, Span<'_>>,
         probs: Span<'_>,
         routes: &mut ExpertRoutes,
     ) {
@@ -236,6 +236,11 @@ impl ExpertRoutes {
         self.list(List::PairWeights)
     }
 
+    /// Where the lists lie.
+    pub(super) fn lists(&self) -> &GpuBuffer {
+        &self.lists
+    }
+
     /// The experts and the weights of each row, `[n_rows, n_used]` both, for the host: waits for the device.
     pub fn on_host(&self) -> (&[u32], &[f32]) {
         let (ids, rest) = self.lists.bytes().split_at(4 * self.n_pairs());
@@ -263,22 +268,16 @@ impl ExpertRoutes {
     }
 }
 
-/// Which experts a row uses, with a vector on the device.
-pub type ChooseBy<'a> = brigade_shapes::ChooseBy<'a, Span<'a>>;
-
-/// How experts of rows are chosen and weighed, with a vector on the device.
-pub type ExpertChoice<'a> = brigade_shapes::ExpertChoice<'a, Span<'a>>;
-
 impl Gpu {
     /// Whether a device can choose so.
-    pub fn can_route(choice: &ExpertChoice<'_>) -> bool {
+    pub fn can_route<B>(choice: &ExpertChoice<'_, B>) -> bool {
         choice.n_expert <= MAX_EXPERTS && choice.n_used <= MAX_EXPERTS
     }
 }
 
 /// # Panics
 /// If sizes disagree.
-fn check(choice: &ExpertChoice<'_>, n_rows: usize) {
+fn check(choice: &ExpertChoice<'_, Span<'_>>, n_rows: usize) {
     let ExpertChoice { n_expert, n_used, by, .. } = *choice;
     assert!(Gpu::can_route(choice) && n_expert > 0 && n_used > 0, "route: {n_used} of {n_expert}");
     let groups = match by {

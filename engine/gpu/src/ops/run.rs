@@ -1,13 +1,14 @@
 //! All ops by their name.
 
 use brigade_ops::{
-    Choose, ChooseBlocks, DecayFactors, DilatedRows, Op, Place, PoolKeys, ProductRoots,
+    Anywhere, Choose, ChooseBlocks, DecayFactors, DilatedRows, Op, PoolKeys, Product, ProductRoots,
     StreamWeights, Weigh,
 };
 
 use super::block_index::BlockIndexSpans;
 use super::index::{IndexSpans, MAX_INDEX_HEADS};
 use super::pooling::PoolingSpans;
+use super::route::ExpertRoutes;
 use super::weigh::WeighedSpans;
 
 use crate::device::Gpu;
@@ -15,11 +16,20 @@ use crate::error::GpuError;
 use crate::operands::OnGpu;
 
 impl Gpu {
-    /// Whether it has a kernel for an op: it may lack what computes in f64, and has room for so many heads of an index.
-    pub fn supports<P: Place>(&self, op: &Op<'_, P>) -> bool {
+    /// Whether it has a kernel for an op: products read weights of its own memory; it may lack what computes in f64, and it has
+    /// room for so many heads of an index.
+    pub fn supports(&self, op: &Op<'_, Anywhere>) -> bool {
         match op {
+            Op::Products(op) => {
+                let is_there = |job: &Product<'_, Anywhere>| job.w.panels.is_with_device();
+                op.jobs.iter().all(is_there)
+            }
+            Op::Route(op) => Self::can_route(&op.choice),
+            Op::AddToPairs(op) => op.part.routing().there_as::<ExpertRoutes>().is_some(),
             Op::KeepAbove(op) => self.facts().float64 && op.d > 1,
             Op::Choose(op) => op.n_head <= MAX_INDEX_HEADS,
+            Op::ChooseByMeans(op) => op.n_head <= MAX_INDEX_HEADS,
+            Op::ChooseEntries(op) => op.n_head <= MAX_INDEX_HEADS,
             Op::MatchMagnitudes(_) | Op::ProductRoots(_) => self.facts().float64,
             _ => true,
         }
@@ -34,11 +44,27 @@ impl Gpu {
     /// If its shapes disagree.
     pub fn run(&self, op: Op<'_, OnGpu>) -> Result<(), GpuError> {
         match op {
+            Op::Products(op) => return self.run_products(op),
+            Op::Route(op) => return self.run_route(op),
+            Op::RowsOfPairs(op) => self.run_rows_of_pairs(op),
+            Op::WeighPairs(op) => self.run_weigh_pairs(op),
+            Op::AddExpertBiases(op) => self.run_add_expert_biases(op),
+            Op::AddPairs(op) => self.run_add_pairs(op),
+            Op::AddToPairs(op) => return self.run_add_to_pairs(op),
+            Op::ExpertProducts(op) => return self.run_expert_products(op),
+            Op::Copy(op) => self.copy(op.from, op.to),
+            Op::CopySlot(op) => self.copy_slot(op.slots, op.per_slot, op.from, op.to),
+            Op::Greatest(op) => return self.run_greatest(op),
+            Op::FewGreatest(op) => self.run_few_greatest(op),
             Op::HeadsApart(op) => self.heads_apart(op.from, op.n_head, op.columns, op.to),
             Op::HeadsTogether(op) => self.heads_together(op.from, op.n_head, op.columns, op.to),
             Op::FillColumns(op) => self.fill_columns(op.x, op.columns, op.value),
             Op::RepeatRows(op) => self.repeat_rows(op.x, op.d, op.times, op.out),
             Op::GatherRows(op) => self.gather_rows(op.x, op.d, op.picked, op.out),
+            Op::AddPicked(op) => return self.add_picked(op),
+            Op::CopyParts(op) => self.copy_parts(op),
+            Op::HalvesToPairs(op) => return self.halves_to_pairs(op),
+            Op::Rope(op) => self.rope(op),
             Op::Map(op) => self.run_map(op),
             Op::Combine(op) => self.run_combine(op),
             Op::Lerp(op) => self.lerp(op.x, op.to, op.share),
@@ -47,9 +73,13 @@ impl Gpu {
             Op::Norm(op) => self.run_norm(op),
             Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
             Op::WriteEntries(op) => self.write_entries(op),
+            Op::ChooseEntries(op) => return self.choose_entries(op),
+            Op::AttendEntries(op) => return self.attend_entries(op),
             Op::Choose(op) => return self.run_choose(op),
             Op::ChooseBlocks(op) => return self.run_choose_blocks(op),
+            Op::ChooseByMeans(op) => return self.choose_by_means(op),
             Op::PoolKeys(op) => return self.run_pool_keys(op),
+            Op::PoolGated(op) => self.pool_gated(op),
             Op::Attend(op) => return self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => return self.attend_chosen(op),
             Op::Weigh(op) => self.run_weigh(op),

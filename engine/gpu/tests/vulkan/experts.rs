@@ -1,6 +1,6 @@
 //! The choice of experts, the lists of their rows, and their products, beside the CPU's, bit for bit.
 
-use brigade_engine::device::Values;
+use brigade_ops::ExpertRows;
 use brigade_quant::{GgmlType, quantize_row};
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use brigade_engine::kernels::{
     self, Compute, ExpertChoice, ExpertGroups, ExpertWeights, PackedMatrix, Vector,
 };
 use brigade_gpu::{
-    self as there, ExpertProduct, ExpertRoutes, ExpertRows, ExpertTable, ExpertWork, Gpu,
+    ExpertRoutes, ExpertTable, ExpertWork, FormedExpertProduct, Gpu,
     GpuBuffer, Purpose, Span, WeightType as W,
 };
 
@@ -39,22 +39,15 @@ fn probs(random: &mut Random, n: usize, is_coarse: bool) -> Vec<f32> {
 fn check_choice(
     gpu: &Gpu,
     compute: &Compute,
-    choice: &ExpertChoice<'_>,
+    choice: &ExpertChoice<'_, &Vector>,
     probs: &[f32],
 ) -> ExpertRoutes {
     let ExpertChoice { n_expert, n_used, by, weights } = *choice;
     let what =
         format!("{n_used} of {n_expert}, {} rows, {by:?}, {weights:?}", probs.len() / n_expert);
-    let by = match by {
-        kernels::ChooseBy::Score { bias, groups } => {
-            there::ChooseBy::Score { bias: bias.map(|bias| bias.on_gpu(gpu)), groups }
-        }
-        kernels::ChooseBy::GroupsOfBest(n) => there::ChooseBy::GroupsOfBest(n),
-        kernels::ChooseBy::Known(known) => there::ChooseBy::Known(known),
-    };
-    let on_gpu = there::ExpertChoice { n_expert, n_used, by, weights };
+    let on_gpu = choice.map_bias(|bias| gpu.vector(bias));
     let routes = gpu.route(&on_gpu, on(gpu, probs).span()).expect("room");
-    let (ids, weights) = compute.choose_experts(choice, probs);
+    let (ids, weights) = compute.choose_experts(&choice.map_bias(|bias| &bias[..]), probs);
     assert_eq!(numbers(gpu, routes.ids()), ids, "{what}");
     assert_same(&what, &floats(gpu, routes.weights()), &weights);
     assert_eq!(routes.on_host().0, ids, "{what}: on the host");
@@ -105,7 +98,7 @@ fn check_pieces(gpu: &Gpu, what: &str, work: &ExpertWork, experts: &[u32]) {
     assert_eq!(next as usize, experts.len(), "{what}: all pairs are in pieces");
 }
 
-const BY_SCORE: kernels::ChooseBy<'static> = kernels::ChooseBy::Score { bias: None, groups: None };
+const BY_SCORE: kernels::ChooseBy<'static, &Vector> = kernels::ChooseBy::Score { bias: None, groups: None };
 
 const SHAPES: [(usize, usize, usize); 12] = [
     (0, 8, 2),
@@ -287,7 +280,7 @@ fn check_products(types: [(GgmlType, W); 2], shapes: &[(usize, usize, usize)], c
             let jobs = both.iter().zip(&forms).zip(&mut outs).map(|((both, forms), out)| {
                 let x = forms[form].span();
                 let x = if form == 0 { ExpertRows::Routed(x) } else { ExpertRows::OfPairs(x) };
-                ExpertProduct { w: &both.there, x, out: out.span_mut() }
+                FormedExpertProduct { w: &both.there, x, out: out.span_mut() }
             });
             gpu.expert_products(routes.work(), jobs);
             for ((both, out), ty) in both.iter().zip(&outs).zip(types) {
@@ -387,10 +380,10 @@ fn pairs_of_some_rows_are_multiplied_by_themselves() {
         let mut low = on(&gpu, &vec![f32::NAN; list.len() * rank]);
         let mut added = on(&gpu, &vec![f32::NAN; list.len() * width]);
         let (w, x_there) = (&a.there, a.rows(&gpu, &x));
-        let job = ExpertProduct { w, x: ExpertRows::Routed(x_there.span()), out: low.span_mut() };
+        let job = FormedExpertProduct { w, x: ExpertRows::Routed(x_there.span()), out: low.span_mut() };
         gpu.expert_products(&work, [job]);
         let (w, low) = (&b.there, b.rows(&gpu, &values_of(&low)));
-        let job = ExpertProduct { w, x: ExpertRows::OfPairs(low.span()), out: added.span_mut() };
+        let job = FormedExpertProduct { w, x: ExpertRows::OfPairs(low.span()), out: added.span_mut() };
         gpu.expert_products(&work, [job]);
         gpu.add_to_listed(out.span_mut(), width, added.span(), work.rows(), 0.7);
 

@@ -4,11 +4,12 @@
 use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 use std::sync::Arc;
 
-use brigade_engine::kernels::{Compute, PackedMatrix};
+use brigade_engine::kernels::{ChooseBy, Compute, ExpertChoice, PackedMatrix};
 use brigade_gpu::{
-    ChooseBy, ExpertChoice, ExpertProduct, ExpertRows, ExpertWeights, Gpu, GpuBuffer, GpuError,
-    GpuOptions, Purpose, RowForm, WeightType as W, Weights,
+    ExpertWeights, FormedExpertProduct, Gpu, GpuBuffer, GpuError, GpuOptions, Purpose, RowForm,
+    Span, WeightType as W,
 };
+use brigade_ops::{ExpertRows, Weights};
 
 use crate::common::{
     QUANTS, Random, compute, fast_gpu, formed, on, relative_error, shapes_in_turn, values_of,
@@ -82,16 +83,16 @@ impl Matrix {
         Self { ty: there, values: values(ty, bytes, rows * cols), packed, there: buffer }
     }
 
-    fn weights(&self) -> Weights<'_> {
+    fn weights(&self) -> Weights<Span<'_>> {
         let (rows, cols) = (self.packed.rows(), self.packed.cols());
         let (scale, panels) = (self.packed.scale(), self.there.span());
-        Weights { ty: self.ty, rows, cols, scale, panels }
+        Weights { ty: self.packed.ty(), rows, cols, scale, panels }
     }
 
     fn product(&self, gpu: &Gpu, x: &[f32]) -> Vec<f32> {
         let w = self.weights();
         let n_rows = x.len() / w.cols;
-        let x = formed(gpu, gpu.row_form(w.ty, n_rows), x, w.cols);
+        let x = formed(gpu, gpu.row_form(self.ty, n_rows), x, w.cols);
         let mut out = on(gpu, &vec![f32::NAN; n_rows * w.rows]);
         gpu.product(&w, x.span(), n_rows, out.span_mut());
         values_of(&out)
@@ -337,7 +338,7 @@ fn check_experts(
     let by = ChooseBy::Score { bias: None, groups: None };
     let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Scaled(1.0) };
     let routes = gpu.route(&choice, on(gpu, probs).span()).expect("room");
-    let list = |list: brigade_gpu::Span<'_>| -> Vec<u32> {
+    let list = |list: Span<'_>| -> Vec<u32> {
         let mut copy = words_on(gpu, &vec![0; list.len() / 4]);
         gpu.copy(list, copy.span_mut());
         values_of(&copy).into_iter().map(f32::to_bits).collect()
@@ -356,7 +357,7 @@ fn check_experts(
             true => ExpertRows::OfPairs(there.span()),
             false => ExpertRows::Routed(there.span()),
         };
-        gpu.expert_products(routes.work(), [ExpertProduct { w: &table, x, out: out.span_mut() }]);
+        gpu.expert_products(routes.work(), [FormedExpertProduct { w: &table, x, out: out.span_mut() }]);
         let error = relative_error(&values_of(&out), &wanted);
         // Few rows are of 8 bits.
         let bound = if form == RowForm::Halves { FAR } else { 2e-2 };

@@ -2,6 +2,7 @@
 
 use brigade_engine::kernels::Compute;
 use brigade_gpu::{Gpu, GpuBuffer, Purpose, RopeLayout, SpanMut};
+use brigade_ops::{Angles, Rope};
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
 
@@ -147,9 +148,9 @@ fn rotations_follow_each_other_where_they_have_to() {
     let angles = random.values(n_rows * head_dim, 1.0);
     let table = on(&gpu, &angles);
     let x = random.values(n_rows * head_dim * 8, 1.0);
-    let rotate = |x: &mut GpuBuffer| {
-        gpu.rope(x.span_mut(), head_dim, table.span(), head_dim, RopeLayout::Neox);
-    };
+    let (by_pair, n_rot, layout) = (table.span(), head_dim, RopeLayout::Neox);
+    let angles = Angles { by_pair, n_rot, layout };
+    let rotate = |x: &mut GpuBuffer| gpu.rope(Rope { x: x.span_mut(), head_dim, angles });
     let mut apart = on(&gpu, &x);
     for _ in 0..4 {
         rotate(&mut apart);

@@ -1,6 +1,8 @@
 //! Moves of values, and sums of experts' rows, beside the CPU's, bit for bit.
 
-use brigade_ops::HeadColumns;
+use brigade_gpu::Gpu;
+use brigade_ops::greatest::is_usable;
+use brigade_ops::{AddPicked, CopyParts, FewGreatest, Greatest, HalvesToPairs, HeadColumns, Op};
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of, words_on};
 
@@ -38,19 +40,41 @@ fn columns_and_heads_find_their_places() {
         gpu.heads_together(apart.span(), n_head, columns, back.span_mut());
         compute.heads_together(&apart_here, n_head, columns, &mut back_here);
         assert_same(&name, &values_of(&back), &back_here);
-        gpu.columns_of(from.span(), columns, apart.span_mut());
-        let rows = x.chunks_exact(stride);
-        let wanted: Vec<f32> = rows.flat_map(|row| &row[first..first + width]).copied().collect();
-        assert_same(&name, &values_of(&apart), &wanted);
-        gpu.fill(back.span_mut(), -2.0);
-        gpu.columns_into(apart.span(), back.span_mut(), columns);
-        assert_same(&name, &values_of(&back), &back_here);
         gpu.fill_columns(back.span_mut(), columns, 0.5);
         for row in back_here.chunks_exact_mut(stride) {
             row[first..first + width].fill(0.5);
         }
         assert_same(&name, &values_of(&back), &back_here);
     }
+}
+
+/// The place of the greatest value of each row, where it can be used; the host finds the same.
+fn first_greatest(gpu: &Gpu, x: &[f32], d: usize) -> Vec<Option<u32>> {
+    let mut found = words_on(gpu, &vec![0; x.len() / d * 2]);
+    gpu.run(Greatest { x: on(gpu, x).span(), d, out: found.span_mut() }.into()).expect("room");
+    let found: Vec<u32> = values_of(&found).into_iter().map(f32::to_bits).collect();
+    let usable = |words: &[u32]| -> Vec<Option<u32>> {
+        let (rows, _) = words.as_chunks::<2>();
+        rows.iter().map(|&[key, place]| is_usable(key).then_some(place)).collect()
+    };
+    let mut here = vec![0; found.len()];
+    compute().run(Greatest { x, d, out: &mut here[..] }.into());
+    assert_eq!(usable(&here), usable(&found), "the host");
+    usable(&found)
+}
+
+/// The greatest values of each row with their places.
+fn few_greatest(gpu: &Gpu, x: &[f32], d: usize, k: usize) -> Vec<Vec<(u32, u32)>> {
+    let mut found = words_on(gpu, &vec![0; x.len() / d * 2 * k]);
+    gpu.run(FewGreatest { x: on(gpu, x).span(), d, k, out: found.span_mut() }.into())
+        .expect("room");
+    few_of(&values_of(&found).into_iter().map(f32::to_bits).collect::<Vec<_>>(), k)
+}
+
+/// Places and bits of values, row by row.
+fn few_of(found: &[u32], k: usize) -> Vec<Vec<(u32, u32)>> {
+    let row = |row: &[u32]| row[..k].iter().copied().zip(row[k..].iter().copied()).collect();
+    found.chunks_exact(2 * k).map(row).collect()
 }
 
 #[test]
@@ -66,26 +90,22 @@ fn the_first_of_the_greatest_values_is_found() {
             row.iter().position(|x| *x == most).map(|at| at as u32)
         };
         let rows: Vec<Option<u32>> = x.chunks_exact(d).map(wanted).collect();
-        assert_eq!(gpu.greatest(on(&gpu, &x).span(), d).unwrap().places(), rows, "{n} rows of {d}");
+        assert_eq!(first_greatest(&gpu, &x, d), rows, "{n} rows of {d}");
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY].into_iter().filter(|_| n > 0) {
             let (mut x, mut rows) = (x.clone(), rows.clone());
             x[d / 2] = bad;
             rows[0] = None;
-            assert_eq!(
-                gpu.greatest(on(&gpu, &x).span(), d).unwrap().places(),
-                rows,
-                "{n} rows of {d}"
-            );
+            assert_eq!(first_greatest(&gpu, &x, d), rows, "{n} rows of {d}");
         }
     }
     let lowest = [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, f32::MIN];
-    assert_eq!(gpu.greatest(on(&gpu, &lowest).span(), 2).unwrap().places(), [None, Some(1)]);
+    assert_eq!(first_greatest(&gpu, &lowest, 2), [None, Some(1)]);
 }
 
 #[test]
 fn some_of_the_greatest_values_are_found_with_their_places() {
     let Some(gpu) = gpu() else { return };
-    let mut random = Random(6);
+    let (compute, mut random) = (compute(), Random(6));
     for (n, d, k) in [(1, 1, 1), (3, 5, 2), (2, 256, 256), (4, 4097, 40), (2, 20_000, 1024)] {
         let mut x: Vec<f32> = (0..n * d).map(|_| random.below(900) as f32 - 800.0).collect();
         x.iter_mut().step_by(3).for_each(|x| *x = if *x == 0.0 { -0.0 } else { *x });
@@ -99,15 +119,10 @@ fn some_of_the_greatest_values_are_found_with_their_places() {
             all.into_iter().map(|(place, value)| (place, value.to_bits())).collect()
         };
         let rows: Vec<Vec<(u32, u32)>> = x.chunks_exact(d).map(wanted).collect();
-        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap().values().into_iter();
-        let found = found.map(|row| {
-            let row = row.expect("all are numbers").into_iter();
-            row.map(|(place, value)| (place, value.to_bits())).collect()
-        });
-        assert!(found.collect::<Vec<Vec<_>>>() == rows, "{k} of {n} rows of {d}");
-        x[d / 2] = f32::NAN;
-        let found = gpu.greatest_few(on(&gpu, &x).span(), d, k).unwrap().values();
-        assert!(found[0].is_none() && found[1..].iter().all(Option::is_some));
+        assert!(few_greatest(&gpu, &x, d, k) == rows, "{k} of {n} rows of {d}");
+        let mut here = vec![0; n * 2 * k];
+        compute.run(FewGreatest { x: &x[..], d, k, out: &mut here[..] }.into());
+        assert!(few_of(&here, k) == rows, "{k} of {n} rows of {d}: the host");
     }
 }
 
@@ -167,12 +182,49 @@ fn runs_are_copied_between_places_of_any_distance() {
     for width in [1, 7, 30] {
         let places = [[60, 0], [3, 60], [3, 30]];
         let mut out = on(&gpu, &[-1.0; 90]);
-        gpu.copy_parts(there.span(), out.span_mut(), width, &places);
-        gpu.copy_parts(there.span(), out.span_mut(), width, &[]);
+        for places in [&places[..], &[]] {
+            let (from, to) = (there.span(), out.span_mut());
+            gpu.copy_parts(CopyParts { from, to, width, places });
+        }
         let mut want = vec![-1.0; 90];
         for [at, to] in places {
             want[to..to + width].copy_from_slice(&from[at..at + width]);
         }
         assert_same(&format!("runs of {width}"), &values_of(&out), &want);
+    }
+}
+
+#[test]
+fn rows_of_a_table_are_added() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(6);
+    for (n, d) in [(1, 1), (5, 24), (70, 130)] {
+        let (table, mut out) = (random.values(4 * d, 1.0), random.values(n * d, 1.0));
+        let picked: Vec<u32> = (0..n as u32).map(|i| i * 7 % 4).collect();
+        let (table_there, mut there) = (on(&gpu, &table), on(&gpu, &out));
+        let picked_there = words_on(&gpu, &picked);
+        let op = AddPicked {
+            out: there.span_mut(),
+            table: table_there.span(),
+            d,
+            picked: picked_there.span(),
+        };
+        gpu.run(Op::AddPicked(op)).expect("room");
+        compute().add_picked(AddPicked { out: &mut out, table: &table, d, picked: &picked });
+        assert_same(&format!("{n} rows of {d}"), &values_of(&there), &out);
+    }
+}
+
+#[test]
+fn halves_become_pairs() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(7);
+    for (n, d) in [(1, 2), (5, 24), (70, 130)] {
+        let mut x = random.values(n * d, 1.0);
+        let mut there = on(&gpu, &x);
+        let op = HalvesToPairs { x: there.span_mut(), d };
+        gpu.run(Op::HalvesToPairs(op)).expect("room");
+        compute().halves_to_pairs(HalvesToPairs { x: &mut x, d });
+        assert_same(&format!("{n} rows of {d}"), &values_of(&there), &x);
     }
 }

@@ -1,8 +1,8 @@
 //! Products beside the CPU's, bit for bit, for every type of weights.
 
-use brigade_engine::device::{buffer_of, pack_with_gpu};
 use brigade_engine::kernels::{Compute, PackedMatrix};
-use brigade_gpu::{Gpu, GpuBuffer, GpuOptions, Product, Purpose, WeightType, Weights};
+use brigade_gpu::{FormedProduct, Gpu, GpuBuffer, GpuOptions, Purpose, Span, WeightType};
+use brigade_ops::{Accelerator, Fill, Weights};
 use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 
 use crate::common::{
@@ -70,10 +70,10 @@ impl Both {
         Self { ty: ty.1, here, there }
     }
 
-    fn weights(&self) -> Weights<'_> {
+    fn weights(&self) -> Weights<Span<'_>> {
         let (rows, cols) = (self.here.rows(), self.here.cols());
         let panels = self.there.span();
-        Weights { ty: self.ty, rows, cols, scale: self.here.scale(), panels }
+        Weights { ty: self.here.ty(), rows, cols, scale: self.here.scale(), panels }
     }
 
     fn on_cpu(&self, compute: &Compute, x: &[f32]) -> Vec<f32> {
@@ -225,7 +225,7 @@ fn several_scaled_products_beside_each_other() {
     let weights: Vec<Both> = weights.collect();
     let outs = types.iter().map(|(_, rows, of)| on(&gpu, &vec![f32::NAN; of.len() * rows]));
     let mut outs: Vec<GpuBuffer> = outs.collect();
-    let jobs = weights.iter().zip(&types).zip(&mut outs).map(|((both, (_, _, of)), out)| Product {
+    let jobs = weights.iter().zip(&types).zip(&mut outs).map(|((both, (_, _, of)), out)| FormedProduct {
         w: both.weights(),
         x: blocks.span().part(of.start * row_bytes..of.end * row_bytes),
         n_rows: of.len(),
@@ -335,9 +335,10 @@ fn weights_are_packed_to_used_memory_as_to_new() {
             let here = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
             for gpu in [&seen, &apart] {
                 let shape = (ty, rows, cols);
-                let there = pack_with_gpu(&compute, gpu, shape, &bytes).expect("room");
+                let keep = |sizes, fill: &mut Fill<'_>| Accelerator::keep(gpu, sizes, fill);
+                let there = PackedMatrix::pack_with(&compute, shape, &bytes, keep).expect("room");
                 let mut read = Vec::new();
-                let buffer = buffer_of(&there).expect("it lies with a GPU");
+                let buffer = there.with_device().expect("it lies with a GPU");
                 buffer.read(0..buffer.len(), &mut read).expect("room");
                 assert!(read == here.bytes(), "{ty} [{rows}, {cols}]");
             }

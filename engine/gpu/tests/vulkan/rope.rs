@@ -2,6 +2,7 @@
 
 use brigade_engine::kernels::{self, Compute, RopeParams, RopeTable, Yarn};
 use brigade_gpu::RopeLayout;
+use brigade_ops::{Angles, Rope};
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
 
@@ -49,7 +50,8 @@ fn heads_are_rotated() {
                     let mut x = random.values(n as usize * heads * head_dim, 2.0);
                     x.iter_mut().step_by(13).for_each(|x| *x = 0.0);
                     let (mut x_there, angles) = (on(&gpu, &x), on(&gpu, &angles));
-                    gpu.rope(x_there.span_mut(), head_dim, angles.span(), n_rot, there);
+                    let angles = Angles { by_pair: angles.span(), n_rot, layout: there };
+                    gpu.rope(Rope { x: x_there.span_mut(), head_dim, angles });
                     compute.rope(&mut x, head_dim, on_cpu);
                     let name =
                         format!("{n} rows of {heads} heads, {n_rot} of {head_dim} {there:?}");

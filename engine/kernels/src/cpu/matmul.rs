@@ -19,10 +19,10 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
         type Out = ();
         fn visit<Q: PanelFormat>(self) {
             let (few, many) = (few::<S, QuantTile<Q>>, slices::<S, QuantTile<Q>>);
-            matmul_ways::of(self.0.w.ty()).run(self.0, few, many);
+            matmul_ways::of(self.0.w.ty).run(self.0, few, many);
         }
     }
-    match chunk.w.ty() {
+    match chunk.w.ty {
         GgmlType::F32 => product::<S, FloatTile<F32>>(chunk),
         GgmlType::F16 => product::<S, FloatTile<F16>>(chunk),
         GgmlType::BF16 => product::<S, FloatTile<Bf16>>(chunk),

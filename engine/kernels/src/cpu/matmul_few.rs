@@ -105,7 +105,7 @@ impl<K: Tile, const T: usize> Op for OneTile<'_, '_, K, T> {
 
 /// Writes the sums of a tile's rows that the chunk has, scaled.
 fn write(chunk: &MatmulChunk<'_>, p: usize, first: usize, sums: &[[f32; LANES]]) {
-    let scale = chunk.w.scale();
+    let scale = chunk.w.scale;
     for (row, sums) in (first..chunk.rows.end).zip(sums) {
         let values = sums.map(|sum| sum * scale);
         // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.

@@ -140,10 +140,10 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
     #[inline(always)]
     fn eval<S: Simd>(self, _: S) {
         let Self { s, chunk, columns: most, slices, unpack, add } = self;
-        let cols = chunk.w.cols();
+        let cols = chunk.w.cols;
         // Room for a last tile that is not full, which computes what nobody reads.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
-        let scale = s.splat(chunk.w.scale());
+        let scale = s.splat(chunk.w.scale);
         let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];
         for first_panel in chunk.panels.clone().step_by(PANELS) {
             let panels = first_panel..(first_panel + PANELS).min(chunk.panels.end);

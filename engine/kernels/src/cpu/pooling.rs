@@ -11,7 +11,7 @@ use crate::simd::{LANES, Op, Simd};
 use crate::tiles::pooling::{GatedPool, GatedRow, PoolTile};
 use brigade_shapes::KvType;
 
-/// See [`Compute::pool_gated`](crate::Compute::pool_gated).
+/// See [`PoolGated`](brigade_ops::PoolGated).
 pub(crate) fn pool_gated<S: Simd>(pool: GatedPool<'_>) {
     run::<S, _>(pool);
 }

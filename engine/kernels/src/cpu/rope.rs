@@ -8,6 +8,9 @@ use brigade_shapes::RopeLayout;
 
 struct Rotate<'a, 'b>(&'a mut RopeRow<'b>);
 
+/// Elements of a head whose cosines and sines are laid out at a time: whole vectors.
+const AT_ONCE: usize = 8 * LANES;
+
 /// Rotates every head of the row in place.
 pub(crate) fn rotate<S: Simd>(row: &mut RopeRow<'_>) {
     run::<S, _>(Rotate(row));
@@ -17,16 +20,35 @@ impl Op for Rotate<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        let (cos, sin) = (self.0.cos, self.0.sin);
-        for head in self.0.x.chunks_exact_mut(self.0.head_dim) {
-            match self.0.layout {
-                RopeLayout::Norm => norm(s, &mut head[..cos.len()], cos, sin),
-                RopeLayout::Neox => {
+        let RopeRow { layout, x, head_dim, cos, sin } = self.0;
+        match layout {
+            RopeLayout::Norm => {
+                let (mut each, mut signed) = ([0.0; AT_ONCE], [0.0; AT_ONCE]);
+                let pairs = cos.chunks(AT_ONCE / 2).zip(sin.chunks(AT_ONCE / 2));
+                for (i, (cos, sin)) in pairs.enumerate() {
+                    let (first, n) = (i * AT_ONCE, 2 * cos.len());
+                    beside_pairs(cos, sin, &mut each, &mut signed);
+                    for head in x.chunks_exact_mut(*head_dim) {
+                        norm(s, &mut head[first..first + n], &each[..n], &signed[..n]);
+                    }
+                }
+            }
+            RopeLayout::Neox => {
+                for head in x.chunks_exact_mut(*head_dim) {
                     let (x0, rest) = head.split_at_mut(cos.len());
                     neox(s, x0, &mut rest[..cos.len()], cos, sin);
                 }
             }
         }
+    }
+}
+
+/// Each cosine twice, and `-sin, sin` of each sine: what stands beside pairs side by side.
+#[inline(always)]
+fn beside_pairs(cos: &[f32], sin: &[f32], each: &mut [f32; AT_ONCE], signed: &mut [f32; AT_ONCE]) {
+    let to = each.as_chunks_mut().0.iter_mut().zip(signed.as_chunks_mut().0);
+    for ((each, signed), (cos, sin)) in to.zip(cos.iter().zip(sin)) {
+        (*each, *signed) = ([*cos, *cos], [-*sin, *sin]);
     }
 }
 

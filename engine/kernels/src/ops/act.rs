@@ -4,12 +4,12 @@ use crate::compute::Compute;
 use crate::cpu::matmul_many::MANY_ROWS;
 use crate::tiles::act::{ACT_BLOCK, ActRows, BlockSlice, FLOAT_SLICE, FloatSlice, SLICE};
 use crate::tiles::column_slices::SlicedRows;
-use crate::tiles::pack::PackedMatrix;
+use crate::tiles::pack::Panels;
 
 impl<'a> ActRows<'a> {
     /// Makes the form in which `w` reads rows, if it is not there: quantised where it multiplies in integers, laid out in
     /// slices where it multiplies in f32 and there are many rows.
-    pub(super) fn prepare(&self, compute: &Compute, w: &PackedMatrix) {
+    pub(super) fn prepare(&self, compute: &Compute, w: Panels<'_>) {
         if w.wants_blocks() {
             self.forms.blocks.get_or_init(|| self.quantized(compute));
         } else if self.n_rows >= MANY_ROWS {

@@ -1,11 +1,10 @@
 //! Attention of rows to some of the positions before them: each row's keys are copied side by side, in the order of
 //! their positions, and attended to as a sequence of their own. What a row costs does not grow with its context.
 
-use std::cell::RefCell;
-
 use brigade_ops::{AttendChosen, Host};
 
 use super::index::{FarRow, far_rows};
+use super::room::with_room;
 use crate::compute::Compute;
 use crate::tiles::attention::{Attend, AttendPart};
 use crate::tiles::out_rows::Rows;
@@ -42,11 +41,6 @@ impl Chosen<'_> {
     }
 }
 
-thread_local! {
-    /// Room for copied keys.
-    static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
 impl Compute {
     /// See [`AttendChosen`].
     ///
@@ -56,10 +50,9 @@ impl Compute {
         let n_rows = op.check();
         let AttendChosen { over, sizes, pools, q, out } = op;
         let len = Chosen::room_len(over.layout, sizes, n_rows);
-        let mut room = ROOM.take();
-        room.resize(room.len().max(len), 0.0);
-        self.attend_chosen(&over, &Chosen { sizes, pools }, &mut room, q, out);
-        ROOM.set(room);
+        with_room(len, |room| {
+            self.attend_chosen(&over, &Chosen { sizes, pools }, room, q, out);
+        });
     }
 
     /// [`Compute::attend`] to the chosen positions. `room` has [`Chosen::room_len`] values; what is in it does not matter.

@@ -12,10 +12,11 @@ use super::matmul::{CHUNKS_PER_THREAD, MIN_CHUNK_COST, panel_cost};
 use crate::compute::Compute;
 use crate::cpu::matmul_many::MANY_ROWS;
 use crate::shares::Shares;
-use crate::tiles::act::{ActForms, ActRows};
+use crate::tiles::act::ActRows;
 use crate::tiles::matmul::{MatmulChunk, OutMatrix};
 use crate::tiles::out_rows::Rows;
-use crate::tiles::pack::PackedMatrix;
+use crate::tiles::pack::Panels;
+use brigade_ops::{Derived, Weights};
 
 /// Turns that a thread spins for another's part of an expert before it gives way to whoever has lost its core.
 const SPINS: u32 = 4_000;
@@ -31,11 +32,11 @@ pub struct ExpertRun<'a> {
     /// Rows of all that it writes, as many. No other expert has them.
     pub pairs: Range<usize>,
     /// The way up, `[n_ff, width]`.
-    pub up: &'a PackedMatrix,
+    pub up: Weights<&'a [u8]>,
     /// The gate, as large, where there is one.
-    pub gate: Option<&'a PackedMatrix>,
+    pub gate: Option<Weights<&'a [u8]>>,
     /// The way down, `[width, n_ff]`.
-    pub down: &'a PackedMatrix,
+    pub down: Weights<&'a [u8]>,
 }
 
 /// What experts do with rows.
@@ -77,7 +78,7 @@ struct Progress {
     /// What goes down is there.
     is_ready: AtomicBool,
     /// What goes down as its product reads it.
-    forms: ActForms,
+    forms: Derived,
 }
 
 /// What threads share while they work.
@@ -119,11 +120,11 @@ impl Compute {
     pub fn run_experts(&self, job: ExpertsJob<'_>) {
         let ExpertsJob { x, runs, between, up, gate, out } = job;
         let Some(first) = runs.first() else { return };
-        let [n_ff, width] = [first.up.rows(), first.down.rows()];
+        let [n_ff, width] = [first.up.rows, first.down.rows];
         check(&x, runs, [up.len(), gate.len(), out.len()]);
         for run in runs {
-            x.prepare(self, run.up);
-            run.gate.iter().for_each(|gate| x.prepare(self, gate));
+            let ways_in = [Of::Up, Of::Gate].into_iter().filter_map(|of| run.panels(of));
+            ways_in.for_each(|w| x.prepare(self, w));
         }
         let threads = self.pool().threads();
         let parts = |ways: &[Of]| parts_of(runs, ways, threads);
@@ -160,17 +161,18 @@ impl Compute {
 }
 
 impl<'a> ExpertRun<'a> {
-    fn matrix(&self, of: Of) -> Option<&'a PackedMatrix> {
+    fn panels(&self, of: Of) -> Option<Panels<'a>> {
         match of {
             Of::Up => Some(self.up),
             Of::Gate => self.gate,
             Of::Down => Some(self.down),
         }
+        .map(Panels::of)
     }
 }
 
 fn check(x: &ActRows<'_>, runs: &[ExpertRun<'_>], [up, gate, out]: [usize; 3]) {
-    let [n_ff, width] = [runs[0].up.rows(), runs[0].down.rows()];
+    let [n_ff, width] = [runs[0].up.rows, runs[0].down.rows];
     let mut end = 0;
     for run in runs {
         assert!(run.rows.end <= x.n_rows(), "experts: rows");
@@ -178,8 +180,8 @@ fn check(x: &ActRows<'_>, runs: &[ExpertRun<'_>], [up, gate, out]: [usize; 3]) {
         assert!(run.pairs.start >= end, "experts: pairs one after the other");
         end = run.pairs.end;
         let ways_in = [Some(run.up), run.gate].into_iter().flatten();
-        ways_in.for_each(|w| assert_eq!([w.rows(), w.cols()], [n_ff, x.cols()], "experts: in"));
-        assert_eq!([run.down.rows(), run.down.cols()], [width, n_ff], "experts: out");
+        ways_in.for_each(|w| assert_eq!([w.rows, w.cols], [n_ff, x.cols()], "experts: in"));
+        assert_eq!([run.down.rows, run.down.cols], [width, n_ff], "experts: out");
         assert_eq!(run.gate.is_some(), gate > 0, "experts: gates");
     }
     assert!(end * n_ff <= up && (gate == 0 || gate == up), "experts: values of the ways in");
@@ -190,7 +192,7 @@ fn check(x: &ActRows<'_>, runs: &[ExpertRun<'_>], [up, gate, out]: [usize; 3]) {
 fn parts_of(runs: &[ExpertRun<'_>], ways: &[Of], threads: usize) -> Vec<Part> {
     let mut matrices = Vec::new();
     for (run, of_run) in runs.iter().enumerate() {
-        let found = ways.iter().filter_map(|of| Some((*of, of_run.matrix(*of)?)));
+        let found = ways.iter().filter_map(|of| Some((*of, of_run.panels(*of)?)));
         matrices
             .extend(found.map(|(of, w)| (run, of, w.n_panels(), panel_cost(w, of_run.rows.len()))));
     }
@@ -211,7 +213,7 @@ fn parts_of(runs: &[ExpertRun<'_>], ways: &[Of], threads: usize) -> Vec<Part> {
 impl Work<'_> {
     fn way_in(&self, part: &Part) {
         let run = &self.runs[part.run];
-        let Some(w) = run.matrix(part.of) else { return };
+        let Some(w) = run.panels(part.of) else { return };
         let inner = &self.inner[usize::from(part.of == Of::Gate)];
         self.product(w, &self.x, (part, run.rows.clone()), inner.start_of(run.pairs.start));
         let progress = &self.progress[part.run];
@@ -231,7 +233,7 @@ impl Work<'_> {
         // them (checked).
         let (up, gate) = unsafe { (up.rows(run.pairs.clone()), gate.rows(n_gate)) };
         (self.between)(index, gate, up);
-        self.goes_down(index).prepare(self.compute, run.down);
+        self.goes_down(index).prepare(self.compute, Panels::of(run.down));
     }
 
     /// What goes down. Nobody writes it any more.
@@ -239,7 +241,7 @@ impl Work<'_> {
         let run = &self.runs[index];
         // SAFETY: it is called by the thread that made it, when it was made, and by those that saw that the expert is ready.
         let rows = unsafe { self.inner[0].read(run.pairs.clone()) };
-        ActRows::new(rows, run.down.cols(), &self.progress[index].forms)
+        ActRows::new(rows, run.down.cols, &self.progress[index].forms)
     }
 
     fn way_out(&self, part: &Part) {
@@ -257,18 +259,18 @@ impl Work<'_> {
         }
         let x = self.goes_down(part.run);
         let rows = 0..run.pairs.len();
-        self.product(run.down, &x, (part, rows), self.out.start_of(run.pairs.start));
+        self.product(Panels::of(run.down), &x, (part, rows), self.out.start_of(run.pairs.start));
     }
 
     /// The product of some panels of `w` with rows of `x`, to rows from `start` on.
     fn product(
         &self,
-        w: &PackedMatrix,
+        w: Panels<'_>,
         x: &ActRows<'_>,
         (part, rows): (&Part, Range<usize>),
         start: *mut f32,
     ) {
-        let (first_row, n_rows, cols) = (rows.start, rows.len(), w.rows());
+        let (first_row, n_rows, cols) = (rows.start, rows.len(), w.rows);
         let out = OutMatrix { start, first_row, n_rows, cols, owner: PhantomData };
         (self.compute.kernels().matmul)(&MatmulChunk {
             w,

@@ -1,18 +1,11 @@
 //! The choice of experts: which of them a row uses, and how much each weighs.
 
-use brigade_shapes::{ExpertGroups, ExpertWeights, LEAST_WEIGHT_SUM};
+use brigade_shapes::{ChooseBy, ExpertChoice, ExpertGroups, ExpertWeights, LEAST_WEIGHT_SUM};
 
 use crate::compute::Compute;
-use brigade_ops::Vector;
 
 /// Members of a group whose scores are its score.
 const GROUP_SCORES: usize = 2;
-
-/// Which experts a row uses ([`brigade_shapes::ChooseBy`]).
-pub type ChooseBy<'a> = brigade_shapes::ChooseBy<'a, &'a Vector>;
-
-/// How experts of rows are chosen and weighed ([`brigade_shapes::ExpertChoice`]).
-pub type ExpertChoice<'a> = brigade_shapes::ExpertChoice<'a, &'a Vector>;
 
 impl Compute {
     /// The experts of each row with their weights, `[n_rows, n_used]` both, by what a router gives each expert, `probs`
@@ -20,7 +13,11 @@ impl Compute {
     ///
     /// # Panics
     /// If there are not as many known experts as are used, or one is none.
-    pub fn choose_experts(&self, choice: &ExpertChoice<'_>, probs: &[f32]) -> (Vec<u32>, Vec<f32>) {
+    pub fn choose_experts(
+        &self,
+        choice: &ExpertChoice<'_, &[f32]>,
+        probs: &[f32],
+    ) -> (Vec<u32>, Vec<f32>) {
         let ExpertChoice { n_expert, n_used, by, weights: how } = *choice;
         let rows = || probs.chunks_exact(n_expert);
         let mut ids = Vec::with_capacity(rows().len() * n_used);
@@ -28,7 +25,7 @@ impl Compute {
             ChooseBy::Score { bias, groups } => {
                 let mut scores = Vec::with_capacity(n_expert);
                 for probs in rows() {
-                    score(probs, bias.map(|bias| &bias[..]), groups, &mut scores);
+                    score(probs, bias, groups, &mut scores);
                     ids.extend(best(&scores, n_used));
                 }
             }

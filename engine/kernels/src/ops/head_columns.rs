@@ -1,7 +1,7 @@
-//! Copies values: takes rows of heads apart, head by head, and puts them together again; repeats and picks rows.
+//! Moves values: takes rows of heads apart, head by head, and puts them together again; repeats and picks rows; copies runs.
 
 pub use brigade_ops::HeadColumns;
-use brigade_ops::{FillColumns, GatherRows, Host, RepeatRows};
+use brigade_ops::{AddPicked, CopyParts, FillColumns, GatherRows, HalvesToPairs, Host, RepeatRows};
 
 use crate::compute::Compute;
 
@@ -28,6 +28,48 @@ impl Compute {
         op.check();
         for (row, out) in op.picked.iter().zip(op.out.chunks_exact_mut(op.d)) {
             out.copy_from_slice(&op.x[*row as usize * op.d..][..op.d]);
+        }
+    }
+
+    /// See [`AddPicked`].
+    ///
+    /// # Panics
+    /// If shapes disagree, or a number names no row.
+    pub fn add_picked(&self, op: AddPicked<'_, Host>) {
+        op.check();
+        let AddPicked { out, table, d, picked } = op;
+        for (out, row) in out.chunks_exact_mut(d).zip(picked) {
+            let row = &table[*row as usize * d..][..d];
+            out.iter_mut().zip(row).for_each(|(out, row)| *out += row);
+        }
+    }
+
+    /// See [`CopyParts`].
+    ///
+    /// # Panics
+    /// If a place lies outside.
+    pub fn copy_parts(&self, op: CopyParts<'_, Host>) {
+        op.check();
+        let CopyParts { from, to, width, places } = op;
+        for [at, place] in places {
+            to[*place..place + width].copy_from_slice(&from[*at..at + width]);
+        }
+    }
+
+    /// See [`HalvesToPairs`].
+    ///
+    /// # Panics
+    /// If rows have no halves, or are not whole.
+    pub fn halves_to_pairs(&self, op: HalvesToPairs<'_, Host>) {
+        op.check();
+        let mut row = vec![0.0; op.d];
+        for x in op.x.chunks_exact_mut(op.d) {
+            row.copy_from_slice(x);
+            let (first, second) = row.split_at(op.d / 2);
+            let pairs = x.as_chunks_mut().0;
+            for (pair, halves) in pairs.iter_mut().zip(first.iter().zip(second)) {
+                *pair = [*halves.0, *halves.1];
+            }
         }
     }
 

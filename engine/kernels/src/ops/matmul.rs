@@ -9,21 +9,10 @@ use std::ops::Range;
 use crate::compute::Compute;
 use crate::cpu::matmul_many::MANY_ROWS;
 use crate::simd::MAX_TILE;
-use crate::tiles::act::{ActForms, ActRows};
+use crate::tiles::act::ActRows;
 use crate::tiles::matmul::{MatmulChunk, OutMatrix};
-use crate::tiles::pack::PackedMatrix;
-
-/// One product: `out[i, o] = Σ_k x[rows.start + i, k] * w[o, k]`.
-pub struct MatmulJob<'a> {
-    /// Weights `[out features, cols]`.
-    pub w: &'a PackedMatrix,
-    /// Activations.
-    pub x: ActRows<'a>,
-    /// Rows of `x` to multiply.
-    pub rows: Range<usize>,
-    /// `[rows.len(), w.rows()]`, row-major.
-    pub out: &'a mut [f32],
-}
+use crate::tiles::pack::{PackedMatrix, Panels};
+use brigade_ops::{Derived, Host, Product, Products};
 
 /// Most rows of a chunk: a slice of each ([`super::cpu`]'s products of many rows) stays in the
 /// second-level cache while the panels pass.
@@ -40,8 +29,8 @@ pub(super) const MIN_CHUNK_COST: usize = 20 << 10;
 
 /// What a panel costs with `rows` rows, in bytes of memory traffic. The panel is read once, and each row
 /// takes 16 * cols multiply-adds. A core does about 16 of these in the time that it reads a byte.
-pub(super) fn panel_cost(w: &PackedMatrix, rows: usize) -> usize {
-    w.panel_bytes() + rows * w.cols()
+pub(super) fn panel_cost(w: Panels<'_>, rows: usize) -> usize {
+    w.panel_bytes + rows * w.cols
 }
 
 /// Rows of a chunk: evened out over the chunks, in whole tiles.
@@ -67,29 +56,30 @@ impl Compute {
     /// # Panics
     /// If shapes disagree.
     pub fn multiply(&self, w: &PackedMatrix, x: &[f32], out: &mut [f32]) {
-        let forms = ActForms::default();
-        let x = ActRows::new(x, w.cols(), &forms);
-        self.matmul(&mut [MatmulJob { w, x, rows: 0..x.n_rows(), out }]);
+        let (w, forms) = (w.on_host(), &Derived::default());
+        let rows = 0..x.len().checked_div(w.cols).unwrap_or(0);
+        self.products(Products { jobs: vec![Product { w, x, forms, rows, out }] });
     }
 
     /// Runs several products in one fork-join.
     ///
     /// # Panics
     /// If a job's shapes disagree.
-    pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
-        let plans = self.plan(jobs);
+    pub fn products(&self, products: Products<'_, Host>) {
+        let mut jobs: Vec<Job<'_>> = products.jobs.into_iter().map(Job::new).collect();
+        let plans = self.plan(&jobs);
         jobs.iter().for_each(|job| job.x.prepare(self, job.w));
         let n_chunks = plans.last().map_or(0, |plan| plan.first_chunk + plan.n_chunks);
-        let shared: Vec<_> = jobs.iter_mut().map(shared_parts).collect();
+        let shared: Vec<_> = jobs.iter_mut().map(Job::shared).collect();
         let matmul = self.kernels().matmul;
         self.pool().run(n_chunks, &|chunk, _| {
             let job = plans.partition_point(|plan| plan.first_chunk <= chunk) - 1;
-            let (plan, (w, x, rows, out)) = (&plans[job], &shared[job]);
+            let (plan, Shared { w, x, rows, out }) = (&plans[job], &shared[job]);
             let index = chunk - plan.first_chunk;
             let first_panel = index % plan.panel_chunks * plan.panels_per_chunk;
             let first_row = rows.start + index / plan.panel_chunks * plan.row_group;
             matmul(&MatmulChunk {
-                w,
+                w: *w,
                 x,
                 panels: first_panel..(first_panel + plan.panels_per_chunk).min(plan.n_panels),
                 rows: first_row..(first_row + plan.row_group).min(rows.end),
@@ -98,8 +88,8 @@ impl Compute {
         });
     }
 
-    fn plan(&self, jobs: &[MatmulJob<'_>]) -> Vec<JobChunks> {
-        let cost = |job: &MatmulJob<'_>| {
+    fn plan(&self, jobs: &[Job<'_>]) -> Vec<JobChunks> {
+        let cost = |job: &Job<'_>| {
             let (n_rows, group) = (job.rows.len(), row_group(job.rows.len()));
             n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
         };
@@ -112,8 +102,7 @@ impl Compute {
         };
         let target = (total / n_chunks).max(MIN_CHUNK_COST);
         let mut first_chunk = 0;
-        let plan = |job: &MatmulJob<'_>| {
-            check(job);
+        let plan = |job: &Job<'_>| {
             let (n_panels, n_rows) = (job.w.n_panels(), job.rows.len());
             let row_group = row_group(n_rows);
             let cost = panel_cost(job.w, row_group.min(n_rows)).max(1);
@@ -135,22 +124,39 @@ impl Compute {
     }
 }
 
-fn check(job: &MatmulJob<'_>) {
-    let (w, x) = (job.w, job.x);
-    assert_eq!(w.cols(), x.cols(), "matmul: columns of weights and activations");
-    assert!(job.rows.start <= job.rows.end && job.rows.end <= x.n_rows(), "matmul: rows");
-    assert_eq!(job.out.len(), job.rows.len() * w.rows(), "matmul: length of the output");
+/// A product, as it is cut.
+struct Job<'a> {
+    w: Panels<'a>,
+    x: ActRows<'a>,
+    rows: Range<usize>,
+    out: &'a mut [f32],
 }
 
-type SharedParts<'a> = (&'a PackedMatrix, &'a ActRows<'a>, Range<usize>, OutMatrix<'a>);
+/// What the chunks of a product share.
+struct Shared<'a> {
+    w: Panels<'a>,
+    x: &'a ActRows<'a>,
+    rows: Range<usize>,
+    out: OutMatrix<'a>,
+}
 
-fn shared_parts<'a>(job: &'a mut MatmulJob<'_>) -> SharedParts<'a> {
-    let out = OutMatrix {
-        start: job.out.as_mut_ptr(),
-        first_row: job.rows.start,
-        n_rows: job.rows.len(),
-        cols: job.w.rows(),
-        owner: PhantomData,
-    };
-    (job.w, &job.x, job.rows.clone(), out)
+impl<'a> Job<'a> {
+    /// # Panics
+    /// If shapes disagree.
+    fn new(product: Product<'a, Host>) -> Self {
+        product.check();
+        let Product { w, x, forms, rows, out } = product;
+        Self { w: Panels::of(w), x: ActRows::new(x, w.cols, forms), rows, out }
+    }
+
+    fn shared(&mut self) -> Shared<'_> {
+        let out = OutMatrix {
+            start: self.out.as_mut_ptr(),
+            first_row: self.rows.start,
+            n_rows: self.rows.len(),
+            cols: self.w.rows,
+            owner: PhantomData,
+        };
+        Shared { w: self.w, x: &self.x, rows: self.rows.clone(), out }
+    }
 }

@@ -12,82 +12,44 @@ use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
 use crate::tiles::chosen_blocks::NO_BLOCK;
 use crate::tiles::kv::add_index_key;
-use crate::tiles::rope::RopeTable;
-use brigade_ops::PageId;
-use brigade_ops::scan::check_disjoint_rows;
-use brigade_shapes::BlockSizes;
-use brigade_shapes::PoolSizes;
-use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};
-
-/// The rows of a ubatch, and where the keys of their sequences are.
-#[derive(Clone, Copy)]
-pub struct MeanIndex<'a> {
-    /// Shape of the pages, which have keys of the index.
-    pub layout: &'a KvLayout,
-    /// The layer's pages one after the other, starting on a multiple of 64 bytes.
-    pub pool: &'a [u8],
-    /// The rows.
-    pub parts: &'a [AttendPart<'a>],
-    /// Heads of the index; they share its keys.
-    pub n_head: usize,
-    /// What is chosen: whole blocks, and behind them one that is not whole.
-    pub sizes: BlockSizes,
-    /// Weight of the norm of a mean, `[index_dim]`.
-    pub norm: &'a [f32],
-    /// Its epsilon.
-    pub eps: f32,
-    /// What rotates a normed mean, as a key at its block's first position; its own positions do not matter.
-    pub rope: Option<&'a RopeTable>,
-}
+use brigade_ops::{Angles, ChooseByMeans, Host, PageId, Rope};
+use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout, KvType, PoolSizes, ValuePlace};
 
 /// Bytes of a line of the cache: pages start on one.
 const LINE: usize = 64;
 
 impl Compute {
-    /// The blocks that each row attends to, ascending, the same for all its heads: `[n_rows, n_kv_head, per_row]`. They
-    /// are the `per_row - 1` whole ones with the greatest `Σ_h max(q[h] · key, 0)`, where `key` is the normed and rotated
-    /// mean of a block's keys, and the one behind the last whole block, if the row sees some of it; else
-    /// [`NO_BLOCK`]. Those of a row that sees no more whole blocks are zeros: it attends to all. `None`: all rows do.
-    ///
-    /// `q` is `[n_rows, n_head * index_dim]`, rows as the parts number them. Keys of the rows themselves must be in
-    /// their pages.
+    /// See [`ChooseByMeans`].
     ///
     /// # Panics
-    /// If shapes disagree, two parts have a row in common or are out of order, or a part's positions lie outside its
-    /// blocks or the pool.
-    pub fn choose_by_means(&self, index: &MeanIndex<'_>, q: &[f32]) -> Option<Vec<u32>> {
-        let BlockSizes { positions, per_row, newest } = index.sizes;
-        assert!(positions > 0 && per_row > 1 && newest == 1, "choose_by_means: sizes");
-        let (n_head, n_kv_head, dim) = (index.n_head, index.layout.n_kv_head, index.norm.len());
-        assert!(dim > 0 && dim == index.layout.index_dim, "choose_by_means: width of keys");
-        let n_rows = q.len() / (n_head * dim).max(1);
-        assert_eq!(q.len(), n_rows * n_head * dim, "choose_by_means: length of q");
-        let rows = index.parts.iter().map(|part| (part.first_row, part.n_rows));
-        check_disjoint_rows(rows, n_rows, "choose_by_means");
-        let is_far = |part: &&AttendPart<'_>| index.n_near(part) < part.n_rows;
-        index.parts.iter().find(is_far)?;
-        let mut chosen = vec![0; n_rows * n_kv_head * per_row];
-        for part in index.parts.iter().filter(is_far) {
-            let of_part = self.choose_of_part(index, part, q);
-            let first = index.n_near(part);
-            for (i, whole) in of_part.chunks_exact(per_row - 1).enumerate().skip(first) {
+    /// If shapes disagree, two parts have a row in common or are out of order, there are angles of too few blocks, or a part's
+    /// positions lie outside its blocks or the pool.
+    pub fn choose_by_means(&self, op: ChooseByMeans<'_, Host>) {
+        op.check();
+        let BlockSizes { positions, per_row, .. } = op.sizes;
+        let near = op.sizes.near_of_means();
+        let of_row = op.layout.n_kv_head * per_row;
+        op.out.fill(0);
+        for part in op.parts.iter().filter(|part| part.n_near(near) < part.n_rows) {
+            let of_part = self.choose_of_part(&op, part);
+            let whole = of_part.chunks_exact(per_row - 1).enumerate();
+            for (i, whole) in whole.skip(part.n_near(near)) {
                 let seen = part.first_pos + i + 1;
                 let behind = match seen % positions {
                     0 => NO_BLOCK,
                     _ => (seen / positions) as u32,
                 };
-                let at = (part.first_row + i) * n_kv_head * per_row;
-                for of_head in chosen[at..][..n_kv_head * per_row].chunks_exact_mut(per_row) {
+                let chosen = &mut op.out[(part.first_row + i) * of_row..][..of_row];
+                for of_head in chosen.chunks_exact_mut(per_row) {
                     of_head.iter_mut().zip(whole).for_each(|(to, block)| *to = *block as u32);
                     of_head[per_row - 1] = behind;
                 }
             }
         }
-        Some(chosen)
     }
 
     /// The whole blocks of a part's rows, `[part.n_rows, per_row - 1]`; zeros of rows that attend to all.
-    fn choose_of_part(&self, index: &MeanIndex<'_>, part: &AttendPart<'_>, q: &[f32]) -> Vec<f32> {
+    fn choose_of_part(&self, index: &ChooseByMeans<'_, Host>, part: &AttendPart<'_>) -> Vec<f32> {
         let (dim, per_row) = (index.norm.len(), index.sizes.per_row - 1);
         let means = self.means(index, part);
         // Blocks stand for positions here, so that the means lie in pages as keys of an index do.
@@ -107,7 +69,7 @@ impl Compute {
             page[..dim].copy_from_slice(mean);
         }
         let blocks: Vec<PageId> = (0..n_pages as u32).map(PageId).collect();
-        let far = index.n_near(part)..part.n_rows;
+        let far = part.n_near(index.sizes.near_of_means())..part.n_rows;
         let parts: Vec<AttendPart<'_>> = far
             .map(|i| AttendPart {
                 pages: &blocks,
@@ -120,16 +82,16 @@ impl Compute {
         let sizes = PoolSizes::single(per_row);
         let of_means = Index { layout: &layout, pool, parts: &parts, n_head: index.n_head, sizes };
         let width = index.n_head * dim;
-        let q = &q[part.first_row * width..][..part.n_rows * width];
+        let q = &index.q[part.first_row * width..][..part.n_rows * width];
         let mut chosen = vec![0.0; part.n_rows * per_row];
         self.choose(&of_means, q, &vec![1.0; part.n_rows * index.n_head], &mut chosen);
         chosen
     }
 
     /// The normed and rotated means of all blocks that the part's last row sees whole, `[n, index_dim]`.
-    fn means(&self, index: &MeanIndex<'_>, part: &AttendPart<'_>) -> Vec<f32> {
+    fn means(&self, index: &ChooseByMeans<'_, Host>, part: &AttendPart<'_>) -> Vec<f32> {
         let (size, dim, layout) = (index.sizes.positions, index.norm.len(), index.layout);
-        let n = index.sizes.n_whole(part.first_pos + part.n_rows - 1);
+        let n = index.n_whole(part);
         let mut means = vec![0.0; n * dim];
         self.fill_rows(&mut means, dim, &|block, mean| {
             for pos in block * size..(block + 1) * size {
@@ -139,17 +101,10 @@ impl Compute {
             mean.iter_mut().for_each(|sum| *sum *= 1.0 / size as f32);
         });
         self.rms_norm_inplace(&mut means, index.norm, index.eps);
-        if let Some(rope) = index.rope {
-            let starts: Vec<u32> = (0..n).map(|block| (block * size) as u32).collect();
-            self.rope(&mut means, dim, &rope.at(self, &starts));
+        if let Some(Angles { by_pair, n_rot, layout }) = index.rope {
+            let angles = Angles { by_pair: &by_pair[..n * n_rot], n_rot, layout };
+            self.rotate(Rope { x: &mut means, head_dim: dim, angles });
         }
         means
-    }
-}
-
-impl MeanIndex<'_> {
-    /// Rows of a part, the first ones, that attend to all they see.
-    fn n_near(&self, part: &AttendPart<'_>) -> usize {
-        part.n_near(self.sizes.near_of_means())
     }
 }

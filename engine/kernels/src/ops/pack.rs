@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use bytemuck::Zeroable;
 
-use crate::aligned::{AlignedBytes, DeviceMemory};
+use crate::aligned::AlignedBytes;
 use crate::compute::Compute;
 use crate::format::{FormatVisitor, PanelFormat, with_format};
 use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::pack::{PackedMatrix, is_float};
+use crate::tiles::pack::{PackedMatrix, panel_bytes};
+use brigade_ops::Buffer;
 use brigade_quant::GgmlType;
 use brigade_quant::{DeviceError, KernelError};
 
@@ -58,8 +59,8 @@ impl<'a> Source<'a> {
     }
 
     fn packed(&self, data: AlignedBytes) -> PackedMatrix {
-        let Self { ty, rows, cols, panel_bytes, .. } = *self;
-        PackedMatrix { ty, rows, cols, panel_bytes, data, scale: 1.0 }
+        let Self { ty, rows, cols, .. } = *self;
+        PackedMatrix { ty, rows, cols, data, scale: 1.0 }
     }
 }
 
@@ -94,7 +95,7 @@ impl PackedMatrix {
         keep: impl FnOnce(
             (usize, usize),
             &mut dyn FnMut(Range<usize>, &mut [u8]),
-        ) -> Result<Arc<dyn DeviceMemory>, DeviceError>,
+        ) -> Result<Arc<dyn Buffer>, DeviceError>,
     ) -> Result<Self, KernelError> {
         let source = Source::new(ty, rows, cols, bytes)?;
         let (all, panel) = (source.packed_bytes(), source.panel_bytes);
@@ -109,8 +110,8 @@ impl PackedMatrix {
     /// # Errors
     /// As [`PackedMatrix::pack`] for the type and the columns.
     pub fn hollow(ty: GgmlType, rows: usize, cols: usize) -> Result<Self, KernelError> {
-        let (panel_bytes, data) = (panel_bytes(ty, cols)?, AlignedBytes::zeroed(0)?);
-        Ok(Self { ty, rows, cols, panel_bytes, data, scale: 1.0 })
+        panel_bytes(ty, cols)?;
+        Ok(Self { ty, rows, cols, data: AlignedBytes::zeroed(0)?, scale: 1.0 })
     }
 
     /// Bytes that packing a matrix `[rows, cols]` of type `ty` takes, without packing one.
@@ -120,27 +121,6 @@ impl PackedMatrix {
     pub fn packed_bytes(ty: GgmlType, rows: usize, cols: usize) -> Result<u64, KernelError> {
         Ok(rows.div_ceil(LANES) as u64 * panel_bytes(ty, cols)? as u64)
     }
-}
-
-/// Bytes of a panel of rows of `cols` columns.
-fn panel_bytes(ty: GgmlType, cols: usize) -> Result<usize, KernelError> {
-    struct Record;
-    impl FormatVisitor for Record {
-        type Out = usize;
-        fn visit<Q: PanelFormat>(self) -> usize {
-            Q::RECORD
-        }
-    }
-    let record = match with_format(ty, Record) {
-        Some(record) => record,
-        None if is_float(ty) => LANES * ty.block_bytes(),
-        None => return Err(KernelError::Unsupported(ty)),
-    };
-    let block = ty.block_elems();
-    if !cols.is_multiple_of(block) {
-        return Err(KernelError::Cols { ty, block, cols });
-    }
-    Ok(cols / block * record)
 }
 
 /// Most bytes of a record, of all formats.

@@ -11,8 +11,8 @@ use crate::compute::Compute;
 use crate::tiles::attention::AttendPart;
 use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::pooling::{GatedPool, GatedRow, PoolTile};
-use brigade_ops::PageId;
+use crate::tiles::pooling::{GatedPool, PoolTile};
+use brigade_ops::{Host, PageId, PoolGated};
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
 /// How the keys of a pool's positions become one.
@@ -31,16 +31,13 @@ struct Completed<'a> {
 }
 
 impl Compute {
-    /// Makes a row of `out` `[n_pools, width]` of each pool's rows: `out[j] = Σ_i a_i[j] values_i[j]` with `a[j]` the
-    /// softmax of the `gates_i[j]` over the rows `i`. Rows are summed in their order.
+    /// See [`PoolGated`].
     ///
     /// # Panics
     /// If a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.
-    pub fn pool_gated(&self, pools: &[Vec<GatedRow<'_>>], width: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), pools.len() * width, "pool_gated: length of out");
-        let fits = |row: &GatedRow<'_>| row.values.len() == width && row.gates.len() == width;
-        let all_fit = pools.iter().all(|rows| !rows.is_empty() && rows.iter().all(fits));
-        assert!(all_fit && width > 0, "pool_gated: rows of {width}");
+    pub fn pool_gated(&self, op: PoolGated<'_, Host>) {
+        op.check();
+        let PoolGated { pools, width, out } = op;
         let pool = self.kernels().pool_gated;
         let outs = Rows::new(out, width);
         let most = pools.iter().map(Vec::len).max().unwrap_or(0);

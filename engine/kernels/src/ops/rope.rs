@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use crate::compute::Compute;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::rope::{RopeParams, RopeRow, RopeTable, Yarn};
-use brigade_shapes::RopeLayout;
+use brigade_ops::{Angles, Host, Rope};
 
 impl RopeTable {
     /// Angles for rows at `positions`.
@@ -24,23 +24,13 @@ impl RopeTable {
         if let Some(factors) = &params.freq_factors {
             assert_eq!(factors.len(), n_rot / 2, "rope: factors are one per pair");
         }
-        let (layout, n_rows) = (params.layout, positions.len());
-        let mut cos = vec![0.0; n_rows * n_rot];
-        let mut sin = vec![0.0; if layout == RopeLayout::Norm { n_rows * n_rot } else { 0 }];
+        let n_rows = positions.len();
+        let mut by_pair = vec![0.0; n_rows * n_rot];
         if n_rot > 0 {
-            params.fill(compute, positions, [&mut cos, &mut sin]);
+            params.fill(compute, positions, &mut by_pair);
         }
-        let params = params.clone();
-        Self {
-            params,
-            layout,
-            n_rot,
-            n_rows,
-            cos: cos.into(),
-            sin: sin.into(),
-            by_pair: OnceLock::new(),
-            backwards: OnceLock::new(),
-        }
+        let (params, by_pair) = (params.clone(), by_pair.into());
+        Self { params, n_rows, by_pair, backwards: OnceLock::new() }
     }
 
     /// Angles of the same rotation at other positions.
@@ -79,23 +69,16 @@ impl Yarn {
 }
 
 impl RopeParams {
-    /// Fills the tables for rows at `positions`, as [`RopeTable`] has them.
-    fn fill(&self, compute: &Compute, positions: &[u32], [cos, sin]: [&mut [f32]; 2]) {
-        let (layout, n_rot) = (self.layout, self.n_rot);
+    /// Fills the table for rows at `positions`, as [`RopeTable`] has it.
+    fn fill(&self, compute: &Compute, positions: &[u32], by_pair: &mut [f32]) {
+        let n_rot = self.n_rot;
         let ramp = self.yarn.map(|yarn| yarn.ramp(self));
-        let cos = Rows::new(cos, n_rot);
-        let sin = Rows::new(sin, if layout == RopeLayout::Norm { n_rot } else { 0 });
+        let rows = Rows::new(by_pair, n_rot);
         compute.for_rows(positions.len(), n_rot * SINCOS_COST, &|range| {
             for r in range {
-                // SAFETY: `for_rows` hands out each row once, and the two tables are apart.
-                let (cos, sin) = unsafe { (cos.rows(r..r + 1), sin.rows(r..r + 1)) };
-                self.angles(positions[r], ramp.as_ref(), |i, c, s| match layout {
-                    RopeLayout::Norm => {
-                        (cos[2 * i], cos[2 * i + 1]) = (c, c);
-                        (sin[2 * i], sin[2 * i + 1]) = (-s, s);
-                    }
-                    RopeLayout::Neox => (cos[i], cos[n_rot / 2 + i]) = (c, s),
-                });
+                // SAFETY: `for_rows` hands out each row once.
+                let (cos, sin) = unsafe { rows.rows(r..r + 1) }.split_at_mut(n_rot / 2);
+                self.angles(positions[r], ramp.as_ref(), |i, c, s| (cos[i], sin[i]) = (c, s));
             }
         });
     }
@@ -129,21 +112,20 @@ impl Compute {
     /// # Panics
     /// If the shapes disagree or the table rotates more than a head.
     pub fn rope(&self, x: &mut [f32], head_dim: usize, table: &RopeTable) {
-        assert!(table.n_rot <= head_dim, "rope: {} rotated of {head_dim}", table.n_rot);
-        if table.n_rows == 0 || table.n_rot == 0 {
+        self.rotate(Rope { x, head_dim, angles: table.angles().map(|values| &values[..]) });
+    }
+
+    /// See [`Rope`].
+    pub(super) fn rotate(&self, op: Rope<'_, Host>) {
+        let n_rows = op.check();
+        if n_rows == 0 {
             return;
         }
-        let row_len = x.len() / table.n_rows;
-        assert!(
-            x.len().is_multiple_of(table.n_rows) && row_len.is_multiple_of(head_dim),
-            "rope: {} values in {} rows of heads of {head_dim}",
-            x.len(),
-            table.n_rows
-        );
-        let rotate = self.kernels().rope;
+        let Rope { x, head_dim, angles: Angles { by_pair, n_rot, layout } } = op;
+        let (row_len, rotate) = (x.len() / n_rows, self.kernels().rope);
         self.each_row(x, row_len, "rope", &|r, x| {
-            let (cos, sin) = table.row(r);
-            rotate(&mut RopeRow { layout: table.layout, x, head_dim, cos, sin });
+            let (cos, sin) = by_pair[r * n_rot..][..n_rot].split_at(n_rot / 2);
+            rotate(&mut RopeRow { layout, x, head_dim, cos, sin });
         });
     }
 }

@@ -1,7 +1,8 @@
 //! All ops by their name.
 
 use brigade_ops::{
-    Choose, ChooseBlocks, DecayFactors, DilatedRows, Host, Op, PoolKeys, ProductRoots, Weigh,
+    Choose, ChooseBlocks, CopySlot, DecayFactors, DilatedRows, Host, Op, PoolKeys, ProductRoots,
+    Weigh,
 };
 
 use super::block_index::BlockIndex;
@@ -13,14 +14,32 @@ impl Compute {
     /// Runs an op.
     ///
     /// # Panics
-    /// If its shapes disagree.
+    /// If its shapes disagree; and for products of all experts in one, which the host has not.
     pub fn run(&self, op: Op<'_, Host>) {
         match op {
+            Op::Products(op) => self.products(op),
+            Op::Route(op) => self.route(op),
+            Op::RowsOfPairs(op) => self.rows_of_pairs(op),
+            Op::WeighPairs(op) => self.weigh_pairs(op),
+            Op::AddExpertBiases(op) => self.add_expert_biases(op),
+            Op::AddPairs(op) => self.add_pairs(op),
+            Op::AddToPairs(op) => self.add_to_pairs(op),
+            Op::ExpertProducts(_) => panic!("the host multiplies expert by expert"),
+            Op::Copy(op) => op.to.copy_from_slice(op.from),
+            Op::CopySlot(CopySlot { slots, per_slot, from, to }) => {
+                slots.copy_within(from * per_slot..(from + 1) * per_slot, to * per_slot);
+            }
+            Op::Greatest(op) => self.greatest(op),
+            Op::FewGreatest(op) => self.few_greatest(op),
             Op::HeadsApart(op) => self.heads_apart(op.from, op.n_head, op.columns, op.to),
             Op::HeadsTogether(op) => self.heads_together(op.from, op.n_head, op.columns, op.to),
             Op::FillColumns(op) => self.fill_columns(op),
             Op::RepeatRows(op) => self.repeat_rows(op),
             Op::GatherRows(op) => self.gather_rows(op),
+            Op::AddPicked(op) => self.add_picked(op),
+            Op::CopyParts(op) => self.copy_parts(op),
+            Op::HalvesToPairs(op) => self.halves_to_pairs(op),
+            Op::Rope(op) => self.rotate(op),
             Op::Map(op) => self.run_map(op),
             Op::Combine(op) => self.run_combine(op),
             Op::Lerp(op) => self.lerp(op.x, op.to, op.share),
@@ -29,9 +48,13 @@ impl Compute {
             Op::Norm(op) => self.run_norm(op),
             Op::KvWrite(op) => self.kv_write(op.layout, op.pool, op.parts, &op.rows),
             Op::WriteEntries(op) => self.write_entries(op),
+            Op::ChooseEntries(op) => self.choose_entries(op),
+            Op::AttendEntries(op) => self.attend_entries(op),
             Op::Choose(op) => self.run_choose(op),
             Op::ChooseBlocks(op) => self.run_choose_blocks(op),
+            Op::ChooseByMeans(op) => self.choose_by_means(op),
             Op::PoolKeys(op) => self.run_pool_keys(op),
+            Op::PoolGated(op) => self.pool_gated(op),
             Op::Attend(op) => self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => self.run_attend_chosen(op),
             Op::Weigh(op) => self.run_weigh(op),

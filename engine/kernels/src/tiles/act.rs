@@ -7,6 +7,7 @@
 
 use std::sync::OnceLock;
 
+use brigade_ops::Derived;
 use bytemuck::Zeroable;
 
 use super::column_slices::{SlicedRows, Spare};
@@ -82,18 +83,9 @@ pub(crate) struct SpareRows {
 
 /// The other forms of some rows that products have read so far.
 #[derive(Default)]
-pub struct ActForms {
+pub(crate) struct ActForms {
     pub(crate) blocks: OnceLock<SlicedRows<BlockSlice>>,
     pub(crate) floats: OnceLock<SlicedRows<FloatSlice>>,
-}
-
-impl ActForms {
-    /// Forgets them: the rows are about to change.
-    #[inline]
-    pub fn clear(&mut self) {
-        self.blocks.take();
-        self.floats.take();
-    }
 }
 
 /// Rows of activations `[n_rows, cols]` for products. The first product that reads them in another form makes that form,
@@ -107,12 +99,14 @@ pub struct ActRows<'a> {
 }
 
 impl<'a> ActRows<'a> {
-    /// Rows `x` (`[n_rows, cols]`, row-major), which are borrowed as they are; `forms` are theirs, or empty.
+    /// Rows `x` (`[n_rows, cols]`, row-major), which are borrowed as they are; `derived` is theirs, and has the host's forms or
+    /// none.
     ///
     /// # Panics
-    /// If `x` is not whole rows.
+    /// If `x` is not whole rows, or a device keeps something of them.
     #[inline]
-    pub fn new(x: &'a [f32], cols: usize, forms: &'a ActForms) -> Self {
+    pub fn new(x: &'a [f32], cols: usize, derived: &'a Derived) -> Self {
+        let forms = derived.kept(ActForms::default).expect("rows of the host have its forms");
         assert!(cols > 0 && x.len().is_multiple_of(cols), "{} values in rows of {cols}", x.len());
         Self { x, n_rows: x.len() / cols, cols, forms }
     }

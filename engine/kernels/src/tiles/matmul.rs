@@ -4,12 +4,12 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::act::ActRows;
-use super::pack::PackedMatrix;
+use super::pack::Panels;
 use crate::simd::LANES;
 
 /// A part of a job, as a kernel sees it.
 pub(crate) struct MatmulChunk<'a> {
-    pub(crate) w: &'a PackedMatrix,
+    pub(crate) w: Panels<'a>,
     pub(crate) x: &'a ActRows<'a>,
     /// Panels of `w`.
     pub(crate) panels: Range<usize>,

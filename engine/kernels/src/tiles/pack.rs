@@ -7,16 +7,17 @@
 
 use std::sync::Arc;
 
-use crate::aligned::{AlignedBytes, DeviceMemory};
+use crate::aligned::AlignedBytes;
+use crate::format::{FormatVisitor, PanelFormat, with_format};
 use crate::simd::LANES;
-use brigade_quant::GgmlType;
+use brigade_ops::{Buffer, Part, View, Weights};
+use brigade_quant::{GgmlType, KernelError};
 
 /// Weights `[rows, cols]`, packed.
 pub struct PackedMatrix {
     pub(crate) ty: GgmlType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    pub(crate) panel_bytes: usize,
     pub(crate) data: AlignedBytes,
     /// What products are multiplied with.
     pub(crate) scale: f32,
@@ -32,15 +33,32 @@ impl PackedMatrix {
 
     /// The same weights in memory of a device that has a copy of [`PackedMatrix::bytes`].
     #[must_use]
-    pub fn copied_to(&self, memory: Arc<dyn DeviceMemory>) -> Self {
+    pub fn copied_to(&self, memory: Arc<dyn Buffer>) -> Self {
         let data = AlignedBytes::with_device(self.data.len(), memory);
         Self { data, ..*self }
     }
 
     /// The memory that the panels lie in, if it is a device's.
     #[inline]
-    pub fn with_device(&self) -> Option<&dyn DeviceMemory> {
-        self.data.with().map(|memory| &**memory)
+    pub fn with_device(&self) -> Option<&Arc<dyn Buffer>> {
+        self.data.with()
+    }
+
+    /// The weights, as products take them wherever they lie.
+    #[inline]
+    pub fn weights(&self) -> Weights<View<'_, u8>> {
+        let panels = match self.data.with() {
+            None => View::Host(&self.data),
+            Some(memory) => View::Device(Part::of(&**memory, 0..self.data.len())),
+        };
+        Weights { ty: self.ty, rows: self.rows, cols: self.cols, scale: self.scale, panels }
+    }
+
+    /// The weights, as products on the host take them.
+    #[inline]
+    pub fn on_host(&self) -> Weights<&[u8]> {
+        let panels = self.bytes();
+        Weights { ty: self.ty, rows: self.rows, cols: self.cols, scale: self.scale, panels }
     }
 
     /// What products are multiplied with when they are complete.
@@ -78,6 +96,33 @@ impl PackedMatrix {
     pub fn bytes(&self) -> &[u8] {
         &self.data
     }
+}
+
+/// Packed weights, as kernels read them.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    pub(crate) ty: GgmlType,
+    /// Output features.
+    pub(crate) rows: usize,
+    /// Input features.
+    pub(crate) cols: usize,
+    /// What products are multiplied with when they are complete.
+    pub(crate) scale: f32,
+    pub(crate) panel_bytes: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Panels<'a> {
+    /// # Panics
+    /// If the bytes are not those of this type and shape.
+    #[inline]
+    pub(crate) fn of(w: Weights<&'a [u8]>) -> Self {
+        let Weights { ty, rows, cols, scale, panels: bytes } = w;
+        let panel_bytes = panel_bytes(ty, cols).expect("weights were packed");
+        let wanted = rows.div_ceil(LANES) * panel_bytes;
+        assert_eq!(bytes.len(), wanted, "bytes of {ty} [{rows}, {cols}]");
+        Self { ty, rows, cols, scale, panel_bytes, bytes }
+    }
 
     /// Panels of sixteen rows.
     #[inline]
@@ -85,15 +130,10 @@ impl PackedMatrix {
         self.rows.div_ceil(LANES)
     }
 
-    #[inline]
-    pub(crate) fn panel_bytes(&self) -> usize {
-        self.panel_bytes
-    }
-
     /// Panel `p`.
     #[inline]
-    pub(crate) fn panel(&self, p: usize) -> &[u8] {
-        &self.data[p * self.panel_bytes..][..self.panel_bytes]
+    pub(crate) fn panel(&self, p: usize) -> &'a [u8] {
+        &self.bytes[p * self.panel_bytes..][..self.panel_bytes]
     }
 
     /// Whether products read the 8-bit form of the activations.
@@ -101,6 +141,27 @@ impl PackedMatrix {
     pub(crate) fn wants_blocks(&self) -> bool {
         !is_float(self.ty)
     }
+}
+
+/// Bytes of a panel of rows of `cols` columns.
+pub(crate) fn panel_bytes(ty: GgmlType, cols: usize) -> Result<usize, KernelError> {
+    struct Record;
+    impl FormatVisitor for Record {
+        type Out = usize;
+        fn visit<Q: PanelFormat>(self) -> usize {
+            Q::RECORD
+        }
+    }
+    let record = match with_format(ty, Record) {
+        Some(record) => record,
+        None if is_float(ty) => LANES * ty.block_bytes(),
+        None => return Err(KernelError::Unsupported(ty)),
+    };
+    let block = ty.block_elems();
+    if !cols.is_multiple_of(block) {
+        return Err(KernelError::Cols { ty, block, cols });
+    }
+    Ok(cols / block * record)
 }
 
 /// Whether products with this type are taken in f32.

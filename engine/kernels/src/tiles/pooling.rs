@@ -2,16 +2,10 @@
 
 use brigade_shapes::KvLayout;
 
-/// One row that goes into a pool.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedRow<'a> {
-    /// What is averaged, `[width]`.
-    pub values: &'a [f32],
-    /// How much it counts, before the softmax over the pool's rows, `[width]`.
-    pub gates: &'a [f32],
-}
+/// One row that goes into a pool, in the host's memory.
+pub(crate) type GatedRow<'a> = brigade_ops::GatedRow<&'a [f32]>;
 
-/// One pool of [`Compute::pool_gated`](crate::Compute::pool_gated).
+/// One pool of [`PoolGated`](brigade_ops::PoolGated).
 pub(crate) struct GatedPool<'a> {
     pub(crate) rows: &'a [GatedRow<'a>],
     /// `[width]`.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use brigade_ops::Vector;
+use brigade_ops::{Angles, Vector};
 
 pub use brigade_shapes::RopeLayout;
 
@@ -38,18 +38,12 @@ pub struct Yarn {
     pub n_ctx_orig: u32,
 }
 
-/// Cosines and sines of every row of a ubatch, in the order the kernel reads them.
+/// Cosines and sines of every row of a ubatch.
 pub struct RopeTable {
     pub(crate) params: RopeParams,
-    pub(crate) layout: RopeLayout,
-    pub(crate) n_rot: usize,
     pub(crate) n_rows: usize,
-    /// Per row `n_rot` values. Norm: each cosine twice. Neox: cosines, then sines.
-    pub(crate) cos: Vector,
-    /// Per row `n_rot` values. Norm: `-sin, sin` per pair. Neox: unused and empty.
-    pub(crate) sin: Vector,
-    /// Per row the cosines of all pairs, then their sines, whatever the layout; made when it is asked for.
-    pub(crate) by_pair: OnceLock<Vector>,
+    /// Per row the cosines of all pairs, then their sines.
+    pub(crate) by_pair: Vector,
     /// What turns back; made when it is asked for.
     pub(crate) backwards: OnceLock<Box<RopeTable>>,
 }
@@ -60,25 +54,13 @@ pub(crate) struct RopeRow<'a> {
     /// `[n_heads, head_dim]`.
     pub(crate) x: &'a mut [f32],
     pub(crate) head_dim: usize,
-    /// As in [`RopeTable`].
+    /// Of all pairs.
     pub(crate) cos: &'a [f32],
-    /// As in [`RopeTable`]; for Neox the sines, `[n_rot / 2]`.
+    /// Of all pairs.
     pub(crate) sin: &'a [f32],
 }
 
 impl RopeTable {
-    /// Rotated elements at the start of a head.
-    #[inline]
-    pub fn n_rot(&self) -> usize {
-        self.n_rot
-    }
-
-    /// Pairing.
-    #[inline]
-    pub fn layout(&self) -> RopeLayout {
-        self.layout
-    }
-
     /// The table that turns back what this one turned, as far as it has no magnitude.
     #[inline]
     pub fn backwards(&self) -> &Self {
@@ -86,54 +68,29 @@ impl RopeTable {
     }
 
     fn turned_back(&self) -> Self {
-        let (mut cos, mut sin) = (self.cos.to_vec(), self.sin.to_vec());
-        match self.layout {
-            RopeLayout::Norm => sin.iter_mut().for_each(|sin| *sin = -*sin),
-            RopeLayout::Neox => {
-                let half = self.n_rot / 2;
-                for row in cos.chunks_exact_mut(self.n_rot.max(1)) {
-                    row[half..].iter_mut().for_each(|sin| *sin = -*sin);
-                }
-            }
+        let mut by_pair = self.by_pair.to_vec();
+        let n_rot = self.params.n_rot;
+        for row in by_pair.chunks_exact_mut(n_rot.max(1)) {
+            row[n_rot / 2..].iter_mut().for_each(|sin| *sin = -*sin);
         }
         Self {
             params: self.params.clone(),
-            cos: cos.into(),
-            sin: sin.into(),
-            by_pair: OnceLock::new(),
+            n_rows: self.n_rows,
+            by_pair: by_pair.into(),
             backwards: OnceLock::new(),
-            ..*self
         }
     }
 
-    /// Per row the cosines of all pairs, then their sines, `[n_rows, n_rot]`.
+    /// The table as ops take it.
     #[inline]
-    pub fn by_pair(&self) -> &Vector {
-        self.by_pair.get_or_init(|| match self.layout {
-            RopeLayout::Neox => self.cos.clone(),
-            RopeLayout::Norm => {
-                let rows = self.cos.chunks_exact(self.n_rot).zip(self.sin.chunks_exact(self.n_rot));
-                let of_row = |(cos, sin): (&'_ [f32], &'_ [f32])| -> Vec<f32> {
-                    let (cos, sin) = (cos.iter().step_by(2), sin[1..].iter().step_by(2));
-                    cos.chain(sin).copied().collect()
-                };
-                rows.flat_map(of_row).collect()
-            }
-        })
+    pub fn angles(&self) -> Angles<&Vector> {
+        let RopeParams { n_rot, layout, .. } = self.params;
+        Angles { by_pair: &self.by_pair, n_rot, layout }
     }
 
     /// Rows of the table.
     #[inline]
     pub fn n_rows(&self) -> usize {
         self.n_rows
-    }
-
-    #[inline]
-    pub(crate) fn row(&self, r: usize) -> (&[f32], &[f32]) {
-        let row = r * self.n_rot..(r + 1) * self.n_rot;
-        match self.layout {
-            RopeLayout::Norm => (&self.cos[row.clone()], &self.sin[row]),
-            RopeLayout::Neox => self.cos[row].split_at(self.n_rot / 2),
-        }
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{Lora, scale_of};
 use crate::batch::AdapterUse;
-use crate::device::{Device, ExpertChange, ExpertMatrices, RoutingPart, Rows, Scratch};
+use crate::device::{Device, ExpertChange, ExpertMatrices, Rows, Scratch};
+use crate::ops::RoutingPart;
 use crate::spec::ModelError;
 use crate::weights::WeightLoader;
 

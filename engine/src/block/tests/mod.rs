@@ -164,7 +164,7 @@ impl Bench {
 
     fn forward(&mut self, parts: &[PartRows], rope: Option<&RopeTable>, x: &[f32]) -> Vec<f32> {
         let rows = self.scratch.adopt(Rows::new(x.to_vec(), self.n_embd));
-        let waits = self.device.waits();
+        let waits = self.device.counts().waits;
         let mut cx = BlockCx {
             device: &self.device,
             parts,
@@ -178,7 +178,7 @@ impl Bench {
             scratch: &self.scratch,
         };
         let out = self.block.forward(&mut cx, &mut self.state, &rows);
-        self.waits = self.device.waits() - waits;
+        self.waits = self.device.counts().waits - waits;
         out.into_vec()
     }
 }

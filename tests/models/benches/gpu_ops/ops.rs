@@ -1,16 +1,17 @@
 //! Products by type and rows, and attention by positions.
 
 use brigade_gpu::{
-    AttendPages, AttendVariant, Gpu, GpuBuffer, KV_PAGE, KernelTime, KvLayout, KvType, Purpose,
-    RowForm, ValuePlace, WeightType as W, Weights,
+    AttendPages, AttendVariant, Gpu, GpuBuffer, KV_PAGE, KvLayout, KvType, Purpose,
+    RowForm, ValuePlace, WeightType as W,
 };
 
-use brigade_engine::ops::{AttendPart, PageId};
+use brigade_engine::ops::{AttendPart, KernelTime, PageId, Weights};
+use brigade_engine::quant::GgmlType as T;
 
 use crate::warm::Warm;
 use crate::{Options, random};
 
-const TYPES: [W; 5] = [W::Q4_K, W::Q6_K, W::Q8_0, W::MXFP4, W::F16];
+const TYPES: [T; 5] = [T::Q4_K, T::Q6_K, T::Q8_0, T::MXFP4, T::F16];
 /// Rows and columns of the weights: of an 8B model.
 const SHAPES: [(usize, usize); 2] = [(4096, 4096), (14336, 4096)];
 const N_ROWS: [usize; 5] = [1, 8, 32, 64, 512];
@@ -35,14 +36,14 @@ pub fn products(options: &Options, warm: &mut Warm) -> Result<(), String> {
 fn one_matrix(
     gpu: &Gpu,
     warm: &mut Warm,
-    (ty, (rows, cols)): (W, (usize, usize)),
+    (ty, (rows, cols)): (T, (usize, usize)),
     all: usize,
 ) -> Result<(), String> {
-    let bytes = ty.packed_bytes(rows, cols);
+    let bytes = W::from(ty).packed_bytes(rows, cols);
     let copies = all.div_ceil(bytes);
     let weights = keep(gpu, &random::bytes(bytes * copies))?;
     for n_rows in N_ROWS {
-        let x = formed(gpu, gpu.row_form(ty, n_rows), n_rows, cols)?;
+        let x = formed(gpu, gpu.row_form(ty.into(), n_rows), n_rows, cols)?;
         let mut out = room(gpu, 4 * n_rows * rows)?;
         let mut pass = || {
             for copy in 0..copies {

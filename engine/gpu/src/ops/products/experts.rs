@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use brigade_ops::ExpertRows;
 use bytemuck::{Pod, Zeroable};
 
 use super::kernel::Kernel;
@@ -22,22 +23,13 @@ pub struct ExpertTable {
     panels: Vec<Arc<GpuBuffer>>,
 }
 
-/// The rows that experts read, in the form of [`Gpu::expert_row_form`].
-#[derive(Clone, Copy, Debug)]
-pub enum ExpertRows<'a> {
-    /// Those that the work lists some of, `[n_rows, cols]`: the rows that were routed; for the work of some rows, all pairs.
-    Routed(Span<'a>),
-    /// One for each pair, `[n_pairs, cols]`.
-    OfPairs(Span<'a>),
-}
-
 /// One product of several: `out[i, o] = Σ_k x[i, k] * w[o, k]` for each pair `i`, `x` being its row and `w` its expert.
 #[derive(Debug)]
-pub struct ExpertProduct<'a> {
+pub struct FormedExpertProduct<'a> {
     /// Weights of all experts, `[out features, cols]` each.
     pub w: &'a ExpertTable,
-    /// Activations.
-    pub x: ExpertRows<'a>,
+    /// Activations in the form of [`Gpu::expert_row_form`].
+    pub x: ExpertRows<Span<'a>>,
     /// `[n_pairs, out features]`, f32.
     pub out: SpanMut<'a>,
 }
@@ -96,7 +88,7 @@ impl Gpu {
     pub fn expert_products<'a>(
         &self,
         work: &ExpertWork,
-        jobs: impl IntoIterator<Item = ExpertProduct<'a>>,
+        jobs: impl IntoIterator<Item = FormedExpertProduct<'a>>,
     ) {
         let mut order = Order::After;
         for job in jobs {
@@ -107,8 +99,13 @@ impl Gpu {
     }
 
     /// Records a product, and says whether there was something to compute.
-    fn one_expert_product(&self, order: Order, work: &ExpertWork, job: ExpertProduct<'_>) -> bool {
-        let ExpertProduct { w, x, out } = job;
+    fn one_expert_product(
+        &self,
+        order: Order,
+        work: &ExpertWork,
+        job: FormedExpertProduct<'_>,
+    ) -> bool {
+        let FormedExpertProduct { w, x, out } = job;
         let (x, n_rows, kind) = match x {
             ExpertRows::Routed(x) => (x, work.n_rows(), Kind::ListedRows),
             ExpertRows::OfPairs(x) => (x, work.n_pairs(), Kind::Pairs),

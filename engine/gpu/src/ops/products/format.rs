@@ -1,6 +1,8 @@
 //! Types of weights, and how their panels lie: what the shaders are told of a format. The numbers of [`Codes`], [`Levels`]
 //! and [`Heads`] are those of `product_codes.glsl` and `product_scales.glsl`.
 
+use brigade_quant::GgmlType;
+
 /// A type of weights, by the name that it has in model files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(
@@ -97,6 +99,25 @@ pub(super) struct Format {
     halves: bool,
     /// What is subtracted from a code.
     offset: u32,
+}
+
+impl From<GgmlType> for WeightType {
+    /// # Panics
+    /// For a type without a kernel, of which no matrix is packed.
+    fn from(ty: GgmlType) -> Self {
+        macro_rules! of_the_same_name {
+            ($($name:ident)*) => {
+                match ty {
+                    $(GgmlType::$name => Self::$name,)*
+                    other => unreachable!("a packed matrix of {other}"),
+                }
+            };
+        }
+        of_the_same_name!(
+            F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4
+            IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 Q1_0 Q2_0
+        )
+    }
 }
 
 impl WeightType {

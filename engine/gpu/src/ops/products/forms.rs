@@ -1,11 +1,17 @@
 //! The forms in which products read rows of activations.
 
+use std::sync::OnceLock;
+
+use brigade_ops::Derived;
 use bytemuck::{Pod, Zeroable};
 
 use super::BLOCK;
 use super::format::WeightType;
+use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::memory::Purpose;
 use crate::ops::elementwise::count;
 use crate::ops::expert_work::ExpertWork;
 use crate::shader::{Shader, shader};
@@ -20,6 +26,13 @@ pub(super) const FEW_ROWS: usize = 8;
 const ROW_HEAD_BYTES: usize = 16;
 /// Bytes of a value of f16.
 const HALF_BYTES: usize = 2;
+
+/// Forms of rows that products made and keep.
+#[derive(Debug, Default)]
+struct Kept {
+    blocks: OnceLock<GpuBuffer>,
+    halves: OnceLock<GpuBuffer>,
+}
 
 /// How rows of activations lie where products read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +96,39 @@ impl Gpu {
     /// The same of products with experts.
     pub fn expert_row_form(&self, ty: WeightType, work: &ExpertWork) -> RowForm {
         self.row_form(ty, work.piece_rows())
+    }
+
+    /// Rows `x`, `[_, cols]`, in a form that products read. Another than f32 is made when it is first asked for, and kept in
+    /// `derived`.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    ///
+    /// # Panics
+    /// If another device keeps something of them.
+    pub(crate) fn in_form<'a>(
+        &self,
+        form: RowForm,
+        x: Span<'a>,
+        cols: usize,
+        derived: &'a Derived,
+    ) -> Result<Span<'a>, GpuError> {
+        let kept = |kept: &'a Derived| kept.kept(Kept::default).expect("rows of one device");
+        let kept = match form {
+            RowForm::Floats => return Ok(x),
+            RowForm::Blocks => &kept(derived).blocks,
+            RowForm::Halves => &kept(derived).halves,
+        };
+        if let Some(made) = kept.get() {
+            return Ok(made.span());
+        }
+        let n_rows = x.values().checked_div(cols).unwrap_or(0);
+        let mut made = self.buffer(n_rows * form.row_bytes(cols), Purpose::Activations)?;
+        match form {
+            RowForm::Floats | RowForm::Blocks => self.quantize(x, made.span_mut()),
+            RowForm::Halves => self.halve(x, cols, made.span_mut()),
+        }
+        Ok(kept.get_or_init(|| made).span())
     }
 
     /// Writes rows `x` (`[n_rows, cols]`, f32) in the form [`RowForm::Halves`] to `out`, of `n_rows` times

@@ -12,16 +12,19 @@ mod format;
 mod forms;
 mod kernel;
 
+use brigade_ops::{Product, Products, Weights};
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use super::joining::{self, AS_THEY_ARE, QUANTIZE, QuantizePush};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::operands::OnGpu;
 use crate::span::{Span, SpanMut};
 use crate::work::Work;
 
-pub use experts::{ExpertProduct, ExpertRows, ExpertTable};
+pub use experts::{ExpertTable, FormedExpertProduct};
 pub use format::WeightType;
 pub use forms::RowForm;
 use kernel::Kernel;
@@ -33,26 +36,11 @@ const BLOCK_BYTES: usize = 64;
 /// Rows of a panel.
 const LANES: usize = 16;
 
-/// Packed weights `[rows, cols]` on the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
-    /// Their type.
-    pub ty: WeightType,
-    /// Output features.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// What products are multiplied with when they are complete.
-    pub scale: f32,
-    /// The panels, as the engine packs them: [`WeightType::packed_bytes`].
-    pub panels: Span<'a>,
-}
-
-/// One product of several: `out[i, o] = Σ_k x[i, k] * w[o, k]`.
+/// One product of several, whose rows are in the form that it reads.
 #[derive(Debug)]
-pub struct Product<'a> {
+pub struct FormedProduct<'a> {
     /// Weights `[out features, cols]`.
-    pub w: Weights<'a>,
+    pub w: Weights<Span<'a>>,
     /// Activations `[n_rows, cols]` in the form of [`Gpu::row_form`].
     pub x: Span<'a>,
     /// How many rows there are.
@@ -143,19 +131,40 @@ impl Gpu {
         unsafe { self.dispatch_joined(&work, |last| joining::blocks_of_result(last, &work)) };
     }
 
-    /// `out = x * wᵀ` for `n_rows` rows; see [`Product`].
+    /// See [`Products`]. Other forms of rows are kept with these.
+    ///
+    /// # Errors
+    /// Where there is no room for a form.
+    pub(super) fn run_products(&self, op: Products<'_, OnGpu>) -> Result<(), GpuError> {
+        // Collected first: what makes another form of rows may not stand between products that run beside each other.
+        let jobs: Result<Vec<_>, _> = op.jobs.into_iter().map(|job| self.formed(job)).collect();
+        self.products(jobs?);
+        Ok(())
+    }
+
+    /// A product with its rows in the form that it reads.
+    fn formed<'a>(&self, job: Product<'a, OnGpu>) -> Result<FormedProduct<'a>, GpuError> {
+        job.check();
+        let Product { w, x, forms, rows, out } = job;
+        let form = self.row_form(w.ty.into(), rows.len());
+        let bytes = form.row_bytes(w.cols);
+        let x = self.in_form(form, x, w.cols, forms)?.part(rows.start * bytes..rows.end * bytes);
+        Ok(FormedProduct { w, x, n_rows: rows.len(), out })
+    }
+
+    /// `out = x * wᵀ` for `n_rows` rows; see [`FormedProduct`].
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn product(&self, w: &Weights<'_>, x: Span<'_>, n_rows: usize, out: SpanMut<'_>) {
-        self.products([Product { w: *w, x, n_rows, out }]);
+    pub fn product(&self, w: &Weights<Span<'_>>, x: Span<'_>, n_rows: usize, out: SpanMut<'_>) {
+        self.products([FormedProduct { w: *w, x, n_rows, out }]);
     }
 
     /// Several products, none of which reads what another writes: they run beside each other.
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn products<'a>(&self, jobs: impl IntoIterator<Item = Product<'a>>) {
+    pub fn products<'a>(&self, jobs: impl IntoIterator<Item = FormedProduct<'a>>) {
         let mut order = Order::After;
         for job in jobs {
             if self.one_product(order, job) {
@@ -165,13 +174,14 @@ impl Gpu {
     }
 
     /// Records a product, and says whether there was something to compute.
-    fn one_product(&self, order: Order, job: Product<'_>) -> bool {
-        let Product { w, x, n_rows, out } = job;
-        let shape = Shape { ty: w.ty, rows: w.rows, cols: w.cols };
+    fn one_product(&self, order: Order, job: FormedProduct<'_>) -> bool {
+        let FormedProduct { w, x, n_rows, out } = job;
+        let ty = w.ty.into();
+        let shape = Shape { ty, rows: w.rows, cols: w.cols };
         assert_eq!(w.panels.len(), shape.packed_bytes(), "product: bytes of weights");
         assert_eq!(out.values(), n_rows * w.rows, "product: values of the output");
         assert!(w.panels.address().is_multiple_of(4), "product: alignment of weights");
-        let form = self.row_form(w.ty, n_rows);
+        let form = self.row_form(ty, n_rows);
         shape.check_rows(form, x, n_rows);
         if n_rows == 0 || w.rows == 0 {
             return false;
@@ -184,7 +194,7 @@ impl Gpu {
             scale: w.scale,
             ..shape.push(form)
         };
-        let kernel = Kernel::of(self.facts(), (w.ty, form), n_rows, w.rows.div_ceil(LANES));
+        let kernel = Kernel::of(self.facts(), (ty, form), n_rows, w.rows.div_ceil(LANES));
         // SAFETY: the kernel reads the panels of `w` and the rows of `x`, and writes `n_rows` rows of `w.rows` values to
         // `out`; all of them are as long as that (checked).
         unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };

@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use brigade_engine::kernels::{self, Entries, EntryIndex, EntryRow, IndexedRow};
-use brigade_gpu::{
-    AttendEntries, ChosenEntries, EntryIndexSpans, EntryLayout, Gpu, GpuBuffer, KV_PAGE, KvType,
-    Purpose,
+use brigade_gpu::{EntryLayout, Gpu, GpuBuffer, KV_PAGE, KvType, Purpose};
+use brigade_ops::{
+    AttendEntries, AttendPart, ChooseEntries, ChosenEntries, NewEntries, PageId, Vector,
+    WriteEntries, n_before, n_far,
 };
-use brigade_ops::{AttendPart, NewEntries, PageId, Vector, WriteEntries};
 
 use super::{CacheLine, TYPES, some_ranges, words_of};
 use crate::common::{
@@ -83,39 +82,41 @@ impl Case {
         parts
     }
 
-    /// Chooses on both. Returns what was chosen, row after row of those that see more.
+    /// Chooses on both. Returns the lists of the rows that see more.
     fn choose(
         &self,
         gpu: &Gpu,
         (parts, per_row): (&[AttendPart<'_>], usize),
         random: &mut Random,
-    ) -> Vec<Vec<u32>> {
+    ) -> Vec<u32> {
         let (layout, n) = (&self.layout, parts.iter().map(|part| part.n_rows).sum::<usize>());
-        let q = random.values(n * INDEX_HEADS * layout.index_dim, 1.0);
+        let (n_head, q) = (INDEX_HEADS, random.values(n * INDEX_HEADS * layout.index_dim, 1.0));
         let weights = random.values(n * INDEX_HEADS, 1.0);
-        let mut far = Vec::new();
-        for part in parts {
-            far.extend((0..part.n_rows).map(|i| IndexedRow {
-                row: part.first_row + i,
-                blocks: part.pages,
-                n_seen: (part.first_pos + i + 1) / layout.every,
-            }));
-        }
-        far.retain(|row| row.n_seen > per_row);
-        let index = EntryIndex {
+        let mut here = vec![7; n_far(layout, parts, per_row) * per_row];
+        compute().choose_entries(ChooseEntries {
             layout,
             pool: bytemuck::cast_slice(&self.pool),
-            rows: &far,
-            n_head: INDEX_HEADS,
+            parts,
+            n_head,
             per_row,
-        };
-        let here = compute().choose_entries(&index, &q, &weights);
-        let mut there = words_on(gpu, &vec![7; far.len() * per_row]);
+            q: &q,
+            weights: &weights,
+            out: &mut here,
+        });
+        let mut there = words_on(gpu, &vec![7; here.len()]);
         let (q, weights) = (on(gpu, &q), on(gpu, &weights));
-        let (pool, n_head) = (self.there.span(), INDEX_HEADS);
-        let index = EntryIndexSpans { layout, pool, parts, n_head, per_row };
-        gpu.choose_entries(&index, q.span(), weights.span(), there.span_mut()).expect("room");
-        assert!(words_of(&there) == here.concat(), "{per_row} entries of {layout:?}, {n} rows");
+        gpu.choose_entries(ChooseEntries {
+            layout,
+            pool: self.there.span(),
+            parts,
+            n_head,
+            per_row,
+            q: q.span(),
+            weights: weights.span(),
+            out: there.span_mut(),
+        })
+        .expect("room");
+        assert!(words_of(&there) == here, "{per_row} entries of {layout:?}, {n} rows");
         here
     }
 
@@ -124,50 +125,34 @@ impl Case {
         &self,
         gpu: &Gpu,
         (parts, window): (&[AttendPart<'_>], usize),
-        chosen: Option<(usize, &[Vec<u32>])>,
+        chosen: Option<(usize, &[u32])>,
         (random, has_entries): (&mut Random, bool),
     ) {
-        let EntryLayout { width, every, .. } = self.layout;
+        let layout = &self.layout;
         let n: usize = parts.iter().map(|part| part.n_rows).sum();
-        let n_before = |part: &AttendPart<'_>| part.first_pos.min(window - 1);
-        let n_near: usize = parts.iter().map(|part| n_before(part) + part.n_rows).sum();
-        let near = random.values(n_near * width, 2.0);
-        let q = random.values(n * HEADS * width, 1.0);
+        let n_near: usize = parts.iter().map(|part| n_before(part, window) + part.n_rows).sum();
+        let near = random.values(n_near * layout.width, 2.0);
+        let q = random.values(n * HEADS * layout.width, 1.0);
         let sinks: Vector = random.values(HEADS, 2.0).into();
-        let mut lists = chosen.map_or(&[][..], |(_, lists)| lists).iter();
-        let (mut rows, mut start) = (Vec::new(), 0);
-        for part in parts {
-            for i in 0..part.n_rows {
-                let pos = part.first_pos + i;
-                let n_seen = if has_entries { (pos + 1) / every } else { 0 };
-                let is_far = chosen.is_some_and(|(per_row, _)| n_seen > per_row);
-                let entries = match is_far {
-                    true => Entries::Chosen(lists.next().expect("a list")),
-                    false => Entries::First(n_seen),
-                };
-                let end = start + n_before(part) + i + 1;
-                let near = &near[(end - window.min(pos + 1)) * width..end * width];
-                rows.push(EntryRow { blocks: part.pages, entries, near });
-            }
-            start += n_before(part) + part.n_rows;
-        }
-        let on_cpu = kernels::AttendEntries {
-            layout: &self.layout,
-            pool: bytemuck::cast_slice(&self.pool),
-            rows: &rows,
+        let mut want = vec![0.0; q.len()];
+        compute().attend_entries(AttendEntries {
+            layout,
+            pool: has_entries.then_some(bytemuck::cast_slice(&self.pool)),
+            parts,
+            chosen: chosen.map(|(per_row, lists)| ChosenEntries { per_row, lists }),
+            window,
+            near: &near,
             n_head: HEADS,
             scale: 0.3,
             sinks: Some(&sinks),
-        };
-        let mut want = vec![0.0; q.len()];
-        let mut room = vec![f32::NAN; on_cpu.room_len()];
-        compute().attend_entries(&on_cpu, &mut room, &q, &mut want);
+            q: &q,
+            out: &mut want,
+        });
         let mut out = on(gpu, &vec![f32::NAN; q.len()]);
         let [q, near] = [&q[..], &near].map(|values| on(gpu, values));
-        let all: Vec<u32> = chosen.map_or(&[][..], |(_, lists)| lists).concat();
-        let all = words_on(gpu, &all);
-        let attend = AttendEntries {
-            layout: &self.layout,
+        let all = words_on(gpu, chosen.map_or(&[][..], |(_, lists)| lists));
+        gpu.attend_entries(AttendEntries {
+            layout,
             pool: has_entries.then_some(self.there.span()),
             parts,
             chosen: chosen.map(|(per_row, _)| ChosenEntries { per_row, lists: all.span() }),
@@ -176,9 +161,11 @@ impl Case {
             n_head: HEADS,
             scale: 0.3,
             sinks: Some(&sinks),
-        };
-        gpu.attend_entries(&attend, q.span(), out.span_mut()).expect("room");
-        let name = format!("{:?}, window of {window}, {n} rows", self.layout);
+            q: q.span(),
+            out: out.span_mut(),
+        })
+        .expect("room");
+        let name = format!("{layout:?}, window of {window}, {n} rows");
         assert_same(&name, &values_of(&out), &want);
     }
 }

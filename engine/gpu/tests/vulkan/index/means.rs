@@ -1,9 +1,8 @@
 //! Choosing of blocks by the means of their keys.
 
-use brigade_engine::kernels::{Compute, MeanIndex, RopeParams, RopeTable};
-use brigade_gpu::{
-    BlockRope, BlockSizes, Gpu, KvLayout, KvType, MeanIndexSpans, RopeLayout, ValuePlace,
-};
+use brigade_engine::kernels::{Compute, RopeParams, RopeTable};
+use brigade_gpu::{BlockSizes, Gpu, KvLayout, KvType, RopeLayout, ValuePlace};
+use brigade_ops::{Angles, ChooseByMeans};
 
 use super::{LENS, Paged, TYPES, in_turn, some_ranges, words_of};
 use crate::common::{Random, compute, gpu, on, words_on};
@@ -38,40 +37,45 @@ fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePla
     let starts: Vec<u32> =
         (0..LENS[0] as u32 / positions as u32).map(|b| b * positions as u32).collect();
     let table = rope(&compute, &starts);
-    let angles = on(gpu, &angles(&compute, &table));
-    let rope = BlockRope { table: angles.span(), n_rot: N_ROT, layout: RopeLayout::Neox };
+    let turned = angles(&compute, &table);
+    let turned_there = on(gpu, &turned);
     let per_row = whole + 1;
     for ranges in some_ranges(&LENS) {
         let n: usize = ranges.iter().map(|range| range.len()).sum();
         let q = random.values(n * n_head * index_dim, 1.0);
-        let on_cpu = MeanIndex {
-            layout: &layout,
+        let (parts, sizes) =
+            (&paged.parts(&ranges)[..], BlockSizes { positions, per_row, newest: 1 });
+        let (layout, eps) = (&layout, EPS);
+        let mut here = vec![7; n * n_kv_head * per_row];
+        compute.choose_by_means(ChooseByMeans {
+            layout,
             pool: paged.bytes(),
-            parts: &paged.parts(&ranges),
+            parts,
             n_head,
-            sizes: BlockSizes { positions, per_row, newest: 1 },
+            sizes,
             norm: &norm,
-            eps: EPS,
-            rope: rotated.then_some(&table),
-        };
-        let here = compute.choose_by_means(&on_cpu, &q);
-        let mut there = words_on(gpu, &vec![7; n * n_kv_head * per_row]);
-        let on_gpu = MeanIndexSpans {
-            layout: &layout,
+            eps,
+            rope: rotated.then(|| table.angles().map(|values| &values[..])),
+            q: &q,
+            out: &mut here,
+        });
+        let (q, mut there) = (on(gpu, &q), words_on(gpu, &vec![7; here.len()]));
+        let by_pair = turned_there.span();
+        gpu.choose_by_means(ChooseByMeans {
+            layout,
             pool: pool.span(),
-            parts: &paged.parts(&ranges),
+            parts,
             n_head,
-            sizes: BlockSizes { positions, per_row, newest: 1 },
+            sizes,
             norm: norm_there.span(),
-            eps: EPS,
-            rope: rotated.then_some(rope),
-        };
-        let q = on(gpu, &q);
-        let chosen = gpu.choose_by_means(&on_gpu, q.span(), there.span_mut()).expect("room");
+            eps,
+            rope: rotated.then_some(Angles { by_pair, n_rot: N_ROT, layout: RopeLayout::Neox }),
+            q: q.span(),
+            out: there.span_mut(),
+        })
+        .expect("room");
         let name = format!("{ty:?} {values:?}, {whole} blocks of {positions}, {n} rows");
-        assert_eq!(chosen, here.is_some(), "{name}");
-        let none = || vec![7; n * n_kv_head * per_row];
-        assert!(words_of(&there) == here.unwrap_or_else(none), "{name}");
+        assert!(words_of(&there) == here, "{name}");
     }
 }
 

@@ -1,7 +1,8 @@
 //! Pools of rows by a gate, at hand and in pages.
 
-use brigade_engine::kernels::{GatedRow, Pooling};
-use brigade_gpu::{GatedSpans, KvLayout, PoolingSpans, ValuePlace};
+use brigade_engine::kernels::Pooling;
+use brigade_gpu::{KvLayout, PoolingSpans, ValuePlace};
+use brigade_ops::{GatedRow, PoolGated};
 
 use super::{Paged, TYPES, some_ranges};
 use crate::common::{Random, assert_same, bytes_of, compute, gpu, on, values_of};
@@ -34,7 +35,7 @@ fn pools_of_rows_have_the_bits_of_the_cpu() {
             .collect();
         let there: Vec<Vec<_>> = (0..n_pools)
             .map(|p| {
-                let row = |at: std::ops::Range<usize>| GatedSpans {
+                let row = |at: std::ops::Range<usize>| GatedRow {
                     values: values_there.span().part(4 * at.start..4 * at.end),
                     gates: gates_there.span().part(4 * at.start..4 * at.end),
                 };
@@ -43,8 +44,8 @@ fn pools_of_rows_have_the_bits_of_the_cpu() {
             .collect();
         let mut out = vec![0.0; n_pools * width];
         let mut out_there = on(&gpu, &out);
-        compute.pool_gated(&here, width, &mut out);
-        gpu.pool_gated(&there, width, out_there.span_mut());
+        compute.pool_gated(PoolGated { pools: here, width, out: &mut out });
+        gpu.pool_gated(PoolGated { pools: there, width, out: out_there.span_mut() });
         assert_same(&format!("{n_pools} pools of {n_rows}"), &values_of(&out_there), &out);
     }
 }

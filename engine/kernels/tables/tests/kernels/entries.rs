@@ -5,11 +5,9 @@ use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::reference::attention::{Variant, attend as plain_attend};
 use crate::reference::index::score;
 use crate::reference::kv::kept;
-use brigade_kernels::PageId;
-use brigade_kernels::Vector;
 use brigade_kernels::{
-    AttendEntries, Compute, Entries, EntryIndex, EntryLayout, EntryRow, IndexedRow, KV_PAGE,
-    KvType, NewEntries, WriteEntries,
+    AttendEntries, AttendPart, ChooseEntries, ChosenEntries, Compute, EntryLayout, KV_PAGE, KvType,
+    NewEntries, PageId, Vector, WriteEntries,
 };
 
 const HEADS: usize = 5;
@@ -76,49 +74,106 @@ impl Case {
         pool
     }
 
+    /// Each row as a part of its own, at the first position that sees its entries.
+    fn parts(&self) -> Vec<AttendPart<'_>> {
+        let first_pos = |n: usize| (n * self.layout.every).saturating_sub(1);
+        let rows = self.n_seen.iter().enumerate();
+        rows.map(|(first_row, n)| AttendPart {
+            pages: &self.blocks,
+            first_pos: first_pos(*n),
+            n_rows: 1,
+            first_row,
+        })
+        .collect()
+    }
+
     /// What each row attends to, and what becomes of it; rows without a choice see all.
     fn run(&self, compute: &Compute) -> (Vec<Option<Vec<u32>>>, Vec<f32>) {
         let pool = self.pool(compute);
         let pool: &[u8] = bytemuck::cast_slice(&pool);
-        let rows = self.n_seen.iter().enumerate();
-        let far: Vec<IndexedRow<'_>> = rows
-            .filter(|(_, n)| self.layout.index_dim > 0 && **n > self.per_row)
-            .map(|(row, &n_seen)| IndexedRow { row, blocks: &self.blocks, n_seen })
-            .collect();
-        let index = EntryIndex {
-            layout: &self.layout,
-            pool,
-            rows: &far,
-            n_head: INDEX_HEADS,
-            per_row: self.per_row,
-        };
+        let chosen = self.choose(compute, pool);
+        let mut out = vec![0.0; self.q.len()];
+        let of_row = HEADS * self.layout.width;
+        for (part, out) in self.parts().into_iter().zip(out.chunks_exact_mut(of_row)) {
+            let row = part.first_row;
+            let window = self.n_near(row);
+            let near = &self.near[..window * self.layout.width];
+            let q = &self.q[row * of_row..][..of_row];
+            let part = AttendPart { first_row: 0, ..part };
+            self.attend(compute, pool, (&[part], window), (chosen[row].as_deref(), near), (q, out));
+        }
+        (chosen, out)
+    }
+
+    /// The entries of each row that sees more than it attends to.
+    fn choose(&self, compute: &Compute, pool: &[u8]) -> Vec<Option<Vec<u32>>> {
         let mut chosen = vec![None; self.n_seen.len()];
-        let of_far = match self.layout.index_dim {
-            0 => Vec::new(),
-            _ => compute.choose_entries(&index, &self.index_q, &self.weights),
-        };
-        far.iter().zip(of_far).for_each(|(far, entries)| chosen[far.row] = Some(entries));
-        let row = |(row, n): (usize, &usize)| EntryRow {
-            blocks: &self.blocks,
-            entries: match &chosen[row] {
-                Some(entries) => Entries::Chosen(entries),
-                None => Entries::First(*n),
-            },
-            near: &self.near[..self.n_near(row) * self.layout.width],
-        };
-        let rows: Vec<EntryRow<'_>> = self.n_seen.iter().enumerate().map(row).collect();
-        let attend = AttendEntries {
+        if self.layout.index_dim == 0 {
+            return chosen;
+        }
+        let per_row = self.per_row;
+        let far: Vec<usize> = (0..chosen.len()).filter(|i| self.n_seen[*i] > per_row).collect();
+        let mut lists = vec![7; far.len() * per_row];
+        compute.choose_entries(ChooseEntries {
             layout: &self.layout,
             pool,
-            rows: &rows,
+            parts: &self.parts(),
+            n_head: INDEX_HEADS,
+            per_row,
+            q: &self.index_q,
+            weights: &self.weights,
+            out: &mut lists,
+        });
+        let lists = lists.chunks_exact(per_row);
+        far.iter().zip(lists).for_each(|(row, list)| chosen[*row] = Some(list.to_vec()));
+        chosen
+    }
+
+    fn attend(
+        &self,
+        compute: &Compute,
+        pool: &[u8],
+        (parts, window): (&[AttendPart<'_>], usize),
+        (lists, near): (Option<&[u32]>, &[f32]),
+        (q, out): (&[f32], &mut [f32]),
+    ) {
+        compute.attend_entries(AttendEntries {
+            layout: &self.layout,
+            pool: Some(pool),
+            parts,
+            chosen: lists.map(|lists| ChosenEntries { per_row: self.per_row, lists }),
+            window,
+            near,
             n_head: HEADS,
             scale: SCALE,
             sinks: Some(&self.sinks),
-        };
-        let mut room = vec![f32::NAN; attend.room_len()];
-        let mut out = vec![0.0; self.q.len()];
-        compute.attend_entries(&attend, &mut room, &self.q, &mut out);
-        (chosen, out)
+            q,
+            out,
+        });
+    }
+
+    /// All rows with the same window, one by one and together.
+    fn check_batches(&self, compute: &Compute) {
+        let pool = self.pool(compute);
+        let pool: &[u8] = bytemuck::cast_slice(&pool);
+        let (chosen, parts, width) = (self.choose(compute, pool), self.parts(), self.layout.width);
+        let of_row = HEADS * width;
+        let [mut apart, mut together] = [0, 1].map(|_| vec![f32::NAN; self.q.len()]);
+        let (mut near, mut lists) = (Vec::new(), Vec::new());
+        for (part, out) in parts.iter().zip(apart.chunks_exact_mut(of_row)) {
+            let row = part.first_row;
+            let own = &self.near[..NEAR.min(part.first_pos + 1) * width];
+            let q = &self.q[row * of_row..][..of_row];
+            let part = AttendPart { first_row: 0, ..*part };
+            let of_part = (chosen[row].as_deref(), own);
+            self.attend(compute, pool, (&[part], NEAR), of_part, (q, out));
+            near.extend_from_slice(own);
+            lists.extend_from_slice(chosen[row].as_deref().unwrap_or_default());
+        }
+        let lists = (!lists.is_empty()).then_some(&lists[..]);
+        let (parts, out) = ((&parts[..], NEAR), (&self.q[..], &mut together[..]));
+        self.attend(compute, pool, parts, (lists, &near), out);
+        same_bits("rows together", &together, &apart);
     }
 
     fn n_near(&self, row: usize) -> usize {
@@ -175,6 +230,7 @@ fn entries_are_chosen_and_attended_to_beside_near_keys() {
                 case.run(&super::compute(brigade_kernels_tables::available()[0], 1));
             same_bits("again", &again, &out);
             case.check(&chosen, &out);
+            case.check_batches(&super::compute(brigade_kernels_tables::available()[0], 2));
         }
     }
 }
@@ -194,4 +250,5 @@ fn many_entries_are_spans_and_batches_of_their_own() {
     let case = Case::new(all, 0, &[9000, 9000, 3]);
     let out = same_bits_everywhere("all entries", |compute| case.run(compute).1);
     case.check(&[None, None, None], &out);
+    case.check_batches(&super::compute(brigade_kernels_tables::available()[0], 2));
 }

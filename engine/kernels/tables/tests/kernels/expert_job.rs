@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use brigade_kernels::{ActForms, ActRows, Compute, ExpertRun, ExpertsJob, PackedMatrix};
+use brigade_kernels::{ActRows, Compute, Derived, ExpertRun, ExpertsJob, PackedMatrix};
 use brigade_quant::{GgmlType, quantize_row};
 
 use super::{OTHERS_THREADS, Rng, THREADS, all_tables, compute, same_bits};
@@ -80,7 +80,8 @@ impl Case {
         let experts = self.experts(compute);
         let run = |(expert, pairs): (&'_ usize, Range<usize>)| {
             let Expert { up, gate, down } = &experts[*expert];
-            ExpertRun { rows: pairs.clone(), pairs, up, gate: gate.as_ref(), down }
+            let (up, gate) = (up.on_host(), gate.as_ref().map(PackedMatrix::on_host));
+            ExpertRun { rows: pairs.clone(), pairs, up, gate, down: down.on_host() }
         };
         let numbers: Vec<_> = (0..experts.len()).collect();
         let runs: Vec<_> = numbers.iter().zip(self.pairs()).map(run).collect();
@@ -88,7 +89,7 @@ impl Case {
         let mut up = vec![f32::NAN; n_pairs * N_FF];
         let mut gate = vec![f32::NAN; if self.is_gated { up.len() } else { 0 }];
         let mut out = vec![f32::NAN; n_pairs * WIDTH];
-        let forms = ActForms::default();
+        let forms = Derived::default();
         compute.run_experts(ExpertsJob {
             x: ActRows::new(&self.x, WIDTH, &forms),
             runs: &runs,

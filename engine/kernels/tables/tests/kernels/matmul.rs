@@ -7,7 +7,7 @@ use crate::reference::matmul::{matmul_row, quantize_block, through_8_bits};
 use brigade_kernels::inner::MANY_ROWS;
 use brigade_kernels::inner::RUN;
 use brigade_kernels::inner::{ACT_BLOCK, ActBlock};
-use brigade_kernels::{ActForms, ActRows, Compute, KernelError, MatmulJob, PackedMatrix};
+use brigade_kernels::{Compute, Derived, Host, KernelError, PackedMatrix, Product, Products};
 use brigade_kernels_tables::select;
 use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 
@@ -240,18 +240,18 @@ fn many_jobs_of_any_kind_run_in_one_call() {
         let weights = sources.each_ref().map(|(ty, rows, bytes)| {
             PackedMatrix::pack(compute, *ty, *rows, cols, bytes).expect("packs")
         });
-        let forms = ActForms::default();
-        let act = ActRows::new(&x, cols, &forms);
+        let (x, forms) = (&x[..], &Derived::default());
         let mut outs: Vec<Vec<f32>> = weights
             .iter()
             .zip(&ranges)
             .map(|(w, rows)| vec![f32::NAN; rows.len() * w.rows()])
             .collect();
         let jobs = weights.iter().zip(&ranges).zip(&mut outs);
-        let mut jobs: Vec<_> =
-            jobs.map(|((w, rows), out)| MatmulJob { w, x: act, rows: rows.clone(), out }).collect();
-        compute.matmul(&mut jobs);
-        drop(jobs);
+        let jobs = jobs.map(|((w, rows), out)| {
+            let (w, rows, out) = (w.on_host(), rows.clone(), &mut out[..]);
+            Product::<Host> { w, x, forms, rows, out }
+        });
+        compute.products(Products { jobs: jobs.collect() });
         for ((w, rows), out) in weights.iter().zip(&ranges).zip(&outs) {
             let alone = multiply(compute, w, &x[rows.start * cols..rows.end * cols]);
             same_bits("a job of several and a job alone", out, &alone);
@@ -259,7 +259,7 @@ fn many_jobs_of_any_kind_run_in_one_call() {
         outs.concat()
     };
     same_bits_everywhere("several jobs", run);
-    compute(select(None).expect("a table"), 1).matmul(&mut []);
+    compute(select(None).expect("a table"), 1).products(Products { jobs: Vec::new() });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::reference::kv::kept;
 use crate::reference::mean_index::{normed_mean, score};
 use brigade_kernels::{
-    BlockSizes, Compute, KvLayout, KvRows, KvType, MeanIndex, NO_BLOCK, ValuePlace,
+    BlockSizes, ChooseByMeans, Compute, KvLayout, KvRows, KvType, NO_BLOCK, ValuePlace,
 };
 
 const KV_HEADS: usize = 2;
@@ -58,7 +58,8 @@ impl Case {
         let index = gather(&self.keys, DIM, &rows);
         let written = KvRows { k: &other, v: Some(&other), index: Some(&index) };
         compute.kv_write(&self.layout, bytemuck::cast_slice_mut(pool), &parts, &written);
-        let index = MeanIndex {
+        let mut chosen = vec![7; rows.len() * KV_HEADS * self.sizes.per_row];
+        compute.choose_by_means(ChooseByMeans {
             layout: &self.layout,
             pool: bytemuck::cast_slice(pool),
             parts: &parts,
@@ -67,10 +68,9 @@ impl Case {
             norm: &self.norm,
             eps: EPS,
             rope: None,
-        };
-        let chosen = compute.choose_by_means(&index, &gather(&self.q, HEADS * DIM, &rows));
-        let n = rows.len() * KV_HEADS * self.sizes.per_row;
-        let chosen = chosen.unwrap_or_else(|| vec![0; n]);
+            q: &gather(&self.q, HEADS * DIM, &rows),
+            out: &mut chosen,
+        });
         chosen.into_iter().map(|block| block as f32).collect()
     }
 

@@ -5,7 +5,9 @@ use super::paged::{Line, Paged, gather};
 use super::{Rng, close, same_bits, same_bits_everywhere};
 use crate::reference::kv::kept;
 use crate::reference::pooling::{pool_gated, pooled};
-use brigade_kernels::{Compute, GatedRow, KV_PAGE, KvLayout, KvRows, KvType, Pooling, ValuePlace};
+use brigade_kernels::{
+    Compute, GatedRow, KV_PAGE, KvLayout, KvRows, KvType, PoolGated, Pooling, ValuePlace,
+};
 
 /// Elements of a key: no multiple of the lanes, nor of a block with one scale.
 const DIM: usize = 20;
@@ -132,15 +134,15 @@ fn gated_pools_match_f64() {
             GatedRow { values: &values[at.clone()], gates: &gates[at] }
         };
         // The first pool is short.
-        let rows = |p: usize| -> Vec<GatedRow<'_>> {
+        let rows = |p: usize| -> Vec<GatedRow<&[f32]>> {
             let n = if p == 0 { n_rows.div_ceil(2) } else { n_rows };
             (0..n).map(|i| row(p, i)).collect()
         };
         let pools: Vec<_> = (0..n_pools).map(rows).collect();
-        let of = |pools: &[Vec<GatedRow<'_>>]| {
+        let of = |pools: &[Vec<GatedRow<&[f32]>>]| {
             same_bits_everywhere("pool_gated", |compute| {
                 let mut out = vec![f32::NAN; pools.len() * width];
-                compute.pool_gated(pools, width, &mut out);
+                compute.pool_gated(PoolGated { pools: pools.to_vec(), width, out: &mut out });
                 out
             })
         };
@@ -159,10 +161,12 @@ fn gated_pools_match_f64() {
 fn a_gate_far_above_the_others_gives_its_row() {
     let values = [[1.0f32, -2.0], [3.0, 4.0], [-5.0, 6.0]];
     let gates = [[0.0f32, 500.0], [300.0, 0.0], [-1e30, -400.0]];
-    let rows = values.iter().zip(&gates).map(|(values, gates)| GatedRow { values, gates });
+    let rows = values.iter().zip(&gates);
+    let rows = rows.map(|(values, gates)| GatedRow { values: &values[..], gates: &gates[..] });
     let out = same_bits_everywhere("pool_gated", |compute| {
         let mut out = vec![0.0; 2];
-        compute.pool_gated(&[rows.clone().collect()], 2, &mut out);
+        let pools = vec![rows.clone().collect()];
+        compute.pool_gated(PoolGated { pools, width: 2, out: &mut out });
         out
     });
     same_bits("far gates", &out, &[3.0, -2.0]);

@@ -1,0 +1,40 @@
+//! Pools of rows by a learned gate.
+
+use crate::carry::{carried, mapped};
+use crate::place::Place;
+
+/// Makes a row of `out` of each pool's rows: `out[j] = Σ_i a_i[j] values_i[j]` with `a[j]` the softmax of the `gates_i[j]` over the
+/// rows `i`. Rows are summed in their order.
+pub struct PoolGated<'a, P: Place> {
+    /// The rows of each pool, at least one.
+    pub pools: Vec<Vec<GatedRow<P::Read<'a, f32>>>>,
+    /// Values of a row.
+    pub width: usize,
+    /// `[n_pools, width]`.
+    pub out: P::Write<'a, f32>,
+}
+
+/// One row that goes into a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedRow<V> {
+    /// What is averaged, `[width]`.
+    pub values: V,
+    /// How much it counts, before the softmax over the pool's rows, `[width]`.
+    pub gates: V,
+}
+
+mapped!(GatedRow { values: read, gates: read });
+carried!(PoolGated { pools: lists, width: same, out: write });
+
+impl<P: Place> PoolGated<'_, P> {
+    /// Panics if a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.
+    pub fn check(&self) {
+        let Self { pools, width, out } = self;
+        assert_eq!(P::len_mut(out), pools.len() * width, "pool_gated: length of out");
+        let fits = |row: &GatedRow<P::Read<'_, f32>>| {
+            P::len(&row.values) == *width && P::len(&row.gates) == *width
+        };
+        let all_fit = pools.iter().all(|rows| !rows.is_empty() && rows.iter().all(fits));
+        assert!(all_fit && *width > 0, "pool_gated: rows of {width}");
+    }
+}
