@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use brigade_engine::device::{Device, refused};
+use brigade_engine::device::Device;
 use brigade_engine::kernels::{KernelError, PackedMatrix, probe};
 use brigade_quant::GgmlType;
 
@@ -125,7 +125,7 @@ fn products(
         runs += 1;
         let started = Instant::now();
         matrices.iter().for_each(|w| device.multiply(w, &x, &mut y));
-        device.finish().map_err(refused)?;
+        device.finish()?;
         fastest = fastest.min(started.elapsed().as_secs_f64());
     }
     black_box(&y[..]);
