@@ -73,14 +73,14 @@ impl AlignedBytes {
     }
 }
 
-/// For what runs on the host. Of a card with a memory of its own it sees nothing: weights there are read by its ops.
+/// For what runs on the host. Of a device's memory it sees nothing: weights there are read by its ops.
 impl Deref for AlignedBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.memory {
             Memory::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
             Memory::Slab(piece) => piece.bytes(),
-            Memory::Device(memory) => memory.on_host(),
+            Memory::Device(_) => panic!("weights with a device are read by its ops"),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::derived::Derived;
 use crate::place::{Element, Place};
+use crate::routing::Routing;
 
 /// Takes operands of a place `A` to a place `B`, where they are for `'b`.
 pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
@@ -16,6 +17,9 @@ pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
     fn derived(&mut self, derived: &'a Derived) -> &'b Derived {
         derived
     }
+
+    /// Told which pairs of rows and experts the op works on, before it runs.
+    fn pairs(&mut self, _routing: &Routing) {}
 }
 
 /// Writes how an operand goes to another place: each field with what it is.
@@ -24,7 +28,7 @@ pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
 /// - `rows`: several values that are read ([`mapped`]); `some_rows`: such that may be missing; `reads`: a list of values;
 ///   `lists`: lists of lists of several; `all`: a list of operands.
 /// - `decides`: values that are read, where the op runs; `choice`: how experts are chosen.
-/// - `derived`: what a device keeps of values.
+/// - `derived`: what a device keeps of values; `pairs`: pairs of rows and experts.
 /// - `same`: what is the same everywhere, such as a shape.
 macro_rules! carried {
     ($name:ident { $($field:ident: $kind:ident),* $(,)? }) => {
@@ -62,6 +66,11 @@ macro_rules! carried {
         $value.into_iter().map(|operands| operands.carried($by)).collect()
     };
     (@ $by:ident, $value:expr, derived) => { $by.derived($value) };
+    (@ $by:ident, $value:expr, pairs) => {{
+        let pairs = $value;
+        $by.pairs(pairs.routing());
+        pairs
+    }};
     (@ $by:ident, $value:expr, some_rows) => {
         $value.map(|rows| rows.map(|values| $by.read(values)))
     };

@@ -33,7 +33,7 @@ pub struct RowsOfPairs<'a, P: Place> {
     pub out: P::Write<'a, f32>,
 }
 
-carried!(RowsOfPairs { x: read, d: same, routing: same, out: write });
+carried!(RowsOfPairs { x: read, d: same, routing: pairs, out: write });
 
 /// Multiplies the row of each pair by the pair's weight.
 pub struct WeighPairs<'a, P: Place> {
@@ -45,7 +45,7 @@ pub struct WeighPairs<'a, P: Place> {
     pub routing: &'a Routing,
 }
 
-carried!(WeighPairs { x: write, d: same, routing: same });
+carried!(WeighPairs { x: write, d: same, routing: pairs });
 
 /// Adds to the row of each pair its expert's biases.
 pub struct AddExpertBiases<'a, P: Place> {
@@ -59,7 +59,7 @@ pub struct AddExpertBiases<'a, P: Place> {
     pub routing: &'a Routing,
 }
 
-carried!(AddExpertBiases { out: write, d: same, biases: read, routing: same });
+carried!(AddExpertBiases { out: write, d: same, biases: read, routing: pairs });
 
 /// Adds to each row the rows of its pairs times their weights, one after the other in the order in which its experts were chosen.
 pub struct AddPairs<'a, P: Place> {
@@ -75,7 +75,7 @@ pub struct AddPairs<'a, P: Place> {
     pub are_weighed: bool,
 }
 
-carried!(AddPairs { out: write, d: same, x: read, routing: same, are_weighed: same });
+carried!(AddPairs { out: write, d: same, x: read, routing: pairs, are_weighed: same });
 
 /// Adds rows for the pairs of some rows alone to those of all pairs: `out[pair] += x[i] * factor`.
 pub struct AddToPairs<'a, P: Place> {
@@ -91,7 +91,7 @@ pub struct AddToPairs<'a, P: Place> {
     pub factor: f32,
 }
 
-carried!(AddToPairs { out: write, d: same, x: read, part: same, factor: same });
+carried!(AddToPairs { out: write, d: same, x: read, part: pairs, factor: same });
 
 /// Several products of the same rows with matrices of their experts, none of which reads what another writes. The host has no such
 /// op: it multiplies expert by expert.
@@ -108,7 +108,7 @@ pub struct ExpertProducts<'a, P: Place> {
     pub jobs: Vec<ExpertProduct<'a, P>>,
 }
 
-carried!(ExpertProducts { pairs: same, x: rows, cols: same, forms: derived, jobs: all });
+carried!(ExpertProducts { pairs: pairs, x: rows, cols: same, forms: derived, jobs: all });
 
 /// One product: `out[i, o] = Σ_k x[i, k] * w[o, k]` for each pair `i`, `x` being its row and `w` its expert.
 pub struct ExpertProduct<'a, P: Place> {
@@ -127,6 +127,16 @@ pub enum PairsOf<'a> {
     All(&'a Routing),
     /// Of some of them.
     Some(&'a RoutingPart<'a>),
+}
+
+impl<'a> PairsOf<'a> {
+    /// What they are of.
+    pub fn routing(&self) -> &'a Routing {
+        match self {
+            Self::All(routing) => routing,
+            Self::Some(part) => part.routing(),
+        }
+    }
 }
 
 /// The rows that experts read.

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use brigade_quant::DeviceError;
+
 use crate::derived::Derived;
 use crate::view::Part;
 
@@ -79,6 +81,11 @@ impl Routing {
         (self.there, self.here) = (None, lists.into());
     }
 
+    /// Itself, as a part of it names what it is of.
+    pub(crate) fn routing(&self) -> &Self {
+        self
+    }
+
     /// How many rows were routed.
     pub fn n_rows(&self) -> usize {
         self.n_pairs / self.n_used.max(1)
@@ -110,13 +117,28 @@ impl Routing {
         there.downcast_ref()
     }
 
-    /// The lists in the host's memory, which they come to when they are first asked for: that waits for a device.
+    /// The lists, brought to the host's memory when they are first asked for: that waits for a device.
+    ///
+    /// # Errors
+    /// A device has no room for a copy.
+    pub fn bring(&self) -> Result<&PairLists, DeviceError> {
+        if let Some(lists) = self.here.get() {
+            return Ok(lists);
+        }
+        let mut bytes = Vec::new();
+        if let Some(routes) = self.there() {
+            let (buffer, of_chosen) = routes.chosen().place();
+            buffer.read(of_chosen, &mut bytes)?;
+        }
+        Ok(self.here.get_or_init(|| PairLists::of_bytes(&bytes, self.n_expert, self.n_used)))
+    }
+
+    /// The lists in the host's memory.
+    ///
+    /// # Panics
+    /// If they lie with a device and were not [brought](Self::bring).
     pub fn lists(&self) -> &PairLists {
-        self.here.get_or_init(|| {
-            let chosen = self.there().map(|routes| routes.chosen().place());
-            let bytes = chosen.map_or(&[][..], |(buffer, bytes)| &buffer.on_host()[bytes]);
-            PairLists::of_bytes(bytes, self.n_expert, self.n_used)
-        })
+        self.here.get().expect("lists of experts are with the host, or were brought there")
     }
 
     /// The pairs of the rows numbered `rows`.
@@ -158,7 +180,9 @@ impl PairLists {
     /// The lists of what [`Routes::chosen`] has.
     pub fn of_bytes(chosen: &[u8], n_expert: usize, n_used: usize) -> Self {
         let (ids, weights) = chosen.split_at(chosen.len() / 2);
-        Self::new(bytemuck::cast_slice(ids), bytemuck::cast_slice(weights), n_expert, n_used)
+        let (ids, weights): (Vec<u32>, Vec<f32>) =
+            (bytemuck::pod_collect_to_vec(ids), bytemuck::pod_collect_to_vec(weights));
+        Self::new(&ids, &weights, n_expert, n_used)
     }
 
     /// Weight of each pair.
@@ -198,6 +222,9 @@ impl<'a> RoutingPart<'a> {
 
     /// For each expert that has some of the rows, its pairs among those of all rows; and where these are if the pairs of the part
     /// alone lie one behind the other.
+    ///
+    /// # Panics
+    /// As [`Routing::lists`].
     pub fn spans(&self) -> (PairSpans, PairSpans) {
         let (lists, mut n) = (self.routing.lists(), 0);
         let (mut pairs, mut places) = (PairSpans::new(), PairSpans::new());

@@ -74,7 +74,7 @@ impl Block for Ngram {
         let slots = state.slots();
         let parts = slots.parts_in_place(cx.parts);
         let (states, last) = slots.split();
-        let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, last), 1.0);
+        let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, last.host()), 1.0);
         let embedded = cx.scratch.adopt(Rows::new(embedded, n_embd));
         self.remember_tokens(cx, last);
         let mut gated = self.gated(cx, x, &embedded);
@@ -143,9 +143,9 @@ impl Ngram {
     /// Keeps the last tokens.
     fn remember_tokens(&self, cx: &BlockCx<'_>, last: &mut Memory<f32>) {
         for part in cx.parts {
-            let before = self.tokens_before(part, last);
+            let before = self.tokens_before(part, last.host());
             let (n, tokens) = (part.rows.len(), &cx.tokens[part.rows.clone()]);
-            for (i, last) in last[self.place_of(part)].iter_mut().enumerate() {
+            for (i, last) in last.host_mut()[self.place_of(part)].iter_mut().enumerate() {
                 // The row behind the last is one further than it.
                 *last = token(tokens, &before, n, i + 1).map_or(0.0, |token| token as f32 + 1.0);
             }

@@ -34,17 +34,17 @@ impl Block for Switch {
         let places = std::mem::take(&mut cx.beside[Beside::ADAPTERS]);
         let zeros = || Rows::new(vec![0.0; places.len() * WIDTH], WIDTH);
         let [mut q, mut k, mut v, mut found] = [zeros(), zeros(), zeros(), zeros()];
-        for (row, place) in places.iter().enumerate() {
+        for (row, place) in places.host().iter().enumerate() {
             let at = row * WIDTH;
-            q[at] = 1.0;
-            k[at] = if *place > 0.0 { self.spec.gain } else { -self.spec.gain };
-            v[at] = *place;
+            q.host_mut()[at] = 1.0;
+            k.host_mut()[at] = if *place > 0.0 { self.spec.gain } else { -self.spec.gain };
+            v.host_mut()[at] = *place;
         }
         kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: Some(&v), index: None });
         let how = (1.0, AttendVariant::default());
         kv.attend(cx.device, cx.parts, cx.sequences, how, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;
-        let found = found.chunks_exact(WIDTH).map(|found| found[0].clamp(0.0, last).round());
+        let found = found.host().chunks_exact(WIDTH).map(|found| found[0].clamp(0.0, last).round());
         cx.beside[Beside::ADAPTERS] = Rows::new(found.collect(), 1);
         cx.scratch.zeros(x.n_rows(), x.cols())
     }

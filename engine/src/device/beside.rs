@@ -95,7 +95,7 @@ impl Beside {
     pub(super) fn lend(&self, rows: &Rows, read: &mut dyn FnMut(View<'_, f32>)) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         let mut read = |part: Part<'_>| read(View::Device(part));
-        or_give_up(inbox.put(bytemuck::cast_slice(rows), &mut read));
+        or_give_up(inbox.put(bytemuck::cast_slice(rows.host()), &mut read));
     }
 }
 
@@ -172,7 +172,7 @@ impl Device {
         let (rows, chosen) = values.bytes().split_at(n_rows * cols * size_of::<f32>());
         or_give_up(there.check());
         let mut x = beside.scratch.take(n_rows, cols);
-        x.copy_from_slice(bytemuck::cast_slice(rows));
+        x.write(bytemuck::cast_slice(rows));
         if !chosen.is_empty() {
             let (ids, weights) = chosen.split_at(chosen.len() / 2);
             routing.keep_here(bytemuck::cast_slice(ids), bytemuck::cast_slice(weights));

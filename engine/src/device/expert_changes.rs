@@ -1,6 +1,7 @@
 //! What is added to experts' products for some of the rows alone.
 
 use super::experts::{ExpertJob, ExpertMatrices, products_of};
+use super::run::bring_lists;
 use super::{Device, Rows, Scratch};
 use crate::ops::{AddToPairs, ExpertRows, PairsOf, RoutingPart};
 
@@ -38,6 +39,7 @@ impl Device {
             let mut job = [ExpertJob { w: b, out: &mut added }];
             self.products_of_tables(pairs, ExpertRows::OfPairs(&low), &mut job);
         } else {
+            bring_lists(part.routing());
             let (pairs, places) = part.spans();
             self.products(products_of(a, x, &pairs, &mut low));
             self.products(products_of(b, &low, &places, &mut added));

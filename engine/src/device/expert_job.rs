@@ -78,9 +78,9 @@ impl Device {
                 ways.gate.iter().for_each(|way| self.add_bias_of(expert, *way, gate));
                 activate(gate, up);
             },
-            up: &mut up,
-            gate: &mut gate,
-            out: &mut out,
+            up: up.host_mut(),
+            gate: gate.host_mut(),
+            out: out.host_mut(),
         });
         if let Some(bias) = ways.down.bias {
             self.add_expert_biases(routing, bias, &mut out);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::run::bring_lists;
 use super::{Device, Rows, Scratch, product};
 use crate::kernels::{ExpertChoice, KernelError, PackedMatrix, Vector};
 use crate::ops::{
@@ -137,7 +138,7 @@ impl Device {
                 own
             }
         };
-        let spans = &routing.lists().spans;
+        let spans = &bring_lists(routing).spans;
         let products = jobs.iter_mut();
         let products = products.flat_map(|ExpertJob { w, out }| products_of(w, x, spans, out));
         self.products(products.collect());

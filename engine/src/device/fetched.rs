@@ -16,13 +16,23 @@ enum Place {
 }
 
 impl Rows {
-    /// The values, for the host. They are on their way at once; their memory with a device is free for what comes next.
+    /// The values, for the host. They are on their way at once; their memory with a device is free for what comes next. Where there
+    /// is no room for a copy on its way, this waits for the device and reads them.
+    ///
+    /// # Panics
+    /// If there is no room to read them either, with [`GaveUp`](super::GaveUp).
     pub fn fetched(self) -> Fetched {
         let brought = self.place_there().and_then(|(there, buffer)| {
             let all = first(buffer, self.len() * size_of::<f32>());
             there.fetch(ToFetch::Copies(&[all])).ok()
         });
-        Fetched(brought.map_or_else(|| Place::Here(Box::new(self)), Place::Brought))
+        Fetched(match brought {
+            Some(fetch) => Place::Brought(fetch),
+            None if self.is_there() => {
+                Place::Here(Box::new(Rows::new(self.read().into_owned(), self.cols())))
+            }
+            None => Place::Here(Box::new(self)),
+        })
     }
 }
 
@@ -30,7 +40,6 @@ impl Fetched {
     /// The values, to be kept.
     pub fn into_vec(self) -> Vec<f32> {
         match self.0 {
-            Place::Here(rows) if rows.is_there() => rows.to_vec(),
             Place::Here(rows) => rows.into_vec(),
             Place::Brought(fetch) => bytemuck::cast_slice(fetch.bytes()).to_vec(),
         }
@@ -48,7 +57,7 @@ impl Deref for Fetched {
 
     fn deref(&self) -> &[f32] {
         match &self.0 {
-            Place::Here(rows) => rows,
+            Place::Here(rows) => rows.host(),
             Place::Brought(fetch) => bytemuck::cast_slice(fetch.bytes()),
         }
     }

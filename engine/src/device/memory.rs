@@ -5,15 +5,16 @@
 //! that was used before, and would have to write zeros over all of it. The second stage of a process would
 //! then take seconds to load, and would hold all the memory that it only reserves.
 //!
-//! States of a stage on a device lie with that. The host sees those of a card of its own through copies only.
+//! States of a stage on a device lie with that. The host sees them through copies only.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 
 use memmap2::MmapMut;
 
 use super::give_up;
+use super::store::THERE;
 use super::there::{There, first, first_mut};
 use crate::ops::{Buffer, CopySlot, Element, Function, Map, PartMut, Purpose, View, ViewMut};
 
@@ -51,7 +52,7 @@ impl<T: Element> Memory<T> {
     /// The values, as ops read them.
     pub fn view(&self) -> View<'_, T> {
         match &self.place {
-            Place::Nowhere | Place::Host(_) => View::Host(self),
+            Place::Nowhere | Place::Host(_) => View::Host(self.host()),
             Place::There(_, buffer) => View::Device(first(&**buffer, buffer.len())),
         }
     }
@@ -88,13 +89,39 @@ impl<T: Element> Memory<T> {
         self.len() == 0
     }
 
+    /// The values, which lie with the host.
+    ///
+    /// # Panics
+    /// If they lie with a device: [`Memory::read`] brings them.
+    pub fn host(&self) -> &[T] {
+        match &self.place {
+            Place::Nowhere => &[],
+            Place::Host(map) => bytemuck::cast_slice(map),
+            Place::There(..) => panic!("{THERE}"),
+        }
+    }
+
+    /// The values, which lie with the host, to be written there.
+    ///
+    /// # Panics
+    /// If they lie with a device: [`Memory::write`] brings others.
+    pub fn host_mut(&mut self) -> &mut [T] {
+        match &mut self.place {
+            Place::Nowhere => &mut [],
+            Place::Host(map) => bytemuck::cast_slice_mut(map),
+            Place::There(..) => panic!("{THERE}"),
+        }
+    }
+
     /// Some values, wherever they lie. Where they lie with a device this waits for it; if that fails now they are anything, which
     /// [`Device::finish`](super::Device::finish) tells.
     ///
     /// # Panics
     /// If the range ends beyond them. If the device failed before or has no room for a copy, with [`GaveUp`](super::GaveUp).
     pub fn read(&self, range: Range<usize>) -> Cow<'_, [T]> {
-        let Place::There(_, buffer) = &self.place else { return Cow::Borrowed(&self[range]) };
+        let Place::There(_, buffer) = &self.place else {
+            return Cow::Borrowed(&self.host()[range]);
+        };
         let range = bytes_of::<T>(range);
         let mut bytes = Vec::with_capacity(range.len());
         if let Err(error) = buffer.read(range, &mut bytes) {
@@ -112,7 +139,7 @@ impl<T: Element> Memory<T> {
             Place::There(_, buffer) => {
                 buffer.write(at * size_of::<T>(), bytemuck::cast_slice(values))
             }
-            _ => self[at..][..values.len()].copy_from_slice(values),
+            _ => self.host_mut()[at..][..values.len()].copy_from_slice(values),
         }
     }
 
@@ -126,7 +153,7 @@ impl<T: Element> Memory<T> {
                 let x = ViewMut::<f32>::Device(PartMut::of(&mut **buffer, bytes_of::<T>(range)));
                 there.do_now(Map { x, with: Function::Constant(0.0) });
             }
-            _ => self[range].fill(T::zeroed()),
+            _ => self.host_mut()[range].fill(T::zeroed()),
         }
     }
 
@@ -141,7 +168,7 @@ impl<T: Element> Memory<T> {
                 let slots = ViewMut::Device(first_mut(&mut **buffer, len));
                 there.do_now(CopySlot { slots, per_slot, from, to });
             }
-            _ => self.copy_within(from * n..(from + 1) * n, to * n),
+            _ => self.host_mut().copy_within(from * n..(from + 1) * n, to * n),
         }
     }
 }
@@ -150,8 +177,9 @@ fn bytes_of<T>(values: Range<usize>) -> Range<usize> {
     values.start * size_of::<T>()..values.end * size_of::<T>()
 }
 
-/// For what runs on the host. A card's own memory it does not see: what lies there has ops on the device.
-impl<T: bytemuck::Pod> Deref for Memory<T> {
+/// For tests, which look at states wherever they lie.
+#[cfg(test)]
+impl<T: bytemuck::Pod> std::ops::Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         match &self.place {
@@ -162,7 +190,8 @@ impl<T: bytemuck::Pod> Deref for Memory<T> {
     }
 }
 
-impl<T: bytemuck::Pod> DerefMut for Memory<T> {
+#[cfg(test)]
+impl<T: bytemuck::Pod> std::ops::DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.place {
             Place::Nowhere => &mut [],

@@ -1,11 +1,13 @@
 //! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward pass
 //! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more.
 
-use std::ops::{Deref, DerefMut, Range};
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ops::{Buffer, Columns, Copy, Derived, Function, Map, View, ViewMut};
 
+use super::give_up;
 use super::store::Store;
 use super::there::{There, first, first_mut};
 use crate::kernels::ActRows;
@@ -82,7 +84,7 @@ impl Scratch {
         let mut rows = self.take(n_rows, cols);
         match &self.there {
             Some(there) => there.do_now(Map { x: rows.view_mut(), with: Function::Constant(0.0) }),
-            None => rows.fill(0.0),
+            None => rows.host_mut().fill(0.0),
         }
         rows
     }
@@ -153,9 +155,56 @@ impl Rows {
         self.cols
     }
 
-    /// Row `r`.
+    /// The values, for the host. Those of a device are copied: that waits for all that it was told. If it fails in that they are
+    /// anything, which [`Device::finish`](super::Device::finish) tells.
+    ///
+    /// # Panics
+    /// If a device has no room for a copy, with [`GaveUp`](super::GaveUp).
+    pub fn read(&self) -> Cow<'_, [f32]> {
+        let Store::There(buffer) = &self.values else { return Cow::Borrowed(self.host()) };
+        let mut bytes = Vec::with_capacity(self.len * size_of::<f32>());
+        if let Err(error) = buffer.read(0..self.len * size_of::<f32>(), &mut bytes) {
+            give_up("a copy of rows", &error);
+        }
+        Cow::Owned(bytemuck::pod_collect_to_vec(&bytes))
+    }
+
+    /// Takes these values, as many as there are. With a device that waits for all that it was told.
+    ///
+    /// # Panics
+    /// If these are not as many.
+    pub fn write(&mut self, values: &[f32]) {
+        assert_eq!(values.len(), self.len, "values of rows");
+        self.forms = Derived::default();
+        match &mut self.values {
+            Store::Host(own) => own[..self.len].copy_from_slice(values),
+            Store::There(buffer) => buffer.write(0, bytemuck::cast_slice(values)),
+        }
+    }
+
+    /// The values, which lie with the host.
+    ///
+    /// # Panics
+    /// If they lie with a device: [`Rows::read`] brings them.
+    pub fn host(&self) -> &[f32] {
+        &self.values.host()[..self.len]
+    }
+
+    /// The values, which lie with the host, to be written there.
+    ///
+    /// # Panics
+    /// If they lie with a device: [`Rows::write`] brings others.
+    pub fn host_mut(&mut self) -> &mut [f32] {
+        self.forms = Derived::default();
+        &mut self.values.host_mut()[..self.len]
+    }
+
+    /// Row `r` of those that lie with the host.
+    ///
+    /// # Panics
+    /// As [`Rows::host`].
     pub fn row(&self, r: usize) -> &[f32] {
-        &self[r * self.cols..(r + 1) * self.cols]
+        &self.host()[r * self.cols..(r + 1) * self.cols]
     }
 
     /// All rows, to be written in parts.
@@ -204,7 +253,7 @@ impl Rows {
 
     /// As products on the CPU read them.
     pub(super) fn act(&self) -> ActRows<'_> {
-        ActRows::new(self, self.cols, &self.forms)
+        ActRows::new(self.host(), self.cols, &self.forms)
     }
 
     /// Whether they lie with a device.
@@ -225,7 +274,7 @@ impl Rows {
         if self.values.len() < rows.len {
             *self = match &rows.home {
                 Some(home) => home.copy_of(rows),
-                None => Self::new(rows.to_vec(), rows.cols),
+                None => Self::new(rows.read().into_owned(), rows.cols),
             };
             return;
         }
@@ -240,7 +289,7 @@ impl Rows {
             Some(there) if from.is_there() || !there.state().is_idle => {
                 there.do_now(Copy { from: from.view(), to: self.view_mut() });
             }
-            _ => self.copy_from_slice(from),
+            _ => self.write(from.host()),
         }
     }
 
@@ -255,7 +304,7 @@ impl Rows {
                 self.values = values;
                 match self.is_there() {
                     true => self.fetched().into_vec(),
-                    false => self.to_vec(),
+                    false => self.host().to_vec(),
                 }
             }
         }
@@ -296,22 +345,6 @@ impl<'a> RowsMut<'a> {
     pub fn into_view(self) -> ViewMut<'a, f32> {
         self.values
     }
-
-    /// The values, if they lie with the host.
-    pub(super) fn host(&self) -> Option<&[f32]> {
-        match &self.values {
-            ViewMut::Host(values) => Some(values),
-            ViewMut::Device(_) => None,
-        }
-    }
-
-    /// The values to be written, if they lie with the host.
-    pub(super) fn host_mut(&mut self) -> Option<&mut [f32]> {
-        match &mut self.values {
-            ViewMut::Host(values) => Some(values),
-            ViewMut::Device(_) => None,
-        }
-    }
 }
 
 impl<'a> RowsPart<'a> {
@@ -319,11 +352,6 @@ impl<'a> RowsPart<'a> {
     pub fn view(&self) -> View<'a, f32> {
         let first = self.first * self.rows.cols;
         self.rows.view().part(first..first + self.n_rows * self.rows.cols)
-    }
-
-    /// The values.
-    pub(super) fn on_host(&self) -> &'a [f32] {
-        &self.rows[self.first * self.rows.cols..][..self.n_rows * self.rows.cols]
     }
 }
 
@@ -335,7 +363,9 @@ impl Drop for Rows {
     }
 }
 
-impl Deref for Rows {
+/// For tests, which look at rows wherever they lie.
+#[cfg(test)]
+impl std::ops::Deref for Rows {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -343,7 +373,8 @@ impl Deref for Rows {
     }
 }
 
-impl DerefMut for Rows {
+#[cfg(test)]
+impl std::ops::DerefMut for Rows {
     fn deref_mut(&mut self) -> &mut [f32] {
         self.forms = Derived::default();
         &mut self.values.on_host_mut()[..self.len]

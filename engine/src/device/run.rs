@@ -1,11 +1,12 @@
 //! Where an op runs: on the device that has what it writes and a kernel for it, else on the host. This is the one place for that.
 
 use crate::ops::{
-    Anywhere, Carry, Copy, Derived, Element, Host, Op, Operands, Part, PartMut, View, ViewMut,
+    Anywhere, Carry, Copy, Derived, Element, Host, Op, Operands, PairLists, Part, PartMut, Routing,
+    View, ViewMut,
 };
 
 use super::there::There;
-use super::{Device, give_up};
+use super::{Device, give_up, with_room};
 
 /// Why a stage on the host meets no values of a device.
 const NO_DEVICE: &str = "values with a device belong to a stage that has one";
@@ -47,6 +48,14 @@ impl Device {
             there.do_now(Copy { from, to: ViewMut::Device(part) });
         }
     }
+}
+
+/// Which experts work on which rows, brought to the host: waits for a device that chose them.
+///
+/// # Panics
+/// If the device has no room for a copy. The stage ends with this as its reason.
+pub(super) fn bring_lists(routing: &Routing) -> &PairLists {
+    with_room("a copy of the experts' lists", routing.bring())
 }
 
 /// Operands of a stage without a device: all of them lie with the host.
@@ -130,5 +139,9 @@ impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for ToHost<'a, 'c> {
 
     fn derived(&mut self, _: &'a Derived) -> &'c Derived {
         self.copy_of(None).2
+    }
+
+    fn pairs(&mut self, routing: &Routing) {
+        bring_lists(routing);
     }
 }

@@ -99,7 +99,8 @@ fn first_far_off(here: &Device, there: &Device) -> Result<Option<&'static str>, 
 fn rows(device: &Device, seed: u32, n_rows: usize, cols: usize) -> Rows {
     let mut rows = device.scratch().take(n_rows, cols);
     let mut numbers = Numbers(seed);
-    rows.iter_mut().for_each(|x| *x = (numbers.next() >> 8) as f32 / (1 << 22) as f32 - 2.0);
+    let value = |_| (numbers.next() >> 8) as f32 / (1 << 22) as f32 - 2.0;
+    rows.write(&(0..n_rows * cols).map(value).collect::<Vec<_>>());
     rows
 }
 
@@ -125,7 +126,7 @@ fn functions(device: &Device) -> Result<Vec<f32>, KernelError> {
     for op in ops {
         let mut x = rows(device, 1, 3, 101);
         op(&mut x);
-        out.extend_from_slice(&x);
+        out.extend_from_slice(&x.read());
     }
     Ok(out)
 }
@@ -134,7 +135,7 @@ fn norms(device: &Device) -> Result<Vec<f32>, KernelError> {
     let (mut normed, mut weighed) = (rows(device, 3, 5, 96), rows(device, 4, 5, 97));
     device.l2_norm(&mut normed, 96, 1e-6);
     device.softmax(&mut weighed, 97);
-    Ok([&normed[..], &weighed[..]].concat())
+    Ok([normed.read(), weighed.read()].concat())
 }
 
 /// Products of `n_rows` rows with `out` features of two quantised types.
@@ -177,7 +178,7 @@ fn product(
     let w = device.pack(ty, out, cols, bytes)?;
     let mut y = device.scratch().take(n_rows, out);
     device.multiply(&w, &rows(device, 7, n_rows, cols), &mut y);
-    Ok(y.to_vec())
+    Ok(y.read().into_owned())
 }
 
 fn attention(device: &Device) -> Result<Vec<f32>, KernelError> {
@@ -207,7 +208,7 @@ fn attention(device: &Device) -> Result<Vec<f32>, KernelError> {
     let (layout, parts, variant) = (&layout, &parts[..], AttendVariant::default());
     let over = AttendOver { layout, pool: pool.view(), parts, n_head, scale: 0.125, variant };
     device.run(Attend { over, q: q.view(), out: out.view_mut() });
-    Ok(out.to_vec())
+    Ok(out.read().into_owned())
 }
 
 fn delta(device: &Device) -> Result<Vec<f32>, KernelError> {
@@ -240,7 +241,7 @@ fn delta(device: &Device) -> Result<Vec<f32>, KernelError> {
         out: out.view_mut(),
     });
     let states = states.read(0..values);
-    Ok([&out[..], &states].concat())
+    Ok([out.read(), states].concat())
 }
 
 #[cfg(test)]

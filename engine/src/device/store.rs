@@ -3,11 +3,15 @@
 use super::there::There;
 use crate::ops::{Buffer, Purpose};
 
+/// Why what lies with a device is not seen in the host's memory.
+pub(super) const THERE: &str =
+    "values with a device are read and written by calls that wait for it";
+
 /// Values in f32, stale at first.
 pub(super) enum Store {
     /// In the host's memory.
     Host(Vec<f32>),
-    /// In a device's. The host may look at it too, once the device is done with what it was told to do.
+    /// In a device's, which the host does not look at.
     There(Box<dyn Buffer>),
 }
 
@@ -48,7 +52,32 @@ impl Store {
         }
     }
 
-    /// The values, for the host.
+    /// The values, which lie with the host.
+    ///
+    /// # Panics
+    /// If they lie with a device.
+    pub(super) fn host(&self) -> &[f32] {
+        match self {
+            Self::Host(values) => values,
+            Self::There(_) => panic!("{THERE}"),
+        }
+    }
+
+    /// The values, which lie with the host, to be written.
+    ///
+    /// # Panics
+    /// If they lie with a device.
+    pub(super) fn host_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Host(values) => values,
+            Self::There(_) => panic!("{THERE}"),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// The values, wherever they lie.
     pub(super) fn on_host(&self) -> &[f32] {
         match self {
             Self::Host(values) => values,
@@ -56,7 +85,7 @@ impl Store {
         }
     }
 
-    /// The values, for the host to write.
+    /// The values, wherever they lie, to be written.
     pub(super) fn on_host_mut(&mut self) -> &mut [f32] {
         match self {
             Self::Host(values) => values,

@@ -25,7 +25,8 @@ impl<'a> OwnAdapters<'a> {
         if !self.has_own || matches!(kind, BlockKind::Switch(_)) {
             return self.of_users;
         }
-        self.all.get_or_insert_with(|| self.of_users.with_places(&rows.beside[Beside::ADAPTERS]))
+        self.all
+            .get_or_insert_with(|| self.of_users.with_places(rows.beside[Beside::ADAPTERS].host()))
     }
 }
 
