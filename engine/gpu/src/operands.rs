@@ -30,14 +30,6 @@ impl Buffer for GpuBuffer {
         GpuBuffer::len(self)
     }
 
-    fn on_host(&self) -> &[u8] {
-        self.bytes()
-    }
-
-    fn on_host_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
-    }
-
     fn address(&self) -> u64 {
         GpuBuffer::address(self)
     }

@@ -14,18 +14,6 @@ pub trait Buffer: Any + std::fmt::Debug + Send + Sync {
     /// How many bytes there are.
     fn len(&self) -> usize;
 
-    /// The bytes, for the host: waits for all that the device was told to do.
-    ///
-    /// # Panics
-    /// If the host does not see this memory.
-    fn on_host(&self) -> &[u8];
-
-    /// The same, to be written.
-    ///
-    /// # Panics
-    /// If the host does not see this memory.
-    fn on_host_mut(&mut self) -> &mut [u8];
-
     /// Where it is. It tells buffers of a device apart that are there at the same time.
     fn address(&self) -> u64;
 

@@ -185,7 +185,7 @@ impl<T: bytemuck::Pod> std::ops::Deref for Memory<T> {
         match &self.place {
             Place::Nowhere => &[],
             Place::Host(map) => bytemuck::cast_slice(map),
-            Place::There(_, buffer) => bytemuck::cast_slice(buffer.on_host()),
+            Place::There(_, buffer) => bytemuck::cast_slice(super::store::seen(&**buffer)),
         }
     }
 }
@@ -196,7 +196,9 @@ impl<T: bytemuck::Pod> std::ops::DerefMut for Memory<T> {
         match &mut self.place {
             Place::Nowhere => &mut [],
             Place::Host(map) => bytemuck::cast_slice_mut(map),
-            Place::There(_, buffer) => bytemuck::cast_slice_mut(buffer.on_host_mut()),
+            Place::There(_, buffer) => {
+                bytemuck::cast_slice_mut(super::store::seen_mut(&mut **buffer))
+            }
         }
     }
 }

@@ -75,13 +75,30 @@ impl Store {
     }
 }
 
+/// A GPU's bytes, which the host sees.
+#[cfg(test)]
+pub(super) fn seen(buffer: &dyn Buffer) -> &[u8] {
+    let buffer: &dyn std::any::Any = buffer;
+    buffer.downcast_ref::<brigade_gpu::GpuBuffer>().expect("tests have no other devices").bytes()
+}
+
+/// A GPU's bytes, which the host sees, to be written.
+#[cfg(test)]
+pub(super) fn seen_mut(buffer: &mut dyn Buffer) -> &mut [u8] {
+    let buffer: &mut dyn std::any::Any = buffer;
+    buffer
+        .downcast_mut::<brigade_gpu::GpuBuffer>()
+        .expect("tests have no other devices")
+        .bytes_mut()
+}
+
 #[cfg(test)]
 impl Store {
     /// The values, wherever they lie.
     pub(super) fn on_host(&self) -> &[f32] {
         match self {
             Self::Host(values) => values,
-            Self::There(buffer) => bytemuck::cast_slice(buffer.on_host()),
+            Self::There(buffer) => bytemuck::cast_slice(seen(&**buffer)),
         }
     }
 
@@ -89,7 +106,7 @@ impl Store {
     pub(super) fn on_host_mut(&mut self) -> &mut [f32] {
         match self {
             Self::Host(values) => values,
-            Self::There(buffer) => bytemuck::cast_slice_mut(buffer.on_host_mut()),
+            Self::There(buffer) => bytemuck::cast_slice_mut(seen_mut(&mut **buffer)),
         }
     }
 }
