@@ -14,6 +14,9 @@ use crate::view::{Buffer, Part};
 
 /// A device. It does what it is told in that order, at once or later; whoever reads its memory on the host waits for it without
 /// having to ask. Errors stick: after the first, ops do nothing, and [`Accelerator::check`] tells it.
+///
+/// What is written out here is that of a device that does all at once, never fails and compiles nothing. All others have methods of
+/// their own for that.
 pub trait Accelerator: Any + Send + Sync {
     /// What it is and can do.
     fn facts(&self) -> AcceleratorFacts;
@@ -40,9 +43,13 @@ pub trait Accelerator: Any + Send + Sync {
     ///
     /// # Errors
     /// There is no room.
-    fn table(&self, matrices: &Matrices) -> Result<Option<Table>, DeviceError>;
+    fn table(&self, _matrices: &Matrices) -> Result<Option<Table>, DeviceError> {
+        Ok(None)
+    }
 
-    /// Whether it has a kernel for an op whose results lie with it. What it has not, the host computes.
+    /// Whether it has a kernel for an op whose results lie with it. What it has not, the host computes: on copies, which it puts back.
+    /// So every device has [`Op::Copy`], and [`Op::CopySlot`] and [`Op::Map`] by a constant, with which memory is made ready; it is
+    /// not asked for these then.
     fn supports(&self, op: &Op<'_, Anywhere>) -> bool;
 
     /// Begins with an op that it supports. What is read and lies with the host is brought here.
@@ -64,7 +71,7 @@ pub trait Accelerator: Any + Send + Sync {
     fn inbox(&self) -> Box<dyn Inbox>;
 
     /// Begins with all that it was told.
-    fn begin(&self);
+    fn begin(&self) {}
 
     /// The point at which all is done that it was told up to now, which it begins with.
     fn milestone(&self) -> Box<dyn Milestone>;
@@ -73,22 +80,32 @@ pub trait Accelerator: Any + Send + Sync {
     ///
     /// # Errors
     /// What failed first: what was computed is lost.
-    fn check(&self) -> Result<(), DeviceError>;
+    fn check(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Makes ready what `pass` runs, which computes nothing itself, and returns how many kernels these were.
     ///
     /// # Errors
     /// A kernel does not compile, or the device failed.
-    fn rehearse(&self, pass: &mut dyn FnMut()) -> Result<usize, DeviceError>;
+    fn rehearse(&self, _pass: &mut dyn FnMut()) -> Result<usize, DeviceError> {
+        Ok(0)
+    }
 
     /// What it does now.
-    fn state(&self) -> AcceleratorState;
+    fn state(&self) -> AcceleratorState {
+        AcceleratorState { is_idle: true, is_rehearsing: false }
+    }
 
     /// What it did so far.
-    fn counts(&self) -> AcceleratorCounts;
+    fn counts(&self) -> AcceleratorCounts {
+        AcceleratorCounts::default()
+    }
 
     /// What each kernel took since this was last asked, where that is measured.
-    fn kernel_times(&self) -> Vec<KernelTime>;
+    fn kernel_times(&self) -> Vec<KernelTime> {
+        Vec::new()
+    }
 }
 
 /// Writes a range of bytes of what is kept. It gets room for these alone.
