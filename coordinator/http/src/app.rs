@@ -20,9 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::access::Access;
 use super::audit::Audit;
 use super::body::Bodies;
-use super::cors::Origins;
 use super::error::ApiError;
-use super::hosts::Hosts;
 use super::name::Name;
 use super::streams::{Resumable, Streams};
 use super::under_way::UnderWay;
@@ -71,10 +69,6 @@ pub struct Door {
     pub sequences: Arc<AtomicU64>,
     /// Room for request bodies, and permits to read them.
     pub bodies: Bodies,
-    /// By which names it is asked.
-    pub hosts: Hosts,
-    /// Web pages that may read answers.
-    pub cors: Origins,
     /// Who may ask.
     pub access: Access,
     /// Where it is written down who asked.
@@ -93,8 +87,6 @@ impl Door {
             draining,
             sequences: Arc::default(),
             bodies: Bodies::default(),
-            hosts: Hosts::of_this_process(),
-            cors: Origins::default(),
             access: Access::Open,
             audit: None,
             under_way: UnderWay::default(),

@@ -17,19 +17,20 @@ use super::again::{self, Again};
 use super::answer::{self, Choices, Ended};
 use super::app::App;
 use super::body::Taken;
-use super::chat_request::{self, Begun, ChatRequest, Names};
+use super::chat_request::{ChatRequest, Names};
 use super::error::ApiError;
 use super::events::Of;
 use super::fields::Fields;
 use super::fleet::Meant;
 use super::logprobs;
+use super::messages::ROLE;
 use super::name::Name;
 use super::readers::{self, Posted};
-use super::reply::{self, Replies, ReplyPart};
+use super::reply::{self, Begun, Replies, ReplyPart};
 use super::sse::Gone;
 use super::stamp::Stamp;
 use super::streams::Resumable;
-use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ROLE};
+use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta};
 use super::writer::{self, Writer};
 
 /// Its address, and what the journal calls these requests.
@@ -45,7 +46,7 @@ pub(super) async fn create(
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
-    let begun = chat_request::begin(&app, request, |bytes, limits, text| {
+    let begun = reply::begin(&app, request, |bytes, limits, text| {
         let fields = Fields::parse(bytes);
         let (request, prompt) = ChatRequest::translated(fields, Names::new(), limits, text)?;
         Ok((request, prompt, ()))

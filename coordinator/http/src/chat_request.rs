@@ -1,25 +1,19 @@
-//! A chat as it comes in: read, templated, and submitted. Other APIs' chats are read as this one's fields
+//! A chat as it comes in: read, and templated. Other APIs' chats are read as this one's fields
 //! ([`ChatRequest::translated`]), so that all of them mean the same.
 
 use std::sync::Arc;
 
-use axum::extract::Request;
 use brigade_dialect::Tools;
 use brigade_dialect::constrain::answer::{Wishes, of_chat};
 use brigade_dialect::text_model::{Chat, Prompt, TextModel};
 use brigade_line::request::Limits;
 
-use super::answer;
-use super::app::App;
 use super::body::text_error;
 use super::caching::Marking;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::messages::{self, reasoning, template_arguments};
-use super::name::Name;
 use super::params::Common;
-use super::reply::{Replies, Reply};
-use super::streams::Resumable;
 use super::tools::ToolRequest;
 use super::unread;
 
@@ -45,48 +39,17 @@ pub struct ChatRequest {
     /// The functions that may be called.
     pub tools: Arc<Tools>,
     /// One call is enough.
-    single: bool,
+    pub single: bool,
     /// Sampling and the like.
     pub common: Common,
     /// Alternatives a token.
     pub top_logprobs: Option<u32>,
     /// What its fields were called.
-    names: Names,
-}
-
-/// A chat that is ready to be submitted, and what else its endpoint has read.
-#[derive(Debug)]
-pub struct Begun<T> {
-    /// The chat.
-    pub request: ChatRequest,
-    /// As the model reads it.
-    pub prompt: Prompt,
-    /// The request's body, where another coordinator may have to read it again.
-    pub body: Option<String>,
-    /// What the endpoint keeps for its answer.
-    pub more: T,
+    pub names: Names,
 }
 
 /// What fields are called in a chat, and in the interface that it was translated from: complaints are about the latter.
 pub type Names = Vec<(String, String)>;
-
-/// Reads a request's body; `read` makes a chat of it.
-pub async fn begin<T: Send + 'static>(
-    app: &App,
-    request: Request,
-    read: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<(ChatRequest, Prompt, T), ApiError>
-    + Send
-    + 'static,
-) -> Result<Begun<T>, ApiError> {
-    let body = app.door.bodies.take(request).await?;
-    let limits = app.limits.now();
-    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
-        let (request, prompt, more) = read(bytes, &limits, text)?;
-        let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
-        Ok(Begun { request, prompt, body, more })
-    });
-    Ok(read.await?.0)
-}
 
 impl ChatRequest {
     /// Reads a request and its prompt. Its fields may have been made of another API's.
@@ -174,36 +137,12 @@ impl ChatRequest {
         self.chat.is_shown = true;
         self.prompt(text)
     }
-
-    /// Submits the choices, each with what reads its text; those of a `resumable` request go on where they were.
-    pub async fn submit(
-        &self,
-        app: &App,
-        name: &Name,
-        prompt: &Prompt,
-        resumable: Option<&Resumable>,
-    ) -> Result<Replies, ApiError> {
-        let prompts = std::slice::from_ref(&prompt.tokens);
-        let submitted =
-            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await;
-        let generations = submitted.map_err(|error| error.renamed(&self.names))?;
-        let markers = app.text.markers();
-        let mut replies = Vec::new();
-        for (mut generation, i) in generations.into_iter().zip(0..) {
-            generation.show(markers.clone());
-            let seed = self.common.seed.wrapping_add(i);
-            let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
-            replies.push(Reply::new(generation, parser, &prompt.opening));
-        }
-        Ok(replies)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::fields::MAX_TEMPLATE_VALUES;
     use super::super::messages::MAX_MESSAGES;
-    use super::super::{anthropic, ollama, responses};
     use super::*;
 
     const LIMITS: Limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
@@ -222,28 +161,6 @@ mod tests {
         assert_eq!(request.chat.messages[0]["content"], "ab");
         assert_eq!(request.chat.messages[0]["name"], "x");
         assert_eq!(request.chat.extra["thinking"], false);
-    }
-
-    #[test]
-    fn a_salt_comes_through_every_interface() {
-        let bytes = |json: &str| json.replacen('{', r#"{"cache_salt": "s", "#, 1).into_bytes();
-        let of_ollama = |asked| match asked {
-            ollama::request::Asked::Chat(chat, _) => chat,
-            other => panic!("{other:?}"),
-        };
-        let messages = bytes(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
-        let input = bytes(r#"{"input": "a"}"#);
-        for chat in [
-            serde_json::from_slice(&messages).unwrap(),
-            anthropic::request::translate(&messages).unwrap().0,
-            responses::request::translate(&input).unwrap().0,
-            of_ollama(ollama::request::chat(&messages).unwrap()),
-            of_ollama(ollama::request::generate(&bytes(r#"{"prompt": "a"}"#)).unwrap()),
-        ] {
-            let fields = Fields::made(&chat).unwrap();
-            let request = ChatRequest::of(fields, &LIMITS, &TextModel::sample()).unwrap();
-            assert_eq!(request.common.cache_salt.as_deref(), Some("s"));
-        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Mutex;
 
+use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -470,11 +470,6 @@ impl<'de> Visitor<'de> for Entries {
         }
         Ok(entries.into_iter().map(|(name, value)| (name, Given::Text(value))).collect())
     }
-}
-
-/// A JSON text for an answer: lists of numbers as they are, without a tree of values.
-pub fn json_text(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("our own types have string keys only")
 }
 
 #[cfg(test)]

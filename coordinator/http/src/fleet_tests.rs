@@ -54,7 +54,11 @@ pub(super) fn door(access: Access) -> Door {
 }
 
 fn fleet(models: Vec<Model>, access: Access) -> Router {
-    router(Fleet::new(members(models, access)).unwrap())
+    router(
+        Fleet::new(members(models, access)).unwrap(),
+        Hosts::of_this_process(),
+        Origins::default(),
+    )
 }
 
 async fn ask(
@@ -188,7 +192,7 @@ async fn who_needs_a_model_that_is_not_there_is_told_how_far_it_is() {
     let asleep = Model { status: down(), names: &["comes"], says: "" };
     let loader = Tells(Some(app_behind(up, &door(Access::Open))), NotLoaded::NoRoom);
     all.push(Member::on_demand(app_behind(asleep, &door(Access::Open)), Arc::new(loader)));
-    let router = router(Fleet::new(all).unwrap());
+    let router = router(Fleet::new(all).unwrap(), Hosts::of_this_process(), Origins::default());
     for (name, _, said, retry) in answers {
         let body = json!({ "prompt": "q", "model": name }).to_string();
         let request =

@@ -407,3 +407,23 @@ fn filled(mut list: Value) -> Value {
     put_words(&mut list, "", &mut Vec::new());
     list
 }
+
+#[test]
+fn a_salt_comes_through_every_interface() {
+    let bytes = |json: &str| json.replacen('{', r#"{"cache_salt": "s", "#, 1).into_bytes();
+    let messages = bytes(r#"{"messages": [{"role": "user", "content": "a"}]}"#);
+    let input = bytes(r#"{"input": "a"}"#);
+    let limits = Limits { n_ctx: 64, n_vocab: 100, answer: 1024, encoder: None };
+    for chat in [
+        serde_json::from_slice(&messages).unwrap(),
+        anthropic::request::translate(&messages).unwrap().0,
+        responses::request::translate(&input).unwrap().0,
+        asked(ollama::request::chat(&messages).unwrap()),
+        asked(ollama::request::generate(&bytes(r#"{"prompt": "a"}"#)).unwrap()),
+    ] {
+        let (fields, names) = (Fields::made(&chat), Names::new());
+        let (request, _) =
+            ChatRequest::translated(fields, names, &limits, &TextModel::sample()).unwrap();
+        assert_eq!(request.common.cache_salt.as_deref(), Some("s"));
+    }
+}

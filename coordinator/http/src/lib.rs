@@ -9,12 +9,12 @@
 //! Reading order:
 //!
 //! - This file has the addresses. [`App`] is what every handler has of its model, [`Fleet`] which models there are, `name` what a request is known by.
-//! - `serve`, `open`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
+//! - `serve`, `open`, `stream`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
 //!   what is not for this server, `refusals` in the form of the API that was asked. `guard` asks `access` for its owner,
 //!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value`, `params` and `caching` what is in it; `unread`
 //!   lists what is left. `while_loading` begins answers whose model is not there yet.
 //! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
-//!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `stream` and `writer` send it.
+//!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `writer` and `sent` send it.
 //! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
 //!   vectors.
 //! - `streams` and `readers` are for clients that come back, `again` and `recover` for a coordinator that does.
@@ -67,6 +67,7 @@ mod reply;
 mod rerank;
 mod responses;
 mod rooms;
+mod sent;
 mod serve;
 mod sse;
 mod stamp;
@@ -108,9 +109,8 @@ pub use streams::Streams;
 pub use under_way::UnderWay;
 pub use while_loading::MODEL_WITHIN;
 
-/// All addresses of the public listener.
-pub fn router(fleet: Fleet) -> Router {
-    let door = fleet.door().clone();
+/// All addresses of the public listener, which is asked by the names `hosts`, also by web pages of `origins`.
+pub fn router(fleet: Fleet, hosts: Hosts, origins: Origins) -> Router {
     Router::new()
         .route(chat::PATH, post(chat::create))
         .route(completions::PATH, post(completions::create))
@@ -131,9 +131,9 @@ pub fn router(fleet: Fleet) -> Router {
         .layer(middleware::from_fn_with_state(fleet.clone(), guard::guard))
         .merge(page())
         .layer(middleware::from_fn(coding::layer))
-        .layer(middleware::from_fn_with_state(door.hosts, hosts::layer))
+        .layer(middleware::from_fn_with_state(hosts, hosts::layer))
         .layer(middleware::from_fn_with_state(fleet.clone(), trace::request))
-        .layer(middleware::from_fn_with_state(door.cors, cors::layer))
+        .layer(middleware::from_fn_with_state(origins, cors::layer))
         .layer(middleware::from_fn(refusals::layer))
         .with_state(fleet)
 }

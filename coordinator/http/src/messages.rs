@@ -6,7 +6,9 @@ use serde_json::{Map, Value, json};
 use super::caching::Marking;
 use super::error::ApiError;
 use super::fields::{Fields, Given, Kind, list, read as read_value};
-use super::types::ROLE;
+
+/// Who answers.
+pub const ROLE: &str = "assistant";
 
 /// Most messages of a chat, and most parts of one message.
 pub const MAX_MESSAGES: usize = 1 << 13;

@@ -1,16 +1,25 @@
-//! Reads the choices of a chat answer while they are drawn: text goes in, reasoning, content and calls come
-//! out.
+//! From a chat's body to its choices, which are read while they are drawn: text goes in, reasoning, content and calls
+//! come out.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
+use axum::extract::Request;
+use brigade_dialect::text_model::{Prompt, TextModel};
 use brigade_dialect::{Event, Parser};
 use brigade_line::generation::{End, EndReason, Part, Piece, TokenPiece};
 use brigade_line::handle::{Failure, Lingering};
+use brigade_line::request::Limits;
 
-use super::answer::{Chosen, Running};
+use super::answer::{self, Chosen, Running};
+use super::app::App;
+use super::chat_request::ChatRequest;
+use super::error::ApiError;
+use super::messages::ROLE;
+use super::name::Name;
+use super::streams::Resumable;
 use super::types::{
-    ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ROLE, ToolCall, ToolCallDelta,
+    ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
 
 /// All choices of a chat.
@@ -63,6 +72,62 @@ pub struct Whole {
     pub end: End,
     /// And the answer.
     pub finish_reason: FinishWord,
+}
+
+/// A chat that is ready to be submitted, and what else its endpoint has read.
+#[derive(Debug)]
+pub struct Begun<T> {
+    /// The chat.
+    pub request: ChatRequest,
+    /// As the model reads it.
+    pub prompt: Prompt,
+    /// The request's body, where another coordinator may have to read it again.
+    pub body: Option<String>,
+    /// What the endpoint keeps for its answer.
+    pub more: T,
+}
+
+/// Reads a request's body; `read` makes a chat of it.
+pub async fn begin<T: Send + 'static>(
+    app: &App,
+    request: Request,
+    read: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<(ChatRequest, Prompt, T), ApiError>
+    + Send
+    + 'static,
+) -> Result<Begun<T>, ApiError> {
+    let body = app.door.bodies.take(request).await?;
+    let limits = app.limits.now();
+    let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
+        let (request, prompt, more) = read(bytes, &limits, text)?;
+        let body = request.common.resumable.then(|| String::from_utf8_lossy(bytes).into_owned());
+        Ok(Begun { request, prompt, body, more })
+    });
+    Ok(read.await?.0)
+}
+
+impl ChatRequest {
+    /// Submits the choices, each with what reads its text; those of a `resumable` request go on where they were.
+    pub async fn submit(
+        &self,
+        app: &App,
+        name: &Name,
+        prompt: &Prompt,
+        resumable: Option<&Resumable>,
+    ) -> Result<Replies, ApiError> {
+        let prompts = std::slice::from_ref(&prompt.tokens);
+        let submitted =
+            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await;
+        let generations = submitted.map_err(|error| error.renamed(&self.names))?;
+        let markers = app.text.markers();
+        let mut replies = Vec::new();
+        for (mut generation, i) in generations.into_iter().zip(0..) {
+            generation.show(markers.clone());
+            let seed = self.common.seed.wrapping_add(i);
+            let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
+            replies.push(Reply::new(generation, parser, &prompt.opening));
+        }
+        Ok(replies)
+    }
 }
 
 impl Reply {

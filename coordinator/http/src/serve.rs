@@ -25,7 +25,8 @@ use tower::ServiceExt;
 use super::https::Tls;
 use super::open::{Host, Open, Peer};
 use super::rooms::Part;
-use super::stream::{Answer, Patient};
+use super::sent::Answer;
+use super::stream::Patient;
 use super::strict::Strict;
 use super::tally::Line;
 

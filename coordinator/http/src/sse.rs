@@ -10,8 +10,6 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::fields::json_text;
-
 /// Events that wait for a slow client.
 const EVENT_QUEUE: usize = 16;
 
@@ -29,6 +27,11 @@ pub struct Gone;
 /// The writing end of a stream.
 #[derive(Debug)]
 pub struct Sender(mpsc::Sender<Event>);
+
+/// A JSON text for an answer: lists of numbers as they are, without a tree of values.
+pub fn json_text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("our own types have string keys only")
+}
 
 /// A stream's writing end and the response that carries it. The client's leaving closes it.
 pub fn channel() -> (Sender, Response) {

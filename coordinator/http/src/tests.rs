@@ -65,8 +65,9 @@ pub(super) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     let Played { app, cancelled, states } = played(play, status, text, (n_ctx, door));
     let fleet = Fleet::of_one(app);
     let hosts = Hosts::of_this_process();
-    let admin = admin_router(fleet.clone(), None, false, hosts);
-    Server { admin, router: router(fleet), cancelled, states, draining }
+    let admin = admin_router(fleet.clone(), None, false, hosts.clone());
+    let router = router(fleet, hosts, Origins::default());
+    Server { admin, router, cancelled, states, draining }
 }
 
 /// A model whose sequences the test plays.

@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 
 use super::body::text_error;
 use super::error::ApiError;
-use super::fields::{Fields, json_text};
+use super::fields::Fields;
 use super::fleet::Meant;
 use super::model_name::check_name;
 use super::rooms::Part;
-use super::stream::Answer;
+use super::sent::Answer;
+use super::sse::json_text;
 use super::unread;
 
 /// Longest text to tokenise: its answer takes some seven bytes for each of it.

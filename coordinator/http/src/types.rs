@@ -4,9 +4,6 @@ use brigade_line::model::ModelMeta;
 
 use serde::Serialize;
 
-/// Who answers.
-pub const ROLE: &str = "assistant";
-
 /// Token counts of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {

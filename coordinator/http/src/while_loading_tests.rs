@@ -67,7 +67,8 @@ fn played() -> Played {
     let (wishes, ended) = mpsc::unbounded_channel();
     let loader = Slow { verdict: receiver, half: of(Status::Loading(loading)), wishes };
     let member = Member::on_demand(of(down), Arc::new(loader));
-    let router = router(Fleet::new(vec![member]).unwrap());
+    let router =
+        router(Fleet::new(vec![member]).unwrap(), Hosts::of_this_process(), Origins::default());
     Played { router, verdict, up: of(Status::Ready(Arc::default())), ended }
 }
 

@@ -7,8 +7,7 @@ use axum::response::sse::Event;
 use serde::Serialize;
 
 use super::events::{Of, Position};
-use super::fields::json_text;
-use super::sse::{self, DONE, Gone};
+use super::sse::{self, DONE, Gone, json_text};
 use super::streams::Stream;
 
 /// The writing end of a stream whose events have ids.

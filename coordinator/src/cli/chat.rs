@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use brigade_dialect::text_model::TextModel;
-use brigade_http::{Fleet, router};
+use brigade_http::{Fleet, Hosts, Origins, router};
 use brigade_line::metrics;
 use clap::Args;
 use serde_json::Value;
@@ -203,9 +203,8 @@ pub async fn near(
         let door = brigade_http::Door::of_this_process(metrics, CancellationToken::new());
         let app = serve::app_of(session, door, max_seqs);
         talk.model = Some(session.model.text.name().to_string());
-        Repl::new(Door::Here(router(Fleet::of_one(app))), talk, Reader::start(history)?)?
-            .run()
-            .await
+        let router = router(Fleet::of_one(app), Hosts::of_this_process(), Origins::default());
+        Repl::new(Door::Here(router), talk, Reader::start(history)?)?.run().await
     })
     .await
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::Patience;
-use brigade_http::{App, Door, Fleet};
+use brigade_http::{App, Door, Fleet, Origins};
 use brigade_line::admin::Admin;
 use brigade_line::clock;
 use brigade_line::current::CurrentLimits;
@@ -261,7 +261,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let all = args.models().chain(args.folder.as_deref());
     let of_each = all.map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
-    let door = front.door(&args.cors, requests, metrics, draining.clone());
+    let door = front.door(requests, metrics, draining.clone());
     tokio::spawn(door.streams.clone().sweep(draining.clone()));
     let folder = args.keep_args.folder(args.front.listen(), &args.line.data_dir);
     let mut models = Models::start(served, &door, folder.as_deref(), args.folder.is_some()).await?;
@@ -283,7 +283,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
-    let mut serving = front.serve(fleet, requests, draining.clone());
+    let mut serving = front.serve(fleet, Origins::new(&args.cors), requests, draining.clone());
     if models.are_promising().await {
         say(format_args!("brigade serve listening on {url}"));
     }
