@@ -12,7 +12,7 @@ use brigade_line::keys::{Account, KeyGroups, KeyRing, Keys};
 use brigade_sched::Share;
 
 use super::error::ApiError;
-use super::tally::Owner;
+use super::usage::Owner;
 
 /// Headers that may hold a key by itself, beside `Authorization: Bearer`.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "api-key"];

@@ -14,7 +14,7 @@ use brigade_line::keys::{Account, KeyRing, Left};
 use serde_json::{Value, json};
 
 use super::access::{self, Access};
-use super::coding;
+use super::content_encoding;
 use super::error::ApiError;
 use super::fleet::{self, Fleet};
 use super::hosts::{self, Hosts};
@@ -37,7 +37,7 @@ pub fn admin_router(fleet: Fleet, keys: Option<KeyRing>, needs_key: bool, hosts:
         .with_state(fleet);
     let router = if needs_key { router.layer(admins()) } else { router };
     router
-        .layer(middleware::from_fn(coding::layer))
+        .layer(middleware::from_fn(content_encoding::layer))
         .layer(middleware::from_fn_with_state(hosts, hosts::layer))
 }
 

@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
 use super::audit::Audit;
-use super::body::Bodies;
+use super::bodies::Bodies;
 use super::error::ApiError;
 use super::name::Name;
-use super::streams::{Resumable, Streams};
+use super::resumable::{Resumable, Streams};
 use super::under_way::UnderWay;
 
 /// Everything a handler needs of the model that it was asked for; clones share it.

@@ -7,8 +7,8 @@ use brigade_line::handle::Failure;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::answer::Choices;
-use super::reply::{Replies, ReplyPart};
+use super::chat_answer::{AnswerPart, ChatAnswers};
+use super::choices::Choices;
 use super::sse::{Gone, Sender};
 use super::types::{ChatMessage, FinishWord, ToolCall};
 
@@ -26,14 +26,14 @@ pub trait BlockWriter {
 
 /// Writes all blocks of an answer as they come, and says how it ended. No answer, no end.
 pub async fn follow(
-    replies: Replies,
+    replies: ChatAnswers,
     writer: &mut impl BlockWriter,
 ) -> Result<Option<Result<(End, FinishWord), Failure>>, Gone> {
     let mut parts = Choices::of(replies);
     while let Some((_, part)) = writer.out().unless_gone(parts.next()).await? {
         let (events, ended) = match part {
-            Ok(ReplyPart::Piece { events, .. }) => (events, None),
-            Ok(ReplyPart::End { events, end, finish_reason }) => {
+            Ok(AnswerPart::Piece { events, .. }) => (events, None),
+            Ok(AnswerPart::End { events, end, finish_reason }) => {
                 (events, Some((end, finish_reason)))
             }
             Err(failure) => return Ok(Some(Err(failure))),

@@ -13,23 +13,23 @@ use brigade_proto::task;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::again::{self, Again};
-use super::answer::{self, Choices, Ended};
 use super::app::App;
-use super::body::Taken;
+use super::bodies::Taken;
+use super::chat_answer::{self, AnswerPart, Begun, ChatAnswers};
 use super::chat_request::{ChatRequest, Names};
+use super::choices::{self, Choices, Ended};
 use super::error::ApiError;
-use super::events::Of;
 use super::fields::Fields;
 use super::fleet::Meant;
+use super::handover::{self, Handover};
 use super::logprobs;
 use super::messages::ROLE;
 use super::name::Name;
-use super::readers::{self, Posted};
-use super::reply::{self, Begun, Replies, ReplyPart};
+use super::position::Of;
+use super::reconnect::{self, Posted};
+use super::resumable::Resumable;
 use super::sse::Gone;
 use super::stamp::Stamp;
-use super::streams::Resumable;
 use super::types::{ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta};
 use super::writer::{self, Writer};
 
@@ -42,11 +42,11 @@ pub(super) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let request = match readers::came_back(&app, &name, request).await? {
+    let request = match reconnect::came_back(&app, &name, request).await? {
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
-    let begun = reply::begin(&app, request, |bytes, limits, text| {
+    let begun = chat_answer::begin(&app, request, |bytes, limits, text| {
         let fields = Fields::parse(bytes);
         let (request, prompt) = ChatRequest::translated(fields, Names::new(), limits, text)?;
         Ok((request, prompt, ()))
@@ -105,13 +105,13 @@ async fn resumable(
 ///
 /// # Errors
 /// It cannot run here.
-pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
-    let Again { app, name, stamp, opened, resumable } = again;
+pub(super) async fn go_on(handover: Handover) -> Result<(), ApiError> {
+    let Handover { app, name, stamp, opened, resumable } = handover;
     let limits = app.limits.now();
-    let body = Taken::again(opened.body.clone().into_bytes(), &name);
+    let body = Taken::of_journal(opened.body.clone().into_bytes(), &name);
     let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         let mut request = ChatRequest::read(bytes, &limits, text)?;
-        again::check_sequences(&opened, request.common.n)?;
+        handover::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         let mut prompt = request.prompt(text)?;
         // A template may say what day it is: the prompt stays what it was.
@@ -144,15 +144,16 @@ async fn whole(
     request: &ChatRequest,
     stamp: Stamp,
     n_prompt: usize,
-    replies: Replies,
+    replies: ChatAnswers,
 ) -> Result<ChatCompletion, ApiError> {
     let (mut choices, mut n_generated, mut timings) = (Vec::new(), 0, None);
     let mut ended = Ended::default();
     for (index, reply) in replies.into_iter().enumerate() {
-        let reply::Whole { message, tokens, end, finish_reason } = reply::collect(reply).await?;
+        let chat_answer::Whole { message, tokens, end, finish_reason } =
+            chat_answer::collect(reply).await?;
         n_generated += end.n_generated;
         ended.note(0, &end);
-        timings.get_or_insert_with(|| answer::timings(n_prompt, &end));
+        timings.get_or_insert_with(|| choices::timings(n_prompt, &end));
         choices.push(ChatChoice {
             index,
             message,
@@ -179,7 +180,7 @@ fn stream(
     request: ChatRequest,
     stamp: Stamp,
     n_prompt: usize,
-    replies: Replies,
+    replies: ChatAnswers,
     events: Writer,
 ) -> JoinHandle<()> {
     let chunks = Chunks { app, request, stamp, n_prompt };
@@ -199,7 +200,7 @@ struct Chunks {
 }
 
 impl Chunks {
-    async fn send(&self, replies: Replies, out: &Writer) -> Result<(), Gone> {
+    async fn send(&self, replies: ChatAnswers, out: &Writer) -> Result<(), Gone> {
         for index in 0..replies.len() {
             let content = Some(String::new());
             let delta = ChatDelta { role: Some(ROLE), content, ..ChatDelta::default() };
@@ -210,16 +211,16 @@ impl Chunks {
         let mut parts = Choices::of(replies);
         while let Some((index, part)) = out.unless_gone(parts.next()).await? {
             match part {
-                Ok(ReplyPart::End { events, end, finish_reason }) => {
+                Ok(AnswerPart::End { events, end, finish_reason }) => {
                     self.events(index, events, &[], out).await?;
                     n_generated += end.n_generated;
                     ended.note(0, &end);
                     let mut chunk = self.chunk(index, ChatDelta::default());
                     chunk.choices[0].finish_reason = Some(finish_reason);
-                    chunk.timings = Some(answer::timings(self.n_prompt, &end));
+                    chunk.timings = Some(choices::timings(self.n_prompt, &end));
                     out.json(Of::Choice(index), &chunk).await?;
                 }
-                Ok(ReplyPart::Piece { events, tokens }) => {
+                Ok(AnswerPart::Piece { events, tokens }) => {
                     self.events(index, events, &tokens, out).await?;
                 }
                 Err(failure) => return self.fail(failure, out).await,
@@ -245,7 +246,7 @@ impl Chunks {
         let wanted = self.request.top_logprobs.filter(|_| !tokens.is_empty());
         let mut logprobs = wanted.map(|_| logprobs::chat(&self.app.text, tokens));
         let mut ids = self.request.common.token_ids(tokens).filter(|ids| !ids.is_empty());
-        let mut deltas: Vec<ChatDelta> = events.into_iter().map(reply::delta).collect();
+        let mut deltas: Vec<ChatDelta> = events.into_iter().map(chat_answer::delta).collect();
         if (logprobs.is_some() || ids.is_some()) && deltas.is_empty() {
             deltas.push(ChatDelta { content: Some(String::new()), ..ChatDelta::default() });
         }

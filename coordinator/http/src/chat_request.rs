@@ -8,7 +8,7 @@ use brigade_dialect::constrain::answer::{Wishes, of_chat};
 use brigade_dialect::text_model::{Chat, Prompt, TextModel};
 use brigade_line::request::Limits;
 
-use super::body::text_error;
+use super::bodies::text_error;
 use super::caching::Marking;
 use super::error::ApiError;
 use super::fields::Fields;

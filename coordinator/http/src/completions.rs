@@ -13,23 +13,23 @@ use brigade_proto::task;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::again::{self, Again};
-use super::answer::{self, Choice, Choices, Ended, Running};
 use super::app::App;
-use super::body::{Taken, text_error};
+use super::bodies::{Taken, text_error};
+use super::choices::{self, Choice, Choices, Ended, Running};
 use super::error::ApiError;
-use super::events::Of;
 use super::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, list, read};
 use super::fleet::Meant;
+use super::handover::{self, Handover};
 use super::name::Name;
 use super::params::{Common, MAX_CHOICES};
-use super::readers::{self, Posted};
+use super::position::Of;
+use super::reconnect::{self, Posted};
+use super::resumable::Resumable;
 use super::sse::Gone;
 use super::stamp::Stamp;
-use super::streams::Resumable;
 use super::types::{FinishWord, TextChoice, TextCompletion, TextLogprobs};
 use super::writer::{self, Writer};
-use super::{echo, logprobs, pooled, unread};
+use super::{logprobs, pooled, prompt_logprobs, unread};
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -72,7 +72,7 @@ pub(super) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let request = match readers::came_back(&app, &name, request).await? {
+    let request = match reconnect::came_back(&app, &name, request).await? {
         Posted::Again(answer) => return Ok(answer),
         Posted::Anew(request) => request,
     };
@@ -113,14 +113,14 @@ pub(super) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// It cannot run here.
-pub(super) async fn go_on(again: Again) -> Result<(), ApiError> {
-    let Again { app, name, stamp, opened, resumable } = again;
+pub(super) async fn go_on(handover: Handover) -> Result<(), ApiError> {
+    let Handover { app, name, stamp, opened, resumable } = handover;
     let limits = app.limits.now();
-    let body = Taken::again(opened.body.clone().into_bytes(), &name);
+    let body = Taken::of_journal(opened.body.clone().into_bytes(), &name);
     let read = app.door.bodies.read(body, app.text.clone(), move |bytes, text| {
         let (mut request, mut prompts) =
             CompletionRequest::with_prompts(Fields::parse(bytes)?, text, &limits)?;
-        again::check_sequences(&opened, request.common.n)?;
+        handover::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         prompts.tokens = opened.prompts;
         Ok((request, prompts))
@@ -317,7 +317,7 @@ impl Answer {
         };
         let lora = self.request.common.lora.as_deref();
         for (tokens, pieces) in self.prompts.tokens.iter().zip(&mut self.prompts.pieces) {
-            *pieces = echo::pieces(&self.app, name, tokens, top, lora).await?;
+            *pieces = prompt_logprobs::pieces(&self.app, name, tokens, top, lora).await?;
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ impl Answer {
     ) -> Result<Vec<Running>, ApiError> {
         let CompletionRequest { common, top_logprobs, .. } = &self.request;
         let prompts = &self.prompts.tokens;
-        answer::submit(&self.app, name, prompts, common, *top_logprobs, resumable).await
+        choices::submit(&self.app, name, prompts, common, *top_logprobs, resumable).await
     }
 
     /// Answers with a stream that is kept.
@@ -394,12 +394,12 @@ impl Answer {
         let (mut n_generated, mut ended) = (0, Ended::default());
         let mut drawn: Vec<Vec<Choice>> = self.prompts.tokens.iter().map(|_| Vec::new()).collect();
         for (index, generation) in generations.into_iter().enumerate() {
-            let choice = answer::collect(generation).await?;
+            let choice = choices::collect(generation).await?;
             n_generated += choice.end.n_generated;
             let prompt = self.prompt_of(index);
             ended.note(prompt, &choice.end);
             let n_prompt = self.prompts.tokens[prompt].len();
-            answer.timings.get_or_insert_with(|| answer::timings(n_prompt, &choice.end));
+            answer.timings.get_or_insert_with(|| choices::timings(n_prompt, &choice.end));
             drawn[prompt].push(choice);
         }
         for (prompt, choices) in drawn.into_iter().enumerate() {
@@ -409,7 +409,7 @@ impl Answer {
                     index: answer.choices.len(),
                     text: format!("{}{text}", self.prompts.echoed[prompt]),
                     logprobs: self.logprobs(&[pieces, &tokens].concat(), &mut 0),
-                    finish_reason: Some(answer::finish_word(&end)),
+                    finish_reason: Some(choices::finish_word(&end)),
                     prompt_token_ids: self.prompt_ids(prompt),
                     token_ids: self.request.common.token_ids(&tokens),
                 });
@@ -447,10 +447,10 @@ impl Answer {
                 Ok(Part::End(end)) => {
                     n_generated += end.n_generated;
                     ended.note(self.prompt_of(index), &end);
-                    let last = choice(index, String::new(), Some(answer::finish_word(&end)));
+                    let last = choice(index, String::new(), Some(choices::finish_word(&end)));
                     let mut piece = self.piece(vec![last]);
                     let n_prompt = self.prompts.tokens[self.prompt_of(index)].len();
-                    piece.timings = Some(answer::timings(n_prompt, &end));
+                    piece.timings = Some(choices::timings(n_prompt, &end));
                     out.json(Of::Choice(index), &piece).await?;
                 }
                 // The next coordinator may go on with it.

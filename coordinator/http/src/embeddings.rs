@@ -11,7 +11,7 @@ use brigade_line::vector::normalize;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::body::text_error;
+use super::bodies::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, Given, Kind, list, read};
 use super::fleet::Meant;

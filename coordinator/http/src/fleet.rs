@@ -20,10 +20,10 @@ use brigade_line::health::Loading;
 use thiserror::Error;
 
 use super::app::{App, Door};
-use super::body::{FREE_BODY_BYTES, Taken};
+use super::bodies::{FREE_BODY_BYTES, Taken};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::keep::{Keep, keep_alive};
+use super::keep_alive::{Keep, keep_alive};
 use super::name::Name;
 
 /// Below it are the addresses of an API where a model may also be called by `name`.
@@ -324,7 +324,7 @@ impl Fleet {
 
     /// The models that whoever asks may use.
     pub(super) fn usable(&self, name: &Name) -> Vec<Member> {
-        let may_use = |member: &&Member| name.tally.may_use(member.name());
+        let may_use = |member: &&Member| name.usage.may_use(member.name());
         self.all().iter().filter(may_use).cloned().collect()
     }
 
@@ -346,7 +346,7 @@ impl Fleet {
                 find(&self.all(), model).ok_or_else(|| self.not_here(model, name))?
             }
         };
-        match name.tally.may_use(member.name()) {
+        match name.usage.may_use(member.name()) {
             true => Ok(member),
             false => Err(forbidden(member.name())),
         }
@@ -376,7 +376,7 @@ impl Fleet {
 
     fn not_here(&self, model: &str, name: &Name) -> ApiError {
         let is_damaged = self.source.as_ref().is_some_and(|source| source.is_damaged(model));
-        if is_damaged && name.tally.may_use(model) {
+        if is_damaged && name.usage.may_use(model) {
             return ApiError::unavailable(format!(
                 "the model {model} cannot be loaded: its file is damaged; the server's log says why"
             ));
@@ -402,7 +402,7 @@ impl Fleet {
             && (member.loader.is_none() || method != Method::POST)
         {
             // Its handler reads whether the request calls it so. Looking around is free.
-            return match method != Method::POST || name.tally.may_use(member.name()) {
+            return match method != Method::POST || name.usage.may_use(member.name()) {
                 true => Ok(Choice { request, member, head: Head::default() }),
                 false => Err(forbidden(member.name())),
             };

@@ -13,13 +13,13 @@ use axum::response::{IntoResponse, Response};
 use brigade_line::keys::{Account, Left, Refusal, Standing, Ticket};
 
 use super::access::HEALTH;
+use super::connections::Peer;
 use super::error::ApiError;
 use super::fleet::Fleet;
 use super::models;
 use super::name::Name;
-use super::open::Peer;
-use super::readers::STREAMS;
-use super::rooms::Part;
+use super::reconnect::STREAMS;
+use super::shares::Part;
 use super::while_loading::Ready;
 
 /// Wraps every handler of the public listener.
@@ -43,12 +43,12 @@ pub(super) async fn guard(
     if let Some(peer) = request.extensions().get::<Arc<Peer>>() {
         peer.has_shown_a_key();
     }
-    name.tally.belongs_to(owner.clone());
+    name.usage.belongs_to(owner.clone());
     let account = owner.account;
     let mut response = match begin(&fleet, &name, &account, request).await {
         Ok(Begun { ready, place, ticket }) => {
             if let Some(ticket) = &ticket {
-                name.tally.runs(ticket.clone());
+                name.usage.runs(ticket.clone());
             }
             let mut response = ready.answer(&name, next).await;
             // It ends with the answer, or with a sequence that goes on while its client is away.

@@ -11,8 +11,8 @@ use brigade_proto::task;
 use serde_json::{Value, json};
 use tracing::Instrument;
 
-use super::answer::{self, Choice};
-use super::body::text_error;
+use super::bodies::text_error;
+use super::choices::{self, Choice};
 use super::error::ApiError;
 use super::fields::{Fields, MAX_TEMPLATE_VALUES, list};
 use super::fleet::Meant;
@@ -36,7 +36,7 @@ pub(super) async fn create(
     let (tokens, common) = app.read(request, read).await?;
     let stamp = Stamp::new(&app, "");
     let n_prompt = tokens.len();
-    let mut running = answer::submit(&app, &name, &[tokens], &common, None, None).await?;
+    let mut running = choices::submit(&app, &name, &[tokens], &common, None, None).await?;
     if common.stream {
         let (events, response) = sse::channel();
         let sending = async move {
@@ -46,7 +46,7 @@ pub(super) async fn create(
         task::spawn(sending.in_current_span());
         return Ok(response);
     }
-    let Choice { text, end, .. } = answer::collect(running.remove(0)).await?;
+    let Choice { text, end, .. } = choices::collect(running.remove(0)).await?;
     Ok(Json(last(&stamp, n_prompt, &text, &end)).into_response())
 }
 
@@ -124,17 +124,17 @@ fn last(stamp: &Stamp, n_prompt: usize, text: &str, end: &End) -> Value {
     json!({
         "content": text, "stop": true, "stop_type": word, "stopping_word": end.stop, "model": stamp.model,
         "tokens_predicted": end.n_generated, "tokens_evaluated": n_prompt,
-        "tokens_cached": end.n_reused, "timings": answer::timings(n_prompt, end),
+        "tokens_cached": end.n_reused, "timings": choices::timings(n_prompt, end),
     })
 }
 
 async fn stream(
     stamp: Stamp,
     n_prompt: usize,
-    running: Vec<answer::Running>,
+    running: Vec<choices::Running>,
     out: &sse::Sender,
 ) -> Result<(), sse::Gone> {
-    let mut parts = answer::Choices::of(running);
+    let mut parts = choices::Choices::of(running);
     while let Some((_, part)) = out.unless_gone(parts.next()).await? {
         match part {
             Ok(Part::Piece(piece)) => {

@@ -3,85 +3,85 @@
 //!
 //! There are two listeners: clients' ([`router`]), where a request may need a key (`access`), and the operator's
 //! ([`admin_router`]). Requests are read leniently and answered strictly. What cannot be done is refused by name.
-//! What clients may take of time, connections and memory is bounded (`serve`, `open`, `body`, `fields`). The server
+//! What clients may take of time, connections and memory is bounded (`serve`, `connections`, `bodies`, `fields`). The server
 //! knows nothing of workers or schedules, and tells clients nothing of them.
 //!
 //! Reading order:
 //!
 //! - This file has the addresses. [`App`] is what every handler has of its model, [`Fleet`] which models there are, `name` what a request is known by.
-//! - `serve`, `open`, `stream`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `coding` refuse
+//! - `serve`, `connections`, `socket`, `https` and `strict` take connections. `trace` wraps every request, `hosts` and `content_encoding` refuse
 //!   what is not for this server, `refusals` in the form of the API that was asked. `guard` asks `access` for its owner,
-//!   `tally` counts it, and `audit` writes it down. `body` reads it, `fields`, `value`, `params` and `caching` what is in it; `unread`
+//!   `usage` counts it, and `audit` writes it down. `bodies` reads it, `fields`, `value`, `params` and `caching` what is in it; `unread`
 //!   lists what is left. `while_loading` begins answers whose model is not there yet.
-//! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `answer`
-//!   runs their sequences, `reply` and `blocks` read what comes, `sse`, `writer` and `sent` send it.
+//! - `chat` and `chat_request`, `completions` and `infill` are OpenAI's and llama.cpp's ways to ask for text. `choices`
+//!   runs their sequences, `chat_answer` and `blocks` read what comes, `sse`, `writer` and `sent_body` send it.
 //! - `anthropic`, `responses` and `ollama` say the same in other words. `embeddings`, `rerank` and `pooled` are about
 //!   vectors.
-//! - `streams` and `readers` are for clients that come back, `again` and `recover` for a coordinator that does.
+//! - `resumable` and `reconnect` are for clients that come back, `handover` and `recover` for a coordinator that does.
 //! - `models`, `props`, `status` and `tokens` tell what there is; `page` shows it.
 
 mod access;
 mod admin;
-mod again;
-mod answer;
+mod answer_format;
 mod anthropic;
 mod app;
 mod audit;
-mod bias;
 mod blocks;
-mod body;
+mod bodies;
 mod caching;
 mod chat;
+mod chat_answer;
 mod chat_request;
-mod coding;
+mod choices;
 mod completions;
+mod connections;
+mod content_encoding;
 mod cors;
-mod echo;
 mod embeddings;
 mod error;
-mod events;
 mod fields;
 mod fleet;
-mod form;
 mod guard;
+mod handover;
 mod hosts;
 mod https;
 mod infill;
-mod keep;
+mod keep_alive;
+mod logit_bias;
 mod logprobs;
 mod messages;
 mod model_name;
 mod models;
 mod name;
 mod ollama;
-mod open;
 mod page;
 mod params;
 mod pooled;
+mod position;
 mod prediction;
+mod prompt_logprobs;
 mod props;
-mod readers;
+mod reconnect;
 mod recover;
 mod refusals;
-mod reply;
 mod rerank;
 mod responses;
-mod rooms;
-mod sent;
+mod resumable;
+mod sent_body;
 mod serve;
+mod shares;
+mod socket;
 mod sse;
 mod stamp;
 mod status;
-mod stream;
-mod streams;
 mod strict;
-mod tally;
 mod tokens;
 mod tools;
 mod trace;
 mod types;
 mod under_way;
 mod unread;
+mod usage;
 mod value;
 mod while_loading;
 mod writer;
@@ -97,15 +97,15 @@ pub use access::Access;
 pub use admin::admin_router;
 pub use app::{App, Door};
 pub use audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
-pub use body::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
+pub use bodies::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use cors::Origins;
 pub use error::ApiError;
 pub use fleet::{Coming, Fleet, FleetError, Loader, Looking, Member, NotLoaded, Source, Wish};
 pub use hosts::{Hosts, allowed_host};
 pub use https::{Renewer, Tls, TlsError, TlsFiles};
 pub use recover::go_on;
+pub use resumable::Streams;
 pub use serve::{ConnectionLimits, HEAD_WITHIN, MAX_CONNECTIONS, serve};
-pub use streams::Streams;
 pub use under_way::UnderWay;
 pub use while_loading::MODEL_WITHIN;
 
@@ -121,7 +121,7 @@ pub fn router(fleet: Fleet, hosts: Hosts, origins: Origins) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .merge(beside())
-        .route("/v1/streams/{id}", get(readers::read_on).delete(readers::cancel))
+        .route("/v1/streams/{id}", get(reconnect::read_on).delete(reconnect::cancel))
         .route("/health", get(status::health))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
@@ -130,7 +130,7 @@ pub fn router(fleet: Fleet, hosts: Hosts, origins: Origins) -> Router {
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(fleet.clone(), guard::guard))
         .merge(page())
-        .layer(middleware::from_fn(coding::layer))
+        .layer(middleware::from_fn(content_encoding::layer))
         .layer(middleware::from_fn_with_state(hosts, hosts::layer))
         .layer(middleware::from_fn_with_state(fleet.clone(), trace::request))
         .layer(middleware::from_fn_with_state(origins, cors::layer))

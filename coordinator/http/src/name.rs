@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::tally::Tally;
+use super::usage::RequestUsage;
 
 /// A request's id, for the handlers, and what they count of it for its line.
 #[derive(Clone, Debug)]
 pub(super) struct Name {
     pub(super) id: Arc<str>,
-    pub(super) tally: Arc<Tally>,
+    pub(super) usage: Arc<RequestUsage>,
 }

@@ -14,13 +14,13 @@ use brigade_proto::limits::MAX_ADAPTERS;
 use brigade_sampling::{Api, MinusOne, Rule, SETTINGS, Setting, Value, WHOLE_CONTEXT};
 use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
 
-use super::body::text_error;
+use super::answer_format::form;
+use super::bodies::text_error;
 use super::caching::cache_salt;
 use super::error::ApiError;
 use super::fields::{Fields, Given, Kind, list, read};
-use super::form::form;
 use super::model_name::check_name;
-use super::{bias, prediction, unread};
+use super::{logit_bias, prediction, unread};
 
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
@@ -363,7 +363,7 @@ fn sampling(
             setting.set(&mut params, value);
         }
     }
-    params.logit_bias = bias::read(fields, text)?;
+    params.logit_bias = logit_bias::read(fields, text)?;
     let breakers = dry_breakers(fields)?;
     if params.dry.is_on() {
         params.dry.breakers = text.tokens_with(&breakers).into();

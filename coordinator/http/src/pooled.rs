@@ -97,8 +97,8 @@ pub(super) async fn vectors(
         lengths.push((index, n_tokens));
         let request = SeqRequest::hidden(tokens, pooling, &app.limits.now())?.named(&name.id);
         let request = request.adapted(adapters.clone());
-        let request = request.owned(name.tally.share(), name.tally.force(), None);
-        name.tally.submitted(n_tokens, 0);
+        let request = request.owned(name.usage.share(), name.usage.force(), None);
+        name.usage.submitted(n_tokens, 0);
         let sequence = app.engine.submit(app.next_id(), request).await?;
         running.spawn(async move { (index, pool(sequence, pooling).await) });
     }
@@ -118,8 +118,8 @@ async fn take_one(
         let reason = format!("a text's rows were not read: {error}");
         ApiError::from(Failure::Internal { reason })
     })?;
-    vectors[index] = pooled.inspect_err(|failure| name.tally.failed(failure))?;
-    name.tally.computed();
+    vectors[index] = pooled.inspect_err(|failure| name.usage.failed(failure))?;
+    name.usage.computed();
     Ok(Some(index))
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
 
-use super::body::text_error;
+use super::bodies::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, Given, Kind, list, read};
 

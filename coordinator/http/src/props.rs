@@ -116,7 +116,7 @@ fn of_model(text: &str, model: &str) -> String {
 
 /// What is kept of the prompts of whoever asks: the largest first.
 fn prefixes(app: &App, request: &Request) -> Value {
-    let owner = request.extensions().get::<Name>().map(|name| name.tally.share());
+    let owner = request.extensions().get::<Name>().map(|name| name.usage.share());
     let cached = app.engine.cached().of(owner.unwrap_or_default().owner);
     json!({ "states": cached.states, "bytes": cached.bytes, "hits": cached.hits, "largest": cached.largest })
 }

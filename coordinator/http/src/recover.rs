@@ -8,13 +8,13 @@ use std::time::Instant;
 use axum::http::Method;
 use brigade_line::journal::{Opened, Recovered};
 
-use super::again::Again;
 use super::app::App;
 use super::error::ApiError;
+use super::handover::Handover;
 use super::name::Name;
+use super::resumable::Resumable;
 use super::stamp::Stamp;
-use super::streams::Resumable;
-use super::tally::{Line, Owner, Tally};
+use super::usage::{Line, Owner, RequestUsage};
 use super::{chat, completions};
 
 /// Goes on with the requests of the coordinator before this one, each by itself. Their streams can be read on when this
@@ -41,29 +41,30 @@ pub fn go_on(app: &App, recovered: Vec<Recovered>) {
 async fn one(app: App, opened: Opened, resumable: Resumable, owner: Option<Owner>) {
     let (label, stream) = (opened.label.clone(), resumable.stream.clone());
     tracing::info!(request = label, stream = opened.id, "goes on after a restart");
-    let tally = Arc::new(Tally::default());
+    let usage = Arc::new(RequestUsage::default());
     if let Some(owner) = owner {
         // Its limits let it begin once: they do not end it now.
         if let Ok(ticket) = owner.account.begin(Instant::now()) {
-            tally.runs(Arc::new(ticket));
+            usage.runs(Arc::new(ticket));
         }
-        tally.belongs_to(owner);
+        usage.belongs_to(owner);
     }
-    tally.is_for(app.text.name());
-    let name = Name { id: label.as_str().into(), tally };
+    usage.is_for(app.text.name());
+    let name = Name { id: label.as_str().into(), usage };
     let _line = Line {
         id: name.id.clone(),
         method: Method::POST,
         path: opened.path.clone(),
         status: 200,
         started: Instant::now(),
-        tally: name.tally.clone(),
+        usage: name.usage.clone(),
         audit: app.door.audit.clone(),
     };
-    let again = Again { stamp: Stamp::again(&app, &opened), app, name, opened, resumable };
-    let gone_on = match again.opened.path.as_str() {
-        chat::PATH => chat::go_on(again).await,
-        completions::PATH => completions::go_on(again).await,
+    let handover =
+        Handover { stamp: Stamp::handed_over(&app, &opened), app, name, opened, resumable };
+    let gone_on = match handover.opened.path.as_str() {
+        chat::PATH => chat::go_on(handover).await,
+        completions::PATH => completions::go_on(handover).await,
         other => Err(ApiError::server(format!("{other:?} has no resumable answers"))),
     };
     if let Err(error) = gone_on {

@@ -15,7 +15,7 @@ use brigade_line::request::Limits;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::body::text_error;
+use super::bodies::text_error;
 use super::embeddings::MAX_INPUTS;
 use super::error::ApiError;
 use super::fields::{Fields, Given, Kind, list, read};

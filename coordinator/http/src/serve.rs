@@ -1,7 +1,7 @@
 //! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, plain or in TLS, and ended in order.
 //!
 //! A client that does not say what it wants, or does not read what it asked for, is given up after a named
-//! time. Where there are too many connections, one that has shown little is closed ([`open`](super::open)).
+//! time. Where there are too many connections, one that has shown little is closed ([`open`](super::connections)).
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,19 +22,19 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::connections::{Connections, Host, Peer};
 use super::https::Tls;
-use super::open::{Host, Open, Peer};
-use super::rooms::Part;
-use super::sent::Answer;
-use super::stream::Patient;
+use super::sent_body::Answer;
+use super::shares::Part;
+use super::socket::Patient;
 use super::strict::Strict;
-use super::tally::Line;
+use super::usage::Line;
 
 /// How long a client may take to send the head of a request, counted from the connection's start or
 /// from the last answer's end: a connection that idles or trickles longer is closed.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long a client may leave its answer unread, or nearly so ([`super::stream::PACE_BYTES`]).
+/// How long a client may leave its answer unread, or nearly so ([`super::socket::PACE_BYTES`]).
 pub const ANSWER_STALL: Duration = Duration::from_secs(60);
 
 /// Connections at once, or more where more requests may run and wait. A process may often open 1024 files.
@@ -117,7 +117,7 @@ pub async fn serve(
     limits: ConnectionLimits,
 ) {
     let mut connections = JoinSet::new();
-    let mut open = Open::new(limits.connections, limits.of_address);
+    let mut open = Connections::new(limits.connections, limits.of_address);
     let door = Door { router, tls, stop, limits };
     loop {
         tokio::select! {

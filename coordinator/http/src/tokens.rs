@@ -10,13 +10,13 @@ use brigade_dialect::text_model::TextModel;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::body::text_error;
+use super::bodies::text_error;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::fleet::Meant;
 use super::model_name::check_name;
-use super::rooms::Part;
-use super::sent::Answer;
+use super::sent_body::Answer;
+use super::shares::Part;
 use super::sse::json_text;
 use super::unread;
 

@@ -2,7 +2,7 @@
 //!
 //! The id is the client's own `x-request-id` if that is sensible. It is in the response's headers and in
 //! every log line about the request, those of the workers included. The request's own line is written by
-//! [`tally`](super::tally).
+//! [`usage`](super::usage).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use super::audit::Audit;
 use super::error::ApiError;
 use super::fleet::Fleet;
 use super::name::Name;
-use super::tally::{Line, Tally};
+use super::usage::{Line, RequestUsage};
 
 const HEADER: &str = "x-request-id";
 
@@ -38,11 +38,11 @@ pub(super) async fn request(
     let id = id_of(request.headers());
     let (method, path) = (request.method().clone(), path_of(&request));
     let audit = door.audit.clone().filter(|_| path != HEALTH);
-    let tally = Arc::new(Tally::new(audit.as_ref().is_some_and(Audit::has_content)));
+    let usage = Arc::new(RequestUsage::new(audit.as_ref().is_some_and(Audit::has_content)));
     if let Some(model) = fleet.only_name() {
-        tally.is_for(&model);
+        usage.is_for(&model);
     }
-    let name = Name { id: id.as_str().into(), tally };
+    let name = Name { id: id.as_str().into(), usage };
     request.extensions_mut().insert(name.clone());
     let span = tracing::info_span!("request", id);
     async move {
@@ -54,9 +54,9 @@ pub(super) async fn request(
         };
         let status = response.status().as_u16();
         metrics::http_response(status);
-        let Name { id: of_line, tally } = name;
+        let Name { id: of_line, usage } = name;
         // Whoever sends the answer keeps this as long as the answer.
-        let line = Line { id: of_line, method, path, status, started, tally, audit };
+        let line = Line { id: of_line, method, path, status, started, usage, audit };
         response.extensions_mut().insert(Arc::new(line));
         if let Ok(value) = HeaderValue::from_str(&id) {
             response.headers_mut().insert(HEADER, value);

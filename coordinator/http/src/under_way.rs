@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::error::ApiError;
-use super::rooms::{Part, Room, Tenant};
+use super::shares::{Part, Room, Tenant};
 
 /// Of the connections that one address may have, one in so many is left by a key to others: keys behind one proxy come from
 /// one address.

@@ -108,7 +108,7 @@ impl Choice {
     pub(super) async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
         let Self { mut request, member, head: Head { is_stream, keep, only_unloads, .. } } = self;
         let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
-        let key = name.tally.key_number();
+        let key = name.usage.key_number();
         if let Some(keep) = keep.filter(|_| only_unloads) {
             member.keep(key, keep);
             is_for(&mut request, name, member.now());
@@ -139,8 +139,8 @@ impl Choice {
 
 /// The request's model is there.
 fn is_for(request: &mut Request, name: &Name, app: App) {
-    name.tally.is_for(app.text.name());
-    name.tally.uses(app.in_use.clone());
+    name.usage.is_for(app.text.name());
+    name.usage.uses(app.in_use.clone());
     request.extensions_mut().insert(Meant(app));
 }
 

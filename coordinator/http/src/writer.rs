@@ -6,9 +6,9 @@ use axum::response::Response;
 use axum::response::sse::Event;
 use serde::Serialize;
 
-use super::events::{Of, Position};
+use super::position::{Of, Position};
+use super::resumable::Stream;
 use super::sse::{self, DONE, Gone, json_text};
-use super::streams::Stream;
 
 /// The writing end of a stream whose events have ids.
 #[derive(Debug)]

@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use tracing::Instrument;
 
 use super::blocks::{Block, arguments_value, blocks};
+use super::chat_answer::{self, Begun};
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::fleet::Meant;
 use super::name::Name;
-use super::reply::{self, Begun};
 use super::sse;
 use super::stamp::Stamp;
 use super::types::FinishWord;
@@ -70,7 +70,7 @@ pub(super) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = reply::begin(&app, request, read);
+    let begun = chat_answer::begin(&app, request, read);
     let Begun { request, prompt, more: (), .. } = begun.await?;
     let stamp = Stamp::new(&app, "msg_");
     let n_prompt = prompt.tokens.len() as u32;
@@ -85,7 +85,7 @@ pub(super) async fn create(
         task::spawn(sending.in_current_span());
         return Ok(response);
     }
-    let whole = reply::collect(replies.remove(0)).await.map_err(ApiError::from)?;
+    let whole = chat_answer::collect(replies.remove(0)).await.map_err(ApiError::from)?;
     let mut message = message(&stamp, n_prompt);
     let content: Vec<Value> =
         blocks(whole.message, whole.finish_reason).into_iter().map(block).collect();
@@ -101,7 +101,7 @@ pub(super) async fn count_tokens(
     Meant(app): Meant,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = reply::begin(&app, request, read);
+    let begun = chat_answer::begin(&app, request, read);
     let n = begun.await?.prompt.tokens.len();
     Ok(Json(json!({ "input_tokens": n })).into_response())
 }

@@ -6,11 +6,11 @@ use brigade_text::MAX_STOPS;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{MarkedText, add_message, text_block};
+use crate::answer_format::checked_format;
 use crate::caching::{Marking, put_mark};
 use crate::chat_request::Names;
 use crate::error::ApiError;
 use crate::fields::{Fields, Given, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
-use crate::form::checked_format;
 use crate::params::settings_of;
 use crate::tools::MAX_TOOLS;
 use crate::unread;

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{Spent, error_body, message, stop_reason};
 use crate::blocks::{BlockWriter, follow};
+use crate::chat_answer::ChatAnswers;
 use crate::error::ApiError;
-use crate::reply::Replies;
 use crate::sse::{Gone, Sender};
 use crate::stamp::Stamp;
 
@@ -27,7 +27,12 @@ struct Writer<'a> {
 }
 
 /// Sends a whole answer.
-pub async fn send(stamp: Stamp, spent: Spent, replies: Replies, out: &Sender) -> Result<(), Gone> {
+pub async fn send(
+    stamp: Stamp,
+    spent: Spent,
+    replies: ChatAnswers,
+    out: &Sender,
+) -> Result<(), Gone> {
     let mut writer = Writer { out, index: 0, open: None };
     writer.send("message_start", json!({ "message": message(&stamp, spent.n_prompt) })).await?;
     writer.send("ping", json!({})).await?;

@@ -17,10 +17,10 @@ use tracing::Instrument;
 
 use super::error_body;
 use super::request::Load;
-use crate::answer::Choices;
 use crate::blocks::{Block, arguments_value, blocks, is_whole_call, says_something};
+use crate::chat_answer::{self, AnswerPart, ChatAnswers};
+use crate::choices::Choices;
 use crate::error::ApiError;
-use crate::reply::{self, Replies, ReplyPart};
 use crate::stamp::Stamp;
 use crate::types::FinishWord;
 
@@ -48,7 +48,7 @@ pub async fn answer(
     stamp: Stamp,
     shape: Shape,
     n_prompt: usize,
-    mut replies: Replies,
+    mut replies: ChatAnswers,
     stream: bool,
 ) -> Result<Response, ApiError> {
     let writer = Writer { stamp, shape, n_prompt };
@@ -65,7 +65,7 @@ pub async fn answer(
         let kind = [(CONTENT_TYPE, "application/x-ndjson")];
         return Ok((kind, body).into_response());
     }
-    let whole = reply::collect(replies.remove(0)).await?;
+    let whole = chat_answer::collect(replies.remove(0)).await?;
     let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
     for block in blocks(whole.message, whole.finish_reason) {
         match block {
@@ -132,7 +132,7 @@ impl Writer {
 
     async fn stream(
         &self,
-        replies: Replies,
+        replies: ChatAnswers,
         lines: &mpsc::Sender<Value>,
     ) -> Result<(), mpsc::error::SendError<Value>> {
         let mut parts = Choices::of(replies);
@@ -145,8 +145,8 @@ impl Writer {
             };
             let (events, ended) = match part {
                 None => return Ok(()),
-                Some((_, Ok(ReplyPart::Piece { events, .. }))) => (events, None),
-                Some((_, Ok(ReplyPart::End { events, end, finish_reason }))) => {
+                Some((_, Ok(AnswerPart::Piece { events, .. }))) => (events, None),
+                Some((_, Ok(AnswerPart::End { events, end, finish_reason }))) => {
                     (events, Some((end, finish_reason)))
                 }
                 Some((_, Err(failure))) => {

@@ -13,9 +13,10 @@ use brigade_line::clock;
 use brigade_line::request::Limits;
 use serde_json::{Value, json};
 
-use super::answer::submit;
 use super::app::App;
+use super::chat_answer::ChatAnswer;
 use super::chat_request::ChatRequest;
+use super::choices::submit;
 use super::completions;
 use super::embeddings;
 use super::error::ApiError;
@@ -24,7 +25,6 @@ use super::fleet::{Fleet, Meant, Member, Presence};
 use super::model_name::check_name;
 use super::name::Name;
 use super::params::Common;
-use super::reply::Reply;
 use super::stamp::Stamp;
 pub(super) use answer::Shape;
 use request::{Asked, Load};
@@ -209,7 +209,7 @@ async fn run(app: &App, name: &Name, read: Read, shape: Shape) -> Result<Respons
         Read::Raw(tokens, common) => {
             let n_prompt = tokens.len();
             let running = submit(app, name, &[tokens], &common, None, None).await?;
-            let plain = |running| Reply::new(running, app.text.plain_parser(), "");
+            let plain = |running| ChatAnswer::new(running, app.text.plain_parser(), "");
             (n_prompt, running.into_iter().map(plain).collect(), common.stream)
         }
         Read::ToLoad(load) => return Ok(Json(answer::loaded(&stamp, shape, &load)).into_response()),

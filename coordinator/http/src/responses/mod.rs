@@ -15,12 +15,12 @@ use serde_json::{Map, Value, json};
 use tracing::Instrument;
 
 use super::blocks::{Block, blocks};
+use super::chat_answer::{self, Begun};
 use super::chat_request::ChatRequest;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::fleet::Meant;
 use super::name::Name;
-use super::reply::{self, Begun};
 use super::sse;
 use super::stamp::Stamp;
 use super::types::FinishWord;
@@ -54,7 +54,7 @@ pub(super) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = reply::begin(&app, request, |bytes, limits, text| {
+    let begun = chat_answer::begin(&app, request, |bytes, limits, text| {
         let (chat, names, echo) = request::translate(bytes)?;
         let (request, prompt) = ChatRequest::translated(Fields::made(&chat), names, limits, text)?;
         Ok((request, prompt, echo))
@@ -81,7 +81,7 @@ pub(super) async fn create(
     let Some(reply) = replies.pop() else {
         return Ok(Json(response).into_response());
     };
-    let whole = reply::collect(reply).await?;
+    let whole = chat_answer::collect(reply).await?;
     let items = blocks(whole.message, whole.finish_reason)
         .into_iter()
         .map(|block| item(block, "completed", &echo));

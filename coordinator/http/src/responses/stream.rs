@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::{Echo, custom_input, finish, item, response, text_part};
 use crate::blocks::{Block, BlockWriter, follow};
+use crate::chat_answer::ChatAnswers;
 use crate::error::ApiError;
-use crate::reply::Replies;
 use crate::sse::{Gone, Sender};
 use crate::stamp::Stamp;
 
@@ -26,7 +26,7 @@ pub async fn send(
     stamp: Stamp,
     n_prompt: u32,
     echo: Echo,
-    replies: Replies,
+    replies: ChatAnswers,
     out: &Sender,
 ) -> Result<(), Gone> {
     let mut writer = Writer { out, echo: &echo, number: 0, output: Vec::new(), open: None };

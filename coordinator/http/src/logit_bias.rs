@@ -4,7 +4,7 @@ use brigade_dialect::number::{Number, of_text};
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::MAX_LOGIT_BIAS;
 
-use super::body::text_error;
+use super::bodies::text_error;
 use super::error::ApiError;
 use super::fields::{Fields, Given, Kind, entries, list, read as read_value};
 

@@ -21,9 +21,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
-use super::events::{Of, Position};
 use super::name::Name;
-use super::rooms::{Crowd, Part, Room, Tenant};
+use super::position::{Of, Position};
+use super::shares::{Crowd, Part, Room, Tenant};
 use super::sse::{self, DONE, Gone};
 
 /// How long a stream is kept that nobody reads.
@@ -172,7 +172,7 @@ impl Streams {
     /// A stream of whoever asks.
     pub(super) fn get(&self, id: &str, asks: &Name) -> Result<Arc<Stream>, ApiError> {
         let stream = self.streams().get(id).cloned();
-        stream.filter(|stream| stream.owner == asks.tally.key_number()).ok_or_else(|| {
+        stream.filter(|stream| stream.owner == asks.usage.key_number()).ok_or_else(|| {
             ApiError::not_found(format!(
                 "there is no stream {id} to be read on: it was not asked for with \"resumable\": true and this API \
                  key, was cancelled, or nobody has read it for {} s",

@@ -3,7 +3,7 @@
 //! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may
 //! have [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones
 //! cannot keep small ones out. Its content is parsed on other threads than the driver's, large bodies one at
-//! a time. Of all this one API key has a part only ([`rooms`](super::rooms)).
+//! a time. Of all this one API key has a part only ([`rooms`](super::shares)).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt;
 
+use super::connections::Peer;
 use super::error::ApiError;
 use super::name::Name;
-use super::open::Peer;
-use super::rooms::{Crowd, Desk, Desks, Part, Room, Tenant};
+use super::shares::{Crowd, Desk, Desks, Part, Room, Tenant};
 
 /// Largest request body: a prompt of a million tokens and room to spare.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
@@ -109,7 +109,7 @@ fn max_bytes(path: &str) -> usize {
 
 impl Taken {
     /// One that was taken before, and is here.
-    pub(super) fn again(bytes: Vec<u8>, name: &Name) -> Self {
+    pub(super) fn of_journal(bytes: Vec<u8>, name: &Name) -> Self {
         Self { bytes, room: None, name: Some(name.clone()) }
     }
 
@@ -154,7 +154,7 @@ impl Bodies {
             peer.has_asked();
         }
         if let Some(name) = name {
-            name.tally.has_body(&taken.bytes);
+            name.usage.has_body(&taken.bytes);
         }
         Ok(taken)
     }
@@ -245,11 +245,11 @@ impl Bodies {
         // Of one type, whatever is read.
         let task: Box<dyn FnOnce() + Send> = Box::new(move || {
             let Taken { bytes, room, name } = body;
-            let owner = name.as_ref().map_or(0, |name| name.tally.share().owner);
+            let owner = name.as_ref().map_or(0, |name| name.usage.share().owner);
             let read = || work(&bytes, &text);
             let (result, compiling) = trials.within(owner, asker, Box::new(place), read);
             drop(bytes);
-            name.iter().for_each(|name| name.tally.compiled(compiling));
+            name.iter().for_each(|name| name.usage.compiled(compiling));
             // Who asked may be gone.
             let _ = done.send(result.map(|value| (value, room)));
         });

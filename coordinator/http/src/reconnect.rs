@@ -1,4 +1,4 @@
-//! Clients that come back for a stream of [`Streams`](super::streams::Streams): with the same POST, or with the stream's
+//! Clients that come back for a stream of [`Streams`](super::resumable::Streams): with the same POST, or with the stream's
 //! address.
 
 use axum::Extension;
@@ -10,7 +10,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fleet::Fleet;
 use super::name::Name;
-use super::streams::position;
+use super::resumable::position;
 
 /// Below it are streams, by their names.
 pub(super) const STREAMS: &str = "/v1/streams/";

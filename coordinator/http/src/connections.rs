@@ -93,14 +93,14 @@ struct Entry {
 
 /// All open connections.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct Connections {
     entries: HashMap<Id, Entry>,
     of_host: HashMap<Host, usize>,
     limit: usize,
     limit_of_host: usize,
 }
 
-impl Open {
+impl Connections {
     pub(super) fn new(limit: usize, limit_of_host: usize) -> Self {
         Self { entries: HashMap::new(), of_host: HashMap::new(), limit, limit_of_host }
     }
@@ -160,8 +160,8 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_shown_the_least_goes_first_and_a_host_pays_for_itself() {
-        let mut open = Open::new(4, 3);
-        let add = |open: &mut Open, from: &str| {
+        let mut open = Connections::new(4, 3);
+        let add = |open: &mut Connections, from: &str| {
             let task = tokio::spawn(std::future::pending::<()>());
             let peer = Arc::new(Peer::new());
             open.insert(host(from), peer.clone(), task.abort_handle());

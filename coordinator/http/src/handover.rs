@@ -9,11 +9,11 @@ use super::app::App;
 use super::error::ApiError;
 use super::name::Name;
 use super::params::Common;
+use super::resumable::Resumable;
 use super::stamp::Stamp;
-use super::streams::Resumable;
 
 /// A request that goes on.
-pub(super) struct Again {
+pub(super) struct Handover {
     pub app: App,
     pub name: Name,
     pub stamp: Stamp,
@@ -47,7 +47,7 @@ impl Common {
 
 impl Stamp {
     /// That of an answer which was begun by another coordinator.
-    pub(super) fn again(app: &App, opened: &Opened) -> Self {
+    pub(super) fn handed_over(app: &App, opened: &Opened) -> Self {
         Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
     }
 
@@ -56,7 +56,7 @@ impl Stamp {
         Opened {
             id: self.id.clone(),
             path: path.to_owned(),
-            owner: name.tally.key_number(),
+            owner: name.usage.key_number(),
             label: name.id.to_string(),
             created: self.created,
             seed: common.seed,

@@ -11,25 +11,25 @@ use brigade_line::generation::{End, EndReason, Part, Piece, TokenPiece};
 use brigade_line::handle::{Failure, Lingering};
 use brigade_line::request::Limits;
 
-use super::answer::{self, Chosen, Running};
 use super::app::App;
 use super::chat_request::ChatRequest;
+use super::choices::{self, Chosen, Running};
 use super::error::ApiError;
 use super::messages::ROLE;
 use super::name::Name;
-use super::streams::Resumable;
+use super::resumable::Resumable;
 use super::types::{
     ChatDelta, ChatMessage, FinishWord, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
 
 /// All choices of a chat.
-pub type Replies = Vec<Reply>;
+pub type ChatAnswers = Vec<ChatAnswer>;
 
 const FUNCTION: &str = "function";
 
 /// One choice, which is read while it is drawn.
 #[derive(Debug)]
-pub struct Reply {
+pub struct ChatAnswer {
     /// `None`: it was stopped.
     running: Option<Running>,
     lingering: Lingering,
@@ -42,7 +42,7 @@ pub struct Reply {
 
 /// What is new of a choice.
 #[derive(Debug)]
-pub enum ReplyPart {
+pub enum AnswerPart {
     /// More of it.
     Piece {
         /// What it is.
@@ -113,10 +113,10 @@ impl ChatRequest {
         name: &Name,
         prompt: &Prompt,
         resumable: Option<&Resumable>,
-    ) -> Result<Replies, ApiError> {
+    ) -> Result<ChatAnswers, ApiError> {
         let prompts = std::slice::from_ref(&prompt.tokens);
         let submitted =
-            answer::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await;
+            choices::submit(app, name, prompts, &self.common, self.top_logprobs, resumable).await;
         let generations = submitted.map_err(|error| error.renamed(&self.names))?;
         let markers = app.text.markers();
         let mut replies = Vec::new();
@@ -124,13 +124,13 @@ impl ChatRequest {
             generation.show(markers.clone());
             let seed = self.common.seed.wrapping_add(i);
             let parser = app.text.parser(prompt, self.tools.clone(), self.single, seed);
-            replies.push(Reply::new(generation, parser, &prompt.opening));
+            replies.push(ChatAnswer::new(generation, parser, &prompt.opening));
         }
         Ok(replies)
     }
 }
 
-impl Reply {
+impl ChatAnswer {
     /// Nothing read yet. `opening`: the beginning of the answer that the prompt has already.
     pub fn new(running: Running, parser: Parser, opening: &str) -> Self {
         let (lingering, opening) = (running.lingering(), Some(opening.to_string()));
@@ -146,13 +146,13 @@ impl Reply {
     }
 
     /// Reads a piece of its text. Where that is all that the answer says, its sequence ends here.
-    fn piece(&mut self, piece: Piece) -> ReplyPart {
+    fn piece(&mut self, piece: Piece) -> AnswerPart {
         let mut events = self.begin();
         events.extend(self.parser.push_with(&piece.text, &piece.controls));
         if self.parser.is_done() {
             self.stopped = self.running.take().map(Running::stop);
         }
-        ReplyPart::Piece { events, tokens: piece.tokens }
+        AnswerPart::Piece { events, tokens: piece.tokens }
     }
 
     /// Behind a call of a tool its client comes back with the result.
@@ -174,10 +174,10 @@ impl Reply {
     }
 }
 
-impl Chosen for Reply {
-    type Part = ReplyPart;
+impl Chosen for ChatAnswer {
+    type Part = AnswerPart;
 
-    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<ReplyPart, Failure>> {
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<AnswerPart, Failure>> {
         let end = match self.stopped.take() {
             Some(end) => end,
             None => {
@@ -194,24 +194,24 @@ impl Chosen for Reply {
         let mut events = self.begin();
         let (last, finish_reason) = self.finish(&end);
         events.extend(last);
-        Poll::Ready(Ok(ReplyPart::End { events, end, finish_reason }))
+        Poll::Ready(Ok(AnswerPart::End { events, end, finish_reason }))
     }
 
-    fn is_last(part: &ReplyPart) -> bool {
-        matches!(part, ReplyPart::End { .. })
+    fn is_last(part: &AnswerPart) -> bool {
+        matches!(part, AnswerPart::End { .. })
     }
 }
 
 /// Waits for the end of a choice.
-pub async fn collect(mut reply: Reply) -> Result<Whole, Failure> {
+pub async fn collect(mut reply: ChatAnswer) -> Result<Whole, Failure> {
     let (mut whole, mut all_tokens) = (Vec::new(), Vec::new());
     loop {
         match poll_fn(|cx| reply.poll_part(cx)).await? {
-            ReplyPart::Piece { events, tokens } => {
+            AnswerPart::Piece { events, tokens } => {
                 whole.extend(events);
                 all_tokens.extend(tokens);
             }
-            ReplyPart::End { events, end, finish_reason } => {
+            AnswerPart::End { events, end, finish_reason } => {
                 whole.extend(events);
                 let message = message(whole);
                 return Ok(Whole { message, tokens: all_tokens, end, finish_reason });

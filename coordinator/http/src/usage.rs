@@ -30,7 +30,7 @@ const COMPILE_PER_TOKEN: Duration = Duration::from_millis(1);
 
 /// What the sequences of a request took, so far.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct RequestUsage {
     sums: Mutex<Sums>,
     /// Whose request it is, if it needed a key.
     owner: OnceLock<Owner>,
@@ -59,7 +59,7 @@ struct Sums {
     after_first: Duration,
 }
 
-impl Tally {
+impl RequestUsage {
     /// Of a request whose body is kept for the audit log, or not.
     pub(super) fn new(keeps_content: bool) -> Self {
         Self { content: keeps_content.then(OnceLock::new), ..Self::default() }
@@ -200,13 +200,13 @@ pub(super) struct Line {
     pub(super) path: String,
     pub(super) status: u16,
     pub(super) started: Instant,
-    pub(super) tally: Arc<Tally>,
+    pub(super) usage: Arc<RequestUsage>,
     pub(super) audit: Option<Audit>,
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        let (sums, ms) = (*self.tally.lock(), self.started.elapsed().as_millis() as u64);
+        let (sums, ms) = (*self.usage.lock(), self.started.elapsed().as_millis() as u64);
         self.log(&sums, ms);
         if let Some(audit) = &self.audit {
             audit.record(&self.entry(&sums, ms));
@@ -216,12 +216,12 @@ impl Drop for Line {
 
 impl Line {
     fn key(&self) -> Option<&str> {
-        self.tally.owner.get().map(|owner| owner.account.record().name.as_str())
+        self.usage.owner.get().map(|owner| owner.account.record().name.as_str())
     }
 
     /// Empty where it was for none.
     fn model(&self) -> &str {
-        self.tally.model.get().map_or("", String::as_str)
+        self.usage.model.get().map_or("", String::as_str)
     }
 
     fn log(&self, sums: &Sums, ms: u64) {
@@ -272,7 +272,7 @@ impl Line {
             reused_tokens: sums.reused,
             generated_tokens: sums.generated,
             ms,
-            content: self.tally.content.as_ref().and_then(OnceLock::get).map(String::as_str),
+            content: self.usage.content.as_ref().and_then(OnceLock::get).map(String::as_str),
         }
     }
 }
@@ -321,12 +321,12 @@ mod tests {
         record.tokens_per_minute = Some(1);
         let (now, hash) = (Instant::now(), record.key_hash().unwrap());
         let account = Account::new(record, hash, now);
-        let tally = Tally::default();
+        let usage = RequestUsage::default();
         let (share, namespace) = (Share::default(), Namespace::of_owner(0));
-        tally.belongs_to(Owner { account: account.clone(), share, namespace });
-        tally.submitted(12, n_guide);
-        tally.drew(3, n_guide > 0);
-        tally.ended(3, &end(), n_guide > 0);
+        usage.belongs_to(Owner { account: account.clone(), share, namespace });
+        usage.submitted(12, n_guide);
+        usage.drew(3, n_guide > 0);
+        usage.ended(3, &end(), n_guide > 0);
         account.begin(now).unwrap_err().retry().as_secs().div_ceil(60)
     }
 
@@ -338,19 +338,19 @@ mod tests {
 
     #[test]
     fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
-        let tally = Tally::default();
-        tally.submitted(12, 0);
-        tally.drew(3, false);
-        let sums = *tally.lock();
+        let usage = RequestUsage::default();
+        usage.submitted(12, 0);
+        usage.drew(3, false);
+        let sums = *usage.lock();
         assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
-        tally.ended(3, &end(), false);
-        let sums = *tally.lock();
+        usage.ended(3, &end(), false);
+        let sums = *usage.lock();
         assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
         assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));
-        tally.submitted(1, 0);
-        tally.failed(&Failure::KeyEnded(KeyEnd::Revoked));
-        assert_eq!(tally.lock().outcome(), "its key was revoked");
-        tally.failed(&Failure::Stopping);
-        assert_eq!(tally.lock().outcome(), "failed");
+        usage.submitted(1, 0);
+        usage.failed(&Failure::KeyEnded(KeyEnd::Revoked));
+        assert_eq!(usage.lock().outcome(), "its key was revoked");
+        usage.failed(&Failure::Stopping);
+        assert_eq!(usage.lock().outcome(), "failed");
     }
 }

@@ -16,9 +16,9 @@ use super::app::App;
 use super::error::ApiError;
 use super::name::Name;
 use super::params::Common;
-use super::streams::Resumable;
-use super::tally::Tally;
+use super::resumable::Resumable;
 use super::types::{CompletionDetails, FinishWord, PromptDetails, Timings, Usage};
+use super::usage::RequestUsage;
 
 /// One finished choice.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Ended {
 #[derive(Debug)]
 pub struct Running {
     generation: Generation,
-    tally: Arc<Tally>,
+    usage: Arc<RequestUsage>,
     /// Tokens that are counted.
     drawn: usize,
     /// A second sequence computes its tokens too.
@@ -97,9 +97,9 @@ impl Running {
 
     /// Ends it here: whoever reads it has all.
     pub fn stop(self) -> End {
-        let Self { generation, tally, drawn, is_guided } = self;
+        let Self { generation, usage, drawn, is_guided } = self;
         let end = generation.stop();
-        tally.ended(drawn, &end, is_guided);
+        usage.ended(drawn, &end, is_guided);
         end
     }
 
@@ -109,14 +109,14 @@ impl Running {
         match &part {
             Ok(Part::Piece(piece)) => {
                 self.drawn += piece.tokens.len();
-                self.tally.drew(piece.tokens.len(), self.is_guided);
+                self.usage.drew(piece.tokens.len(), self.is_guided);
             }
             Ok(Part::End(end)) => {
-                self.tally.ended(self.drawn, end, self.is_guided);
+                self.usage.ended(self.drawn, end, self.is_guided);
                 let (sequence, generated) = (self.generation.id().0, end.n_generated);
                 tracing::debug!(sequence, generated, "sequence ended");
             }
-            Err(failure) => self.tally.failed(failure),
+            Err(failure) => self.usage.failed(failure),
         }
         Poll::Ready(part)
     }
@@ -146,8 +146,8 @@ pub async fn submit(
 ) -> Result<Vec<Running>, ApiError> {
     let stop_tokens = if common.stop_at_eog { app.text.eog() } else { Arc::from([]) };
     let adapters = app.adapters_of(common.lora.as_deref())?;
-    let (share, force) = (name.tally.share(), name.tally.force());
-    let namespace = name.tally.namespace();
+    let (share, force) = (name.usage.share(), name.usage.force());
+    let namespace = name.usage.namespace();
     let namespace = match &common.cache_salt {
         Some(salt) => namespace.salted(salt),
         None => namespace,
@@ -183,9 +183,9 @@ pub async fn submit(
         let n_guide = request.guide.as_ref().map(|guide| guide.len());
         let sequence = sequence(app, request, resumable, i).await?;
         let generation = Generation::new(app.text.clone(), sequence, &common.stops)?;
-        name.tally.submitted(n_prompt, n_guide.unwrap_or(0));
-        let (tally, is_guided) = (name.tally.clone(), n_guide.is_some());
-        generations.push(Running { generation, tally, drawn: 0, is_guided });
+        name.usage.submitted(n_prompt, n_guide.unwrap_or(0));
+        let (usage, is_guided) = (name.usage.clone(), n_guide.is_some());
+        generations.push(Running { generation, usage, drawn: 0, is_guided });
     }
     Ok(generations)
 }

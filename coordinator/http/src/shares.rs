@@ -17,7 +17,7 @@ pub(super) type Tenant = Option<u64>;
 impl Name {
     /// Whose rooms the request takes: its key's, where there are several.
     pub(super) fn tenant(&self) -> Tenant {
-        self.tally.key_number().filter(|_| self.tally.share().leaves_room)
+        self.usage.key_number().filter(|_| self.usage.share().leaves_room)
     }
 }
 

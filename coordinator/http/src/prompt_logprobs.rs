@@ -26,7 +26,7 @@ pub(super) async fn pieces(
     }
     let request = Request::logits(tokens.to_vec(), &app.limits.now())?.named(&name.id);
     let request = request.adapted(app.adapters_of(lora)?);
-    let request = request.owned(name.tally.share(), name.tally.force(), None);
+    let request = request.owned(name.usage.share(), name.usage.force(), None);
     let mut sequence = app.engine.submit(app.next_id(), request).await?;
     let piece = |id: u32| TokenPiece {
         id,
