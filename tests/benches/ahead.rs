@@ -27,7 +27,7 @@ use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::error::SnapshotError;
 use brigade_engine::state::{CopyRoom, StageCopy};
 use brigade_gguf::Gguf;
-use brigade_line::meter::UbatchSize;
+use brigade_line::measured::meter::UbatchSize;
 use brigade_proto::control::StageSpec;
 use brigade_proto::failure::Failure;
 use brigade_tests::bench;
@@ -287,11 +287,12 @@ impl StageRunner for AsleepStage {
     fn copy_new(
         &self,
         slot: u32,
-        at: (u32, Option<SlotId>),
+        len: u32,
+        plane: Option<SlotId>,
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(slot, at, first_page, to)
+        self.stage.copy_new(slot, len, plane, first_page, to)
     }
 
     fn put_back(

@@ -25,7 +25,7 @@ use brigade_draft::Drafter;
 use brigade_engine::batch::AdapterUse;
 use brigade_sched::{
     Action, Event, LineFault, Micros, Request as SchedRequest, RequestId, Running, SchedConfig,
-    Scheduler,
+    Scheduler, Unfinished,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -36,13 +36,13 @@ use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
 use crate::keys::KeyEnd;
-use crate::link::{ClusterLink, Fault, LineEvent};
-use crate::meter::Meter;
-use crate::metrics;
-use crate::numerics::Numerics;
-use crate::open_line::{LANE, OpenLine};
+use crate::measured::meter::Meter;
+use crate::measured::metrics;
 use crate::request::Request;
-use crate::wire;
+use crate::stages::link::{ClusterLink, Fault, LineEvent};
+use crate::stages::numerics::Numerics;
+use crate::stages::open_line::{LANE, OpenLine};
+use crate::stages::wire;
 use cached::Shown;
 use checkpoints::Checkpoints;
 use client::Client;
@@ -93,8 +93,8 @@ pub async fn run(
     let (checkpoints, mut copies) = Checkpoints::new();
     let (prefixes, mut records) = Prefixes::new(config.prefixes.take());
     let ClusterLink { mut events, faults, .. } = link;
-    let beside = (transfers, checkpoints, prefixes);
-    let mut driver = Driver::new(config, beside, (status, running, cached), faults);
+    let kept = Kept { states: transfers, checkpoints, prefixes };
+    let mut driver = Driver::new(config, kept, Shown { status, running, cached }, faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -181,14 +181,18 @@ struct Driver {
     faults: mpsc::Sender<Fault>,
 }
 
+/// What asks the stages for states.
+struct Kept {
+    states: States,
+    checkpoints: Checkpoints,
+    prefixes: Prefixes,
+}
+
 impl Driver {
-    fn new(
-        config: DriverConfig,
-        (states, checkpoints, prefixes): (States, Checkpoints, Prefixes),
-        (status, running, cached): Shown,
-        faults: mpsc::Sender<Fault>,
-    ) -> Self {
+    fn new(config: DriverConfig, kept: Kept, shown: Shown, faults: mpsc::Sender<Fault>) -> Self {
         let DriverConfig { sched, n_vocab, adapters, meter, drafter, .. } = config;
+        let Kept { states, checkpoints, prefixes } = kept;
+        let Shown { status, running, cached } = shown;
         Self {
             sched: Scheduler::new(sched).with_drafter(drafter),
             live: HashMap::new(),
@@ -280,8 +284,9 @@ impl Driver {
             }
             Action::Failed { request, error } => {
                 if let Some(live) = self.live.remove(&request) {
-                    tracing::debug!(request = request.0, %error, "failed");
-                    live.fail(error.into());
+                    let failure = Failure::from(error);
+                    tracing::debug!(request = request.0, error = %failure, "failed");
+                    live.fail(failure);
                 }
             }
             Action::Rejected { request, why } => {
@@ -454,7 +459,8 @@ impl Driver {
             LineEvent::Down { reason, planned } => self.line_down(reason, planned),
             LineEvent::Failed { reason } => {
                 self.line_down(reason.clone(), false);
-                self.fail_all(&Failure::LineDown { reason: reason.clone(), generated: 0 });
+                let lost = Unfinished::LineLost { reason: reason.clone(), generated: 0 };
+                self.fail_all(&Failure::Unfinished(lost));
                 self.status.send_replace(Status::Failed { reason });
             }
         }
@@ -508,9 +514,10 @@ impl Driver {
             self.status.send_replace(Status::Down { reason, next: None });
             return;
         }
-        match planned {
-            true => tracing::info!(reason, "the line is taken down, as planned"),
-            false => tracing::error!(reason, "the line is down"),
+        if planned {
+            tracing::info!(reason, "the line is taken down, as planned")
+        } else {
+            tracing::error!(reason, "the line is down")
         }
         self.changing = planned;
         self.states.clear();

@@ -8,72 +8,61 @@
 //! Reading order:
 //!
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `admit`, `fair` and `overtake` say who begins, `pages` and `pool` where, `prefix` with what; `growth` how long answers get.
-//! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
+//! - `waiting`: `admit`, `fair` and `overtake` say who begins, `replay` what goes on after a lost line.
+//! - `memory`: `pages` and `pool` say where, `prefix` with what, `growth` how long answers get; `checkpoints` are what a lost
+//!   line leaves.
+//! - `ubatches`: `compose`, `sizing` and `groups` make them of `sequence`s, from what `times` has measured; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
-//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, `chains` what the
-//!   model's own drafts take, and `drafted` counts what became of that.
-//! - `replay`, `checkpoints` and `parting` are for lost and changed lines.
+//! - `drafts`: `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, `chains`
+//!   what the model's own drafts take, and `drafted` counts what became of that.
+//! - `parting` is for lines that are left in order.
 //! - [`sim`] runs the scheduler against a simulated line.
 
-mod admit;
-mod ahead;
-mod ahead_of_draws;
-mod chains;
-mod checkpoints;
-mod compose;
+#![deny(clippy::match_bool)]
+
 mod config;
-mod drafted;
-mod drafting;
+mod drafts;
 mod events;
-mod fair;
-mod forecast;
-mod groups;
-mod growth;
-mod in_flight;
 mod line;
-mod namespace;
-mod overtake;
-mod pace;
-mod pages;
+mod memory;
 mod parting;
-mod pool;
-mod prefix;
-mod replay;
-mod results;
 mod sequence;
 pub mod sim;
-mod sizing;
-mod timing;
-mod windows;
+mod times;
+mod ubatches;
+mod waiting;
 
 use std::sync::Arc;
 
 use brigade_engine::batch::AdapterUse;
 
-use admit::Waiting;
+use waiting::admit::{self, Waiting};
 
 use brigade_draft::Drafter;
-use drafting::Drafting;
+use drafts::drafting::{self, Drafting};
 
 use line::Line;
-use replay::Pending;
+use memory::checkpoints;
 use sequence::{Live, SeqNo};
-use sizing::Sizing;
+use ubatches::sizing::Sizing;
+use ubatches::{compose, in_flight};
+use waiting::replay::Pending;
 
-pub use checkpoints::Interrupted;
 pub use config::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING,
     DEFAULT_REPAIR_WITHIN_US, Running, SchedConfig, Stats,
 };
-pub use drafted::{DRAFT_DEPTHS, DraftCounts, Given};
+pub use drafts::drafted::{DRAFT_DEPTHS, DraftCounts, Given};
+pub use drafts::forecast::Forecast;
 pub use events::{
     Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
-    Request, RequestError, RequestId, Results, Share, StageTime, Work,
+    Request, RequestId, Results, Share, StageTime, Unfinished, Work,
 };
-pub use forecast::Forecast;
-pub use namespace::Namespace;
-pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Seen, SeenOwner, SeenState, Spoilt, space_of};
+pub use memory::checkpoints::Interrupted;
+pub use memory::namespace::Namespace;
+pub use memory::prefix::{
+    KeptInfo, KeptOf, PrefixCounts, Seen, SeenOwner, SeenState, Spoilt, space_of,
+};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
 /// millisecond.
@@ -209,12 +198,12 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            let at = (line, &mut self.live);
-            admit(&self.config, at, &mut self.drafter, Pending::new(request), out);
+            let pending = Pending::new(request);
+            admit(&self.config, line, &mut self.live, &mut self.drafter, pending, out);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(now, request)? {
-            out.push(Action::Failed { request, error: RequestError::Displaced { retry_after_s } });
+            out.push(Action::Failed { request, error: Unfinished::Displaced { retry_after_s } });
         }
         Ok(())
     }
@@ -246,10 +235,13 @@ impl Scheduler {
     fn end(&mut self, now: Micros, no: SeqNo) {
         if let Some(sequence) = self.live.remove(no) {
             self.end_drafts(sequence.request);
-            self.with_line(|line| match sequence.restoring {
-                // It has not the state that it would be kept for.
-                true => line.release(&sequence),
-                false => line.retire(no, sequence),
+            self.with_line(|line| {
+                if sequence.restoring {
+                    // It has not the state that it would be kept for.
+                    line.release(&sequence)
+                } else {
+                    line.retire(no, sequence)
+                }
             });
             self.waiting.note_end(now);
         }
@@ -338,7 +330,7 @@ impl Scheduler {
         out.extend(self.waiting.late(now).into_iter().map(|p| failed(p.too_late())));
         for no in self.live.late(now) {
             if let Some(sequence) = self.live.of(no) {
-                let error = RequestError::TooLate { generated: sequence.generated() };
+                let error = Unfinished::TooLate { generated: sequence.generated() };
                 out.push(failed((sequence.request, error)));
                 self.end(now, no);
             }
@@ -384,7 +376,7 @@ impl Scheduler {
             let n_lent = line.n_lent;
             let lends = self.waiting.len() == 0;
             let drafting = Drafting { now, drafter: self.drafter.as_deref_mut(), lends };
-            match compose::compose(now, &self.config, (line, &mut self.live), drafting) {
+            match compose::compose(now, &self.config, line, &mut self.live, drafting) {
                 Some(ubatch) => out.push(Action::Send(ubatch)),
                 // What was lent may be what somebody waits for.
                 None if lends || line.n_lent == n_lent => return,
@@ -418,7 +410,7 @@ impl Scheduler {
             if let Some(hold) = line.hold(now, &mut self.live, next) {
                 self.waiting.hold(goes, hold);
             } else if let Some(next) = self.waiting.take_before(at, goes) {
-                admit(&self.config, (line, &mut self.live), &mut self.drafter, next, out);
+                admit(&self.config, line, &mut self.live, &mut self.drafter, next, out);
             }
         }
     }
@@ -559,20 +551,22 @@ impl Scheduler {
 /// Gives a request its places and the end of the prefill queue, and tells the drafter of it.
 fn admit(
     config: &SchedConfig,
-    (line, live): (&mut Line, &mut Live),
+    line: &mut Line,
+    live: &mut Live,
     drafter: &mut drafting::Who,
     mut pending: Pending,
     out: &mut Vec<Action>,
 ) {
-    drafting::choose_own(drafter, (line, config), &mut pending);
-    let no = give_place(config, (line, live), pending, out);
+    drafting::choose_own(drafter, line, config, &mut pending);
+    let no = give_place(config, line, live, pending, out);
     drafting::begin(drafter, live, no);
 }
 
 /// Gives a request its places and the end of the prefill queue.
 fn give_place(
     config: &SchedConfig,
-    (line, live): (&mut Line, &mut Live),
+    line: &mut Line,
+    live: &mut Live,
     pending: Pending,
     out: &mut Vec<Action>,
 ) -> SeqNo {
@@ -583,7 +577,7 @@ fn give_place(
     let mut sequence = line.admit(live, pending);
     line.name(config, live, &mut sequence);
     if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
-        return checkpoints::begin_restore(line, live, sequence, (name, len), out);
+        return checkpoints::begin_restore(line, live, sequence, name, len, out);
     }
     line.burst_rows += u64::from(sequence.prompt_left());
     let request = sequence.request;

@@ -14,17 +14,19 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use brigade_dialect::text_model::TextModel;
-use brigade_http::{Fleet, router};
-use brigade_line::metrics;
+use brigade_http::{Fleet, Hosts, Origins, router};
+use brigade_line::measured::metrics;
 use clap::Args;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{KvArg, LineArgs, ModelArgs, TemplateArgs};
-use super::sampling::SamplingArgs;
-use super::session::{CtrlC, SessionOptions, with_session_until};
-use super::speculate::SpeculateArgs;
-use super::{input, output, serve};
+use super::serve;
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs, TemplateArgs};
+use crate::cli::options::input;
+use crate::cli::options::sampling::SamplingArgs;
+use crate::cli::options::speculate::SpeculateArgs;
+use crate::cli::printing::output;
+use crate::cli::running::session::{CtrlC, SessionOptions, with_session_until};
 use door::{Door, Server};
 use reader::Reader;
 use repl::Repl;
@@ -203,9 +205,8 @@ pub async fn near(
         let door = brigade_http::Door::of_this_process(metrics, CancellationToken::new());
         let app = serve::app_of(session, door, max_seqs);
         talk.model = Some(session.model.text.name().to_string());
-        Repl::new(Door::Here(router(Fleet::of_one(app))), talk, Reader::start(history)?)?
-            .run()
-            .await
+        let router = router(Fleet::of_one(app), Hosts::of_this_process(), Origins::default());
+        Repl::new(Door::Here(router), talk, Reader::start(history)?)?.run().await
     })
     .await
 }

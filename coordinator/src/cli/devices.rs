@@ -7,7 +7,7 @@ use brigade_plan::format_bytes;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::output;
+use crate::cli::printing::output;
 
 /// Show what this machine can compute with.
 #[derive(Debug, Args)]
@@ -30,13 +30,13 @@ impl std::str::FromStr for DeviceList {
     type Err = String;
 
     fn from_str(list: &str) -> Result<Self, String> {
-        let prefix = match list.starts_with("vulkan:") {
-            true => "vulkan:",
-            false => "",
-        };
-        let with_prefix = |item: &str| match item.chars().all(|c| c.is_ascii_digit()) {
-            true => format!("{prefix}{item}"),
-            false => item.to_owned(),
+        let prefix = if list.starts_with("vulkan:") { "vulkan:" } else { "" };
+        let with_prefix = |item: &str| {
+            if item.chars().all(|c| c.is_ascii_digit()) {
+                format!("{prefix}{item}")
+            } else {
+                item.to_owned()
+            }
         };
         let names: Vec<String> = list.split(',').map(with_prefix).collect();
         names
@@ -55,7 +55,8 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
     };
     let auto = Devices::default().choose(&DeviceWish::Auto);
     if args.json {
-        let gpus: Vec<Value> = found.iter().enumerate().map(in_json).collect();
+        let gpus: Vec<Value> =
+            found.iter().enumerate().map(|(index, facts)| in_json(index, facts)).collect();
         let all = json!({
             "cpu": { "kernels": tables },
             "gpus": gpus,
@@ -98,7 +99,7 @@ fn units(facts: &GpuFacts) -> String {
     }
 }
 
-fn in_json((index, facts): (usize, &GpuFacts)) -> Value {
+fn in_json(index: usize, facts: &GpuFacts) -> Value {
     json!({
         "device": DeviceName::Vulkan(index).to_string(),
         "name": facts.name,

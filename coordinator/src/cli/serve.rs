@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use brigade_cluster::Patience;
-use brigade_http::{App, Door, Fleet};
+use brigade_http::{App, Door, Fleet, Origins};
 use brigade_line::admin::Admin;
 use brigade_line::clock;
 use brigade_line::current::CurrentLimits;
@@ -31,10 +31,10 @@ use brigade_line::driver::PrefixConfig;
 use brigade_line::handle::{Engine, Status};
 use brigade_line::health::Roll;
 use brigade_line::keys::KeyRing;
-use brigade_line::metrics;
+use brigade_line::measured::metrics;
 use brigade_line::model::Model;
-use brigade_line::prefix_names::Salt;
 use brigade_line::request::{LEAST_ANSWER, Limits};
+use brigade_line::stages::prefix_names::Salt;
 use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
 use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
@@ -44,15 +44,16 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use super::config::ConfigFile;
-use super::data_dir::DataDirArgs;
-use super::interrupt::Interrupt;
-use super::keeping::KeepArgs;
-use super::security::ClusterArgs;
-use super::session::{Joins, Session, SessionOptions};
-use super::speculate::SpeculateArgs;
-use super::{output, units};
+use crate::cli::options::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::security::ClusterArgs;
+use crate::cli::options::speculate::SpeculateArgs;
+use crate::cli::options::units;
+use crate::cli::printing::output;
+use crate::cli::running::interrupt::Interrupt;
+use crate::cli::running::keeping::KeepArgs;
+use crate::cli::running::session::{Joins, Session, SessionOptions};
 use front::{Front, FrontArgs};
 use models::Models;
 
@@ -261,7 +262,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let all = args.models().chain(args.folder.as_deref());
     let of_each = all.map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
-    let door = front.door(&args.cors, requests, metrics, draining.clone());
+    let door = front.door(requests, metrics, draining.clone());
     tokio::spawn(door.streams.clone().sweep(draining.clone()));
     let folder = args.keep_args.folder(args.front.listen(), &args.line.data_dir);
     let mut models = Models::start(served, &door, folder.as_deref(), args.folder.is_some()).await?;
@@ -283,7 +284,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         say(format_args!("brigade control on {control}"));
     }
     say(format_args!("brigade admin on {admin_url}"));
-    let mut serving = front.serve(fleet, requests, draining.clone());
+    let mut serving = front.serve(fleet, Origins::new(&args.cors), requests, draining.clone());
     if models.are_promising().await {
         say(format_args!("brigade serve listening on {url}"));
     }

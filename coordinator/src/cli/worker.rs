@@ -18,10 +18,10 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use super::config::ConfigFile;
-use super::data_dir::DataDirArgs;
-use super::interrupt::Interrupt;
-use super::security::ClusterFiles;
-use super::units;
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::security::ClusterFiles;
+use crate::cli::options::units;
+use crate::cli::running::interrupt::Interrupt;
 
 /// Of the line that `brigade token create` prints, when it comes from standard input.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
@@ -221,9 +221,10 @@ pub fn confine(args: &WorkerArgs) {
         keep_what_drivers_compile(cache.as_deref());
     }
     let joins = args.token.is_some() || args.token_file.is_some();
-    let data = match joins {
-        true => args.data_dir.find(),
-        false => args.data_dir.data_dir.clone().or_else(|| joined_dir(args)),
+    let data = if joins {
+        args.data_dir.find()
+    } else {
+        args.data_dir.data_dir.clone().or_else(|| joined_dir(args))
     };
     let data = data.map(|folder| args.stage.map_or(folder.clone(), |share| share.folder(&folder)));
     let own = is_node(args).then(|| Path::new("/proc/self/exe"));
@@ -298,9 +299,10 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
             std::future::pending::<()>().await;
         }
     };
-    match is_node {
-        true => node(config, stages)?.run(leave, wished).await?,
-        false => brigade_worker::run(config, leave, wished).await?,
+    if is_node {
+        node(config, stages)?.run(leave, wished).await?
+    } else {
+        brigade_worker::run(config, leave, wished).await?
     }
     Ok(())
 }

@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::Demand;
 use super::lend::{self, Offer, WorkerId};
+use crate::building::place;
 use crate::config::StageOptions;
-use crate::conn::Conn;
-use crate::departed::{Departed, REFUSED_FOR};
-use crate::member::{DOUBT_FOR, Known};
-use crate::place;
+use crate::members::conn::Conn;
+use crate::members::departed::{Departed, REFUSED_FOR};
+use crate::members::member::{DOUBT_FOR, Known};
 
 /// Workers that joined and have not shaken hands, at once: joining proves nothing.
 const MAX_UNPROVEN: usize = 64;
@@ -318,10 +318,7 @@ impl State {
             forgiven |= worker.doubted_until.take_if(|until| is_over(*until)).is_some();
             forgiven |= worker.refused.take_if(|(_, until)| is_over(*until)).is_some();
         }
-        match forgiven {
-            true => self.changed(now),
-            false => self.match_all(now),
-        }
+        if forgiven { self.changed(now) } else { self.match_all(now) }
     }
 
     /// Lends to all lines that want workers: to those that were up first, and then in the order of their seats.
@@ -383,7 +380,7 @@ impl State {
         let may = |w: &Worker| w.lent.is_none_or(|seat| seats.contains(&seat));
         let offers = self.workers.iter().filter(|(_, worker)| may(worker));
         let offers: Vec<Offer> =
-            offers.filter_map(|(of, worker)| worker.offer(*of, (id, line), now)).collect();
+            offers.filter_map(|(of, worker)| worker.offer(*of, id, line, now)).collect();
         let Demand { model, options, .. } = &line.demand;
         let least_ctx = want.least_ctx.or(options.least_ctx);
         let options = StageOptions { least_ctx, ..options.clone() };
@@ -402,7 +399,7 @@ impl State {
 
 impl Worker {
     /// It as it could be lent to a line; `None`: it cannot.
-    fn offer(&self, id: WorkerId, (seat, line): (SeatId, &Line), now: Instant) -> Option<Offer> {
+    fn offer(&self, id: WorkerId, seat: SeatId, line: &Line, now: Instant) -> Option<Offer> {
         let conn = self.conn.as_ref()?;
         let beat = conn.pulse().last();
         let drains = beat.as_ref().is_some_and(|beat| beat.reply().draining);

@@ -12,10 +12,10 @@ use tokio::task::JoinSet;
 use super::lend::WorkerId;
 use super::locked;
 use super::state::State;
-use crate::conn::WorkerError;
-use crate::dial::{self, Connected, Dial};
-use crate::hearts::Hearts;
-use crate::member::Origin;
+use crate::members::conn::WorkerError;
+use crate::members::dial::{self, Connected, Dial};
+use crate::members::hearts::Hearts;
+use crate::members::member::Origin;
 
 /// How often it looks at what only time changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -49,8 +49,8 @@ impl Task {
                 Some(address) = joins.recv() => self.joined(address),
                 Some(attempt) = self.attempts.join_next() => {
                     // A panic of it is one of ours.
-                    let attempt = attempt.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
-                    self.attempted(attempt);
+                    let (id, attempt) = attempt.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                    self.attempted(id, attempt);
                 }
                 (id, error) = self.hearts.next_silent() => {
                     locked(&self.state).silent(id, &error.to_string());
@@ -75,7 +75,7 @@ impl Task {
         self.attempts.spawn(async move { (id, dial::connect(dial).await) });
     }
 
-    fn attempted(&mut self, (id, attempt): Attempt) {
+    fn attempted(&mut self, id: WorkerId, attempt: Result<Connected, WorkerError>) {
         self.dialled.retain(|dialled| *dialled != id);
         let (mut state, now) = (locked(&self.state), Instant::now());
         match attempt {

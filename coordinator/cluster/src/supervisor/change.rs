@@ -17,17 +17,17 @@ use tokio::time::timeout;
 
 use super::coming::LEAVER_WAITS;
 use super::{Line, Supervisor, finished};
-use crate::conn::{Conn, WorkerError};
-use crate::departed::Left;
-use crate::member::Member;
+use crate::building::place::{self, Placement};
+use crate::members::conn::{Conn, WorkerError};
+use crate::members::departed::Left;
+use crate::members::member::Member;
+use crate::members::placed_stage::Pace;
+use crate::members::roll;
 use crate::pki::Pki;
-use crate::place::{self, Placement};
-use crate::placed_stage::Pace;
 use crate::reconcile::MemberId;
-use crate::roll;
 use brigade_line::admin::{Answer, Asked, Question, Refused};
-use brigade_line::link::LineEvent;
-use brigade_line::open_line::Moved;
+use brigade_line::stages::link::LineEvent;
+use brigade_line::stages::open_line::Moved;
 
 /// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
 const PAYS: f64 = 1.15;
@@ -291,7 +291,8 @@ impl Supervisor {
         &mut self,
         what: String,
         asked: Option<Asked>,
-        (ahead_bytes, spare_epoch): (u64, u64),
+        ahead_bytes: u64,
+        spare_epoch: u64,
         spares: Option<Placement>,
     ) {
         if !matches!(self.line, Line::Up { .. }) {
@@ -418,10 +419,7 @@ impl Supervisor {
             let Some(conn) = self.members.get(id).and_then(Member::conn).cloned() else { continue };
             let is_on_line = stages.contains(id);
             task::spawn(async move {
-                match is_on_line {
-                    true => conn.settle(epoch).await,
-                    false => conn.unload(epoch).await,
-                }
+                if is_on_line { conn.settle(epoch).await } else { conn.unload(epoch).await }
             });
         }
     }

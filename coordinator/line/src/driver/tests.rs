@@ -8,8 +8,8 @@ use tokio::sync::{oneshot, watch};
 use super::*;
 use crate::handle::{Counts, LineInfo, SeqEvent};
 use crate::health::Loading;
-use crate::open_line::Moved;
 use crate::request::{Drawing, Limits};
+use crate::stages::open_line::Moved;
 
 const N_VOCAB: u32 = 100;
 const N_STAGES: usize = 3;
@@ -48,8 +48,8 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let (prefixes, _) = super::prefixes::Prefixes::new(None);
     let mut driver = Driver::new(
         config,
-        (states, checkpoints, prefixes),
-        (status, running, watch::channel(Arc::default()).0),
+        Kept { states, checkpoints, prefixes },
+        Shown { status, running, cached: watch::channel(Arc::default()).0 },
         faults,
     );
     let (line, sent) = OpenLine::of_nobody(1, SPEC);

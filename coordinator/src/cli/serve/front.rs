@@ -20,8 +20,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::args::LineArgs;
-use crate::cli::data_dir::DataDirArgs;
+use crate::cli::options::args::LineArgs;
+use crate::cli::options::data_dir::DataDirArgs;
 
 /// Where the admin listener is unless the operator says otherwise. Where that port is taken, by another server on
 /// this machine, any other is used, and said.
@@ -173,14 +173,11 @@ impl Front {
     /// What all models behind it have in common, where `requests` may run and wait.
     pub fn door(
         &self,
-        cors: &[String],
         requests: usize,
         metrics: PrometheusHandle,
         draining: CancellationToken,
     ) -> Door {
         Door {
-            hosts: self.public.hosts(&self.allow_host),
-            cors: Origins::new(cors),
             access: self.access.clone(),
             audit: self.audit.clone(),
             under_way: UnderWay::of_address(self.limits(requests).of_address),
@@ -199,9 +196,15 @@ impl Front {
         self.admin.url()
     }
 
-    /// Serves both listeners: the public one until `draining`, the admin one until the process ends. `requests` may
-    /// run and wait.
-    pub fn serve(self, fleet: Fleet, requests: usize, draining: CancellationToken) -> Serving {
+    /// Serves both listeners: the public one until `draining`, the admin one until the process ends. Web pages of `origins`
+    /// may ask. `requests` may run and wait.
+    pub fn serve(
+        self,
+        fleet: Fleet,
+        origins: Origins,
+        requests: usize,
+        draining: CancellationToken,
+    ) -> Serving {
         let limits = self.limits(requests);
         let needs_key = !self.admin.is_local();
         let hosts = self.admin.hosts(&self.allow_host);
@@ -209,8 +212,9 @@ impl Front {
         let admin = admin_router(fleet.clone(), self.keys, needs_key, hosts);
         let admin_limits = ConnectionLimits::of_server(ADMIN_REQUESTS);
         tokio::spawn(serve(listener, admin, tls, self.stop.clone(), admin_limits));
+        let router = router(fleet, self.public.hosts(&self.allow_host), origins);
         let Listening { listener, tls, .. } = self.public;
-        let public = tokio::spawn(serve(listener, router(fleet), tls, draining, limits));
+        let public = tokio::spawn(serve(listener, router, tls, draining, limits));
         Serving { public, stop: self.stop, audit: self.audit }
     }
 }

@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use super::front::Front;
 use super::pool::Shared;
 use super::{Load, ServeArgs, app_of, session_options};
-use crate::cli::keeping::{Keeping, MODELS, folder_of, has_requests, journal};
-use crate::cli::security::Security;
-use crate::cli::session::{Joins, Session, demand, open_model, worker_address};
+use crate::cli::options::security::Security;
+use crate::cli::running::keeping::{Keeping, MODELS, folder_of, has_requests, journal};
+use crate::cli::running::session::{Joins, Session, demand, open_model, worker_address};
 
 /// Where not all models fit at once, one part in so many of the memory is for the states of each.
 const STATES_SHARE: u64 = 8;
@@ -116,9 +116,10 @@ fn check(all: &[&ServeArgs]) -> Result<()> {
              other"
         );
     }
-    match all.iter().any(|args| args.trace.is_some()) {
-        true => bail!("--trace is of one line: choose its model with -m NAME"),
-        false => Ok(()),
+    if all.iter().any(|args| args.trace.is_some()) {
+        bail!("--trace is of one line: choose its model with -m NAME")
+    } else {
+        Ok(())
     }
 }
 
@@ -130,9 +131,10 @@ fn grant(all: &mut [Served], free: Option<u64>) {
     let free = free.saturating_sub(said);
     let mut unsaid: Vec<_> = all.iter_mut().filter(|served| served.shares_memory()).collect();
     let weights: u64 = unsaid.iter().map(|served| served.model.weight_bytes()).sum();
-    let each = match weights < free {
-        true => (free - weights) / unsaid.len().max(1) as u64,
-        false => free / STATES_SHARE,
+    let each = if weights < free {
+        (free - weights) / unsaid.len().max(1) as u64
+    } else {
+        free / STATES_SHARE
     };
     for served in &mut unsaid {
         let bytes = served.model.weight_bytes() + each;
