@@ -116,7 +116,7 @@ fn products(
     let matrices: Vec<PackedMatrix> = (0..n).map(matrix).collect::<Result<_, _>>()?;
     let scratch = device.scratch();
     let (mut x, mut y) = (scratch.take(n_rows, dim), scratch.take(n_rows, out));
-    x.fill(0.5);
+    device.fill(&mut x, 0.5);
     let (mut fastest, mut runs) = (f64::INFINITY, 0);
     let begun = Instant::now();
     let is_over = |runs| {
@@ -130,7 +130,7 @@ fn products(
         device.finish()?;
         fastest = fastest.min(started.elapsed().as_secs_f64());
     }
-    black_box(&y[..]);
+    black_box(y.read());
     let nbytes: usize = matrices.iter().map(PackedMatrix::nbytes).sum();
     let operations = 2 * n * n_rows * out * dim;
     Ok(Run { seconds: fastest, bytes: nbytes as f64, operations: operations as f64 })

@@ -92,7 +92,7 @@ impl Layer {
         let scratch = self.device.scratch();
         let run = |i: usize, at_once: bool| {
             let mut x = scratch.take(n_rows, WIDTH);
-            x.fill(0.5);
+            self.device.fill(&mut x, 0.5);
             // Another choice each time: what is read was not read last.
             let routing = &routings[(2 * i + usize::from(at_once)) % CHOICES].0;
             let pairs = match at_once {

@@ -34,7 +34,7 @@ fn states_of_the_host_and_rows_of_the_gpu_are_both_written() {
         let before: Vec<f32> = (0..states.len()).map(|i| i as f32 * 0.01).collect();
         states.write(0, &before);
         let (x, mut out) = (rows(&device, n, channels, 1.0), rows(&device, n, channels, 2.0));
-        let untouched = bits(&out);
+        let untouched = bits(&out.read());
         device.run(ConvRows {
             conv: &conv,
             parts: &[ScanPart { from: 0, slot: 1, first_pos: 0, first_row: 0, n_rows: n }],
@@ -43,9 +43,9 @@ fn states_of_the_host_and_rows_of_the_gpu_are_both_written() {
             x: x.columns(0),
             out: out.view_mut(),
         });
-        assert_ne!(bits(&out), untouched, "the rows were written");
+        assert_ne!(bits(&out.read()), untouched, "the rows were written");
         assert_ne!(&states.read(0..states.len())[..], before, "the states were written");
-        (bits(&out), bits(&states.read(0..states.len())))
+        (bits(&out.read()), bits(&states.read(0..states.len())))
     });
     assert_eq!(with, without);
 }
@@ -54,10 +54,10 @@ fn what_the_gpu_has_no_kernel_for_is_written_back() {
     let Some(devices) = both() else { return };
     let [with, without] = devices.map(|device| {
         let mut x = rows(&device, 6, 1, 1.0);
-        let before = bits(&x);
+        let before = bits(&x.read());
         device.run(KeepAbove { x: x.view_mut(), d: 1, deviations: 1.0 });
-        assert_ne!(bits(&x), before, "the rows were written");
-        bits(&x)
+        assert_ne!(bits(&x.read()), before, "the rows were written");
+        bits(&x.read())
     });
     assert_eq!(with, without);
 }
