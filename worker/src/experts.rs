@@ -120,7 +120,7 @@ pub(crate) fn device_of(raw: &Raw<'_>) -> Result<(DeviceWish, Experts), Wrong> {
     let (name, has_beside) = split_beside(named).map_err(|problem| wrong(named, problem))?;
     let wish = raw.device.map(|_| name.parse::<DeviceWish>()).transpose();
     let wish = match (wish.map_err(|problem| wrong(named, problem))?, raw.kernels) {
-        (Some(DeviceWish::Named(name @ DeviceName::Vulkan(_))), Some(kernels)) => {
+        (Some(DeviceWish::Named(name)), Some(kernels)) if !name.is_cpu() => {
             let problem = format!("has its own kernels: leave out --kernels {kernels}");
             return Err(wrong(&name.to_string(), problem));
         }

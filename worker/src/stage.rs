@@ -9,9 +9,7 @@ use std::time::Instant;
 
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
-use brigade_engine::device::{
-    Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests,
-};
+use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests};
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::stage::{Stage, StageConfig};
 use brigade_gguf::adapters::of_model;
@@ -98,10 +96,7 @@ impl EngineBackend {
         let own = Speeds { gb_per_second, gop_per_second };
         let (host, visits) = host_beside(&devices, &device, threads, own, config)?;
         let tables = tables(&devices, &device)?;
-        let kernels = match &device {
-            DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
-            DeviceName::Vulkan(_) => device.to_string(),
-        };
+        let kernels = devices.called(&device)?;
         tracing::info!(
             device = kernels,
             threads,
@@ -146,10 +141,8 @@ impl EngineBackend {
 
     /// Layers whose routed experts lie with the host: the first so many.
     fn host_experts(&self, spec: &StageSpec) -> Result<u32, Failure> {
-        match self.name(spec)? {
-            DeviceName::Cpu(_) => Ok(0),
-            DeviceName::Vulkan(_) => Ok(spec.host_experts.unwrap_or(self.experts.unless_told())),
-        }
+        let told = || spec.host_experts.unwrap_or(self.experts.unless_told());
+        Ok(if self.name(spec)?.is_cpu() { 0 } else { told() })
     }
 
     fn device(&self, spec: &StageSpec) -> Result<Device, Failure> {
@@ -209,12 +202,10 @@ fn host_beside(
 
 /// What can be asked for here, best first, each with the number of what it computes.
 fn tables(devices: &Devices, device: &DeviceName) -> Result<Vec<(String, u32)>, KernelError> {
-    let gpu = match device {
-        DeviceName::Cpu(_) => None,
-        DeviceName::Vulkan(_) => Some((device.to_string(), devices.numerics(device)?)),
-    };
+    let own =
+        if device.is_cpu() { None } else { Some((device.to_string(), devices.numerics(device)?)) };
     let of_cpu = kernels::available().into_iter().chain([kernels::unfused()]);
-    Ok(gpu.into_iter().chain(of_cpu.map(|k| (k.name.to_owned(), k.numerics))).collect())
+    Ok(own.into_iter().chain(of_cpu.map(|k| (k.name.to_owned(), k.numerics))).collect())
 }
 
 /// For people: tenths say enough of a speed.

@@ -32,7 +32,12 @@ mod slab;
 mod table;
 mod tiles;
 
-pub use brigade_ops::{AttendEntries, ChooseByMeans, ChooseEntries, ChosenEntries, Conv, ConvRows, DeltaScan, Derived, GatedRow, Host, MambaScan, MambaWeights, NewEntries, PageId, PoolGated, Product, Products, Ssd, SsdScan, Vector, Weights, Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights, WriteEntries};
+pub use brigade_ops::{
+    AttendEntries, ChooseByMeans, ChooseEntries, ChosenEntries, Conv, ConvRows, DeltaScan, Derived,
+    GatedRow, Host, MambaScan, MambaWeights, NewEntries, PageId, PoolGated, Product, Products, Ssd,
+    SsdScan, Vector, Weights, Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights,
+    WriteEntries,
+};
 pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{
     BlockSizes, ChooseBy, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertChoice, ExpertGroups,

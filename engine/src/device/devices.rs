@@ -81,6 +81,17 @@ impl Devices {
         }
     }
 
+    /// What a device is called when it is open: by its kernel table, or by its own name.
+    ///
+    /// # Errors
+    /// There is no such table.
+    pub fn called(&self, name: &DeviceName) -> Result<String, KernelError> {
+        match name {
+            DeviceName::Cpu(table) => Ok(select(table.as_deref())?.name.to_owned()),
+            DeviceName::Vulkan(_) => Ok(name.to_string()),
+        }
+    }
+
     /// Bytes of a device's own memory that nobody uses now; `None` where stages lie in the host's, and while a GPU cannot
     /// be opened.
     pub fn free_bytes(&self, name: &DeviceName) -> Option<u64> {

@@ -45,6 +45,13 @@ impl fmt::Display for DeviceName {
     }
 }
 
+impl DeviceName {
+    /// Whether the host's cores compute, with one of the kernel tables.
+    pub fn is_cpu(&self) -> bool {
+        matches!(self, Self::Cpu(_))
+    }
+}
+
 /// What is asked for: `auto`, or a device by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceWish {

@@ -3,8 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Types of operands that a GPU's crate and the engine, or the kernels, still define by the same name, each for itself.
-const DEFINED_TWICE: [&str; 4] = ["ExpertProduct", "ExpertRows", "FewGreatest", "Product"];
+/// Files of the engine that know which devices there are beside the host: where they are registered, and re-exported.
+const REGISTRATION: [&str; 4] = ["devices.rs", "mod.rs", "name.rs", "self_test.rs"];
+
+/// Words of one kind of device.
+const OF_ONE_DEVICE: [&str; 4] = ["vulkan", "has_gpu", "brigade_gpu", "Gpu"];
+
+/// Most methods of the trait that a device is behind.
+const MOST_METHODS: usize = 15;
 
 /// Where operands are defined, kernels compute, and blocks ask for it.
 const FOLDERS: [&str; 5] = ["shapes/src", "ops/src", "kernels/src", "gpu/src", "src/device"];
@@ -46,8 +52,47 @@ fn operands_are_defined_once() {
     }
     assert!(places.len() > 100, "{} types: the search finds too few", places.len());
     places.retain(|_, places| places.len() > 1);
-    let found: Vec<&str> = places.keys().map(String::as_str).collect();
-    assert_eq!(found, DEFINED_TWICE, "types that stand in several crates: {places:?}");
+    assert!(places.is_empty(), "types that stand in several crates: {places:?}");
+}
+
+/// The product's lines of a file: those before its tests, without comments.
+fn product(code: &str) -> impl Iterator<Item = &str> {
+    let before = code.split("#[cfg(test)]").next().unwrap_or_default();
+    before.lines().filter(|line| !line.trim_start().starts_with("//"))
+}
+
+#[test]
+fn one_kind_of_device_is_known_where_devices_are_registered() {
+    let mut found = Vec::new();
+    let mut folders = vec![engine().join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the engine") {
+            let path = entry.expect("an entry of a folder").path();
+            if path.is_dir() {
+                folders.extend((path.file_name() != Some("tests".as_ref())).then_some(path));
+                continue;
+            }
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if folder.ends_with("device") && REGISTRATION.contains(&name) {
+                continue;
+            }
+            let code = std::fs::read_to_string(&path).expect("a source is text");
+            let lines =
+                product(&code).filter(|line| OF_ONE_DEVICE.iter().any(|w| line.contains(w)));
+            found.extend(lines.map(|line| format!("{}: {}", path.display(), line.trim())));
+        }
+    }
+    assert!(found.is_empty(), "what may be known to devices' registration alone: {found:#?}");
+}
+
+#[test]
+fn a_device_has_few_methods() {
+    let path = engine().join("ops/src/accelerator.rs");
+    let code = std::fs::read_to_string(&path).expect("the trait of a device");
+    let (_, from) = code.split_once("pub trait Accelerator").expect("the trait");
+    let (of_trait, _) = from.split_once("\n}\n").expect("its end");
+    let n = of_trait.lines().filter(|line| line.trim_start().starts_with("fn ")).count();
+    assert!((8..=MOST_METHODS).contains(&n), "{n} methods");
 }
 
 #[test]

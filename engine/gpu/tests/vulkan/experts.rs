@@ -8,8 +8,8 @@ use brigade_engine::kernels::{
     self, Compute, ExpertChoice, ExpertGroups, ExpertWeights, PackedMatrix, Vector,
 };
 use brigade_gpu::{
-    ExpertRoutes, ExpertTable, ExpertWork, FormedExpertProduct, Gpu,
-    GpuBuffer, Purpose, Span, WeightType as W,
+    ExpertRoutes, ExpertTable, ExpertWork, FormedExpertProduct, Gpu, GpuBuffer, Purpose, Span,
+    WeightType as W,
 };
 
 use crate::common::{Random, assert_same, compute, gpu, on, values_of};
@@ -98,7 +98,8 @@ fn check_pieces(gpu: &Gpu, what: &str, work: &ExpertWork, experts: &[u32]) {
     assert_eq!(next as usize, experts.len(), "{what}: all pairs are in pieces");
 }
 
-const BY_SCORE: kernels::ChooseBy<'static, &Vector> = kernels::ChooseBy::Score { bias: None, groups: None };
+const BY_SCORE: kernels::ChooseBy<'static, &Vector> =
+    kernels::ChooseBy::Score { bias: None, groups: None };
 
 const SHAPES: [(usize, usize, usize); 12] = [
     (0, 8, 2),
@@ -380,10 +381,12 @@ fn pairs_of_some_rows_are_multiplied_by_themselves() {
         let mut low = on(&gpu, &vec![f32::NAN; list.len() * rank]);
         let mut added = on(&gpu, &vec![f32::NAN; list.len() * width]);
         let (w, x_there) = (&a.there, a.rows(&gpu, &x));
-        let job = FormedExpertProduct { w, x: ExpertRows::Routed(x_there.span()), out: low.span_mut() };
+        let job =
+            FormedExpertProduct { w, x: ExpertRows::Routed(x_there.span()), out: low.span_mut() };
         gpu.expert_products(&work, [job]);
         let (w, low) = (&b.there, b.rows(&gpu, &values_of(&low)));
-        let job = FormedExpertProduct { w, x: ExpertRows::OfPairs(low.span()), out: added.span_mut() };
+        let job =
+            FormedExpertProduct { w, x: ExpertRows::OfPairs(low.span()), out: added.span_mut() };
         gpu.expert_products(&work, [job]);
         gpu.add_to_listed(out.span_mut(), width, added.span(), work.rows(), 0.7);
 

@@ -357,7 +357,10 @@ fn check_experts(
             true => ExpertRows::OfPairs(there.span()),
             false => ExpertRows::Routed(there.span()),
         };
-        gpu.expert_products(routes.work(), [FormedExpertProduct { w: &table, x, out: out.span_mut() }]);
+        gpu.expert_products(
+            routes.work(),
+            [FormedExpertProduct { w: &table, x, out: out.span_mut() }],
+        );
         let error = relative_error(&values_of(&out), &wanted);
         // Few rows are of 8 bits.
         let bound = if form == RowForm::Halves { FAR } else { 2e-2 };

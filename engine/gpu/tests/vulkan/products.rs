@@ -225,12 +225,13 @@ fn several_scaled_products_beside_each_other() {
     let weights: Vec<Both> = weights.collect();
     let outs = types.iter().map(|(_, rows, of)| on(&gpu, &vec![f32::NAN; of.len() * rows]));
     let mut outs: Vec<GpuBuffer> = outs.collect();
-    let jobs = weights.iter().zip(&types).zip(&mut outs).map(|((both, (_, _, of)), out)| FormedProduct {
-        w: both.weights(),
-        x: blocks.span().part(of.start * row_bytes..of.end * row_bytes),
-        n_rows: of.len(),
-        out: out.span_mut(),
-    });
+    let jobs =
+        weights.iter().zip(&types).zip(&mut outs).map(|((both, (_, _, of)), out)| FormedProduct {
+            w: both.weights(),
+            x: blocks.span().part(of.start * row_bytes..of.end * row_bytes),
+            n_rows: of.len(),
+            out: out.span_mut(),
+        });
     gpu.products(jobs);
     for ((both, (_, _, of)), out) in weights.iter().zip(&types).zip(&outs) {
         let x = &x[of.start * cols..of.end * cols];

@@ -1,8 +1,8 @@
 //! Products by type and rows, and attention by positions.
 
 use brigade_gpu::{
-    AttendPages, AttendVariant, Gpu, GpuBuffer, KV_PAGE, KvLayout, KvType, Purpose,
-    RowForm, ValuePlace, WeightType as W,
+    AttendPages, AttendVariant, Gpu, GpuBuffer, KV_PAGE, KvLayout, KvType, Purpose, RowForm,
+    ValuePlace, WeightType as W,
 };
 
 use brigade_engine::ops::{AttendPart, KernelTime, PageId, Weights};
