@@ -17,13 +17,13 @@ use brigade_line::request::Limits;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::access::Access;
-use super::audit::Audit;
-use super::bodies::Bodies;
-use super::error::ApiError;
-use super::name::Name;
-use super::resumable::{Resumable, Streams};
-use super::under_way::UnderWay;
+use crate::clients::access::Access;
+use crate::clients::audit::Audit;
+use crate::clients::name::Name;
+use crate::clients::under_way::UnderWay;
+use crate::error::ApiError;
+use crate::events::resumable::{Resumable, Streams};
+use crate::request::bodies::Bodies;
 
 /// Everything a handler needs of the model that it was asked for; clones share it.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ impl Door {
 
 impl App {
     /// Under which requests may ask for the model.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.text.names().iter().map(String::as_str)
     }
 
@@ -105,12 +105,12 @@ impl App {
     ///
     /// # Errors
     /// As [`Streams::begin`].
-    pub(super) fn begin_stream(&self, opened: Opened, name: &Name) -> Result<Resumable, ApiError> {
+    pub(crate) fn begin_stream(&self, opened: Opened, name: &Name) -> Result<Resumable, ApiError> {
         self.door.streams.begin(opened, name.tenant(), self.journal.as_ref())
     }
 
     /// The request's body, read by `work` ([`Bodies::read`]) within this model's limits.
-    pub(super) async fn read<T: Send + 'static>(
+    pub(crate) async fn read<T: Send + 'static>(
         &self,
         request: Request,
         work: impl FnOnce(&[u8], &Limits, &TextModel) -> Result<T, ApiError> + Send + 'static,

@@ -19,12 +19,12 @@ use brigade_line::handle::Status;
 use brigade_line::health::Loading;
 use thiserror::Error;
 
-use super::app::{App, Door};
-use super::bodies::{FREE_BODY_BYTES, Taken};
-use super::error::ApiError;
-use super::fields::Fields;
-use super::keep_alive::{Keep, keep_alive};
-use super::name::Name;
+use crate::app::{App, Door};
+use crate::clients::name::Name;
+use crate::error::ApiError;
+use crate::request::bodies::{FREE_BODY_BYTES, Taken};
+use crate::request::fields::Fields;
+use crate::request::keep_alive::{Keep, keep_alive};
 
 /// Below it are the addresses of an API where a model may also be called by `name`.
 const OLLAMA: &str = "/api/";
@@ -97,7 +97,7 @@ pub struct Member {
 
 /// Whether a model that is loaded on demand is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(crate) enum Presence {
     Unloaded,
     Loading,
     Loaded,
@@ -105,7 +105,7 @@ pub(super) enum Presence {
 
 impl Presence {
     /// llama.cpp's word for it.
-    pub(super) fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Unloaded => "unloaded",
             Self::Loading => "loading",
@@ -126,13 +126,13 @@ impl Member {
     }
 
     /// The model as it is now.
-    pub(super) fn now(&self) -> App {
+    pub(crate) fn now(&self) -> App {
         let loaded = self.loader.as_ref().and_then(|loader| loader.now());
         loaded.unwrap_or_else(|| self.app.clone())
     }
 
     /// Whether it is loaded; `None`: it always is.
-    pub(super) fn presence(&self) -> Option<Presence> {
+    pub(crate) fn presence(&self) -> Option<Presence> {
         let now = self.loader.as_ref()?.now();
         Some(match now.map(|app| app.engine.status()) {
             None => Presence::Unloaded,
@@ -142,7 +142,7 @@ impl Member {
     }
 
     /// Whether a request that needs its line would be taken.
-    pub(super) fn takes(&self) -> bool {
+    pub(crate) fn takes(&self) -> bool {
         self.presence() == Some(Presence::Unloaded)
     }
 
@@ -151,7 +151,7 @@ impl Member {
     }
 
     /// How far its line is; `None`: it has none.
-    pub(super) fn loading(&self) -> Option<Status> {
+    pub(crate) fn loading(&self) -> Option<Status> {
         match &self.loader {
             None => Some(self.app.engine.status()),
             Some(loader) => loader.now().map(|app| app.engine.status()),
@@ -159,7 +159,7 @@ impl Member {
     }
 
     /// A client wants it to stay for so long when nobody uses it.
-    pub(super) fn keep(&self, key: Option<u64>, keep: Keep) {
+    pub(crate) fn keep(&self, key: Option<u64>, keep: Keep) {
         if let Some(loader) = &self.loader {
             let keep = match keep {
                 Keep::Stay => None,
@@ -170,7 +170,7 @@ impl Member {
     }
 
     /// The model for a request at `path`.
-    pub(super) async fn for_request(
+    pub(crate) async fn for_request(
         &self,
         method: &Method,
         path: &str,
@@ -280,7 +280,7 @@ impl Fleet {
     }
 
     /// Looks whether there are others now.
-    pub(super) async fn refresh(&self) {
+    pub(crate) async fn refresh(&self) {
         if let Some(source) = &self.source
             && let Some(found) = source.look().await
         {
@@ -294,23 +294,23 @@ impl Fleet {
     }
 
     /// Whether the server takes nothing new.
-    pub(super) fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.door.draining.is_cancelled()
     }
 
     /// What all models have in common.
-    pub(super) fn door(&self) -> &Door {
+    pub(crate) fn door(&self) -> &Door {
         &self.door
     }
 
     /// All models.
-    pub(super) fn all(&self) -> Arc<[Member]> {
+    pub(crate) fn all(&self) -> Arc<[Member]> {
         // It is changed as a whole.
         self.members.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The model, if there is but one, for good.
-    pub(super) fn only(&self) -> Option<Member> {
+    pub(crate) fn only(&self) -> Option<Member> {
         match (&*self.all(), &self.source) {
             ([member], None) => Some(member.clone()),
             _ => None,
@@ -318,12 +318,12 @@ impl Fleet {
     }
 
     /// Its name, if there is but one.
-    pub(super) fn only_name(&self) -> Option<String> {
+    pub(crate) fn only_name(&self) -> Option<String> {
         self.only().map(|member| member.name().to_owned())
     }
 
     /// The models that whoever asks may use.
-    pub(super) fn usable(&self, name: &Name) -> Vec<Member> {
+    pub(crate) fn usable(&self, name: &Name) -> Vec<Member> {
         let may_use = |member: &&Member| name.usage.may_use(member.name());
         self.all().iter().filter(may_use).cloned().collect()
     }
@@ -332,7 +332,7 @@ impl Fleet {
     ///
     /// # Errors
     /// It is not here, or the request's key may not use it.
-    pub(super) async fn meant(&self, model: Option<&str>, name: &Name) -> Result<Member, ApiError> {
+    pub(crate) async fn meant(&self, model: Option<&str>, name: &Name) -> Result<Member, ApiError> {
         let Some(model) = model.filter(|model| !model.is_empty()) else {
             return self.usable(name).into_iter().next().ok_or_else(|| match self.all().first() {
                 Some(first) => forbidden(first.name()),
@@ -356,7 +356,7 @@ impl Fleet {
     ///
     /// # Errors
     /// There are several, none is called so, or it is not loaded.
-    pub(super) fn for_operators(&self, model: Option<&str>) -> Result<Admin, ApiError> {
+    pub(crate) fn for_operators(&self, model: Option<&str>) -> Result<Admin, ApiError> {
         if let Some(operators) = self.operators.clone().filter(|_| model.is_none()) {
             return Ok(operators);
         }
@@ -383,7 +383,7 @@ impl Fleet {
         }
         let usable = self.usable(name).into_iter();
         let names = usable.flat_map(|member| member.app.text.names().to_vec());
-        super::model_name::not_here(model, &names.collect::<Vec<_>>())
+        crate::request::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
     /// Chooses the model of a request, and takes its body where the model is named there, or where it says whether the client
@@ -392,7 +392,7 @@ impl Fleet {
     ///
     /// # Errors
     /// As [`Fleet::meant`]; the body is not there.
-    pub(super) async fn choose(
+    pub(crate) async fn choose(
         &self,
         name: &Name,
         mut request: Request,
@@ -444,7 +444,7 @@ fn forbidden(model: &str) -> ApiError {
 }
 
 /// The value of `model` in an address.
-pub(super) fn of_query(uri: &Uri) -> Option<String> {
+pub(crate) fn of_query(uri: &Uri) -> Option<String> {
     let pairs = uri.query()?.split('&').filter_map(|pair| pair.split_once('='));
     let value = pairs.filter(|(key, _)| *key == "model").map(|(_, value)| value).next()?;
     percent_encoding::percent_decode_str(value).decode_utf8().ok().map(Into::into)
@@ -452,7 +452,7 @@ pub(super) fn of_query(uri: &Uri) -> Option<String> {
 
 /// A request with the model that it means, which may not be loaded.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(crate) struct Choice {
     /// Its handler finds the body where bodies are taken from.
     pub request: Request,
     /// The model.
@@ -463,7 +463,7 @@ pub(super) struct Choice {
 
 /// What is read of a body before its handler reads it.
 #[derive(Debug, Default)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// The model that it names.
     model: Option<String>,
     /// Whether it asks for a stream.
@@ -511,7 +511,7 @@ impl Head {
 
 /// The model that a request means.
 #[derive(Clone, Debug)]
-pub(super) struct Meant(pub(super) App);
+pub(crate) struct Meant(pub(crate) App);
 
 impl FromRequestParts<Fleet> for Meant {
     type Rejection = ApiError;

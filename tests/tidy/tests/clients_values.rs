@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What reads the numbers and flags of JSON.
-const NUMBERS: [&str; 2] = ["coordinator/dialect/src/number.rs", "coordinator/http/src/value.rs"];
+const NUMBERS: [&str; 2] = ["coordinator/dialect/src/number.rs", "coordinator/http/src/request/value.rs"];
 
 /// Other ways to read them.
 const OTHER_READERS: [&str; 10] = [
@@ -24,11 +24,11 @@ const OTHER_READERS: [&str; 10] = [
 
 /// Files that take a JSON text apart by themselves: the readers above, and what reads a text inside of one.
 const JSON_READERS: [&str; 5] = [
-    "coordinator/http/src/fields.rs",
-    "coordinator/http/src/value.rs",
-    "coordinator/http/src/form.rs",
-    "coordinator/http/src/blocks.rs",
-    "coordinator/http/src/admin.rs",
+    "coordinator/http/src/request/fields.rs",
+    "coordinator/http/src/request/value.rs",
+    "coordinator/http/src/request/answer_format.rs",
+    "coordinator/http/src/answer/blocks.rs",
+    "coordinator/http/src/server/admin.rs",
 ];
 
 /// What reads the numbers of model files; `inspect` shows them.

@@ -1,0 +1,96 @@
+//! What one coordinator leaves to the next of a resumable request, and what the next one makes of it.
+
+use std::time::Duration;
+
+use brigade_line::clock;
+use brigade_line::journal::Opened;
+
+use crate::answer::stamp::Stamp;
+use crate::app::App;
+use crate::clients::name::Name;
+use crate::error::ApiError;
+use crate::events::resumable::Resumable;
+use crate::request::params::Common;
+
+/// A request that goes on.
+pub(crate) struct Handover {
+    pub app: App,
+    pub name: Name,
+    pub stamp: Stamp,
+    pub opened: Opened,
+    pub resumable: Resumable,
+}
+
+/// Refuses a request of the journal whose number of sequences is not that of its body.
+pub(crate) fn check_sequences(opened: &Opened, n: usize) -> Result<(), ApiError> {
+    match opened.sequences == opened.prompts.len() * n {
+        true => Ok(()),
+        false => Err(ApiError::server(
+            "the journal of the server before this one was damaged: ask again",
+        )),
+    }
+}
+
+impl Common {
+    /// Makes what was read again from its body what it was: its seed may have been drawn, and some of its time has
+    /// passed.
+    pub(crate) fn restore(&mut self, opened: &Opened) {
+        self.seed = opened.seed;
+        let passed = Duration::from_secs(clock::unix_now().saturating_sub(opened.created));
+        self.within = self.within.map(|within| within.saturating_sub(passed));
+        // A chat template may know the date: what was rendered once stays.
+        if let (Some(guiding), Some(guide)) = (&mut self.guidance, &opened.guide) {
+            guiding.negative = Some(guide.as_slice().into());
+        }
+    }
+}
+
+impl Stamp {
+    /// That of an answer which was begun by another coordinator.
+    pub(crate) fn handed_over(app: &App, opened: &Opened) -> Self {
+        Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
+    }
+
+    /// What the next coordinator must know of a request, to go on with its answer.
+    pub(crate) fn opened(&self, name: &Name, path: &str, common: &Common) -> Opened {
+        Opened {
+            id: self.id.clone(),
+            path: path.to_owned(),
+            owner: name.usage.key_number(),
+            label: name.id.to_string(),
+            created: self.created,
+            seed: common.seed,
+            prompts: Vec::new(),
+            guide: common.guidance.as_ref().and_then(|g| Some(g.negative.as_ref()?.to_vec())),
+            sequences: 0,
+            body: String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_that_counts_other_sequences_than_the_body_is_damaged() {
+        let opened = |prompts: usize, sequences: usize| Opened {
+            id: "chatcmpl-1".to_owned(),
+            path: "/v1/completions".to_owned(),
+            owner: None,
+            label: "req-1".to_owned(),
+            created: 0,
+            seed: 1,
+            prompts: vec![vec![1]; prompts],
+            guide: None,
+            sequences,
+            body: "{}".to_owned(),
+        };
+        assert!(check_sequences(&opened(2, 6), 3).is_ok());
+        for (prompts, sequences) in [(2, 5), (2, 7), (0, 3)] {
+            let error = check_sequences(&opened(prompts, sequences), 3).unwrap_err();
+            assert_eq!(error.status(), 500);
+            assert!(error.body()["error"]["message"].to_string().contains("ask again"));
+        }
+    }
+}

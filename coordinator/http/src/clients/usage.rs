@@ -1,0 +1,356 @@
+//! What a request took, and who hears of it. Its key's account hears it as it happens. The log and the audit log
+//! have one line for it, when the answer has been sent or nobody reads it any more.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use brigade_dialect::constrain::trials::Compiling;
+use brigade_line::clock;
+use brigade_line::generation::End;
+use brigade_line::handle::Failure;
+use brigade_line::keys::{Account, Force, KeyEnd, Ticket};
+use brigade_line::metrics;
+use brigade_sched::{Namespace, Share};
+
+use crate::clients::audit::{Audit, Entry, MAX_CONTENT_BYTES};
+
+/// A request's key, for those who count what it uses.
+#[derive(Clone, Debug)]
+pub(crate) struct Owner {
+    pub(crate) account: Account,
+    /// What the scheduler gives it.
+    pub(crate) share: Share,
+    /// Among which prompts its own stand.
+    pub(crate) namespace: Namespace,
+}
+
+/// Compiling a grammar for so long counts as a token.
+const COMPILE_PER_TOKEN: Duration = Duration::from_millis(1);
+
+/// What the sequences of a request took, so far.
+#[derive(Debug, Default)]
+pub(crate) struct RequestUsage {
+    sums: Mutex<Sums>,
+    /// Whose request it is, if it needed a key.
+    owner: OnceLock<Owner>,
+    /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
+    ticket: OnceLock<Arc<Ticket>>,
+    /// Name of the model that it is for.
+    model: OnceLock<String>,
+    /// Keeps that from being unloaded.
+    in_use: OnceLock<Arc<()>>,
+    /// The body, for an audit log that has it.
+    content: Option<OnceLock<String>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    sequences: u32,
+    ended: u32,
+    /// Why not all of them ended well, if a sequence failed.
+    failed: Option<&'static str>,
+    prompt: u64,
+    reused: u64,
+    recomputed: u64,
+    generated: u64,
+    /// Of the slowest sequence: queue and prefill, and what came after.
+    to_first: Duration,
+    after_first: Duration,
+}
+
+impl RequestUsage {
+    /// Of a request whose body is kept for the audit log, or not.
+    pub(crate) fn new(keeps_content: bool) -> Self {
+        Self { content: keeps_content.then(OnceLock::new), ..Self::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sums> {
+        // A panic elsewhere leaves whole sums behind.
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The request has shown this key.
+    pub(crate) fn belongs_to(&self, owner: Owner) {
+        // The guard asks once for each request.
+        let _ = self.owner.set(owner);
+    }
+
+    /// The request is for the model of this name.
+    pub(crate) fn is_for(&self, model: &str) {
+        self.model.get_or_init(|| model.to_owned());
+    }
+
+    /// Until its answer is sent and its last sequence has ended, the request uses a model.
+    pub(crate) fn uses(&self, in_use: Arc<()>) {
+        // A request has one model.
+        let _ = self.in_use.set(in_use);
+    }
+
+    /// Whether the request's key may use the model of this name; who needs no key may.
+    pub(crate) fn may_use(&self, model: &str) -> bool {
+        self.owner.get().is_none_or(|owner| owner.account.record().may_use(model))
+    }
+
+    /// The request counts among those of its key that run.
+    pub(crate) fn runs(&self, ticket: Arc<Ticket>) {
+        // As above.
+        let _ = self.ticket.set(ticket);
+    }
+
+    /// What stands for the request's key, if it needed one.
+    pub(crate) fn key_number(&self) -> Option<u64> {
+        self.owner.get().map(|owner| owner.account.number())
+    }
+
+    /// What the scheduler gives the request's key.
+    pub(crate) fn share(&self) -> Share {
+        self.owner.get().map(|owner| owner.share).unwrap_or_default()
+    }
+
+    /// Among which prompts the request's own stand.
+    pub(crate) fn namespace(&self) -> Namespace {
+        let nobodys = || Namespace::of_owner(Share::default().owner);
+        self.owner.get().map_or_else(nobodys, |owner| owner.namespace)
+    }
+
+    /// Whether the request's key is in force.
+    pub(crate) fn force(&self) -> Force {
+        self.owner.get().map(|owner| owner.account.force().clone()).unwrap_or_default()
+    }
+
+    /// The request's body is here.
+    pub(crate) fn has_body(&self, bytes: &[u8]) {
+        if let Some(content) = &self.content {
+            let kept = &bytes[..bytes.len().min(MAX_CONTENT_BYTES)];
+            // A request has one body.
+            let _ = content.set(String::from_utf8_lossy(kept).into_owned());
+        }
+    }
+
+    /// Tokens were computed, or are about to be.
+    fn charge(&self, tokens: u64) {
+        if let Some(owner) = self.owner.get() {
+            owner.account.charge(tokens, Instant::now());
+        }
+    }
+
+    /// Grammars were compiled for the request: that counts as tokens do.
+    pub(crate) fn compiled(&self, compiling: Compiling) {
+        let Compiling { grammars, took } = compiling;
+        if !took.is_zero() {
+            metrics::compiled(grammars, took);
+            self.charge((took.as_micros() / COMPILE_PER_TOKEN.as_micros()).max(1) as u64);
+        }
+    }
+
+    /// A sequence with so many prompt tokens was handed in. Those of its guide are charged, since they are computed,
+    /// and otherwise not counted.
+    pub(crate) fn submitted(&self, n_prompt: usize, n_guide: usize) {
+        self.charge((n_prompt + n_guide) as u64);
+        let mut sums = self.lock();
+        sums.sequences += 1;
+        sums.prompt += n_prompt as u64;
+    }
+
+    /// A sequence drew so many tokens more, which its guide computes too if it has one.
+    pub(crate) fn drew(&self, n: usize, is_guided: bool) {
+        self.charge(computed(n as u64, is_guided));
+        self.lock().generated += n as u64;
+    }
+
+    /// A sequence ended, of which `drawn` tokens are counted already.
+    pub(crate) fn ended(&self, drawn: usize, end: &End, is_guided: bool) {
+        let more = u64::from(end.n_generated).saturating_sub(drawn as u64);
+        self.charge(computed(more, is_guided));
+        let mut sums = self.lock();
+        sums.ended += 1;
+        sums.generated += more;
+        sums.reused += u64::from(end.n_reused);
+        sums.recomputed += u64::from(end.n_recomputed);
+        sums.to_first = sums.to_first.max(end.to_first);
+        sums.after_first = sums.after_first.max(end.after_first);
+    }
+
+    /// A sequence that draws nothing has all its rows.
+    pub(crate) fn computed(&self) {
+        self.lock().ended += 1;
+    }
+
+    /// A sequence failed.
+    pub(crate) fn failed(&self, failure: &Failure) {
+        self.lock().failed = Some(match failure {
+            Failure::KeyEnded(KeyEnd::Revoked) => "its key was revoked",
+            Failure::KeyEnded(KeyEnd::Expired) => "its key has expired",
+            _ => "failed",
+        });
+    }
+}
+
+/// Rows that drawn tokens are.
+fn computed(drawn: u64, is_guided: bool) -> u64 {
+    drawn * if is_guided { 2 } else { 1 }
+}
+
+/// The line of a request. It is written when the last clone is dropped, so that streams have their real times.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) id: Arc<str>,
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    pub(crate) status: u16,
+    pub(crate) started: Instant,
+    pub(crate) usage: Arc<RequestUsage>,
+    pub(crate) audit: Option<Audit>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let (sums, ms) = (*self.usage.lock(), self.started.elapsed().as_millis() as u64);
+        self.log(&sums, ms);
+        if let Some(audit) = &self.audit {
+            audit.record(&self.entry(&sums, ms));
+        }
+    }
+}
+
+impl Line {
+    fn key(&self) -> Option<&str> {
+        self.usage.owner.get().map(|owner| owner.account.record().name.as_str())
+    }
+
+    /// Empty where it was for none.
+    fn model(&self) -> &str {
+        self.usage.model.get().map_or("", String::as_str)
+    }
+
+    fn log(&self, sums: &Sums, ms: u64) {
+        let Self { id, method, path, status, .. } = self;
+        let model = self.model();
+        let key = self.key();
+        if method != Method::POST {
+            tracing::debug!(parent: None, id = %id, key, %method, path, status, ms, "answered");
+            return;
+        }
+        if sums.sequences == 0 {
+            tracing::info!(parent: None, id = %id, key, %method, path, status, ms, "request");
+            return;
+        }
+        tracing::info!(
+            parent: None,
+            id = %id,
+            key,
+            model,
+            prompt = sums.prompt,
+            reused = sums.reused,
+            recomputed = sums.recomputed,
+            generated = sums.generated,
+            first_ms = sums.to_first.as_millis() as u64,
+            rest_ms = sums.after_first.as_millis() as u64,
+            tokens_per_second = sums.tokens_per_second(),
+            ms,
+            path,
+            status,
+            outcome = sums.outcome(),
+            "request"
+        );
+    }
+
+    fn entry(&self, sums: &Sums, ms: u64) -> Entry<'_> {
+        let refused = self.status >= 400;
+        Entry {
+            time: clock::date_time(clock::unix_now()),
+            id: &self.id,
+            key: self.key(),
+            method: self.method.as_str(),
+            endpoint: &self.path,
+            model: self.model(),
+            status: self.status,
+            outcome: if refused && sums.sequences == 0 { "refused" } else { sums.outcome() },
+            sequences: sums.sequences,
+            prompt_tokens: sums.prompt,
+            reused_tokens: sums.reused,
+            generated_tokens: sums.generated,
+            ms,
+            content: self.usage.content.as_ref().and_then(OnceLock::get).map(String::as_str),
+        }
+    }
+}
+
+impl Sums {
+    /// Tokens after the first of each sequence, in tenths.
+    fn tokens_per_second(&self) -> f64 {
+        let later = self.generated.saturating_sub(self.ended.into()) as f64;
+        let seconds = self.after_first.as_secs_f64();
+        if seconds > 0.0 { (later / seconds * 10.0).round() / 10.0 } else { 0.0 }
+    }
+
+    fn outcome(&self) -> &'static str {
+        match (self.ended == self.sequences, self.failed) {
+            (true, _) => "answered",
+            (false, Some(how)) => how,
+            (false, None) => "its client left",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use brigade_line::generation::EndReason;
+    use brigade_line::keys::{KeyRecord, Secret};
+
+    fn end() -> End {
+        End {
+            reason: EndReason::Stop,
+            stop: None,
+            n_generated: 5,
+            n_reused: 8,
+            expected: [0, 0],
+            n_recomputed: 2,
+            numerics_changed: false,
+            to_first: Duration::from_millis(10),
+            after_first: Duration::from_secs(2),
+        }
+    }
+
+    /// Minutes until a key of one token per minute has one again, behind a sequence of 12 tokens that draws three and
+    /// ends with two more.
+    fn minutes_in_debt(n_guide: usize) -> u64 {
+        let mut record = KeyRecord::new("a", &Secret::new().unwrap(), 0).unwrap();
+        record.tokens_per_minute = Some(1);
+        let (now, hash) = (Instant::now(), record.key_hash().unwrap());
+        let account = Account::new(record, hash, now);
+        let usage = RequestUsage::default();
+        let (share, namespace) = (Share::default(), Namespace::of_owner(0));
+        usage.belongs_to(Owner { account: account.clone(), share, namespace });
+        usage.submitted(12, n_guide);
+        usage.drew(3, n_guide > 0);
+        usage.ended(3, &end(), n_guide > 0);
+        account.begin(now).unwrap_err().retry().as_secs().div_ceil(60)
+    }
+
+    #[test]
+    fn a_key_is_charged_for_each_token_that_is_computed() {
+        assert_eq!(minutes_in_debt(0), 12 + 5);
+        assert_eq!(minutes_in_debt(7), 12 + 7 + 2 * 5, "the guide computes what is drawn too");
+    }
+
+    #[test]
+    fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
+        let usage = RequestUsage::default();
+        usage.submitted(12, 0);
+        usage.drew(3, false);
+        let sums = *usage.lock();
+        assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
+        usage.ended(3, &end(), false);
+        let sums = *usage.lock();
+        assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
+        assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));
+        usage.submitted(1, 0);
+        usage.failed(&Failure::KeyEnded(KeyEnd::Revoked));
+        assert_eq!(usage.lock().outcome(), "its key was revoked");
+        usage.failed(&Failure::Stopping);
+        assert_eq!(usage.lock().outcome(), "failed");
+    }
+}

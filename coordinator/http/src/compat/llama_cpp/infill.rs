@@ -1,0 +1,182 @@
+//! `POST /infill`: what stands between two texts, for editors, by a model that has the tokens for it.
+
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use brigade_dialect::constrain::answer::of_text;
+use brigade_dialect::text_model::TextModel;
+use brigade_line::generation::{End, EndReason, Part};
+use brigade_line::request::Limits;
+use brigade_proto::task;
+use serde_json::{Value, json};
+use tracing::Instrument;
+
+use crate::answer::choices::{self, Choice};
+use crate::answer::stamp::Stamp;
+use crate::clients::name::Name;
+use crate::error::ApiError;
+use crate::events::sse;
+use crate::fleet::Meant;
+use crate::request::bodies::text_error;
+use crate::request::fields::{Fields, MAX_TEMPLATE_VALUES, list};
+use crate::request::model_name;
+use crate::request::params::Common;
+use crate::request::unread;
+
+/// Tokens drawn when a client names no number.
+const DEFAULT_INFILL_TOKENS: u32 = 128;
+
+/// Most other files of one request.
+const MAX_EXTRA: usize = 256;
+
+/// The endpoint.
+pub(crate) async fn create(
+    Meant(app): Meant,
+    Extension(name): Extension<Name>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (tokens, common) = app.read(request, read).await?;
+    let stamp = Stamp::new(&app, "");
+    let n_prompt = tokens.len();
+    let mut running = choices::submit(&app, &name, &[tokens], &common, None, None).await?;
+    if common.stream {
+        let (events, response) = sse::channel();
+        let sending = async move {
+            // An error is a client that went away, which cancels the sequence.
+            let _ = stream(stamp, n_prompt, running, &events).await;
+        };
+        task::spawn(sending.in_current_span());
+        return Ok(response);
+    }
+    let Choice { text, end, .. } = choices::collect(running.remove(0)).await?;
+    Ok(Json(last(&stamp, n_prompt, &text, &end)).into_response())
+}
+
+/// Fields that would change an answer, and have no effect here.
+const REFUSED: &[(&str, &str)] = &[
+    ("logprobs", "use /v1/completions"),
+    ("echo", "use /v1/completions"),
+    ("best_of", "one text stands between two others"),
+];
+
+/// The prompt of a request, and how to draw.
+fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Common), ApiError> {
+    read_with(body, limits, text, |others, texts| {
+        let tokens = text.encode_fill_in(others, texts);
+        tokens.map_err(text_error)?.ok_or_else(|| {
+            let message =
+                "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
+            ApiError::unsupported("input_suffix", message)
+        })
+    })
+}
+
+/// The same; `encode` makes the prompt of other files, and of the texts before, behind and in the middle.
+fn read_with(
+    body: &[u8],
+    limits: &Limits,
+    text: &TextModel,
+    encode: impl FnOnce(&[(Option<String>, String)], [&str; 3]) -> Result<Vec<u32>, ApiError>,
+) -> Result<(Vec<u32>, Common), ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let model: Option<String> = fields.take("model")?;
+    model_name::check_name(text, model.as_deref())?;
+    let prefix: String = fields.take("input_prefix")?.unwrap_or_default();
+    let suffix: String = fields.take("input_suffix")?.unwrap_or_default();
+    let begun: String = fields.take("prompt")?.unwrap_or_default();
+    let (mut others, mut n_bytes) = (Vec::new(), prefix.len() + suffix.len() + begun.len());
+    if let Some(raw) = fields.raw("input_extra") {
+        for (i, file) in list("input_extra", raw, MAX_EXTRA)?.into_iter().enumerate() {
+            let mut file = Fields::nested(&format!("input_extra[{i}]"), file)?;
+            let (name, text): (Option<String>, String) =
+                (file.take("filename")?, file.require("text")?);
+            file.end("/infill", &[]);
+            n_bytes += name.as_ref().map_or(0, String::len) + text.len();
+            others.push((name, text));
+        }
+    }
+    limits.check_text(n_bytes)?;
+    let tokens = encode(&others, [&prefix, &suffix, &begun])?;
+    let mut left = MAX_TEMPLATE_VALUES;
+    let mut common =
+        Common::read(&mut fields, limits, text, Some(DEFAULT_INFILL_TOKENS), &mut left)?;
+    common.set_guide(|negative| text.encode_prompt(negative))?;
+    common.constraint = common.form.as_ref().map(of_text).transpose()?;
+    if common.n != 1 {
+        let message = format!("n is {}: one text stands between two others", common.n);
+        return Err(ApiError::unsupported("n", message));
+    }
+    if common.return_token_ids || common.resumable {
+        let field = if common.resumable { "resumable" } else { "return_token_ids" };
+        return Err(ApiError::unsupported(field, format!("{field} is for /v1/completions")));
+    }
+    for (name, why) in REFUSED {
+        fields.refuse(name, why)?;
+    }
+    fields.end("/infill", &[unread::COMMON, unread::GENERATING, unread::INFILL]);
+    Ok((tokens, common))
+}
+
+fn last(stamp: &Stamp, n_prompt: usize, text: &str, end: &End) -> Value {
+    let word = match (&end.stop, end.reason) {
+        (Some(_), _) => "word",
+        (None, EndReason::Stop) => "eos",
+        (None, EndReason::Length) => "limit",
+    };
+    json!({
+        "content": text, "stop": true, "stop_type": word, "stopping_word": end.stop, "model": stamp.model,
+        "tokens_predicted": end.n_generated, "tokens_evaluated": n_prompt,
+        "tokens_cached": end.n_reused, "timings": choices::timings(n_prompt, end),
+    })
+}
+
+async fn stream(
+    stamp: Stamp,
+    n_prompt: usize,
+    running: Vec<choices::Running>,
+    out: &sse::Sender,
+) -> Result<(), sse::Gone> {
+    let mut parts = choices::Choices::of(running);
+    while let Some((_, part)) = out.unless_gone(parts.next()).await? {
+        match part {
+            Ok(Part::Piece(piece)) => {
+                out.json(&json!({ "content": piece.text, "stop": false })).await?;
+            }
+            Ok(Part::End(end)) => return out.json(&last(&stamp, n_prompt, "", &end)).await,
+            Err(failure) => return out.json(&ApiError::from(failure).body()).await,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Reads a request as if the model had the tokens for it.
+    pub fn read_any(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(), ApiError> {
+        read_with(body, limits, text, |_, _| Ok(vec![1])).map(drop)
+    }
+
+    fn error(json: &str) -> String {
+        let limits = Limits { n_ctx: 64, n_vocab: 300, answer: 1024, encoder: None };
+        let error = read_any(json.as_bytes(), &limits, &TextModel::sample()).unwrap_err();
+        error.body()["error"]["message"].as_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn what_has_no_effect_is_refused() {
+        assert!(error(r#"{"n": 2}"#).contains("n is 2"));
+        assert!(error(r#"{"return_token_ids": true}"#).contains("return_token_ids"));
+        assert!(error(r#"{"input_extra": [{"filename": 3, "text": "a"}]}"#).contains("filename"));
+        assert!(error(r#"{"grammar": "root ::= ["}"#).contains("grammar"));
+    }
+
+    #[test]
+    fn a_form_holds_here_too() {
+        let limits = Limits { n_ctx: 64, n_vocab: 300, answer: 1024, encoder: None };
+        let body = br#"{"json_schema": {"type": "integer"}}"#;
+        let read = read_with(body, &limits, &TextModel::sample(), |_, _| Ok(vec![1])).unwrap();
+        assert!(read.1.constraint.is_some());
+    }
+}

@@ -1,0 +1,16 @@
+//! What a request says: its body is taken, and read field by field into types of ours. Nothing here knows an answer.
+
+pub(crate) mod answer_format;
+pub(crate) mod bodies;
+pub(crate) mod caching;
+pub(crate) mod chat_request;
+pub(crate) mod fields;
+pub(crate) mod keep_alive;
+pub(crate) mod logit_bias;
+pub(crate) mod messages;
+pub(crate) mod model_name;
+pub(crate) mod params;
+pub(crate) mod prediction;
+pub(crate) mod tools;
+pub(crate) mod unread;
+pub(crate) mod value;

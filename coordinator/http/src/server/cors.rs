@@ -1,0 +1,184 @@
+//! Which web pages may call this server from a browser (CORS). Pages from this machine may by default: a page of
+//! somebody else that a browser shows cannot read answers then. Nor can it make the browser ask: what browsers send for a
+//! page without asking first, as they do with forms, is refused.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::error::ApiError;
+
+/// What browsers say about where a request comes from; no page can change it.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// A body of this kind no page of another origin sends before the server was asked and has allowed it, and none that shows
+/// a key in one of these headers.
+const ASKED_FIRST: &str = "application/json";
+const KEYS: [HeaderName; 3] = [
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+];
+
+/// Longest part of an origin that is told back.
+const MAX_TOLD_CHARS: usize = 100;
+
+/// Origins of pages that may read answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(Arc<[String]>);
+
+impl Origins {
+    /// These beside pages of this machine; `*`: all.
+    pub fn new(origins: &[String]) -> Self {
+        Self(origins.iter().map(|o| o.trim_end_matches('/').to_string()).collect())
+    }
+
+    fn allows(&self, origin: &str) -> bool {
+        is_loopback(origin) || self.0.iter().any(|allowed| allowed == "*" || allowed == origin)
+    }
+}
+
+/// Whether a page is served from this machine.
+fn is_loopback(origin: &str) -> bool {
+    let Some((_, host)) = origin.split_once("://") else { return false };
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+}
+
+/// Whether a browser sends this for a page of somebody else, without having asked whether it may.
+fn is_of_a_foreign_page(request: &Request, origin: &str) -> bool {
+    let headers = request.headers();
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let is_json = text(header::CONTENT_TYPE).is_some_and(|kind| {
+        kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case(ASKED_FIRST))
+    });
+    if *request.method() != Method::POST || is_json || KEYS.iter().any(|k| headers.contains_key(k))
+    {
+        return false;
+    }
+    if text(SEC_FETCH_SITE).is_some_and(|site| matches!(site, "same-origin" | "none")) {
+        return false;
+    }
+    match origin.split_once("://") {
+        Some(("http" | "https", host)) => {
+            let of_target = request.uri().authority().map(|authority| authority.as_str());
+            let asked = text(header::HOST).or(of_target);
+            !asked.is_some_and(|asked| asked.eq_ignore_ascii_case(host))
+        }
+        // Programs and extensions have schemes of their own.
+        Some(_) => false,
+        // What a page is called that hides where it is from.
+        None => true,
+    }
+}
+
+fn refused(origin: &str) -> ApiError {
+    let told: String = origin.chars().take(MAX_TOLD_CHARS).collect();
+    let message = format!(
+        "a web page of {told:?} makes a browser ask this, and pages of other machines may not: `brigade serve --cors \
+         {told}` lets it; programs send application/json"
+    );
+    ApiError::forbidden("origin_not_allowed", message)
+}
+
+/// Answers browsers' questions, and marks answers that pages may read.
+pub(crate) async fn layer(
+    State(origins): State<Origins>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let named = origin.as_ref().map(|origin| origin.to_str().unwrap_or_default());
+    if let Some(named) = named.filter(|named| !origins.allows(named))
+        && is_of_a_foreign_page(&request, named)
+    {
+        return refused(named).into_response();
+    }
+    let origin = origin.filter(|origin| origin.to_str().is_ok_and(|o| origins.allows(o)));
+    let asks = request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    let Some(origin) = origin else { return next.run(request).await };
+    let mut response = match asks {
+        true => StatusCode::NO_CONTENT.into_response(),
+        false => next.run(request).await,
+    };
+    mark(response.headers_mut(), origin, wanted.filter(|_| asks));
+    response
+}
+
+fn mark(headers: &mut HeaderMap, origin: HeaderValue, wanted: Option<HeaderValue>) {
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    let exposed = HeaderValue::from_static("x-request-id, retry-after");
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    if let Some(wanted) = wanted {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
+        let methods = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_this_machine_and_those_named_may_read() {
+        let origins = Origins::new(&["https://chat.example/".to_string()]);
+        for yes in
+            ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8", "https://chat.example"]
+        {
+            assert!(origins.allows(yes), "{yes}");
+        }
+        for no in [
+            "null",
+            "https://evil.example",
+            "http://localhost.evil.example",
+            "https://chat.example:8",
+        ] {
+            assert!(!origins.allows(no), "{no}");
+        }
+        assert!(Origins::new(&["*".to_string()]).allows("https://evil.example"));
+    }
+    #[test]
+    fn a_page_of_somebody_else_makes_no_browser_ask() {
+        let foreign = |origin: &str, more: &[(&str, &str)]| {
+            let mut request =
+                Request::post("/v1/completions").header(header::HOST, "chat.lan:8080");
+            for (name, value) in more {
+                request = request.header(*name, *value);
+            }
+            let request = request.body(axum::body::Body::empty()).unwrap();
+            is_of_a_foreign_page(&request, origin)
+        };
+        let form = ("content-type", "text/plain");
+        for origin in
+            ["https://evil.example", "null", "", "http://chat.lan", "http://chat.lan:8081"]
+        {
+            assert!(foreign(origin, &[]) && foreign(origin, &[form]), "{origin}");
+            assert!(foreign(origin, &[form, ("sec-fetch-site", "cross-site")]), "{origin}");
+            // These a browser sends only after it has asked, or says itself where they are from.
+            for more in [
+                ("content-type", "application/json; charset=utf-8"),
+                ("authorization", "Bearer x"),
+                ("x-api-key", "x"),
+                ("sec-fetch-site", "same-origin"),
+            ] {
+                assert!(!foreign(origin, &[more]), "{origin} {more:?}");
+            }
+        }
+        for origin in
+            ["http://chat.lan:8080", "https://Chat.LAN:8080", "app://desk", "chrome-extension://x"]
+        {
+            assert!(!foreign(origin, &[form]), "{origin}");
+        }
+    }
+}

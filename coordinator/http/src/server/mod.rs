@@ -1,0 +1,18 @@
+//! What stands in front of all handlers: connections, what every request passes, and what operators ask.
+
+pub(crate) mod admin;
+pub(crate) mod content_encoding;
+pub(crate) mod cors;
+pub(crate) mod guard;
+pub(crate) mod hosts;
+pub(crate) mod https;
+pub(crate) mod page;
+pub(crate) mod recover;
+pub(crate) mod refusals;
+pub(crate) mod router;
+pub(crate) mod serve;
+pub(crate) mod socket;
+pub(crate) mod status;
+pub(crate) mod strict;
+pub(crate) mod trace;
+pub(crate) mod while_loading;
