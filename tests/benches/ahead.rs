@@ -27,7 +27,7 @@ use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::error::SnapshotError;
 use brigade_engine::state::{CopyRoom, StageCopy};
 use brigade_gguf::Gguf;
-use brigade_line::meter::UbatchSize;
+use brigade_line::measured::meter::UbatchSize;
 use brigade_proto::control::StageSpec;
 use brigade_proto::failure::Failure;
 use brigade_tests::bench;

@@ -11,7 +11,7 @@ use brigade_cluster::{
     ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
 use brigade_gguf::Gguf;
-use brigade_line::link::LineEvent;
+use brigade_line::stages::link::LineEvent;
 use brigade_line::model::Model;
 use brigade_model_tests::golden::Golden;
 use brigade_plan::{Balance, Checkpoint};

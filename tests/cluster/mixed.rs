@@ -10,7 +10,7 @@ use brigade_cluster::{
 use brigade_engine::batch::SamplingParams;
 use brigade_line::driver::{self, DriverConfig};
 use brigade_line::handle::{Engine, RequestId, SeqEvent, Sequence, Status};
-use brigade_line::meter::Meter;
+use brigade_line::measured::meter::Meter;
 use brigade_line::model::Model;
 use brigade_line::request::{Drawing, Limits, Request};
 use brigade_model_tests::golden::Golden;

@@ -2,50 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod bad_input;
-mod binary;
-mod cached;
-mod changed_files;
-mod chat;
-mod commands;
-mod control_vectors;
-mod cuts;
-mod documents;
-mod failures;
-mod first_hour;
-mod first_words;
-mod fleet;
-mod fleet_plan;
-mod fleet_pool;
-mod golden_processes;
-mod hybrids;
-mod kept_layers;
-mod logs;
-mod lora_line;
-mod models_dir;
-mod names;
-mod names_bad;
-mod names_kept;
-mod names_lines;
-mod names_moves;
-mod nodes;
-mod options_file;
-mod perplexity;
-mod positions;
-mod prefixes;
-mod prefixes_apart;
-mod real_files;
-mod records;
-mod replay;
-mod restarts;
-mod reuse;
-mod room;
-mod state_files;
-mod weights;
-mod windows;
-mod wire_types;
+mod as_typed;
+mod by_name;
+mod kept;
+mod lines;
+mod losses;
+mod several_models;
 
 use std::process::ExitCode;
+
+use as_typed::{
+    bad_input, binary, chat, commands, control_vectors, documents, first_hour, first_words,
+    golden_processes, logs, options_file, perplexity, real_files, state_files,
+};
+use by_name::{names, names_bad, names_kept, names_lines, names_moves};
+use kept::{cached, hybrids, positions, prefixes, prefixes_apart, reuse, room, windows};
+use lines::{cuts, lora_line, weights, wire_types};
+use losses::{changed_files, failures, kept_layers, replay, restarts};
+use several_models::{fleet, fleet_plan, fleet_pool, models_dir, nodes};
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));

@@ -1,71 +1,44 @@
 //! The workers behind a line: found, checked, placed, loaded, watched, replaced.
 //!
 //! [`start`] spawns the supervisor. It works towards one loaded line, and tells the driver whenever that goes
-//! up or down ([`brigade_line::link`]). The supervisor does not know requests, and the driver does not know workers:
-//! it has an open line, whose states it asks for through [`brigade_line::states`]. No token passes here.
+//! up or down ([`brigade_line::stages::link`]). The supervisor does not know requests, and the driver does not know workers:
+//! it has an open line, whose states it asks for through [`brigade_line::stages::states`]. No token passes here.
 //!
 //! Reading order:
 //!
 //! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
-//! - `member` is one worker as the supervisor wants it. `departed` remembers those that left.
-//! - `dial`, `reach` and `conn` reach a worker. `hearts` says whether it is still there.
-//! - `pulse` is what its last heartbeat said. `enough` says whether the model fits on some workers.
-//! - `local` starts child processes. `join` hears of workers that come by themselves.
-//! - `build` goes from connected workers to an open line. Its parts are `facts`, `place`, `placed_stage`,
-//!   `lease`, `load`, `progress` and `lane`.
-//! - `prepare` sees to it that a worker has its weights: `fetch` lets it fetch them, `gather` ask others, `relay` and `push` send
-//!   them.
-//! - `states` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
-//!   `choose` names.
+//! - `members`: `member` is one worker as the supervisor wants it, `departed` remembers those that left. `dial`, `reach` and
+//!   `conn` reach a worker, `hearts` says whether it is still there, and `pulse` what it said last. `join` hears of workers
+//!   that come by themselves, `roll` says in words who is there, and `own_name` under which name they are held.
+//! - `building` goes from connected workers to an open line: `place`, `load` and `lane` are its steps, `enough` says whether
+//!   the model fits at all, and `progress` how far it is.
+//! - `weights`: `prepare` sees to it that a worker has its bytes. `fetch` lets it fetch them, `gather` ask others, `relay` and
+//!   `push` send them.
+//! - `states`: `transfer` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
+//!   `choose` names; `prefixes` keeps the beginnings of prompts.
 //! - `pool` lends workers that joined to the lines of several models; `supervisor/borrow` is a line's side of that.
-//! - `own_name` is under which name workers are held, over restarts.
-//! - `watch` finds who broke a line. `roll` says in words who is there. [`pki`] says who is let in.
+//! - `local` starts child processes. `watch` finds who broke a line. [`pki`] says who is let in.
 
-mod ahead;
-mod build;
-mod choose;
+mod building;
 mod config;
-mod conn;
-mod copies;
-mod departed;
-mod dial;
-mod enough;
-mod facts;
-mod fetch;
-mod gather;
-mod hashes;
-mod hearts;
-mod join;
-mod lane;
-mod lease;
-mod load;
 mod local;
-mod member;
-mod own_name;
+mod members;
 pub mod pki;
-mod place;
-mod placed_stage;
 mod pool;
-mod prefixes;
-mod prepare;
 mod progress;
-mod pulse;
-mod push;
-mod reach;
 pub mod reconcile;
-mod relay;
-mod roll;
 mod start;
 mod states;
 mod supervisor;
 mod watch;
+mod weights;
 
+pub use building::place::PlaceError;
 pub use config::{ClusterConfig, JoinHint, Patience, Source, StageOptions};
-pub use conn::WorkerError;
-pub use facts::worker_facts;
 pub use local::LocalOptions;
-pub use own_name::{OwnName, OwnNameError};
-pub use place::PlaceError;
+pub use members::conn::WorkerError;
+pub use members::facts::worker_facts;
+pub use members::own_name::{OwnName, OwnNameError};
 pub use pool::{Demand, PlannedLine, Pool, Seat, SeatId, Standing, planned};
 pub use reconcile::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER};
 pub use start::{Cluster, ask, start};

@@ -22,9 +22,9 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::StageOptions;
-use crate::conn::Conn;
-use crate::join::{self, Host};
-use crate::own_name::{OwnName, bound_id};
+use crate::members::conn::Conn;
+use crate::members::join::{self, Host};
+use crate::members::own_name::{OwnName, bound_id};
 use crate::pki::Pki;
 pub use planned::{PlannedLine, Standing, planned};
 use state::State;

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use brigade_line::handle::Status;
 use brigade_line::health::Loading;
-use brigade_line::link::LineEvent;
+use brigade_line::stages::link::LineEvent;
 
 /// A rate is told after this time.
 const MEASURED_AFTER: Duration = Duration::from_secs(1);

@@ -12,17 +12,17 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{ClusterConfig, Source};
-use crate::conn::WorkerError;
-use crate::dial::{self, Dial};
-use crate::join;
-use crate::member::Origin;
-use crate::own_name::{OwnName, bound_id};
+use crate::members::conn::WorkerError;
+use crate::members::dial::{self, Dial};
+use crate::members::join;
+use crate::members::member::Origin;
+use crate::members::own_name::{OwnName, bound_id};
 use crate::pool::Seat;
 use crate::supervisor::{Ends, Supervisor};
 use brigade_line::admin::Admin;
 use brigade_line::health::Roll;
-use brigade_line::link::ClusterLink;
-use brigade_line::metrics;
+use brigade_line::stages::link::ClusterLink;
+use brigade_line::measured::metrics;
 use brigade_line::model::Model;
 
 /// A running supervisor.

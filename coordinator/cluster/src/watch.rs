@@ -15,9 +15,9 @@ use std::time::Duration;
 use brigade_proto::control::HealthReply;
 use tokio::task::JoinSet;
 
-use crate::member::Member;
+use crate::members::member::Member;
 use crate::reconcile::MemberId;
-use brigade_line::link::Fault;
+use brigade_line::stages::link::Fault;
 
 /// How soon after its streams a child's process is seen to have ended.
 const CHILD_ENDS_WITHIN: Duration = Duration::from_millis(200);

@@ -36,13 +36,13 @@ use crate::handle::{
     EngineEnds, Failure, StageInfo, StateCall, StateError, Status, Submission, SubmitError,
 };
 use crate::keys::KeyEnd;
-use crate::link::{ClusterLink, Fault, LineEvent};
-use crate::meter::Meter;
-use crate::metrics;
-use crate::numerics::Numerics;
-use crate::open_line::{LANE, OpenLine};
+use crate::measured::meter::Meter;
+use crate::measured::metrics;
 use crate::request::Request;
-use crate::wire;
+use crate::stages::link::{ClusterLink, Fault, LineEvent};
+use crate::stages::numerics::Numerics;
+use crate::stages::open_line::{LANE, OpenLine};
+use crate::stages::wire;
 use cached::Shown;
 use checkpoints::Checkpoints;
 use client::Client;

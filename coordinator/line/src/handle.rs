@@ -21,8 +21,8 @@ pub use crate::failure::Failure;
 use crate::health::Loading;
 use crate::journal::Recorder;
 use crate::keys::Force;
-use crate::numerics::Numerics;
 use crate::request::{Request, RequestError};
+use crate::stages::numerics::Numerics;
 pub use brigade_sched::{FinishReason, RequestId, Running};
 
 /// Submissions that may wait for the driver's attention; it takes them within microseconds.

@@ -26,7 +26,7 @@ use brigade_sched::FinishReason;
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::numerics::Numerics;
+use crate::stages::numerics::Numerics;
 use records::Record;
 pub use records::{Bounds, Opened};
 

@@ -4,14 +4,15 @@
 //!
 //! - [`request`] is what can be run. [`handle`] is the front door of a line, and [`driver`] the loop behind
 //!   it. [`failure`] says why a sequence ends before its time. The schedule is [`brigade_sched`]'s.
-//! - [`link`] is what the driver hears of lines: an [`open_line`], or that it is gone. [`states`] is what its stages are
-//!   asked for. [`health`] says how far the line is, [`admin`] what an operator may ask of the cluster behind it.
+//! - [`stages`] are what the driver has of a line: [`stages::link`] is what it hears of lines, [`stages::open_line`] one that is
+//!   up, and [`stages::states`] what its stages are asked for. [`stages::numerics`] says whether a stream can go on with the
+//!   same bits, and [`stages::prefix_names`] what kept prefixes are called below the stages' memory. [`health`] says how far the line is, [`admin`] what an operator may ask of the cluster behind it.
 //! - [`model`] is what is served, [`adapters`] says which of its adapters a request uses. [`generation`] makes text of
 //!   tokens, and [`vector`] one vector of a text's rows.
-//! - [`keys`] says who may ask. [`journal`] keeps streams over a restart, and [`numerics`] says whether one can go on
-//!   with the same bits.
-//! - [`cached`] is what is seen of kept prompts, and [`cache`] shows and drops it. [`prefix_names`] says what kept prefixes are called below the stages' memory.
-//! - [`record`] is what is known of a ubatch. [`meter`], [`trace`] and [`metrics`] say what the line did.
+//! - [`keys`] says who may ask. [`journal`] keeps streams over a restart.
+//! - [`cached`] is what is seen of kept prompts, and [`cache`] shows and drops it.
+//! - [`measured`] says what the line did: [`measured::record`] is what is known of a ubatch, and [`measured::meter`],
+//!   [`measured::trace`] and [`measured::metrics`] are made of that.
 //! - [`clock`] and [`random`] are small and below all others.
 
 pub mod adapters;
@@ -27,18 +28,9 @@ pub mod handle;
 pub mod health;
 pub mod journal;
 pub mod keys;
-pub mod link;
-pub mod meter;
-pub mod metrics;
+pub mod measured;
 pub mod model;
-pub mod numerics;
-pub mod open_line;
-pub mod prefix_names;
 pub mod random;
-pub mod record;
 pub mod request;
-pub mod stale;
-pub mod states;
-pub mod trace;
+pub mod stages;
 pub mod vector;
-mod wire;

@@ -1,8 +1,8 @@
 //! What an operator can set about the scheduler ([`SchedConfig`]), and what can be seen of it ([`Stats`]).
 
-use super::drafted::DraftCounts;
 use super::events::Micros;
-use super::prefix::PrefixCounts;
+use crate::drafts::drafted::DraftCounts;
+use crate::memory::prefix::PrefixCounts;
 
 /// Requests that may wait for a place before new ones are turned away.
 pub const DEFAULT_MAX_WAITING: usize = 256;

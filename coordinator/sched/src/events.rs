@@ -12,7 +12,7 @@ use brigade_engine::batch::{
 };
 use brigade_spec::Prefixes;
 
-use super::namespace::Namespace;
+use crate::memory::namespace::Namespace;
 
 /// A point in time or a duration in microseconds. The driver picks the origin; it never goes back.
 pub type Micros = u64;

@@ -8,72 +8,59 @@
 //! Reading order:
 //!
 //! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `admit`, `fair` and `overtake` say who begins, `pages` and `pool` where, `prefix` with what; `growth` how long answers get.
-//! - `sequence`, `compose`, `sizing` and `groups` make ubatches, from times that `timing` measures; `line` and
+//! - `waiting`: `admit`, `fair` and `overtake` say who begins, `replay` what goes on after a lost line.
+//! - `memory`: `pages` and `pool` say where, `prefix` with what, `growth` how long answers get; `checkpoints` are what a lost
+//!   line leaves.
+//! - `ubatches`: `compose`, `sizing` and `groups` make them of `sequence`s, from what `times` has measured; `line` and
 //!   `in_flight` know what is on its way, `results` what becomes of it.
-//! - `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, `chains` what the
-//!   model's own drafts take, and `drafted` counts what became of that.
-//! - `replay`, `checkpoints` and `parting` are for lost and changed lines.
+//! - `drafts`: `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, `chains`
+//!   what the model's own drafts take, and `drafted` counts what became of that.
+//! - `parting` is for lines that are left in order.
 //! - [`sim`] runs the scheduler against a simulated line.
 
-mod admit;
-mod ahead;
-mod ahead_of_draws;
-mod chains;
-mod checkpoints;
-mod compose;
 mod config;
-mod drafted;
-mod drafting;
+mod drafts;
 mod events;
-mod fair;
-mod forecast;
-mod groups;
-mod growth;
-mod in_flight;
 mod line;
-mod namespace;
-mod overtake;
-mod pace;
-mod pages;
+mod memory;
 mod parting;
-mod pool;
-mod prefix;
-mod replay;
-mod results;
 mod sequence;
 pub mod sim;
-mod sizing;
-mod timing;
-mod windows;
+mod times;
+mod ubatches;
+mod waiting;
 
 use std::sync::Arc;
 
 use brigade_engine::batch::AdapterUse;
 
-use admit::Waiting;
+use waiting::admit::{self, Waiting};
 
 use brigade_draft::Drafter;
-use drafting::Drafting;
+use drafts::drafting::{self, Drafting};
 
 use line::Line;
-use replay::Pending;
+use memory::checkpoints;
 use sequence::{Live, SeqNo};
-use sizing::Sizing;
+use ubatches::sizing::Sizing;
+use ubatches::{compose, in_flight};
+use waiting::replay::Pending;
 
-pub use checkpoints::Interrupted;
 pub use config::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_LOGITS_ROWS, DEFAULT_MAX_WAITING,
     DEFAULT_REPAIR_WITHIN_US, Running, SchedConfig, Stats,
 };
-pub use drafted::{DRAFT_DEPTHS, DraftCounts, Given};
+pub use drafts::drafted::{DRAFT_DEPTHS, DraftCounts, Given};
+pub use drafts::forecast::Forecast;
 pub use events::{
     Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
     Request, RequestError, RequestId, Results, Share, StageTime, Work,
 };
-pub use forecast::Forecast;
-pub use namespace::Namespace;
-pub use prefix::{KeptInfo, KeptOf, PrefixCounts, Seen, SeenOwner, SeenState, Spoilt, space_of};
+pub use memory::checkpoints::Interrupted;
+pub use memory::namespace::Namespace;
+pub use memory::prefix::{
+    KeptInfo, KeptOf, PrefixCounts, Seen, SeenOwner, SeenState, Spoilt, space_of,
+};
 
 /// Tokens of a prompt that the drafter makes ready to be found whenever rows of the prompt come back: a fraction of a
 /// millisecond.

@@ -9,13 +9,13 @@ use brigade_spec::Prefixes;
 
 use super::config::SchedConfig;
 use super::events::{KeptId, LineFault, LineSpec, Micros};
-use super::groups::Chosen;
-use super::in_flight::InFlight;
-use super::pages::Pages;
-use super::pool::Pool;
-use super::prefix::{KeptPool, Spoilt};
 use super::sequence::Live;
-use super::timing::LineTimes;
+use crate::memory::pages::Pages;
+use crate::memory::pool::Pool;
+use crate::memory::prefix::{KeptPool, Spoilt};
+use crate::times::timing::LineTimes;
+use crate::ubatches::groups::Chosen;
+use crate::ubatches::in_flight::InFlight;
 
 /// A ubatch may take this many times what is predicted before the line counts as hung ...
 const OVERDUE_FACTOR: f64 = 20.0;

@@ -5,10 +5,10 @@
 use brigade_engine::batch::{SeqOp, TokenMark};
 
 use super::Scheduler;
-use super::compose;
 use super::events::{Action, Micros};
 use super::line::Parting;
 use super::sequence::Admitted;
+use crate::ubatches::compose;
 
 impl Scheduler {
     /// The line is about to be taken down.

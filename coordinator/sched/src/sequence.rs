@@ -22,10 +22,10 @@ use brigade_engine::batch::{
     AdapterUse, CopyName, PageId, SamplerSetup, SeqOp, SeqPart, SlotId, Want,
 };
 
-use super::ahead::{NextWindow, RunAhead};
 use super::events::{HiddenRows, KeptId, Micros, RequestId, Share, Work};
-use super::fair::{Needs, Owners};
-use super::prefix::{Mark, NodeId, Space};
+use crate::drafts::ahead::{NextWindow, RunAhead};
+use crate::memory::prefix::{Mark, NodeId, Space};
+use crate::waiting::fair::{Needs, Owners};
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
 const ALONE_AFTER: u32 = 2;

@@ -21,8 +21,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use brigade_engine::batch::SamplingParams;
 use brigade_line::handle::{LineInfo, SeqEvent, Sequence, StageResident};
-use brigade_line::meter::{UbatchSize, hop_us, sizes, summarise};
-use brigade_line::record::UbatchRecord;
+use brigade_line::measured::meter::{UbatchSize, hop_us, sizes, summarise};
+use brigade_line::measured::record::UbatchRecord;
 use brigade_line::request::{Drawing, Request};
 use brigade_plan::ModelFacts;
 use clap::Args;
@@ -30,9 +30,9 @@ use limits::{Limits, Peak};
 use mixed::Mixed;
 use serde::Serialize;
 
-use super::args::{KvArg, LineArgs, ModelArgs};
-use super::output;
-use super::session::{Session, SessionOptions, with_session};
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs};
+use crate::cli::printing::output;
+use crate::cli::running::session::{Session, SessionOptions, with_session};
 
 /// Most sequences at once.
 const MAX_PARALLEL: u32 = 1024;

@@ -11,9 +11,11 @@ use brigade_plan::format_bytes;
 use clap::{Args, Subcommand};
 use tokio::time::timeout;
 
-use super::data_dir::DataDirArgs;
-use super::keeping::{MODELS, folder_of};
-use super::{cached, machines, output};
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::printing::cached;
+use crate::cli::printing::machines;
+use crate::cli::printing::output;
+use crate::cli::running::keeping::{MODELS, folder_of};
 
 /// How long a coordinator may take to say who is there, where nodes are listed without it too.
 const ASKED_WITHIN: Duration = Duration::from_secs(3);

@@ -3,11 +3,11 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::args::ModelArgs;
-use super::data_dir::DataDirArgs;
-use super::output;
 use super::tokenize::tokenizer;
-use super::units::{TokenIds, token_ids};
+use crate::cli::options::args::ModelArgs;
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::units::{TokenIds, token_ids};
+use crate::cli::printing::output;
 
 /// Turn token ids into text.
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use brigade_plan::format_bytes;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::output;
+use crate::cli::printing::output;
 
 /// Show what this machine can compute with.
 #[derive(Debug, Args)]

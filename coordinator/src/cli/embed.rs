@@ -15,9 +15,10 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use super::args::{KvArg, LineArgs, ModelArgs};
-use super::session::{Session, SessionOptions, with_session};
-use super::{input, output};
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs};
+use crate::cli::options::input;
+use crate::cli::printing::output;
+use crate::cli::running::session::{Session, SessionOptions, with_session};
 
 /// Texts in the line at once, so that ubatches are full and all stages busy.
 const TEXTS_AT_ONCE: usize = 16;

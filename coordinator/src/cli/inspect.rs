@@ -14,10 +14,11 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, json};
 
-use super::args::KvArg;
-use super::data_dir::DataDirArgs;
-use super::hub::HubArgs;
-use super::{input, output};
+use crate::cli::options::args::KvArg;
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::hub::HubArgs;
+use crate::cli::options::input;
+use crate::cli::printing::output;
 
 /// Values of an array that are shown.
 const SHOWN_VALUES: usize = 8;

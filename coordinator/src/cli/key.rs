@@ -9,8 +9,9 @@ use brigade_line::keys::{KeyFile, KeyRecord, Priority, Secret};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
-use super::data_dir::DataDirArgs;
-use super::{output, units};
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::units;
+use crate::cli::printing::output;
 
 /// API keys of the HTTP server.
 #[derive(Debug, Args)]

@@ -8,11 +8,11 @@ use brigade_line::request::Request;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{KvArg, LineArgs, ModelArgs};
-use super::npy::{RowFile, refuse_overwrite};
-use super::output;
-use super::session::{Session, SessionOptions, with_session};
-use super::units::{TokenIds, token_ids};
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs};
+use crate::cli::options::units::{TokenIds, token_ids};
+use crate::cli::printing::npy::{RowFile, refuse_overwrite};
+use crate::cli::printing::output;
+use crate::cli::running::session::{Session, SessionOptions, with_session};
 
 /// Write the logits at every position of a prompt.
 #[derive(Debug, Args)]

@@ -1,56 +1,44 @@
-//! The command line: one file for each command, and arguments that they share in [`args`].
+//! The command line: one file for each command, and beside them what they share: `options` to be told, `printing` to show,
+//! and `running` for a line of their own.
 //!
 //! A command turns its arguments into typed requests to the rest of the crate, and prints what comes back.
 //! Only these files print results, and only they use `anyhow`. They know nothing of schedules, sockets or
 //! layers.
 
-pub mod args;
 mod bench;
-mod cached;
 mod chat;
 mod cluster;
 mod completions;
 pub mod config;
-mod data_dir;
-mod demo;
 mod detokenize;
 mod devices;
 mod embed;
-mod gpu_shares;
-mod hub;
-mod input;
 mod inspect;
-mod interrupt;
-mod keeping;
 mod key;
-pub mod log_text;
 mod logits;
-mod machines;
 mod models;
-mod npy;
-pub mod output;
+mod options;
 mod perplexity;
 mod plan;
-mod progress;
+mod printing;
 mod run;
-mod sampling;
-mod security;
+mod running;
 mod serve;
-mod session;
-mod speculate;
-mod state_file;
 mod synth;
 mod tokenize;
-mod units;
 mod worker;
 
 use std::io;
 
 use anyhow::Result;
-use args::{LineArgs, ModelArgs};
 use clap::{Parser, Subcommand};
+use options::args::{LineArgs, ModelArgs};
+use options::security;
+use running::interrupt;
 
-pub use hub::arguments;
+pub use options::args;
+pub use options::hub::arguments;
+pub use printing::{log_text, output};
 
 const AFTER_HELP: &str = "\
 Examples:

@@ -13,9 +13,11 @@ use brigade_plan::format_bytes;
 use clap::Args;
 use serde_json::json;
 
-use super::data_dir::DataDirArgs;
-use super::hub::{HubArgs, Watcher};
-use super::{config, output, units};
+use super::config;
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::hub::{HubArgs, Watcher};
+use crate::cli::options::units;
+use crate::cli::printing::output;
 
 /// Characters of a commit that are shown.
 const SHOWN_COMMIT: usize = 8;

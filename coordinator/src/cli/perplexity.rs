@@ -17,10 +17,11 @@ use serde_json::json;
 
 use self::base::{Base, Scored};
 use self::compare::{Difference, Mean, nll};
-use super::args::{KvArg, LineArgs, ModelArgs};
-use super::npy::RowFile;
-use super::session::{Session, SessionOptions, with_session};
-use super::{input, output};
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs};
+use crate::cli::options::input;
+use crate::cli::printing::npy::RowFile;
+use crate::cli::printing::output;
+use crate::cli::running::session::{Session, SessionOptions, with_session};
 
 /// Chunk length where --ctx is not given.
 const DEFAULT_CTX: u32 = 512;

@@ -13,9 +13,12 @@ use brigade_plan::{
 use clap::Args;
 use serde::Serialize;
 
-use super::args::{KvArg, LineArgs, ModelArgs};
-use super::security::Security;
-use super::{input, output, serve, session};
+use super::serve;
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs};
+use crate::cli::options::input;
+use crate::cli::options::security::Security;
+use crate::cli::printing::output;
+use crate::cli::running::session;
 
 /// Show how a model's layers would be cut over workers.
 #[derive(Debug, Args)]

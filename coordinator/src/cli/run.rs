@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use brigade_dialect::text_model::{Chat, TextModel};
 use brigade_line::generation::{End, Generation, Part};
 use brigade_line::handle::Failure;
-use brigade_line::meter::{Stretch, summarise};
+use brigade_line::measured::meter::{Stretch, summarise};
 use brigade_line::request::{Drawing, Guiding, Request};
 use brigade_plan::ModelFacts;
 use brigade_text::TextError;
@@ -17,17 +17,17 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::args::{KvArg, LineArgs, ModelArgs, TemplateArgs};
 use super::chat::{self, Talk};
 use super::config::ConfigFile;
-use super::input;
-use super::output;
-use super::progress::Bar;
-use super::sampling::{self, SamplingArgs};
-use super::session::{Session, SessionOptions, with_session};
-use super::speculate::SpeculateArgs;
-use super::state_file;
-use super::units::{TokenIds, token_ids};
+use crate::cli::options::args::{KvArg, LineArgs, ModelArgs, TemplateArgs};
+use crate::cli::options::input;
+use crate::cli::options::sampling::{self, SamplingArgs};
+use crate::cli::options::speculate::SpeculateArgs;
+use crate::cli::options::units::{TokenIds, token_ids};
+use crate::cli::printing::output;
+use crate::cli::printing::progress::Bar;
+use crate::cli::running::session::{Session, SessionOptions, with_session};
+use crate::cli::running::state_file;
 
 /// Tokens generated where -n is not given.
 const DEFAULT_N: u32 = 128;

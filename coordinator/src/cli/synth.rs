@@ -9,10 +9,12 @@ use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec, write_adapter, wri
 use clap::Args;
 use serde_json::json;
 
-use super::data_dir::DataDirArgs;
-use super::hub::HubArgs;
-use super::npy::{part_name, refuse_overwrite};
-use super::{input, output, progress};
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::hub::HubArgs;
+use crate::cli::options::input;
+use crate::cli::printing::npy::{part_name, refuse_overwrite};
+use crate::cli::printing::output;
+use crate::cli::printing::progress;
 
 /// Write a seeded random model of a supported architecture.
 #[derive(Debug, Args)]

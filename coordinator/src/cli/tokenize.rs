@@ -7,9 +7,10 @@ use brigade_gguf::Gguf;
 use brigade_text::Tokenizer;
 use clap::Args;
 
-use super::args::ModelArgs;
-use super::data_dir::DataDirArgs;
-use super::{input, output};
+use crate::cli::options::args::ModelArgs;
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::input;
+use crate::cli::printing::output;
 
 /// Turn text into token ids, printed as a JSON list.
 #[derive(Debug, Args)]

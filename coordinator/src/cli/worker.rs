@@ -18,10 +18,10 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use super::config::ConfigFile;
-use super::data_dir::DataDirArgs;
-use super::interrupt::Interrupt;
-use super::security::ClusterFiles;
-use super::units;
+use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::security::ClusterFiles;
+use crate::cli::options::units;
+use crate::cli::running::interrupt::Interrupt;
 
 /// Of the line that `brigade token create` prints, when it comes from standard input.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;

@@ -1,7 +1,7 @@
 //! A real line, as `bench --json` measured it: it gives the costs for a simulation, and the figures to
 //! compare it with.
 
-use brigade_line::meter::UbatchSize;
+use brigade_line::measured::meter::UbatchSize;
 use brigade_sched::sim::{LinkModel, SimRequest, StageModel, Workload};
 use serde::{Deserialize, Serialize};
 

@@ -44,15 +44,15 @@ const FILE_TYPES: [&str; 10] = ["U8", "I8", "U16", "I16", "U32", "I32", "U64", "
 
 /// Files that write answers: what they assign to is their own.
 const ANSWERS: [&str; 9] = [
-    "anthropic/mod.rs",
-    "anthropic/stream.rs",
-    "responses/mod.rs",
-    "responses/stream.rs",
-    "ollama/mod.rs",
-    "ollama/answer.rs",
+    "compat/anthropic/mod.rs",
+    "compat/anthropic/stream.rs",
+    "compat/responses/mod.rs",
+    "compat/responses/stream.rs",
+    "compat/ollama/mod.rs",
+    "compat/ollama/answer.rs",
     "error.rs",
-    "status.rs",
-    "pooled.rs",
+    "server/status.rs",
+    "answer/pooled.rs",
 ];
 
 fn root() -> PathBuf {

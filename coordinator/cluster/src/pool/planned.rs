@@ -4,7 +4,7 @@ use brigade_plan::{Plan, WorkerFacts};
 
 use super::Demand;
 use super::lend::{self, Offer};
-use crate::place;
+use crate::building::place;
 
 /// A line on machines that need not exist yet.
 #[derive(Clone, Debug)]

@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::Demand;
 use super::lend::{self, Offer, WorkerId};
+use crate::building::place;
 use crate::config::StageOptions;
-use crate::conn::Conn;
-use crate::departed::{Departed, REFUSED_FOR};
-use crate::member::{DOUBT_FOR, Known};
-use crate::place;
+use crate::members::conn::Conn;
+use crate::members::departed::{Departed, REFUSED_FOR};
+use crate::members::member::{DOUBT_FOR, Known};
 
 /// Workers that joined and have not shaken hands, at once: joining proves nothing.
 const MAX_UNPROVEN: usize = 64;

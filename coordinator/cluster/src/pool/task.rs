@@ -12,10 +12,10 @@ use tokio::task::JoinSet;
 use super::lend::WorkerId;
 use super::locked;
 use super::state::State;
-use crate::conn::WorkerError;
-use crate::dial::{self, Connected, Dial};
-use crate::hearts::Hearts;
-use crate::member::Origin;
+use crate::members::conn::WorkerError;
+use crate::members::dial::{self, Connected, Dial};
+use crate::members::hearts::Hearts;
+use crate::members::member::Origin;
 
 /// How often it looks at what only time changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use brigade_proto::address::Address;
 
 use super::coming::LEAVER_WAITS;
 use super::{Line, Supervisor};
-use crate::member::{Member, Origin};
+use crate::members::member::{Member, Origin};
 use crate::pool::{Returned, Seat, Want};
 use crate::reconcile::MemberId;
 

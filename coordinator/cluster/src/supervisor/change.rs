@@ -17,17 +17,17 @@ use tokio::time::timeout;
 
 use super::coming::LEAVER_WAITS;
 use super::{Line, Supervisor, finished};
-use crate::conn::{Conn, WorkerError};
-use crate::departed::Left;
-use crate::member::Member;
+use crate::building::place::{self, Placement};
+use crate::members::conn::{Conn, WorkerError};
+use crate::members::departed::Left;
+use crate::members::member::Member;
+use crate::members::placed_stage::Pace;
+use crate::members::roll;
 use crate::pki::Pki;
-use crate::place::{self, Placement};
-use crate::placed_stage::Pace;
 use crate::reconcile::MemberId;
-use crate::roll;
 use brigade_line::admin::{Answer, Asked, Question, Refused};
-use brigade_line::link::LineEvent;
-use brigade_line::open_line::Moved;
+use brigade_line::stages::link::LineEvent;
+use brigade_line::stages::open_line::Moved;
 
 /// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
 const PAYS: f64 = 1.15;

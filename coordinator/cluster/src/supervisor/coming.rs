@@ -8,9 +8,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{Line, Supervisor};
-use crate::ahead::{self, Ahead};
-use crate::conn::Conn;
-use crate::placed_stage::Identity;
+use crate::building::ahead::{self, Ahead};
+use crate::members::conn::Conn;
+use crate::members::placed_stage::Identity;
 use crate::reconcile::MemberId;
 use brigade_line::admin::{Asked, Refused};
 

@@ -5,9 +5,9 @@ use std::ops::Range;
 use brigade_plan::HandCut;
 
 use super::{Line, Supervisor};
-use crate::ahead::Ordered;
-use crate::conn::Conn;
-use crate::place;
+use crate::building::ahead::Ordered;
+use crate::building::place;
+use crate::members::conn::Conn;
 use crate::reconcile::MemberId;
 use brigade_line::admin::Refused;
 
@@ -40,7 +40,7 @@ impl Supervisor {
         let conns: Vec<&Conn> = who.iter().filter_map(|id| self.members.get(id)?.conn()).collect();
         place::plan_over(&self.ends.model, conns.into_iter(), &options)
             .map_err(|error| Refused(error.to_string()))?;
-        let name = self.members.get(&to).map(crate::member::Member::name);
+        let name = self.members.get(&to).map(crate::members::member::Member::name);
         Ok((Ordered { who, cut }, name.unwrap_or_default()))
     }
 }

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::{GiveUp, Line, Supervisor};
-use crate::build::{self, BuildError, Built};
+use crate::building::build::{self, BuildError, Built};
 use crate::config::Patience;
-use crate::conn::{Conn, WorkerError};
-use crate::member::{BROKE, BROKE_BADLY, Member};
-use crate::placed_stage::Identity;
+use crate::members::conn::{Conn, WorkerError};
+use crate::members::member::{BROKE, BROKE_BADLY, Member};
+use crate::members::placed_stage::Identity;
+use crate::members::roll;
 use crate::reconcile::MemberId;
-use crate::roll;
 use crate::watch::{self, Culprit};
-use brigade_line::link::{Fault, LineEvent};
-use brigade_line::metrics;
+use brigade_line::stages::link::{Fault, LineEvent};
+use brigade_line::measured::metrics;
 
 /// Pause before a line is built again after a failure that no worker is to blame for; it doubles while
 /// lines stay up for less than [`STANDS_AFTER`] ...
@@ -286,7 +286,7 @@ fn in_doubt(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::member::Origin;
+    use crate::members::member::Origin;
 
     #[test]
     fn who_broke_a_line_is_named_once() {

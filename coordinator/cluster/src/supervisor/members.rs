@@ -6,13 +6,13 @@ use brigade_proto::address::Address;
 
 use super::{GiveUp, Line, Supervisor};
 use crate::config::{Patience, Source};
-use crate::conn::WorkerError;
-use crate::departed::{self, Left};
-use crate::dial::{self, Connected, Dial};
-use crate::member::{BROKE_BADLY, Member, Origin};
+use crate::members::conn::WorkerError;
+use crate::members::departed::{self, Left};
+use crate::members::dial::{self, Connected, Dial};
+use crate::members::member::{BROKE_BADLY, Member, Origin};
+use crate::members::roll;
 use crate::pool::Returned;
 use crate::reconcile::MemberId;
-use crate::roll;
 
 /// Times that even an impatient command asks a busy worker: with the pauses between them longer than
 /// the lease of a coordinator that has died.

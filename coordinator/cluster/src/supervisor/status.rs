@@ -6,10 +6,10 @@ use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageBytes, Stag
 use brigade_proto::control::HealthReply;
 
 use super::{Line, Supervisor};
-use crate::departed::Left;
-use crate::member::Member;
+use crate::members::departed::Left;
+use crate::members::member::Member;
+use crate::members::roll;
 use crate::reconcile::{Lacking, MemberId};
-use crate::roll;
 
 impl Supervisor {
     pub(super) fn status(&self) -> ClusterStatus {

@@ -10,7 +10,7 @@ use brigade_line::clock;
 use brigade_line::generation::End;
 use brigade_line::handle::Failure;
 use brigade_line::keys::{Account, Force, KeyEnd, Ticket};
-use brigade_line::metrics;
+use brigade_line::measured::metrics;
 use brigade_sched::{Namespace, Share};
 
 use crate::clients::audit::{Audit, Entry, MAX_CONTENT_BYTES};

@@ -11,7 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use brigade_line::metrics;
+use brigade_line::measured::metrics;
 use brigade_proto::limits::MAX_REQUEST_ID_BYTES;
 use tracing::Instrument;
 

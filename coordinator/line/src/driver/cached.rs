@@ -8,8 +8,8 @@ use tokio::sync::{oneshot, watch};
 use super::Driver;
 use crate::cached::{Cached, CachedState, Dropped};
 use crate::handle::{Running, StateError, Status};
-use crate::metrics;
-use crate::states::StateAccess;
+use crate::measured::metrics;
+use crate::stages::states::StateAccess;
 
 /// What others see of a driver: its status, what runs, what is kept.
 pub(super) type Shown =

@@ -14,10 +14,10 @@ use brigade_sched::{Event, Interrupted, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Driver, records};
-use crate::metrics;
-use crate::open_line::{Moved, OpenLine};
-use crate::prefix_names::Salt;
-use crate::states::{Choice, StateAccess};
+use crate::measured::metrics;
+use crate::stages::open_line::{Moved, OpenLine};
+use crate::stages::prefix_names::Salt;
+use crate::stages::states::{Choice, StateAccess};
 
 /// How long sequences may wait for a place on the line that their states have moved to. After that those that still wait
 /// are computed again.

@@ -10,9 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::handle::{Counts, Failure, Finish, FinishReason, Past, SeqEvent, Status, SubmitError};
 use crate::journal::Recorder;
 use crate::keys::{Force, KeyEnd};
-use crate::metrics;
-use crate::numerics::Numerics;
+use crate::measured::metrics;
 use crate::request::RequestError;
+use crate::stages::numerics::Numerics;
 
 use super::reading::{Reading, Told};
 

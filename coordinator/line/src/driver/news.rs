@@ -5,7 +5,7 @@ use brigade_proto::pipeline::ResultFrame;
 use tokio_stream::StreamExt;
 use tonic::Status as RpcStatus;
 
-use crate::open_line::{OpenLine, describe_failure};
+use crate::stages::open_line::{OpenLine, describe_failure};
 
 /// What came out of the line.
 pub(super) enum LineNews {

@@ -18,10 +18,10 @@ use super::cached::Drop;
 use super::records::{Load, Loaded, names};
 use super::states::{Due, Transfer};
 use crate::keys::KeyRing;
-use crate::metrics;
-use crate::open_line::OpenLine;
-use crate::prefix_names::{Names, Salt};
-use crate::states::{PrefixChoice, StateAccess};
+use crate::measured::metrics;
+use crate::stages::open_line::OpenLine;
+use crate::stages::prefix_names::{Names, Salt};
+use crate::stages::states::{PrefixChoice, StateAccess};
 
 /// Rows that must be spared to be worth a question to the workers.
 const LEAST_ROWS: u32 = 64;

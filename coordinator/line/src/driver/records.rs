@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use brigade_engine::batch::SlotId;
 use brigade_sched::{KeptOf, RequestId};
 
-use crate::prefix_names::{Names, Salt};
-use crate::states::{Choice, PrefixChoice, StateAccess};
+use crate::stages::prefix_names::{Names, Salt};
+use crate::stages::states::{Choice, PrefixChoice, StateAccess};
 
 /// How long workers may take to say what they have of all streams that were on a line that is gone.
 const FIND_ALL_WITHIN: Duration = Duration::from_secs(5);

@@ -5,8 +5,9 @@ use brigade_sched::{Event, Given, Micros, Results, StageTime};
 
 use super::news::Break;
 use super::{Driver, Sent};
-use crate::record::{StageClock, UbatchRecord};
-use crate::{metrics, wire};
+use crate::measured::metrics;
+use crate::measured::record::{StageClock, UbatchRecord};
+use crate::stages::wire;
 
 /// Latest time by a stage's clock that is believed: three centuries, so that sums do not overflow.
 const MAX_CLOCK_US: Micros = 1 << 53;

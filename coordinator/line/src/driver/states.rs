@@ -13,8 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::Driver;
 use super::records::{self, Load, Loaded};
 use crate::handle::StateError;
-use crate::prefix_names::Salt;
-use crate::states::StateAccess;
+use crate::stages::prefix_names::Salt;
+use crate::stages::states::StateAccess;
 
 /// Transfers that may end before the driver has heard of the first.
 const DONE_QUEUE: usize = 16;

@@ -8,8 +8,8 @@ use tokio::sync::{oneshot, watch};
 use super::*;
 use crate::handle::{Counts, LineInfo, SeqEvent};
 use crate::health::Loading;
-use crate::open_line::Moved;
 use crate::request::{Drawing, Limits};
+use crate::stages::open_line::Moved;
 
 const N_VOCAB: u32 = 100;
 const N_STAGES: usize = 3;

@@ -6,7 +6,7 @@ use brigade_sched::FinishReason;
 use serde::{Deserialize, Serialize};
 
 use super::Drawn;
-use crate::numerics::Numerics;
+use crate::stages::numerics::Numerics;
 
 /// A request as it was taken: enough to go on with it, and to write its answer as it was begun.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,8 +7,8 @@ use brigade_engine::kernels::{Compute, probe, select};
 use brigade_line::handle::LineInfo;
 use serde::Serialize;
 
-use crate::cli::args::LineArgs;
-use crate::cli::output;
+use crate::cli::options::args::LineArgs;
+use crate::cli::printing::output;
 
 /// Limits of some cores of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use brigade_line::handle::StageResident;
 
-use crate::cli::output;
+use crate::cli::printing::output;
 
 /// Prints one line a stage.
 pub(super) fn print(stages: &[StageResident]) -> Result<()> {

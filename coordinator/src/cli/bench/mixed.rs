@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use brigade_line::handle::{SeqEvent, Sequence};
-use brigade_line::record::UbatchRecord;
+use brigade_line::measured::record::UbatchRecord;
 use serde::Serialize;
 use tokio::task::JoinSet;
 

@@ -10,15 +10,15 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use brigade_draft::Source;
 use brigade_line::handle::{SeqEvent, Sequence};
-use brigade_line::record::UbatchRecord;
+use brigade_line::measured::record::UbatchRecord;
 use brigade_line::request::Request;
 use brigade_sched::{DRAFT_DEPTHS, DraftCounts, Forecast};
 use serde::Serialize;
 
 use super::{BenchArgs, Test, WARM_UP_PROMPT, WARM_UP_TOKENS, percent};
-use crate::cli::output;
-use crate::cli::session::{Session, SessionOptions, with_session};
-use crate::cli::speculate::Speculate;
+use crate::cli::options::speculate::Speculate;
+use crate::cli::printing::output;
+use crate::cli::running::session::{Session, SessionOptions, with_session};
 
 /// How the next tokens of streams are drafted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -193,7 +193,7 @@ async fn measured(
         in_vain: counts.share_in_vain(),
         overlapped: counts.overlapped_us as f64 / 1e6 / seconds / f64::from(parallel),
         right_by_depth: right_by_depth(counts),
-        stage_busy: brigade_line::meter::summarise(records).stage_busy,
+        stage_busy: brigade_line::measured::meter::summarise(records).stage_busy,
     };
     Ok((row, said))
 }

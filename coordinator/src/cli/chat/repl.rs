@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use super::super::interrupt::Interrupted;
-use super::super::output;
 use super::door::Door;
 use super::events::{News, Usage};
 use super::reader::{Read, Reader};
 use super::talk::{Answer, Talk};
 use super::typed::{self, Typed};
+use crate::cli::printing::output;
+use crate::cli::running::interrupt::Interrupted;
 
 /// A chat with somebody.
 pub struct Repl {

@@ -13,7 +13,7 @@ use super::options;
 use super::place::Problem;
 use super::source;
 use super::{ConfigFile, complain};
-use crate::cli::output;
+use crate::cli::printing::output;
 
 /// Who may read a file beside its owner and its group.
 const OTHERS_READ: u32 = 0o004;

@@ -35,7 +35,7 @@ use clap::{Args, Subcommand};
 
 pub use merge::{Refused, parse};
 
-use super::output;
+use crate::cli::printing::output;
 
 /// Where options may stand beside the command line.
 #[derive(Clone, Debug, Default, Args)]

@@ -13,7 +13,7 @@ use super::options::{self, Kind, Opt, Section};
 use super::source;
 use super::take;
 use super::{ConfigFile, complain};
-use crate::cli::output;
+use crate::cli::printing::output;
 
 /// What stands in the place of secrets.
 const REDACTED: &str = "(secret)";

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::super::npy::RowFile;
+use crate::cli::printing::npy::RowFile;
 
 const MAGIC: [u8; 8] = *b"brglogi1";
 /// Bytes of magic and numbers.

@@ -20,8 +20,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::args::LineArgs;
-use crate::cli::data_dir::DataDirArgs;
+use crate::cli::options::args::LineArgs;
+use crate::cli::options::data_dir::DataDirArgs;
 
 /// Where the admin listener is unless the operator says otherwise. Where that port is taken, by another server on
 /// this machine, any other is used, and said.

@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use super::front::Front;
 use super::pool::Shared;
 use super::{Load, ServeArgs, app_of, session_options};
-use crate::cli::keeping::{Keeping, MODELS, folder_of, has_requests, journal};
-use crate::cli::security::Security;
-use crate::cli::session::{Joins, Session, demand, open_model, worker_address};
+use crate::cli::options::security::Security;
+use crate::cli::running::keeping::{Keeping, MODELS, folder_of, has_requests, journal};
+use crate::cli::running::session::{Joins, Session, demand, open_model, worker_address};
 
 /// Where not all models fit at once, one part in so many of the memory is for the states of each.
 const STATES_SHARE: u64 = 8;

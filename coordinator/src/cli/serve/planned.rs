@@ -12,8 +12,11 @@ use brigade_plan::{WorkerFacts, format_bytes};
 use serde::Serialize;
 
 use super::{Load, ServeArgs, session_options};
-use crate::cli::session::demand;
-use crate::cli::{Command, config, input, output};
+use crate::cli::Command;
+use crate::cli::config;
+use crate::cli::options::input;
+use crate::cli::printing::output;
+use crate::cli::running::session::demand;
 
 /// What is said of a model.
 #[derive(Debug, Serialize)]

@@ -8,8 +8,8 @@ use brigade_proto::address::Address;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::ServeArgs;
-use crate::cli::security::Security;
-use crate::cli::session::Joins;
+use crate::cli::options::security::Security;
+use crate::cli::running::session::Joins;
 
 /// The pool of a server, and as who its lines speak with the workers.
 #[derive(Debug)]

@@ -1,0 +1,106 @@
+//! Builds a line: from connected workers to stages that are placed, loaded and joined by an open lane.
+//!
+//! It runs as one task beside the cratevisor, which meanwhile hears what else happens. Dropping the task ends
+//! the attempt.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::building::lane;
+use crate::building::load;
+use crate::building::place::{self, PlaceError, Placement};
+use crate::config::StageOptions;
+use crate::members::conn::{Conn, WorkerError};
+use crate::members::placed_stage::{Identity, PlacedStage};
+use crate::progress::Progress;
+use crate::reconcile::MemberId;
+use brigade_line::stages::link::LineEvent;
+use brigade_line::model::Model;
+use brigade_line::stages::open_line::OpenLine;
+
+/// What a line is built from.
+#[derive(Debug)]
+pub struct Order {
+    /// The workers, in the line's order.
+    pub conns: Vec<(MemberId, Conn)>,
+    /// The model to place.
+    pub model: Arc<Model>,
+    /// For every stage.
+    pub options: StageOptions,
+    /// Who builds, in which epoch.
+    pub identity: Identity,
+    /// Workers of the last line, which have the states of its sequences.
+    pub before: Vec<(MemberId, Conn)>,
+    /// All workers that are there, which may have weights.
+    pub holders: Vec<Conn>,
+    /// Where progress goes.
+    pub events: mpsc::Sender<LineEvent>,
+}
+
+/// A line that is open.
+#[derive(Debug)]
+pub struct Built {
+    /// For the driver.
+    pub line: OpenLine,
+    /// Who is in it, first stage first.
+    pub stages: Vec<PlacedStage>,
+    /// Bytes of weights that were read for it.
+    pub read_bytes: u64,
+}
+
+/// Why there is no line.
+#[derive(Debug)]
+pub enum BuildError {
+    /// These workers cannot or will not take or load their stages.
+    Workers(Vec<(MemberId, WorkerError)>),
+    /// All stages have loaded, and the line did not open.
+    Open(WorkerError),
+    /// No worker is to blame.
+    Other(String),
+}
+
+/// Builds a line.
+///
+/// # Errors
+/// [`BuildError`]; stages that have loaded stay so, for the next attempt.
+pub async fn build(order: Order) -> Result<Built, BuildError> {
+    let Order { conns, model, options, identity, before, holders, events } = order;
+    let Identity { epoch, coordinator_id } = identity.clone();
+    let progress = Progress::new(events);
+    let placed = place::place(&model, conns, &options, identity, &progress, &holders).await;
+    let placement = placed.map_err(|error| match error {
+        PlaceError::Workers(failed) => BuildError::Workers(failed),
+        error => BuildError::Other(error.to_string()),
+    })?;
+    let loading = load::load(&placement, &model, &progress);
+    let (loaded, beside) = tokio::join!(loading, retire(&placement, before));
+    let read_bytes = loaded.map_err(|failed| BuildError::Workers(vec![failed]))?;
+    let info = Arc::new(placement.info());
+    let (ends, states) = (placement.ends(), placement.state_access(beside));
+    let opened =
+        lane::open(&ends, epoch, &coordinator_id, placement.line, info, Arc::new(states)).await;
+    let line = opened.map_err(BuildError::Open)?;
+    Ok(Built { line, stages: placement.stages, read_bytes })
+}
+
+/// Takes those that have no layers any more out of the line; whoever keeps the states that it had comes back.
+async fn retire(placement: &Placement, before: Vec<(MemberId, Conn)>) -> Vec<Conn> {
+    let is_on_line = |id: &MemberId| placement.stages.iter().any(|stage| stage.member == *id);
+    let mut retiring = JoinSet::new();
+    for (_, conn) in before.into_iter().filter(|(id, _)| !is_on_line(id)) {
+        let (epoch, line_keys) = (placement.identity.epoch, placement.line_keys());
+        retiring.spawn(async move { (conn.retire(epoch, line_keys).await, conn) });
+    }
+    let mut beside = Vec::new();
+    while let Some(retired) = retiring.join_next().await {
+        match retired {
+            Ok((Ok(()), conn)) => beside.push(conn),
+            Ok((Err(error), _)) => tracing::warn!(%error, "its states do not move"),
+            // A task that was ended early, with this one.
+            Err(_) => {}
+        }
+    }
+    beside
+}

@@ -1,0 +1,82 @@
+//! Answers whether the model fits on some members. The planner is asked, and its answer is remembered for as
+//! long as the members stay the same.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use brigade_plan::{ModelFacts, least_bytes};
+
+use crate::building::place;
+use crate::config::StageOptions;
+use crate::members::member::Member;
+use crate::reconcile::MemberId;
+use brigade_line::model::Model;
+
+/// Answers remembered; more are forgotten all at once.
+const MAX_ANSWERS: usize = 64;
+
+/// Members by their connections: a worker that came back may have other memory.
+type Question = (Option<u32>, Vec<(MemberId, u64)>);
+
+/// Asks the planner.
+#[derive(Debug)]
+pub struct Enough {
+    model: Arc<Model>,
+    options: StageOptions,
+    answers: HashMap<Question, Result<(), String>>,
+    /// `None` where the planner cannot read the model; it says why when it is asked.
+    facts: Option<ModelFacts>,
+}
+
+impl Enough {
+    /// For lines of `model`.
+    pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
+        let facts = model.facts(place::engine_kv(options.kv_type)).ok();
+        Self { model, options, answers: HashMap::new(), facts }
+    }
+
+    /// Bytes that the model takes at least over so many workers; 0 where that cannot be told.
+    pub fn bytes_over(&self, workers: usize) -> u64 {
+        let settings = place::settings(&self.model, &self.options);
+        self.facts.as_ref().map_or(0, |facts| least_bytes(facts, &settings, workers))
+    }
+
+    /// Whether a line over these members, all connected, could be built.
+    ///
+    /// # Errors
+    /// What is lacking, and what would help.
+    pub fn ask(
+        &mut self,
+        members: &BTreeMap<MemberId, Member>,
+        ids: &[MemberId],
+    ) -> Result<(), String> {
+        self.ask_for(members, ids, None)
+    }
+
+    /// As [`Enough::ask`], of a line with a context of `least_ctx` positions at least.
+    ///
+    /// # Errors
+    /// As [`Enough::ask`].
+    pub fn ask_for(
+        &mut self,
+        members: &BTreeMap<MemberId, Member>,
+        ids: &[MemberId],
+        least_ctx: Option<u32>,
+    ) -> Result<(), String> {
+        let connected = || ids.iter().filter_map(|id| Some((*id, members.get(id)?)));
+        let of = connected().map(|(id, member)| (id, member.serial())).collect();
+        let question: Question = (least_ctx, of);
+        if let Some(answer) = self.answers.get(&question) {
+            return answer.clone();
+        }
+        let conns = connected().filter_map(|(_, member)| member.conn());
+        let options = StageOptions { least_ctx, ..self.options.clone() };
+        let planned = place::plan_over(&self.model, conns, &options);
+        let answer = planned.map(|_| ()).map_err(|error| error.to_string());
+        if self.answers.len() == MAX_ANSWERS {
+            self.answers.clear();
+        }
+        self.answers.insert(question, answer.clone());
+        answer
+    }
+}

@@ -1,0 +1,8 @@
+//! From connected workers to a line that computes: stages are placed, loaded and joined.
+
+pub(crate) mod ahead;
+pub(crate) mod build;
+pub(crate) mod enough;
+pub(crate) mod lane;
+pub(crate) mod load;
+pub(crate) mod place;

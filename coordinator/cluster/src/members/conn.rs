@@ -1,0 +1,430 @@
+//! The connection to one worker: the handshake, calls that have a deadline, and heartbeats.
+//!
+//! Control calls and heartbeats each have a connection of their own, so that a heartbeat never waits behind
+//! weights. A worker that stops answering heartbeats is lost, whatever else it does.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use brigade_proto::address::{Address, AddressError};
+use brigade_proto::capability::{
+    Incompatible, Requirements, check_capabilities, check_claims, check_version,
+};
+use brigade_proto::control::worker_client::WorkerClient;
+use brigade_proto::control::{
+    Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, RetireRequest, UnloadRequest,
+};
+use brigade_proto::copies::SettleRequest;
+use brigade_proto::copies::copies_client::CopiesClient;
+use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::limits::{HEARTBEAT_MS, HEARTBEATS_MISSED, MAX_CONTROL_BYTES};
+use brigade_proto::net::{Connection, NetError, Network, speaks_http};
+use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
+use bytes::Bytes;
+use thiserror::Error;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tonic::Status;
+
+use crate::members::pulse::Pulse;
+use crate::members::reach::Reach;
+
+/// Interval of heartbeats, and how long each may take.
+pub const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_MS);
+
+/// How long a handshake may take.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to free a stage.
+const UNLOAD_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long a worker may take to copy the states of a stage and to free it.
+const RETIRE_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to drop copies.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a worker cannot be used, by what can be done about it.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    /// A process of ours that does not come up, or an address that may not be dialled.
+    #[error("{reason}")]
+    Start {
+        /// Why.
+        reason: String,
+    },
+    /// Not reachable, gone, or silent: try again later.
+    #[error("{worker}: {reason}")]
+    Lost {
+        /// Its name.
+        worker: String,
+        /// What happened.
+        reason: String,
+    },
+    /// It answers and will not or cannot do this; trying again changes nothing.
+    #[error("{worker} refuses: {reason}")]
+    Refused {
+        /// Its name.
+        worker: String,
+        /// Why.
+        reason: String,
+    },
+    /// Another coordinator has it: try again later.
+    #[error("{worker} is busy: {reason}")]
+    Busy {
+        /// Its name.
+        worker: String,
+        /// With whom.
+        reason: String,
+    },
+    /// It answers heartbeats and does not get on with what it was asked.
+    #[error("{worker} is stalled: {reason}")]
+    Stalled {
+        /// Its name.
+        worker: String,
+        /// What it was asked.
+        reason: String,
+    },
+    /// It is there, and its stage failed: by itself, or because of a neighbour.
+    #[error("{worker}: its stage failed: {reason}")]
+    StageFailed {
+        /// Its name.
+        worker: String,
+        /// What its stage says.
+        reason: String,
+    },
+}
+
+impl WorkerError {
+    /// Whether the same attempt may succeed later.
+    pub fn is_transient(&self) -> bool {
+        !matches!(self, Self::Refused { .. } | Self::Start { .. })
+    }
+
+    fn of_failure(worker: &str, failure: Failure) -> Self {
+        let (worker, reason) = (worker.to_string(), failure.reason.clone());
+        match failure.kind() {
+            FailureKind::PeerLost | FailureKind::Io | FailureKind::Compute => {
+                Self::Lost { worker, reason }
+            }
+            FailureKind::Busy | FailureKind::Draining | FailureKind::StaleEpoch => {
+                Self::Busy { worker, reason }
+            }
+            _ => Self::Refused { worker, reason },
+        }
+    }
+}
+
+/// A connected worker, past its handshake.
+#[derive(Clone, Debug)]
+pub struct Conn {
+    name: String,
+    reach: Reach,
+    coordinator_id: String,
+    control: WorkerClient<Connection>,
+    copies: CopiesClient<Connection>,
+    heart: WorkerClient<Connection>,
+    capabilities: Capabilities,
+    wire: u32,
+    last_epoch: u64,
+    /// Bits of an f64.
+    slowdown: Arc<AtomicU64>,
+    pulse: Pulse,
+}
+
+impl Conn {
+    /// Dials a worker and shakes hands. It is called as its certificate says; `name` is for one without, and for a child.
+    ///
+    /// # Errors
+    /// [`WorkerError::Lost`] where nothing answers; [`WorkerError::Refused`] for another wire
+    /// version, where one of the two does not believe the other, or for an address that may not be dialled.
+    pub async fn open(
+        (name, is_child): (&str, bool),
+        address: &Address,
+        coordinator_id: &str,
+        network: &Network,
+    ) -> Result<Self, WorkerError> {
+        let lost = |reason: String| WorkerError::Lost { worker: name.to_string(), reason };
+        let refused = |reason: String| WorkerError::Refused { worker: name.to_string(), reason };
+        let failed = |error: NetError| match error {
+            // A name may be known later, like a port that is refused.
+            NetError::Dial { .. } | NetError::Address(AddressError::Unresolved { .. }) => {
+                lost(error.to_string())
+            }
+            NetError::Refused { reason, .. } => refused(reason),
+            error => WorkerError::Start { reason: error.to_string() },
+        };
+        let client = |connection: Connection| {
+            WorkerClient::new(connection)
+                .max_decoding_message_size(MAX_CONTROL_BYTES)
+                .max_encoding_message_size(MAX_CONTROL_BYTES)
+        };
+        let (reach, first) = Reach::find(address, network).await.map_err(failed)?;
+        let copies = CopiesClient::new(first.clone())
+            .max_decoding_message_size(MAX_CONTROL_BYTES)
+            .max_encoding_message_size(MAX_CONTROL_BYTES);
+        let (mut control, heart) = (client(first), client(reach.dial().await.map_err(failed)?));
+        let hello = HelloRequest {
+            wire_version: OLDEST_WIRE_VERSION,
+            newest_wire_version: WIRE_VERSION,
+            software: SOFTWARE.to_string(),
+            coordinator_id: coordinator_id.to_string(),
+        };
+        let reply = timeout(HELLO_WITHIN, control.hello(hello))
+            .await
+            .map_err(|_| lost(format!("no handshake within {} s", HELLO_WITHIN.as_secs())))?
+            .map_err(|status| WorkerError::of_failure(name, Failure::from_status(&status)));
+        let reply = match reply {
+            Err(WorkerError::Lost { .. }) if speaks_http(address).await => {
+                return Err(lost("it speaks HTTP: is this where a worker listens?".to_string()));
+            }
+            reply => reply?.into_inner(),
+        };
+        let wire = check_version(reply.wire_version, reply.newest_wire_version, &reply.software)
+            .map_err(|e| refused(e.to_string()))?;
+        let capabilities = reply
+            .capabilities
+            .ok_or_else(|| refused("its handshake names no capabilities".to_string()))?;
+        check_claims(&capabilities).map_err(|e| refused(e.to_string()))?;
+        // A child is known by its number: its certificate is of this process.
+        let name = reach.node().filter(|_| !is_child).unwrap_or(name).to_string();
+        Ok(Self {
+            name,
+            reach,
+            coordinator_id: coordinator_id.to_string(),
+            control,
+            copies,
+            heart,
+            capabilities,
+            wire,
+            last_epoch: reply.last_epoch,
+            slowdown: Arc::new(AtomicU64::new(1f64.to_bits())),
+            pulse: Pulse::default(),
+        })
+    }
+
+    /// What it is called in plans and messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        self.reach.address()
+    }
+
+    /// How it is reached.
+    pub fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
+    /// Version of the wire that is spoken with it.
+    pub fn wire(&self) -> u32 {
+        self.wire
+    }
+
+    /// How many times slower it is than it says, as far as was seen.
+    pub fn slowdown(&self) -> f64 {
+        f64::from_bits(self.slowdown.load(Ordering::Relaxed))
+    }
+
+    /// It was seen to be so many times slower than it says.
+    pub fn set_slowdown(&self, times: f64) {
+        self.slowdown.store(times.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Its last heartbeat.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    /// What it can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// The highest epoch of this coordinator that it said, at the handshake, it had accepted.
+    pub fn last_epoch(&self) -> u64 {
+        self.last_epoch
+    }
+
+    /// A client for control calls; clones share the connection.
+    pub fn control(&self) -> WorkerClient<Connection> {
+        self.control.clone()
+    }
+
+    /// A client for calls about copies of states; shares the connection of control calls.
+    pub fn copies(&self) -> CopiesClient<Connection> {
+        self.copies.clone()
+    }
+
+    /// Checks that it has all that `needs` names.
+    ///
+    /// # Errors
+    /// [`WorkerError::Refused`] with what it lacks.
+    pub fn check(&self, needs: &Requirements) -> Result<(), WorkerError> {
+        check_capabilities(&self.capabilities, needs).map_err(|e: Incompatible| {
+            WorkerError::Refused { worker: self.name.clone(), reason: e.to_string() }
+        })
+    }
+
+    /// Checks that it takes new work: a draining worker passes every other check.
+    ///
+    /// # Errors
+    /// [`WorkerError::Busy`] while it drains.
+    pub async fn check_takes_work(&self) -> Result<(), WorkerError> {
+        let look = self.health_request(0);
+        let reply = self.heart.clone().health(look).await.map_err(|s| self.error(&s))?.into_inner();
+        self.pulse.beat(Instant::now(), &reply);
+        if reply.draining {
+            return Err(self.drains());
+        }
+        Ok(())
+    }
+
+    /// That it takes no new line.
+    pub fn drains(&self) -> WorkerError {
+        let reason = "it drains and takes no new line".to_string();
+        WorkerError::Busy { worker: self.name.clone(), reason }
+    }
+
+    /// What a failed call means.
+    pub fn error(&self, status: &Status) -> WorkerError {
+        WorkerError::of_failure(&self.name, Failure::from_status(status))
+    }
+
+    /// Waits for `call`, however long it takes, as long as the worker answers heartbeats.
+    ///
+    /// # Errors
+    /// The call's own, or [`WorkerError::Lost`].
+    pub async fn while_alive<T>(
+        &self,
+        call: impl Future<Output = Result<T, WorkerError>>,
+    ) -> Result<T, WorkerError> {
+        tokio::select! {
+            result = call => result,
+            lost = self.silence(0, |_| None) => Err(lost),
+        }
+    }
+
+    /// Asks for its health every second until three answers in a row are missing. `epoch` 0 only
+    /// looks; another one also renews the lease, and its end on the worker counts as a loss.
+    /// `seen` may end it with a reason of its own.
+    pub async fn silence(
+        &self,
+        epoch: u64,
+        mut seen: impl FnMut(&HealthReply) -> Option<WorkerError>,
+    ) -> WorkerError {
+        let mut beat = interval(HEARTBEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut missed = 0;
+        loop {
+            beat.tick().await;
+            match self.health(epoch).await {
+                Ok(reply) => {
+                    missed = 0;
+                    if let Some(error) = self.ended(epoch, &reply) {
+                        return error;
+                    }
+                    if let Some(error) = seen(&reply) {
+                        return error;
+                    }
+                }
+                Err(reason) => {
+                    missed += 1;
+                    tracing::warn!(worker = self.name, missed, reason, "no heartbeat");
+                    if missed >= HEARTBEATS_MISSED {
+                        let reason = format!("it did not answer {missed} heartbeats ({reason})");
+                        return WorkerError::Lost { worker: self.name.clone(), reason };
+                    }
+                }
+            }
+        }
+    }
+
+    /// One heartbeat.
+    ///
+    /// # Errors
+    /// Why there was no answer within its time.
+    pub async fn health(&self, epoch: u64) -> Result<HealthReply, String> {
+        let request = self.health_request(epoch);
+        match timeout(HEARTBEAT, self.heart.clone().health(request)).await {
+            Ok(Ok(reply)) => {
+                let reply = reply.into_inner();
+                self.pulse.beat(Instant::now(), &reply);
+                Ok(reply)
+            }
+            Ok(Err(status)) => Err(Failure::from_status(&status).reason),
+            Err(_) => Err(format!("no answer within {} ms", HEARTBEAT.as_millis())),
+        }
+    }
+
+    fn health_request(&self, epoch: u64) -> HealthRequest {
+        let (coordinator_id, revoked) = (self.coordinator_id.clone(), self.reach.revoked().into());
+        HealthRequest { epoch, coordinator_id, revoked }
+    }
+
+    fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
+        let worker = self.name.clone();
+        // One that does not say is of an older release, and so another one than one that does.
+        if reply.instance != self.capabilities.instance {
+            // It knows nothing of what was agreed with the one before, such as that it takes no layers.
+            let reason = "its process was started anew".to_owned();
+            return Some(WorkerError::Lost { worker, reason });
+        }
+        if epoch == 0 {
+            return None;
+        }
+        if reply.epoch != epoch {
+            let reason = format!("it left epoch {epoch} for {}", reply.epoch);
+            return Some(WorkerError::Lost { worker, reason });
+        }
+        if reply.phase() == Phase::Failed {
+            return Some(WorkerError::StageFailed { worker, reason: reply.failure.clone() });
+        }
+        None
+    }
+
+    /// Gives it a place without layers beside the line of `epoch`, whose workers have these keys.
+    ///
+    /// # Errors
+    /// Why it does not keep the states that it had.
+    pub async fn retire(&self, epoch: u64, line_keys: Bytes) -> Result<(), WorkerError> {
+        let coordinator_id = self.coordinator_id.clone();
+        let request = RetireRequest { epoch, coordinator_id, line_keys };
+        let call = async {
+            let reply = self.control().retire(request).await;
+            reply.map(drop).map_err(|status| self.error(&status))
+        };
+        timeout(RETIRE_WITHIN, call).await.unwrap_or_else(|_| {
+            let reason = format!("it did not retire within {} s", RETIRE_WITHIN.as_secs());
+            Err(WorkerError::Stalled { worker: self.name.clone(), reason })
+        })
+    }
+
+    /// Tells it that all sequences of the line of `epoch` have their states.
+    pub async fn settle(&self, epoch: u64) {
+        let request = SettleRequest { epoch, coordinator_id: self.coordinator_id.clone() };
+        match timeout(SETTLE_WITHIN, self.copies().settle(request)).await {
+            Ok(Ok(_)) => {}
+            // The line is another one by now: its copies go with that one's.
+            Ok(Err(status)) => {
+                tracing::debug!(worker = self.name, %status, "settling was refused");
+            }
+            Err(_) => tracing::warn!(worker = self.name, "settling got no answer"),
+        }
+    }
+
+    /// Ends an epoch there, as far as the worker still listens.
+    pub async fn unload(&self, epoch: u64) {
+        let request = UnloadRequest { epoch, coordinator_id: self.coordinator_id.clone() };
+        match timeout(UNLOAD_WITHIN, self.control().unload(request)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(status)) => {
+                tracing::debug!(worker = self.name, %status, "unload was refused");
+            }
+            Err(_) => tracing::warn!(worker = self.name, "unload got no answer"),
+        }
+    }
+}

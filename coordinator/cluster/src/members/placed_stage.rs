@@ -1,0 +1,103 @@
+//! A stage that a worker has accepted, and for whom: what is left of a placement once the line is open.
+
+use std::ops::Range;
+
+use brigade_plan::{PlanSettings, StagePlan};
+use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
+use brigade_worker::experts::ALL_LAYERS;
+
+use crate::members::conn::Conn;
+use crate::reconcile::MemberId;
+
+/// Who places, and in which epoch.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Of the line that is being built.
+    pub epoch: u64,
+    /// Of this process.
+    pub coordinator_id: String,
+}
+
+/// What a unit of work takes on a stage, as it was planned, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// To compute.
+    pub computing_us: f64,
+    /// To send on.
+    pub sending_us: f64,
+    /// How many times slower than it says the worker was taken to be.
+    pub slowdown: f64,
+}
+
+impl Pace {
+    /// A unit of work on a worker that is so many times slower than it says: whichever is slower, computing or sending.
+    pub fn unit_us(&self, slowdown: f64) -> f64 {
+        (self.computing_us / self.slowdown * slowdown).max(self.sending_us)
+    }
+}
+
+/// A stage and the worker that has it.
+#[derive(Clone, Debug)]
+pub struct PlacedStage {
+    /// Number of the member.
+    pub member: MemberId,
+    /// Its connection.
+    pub conn: Conn,
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Layers whose routed experts lie with the host beside its GPU: the first so many of the model. `None` of a worker that has
+    /// no such place.
+    pub host_experts: Option<u32>,
+    /// What it takes, by our own plan.
+    pub pace: Pace,
+    /// Bytes of its weights, by our own plan.
+    pub weight_bytes: u64,
+    /// Bytes that the state of a sequence has there at most.
+    pub max_sequence_bytes: u64,
+    /// Bytes that copies of states may take there.
+    pub copy_bytes: u64,
+}
+
+impl PlacedStage {
+    /// A stage of a plan on its worker.
+    pub(crate) fn of(
+        s: &StagePlan,
+        (member, conn): (MemberId, Conn),
+        settings: &PlanSettings,
+    ) -> Self {
+        // By our own plan: pages, states and tokens of all sequences together.
+        let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
+        let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;
+        let (layers, weight_bytes) = (s.layers.clone(), s.memory.weights);
+        let copy_bytes = s.memory.copies;
+        let pace = Pace {
+            computing_us: s.time.computing_us(settings),
+            sending_us: s.time.sending_us(settings),
+            slowdown: conn.slowdown(),
+        };
+        let host_experts = host_experts(&conn, s);
+        Self {
+            member,
+            conn,
+            layers,
+            host_experts,
+            pace,
+            weight_bytes,
+            max_sequence_bytes,
+            copy_bytes,
+        }
+    }
+
+    /// Its layers, as the wire counts them.
+    pub fn layer_range(&self) -> Range<u32> {
+        self.layers.start as u32..self.layers.end as u32
+    }
+}
+
+/// Where a worker that has such a place puts routed experts.
+fn host_experts(conn: &Conn, stage: &StagePlan) -> Option<u32> {
+    let host = conn.capabilities().host.as_ref()?;
+    // Layers before the stage's own do not matter to it, and all are all however the line is cut.
+    let planned = if stage.host_layers.is_empty() { 0 } else { stage.host_layers.end as u32 };
+    Some(host.experts_before.filter(|before| *before == ALL_LAYERS).unwrap_or(planned))
+}

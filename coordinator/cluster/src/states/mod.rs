@@ -1,0 +1,6 @@
+//! Sequences' states on the workers: read, written, copied, and kept by the beginnings of prompts.
+
+pub(crate) mod choose;
+pub(crate) mod copies;
+pub(crate) mod prefixes;
+pub(crate) mod transfer;

@@ -1,0 +1,6 @@
+//! What the line did, counted: for operators, for `bench`, and ubatch by ubatch for a trace.
+
+pub mod meter;
+pub mod metrics;
+pub mod record;
+pub mod trace;

@@ -1,0 +1,59 @@
+//! What the cratevisor and the driver tell each other, and their only common words. The cratevisor says how
+//! far a line is, and when it is up or down. The driver says that its line is faulty.
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::handle::Status;
+use crate::health::RollWatch;
+use crate::stages::open_line::OpenLine;
+
+/// News from the cratevisor to the driver.
+#[derive(Debug)]
+pub enum LineEvent {
+    /// Something to show while there is no line.
+    Progress(Status),
+    /// A new line: loaded, empty, ready for ubatch 0.
+    Up(Box<OpenLine>),
+    /// The line will be taken down as planned: its stages are to keep the states of their sequences.
+    Part {
+        /// Told when they do; dropped where they will not.
+        done: oneshot::Sender<()>,
+    },
+    /// The line is gone and a new one is being built.
+    Down {
+        /// Why.
+        reason: String,
+        /// Nobody broke it: layers move.
+        planned: bool,
+    },
+    /// There will be no line; the cratevisor has ended.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A fault of the line that the driver found, for the cratevisor to act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Of the line that broke.
+    pub epoch: u64,
+    /// What broke it.
+    pub reason: String,
+    /// Stage that says that it failed by itself, and not because of a neighbour.
+    pub stage: Option<u32>,
+    /// A stage that has computed one ubatch for longer than this, in microseconds, is stuck; `None`
+    /// where nothing was measured yet.
+    pub stuck_after_us: Option<u64>,
+}
+
+/// The driver's ends towards the cluster.
+#[derive(Debug)]
+pub struct ClusterLink {
+    /// Lines going up and down.
+    pub events: mpsc::Receiver<LineEvent>,
+    /// Faults that it found.
+    pub faults: mpsc::Sender<Fault>,
+    /// Who is there, for whoever shows it.
+    pub roll: RollWatch,
+}

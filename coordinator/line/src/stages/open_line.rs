@@ -1,0 +1,196 @@
+//! The open line as the driver has it: ubatches go into stage 0, results come out of the last stage. Who opened it, and
+//! which workers are behind it, is not known here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade_proto::failure::Failure;
+use brigade_proto::pipeline::{LaneEvent, LaneFrame, ResultFrame};
+use brigade_sched::LineSpec;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+use tonic::Streaming;
+
+use crate::handle::LineInfo;
+use crate::stages::stale::StaleTimes;
+use crate::stages::states::StateAccess;
+
+/// The one lane of a line.
+pub const LANE: u32 = 0;
+
+/// Ubatches between the driver and the connection. The scheduler keeps fewer in flight, so that
+/// a full queue means a line that takes nothing any more.
+pub const LANE_QUEUE: usize = 256;
+
+/// How long a line may take to finish what is on its way when no one wants it any more.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
+/// A line that is ready for ubatches from id 0 on.
+#[derive(Debug)]
+pub struct OpenLine {
+    /// Names this incarnation.
+    pub epoch: u64,
+    /// What it holds, for the scheduler.
+    pub spec: LineSpec,
+    /// Whether every stage knows draws that are put off.
+    pub later: bool,
+    /// Who is in it, for people.
+    pub info: Arc<LineInfo>,
+    /// Who has its sequences' states.
+    pub states: Arc<dyn StateAccess>,
+    /// What says nothing about who is slow.
+    pub stale: StaleTimes,
+    /// Where ubatches go.
+    pub ubatches: mpsc::Sender<LaneFrame>,
+    /// Where their results come from.
+    pub results: Streaming<ResultFrame>,
+    /// Says nothing more once the lane is open; its end says why the lane ended.
+    pub lane: Streaming<LaneEvent>,
+    /// Told once the sequences of lines before this one have their states.
+    pub settled: Option<oneshot::Sender<Moved>>,
+}
+
+impl OpenLine {
+    /// Ends the lane in order: nothing more is sent, and what is on its way comes out unread.
+    /// Returns the line if it still computes after a second; it is best dropped when its workers
+    /// have been told that the epoch is over.
+    pub async fn close(mut self) -> Option<OpenLine> {
+        // The stages see the lane's end when the only sender is gone.
+        self.ubatches = mpsc::channel(1).0;
+        let ended = async {
+            loop {
+                tokio::select! {
+                    event = self.lane.next() => if !matches!(event, Some(Ok(_))) { return },
+                    Some(_) = self.results.next() => {}
+                }
+            }
+        };
+        let ended = timeout(CLOSE_WITHIN, ended).await;
+        ended.is_err().then_some(self)
+    }
+}
+
+/// What came back of sequences that were on a line before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Sequences whose states were put back.
+    pub sequences: usize,
+    /// Bytes of states that went from one worker to another.
+    pub bytes: u64,
+}
+
+/// What the status that ended a stream says, with the stage it happened at.
+pub fn describe(status: &tonic::Status) -> String {
+    describe_failure(&Failure::from_status(status))
+}
+
+/// A failure of a running line, for people.
+pub fn describe_failure(failure: &Failure) -> String {
+    format!("stage {}: {}", failure.stage, failure.reason)
+}
+
+#[cfg(test)]
+mod silence {
+    //! A line for tests of what is sent: it answers nothing.
+
+    use std::marker::PhantomData;
+
+    use brigade_engine::batch::{CopyName, SlotId};
+    use tonic::codec::{DecodeBuf, Decoder};
+    use tonic::{Status, body::Body};
+
+    use super::*;
+    use crate::handle::StageResident;
+    use crate::stages::prefix_names::{Key, Names};
+    use crate::stages::states::{Asked, Choice, Found, PrefixChoice, Sought};
+
+    /// A stream of nothing.
+    struct Nothing<T>(PhantomData<T>);
+
+    impl<T: Send + 'static> Decoder for Nothing<T> {
+        type Item = T;
+        type Error = Status;
+
+        fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<T>, Status> {
+            Ok(None)
+        }
+    }
+
+    fn nothing<T: Send + 'static>() -> Streaming<T> {
+        Streaming::new_empty(Nothing(PhantomData), Body::empty())
+    }
+
+    /// Stages that are not there.
+    #[derive(Debug)]
+    struct Nobody;
+
+    fn nobody<T: Send + 'static>() -> Asked<'static, T> {
+        Box::pin(async { Err("nobody is there".to_string()) })
+    }
+
+    impl StateAccess for Nobody {
+        fn takes_copies(&self) -> bool {
+            false
+        }
+
+        fn read(&self, _: SlotId) -> Asked<'_, Vec<u8>> {
+            nobody()
+        }
+
+        fn write(&self, _: SlotId, _: Vec<u8>) -> Asked<'_, ()> {
+            nobody()
+        }
+
+        fn memory(&self) -> Asked<'_, Vec<StageResident>> {
+            nobody()
+        }
+
+        fn find_copies<'a>(&'a self, sought: &'a [Sought]) -> Found<'a> {
+            Box::pin(async { sought.iter().map(|_| None).collect() })
+        }
+
+        fn put_back(&self, _: SlotId, _: CopyName, _: Vec<u32>, _: Choice) -> Asked<'_, u64> {
+            nobody()
+        }
+
+        fn keeps_prefixes(&self) -> bool {
+            false
+        }
+
+        fn find_prefix<'a>(&'a self, _: &'a Names) -> Asked<'a, Option<PrefixChoice>> {
+            nobody()
+        }
+
+        fn save_prefix<'a>(&'a self, _: SlotId, _: &'a Names) -> Asked<'a, u64> {
+            nobody()
+        }
+
+        fn load_prefix<'a>(&'a self, _: SlotId, _: &'a Names, _: PrefixChoice) -> Asked<'a, u64> {
+            nobody()
+        }
+
+        fn forget_prefix<'a>(&'a self, _: &'a Names) -> Asked<'a, ()> {
+            nobody()
+        }
+
+        fn keep_prefixes_of(&self, _: Key, _: Vec<Key>) -> Asked<'_, ()> {
+            nobody()
+        }
+    }
+
+    impl OpenLine {
+        /// A line without stages, and what is sent into it.
+        pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
+            let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
+            let states = Arc::new(Nobody);
+            let (results, lane) = (nothing(), nothing());
+            let info = Arc::default();
+            let (later, settled) = (true, None);
+            let stale = StaleTimes::new(spec.n_stages);
+            let line =
+                Self { epoch, spec, later, info, states, stale, ubatches, results, lane, settled };
+            (line, sent)
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The states of a line's sequences, as the driver asks for them. It does not know who has them.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use brigade_engine::batch::{CopyName, SlotId};
+
+use crate::handle::StageResident;
+use crate::stages::prefix_names::{Key, Names};
+
+/// An answer that stages are asked for, or why there is none.
+pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, String>> + Send + 'a>>;
+
+/// For each sequence, how it can go back, if it can.
+pub type Found<'a> = Pin<Box<dyn Future<Output = Vec<Option<Choice>>> + Send + 'a>>;
+
+/// A sequence whose copies are looked for: its name and its tokens.
+pub type Sought = (CopyName, Vec<u32>);
+
+/// Where a stage's layers come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct From {
+    /// The worker that has them, as it was asked: that of its stage; workers beside the line come after all stages.
+    pub worker: usize,
+    /// Those.
+    pub layers: Range<u32>,
+}
+
+/// How a sequence goes back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// To this position.
+    pub len: u32,
+    /// For each stage: where its layers come from; empty: it holds them itself.
+    pub sources: Vec<Vec<From>>,
+    /// For each stage: whether its layers at this position are where its copies go, so that they need not go there
+    /// again.
+    pub kept: Vec<bool>,
+    /// The sources have records of prefixes: by these names, and whether there is something for that position alone.
+    pub records: Option<(Arc<Names>, bool)>,
+}
+
+/// What records of a prompt the workers have, that is of use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixChoice {
+    /// Up to this position.
+    pub len: u32,
+    /// Whether there is something for that position alone; else pages are all that is needed.
+    pub has_rest: bool,
+    /// For each stage: where its layers' records are.
+    pub sources: Vec<Vec<From>>,
+    /// About how many bytes the slowest worker reads.
+    pub nbytes: u64,
+}
+
+/// Who has the states of a line's sequences.
+pub trait StateAccess: Debug + Send + Sync {
+    /// Whether copies of states are taken.
+    fn takes_copies(&self) -> bool;
+
+    /// The state of the sequence in `slot`, over all layers: one snapshot, whatever the cut. The
+    /// sequence must be at rest.
+    ///
+    /// # Errors
+    /// What a stage refused, or that it is gone.
+    fn read(&self, slot: SlotId) -> Asked<'_, Vec<u8>>;
+
+    /// Gives the sequence in `slot`, at rest and with pages of its own, the state of a snapshot.
+    ///
+    /// # Errors
+    /// The snapshot does not fit, or a stage is gone. Some stages may have it then: the sequence is
+    /// to be closed.
+    fn write(&self, slot: SlotId, snapshot: Vec<u8>) -> Asked<'_, ()>;
+
+    /// What each stage's process holds now, first stage first.
+    ///
+    /// # Errors
+    /// Why a worker did not say.
+    fn memory(&self) -> Asked<'_, Vec<StageResident>>;
+
+    /// For each sequence, how it can go back, if it can. Copies of all others are dropped by the workers. A worker that
+    /// does not answer has none.
+    fn find_copies<'a>(&'a self, sought: &'a [Sought]) -> Found<'a>;
+
+    /// Gives the sequence in `slot`, at rest, with pages of its own and named so, its state after `tokens` on every
+    /// stage; returns the bytes that went from one worker to another.
+    ///
+    /// # Errors
+    /// Why a stage has not got it. Some stages may have it then: the sequence is to be closed.
+    fn put_back(
+        &self,
+        slot: SlotId,
+        name: CopyName,
+        tokens: Vec<u32>,
+        choice: Choice,
+    ) -> Asked<'_, u64>;
+
+    /// Whether every worker of the line keeps records of prefixes.
+    fn keeps_prefixes(&self) -> bool;
+
+    /// What there is of a prompt below the stages' memory; at least one row is left to compute.
+    ///
+    /// # Errors
+    /// A worker did not say.
+    fn find_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, Option<PrefixChoice>>;
+
+    /// Writes the state of the kept sequence in `slot`, which is at rest and has exactly these tokens; returns the bytes
+    /// that were written.
+    ///
+    /// # Errors
+    /// Why a stage's part is not written.
+    fn save_prefix<'a>(&'a self, slot: SlotId, names: &'a Names) -> Asked<'a, u64>;
+
+    /// Gives the sequence in `slot`, at rest and with pages of its own, a state that was found.
+    ///
+    /// # Errors
+    /// Why a stage has not got it. Some stages may have it then: the sequence is to be closed.
+    fn load_prefix<'a>(
+        &'a self,
+        slot: SlotId,
+        names: &'a Names,
+        choice: PrefixChoice,
+    ) -> Asked<'a, u64>;
+
+    /// Drops all records that have something of a prompt.
+    ///
+    /// # Errors
+    /// A worker did not do it.
+    fn forget_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, ()>;
+
+    /// Drops the records of this realm that belong to nobody of `owners`.
+    ///
+    /// # Errors
+    /// A worker did not do it.
+    fn keep_prefixes_of(&self, realm: Key, owners: Vec<Key>) -> Asked<'_, ()>;
+}

@@ -1,0 +1,181 @@
+//! Sequences that run ahead of what was drawn: parts with drafts, several behind each other on the line.
+//!
+//! Such a part is a *window*. The last stage draws at each of its rows and stops where the drawn token is not the
+//! window's next one. What was drafted behind a wrong token is taken back: the stages forget its positions, and the
+//! next part goes on from there. A draw depends on its row, the tokens before it and its position alone. So the answer
+//! is the same whatever was drafted.
+//!
+//! Two lengths must not be mixed up. *Sure* are the tokens that were drawn (`Admitted::n_tokens`); *sent* are the
+//! positions on the line, those of drafts among them (`Admitted::sent`). Whatever outlives a ubatch knows the sure
+//! ones only (`Admitted::sure_sent`).
+//!
+//! Where a sequence has a state at its end only ([`Prefixes::Whole`]), a window reads it in one plane and leaves it in
+//! another, so that it can be taken back to the window's beginning. Planes are the places of free slots. The rows of the
+//! window that were right are then read again, and nothing is drawn from them.
+//!
+//! [`Prefixes::Whole`]: brigade_spec::Prefixes::Whole
+
+use std::collections::VecDeque;
+
+use brigade_draft::{Draft, Source};
+use brigade_engine::batch::{Planes, SeqOp, SlotId};
+use brigade_spec::Prefixes;
+
+use crate::events::{LineSpec, Micros};
+
+/// What a window is made of, behind what is sure.
+pub(crate) struct NextWindow {
+    pub drafts: Draft,
+    /// Whether it leaves its state elsewhere than where it found it.
+    pub in_planes: bool,
+    /// How many tokens the model's own block is to draft behind what is drawn of it.
+    pub asked: u32,
+}
+
+impl NextWindow {
+    /// Only what is sure.
+    pub fn of_nothing(spec: LineSpec) -> Self {
+        let in_planes = spec.prefixes == Prefixes::Whole;
+        Self { drafts: Draft::default(), in_planes, asked: 0 }
+    }
+}
+
+/// A window in flight.
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Position of its first row.
+    pub pos: u32,
+    pub tokens: Vec<u32>,
+    /// Where its state was before it and is behind it; `None` where each prefix has a state.
+    pub planes: Option<Planes>,
+    /// Which text its drafts are from, and how much of that stood before the first of them.
+    pub from: (Source, usize),
+    /// Tokens of it that were sure when it was sent.
+    pub n_sure: usize,
+    /// Tokens of its sequence that were drawn by then.
+    pub n_drawn: u32,
+    pub sent_at: Micros,
+}
+
+impl Window {
+    /// Its token `at` was compared with what was drawn.
+    pub fn judged(&self, at: usize, right: bool) -> Judged {
+        let (source, matched) = self.from;
+        let depth = self.pos + at as u32 + 1 - self.n_drawn.min(self.pos + at as u32);
+        Judged { source, matched: matched + at.saturating_sub(self.n_sure), depth, right }
+    }
+}
+
+/// What a sequence has on the line beyond what was drawn.
+#[derive(Debug, Default)]
+pub(crate) struct RunAhead {
+    /// In flight, oldest first.
+    pub windows: VecDeque<Window>,
+    /// How often drafts were taken back. What comes of windows before the last time says nothing.
+    pub run: u32,
+    /// What is to be said before its next part.
+    pub take_back: Option<SeqOp>,
+    /// Planes that are lent to it and that nothing is read from.
+    pub spare: Vec<SlotId>,
+    /// The plane of the state behind what was sent, if it is not its slot's own.
+    pub plane: Option<SlotId>,
+    /// Drafts that were drawn, and those that were not.
+    pub judged: [u32; 2],
+    /// Those of them that its client had said to expect.
+    pub expected: [u32; 2],
+    /// Until when two windows were in flight from which tokens were drawn, and for how long that is not yet counted.
+    pub overlapped: (Micros, Micros),
+}
+
+/// A draft that was compared with what was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Judged {
+    pub source: Source,
+    pub matched: usize,
+    /// How far behind the last drawn token it stood when it was sent, from 1.
+    pub depth: u32,
+    pub right: bool,
+}
+
+/// What becomes of a sequence with a token that was drawn at a window's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// More of what it has in flight will tell.
+    Goes(Option<Judged>),
+    /// Nothing of it is in flight any more that is of use: its next part can be sent.
+    Ready(Option<Judged>),
+}
+
+impl Outcome {
+    /// The draft that was compared with the token, if there was one.
+    pub fn judged(self) -> Option<Judged> {
+        match self {
+            Self::Goes(judged) | Self::Ready(judged) => judged,
+        }
+    }
+}
+
+impl RunAhead {
+    /// Windows in flight.
+    pub fn n_windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Counts a draft that was compared with what was drawn.
+    pub fn count(&mut self, judged: Option<Judged>) {
+        let Some(Judged { source, right, .. }) = judged else { return };
+        self.judged[usize::from(!right)] += 1;
+        if source == Source::Expected {
+            self.expected[usize::from(!right)] += 1;
+        }
+    }
+
+    /// The window that is over has another one behind it in flight since `since`, of which a token is drawn as well.
+    pub fn note_overlap(&mut self, since: Micros, now: Micros) {
+        let (until, us) = &mut self.overlapped;
+        *us += now.saturating_sub(since.max(*until));
+        *until = now;
+    }
+
+    /// How often drafts were taken back.
+    pub fn run(&self) -> u32 {
+        self.run
+    }
+
+    /// Planes that are lent to it.
+    pub fn lent(&self, own: SlotId) -> Vec<SlotId> {
+        let in_windows = self.windows.iter().filter_map(|w| w.planes).flat_map(|p| [p.from, p.to]);
+        let all = self.spare.iter().copied().chain(self.plane).chain(in_windows);
+        let mut lent: Vec<SlotId> = all.filter(|plane| *plane != own).collect();
+        lent.sort_unstable();
+        lent.dedup();
+        lent
+    }
+
+    /// Gives it another plane.
+    pub fn lend(&mut self, plane: SlotId) {
+        self.spare.push(plane);
+    }
+
+    /// Whether the next window has a plane to write to.
+    pub fn has_spare(&self) -> bool {
+        !self.spare.is_empty()
+    }
+
+    /// What is to be said before its next part, once.
+    pub fn take_back(&mut self) -> Option<SeqOp> {
+        self.take_back.take()
+    }
+
+    /// Whether its next part begins elsewhere than what was sent ends.
+    pub fn is_taken_back(&self) -> bool {
+        self.take_back.is_some()
+    }
+
+    /// A plane is read by nothing any more.
+    pub fn free(&mut self, plane: SlotId) {
+        if self.plane != Some(plane) && !self.spare.contains(&plane) {
+            self.spare.push(plane);
+        }
+    }
+}

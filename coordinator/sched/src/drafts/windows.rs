@@ -1,0 +1,368 @@
+//! How far a sequence runs ahead: rows of a window, and windows behind each other.
+//!
+//! Let a drafted token be right with probability `a` where those before it are. Let `L(w)` be the trip of a window of
+//! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They take the
+//! first window's whole trip, and a step of the line for each further window that is right: of `w` rows at once that is
+//! `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight. What is in flight
+//! behind a wrong draft stands before its correction for `D * t(w) - L(w)`. A simulation of lines of two to eight stages
+//! agrees within 5 %. With more than one ubatch on the line, `t` has what each takes beside the stages (`pace`). Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
+//! more step.
+//!
+//! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window. So `L` and
+//! `t` of that stage are longer by it, and windows have room for those that are made, which are less likely the farther they go.
+//!
+//! A prompt of somebody else's finds stages at windows that would have been idle. So where one may come, windows are only
+//! as many and as long as leave that prompt its time.
+
+use brigade_spec::Prefixes;
+
+use crate::drafts::chains::Drafted;
+use crate::ubatches::sizing::Sizing;
+
+/// Most rows of a window.
+pub(crate) const MAX_WINDOW_ROWS: u32 = 16;
+
+/// Most windows of a sequence in flight.
+pub(crate) const MAX_WINDOWS: u32 = 64;
+
+/// Most rows of a sequence in flight: what layers with windows keep grows by a page.
+pub(crate) const MAX_ROWS_AHEAD: u32 = 64;
+
+/// Drafts as sure as this are all the same: the formula has no value at 1.
+pub(crate) const SUREST: f64 = 0.98;
+
+/// Running ahead must make tokens come so much faster to be worth it, ...
+const LEAST_GAIN: f64 = 1.1;
+
+/// ... and more windows so much: each is a ubatch, which costs more than the stages' time.
+const LEAST_GAIN_OF_MORE: f64 = 1.03;
+
+/// Where somebody else's prompt may come, windows may hold it up by this share of its own time.
+const HOLDS_UP: f64 = 0.02;
+
+/// Rows of such a prompt: a short one notices most.
+const SHORT_PROMPT: u32 = 32;
+
+/// Drafts that are less likely are not sent.
+pub(crate) const LEAST_ODDS: f32 = 0.5;
+
+/// A choice of windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Windows {
+    /// Rows of each.
+    pub rows: u32,
+    /// In flight at once.
+    pub count: u32,
+}
+
+impl Windows {
+    /// One window, whose second row costs next to nothing: to see whether a stream goes on like that.
+    pub const TRY: Self = Self { rows: 2, count: 1 };
+
+    /// No drafts.
+    pub const NONE: Self = Self { rows: 1, count: 1 };
+
+    /// Rows on the line that are drafts.
+    pub fn n_drafts(self) -> u32 {
+        (self.rows * self.count).saturating_sub(1)
+    }
+
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self != Self::NONE
+    }
+}
+
+/// What windows are chosen for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Drafts<'a> {
+    /// Drafts that are there, and as many behind them as one likes: each is right with this probability.
+    Had(f64),
+    /// Those that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are no more.
+    ToMake(&'a [f64]),
+}
+
+impl Drafts<'_> {
+    /// How likely each of the first `n` is right, as if all were as likely; `None` where there are not so many.
+    fn odds(self, n: u32) -> Option<f64> {
+        let odds = match (self, n) {
+            (Self::Had(odds), _) => odds,
+            (Self::ToMake(_), 0) => 0.0,
+            (Self::ToMake(odds), _) => *odds.get(n as usize - 1)?,
+        };
+        Some(odds.clamp(0.0, SUREST))
+    }
+}
+
+/// Halvings of what an even probability may be.
+const HALVINGS: u32 = 16;
+
+/// For the first, the first two, and so on, of drafts that are right with such odds where those before them are: the
+/// probability with which as many would be right if each had the same.
+pub(crate) fn even_odds(odds: &[f32]) -> Vec<f64> {
+    let (mut all_right, mut right) = (1.0, 0.0);
+    let each = (1..).zip(odds).map(|(n, odds)| {
+        all_right *= f64::from(*odds);
+        right += all_right;
+        let (mut least, mut most) = (0.0, 1.0);
+        for _ in 0..HALVINGS {
+            let even = (least + most) / 2.0;
+            let sum = (0..n).fold(0.0, |sum, _| (sum + 1.0) * even);
+            if sum < right { least = even } else { most = even }
+        }
+        (least + most) / 2.0
+    });
+    each.collect()
+}
+
+/// How far a sequence may run ahead.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leave {
+    /// Windows in flight, at most.
+    pub most: u32,
+    /// Somebody else's prompt may come, and is to find little before it.
+    pub another_may_come: bool,
+}
+
+impl Sizing<'_> {
+    /// The windows with which a sequence gets its tokens soonest with such drafts, where `n_streams` share the line.
+    pub fn windows(&self, drafts: Drafts<'_>, n_streams: usize, leave: Leave) -> Windows {
+        if !self.times.measured() || drafts.odds(1).is_none_or(|odds| odds <= 0.0) {
+            return Windows::NONE;
+        }
+        let n_streams = n_streams.max(1) as u32;
+        let longest = match leave.another_may_come {
+            true => {
+                self.before_newcomer(Windows::NONE, Drafts::Had(0.0), n_streams)
+                    + HOLDS_UP * self.times.of(SHORT_PROMPT)[1]
+            }
+            false => f64::INFINITY,
+        };
+        let most_rows = MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams);
+        let mut best = (Windows::NONE, self.rate(Windows::NONE, Drafts::Had(0.0), 1));
+        let most_of_use = self.most_of_use(n_streams, most_rows);
+        for count in 1..=leave.most.min(MAX_WINDOWS).min(most_of_use) {
+            let of_rows = (1..=most_rows.min(MAX_ROWS_AHEAD / count))
+                .map(|rows| Windows { rows, count })
+                .take_while(|windows| drafts.odds(windows.n_drafts()).is_some())
+                .filter(|windows| {
+                    let fits = || self.before_newcomer(*windows, drafts, n_streams) <= longest;
+                    windows.any() && (longest.is_infinite() || fits())
+                })
+                .map(|windows| (windows, self.rate(windows, drafts, n_streams)));
+            let best_of_count = of_rows.max_by(|a, b| a.1.total_cmp(&b.1));
+            let gain = if best.0.any() { LEAST_GAIN_OF_MORE } else { LEAST_GAIN };
+            best = best_of_count.filter(|(_, rate)| *rate > gain * best.1).unwrap_or(best);
+        }
+        best.0
+    }
+
+    /// Windows of at most `most_rows` rows that a trip has room for: of more, the last ones only stand behind the others. All
+    /// stages take no longer than as many slowest ones.
+    fn most_of_use(&self, n_streams: u32, most_rows: u32) -> u32 {
+        let n_stages = self.spec.n_stages as u32;
+        let n_groups = n_streams.min(n_stages);
+        let sequences = n_streams.div_ceil(n_groups);
+        let slowest = (1..=most_rows.max(1)).map(|rows| self.times.of(sequences * rows)[0]);
+        let least = slowest.fold(f64::INFINITY, f64::min) + self.times.beside_stages();
+        let outside = self.times.overhead_alone() / (f64::from(n_groups) * least);
+        (f64::from(n_stages.div_ceil(n_groups)) + outside).ceil() as u32 + 1
+    }
+
+    /// Whether tokens come sooner with drafts of the model's own block that are as likely as `even`, if somebody is alone.
+    pub fn own_drafts_pay(&self, even: &[f64]) -> bool {
+        let drafts = Drafts::ToMake(even);
+        let rate = |rows| self.rate(Windows { rows, count: 1 }, drafts, 1);
+        let without = self.rate(Windows::NONE, Drafts::Had(0.0), 1);
+        !self.times.measured() || (2..=MAX_WINDOW_ROWS).any(|rows| rate(rows) > without)
+    }
+
+    /// Whether one row more in a group's ubatch is worth it, which gives a token with probability `odds`.
+    pub fn is_worth_trying(&self, odds: f64, n_streams: usize) -> bool {
+        let n_streams = n_streams.max(1) as u32;
+        let rows = n_streams.div_ceil(n_streams.min(self.spec.n_stages as u32));
+        let [without, with] = [rows, rows + 1].map(|rows| self.times.of(rows)[0]);
+        let tokens = (f64::from(rows) + odds) / f64::from(rows);
+        self.times.measured() && with <= tokens * without
+    }
+
+    /// What the slowest stage, and what all together, take for a ubatch of a group's windows, with the drafts that are made
+    /// behind them.
+    fn of_windows(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> [f64; 2] {
+        let n_groups = n_streams.min(self.spec.n_stages as u32);
+        let sequences = n_streams.div_ceil(n_groups);
+        let drafting = match drafts {
+            Drafts::Had(_) => 0.0,
+            Drafts::ToMake(_) => {
+                self.times.drafting(Drafted { sequences, most: windows.n_drafts() })
+            }
+        };
+        self.times.of_with(sequences * windows.rows, drafting)
+    }
+
+    /// Microseconds that a ubatch which comes at any time waits for the slowest stage, while each of so many sequences has
+    /// such windows.
+    fn before_newcomer(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
+        let n_groups = n_streams.min(self.spec.n_stages as u32);
+        let [slowest, through] = self.of_windows(windows, drafts, n_streams);
+        let count = windows.count;
+        let (in_flight, trip) =
+            (f64::from(n_groups * count) * slowest, through + self.times.overhead());
+        // Half of what it is at, and all that queues.
+        slowest / 2.0 * (in_flight / trip).min(1.0) + (in_flight - trip).max(0.0)
+    }
+
+    /// Tokens of one of so many sequences in a microsecond; 0 where there are not so many drafts. Those beside it have a window
+    /// each wherever it has one; those of a group share a ubatch.
+    pub(crate) fn rate(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
+        let Some(odds) = drafts.odds(windows.n_drafts()) else { return 0.0 };
+        let d = f64::from(windows.count);
+        let n_groups = n_streams.min(self.spec.n_stages as u32);
+        let [slowest, through] = self.of_windows(windows, drafts, n_streams);
+        // Alone on the line, a ubatch has what is beside the stages in its trip.
+        let beside = if d * f64::from(n_groups) > 1.0 { self.times.beside_stages() } else { 0.0 };
+        let step = f64::from(n_groups) * (slowest + beside);
+        let trip = (through + self.times.overhead_alone()).max(step);
+        let right = odds.powi(windows.rows as i32);
+        let stale = (d * step - trip).max(0.0);
+        let further = step.max(trip / d) * right / (1.0 - right);
+        // Rows that are read again come in a part of their own, where a window is wrong behind its first row.
+        let again = match self.spec.prefixes {
+            Prefixes::Whole if right < 1.0 => step * (1.0 - (1.0 - odds) / (1.0 - right)),
+            Prefixes::All | Prefixes::Whole | Prefixes::None => 0.0,
+        };
+        1.0 / ((1.0 - odds) * (trip + stale + further + again))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Rng, roomy};
+    use crate::times::timing::LineTimes;
+    use crate::{SchedConfig, StageTime};
+
+    /// Of windows of each length, more than a trip has room for bring nothing.
+    #[test]
+    fn what_is_not_tried_is_no_better() {
+        let mut random = Rng::new(7);
+        let spec = [1, 2, 3, 8].map(roomy);
+        for case in 0..300 {
+            let spec = &spec[case % 4];
+            let mut times = LineTimes::new(spec.n_stages);
+            let outside = random.between(0, 20_000);
+            let costs: Vec<[u64; 2]> = (0..spec.n_stages)
+                .map(|_| [random.between(0, 9_000), random.between(0, 900)])
+                .collect();
+            for rows in (1..=16).cycle().take(64) {
+                let compute = costs.iter().map(|[fixed, row]| 1 + fixed + row * u64::from(rows));
+                let of = |compute_us| StageTime { compute_us, ..StageTime::default() };
+                let each: Vec<StageTime> = compute.map(of).collect();
+                let through: u64 = each.iter().map(|time| time.compute_us).sum();
+                times.observe(rows, through + outside, &each);
+            }
+            let config = SchedConfig::default();
+            let sizing = Sizing { times: &times, spec, config: &config };
+            let n_streams = random.between(1, 4) as u32;
+            let drafts = Drafts::Had(0.1 + 0.08 * random.between(0, 11) as f64);
+            let most = sizing.most_of_use(n_streams, MAX_WINDOW_ROWS);
+            for rows in 1..=MAX_WINDOW_ROWS {
+                let rate = |count| sizing.rate(Windows { rows, count }, drafts, n_streams);
+                let best = (1..=most).map(rate).fold(0.0, f64::max);
+                let beyond = (most + 1..=MAX_WINDOWS).map(rate).fold(0.0, f64::max);
+                assert!(beyond <= best * (1.0 + 1e-9), "case {case}, {rows} rows, {most} windows");
+            }
+        }
+    }
+
+    /// The choice on a line whose stages take `us` for so many rows, with so much time outside them.
+    fn choose(stages: &[fn(f64) -> f64], outside: f64, odds: f64, n_streams: usize) -> Windows {
+        choose_beside(stages, outside, odds, (n_streams, false))
+    }
+
+    /// The same where somebody else's prompt may come.
+    fn choose_beside(
+        stages: &[fn(f64) -> f64],
+        outside: f64,
+        odds: f64,
+        (n_streams, another_may_come): (usize, bool),
+    ) -> Windows {
+        let mut times = LineTimes::new(stages.len());
+        for rows in (1..=16).cycle().take(400) {
+            let of = |us: &fn(f64) -> f64| StageTime {
+                compute_us: us(f64::from(rows)) as u64,
+                ..StageTime::default()
+            };
+            let each: Vec<StageTime> = stages.iter().map(of).collect();
+            let through: u64 = each.iter().map(|time| time.compute_us).sum();
+            times.observe(rows, through + outside as u64, &each);
+        }
+        let spec = roomy(stages.len());
+        let config = SchedConfig::default();
+        let sizing = Sizing { times: &times, spec: &spec, config: &config };
+        let leave = Leave { most: MAX_WINDOWS, another_may_come };
+        sizing.windows(Drafts::Had(odds), n_streams, leave)
+    }
+
+    /// Two rows wait for memory, more cost arithmetic by tiles of four.
+    fn tiles(rows: f64) -> f64 {
+        if rows <= 2.0 { 11_000.0 } else { 5_000.0 * (rows / 4.0).ceil() * 4.0 }
+    }
+
+    /// Further rows cost little.
+    fn cheap(rows: f64) -> f64 {
+        10_100.0 + 1_410.0 * rows
+    }
+
+    #[test]
+    fn windows_fill_the_line_and_rows_are_those_that_cost_nothing() {
+        assert_eq!(choose(&[tiles, tiles], 500.0, 0.9, 1).rows, 2);
+        let two = choose(&[cheap, cheap], 500.0, 0.9, 1);
+        assert!((4..=8).contains(&two.rows) && (2..=3).contains(&two.count), "{two:?}");
+        // Long ways are filled as well.
+        let far = choose(&[tiles, tiles], 300_000.0, 0.9, 1);
+        assert!(far.count * far.rows >= 20, "{far:?}");
+        // One stage has nothing to fill but the time outside it.
+        let one = choose(&[cheap], 100.0, 0.9, 1);
+        assert!(one.rows > 4 && one.count <= 2, "{one:?}");
+    }
+
+    #[test]
+    fn even_odds_give_as_many_right_tokens() {
+        let near = |odds: &[f32], wanted: &[f64]| {
+            let found = even_odds(odds);
+            let are_near = found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-3);
+            assert!(found.len() == wanted.len() && are_near, "{found:?} {wanted:?}");
+        };
+        near(&[0.7, 0.7, 0.7], &[0.7; 3]);
+        // 0.3 + 0.27 is 0.405 + 0.405 squared.
+        near(&[0.3, 0.9], &[0.3, 0.405]);
+        near(&[0.0, 1.0], &[0.0, 0.0]);
+        near(&[], &[]);
+    }
+
+    #[test]
+    fn what_is_hardly_ever_right_is_not_sent() {
+        fn dear(rows: f64) -> f64 {
+            10_000.0 * rows
+        }
+        assert_eq!(choose(&[dear], 0.0, 0.3, 1), Windows::NONE);
+        assert_eq!(choose(&[tiles, tiles], 500.0, 0.0, 1), Windows::NONE);
+    }
+
+    #[test]
+    fn where_another_may_come_stages_stay_as_idle_as_they_were() {
+        let [alone, beside] =
+            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, (1, beside)));
+        assert!(alone.count > 1 && beside.count == 1 && beside.rows > 1, "{alone:?} {beside:?}");
+        // Nor are the ubatches of two streams much longer.
+        let [alone, beside] =
+            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, (2, beside)));
+        assert!(beside.rows < alone.rows, "{alone:?} {beside:?}");
+    }
+
+    #[test]
+    fn streams_that_fill_the_line_get_no_second_window() {
+        assert_eq!(choose(&[tiles, tiles], 100.0, 0.9, 8).count, 1);
+    }
+}

@@ -1,0 +1,92 @@
+//! Answers whose clients name no length get as long as there is room.
+//!
+//! Of such an answer a part is sure: its pages are reserved with those of the prompt, as for everybody. When these are
+//! full it gets one page after the other, as long as pages are free that no request waits for, and its owner leaves room
+//! for others. Where there is none it ends as if it had been asked to be so long. So nobody waits for a place that an
+//! answer took beyond its part, nobody is preempted, and an answer that goes on alone has the whole context.
+
+use brigade_engine::batch::SeqOp;
+
+use crate::Scheduler;
+use crate::drafts::windows::MAX_ROWS_AHEAD;
+use crate::events::Work;
+use crate::line::Line;
+use crate::memory::pages::Holder;
+use crate::sequence::{Admitted, Live, SeqNo};
+use crate::waiting::admit::Waiting;
+use crate::waiting::fair::{Needs, Owners};
+
+impl Scheduler {
+    /// Pages that the request needs that has the next place.
+    pub(crate) fn pages_of_next(&self) -> u32 {
+        self.line.as_ref().map_or(0, |line| pages_of_next(&self.waiting, &self.live, line))
+    }
+
+    /// Whether the next row of a sequence, and that of its guide, have pages; they get some if there are any for them. One that
+    /// runs ahead gets the page behind that before it is needed, if there is one.
+    pub(crate) fn has_place_for_next(&mut self, no: SeqNo) -> bool {
+        let has_place = self.has_place(no, 0);
+        if has_place && self.live.of(no).is_some_and(|sequence| sequence.ahead.is_some()) {
+            self.has_place(no, MAX_ROWS_AHEAD);
+        }
+        has_place
+    }
+
+    /// Whether there are pages for the row so many positions behind the next one.
+    fn has_place(&mut self, no: SeqNo, ahead: u32) -> bool {
+        let (Some(line), Some(sequence)) = (&mut self.line, self.live.of(no)) else { return false };
+        // No page lies behind what was asked for.
+        let Work::Generate { max_tokens, .. } = sequence.work else { return false };
+        let most = sequence.n_prompt.saturating_add(max_tokens).min(line.spec.max_positions);
+        let ahead = ahead.min(most.saturating_sub(sequence.n_tokens()));
+        if sequence.n_tokens() >= line.spec.max_positions {
+            return false;
+        }
+        let is_full = |half: &&Admitted| half.is_full(line.spec.block_positions, ahead);
+        let pages = sequence.halves().filter(is_full).count() as u32;
+        if pages == 0 {
+            return true;
+        }
+        let awaited = pages_of_next(&self.waiting, &self.live, line);
+        let (share, waiting) = (sequence.share, self.waiting.owners());
+        let needs = Needs { slots: 0, pages };
+        let leaves = |owners: &Owners| owners.leaves_room(share, needs, line.places(), &waiting);
+        let is_free = line.n_unused_pages() >= pages.saturating_add(awaited);
+        if !line.spec.grows || !is_free || !leaves(&self.live.owners) {
+            return false;
+        }
+        self.live.owners.grown(share, pages);
+        let Some(sequence) = self.live.get_mut(no) else { return false };
+        line.grow(sequence, ahead);
+        true
+    }
+}
+
+/// Pages that the request needs that has the next place.
+fn pages_of_next(waiting: &Waiting, live: &Live, line: &Line) -> u32 {
+    let next = waiting.turn(&live.owners, line).and_then(|at| waiting.get(at));
+    next.map_or(0, |next| line.needs(&next.request).pages)
+}
+
+impl Line {
+    /// Pages that no running sequence has.
+    fn n_unused_pages(&self) -> u32 {
+        self.blocks.total() - self.blocks.n_running()
+    }
+
+    /// One more page for the sequence and for its guide, as far as their pages are full.
+    ///
+    /// # Panics
+    /// If there are none: [`Line::n_unused_pages`] was asked.
+    fn grow(&mut self, half: &mut Admitted, ahead: u32) {
+        if half.is_full(self.spec.block_positions, ahead) {
+            self.make_room(1, None);
+            let blocks = self.blocks.take(1, Holder::Running).expect("n_unused_pages was asked");
+            half.blocks.extend(&blocks);
+            self.ops.push(SeqOp::Grow { slot: half.slot, blocks });
+        }
+        if let Some(guide) = &mut half.guide {
+            self.grow(guide, ahead);
+        }
+    }
+}

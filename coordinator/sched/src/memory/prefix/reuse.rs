@@ -1,0 +1,583 @@
+//! Begins sequences with what was computed before, and keeps sequences that end.
+//!
+//! A kept state never stands in the way of a running sequence. Its slot is beyond those of running sequences. Its pages are
+//! given up when others are needed ([`value`](crate::memory::prefix::value)); where any position can begin a sequence, the last pages of a
+//! state go first, and what is before them stays.
+//!
+//! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of
+//! the close of its source. A copy shares all pages that are full, and a stage copies at most one page.
+
+use std::sync::Arc;
+
+use brigade_engine::batch::{AdapterUse, PageId, SeqOp, SeqPart, SlotId, Want};
+use brigade_spec::Prefixes;
+
+use crate::events::{KeptId, Request, RequestId, Share, Work};
+use crate::line::Line;
+use crate::memory::namespace::Namespace;
+use crate::memory::pages::Holder;
+use crate::memory::prefix::hold::Hold;
+use crate::memory::prefix::kept::{KeptInfo, NewKept, Prompt, Source};
+use crate::memory::prefix::place::{Mark, Place};
+use crate::memory::prefix::tree::Space;
+use crate::sequence::{Admitted, Half, Live, SeqNo};
+use crate::waiting::fair::{Needs, Places};
+use crate::waiting::replay::Pending;
+
+impl Admitted {
+    /// Some of its tokens as a prompt of its owner's.
+    fn as_prompt<'a>(&'a self, tokens: &'a [u32]) -> Prompt<'a> {
+        Prompt { tokens, space: &self.space }
+    }
+
+    /// Its half.
+    fn half(&self) -> Half {
+        if self.is_guide { Half::Guide } else { Half::Own }
+    }
+
+    /// How much of what it knew at first others can begin with.
+    fn readable(&self) -> u32 {
+        if self.restoring { 0 } else { self.sent.min(self.n_known) }
+    }
+}
+
+/// The half of a running sequence.
+fn half_of(live: &Live, no: SeqNo, half: Half) -> Option<&Admitted> {
+    let sequence = live.of(no)?;
+    match half {
+        Half::Own => Some(sequence),
+        Half::Guide => sequence.guide.as_deref(),
+    }
+}
+
+impl Line {
+    /// Slots and pages that `request` may ever need.
+    pub fn needs(&self, request: &Request) -> Needs {
+        let guide = request.guide_positions();
+        let slots = 1 + u32::from(guide.is_some());
+        let pages = self.pages_of(request.positions());
+        Needs { slots, pages: pages.saturating_add(self.pages_of(guide.unwrap_or(0))) }
+    }
+
+    /// Whether all that `request` may ever need is free, or held for kept sequences alone.
+    pub fn has_room(&self, request: &Request) -> bool {
+        let Needs { slots, pages } = self.needs(request);
+        self.n_running() + self.n_lent + slots <= self.spec.n_slots
+            && self.blocks.total() - self.blocks.n_running() >= pages
+    }
+
+    /// How full it is.
+    pub fn places(&self) -> Places {
+        Places {
+            slots: (self.n_running(), self.spec.n_slots),
+            pages: (self.blocks.n_running(), self.blocks.total()),
+        }
+    }
+
+    /// Slots of running sequences.
+    pub fn n_running(&self) -> u32 {
+        self.slots.n_taken() - self.kept.len() as u32 - self.n_lent
+    }
+
+    /// Lends a sequence that runs ahead the places of free slots, until so many are lent to it; as many as there are.
+    pub fn lend(&mut self, sequence: &mut Admitted, n: u32) {
+        let own = sequence.slot;
+        let ahead = sequence.ahead.get_or_insert_default();
+        for _ in ahead.lent(own).len()..n as usize {
+            if self.n_running() + self.n_lent >= self.spec.n_slots {
+                return;
+            }
+            let Some(plane) = self.slots.take(1) else { return };
+            self.n_lent += 1;
+            ahead.lend(SlotId(plane[0]));
+        }
+    }
+
+    /// Takes back what a sequence that runs ahead does not need, whose next part is not sent yet: somebody waits for a place.
+    pub fn take_spare(&mut self, sequence: &mut Admitted) {
+        for plane in sequence.go_home() {
+            self.slots.give_back(plane.0);
+            self.n_lent -= 1;
+        }
+    }
+
+    /// Takes back what was lent to a sequence that ends.
+    fn take_lent(&mut self, sequence: &Admitted) {
+        let lent = sequence.ahead.as_ref().map(|ahead| ahead.lent(sequence.slot));
+        for plane in lent.into_iter().flatten() {
+            self.slots.give_back(plane.0);
+            self.n_lent -= 1;
+        }
+    }
+
+    /// What a prompt can begin with, and with how many tokens of it.
+    pub(super) fn best(&self, live: &Live, prompt: Prompt<'_>) -> Option<(Source, u32)> {
+        let progress = |no, half| half_of(live, no, half).map_or(0, Admitted::readable);
+        self.kept.best(prompt, self.spec.prefixes, progress)
+    }
+
+    /// Whether a request may begin with what others computed, and leave something to others. Where every row's logits are
+    /// wanted, every row must be computed.
+    pub(super) fn reuses(&self, request: &Request) -> bool {
+        self.n_kept_places() > 0 && matches!(request.work, Work::Generate { .. })
+    }
+
+    /// Reserves places for a request, on every stage at once, and begins it with what there is of it.
+    ///
+    /// # Panics
+    /// If there is no room ([`Line::has_room`]).
+    pub fn admit(&mut self, live: &Live, pending: Pending) -> Admitted {
+        let guide = pending.guide();
+        let mut sequence = self.admit_one(live, pending, Half::Own);
+        let guide = guide.map(|guide| Box::new(self.admit_one(live, guide, Half::Guide)));
+        // What others stand for is no progress of this one.
+        let reused = sequence.reused + guide.as_ref().map_or(0, |guide| guide.reused);
+        sequence.furthest = sequence.furthest.max(reused);
+        sequence.guide = guide;
+        sequence
+    }
+
+    fn admit_one(&mut self, live: &Live, pending: Pending, half: Half) -> Admitted {
+        let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
+        let tokens = pending.tokens();
+        let Pending {
+            request,
+            rows_returned,
+            furthest,
+            losses,
+            name,
+            blocks: had,
+            restorable,
+            mu,
+            held,
+            own_drafts,
+            ..
+        } = pending;
+        let own_drafts = own_drafts && half == Half::Own;
+        let n_pages = self.pages_of(request.positions());
+        let space = Space::of(&request);
+        let prompt = Prompt { tokens: &tokens, space: &space };
+        let reuses = self.reuses(&request);
+        let before = (&had[..], restorable);
+        let (blocks, reused, source) =
+            self.begin(live, prompt, (slot, n_pages), (&request, half, own_drafts), before);
+        let borders = if half == Half::Own { &request.borders[..] } else { &[] };
+        let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
+        if reuses {
+            self.kept.leave_behind(prompt);
+            self.count(tokens.len() as u32, reused, held);
+        }
+        let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
+        Admitted {
+            whole: self.spec.prefixes == Prefixes::None,
+            request: request.id,
+            label: request.label,
+            share: request.share,
+            deadline: request.deadline,
+            n_prompt: request.prompt.len() as u32,
+            n_known: tokens.len() as u32,
+            tokens,
+            space,
+            node: node.map(|node| (live.next_no(), node)),
+            source,
+            marks,
+            work: request.work,
+            adapters: request.adapters,
+            slot,
+            blocks,
+            reused,
+            opened: reused > 0,
+            sent: reused,
+            awaiting: false,
+            put_off: false,
+            masks_late: false,
+            rows_returned,
+            furthest,
+            losses,
+            name,
+            copied: request.copied,
+            named: false,
+            checkpointed: reused,
+            restoring: false,
+            mu,
+            guide: None,
+            is_guide: half == Half::Guide,
+            drafts: request.drafts,
+            own_drafts,
+            ahead: None,
+        }
+    }
+
+    /// Pages for a request whose sequence begins in `slot`, how many tokens of its prompt are in them, and the kept state
+    /// that they come from. `before`: the pages it had on a line before, and the position of a state of its own that can be
+    /// put back. The model's own block needs the row before the first one that it reads: one more is computed for it.
+    fn begin(
+        &mut self,
+        live: &Live,
+        prompt: Prompt<'_>,
+        (slot, n_pages): (SlotId, u32),
+        (request, half, own_drafts): (&Request, Half, bool),
+        (had, restorable): (&[PageId], Option<u32>),
+    ) -> (Vec<PageId>, u32, Option<KeptId>) {
+        let best = if self.reuses(request) { self.best(live, prompt) } else { None };
+        // A state of its own has more.
+        let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
+        let again = u32::from(own_drafts && self.spec.prefixes == Prefixes::All);
+        let best = best.map(|(source, len)| (source, len - again)).filter(|(_, len)| *len > 0);
+        let Some((source, len)) = best else {
+            self.make_room(n_pages, None);
+            // A stage that stayed loaded still holds its state in them.
+            let had = if restorable.is_some() { had } else { &[] };
+            let like = self.blocks.take_like(had, n_pages, Holder::Running);
+            return (like.expect("has_room was asked"), 0, None);
+        };
+        let of = (request, half, own_drafts);
+        let blocks = self.begin_with((live, source, len), slot, n_pages, of);
+        let kept = match source {
+            Source::Kept(id) => Some(id),
+            Source::Live(..) => None,
+        };
+        (blocks, len, kept)
+    }
+
+    /// Counts a prompt that got its place.
+    fn count(&mut self, n_tokens: u32, reused: u32, held: Option<Hold>) {
+        self.kept.counts.prompt_tokens += u64::from(n_tokens);
+        self.kept.counts.reused_tokens += u64::from(reused);
+        let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
+        self.kept.counts.rows_avoided += u64::from(spared);
+    }
+
+    /// Starts `slot` as a copy of the first `len` positions of another sequence. Its full pages are shared; where there is
+    /// no room for a kept one as well, that goes.
+    fn begin_with(
+        &mut self,
+        (live, source, len): (&Live, Source, u32),
+        slot: SlotId,
+        n_pages: u32,
+        (request, half, own_drafts): (&Request, Half, bool),
+    ) -> Vec<PageId> {
+        let full = (len / self.spec.block_positions) as usize;
+        let (src, mut blocks) = match source {
+            Source::Kept(id) => {
+                self.kept.hit(id);
+                let kept = self.kept.get(id).expect("it was just found");
+                (kept.slot, kept.blocks[..full].to_vec())
+            }
+            Source::Live(no, half) => {
+                let from = half_of(live, no, half).expect("it was just found");
+                (from.slot, from.blocks[..full].to_vec())
+            }
+        };
+        for &block in &blocks {
+            self.blocks.share(block, Holder::Running);
+        }
+        let kept = match source {
+            Source::Kept(id) => Some(id),
+            Source::Live(..) => None,
+        };
+        let fresh = n_pages - full as u32;
+        self.make_room(fresh, kept);
+        let spent = kept.filter(|_| self.blocks.n_free() < fresh);
+        if let Some(kept) = spent {
+            self.kept.counts.evicted_for_pages += 1;
+            self.give_up(kept);
+        }
+        blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
+        let sampler = match &request.work {
+            Work::Generate { sampler, .. } if half == Half::Own => Some(sampler.clone()),
+            Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
+        };
+        let (copied, request) = (blocks.clone(), request.label.clone());
+        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler, request });
+        self.ops.extend(own_drafts.then_some(SeqOp::Draft { slot }));
+        if spent.is_some() {
+            self.ops.push(SeqOp::Close { slot: src });
+        }
+        blocks
+    }
+
+    /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
+    pub fn release(&mut self, sequence: &Admitted) {
+        self.take_lent(sequence);
+        for half in sequence.halves() {
+            self.leave(half);
+            for &block in &half.blocks {
+                self.blocks.give_back(block, Holder::Running);
+            }
+            self.slots.give_back(half.slot.0);
+            if half.opened {
+                self.ops.push(SeqOp::Close { slot: half.slot });
+            }
+        }
+    }
+
+    /// What a sequence knew is not in the tree any more on its account.
+    fn leave(&mut self, sequence: &Admitted) {
+        if let Some((no, node)) = sequence.node {
+            self.kept.leave(node, no, sequence.half());
+        }
+    }
+
+    /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
+    pub fn discard(&mut self, sequence: &Admitted) {
+        for half in sequence.halves() {
+            self.note_spoilt(half);
+            let before = self.kept.begins(half.as_prompt(&half.tokens));
+            // It may have begun with a part of one.
+            self.spoil(before.into_iter().chain(half.source).collect());
+        }
+        self.release(sequence);
+    }
+
+    /// The same for one that had ended and was kept when its numbers came.
+    pub fn discard_kept(&mut self, no: SeqNo) {
+        let left = self.kept.left_by(no);
+        left.iter().for_each(|node| self.note_spoilt_at(*node));
+        let spoilt = left.into_iter().flat_map(|node| self.kept.before(node));
+        self.spoil(spoilt.collect());
+    }
+
+    fn spoil(&mut self, mut spoilt: Vec<KeptId>) {
+        spoilt.sort_unstable();
+        spoilt.dedup();
+        for id in spoilt {
+            let Some(kept) = self.kept.get_mut(id) else { continue };
+            let (was_spoilt, pinned) = (kept.spoilt, kept.pinned);
+            // Where the stages read or fill its slot it goes later, and nobody begins with it meanwhile.
+            (kept.spoilt, kept.filled) = (true, false);
+            self.kept.counts.spoilt += u64::from(!was_spoilt);
+            self.kept.tree.changes += 1;
+            if !pinned {
+                self.evict(id);
+            }
+        }
+    }
+
+    /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
+    /// are no hindrance: whatever is copied from it comes after them.
+    pub fn retire(&mut self, no: SeqNo, mut sequence: Admitted) {
+        // The guide first: where one is kept, it is the sequence itself.
+        if let Some(guide) = sequence.guide.take() {
+            self.retire(no, *guide);
+        }
+        if !self.worth_keeping(&sequence) {
+            return self.release(&sequence);
+        }
+        self.leave(&sequence);
+        let n_kept = sequence.sure_sent();
+        let (has, op) = sequence.settle(n_kept);
+        self.ops.extend(op);
+        self.take_lent(&sequence);
+        let mut tokens = sequence.tokens;
+        tokens.truncate(n_kept as usize);
+        let (space, owner) = (sequence.space, sequence.share.owner);
+        let prompt = Prompt { tokens: &tokens, space: &space };
+        let hits = self.drop_covered(prompt);
+        let mut blocks = sequence.blocks;
+        let n_used = self.pages_of(n_kept.into()) as usize;
+        for &block in &blocks[..n_used] {
+            self.blocks.share(block, Holder::Kept);
+        }
+        for &block in &blocks {
+            self.blocks.give_back(block, Holder::Running);
+        }
+        blocks.truncate(n_used);
+        let request = (!sequence.is_guide).then_some(sequence.request);
+        if sequence.named {
+            self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
+        }
+        // Before it is one of them, so that it is not the one to go.
+        self.limit_kept(self.spec.n_kept.saturating_sub(1), Some(owner));
+        let slot = sequence.slot;
+        let rest = tokens[has as usize..].to_vec();
+        let filled = rest.is_empty();
+        let (place, left_by, pinned) = (Place::End, Some(no), false);
+        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        let id = self.kept.insert(new);
+        if let Some(kept) = self.kept.get_mut(id) {
+            kept.hits = hits;
+        }
+        if !filled {
+            let (want, mu, ahead) = (Want::Nothing, None, None);
+            let part = SeqPart { slot, pos: has, tokens: rest, want, mu, ahead };
+            self.settling.push((id, part));
+        }
+    }
+
+    /// Drops the states that one with these tokens stands for as well; requests that began with them, which it goes on
+    /// counting.
+    fn drop_covered(&mut self, prompt: Prompt<'_>) -> u64 {
+        let mut hits = 0;
+        for id in self.kept.covered_by(prompt, self.spec.prefixes) {
+            hits += self.kept.get(id).map_or(0, |kept| kept.hits);
+            self.kept.counts.covered += 1;
+            self.evict(id);
+        }
+        hits
+    }
+
+    fn worth_keeping(&self, sequence: &Admitted) -> bool {
+        let generated = matches!(sequence.work, Work::Generate { .. });
+        // With one place only, the prompt's end is the better bet where the end of the answer is no
+        // prefix of the next prompt unless the template repeats the answer as it was.
+        let before_last = sequence.n_prompt.saturating_sub(1) as usize;
+        let prompt = sequence.as_prompt(&sequence.tokens[..before_last]);
+        let prompt_is_kept = self.spec.n_kept == 1 && self.kept.same(prompt).is_some();
+        let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
+        generated && sequence.opened && sequence.sure_sent() > 0 && has_place && !prompt_is_kept
+    }
+
+    /// Keeps the states at the marks that prompts have reached, before their next rows are sent.
+    pub fn keep_marks(&mut self, live: &mut Live) {
+        for no in live.prefilling.clone() {
+            for half in [Half::Guide, Half::Own] {
+                let sequence = live.get_mut(no);
+                let sequence = sequence.and_then(|sequence| match half {
+                    Half::Own => Some(sequence),
+                    Half::Guide => sequence.guide.as_deref_mut(),
+                });
+                if let Some(sequence) = sequence
+                    && let Some(mark) = sequence.take_mark()
+                {
+                    self.keep_mark(no, sequence, mark);
+                }
+            }
+        }
+    }
+
+    /// The state of a sequence at the end of what was sent of it is copied before it goes on.
+    fn keep_mark(&mut self, no: SeqNo, sequence: &Admitted, mark: Mark) {
+        let (len, owner) = (mark.at, sequence.share.owner);
+        let prompt = sequence.as_prompt(&sequence.tokens[..len as usize]);
+        if let Some(same) = self.kept.same(prompt) {
+            return self.kept.touch(same);
+        }
+        if !self.has_place_for(mark, len - sequence.reused, owner) {
+            return;
+        }
+        self.limit_kept(self.spec.n_kept - 1, Some(owner));
+        let full = (len / self.spec.block_positions) as usize;
+        let fresh = self.pages_of(len.into()) - full as u32;
+        self.make_room(fresh, None);
+        let has_slot = self.kept.len() < self.n_kept_places();
+        let Some(last) = has_slot.then(|| self.blocks.take(fresh, Holder::Kept)).flatten() else {
+            return;
+        };
+        let mut blocks = sequence.blocks[..full].to_vec();
+        for &block in &blocks {
+            self.blocks.share(block, Holder::Kept);
+        }
+        blocks.extend(last);
+        let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
+        let (src, copied, request) = (sequence.slot, blocks.clone(), sequence.label.clone());
+        self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
+        let (request, left_by, place) = (None, Some(no), mark.place);
+        let (filled, pinned) = (true, false);
+        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        self.kept.insert(new);
+    }
+
+    /// Whether a mark that saves at most so many rows is worth the place of another state.
+    fn has_place_for(&self, mark: Mark, rows: u32, owner: u64) -> bool {
+        let is_free = self.kept.len() < self.n_kept_places();
+        if mark.place != Place::Distance || is_free || self.kept.by_age {
+            return true;
+        }
+        let next = self.kept.next_for_slot(Some(owner), self.spec.prefixes);
+        let next = next.and_then(|id| self.kept.get(id));
+        next.is_some_and(|next| {
+            let worth = self.kept.value(next, self.spec.prefixes);
+            worth < crate::memory::prefix::KeptPool::value_of_new(rows)
+        })
+    }
+
+    /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
+    /// to nobody, until it is filled. It is of those who show no key. `None` if kept sequences that are pinned, and running ones, leave
+    /// no room. Stages refuse the state of one that had other adapters.
+    pub fn open_kept(&mut self, tokens: Vec<u32>, adapters: Arc<[AdapterUse]>) -> Option<KeptInfo> {
+        let owner = Share::default().owner;
+        self.open_kept_in(
+            tokens,
+            (&Space::new(Namespace::of_owner(owner), &adapters), owner),
+            &adapters,
+        )
+    }
+
+    /// The same in any namespace.
+    pub(super) fn open_kept_in(
+        &mut self,
+        tokens: Vec<u32>,
+        (space, owner): (&Space, u64),
+        adapters: &Arc<[AdapterUse]>,
+    ) -> Option<KeptInfo> {
+        let n_pages = self.pages_of(tokens.len() as u64);
+        let is_free = self.blocks.total() - self.blocks.n_running() >= n_pages;
+        let fits = tokens.len() as u64 <= u64::from(self.spec.max_positions);
+        if tokens.is_empty() || !fits || !is_free || self.n_kept_places() == 0 {
+            return None;
+        }
+        self.limit_kept(self.spec.n_kept - 1, Some(owner));
+        if self.kept.len() >= self.n_kept_places() {
+            return None;
+        }
+        self.make_room(n_pages, None);
+        let blocks = self.blocks.take(n_pages, Holder::Running)?;
+        let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
+        let (opened, request) = (blocks.clone(), "kept".into());
+        self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
+        self.ops.extend(SeqOp::adapt(slot, adapters));
+        let prompt = Prompt { tokens: &tokens, space };
+        let (request, left_by, place) = (None, None, Place::End);
+        // Whoever fills it holds on to it meanwhile.
+        let (filled, pinned) = (false, true);
+        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        let id = self.kept.insert(new);
+        Some(KeptInfo { id, slot, tokens })
+    }
+
+    /// The stages hold the state of a sequence that was opened with [`Line::open_kept`], or have read that of one that was
+    /// pinned.
+    pub fn kept_filled(&mut self, id: KeptId) {
+        let Some(kept) = self.kept.get_mut(id) else { return };
+        if kept.spoilt {
+            return self.evict(id);
+        }
+        kept.filled = true;
+        self.kept.tree.changes += 1;
+        self.unpin(id);
+    }
+
+    /// Holds on to a kept sequence; whether it was there and nobody did.
+    pub fn pin(&mut self, id: KeptId) -> bool {
+        self.set_pinned(id, true)
+    }
+
+    /// It may go again.
+    pub fn unpin(&mut self, id: KeptId) {
+        self.set_pinned(id, false);
+    }
+
+    /// Pages of a pinned sequence count as those of a running one: nobody else can have them.
+    fn set_pinned(&mut self, id: KeptId, pinned: bool) -> bool {
+        let Some(kept) = self.kept.get_mut(id).filter(|kept| kept.pinned != pinned) else {
+            return false;
+        };
+        kept.pinned = pinned;
+        let (from, to) = match pinned {
+            true => (Holder::Kept, Holder::Running),
+            false => (Holder::Running, Holder::Kept),
+        };
+        for &block in &kept.blocks {
+            self.blocks.share(block, to);
+            self.blocks.give_back(block, from);
+        }
+        true
+    }
+
+    /// The kept sequence of a request that ended.
+    pub fn kept_of(&self, request: RequestId) -> Option<KeptInfo> {
+        let of = self.kept.iter().find(|kept| kept.filled && kept.request == Some(request));
+        of.map(|kept| self.kept.info(kept))
+    }
+}

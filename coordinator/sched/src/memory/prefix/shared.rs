@@ -1,0 +1,97 @@
+//! What is being read is not read twice: a request waits for a sequence that reads what both begin with, and then begins
+//! with that.
+//!
+//! It holds no place meanwhile, and others may overtake it. It waits only for somebody who is ahead of where it would begin
+//! itself, so its own reading would not be there sooner. If whoever reads ends in the middle, for whatever reason, the first
+//! one that waits reads on. Only requests of one namespace do so. Where there is a state at a sequence's end only, the one
+//! that reads is told to leave it at the fork.
+
+use brigade_spec::Prefixes;
+
+use crate::events::{Micros, Request};
+use crate::line::Line;
+use crate::memory::prefix::hold::Hold;
+use crate::memory::prefix::kept::Prompt;
+use crate::memory::prefix::tree::Space;
+use crate::sequence::{Admitted, Live, SeqNo, is_suspect};
+use crate::waiting::replay::Pending;
+
+/// Rows that it must spare to be worth a wait.
+pub(super) const LEAST_ROWS: u32 = 64;
+
+/// So many times as long as its own reading would take where nobody else is there, a request waits for somebody else's.
+const MOST_TIMES: u64 = 4;
+
+/// Whether a sequence still has to read what is before a position, and nothing but that keeps it.
+fn is_reading(reader: &Admitted, until: u32) -> bool {
+    !reader.restoring && !is_suspect(reader.losses) && reader.own_left() > 0 && reader.sent < until
+}
+
+impl Line {
+    /// Whether the one that a request waits for is still on its way there, and that does not take too long.
+    pub fn lasts(&self, now: Micros, live: &Live, hold: &Hold) -> bool {
+        let reads = live.of(hold.reader).is_some_and(|reader| is_reading(reader, hold.until));
+        let rows = u64::from(hold.until - hold.begin);
+        let waited = now.saturating_sub(hold.since);
+        let is_long = self.times.measured() && self.times.rows_in(waited) > MOST_TIMES * rows;
+        reads && !is_long
+    }
+
+    /// For whom a request that waits should wait, if it has not done so before for too long.
+    pub fn hold(&mut self, now: Micros, live: &mut Live, pending: &Pending) -> Option<Hold> {
+        if pending.interrupted {
+            return None;
+        }
+        let hold = self.shared_read(now, live, &pending.request)?;
+        let Some(before) = pending.held else {
+            self.kept.counts.waits += 1;
+            return Some(hold);
+        };
+        // All its waiting together is as long as one may be.
+        let hold = Hold { since: before.since, begin: before.begin.min(hold.begin), ..hold };
+        self.lasts(now, live, &hold).then_some(hold)
+    }
+
+    /// For whom a request should wait, that could have a place now; whoever that is leaves a state where the two part.
+    pub fn shared_read(&self, now: Micros, live: &mut Live, request: &Request) -> Option<Hold> {
+        if !self.waits_for_readers(request) {
+            return None;
+        }
+        let space = Space::of(request);
+        let prompt = Prompt { tokens: &request.prompt, space: &space };
+        let begin = self.best(live, prompt).map_or(0, |(_, len)| len);
+        let (until, reader) = self.read_by(live, prompt, begin)?;
+        let until = match self.spec.prefixes {
+            Prefixes::Whole => live.get_mut(reader)?.mark_fork(until)?,
+            Prefixes::All | Prefixes::None => until,
+        };
+        (until > begin).then_some(Hold { reader, until, begin, since: now })
+    }
+
+    /// Whether a request may begin with what is still being read.
+    pub(super) fn waits_for_readers(&self, request: &Request) -> bool {
+        let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
+        self.reuses(request) && leaves_states && request.guide.is_none()
+    }
+
+    /// Up to where a running sequence reads what a prompt begins with, if that spares enough rows behind `begin`, where the
+    /// prompt would have to begin by itself.
+    pub(super) fn read_by(
+        &self,
+        live: &Live,
+        prompt: Prompt<'_>,
+        begin: u32,
+    ) -> Option<(u32, SeqNo)> {
+        let until = |(no, common): (SeqNo, u32)| {
+            let reader = live.of(no)?;
+            let until = match self.spec.prefixes {
+                // There is a state between two rows of the prompt, not behind the last: a token is drawn there.
+                Prefixes::Whole => common.min(reader.n_known - 1),
+                Prefixes::All | Prefixes::None => common,
+            };
+            let is_ahead = reader.sent >= begin && is_reading(reader, until);
+            (is_ahead && until >= begin.saturating_add(LEAST_ROWS)).then_some((until, no))
+        };
+        self.kept.readers(prompt).into_iter().filter_map(until).max()
+    }
+}

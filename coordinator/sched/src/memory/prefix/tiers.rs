@@ -1,0 +1,141 @@
+//! What is kept below the stages' memory: which states are to be written there, what a request would begin with without
+//! them, and places for those that come back. Whoever writes and finds them does so beside the scheduler.
+
+use std::collections::BTreeSet;
+
+use crate::Scheduler;
+use crate::events::{Action, KeptId, Micros, Request};
+use crate::line::Line;
+use crate::memory::prefix::kept::{Kept, KeptInfo, Prompt};
+use crate::memory::prefix::spoilt::Spoilt;
+use crate::memory::prefix::tree::{NodeId, Space};
+use crate::sequence::Admitted;
+
+/// A kept state with all that has to be the same for another prompt to begin with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptOf {
+    /// The state.
+    pub kept: KeptInfo,
+    /// Its namespace, the same in every process.
+    pub space: Vec<u8>,
+    /// Whose it is.
+    pub owner: u64,
+}
+
+impl Space {
+    /// Names it, the same in every process.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let (namespace, adapters) = self.parts();
+        let adapters = adapters.iter().flat_map(|(adapter, scale)| [*adapter, *scale]);
+        let adapters = adapters.flat_map(u32::to_le_bytes);
+        namespace.number().to_le_bytes().into_iter().chain(adapters).collect()
+    }
+}
+
+/// The namespace of a request, the same in every process.
+pub fn space_of(request: &Request) -> Vec<u8> {
+    Space::new(request.namespace(), &request.adapters).bytes()
+}
+
+impl Line {
+    /// The state that has waited longest to be written, but for those that are `known`. None while the stages have not
+    /// heard of all changes: a slot may be another state's there. Its pages go to nobody meanwhile, so it is one without
+    /// which so many pages are free that no running sequence has.
+    fn unsaved(&self, known: &BTreeSet<KeptId>, awaited: u32) -> Option<KeptOf> {
+        if self.faulted || self.is_parting() || !self.ops.is_empty() || !self.settling.is_empty() {
+            return None;
+        }
+        let unused = self.blocks.total() - self.blocks.n_running();
+        let leaves_room =
+            |kept: &Kept| unused >= self.blocks.n_kept_of(&kept.blocks).saturating_add(awaited);
+        let is_new = |kept: &&Kept| kept.filled && !kept.pinned && !known.contains(&kept.id);
+        let kept = self.kept.iter().find(|kept| is_new(kept) && leaves_room(kept))?;
+        let space = self.kept.space_of(kept)?.bytes();
+        Some(KeptOf { kept: self.kept.info(kept), space, owner: kept.owner })
+    }
+
+    /// Notes what a sequence had whose numbers are no good.
+    pub(super) fn note_spoilt(&mut self, sequence: &Admitted) {
+        let (tokens, space) = (sequence.tokens.clone(), sequence.space.bytes());
+        self.spoilt.push(Spoilt { tokens, space });
+    }
+
+    /// The same of what it left behind.
+    pub(super) fn note_spoilt_at(&mut self, node: NodeId) {
+        let tokens = self.kept.tree.tokens(node);
+        let space = self.kept.tree.space_of(node).map(|space| space.bytes());
+        self.spoilt.extend(space.map(|space| Spoilt { tokens, space }));
+    }
+}
+
+impl Scheduler {
+    /// The kept state that has waited longest to be written, but for those that are `known`.
+    ///
+    /// While it is written nobody else can have its pages. So it is none whose pages the next request in the queue needs, or
+    /// the next tokens of those that run.
+    pub fn unsaved(&self, known: &BTreeSet<KeptId>) -> Option<KeptOf> {
+        let next_tokens = self.live.all().map(|sequence| sequence.n_slots()).sum::<u32>();
+        let awaited = self.pages_of_next().saturating_add(next_tokens);
+        self.line.as_ref()?.unsaved(known, awaited)
+    }
+
+    /// Kept states that are not `known`.
+    pub fn n_unsaved(&self, known: &BTreeSet<KeptId>) -> usize {
+        let kept = self.line.iter().flat_map(|line| line.kept.iter());
+        kept.filter(|kept| kept.filled && !known.contains(&kept.id)).count()
+    }
+
+    /// Whether a state is kept on this line.
+    pub fn is_kept(&self, id: KeptId) -> bool {
+        self.line.as_ref().is_some_and(|line| line.kept.get(id).is_some())
+    }
+
+    /// How many tokens of a request's prompt it would begin with now; `None` where it would begin with nothing, whatever
+    /// there is.
+    pub fn begins_with(&self, request: &Request) -> Option<u32> {
+        let line = self.line.as_ref().filter(|line| !line.faulted && !line.is_parting())?;
+        if !line.reuses(request) || request.guide.is_some() {
+            return None;
+        }
+        let space = Space::new(request.namespace(), &request.adapters);
+        let prompt = Prompt { tokens: &request.prompt, space: &space };
+        Some(line.best(&self.live, prompt).map_or(0, |(_, len)| len))
+    }
+
+    /// How long the line takes to read so many rows of prompts, as far as it was measured.
+    pub fn reading_us(&self, rows: u32) -> Option<Micros> {
+        const SECOND: Micros = 1_000_000;
+        let times = &self.line.as_ref()?.times;
+        let per_second = times.measured().then(|| times.rows_in(SECOND).max(1))?;
+        Some(u64::from(rows) * SECOND / per_second)
+    }
+
+    /// As [`Self::open_kept`], for the first `len` tokens of a request's prompt. Its pages count as those of a running
+    /// sequence meanwhile, so there is no room where the next request in the queue needs them.
+    pub fn open_kept_of(
+        &mut self,
+        now: Micros,
+        request: &Request,
+        len: u32,
+    ) -> (Option<KeptInfo>, Vec<Action>) {
+        let mut out = Vec::new();
+        let awaited = self.pages_of_next();
+        let line = self.line.as_mut().filter(|line| !line.faulted && !line.is_parting());
+        let line = line.filter(|line| {
+            let pages = line.pages_of(len.into()).saturating_add(awaited);
+            line.blocks.total() - line.blocks.n_running() >= pages
+        });
+        let space = Space::new(request.namespace(), &request.adapters);
+        let tokens = request.prompt[..len as usize].to_vec();
+        let opened = line.and_then(|line| {
+            line.open_kept_in(tokens, (&space, request.share.owner), &request.adapters)
+        });
+        self.fill_line(now, &mut out);
+        (opened, out)
+    }
+
+    /// What may hold numbers that are no good, since this was last asked.
+    pub fn take_spoilt(&mut self) -> Vec<Spoilt> {
+        self.line.as_mut().map(|line| std::mem::take(&mut line.spoilt)).unwrap_or_default()
+    }
+}

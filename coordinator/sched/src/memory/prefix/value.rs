@@ -1,0 +1,294 @@
+//! Which state goes first when places or pages are needed.
+//!
+//! Owners come first: of those that hold something, the one that holds most gives something up. So nobody who asks much takes
+//! away what is kept for somebody who asks little. What a request that waits would begin with goes last, and before that a
+//! conversation that waits for the result of a tool. Of the others that
+//! state goes whose loss costs least: rows that would have to be read again, by how likely that is and how long ago it was of
+//! use. Rows up to the state before it in the tree would not, so of two states close to each other one has little value.
+//! A way that a prompt repeated for the most part and then left was likely left for good: a message was changed, or a turn
+//! told again. Prompts go on behind an end, and where several went different ways; between these they seldom do. The price is in places:
+//! each state takes one. This is the rule of Pan et al., "Marconi" (MLSys 2025), with an age in uses instead of ranks, and
+//! with the shape of the tree.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use brigade_spec::Prefixes;
+
+use crate::events::KeptId;
+use crate::memory::prefix::kept::{Holder, Kept, KeptPool};
+use crate::memory::prefix::place::Place;
+
+/// How likely it is that a prompt goes on behind a state beside the only way that is known, beside one where ways part.
+const ON_ONE_WAY: f64 = 0.25;
+
+/// The same of the end of a prompt: templates rewrite answers.
+const AT_PROMPTS_END: f64 = 0.5;
+
+/// How likely a prompt goes on behind a state whose way was left for another one, beside one that was not.
+const WHERE_LEFT: f64 = 0.1;
+
+/// How soon a state goes: the least first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Rank {
+    wanted: bool,
+    lingers: bool,
+    value: f64,
+    id: KeptId,
+}
+
+impl Rank {
+    fn order(&self, other: &Self) -> Ordering {
+        let by_use = self.wanted.cmp(&other.wanted).then(self.lingers.cmp(&other.lingers));
+        let by_value = by_use.then(self.value.total_cmp(&other.value));
+        by_value.then(self.id.cmp(&other.id))
+    }
+}
+
+impl KeptPool {
+    /// Rows that would be read again without a state, for who begins with it.
+    fn saves(&self, kept: &Kept, prefixes: Prefixes) -> u32 {
+        let end = self.tree.end(kept.node);
+        let before = self.tree.up(kept.node).skip(1);
+        let nearest = match prefixes {
+            // Whoever is behind the same fork stands for what is before it.
+            Prefixes::All => before.map(|node| self.tree.end(node)).next(),
+            Prefixes::Whole | Prefixes::None => {
+                let is_state = |holder: &Holder| match holder {
+                    Holder::Kept(id) => self.get(*id).is_some_and(|kept| kept.filled),
+                    Holder::Live(..) => false,
+                };
+                let mut states = before.filter(|n| self.tree.holders(*n).iter().any(is_state));
+                states.next().map(|node| self.tree.end(node))
+            }
+        };
+        end - nearest.unwrap_or(0)
+    }
+
+    /// What a state is worth now.
+    pub(super) fn value(&self, kept: &Kept, prefixes: Prefixes) -> f64 {
+        if self.by_age {
+            return kept.last_use as f64;
+        }
+        let odds = match kept.place {
+            _ if self.tree.n_children(kept.node) != 1 => 1.0,
+            Place::Prompt => AT_PROMPTS_END,
+            Place::End | Place::Fork | Place::Distance => ON_ONE_WAY,
+        };
+        f64::from(self.saves(kept, prefixes)) * odds * self.freshness(kept)
+    }
+
+    /// How likely it is to be used soon by its last use alone.
+    fn freshness(&self, kept: &Kept) -> f64 {
+        let age = (self.uses + 1).saturating_sub(kept.last_use).max(1);
+        let odds = if kept.left { WHERE_LEFT } else { 1.0 };
+        odds / age as f64
+    }
+
+    /// What one in the middle of a prompt would be worth that saves so many rows and is new.
+    pub(super) fn value_of_new(rows: u32) -> f64 {
+        f64::from(rows) * ON_ONE_WAY
+    }
+
+    /// The next to go when places are needed, one of them for this owner: of the owner that has the most.
+    pub fn next_for_slot(&self, newcomer: Option<u64>, prefixes: Prefixes) -> Option<KeptId> {
+        let value = |kept: &Kept| self.value(kept, prefixes);
+        self.next_to_go(None, newcomer, |_| 1, value)
+    }
+
+    /// The same when pages are needed: of the owner that has the most pages. Not `except`. Where states give up single
+    /// pages, the one whose last use is longest ago; else the one whose `own` pages are worth least each.
+    pub fn next_for_pages(
+        &self,
+        except: Option<KeptId>,
+        prefixes: Prefixes,
+        own: impl Fn(&Kept) -> usize,
+    ) -> Option<KeptId> {
+        let value = |kept: &Kept| match prefixes {
+            Prefixes::All if self.by_age => kept.last_use as f64,
+            Prefixes::All => self.freshness(kept),
+            Prefixes::Whole | Prefixes::None => match own(kept) {
+                // Nobody would gain by it.
+                0 => f64::INFINITY,
+                _ if self.by_age => self.value(kept, prefixes),
+                pages => self.value(kept, prefixes) / pages as f64,
+            },
+        };
+        self.next_to_go(except, None, |kept| kept.blocks.len(), value)
+    }
+
+    fn next_to_go(
+        &self,
+        except: Option<KeptId>,
+        newcomer: Option<u64>,
+        size: impl Fn(&Kept) -> usize,
+        value: impl Fn(&Kept) -> f64,
+    ) -> Option<KeptId> {
+        let mut held: BTreeMap<u64, usize> = newcomer.map(|owner| (owner, 1)).into_iter().collect();
+        for kept in self.iter() {
+            *held.entry(kept.owner).or_default() += size(kept);
+        }
+        let may_go = || self.iter().filter(|kept| !kept.pinned && Some(kept.id) != except);
+        let most = may_go().filter_map(|kept| held.get(&kept.owner)).max().copied()?;
+        let of_most = may_go().filter(|kept| held.get(&kept.owner) == Some(&most));
+        let lingers = |kept: &Kept| kept.lingers > self.now;
+        let rank =
+            |k: &Kept| Rank { wanted: k.wanted, lingers: lingers(k), value: value(k), id: k.id };
+        let ranks = of_most.map(rank);
+        ranks.min_by(Rank::order).map(|rank| rank.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use brigade_engine::batch::SlotId;
+
+    use super::*;
+    use crate::events::RequestId;
+    use crate::memory::namespace::Namespace;
+    use crate::memory::prefix::kept::{NewKept, Prompt};
+    use crate::memory::prefix::tree::Space;
+
+    fn add(pool: &mut KeptPool, owner: u64, tokens: &[u32], place: Place) -> KeptId {
+        let space = Space::new(Namespace::of_owner(owner), &[]);
+        pool.insert(NewKept {
+            slot: SlotId(0),
+            blocks: vec![],
+            prompt: Prompt { tokens, space: &space },
+            owner,
+            request: None,
+            left_by: None,
+            place,
+            filled: true,
+            pinned: false,
+        })
+    }
+
+    fn next(pool: &KeptPool) -> Option<KeptId> {
+        pool.next_for_slot(None, Prefixes::Whole)
+    }
+
+    #[test]
+    fn the_longest_unused_of_equals_goes_first_unless_it_is_pinned_or_wanted() {
+        let mut pool = KeptPool::default();
+        let [first, second, third] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        pool.touch(first);
+        for prefixes in [Prefixes::All, Prefixes::Whole] {
+            assert_eq!(pool.next_for_pages(None, prefixes, |_| 1), Some(second));
+            assert_eq!(pool.next_for_pages(Some(second), prefixes, |_| 1), Some(third));
+        }
+        pool.get_mut(second).unwrap().pinned = true;
+        assert_eq!(next(&pool), Some(third));
+        pool.want([third].into());
+        assert_eq!(next(&pool), Some(first), "what is wanted goes last");
+        pool.remove(first);
+        assert_eq!(next(&pool), Some(third), "but it goes");
+        pool.remove(third);
+        assert_eq!(next(&pool), None);
+    }
+
+    #[test]
+    fn a_conversation_that_waits_for_a_tool_goes_last_for_a_while() {
+        let mut pool = KeptPool::default();
+        let [calls, other, wanted] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        pool.get_mut(calls).unwrap().request = Some(RequestId(7));
+        pool.want([wanted].into());
+        pool.linger(5_000_000, RequestId(7));
+        pool.now = 14_999_999;
+        assert_eq!(next(&pool), Some(other));
+        pool.now = 15_000_000;
+        assert_eq!(next(&pool), Some(calls), "it is the oldest");
+        pool.now = 5_000_000;
+        pool.remove(other);
+        assert_eq!(next(&pool), Some(calls), "but before what is wanted");
+        pool.linger(5_000_000, RequestId(7));
+        pool.touch(calls);
+        pool.remove(wanted);
+        let newer = add(&mut pool, 0, &[4], Place::End);
+        assert_eq!(next(&pool), Some(calls), "its client came back");
+        pool.remove(newer);
+    }
+
+    #[test]
+    fn what_saves_little_beside_another_goes_before_what_is_older() {
+        let mut pool = KeptPool::default();
+        let long: Vec<u32> = (0..1000).collect();
+        let old = add(&mut pool, 0, &long[..500], Place::End);
+        let near = add(&mut pool, 0, &long[..510], Place::End);
+        assert_eq!(next(&pool), Some(near), "10 rows of 510");
+        // Without the one before it, all of them.
+        pool.remove(old);
+        let other = add(&mut pool, 0, &[7; 100], Place::End);
+        assert_eq!(next(&pool), Some(other));
+        // What lies on the way of one prompt is worth less than where ways part.
+        let on_way = add(&mut pool, 0, &[8; 900], Place::Distance);
+        add(&mut pool, 0, &[8; 2000], Place::End);
+        pool.remove(other);
+        pool.remove(near);
+        assert_eq!(next(&pool), Some(on_way));
+        let mut turned = [8; 1000];
+        turned[900..].fill(9);
+        let turned = add(&mut pool, 0, &turned, Place::End);
+        assert_eq!(next(&pool), Some(turned), "100 rows behind the place where ways part");
+    }
+
+    #[test]
+    fn what_a_prompt_repeated_and_then_left_goes_before_what_is_older() {
+        for prefixes in [Prefixes::All, Prefixes::Whole] {
+            let mut pool = KeptPool::default();
+            let other = add(&mut pool, 0, &[7; 1000], Place::End);
+            let told = add(&mut pool, 0, &[8; 1000], Place::End);
+            let goes = |pool: &KeptPool| pool.next_for_pages(None, prefixes, |_| 1);
+            let space = Space::new(Namespace::of_owner(0), &[]);
+            let leaves_at = |pool: &mut KeptPool, at: usize| {
+                let tokens = [&[8; 1000][..at], &[9; 100]].concat();
+                pool.leave_behind(Prompt { tokens: &tokens, space: &space });
+            };
+            leaves_at(&mut pool, 400);
+            assert_eq!(
+                goes(&pool),
+                Some(other),
+                "an agent with the same instructions says nothing"
+            );
+            leaves_at(&mut pool, 900);
+            assert_eq!(goes(&pool), Some(told));
+            pool.touch(told);
+            assert_eq!(goes(&pool), Some(other), "somebody went on there");
+            // Two ways part there: a third one says nothing about them.
+            let turned = [&[8; 900][..], &[9; 100]].concat();
+            let turned = add(&mut pool, 0, &turned, Place::End);
+            leaves_at(&mut pool, 900);
+            assert!(!pool.get(turned).is_some_and(|kept| kept.left), "the same once more");
+            let third = [&[8; 900][..], &[5; 100]].concat();
+            pool.leave_behind(Prompt { tokens: &third, space: &space });
+            assert!(pool.iter().all(|kept| !kept.left));
+        }
+    }
+
+    #[test]
+    fn of_equals_the_one_goes_that_frees_most_pages() {
+        let mut pool = KeptPool::default();
+        let [few, many, none] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        let own = |kept: &Kept| [1, 9, 0][kept.id.0 as usize];
+        assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(many));
+        pool.remove(many);
+        assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(few));
+        pool.remove(few);
+        assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(none), "if need be");
+    }
+
+    #[test]
+    fn the_owner_that_has_most_gives_up_something() {
+        let mut pool = KeptPool::default();
+        let old = add(&mut pool, 1, &[1; 10], Place::End);
+        let [_, theirs] = [2, 3].map(|token| add(&mut pool, 2, &[token; 900], Place::End));
+        let goes = pool.next_for_slot(None, Prefixes::Whole);
+        assert!(goes.is_some_and(|id| id != old), "not that of who has less");
+        pool.remove(theirs);
+        assert_eq!(
+            pool.next_for_slot(Some(1), Prefixes::Whole),
+            Some(old),
+            "a second one of its own"
+        );
+    }
+}

@@ -1,0 +1,4 @@
+//! What ubatches cost.
+
+pub(crate) mod pace;
+pub(crate) mod timing;

@@ -1,0 +1,7 @@
+//! What travels down the line: composed, followed until it is back, and read.
+
+pub(crate) mod compose;
+pub(crate) mod groups;
+pub(crate) mod in_flight;
+pub(crate) mod results;
+pub(crate) mod sizing;

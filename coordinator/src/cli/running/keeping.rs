@@ -1,0 +1,141 @@
+//! What a server keeps in its data folder over restarts: under which name it holds workers, and its resumable requests.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use brigade_cluster::OwnName;
+use brigade_line::journal::{Bounds, Journal, Recovered};
+use brigade_line::model::Model;
+use brigade_proto::address::Address;
+use clap::{Args, ValueEnum};
+
+use crate::cli::options::args::{KvArg, LineArgs};
+use crate::cli::options::data_dir::DataDirArgs;
+
+/// Where the models of a server that has several keep what is theirs, below its folder.
+pub const MODELS: &str = "models";
+
+/// What a model's folder is called there.
+pub fn folder_of(model: &str) -> String {
+    percent_encoding::utf8_percent_encode(model, percent_encoding::NON_ALPHANUMERIC).to_string()
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
+/// Where a server keeps what it goes on from.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Restarts")]
+pub struct KeepArgs {
+    /// Keep resumable requests and their tokens in the data folder, to go on with them after this process was
+    /// killed, and take over the workers that it had. A server on a port that the system chooses does so only where
+    /// --data-dir names a folder
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    journal: Switch,
+}
+
+/// What was found in the folder of a server.
+#[derive(Debug)]
+pub struct Keeping {
+    /// Its name.
+    pub own_name: OwnName,
+    folder: PathBuf,
+}
+
+impl KeepArgs {
+    /// The folder of a server that listens at `listen`, or of one of its models; `None` where it keeps nothing.
+    ///
+    /// # Errors
+    /// The folder cannot be used, or another server has it.
+    pub fn find(
+        &self,
+        listen: &Address,
+        data_dir: &DataDirArgs,
+        model: Option<&str>,
+    ) -> Result<Option<Keeping>> {
+        let named = data_dir.data_dir.is_some();
+        let Some(folder) = self.folder(listen, data_dir) else { return Ok(None) };
+        let folder = match model {
+            Some(model) => folder.join(MODELS).join(folder_of(model)),
+            None => folder,
+        };
+        match OwnName::kept_in(&folder) {
+            Ok(own_name) => Ok(Some(Keeping { own_name, folder })),
+            // Nobody asked for this folder: a machine without a home can serve too.
+            Err(error) if !named => {
+                tracing::warn!(%error, "no journal: requests do not survive a restart");
+                Ok(None)
+            }
+            Err(error) => Err(error).context("--data-dir"),
+        }
+    }
+}
+
+impl KeepArgs {
+    /// The folder of a server that listens at `listen`, whoever has it; `None` where it keeps nothing.
+    pub fn folder(&self, listen: &Address, data_dir: &DataDirArgs) -> Option<PathBuf> {
+        if self.journal == Switch::Off {
+            return None;
+        }
+        let port = match listen {
+            Address::Tcp { port, .. } => *port,
+            Address::Unix(_) => 0,
+        };
+        if port == 0 && data_dir.data_dir.is_none() {
+            return None;
+        }
+        let Some(folder) = data_dir.find() else {
+            tracing::warn!(
+                "no journal: neither --data-dir nor HOME names a folder for it; requests do not survive a restart"
+            );
+            return None;
+        };
+        Some(match port {
+            0 => folder.join("serve"),
+            port => folder.join(format!("serve-{port}")),
+        })
+    }
+}
+
+impl Keeping {
+    /// Its name, and the folder that [`journal`] is in.
+    pub fn into_parts(self) -> (OwnName, PathBuf) {
+        (self.own_name, self.folder)
+    }
+}
+
+/// Opens the journal of requests to `model` in a server's folder; what it has of them.
+///
+/// # Errors
+/// It cannot be read or written.
+pub fn journal(
+    folder: &Path,
+    model: &Model,
+    kv_type: KvArg,
+    line: &LineArgs,
+) -> Result<(Journal, Vec<Recovered>)> {
+    let (name, bounds) = journal_of(model, kv_type, line);
+    Ok(Journal::open(folder, &name, bounds)?)
+}
+
+/// Whether the journal in a server's folder has requests to `model` that were not over; it is not changed.
+///
+/// # Errors
+/// It cannot be read.
+pub fn has_requests(folder: &Path, model: &Model, kv_type: KvArg, line: &LineArgs) -> Result<bool> {
+    let (name, bounds) = journal_of(model, kv_type, line);
+    Ok(Journal::has_requests(folder, &name, bounds)?)
+}
+
+/// All that a token depends on beside its request, and what a journal may say of a model.
+fn journal_of(model: &Model, kv_type: KvArg, line: &LineArgs) -> (String, Bounds) {
+    let bounds = Bounds { n_vocab: model.spec.n_vocab as u32 };
+    let (model, kv, wire) = (model.identity(), kv_type, line.wire_type);
+    (format!("{model} {kv:?} {wire:?}"), bounds)
+}

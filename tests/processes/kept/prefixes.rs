@@ -1,0 +1,102 @@
+//! Prefixes below the stages' memory: prompts are not read twice when their states had to go, or all processes were
+//! killed, or the layers are cut otherwise. The bytes are those of a prompt that was computed.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
+
+use brigade_gguf::Gguf;
+use serde_json::Value;
+
+use crate::kept::records::{Place, ask, metric, prompt, settle, settle_kept};
+
+const TIERS: &[&str] = &["--prefix-disk", "64M"];
+
+fn prompts_outlive_processes_and_cuts(arch: &str, is_whole: bool) {
+    let place = Place::new(arch, arch);
+    let cold = place.serve("cold", &["--keep", "0"]);
+    let (first, other) = (prompt(1), prompt(2));
+    let branch = [&first[..200], &other[..100]].concat();
+    let expected: Vec<Value> = [&first, &branch].map(|prompt| ask(&cold, prompt).0).into();
+    drop(cold);
+    let two = ["--workers", "2", "--cuts", "1", "--keep", "4"];
+    let server = place.serve("data", &[&two, TIERS].concat());
+    assert_eq!(ask(&server, &first), (expected[0].clone(), 0));
+    settle(&server);
+    // Drop kills it with SIGKILL; its workers end with it.
+    drop(server);
+    let modes =
+        place.files().iter().all(|p| p.metadata().unwrap().permissions().mode() & 0o77 == 0);
+    assert!(modes && !place.files().is_empty(), "others cannot read them");
+    let three = ["--workers", "3", "--cuts", "1,2", "--keep", "4"];
+    let server = place.serve("data", &[&three, TIERS].concat());
+    let begun = Instant::now();
+    let (said, cached) = ask(&server, &first);
+    println!(
+        "{arch}: {cached} of {} after a restart on another cut, {:?}",
+        first.len(),
+        begun.elapsed()
+    );
+    assert_eq!(said, expected[0]);
+    // Where any position will do, whole pages; else the state before the last row.
+    assert_eq!(cached, if is_whole { 299 } else { 256 });
+    assert_eq!(metric(&server, "brigade_prefixes_loaded_total{outcome=\"done\"}"), 1);
+    let (said, cached) = ask(&server, &branch);
+    assert_eq!(said, expected[1]);
+    assert!(cached > 0 || is_whole, "it branches off where states are few: {cached}");
+    drop(server);
+    // Another salt, another type of cache: nothing is found.
+    for (data, more) in [("other", ["--kv-type", "f16"]), ("data", ["--kv-type", "q8_0"])] {
+        let server = place.serve(data, &[&two, &more[..], TIERS].concat());
+        let (said, cached) = ask(&server, &first);
+        assert_eq!(cached, 0, "{data} {more:?}");
+        assert_eq!(said == expected[0], data == "other");
+    }
+}
+
+fn prompts_of_llama_outlive_processes_and_cuts() {
+    prompts_outlive_processes_and_cuts("llama", false);
+}
+
+fn prompts_of_granitehybrid_outlive_processes_and_cuts() {
+    prompts_outlive_processes_and_cuts("granitehybrid", true);
+}
+
+fn a_worker_gives_records_of_more_layers_than_it_has_now() {
+    let mut place = Place::new("layers", "llama");
+    // Whole, a prompt is nearly as long as a sequence can be.
+    place.ctx = 320;
+    let two = ["--workers", "2", "--keep", "4"];
+    let n_layers = brigade_models::describe(&Gguf::open(&place.model).unwrap()).unwrap().n_layer();
+    let server = place.serve("data", &[&two[..], &["--cuts", "1"], TIERS].concat());
+    let (said, _) = ask(&server, &prompt(1));
+    settle_kept(&server, 1);
+    drop(server);
+    let cuts = (n_layers - 1).to_string();
+    let server = place.serve("data", &[&two[..], &["--cuts", &cuts], TIERS].concat());
+    assert_eq!(ask(&server, &prompt(1)), (said, 256), "{n_layers} layers");
+}
+
+fn what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not() {
+    let place = Place::new("ram", "llama");
+    let args = ["--workers", "2", "--cuts", "1", "--keep", "1"];
+    for tiers in [&["--prefix-ram", "64M"][..], &[]] {
+        let server = place.serve("data", &[&args, tiers].concat());
+        let (said, cached) = ask(&server, &prompt(1));
+        assert_eq!(cached, 0);
+        let saves = |n: u64| if tiers.is_empty() { 0 } else { n };
+        settle_kept(&server, saves(1));
+        ask(&server, &prompt(2));
+        settle_kept(&server, saves(2));
+        let again = ask(&server, &prompt(1));
+        assert_eq!(again, (said, if tiers.is_empty() { 0 } else { 256 }));
+        assert!(place.files().is_empty(), "nothing is on the disk");
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    waits:
+        prompts_of_llama_outlive_processes_and_cuts,
+        prompts_of_granitehybrid_outlive_processes_and_cuts,
+        a_worker_gives_records_of_more_layers_than_it_has_now,
+        what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not;
+];

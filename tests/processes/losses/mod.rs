@@ -1,0 +1,7 @@
+//! Workers, coordinators and files that go while requests run.
+
+pub mod changed_files;
+pub mod failures;
+pub mod kept_layers;
+pub mod replay;
+pub mod restarts;

@@ -1,0 +1,68 @@
+//! `brigade plan --fleet`: which machines the models of a file would get.
+
+use std::fs;
+
+use brigade_tests::process::run;
+use serde_json::{Value, json};
+
+use crate::several_models::fleet::Scratch;
+
+/// What is planned for these models, over machines with so much memory each.
+fn plan(
+    scratch: &Scratch,
+    models: &[(&str, Option<&std::path::Path>, &str)],
+    memory: &[&str],
+) -> Value {
+    let config = scratch.config(models);
+    let worker = |(i, memory): (usize, &&str)| {
+        format!("[[worker]]\nname = \"m{i}\"\nmemory = \"{memory}\"\ngbps = 20.0\ngops = 200.0\n")
+    };
+    let text: String = memory.iter().enumerate().map(worker).collect();
+    let machines = scratch.folder.join("machines.toml");
+    fs::write(&machines, text).unwrap();
+    let machines = machines.to_str().unwrap();
+    let output = run(&["plan", "--fleet", &config, "--cluster", machines, "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn each_model_is_shown_with_the_machines_that_it_would_be_lent() {
+    let scratch = Scratch::new("plan");
+    let demand = "load = \"demand\"\nctx = 512";
+    let wide = format!("{demand}\nexpect = 2");
+    let models = [
+        ("asked", None, demand),
+        ("always", None, "ctx = 512"),
+        ("wide", None, wide.as_str()),
+        ("own", None, "workers = 1"),
+    ];
+    let shown = plan(&scratch, &models, &["2G", "1G", "1G", "8G"]);
+    let of = |name: &str, field: &str| -> Value {
+        let rows = shown["models"].as_array().unwrap().iter();
+        rows.clone().find(|row| row["model"] == name).unwrap()[field].clone()
+    };
+    assert_eq!(shown["models"].as_array().unwrap().len(), 3, "one has workers of its own: {shown}");
+    // What is loaded with the server has the smallest machine that holds it, and so on.
+    assert_eq!((of("always", "workers"), of("always", "load")), (json!(["m1"]), json!("start")));
+    assert_eq!((of("asked", "workers"), of("asked", "load")), (json!(["m2"]), json!("demand")));
+    assert_eq!(
+        (of("wide", "workers"), of("wide", "in_turns_with")),
+        (json!(["m0", "m3"]), json!([]))
+    );
+    assert_eq!((of("asked", "ctx"), &shown["free"]), (json!(512), &json!([])));
+    // With fewer machines they take turns; what never goes is in nobody's way.
+    let shown = plan(&scratch, &models, &["1G", "1G", "1G"]);
+    let row = |name: &str| -> Value {
+        let rows = shown["models"].as_array().unwrap().iter();
+        rows.clone().find(|row| row["model"] == name).unwrap().clone()
+    };
+    assert_eq!(row("wide")["in_turns_with"], json!(["asked"]), "{shown}");
+    assert_eq!(shown["free"][0][0], "m2");
+    // And with too few, one has no room at all.
+    let shown = plan(&scratch, &models, &["1G", "1G"]);
+    let wide = shown["models"].as_array().unwrap().last().unwrap();
+    assert!(wide["never"].as_str().is_some_and(|why| why.contains("1 of 2 workers")), "{shown}");
+}
+
+pub const TESTS: &[brigade_harness::Test] =
+    brigade_harness::tests![waits: each_model_is_shown_with_the_machines_that_it_would_be_lent;];

@@ -1,0 +1,7 @@
+//! Servers of several models, and nodes of several stages.
+
+pub mod fleet;
+pub mod fleet_plan;
+pub mod fleet_pool;
+pub mod models_dir;
+pub mod nodes;

@@ -1,0 +1,139 @@
+//! A worker that is a node: a process for each stage of its machine.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use brigade_tests::process::{Running, is_alive, run, signal};
+use brigade_tests::secure::READY;
+
+use crate::several_models::fleet::{PATIENCE, Scratch, stream, wait_for_models};
+use crate::several_models::fleet_pool::{Fleet, long, while_both_answer};
+
+/// How often something is looked at that takes a while.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A node called `lab` with two stages, in a fleet.
+fn join(fleet: &Fleet) -> Running {
+    let more = ["--memory", "2G", "--speed", "20,200", "--stages", "2"];
+    let args = fleet.cluster.worker_args("lab", Some(&fleet.token), &more);
+    Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
+}
+
+/// The process of a node's stage: `1/2`.
+fn process_of(node: &Running, stage: &str) -> Option<u32> {
+    let is_it = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&format!("--stage\0{stage}"))
+    };
+    node.children().into_iter().find(is_it)
+}
+
+fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn a_node_has_a_process_for_each_model() {
+    let scratch = Scratch::new("node");
+    let config = scratch.config(&[("first", None, "ctx = 1024"), ("second", None, "ctx = 1024")]);
+    let fleet = Fleet::start(&config);
+    let node = join(&fleet);
+    wait_for_models(&fleet.server, &["first", "second"]);
+    let mut names = [fleet.line("first"), fleet.line("second")].concat();
+    names.sort();
+    assert_eq!(names, ["lab.1", "lab.2"], "stages are workers with names of their own");
+    let key = |stage: &str| {
+        let data = fleet.cluster.data("lab");
+        fs::read(format!("{data}/stage-{stage}/node/key.pem")).unwrap()
+    };
+    assert_ne!(key("1"), key("2"), "and with keys of their own");
+    let undisturbed = stream(&fleet.server.url("/v1/completions"), &long("first"), |_| {});
+    // One is killed: it comes again, and the other has not noticed.
+    let of = |model: &str| fleet.line(model)[0].replace("lab.", "") + "/2";
+    let [killed, other] = ["first", "second"].map(|model| process_of(&node, &of(model)).unwrap());
+    let first = of("first");
+    while_both_answer(&fleet, &undisturbed, || signal("KILL", killed));
+    assert_eq!((fleet.down("first"), fleet.down("second")), (1.0, 0.0));
+    let again = process_of(&node, &first).unwrap();
+    assert!(again != killed && is_alive(other), "it is another process");
+    assert_eq!(of("first"), first, "under the same name");
+    // However the node ends, its stages do.
+    signal("KILL", node.pid());
+    wait("the stages end with their node", || !is_alive(again) && !is_alive(other));
+}
+
+/// Connections that the process has to others, which nobody has ended.
+fn connections(pid: u32) -> usize {
+    let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let names = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    let sockets: Vec<String> = names
+        .filter_map(|name| Some(name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.into()))
+        .collect();
+    let table = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
+    let is_open = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.len() > 9 && fields[3] == "01" && sockets.iter().any(|inode| inode == fields[9])
+    };
+    table.lines().filter(is_open).count()
+}
+
+fn a_node_that_is_revoked_loses_all_of_its_stages() {
+    let scratch = Scratch::new("node-revoked");
+    let config = scratch.config(&[("first", None, "ctx = 1024"), ("second", None, "ctx = 1024")]);
+    let fleet = Fleet::start(&config);
+    let node = join(&fleet);
+    let attic = fleet.cluster.worker_args("attic", Some(&fleet.token), &["--speed", "20,200"]);
+    let attic = Running::start(&attic.iter().map(String::as_str).collect::<Vec<_>>(), READY);
+    wait_for_models(&fleet.server, &["first", "second"]);
+    let stages = ["1/2", "2/2"].map(|stage| process_of(&node, stage).unwrap());
+    wait("both stages are connected", || stages.iter().all(|pid| connections(*pid) > 0));
+    let revoked = fleet.cluster.admin(&["revoke", "lab"]);
+    assert!(revoked.contains("revoked lab.1") && revoked.contains("revoked lab.2"), "{revoked}");
+    assert!(!revoked.contains("attic"), "{revoked}");
+    let began = Instant::now();
+    wait("their connections end", || stages.iter().all(|pid| connections(*pid) == 0));
+    println!(
+        "revoked: all connections of its stages ended after {} ms",
+        began.elapsed().as_millis()
+    );
+    let standing = fleet.cluster.admin(&["nodes"]);
+    assert_eq!(standing.matches("revoked").count(), 2, "{standing}");
+    assert!(connections(attic.pid()) > 0, "the other machine has lost nothing");
+}
+
+fn a_node_that_is_told_to_leave_ends_with_its_stages() {
+    let args = ["worker", "--listen", "127.0.0.1:0", "--stages", "3", "--memory", "3G"];
+    let node = Running::start(&[&args[..], &["--speed", "20,200"]].concat(), READY);
+    wait("three stages", || node.children().len() == 3);
+    let stages = node.children();
+    // A stage that is told to leave by another leaves, and comes again.
+    signal("TERM", stages[0]);
+    wait("it comes again", || node.children().len() == 3 && node.children() != stages);
+    let stages = node.children();
+    assert_eq!(node.stop(PATIENCE), Some(0));
+    assert!(!stages.into_iter().any(is_alive));
+}
+
+fn what_a_node_cannot_share_is_refused_at_once() {
+    let refused = |more: &[&str]| {
+        let output = run(&[&["worker", "--stages", "2"], more].concat());
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = refused(&["--listen", "unix:/tmp/none"]);
+    assert!(said.contains("is one socket"), "{said}");
+    let said = refused(&["--listen", "127.0.0.1:65535"]);
+    assert!(said.contains("name a lower one"), "{said}");
+    let said = refused(&["--listen", "127.0.0.1:0", "--kernels", "none"]);
+    assert!(said.contains("ended before it was ready"), "{said}");
+    let said = refused(&["--join", "127.0.0.1:9", "--token-file", "-"]);
+    assert!(said.contains("write the token to a file"), "{said}");
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    waits: a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
+        what_a_node_cannot_share_is_refused_at_once;
+];
