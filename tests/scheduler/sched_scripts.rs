@@ -29,6 +29,7 @@ use brigade_engine::batch::{
     AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
     SlotId, UBatch, Want,
 };
+use brigade_line::failure::Failure;
 use brigade_sched::{
     Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
     SchedConfig, Scheduler, Share, StageTime, Work,
@@ -229,7 +230,9 @@ impl Script {
             Action::Finished { request, reason, generated } => {
                 format!("request {} finished after {generated}: {reason:?}", request.0)
             }
-            Action::Failed { request, error } => format!("request {} failed: {error}", request.0),
+            Action::Failed { request, error } => {
+                format!("request {} failed: {}", request.0, Failure::from(error.clone()))
+            }
             Action::Rejected { request, why } => format!("request {} rejected: {why}", request.0),
             Action::Parted => "the line has parted".to_owned(),
             Action::LineFault(fault) => format!("line fault: {fault}"),

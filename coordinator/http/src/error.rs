@@ -6,9 +6,8 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header::RETRY_AFTER, header::WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
-use brigade_engine::constraint::ConstraintError;
-use brigade_engine::sample::SampleError;
-use brigade_line::handle::{Failure, SubmitError};
+use brigade_line::failure::{Failure, Remedy, Told};
+use brigade_line::handle::SubmitError;
 use brigade_line::health::Loading;
 use brigade_line::request::RequestError;
 use brigade_text::TextError;
@@ -352,43 +351,24 @@ impl From<TextError> for ApiError {
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         tracing::warn!(%failure, "a request failed");
-        match failure {
-            Failure::LineDown { generated, .. } => Self::unavailable(format!(
-                "the line of workers broke after {generated} generated tokens: send the request \
-                 again; the server's log says why"
-            )),
-            Failure::Stopping => Self::unavailable(failure.to_string()),
-            Failure::TooLate { .. } => Self::too_late(failure.to_string()),
-            Failure::KeyEnded(_) => Self::unauthorized(failure.to_string()),
-            Failure::Displaced { retry_after_s } => {
-                Self::queue_full(failure.to_string(), retry_after_s)
-            }
-            // What can be found out about a grammar is refused before anything is drawn; this is the rest.
-            Failure::NoToken { generated, reason } if ConstraintError::is_told_by(&reason) => {
-                Self::bad_request(format!(
-                    "the form that the answer has to fit (a schema, a grammar, a strict tool) gives no next token after \
-                     {generated} generated tokens, or takes more steps than may be: make it simpler"
-                ))
-            }
-            Failure::NoToken { generated, reason } if SampleError::is_nothing_left(&reason) => {
-                Self::bad_request(format!(
-                    "no token is left to choose from after {generated} generated tokens: what is banned (logit_bias) and the \
-                     form that the answer has to fit leave none; ban less, or allow more"
-                ))
-            }
-            Failure::NoToken { generated, .. } => Self::server(format!(
-                "the model gave no usable numbers after {generated} generated tokens; the server's \
-                 log says more"
-            )),
-            Failure::Internal { .. } => {
-                Self::server("an internal error; the server's log says more")
-            }
+        let Told { sentence, remedy } = failure.told();
+        match remedy {
+            Remedy::Retry => Self::unavailable(sentence),
+            Remedy::Wait { retry_after_s } => Self::queue_full(sentence, retry_after_s),
+            Remedy::MoreTime => Self::too_late(sentence),
+            Remedy::AnotherRequest => Self::bad_request(sentence),
+            Remedy::AnotherKey => Self::unauthorized(sentence),
+            Remedy::None => Self::server(sentence),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use brigade_engine::constraint::ConstraintError;
+    use brigade_engine::sample::SampleError;
+    use brigade_sched::Unfinished;
+
     use super::*;
 
     #[test]
@@ -402,8 +382,14 @@ mod tests {
     fn reasons_stay_in_the_log() {
         let reason = || "worker 10.1.2.3:7070: it did not answer 3 heartbeats".to_string();
         for error in [
-            ApiError::from(Failure::LineDown { reason: reason(), generated: 7 }),
-            ApiError::from(Failure::NoToken { reason: reason(), generated: 7 }),
+            ApiError::from(Failure::Unfinished(Unfinished::LineLost {
+                reason: reason(),
+                generated: 7,
+            })),
+            ApiError::from(Failure::Unfinished(Unfinished::NoToken {
+                reason: reason(),
+                generated: 7,
+            })),
             ApiError::from(Failure::Internal { reason: reason() }),
             ApiError::from(SubmitError::Unavailable { reason: reason() }),
         ] {
@@ -419,7 +405,8 @@ mod tests {
             ConstraintError::Grammar("too large".to_string()),
         ] {
             let reason = format!("sequence 3: {error}");
-            let error = ApiError::from(Failure::NoToken { reason, generated: 7 });
+            let error =
+                ApiError::from(Failure::Unfinished(Unfinished::NoToken { reason, generated: 7 }));
             assert_eq!(error.status(), StatusCode::BAD_REQUEST);
             assert!(error.body()["error"]["message"].as_str().unwrap().contains("7 generated"));
         }
@@ -428,7 +415,8 @@ mod tests {
     #[test]
     fn a_ban_of_all_that_is_allowed_is_the_requests_fault() {
         let reason = format!("sequence 3: {}", SampleError::NothingLeft);
-        let error = ApiError::from(Failure::NoToken { reason, generated: 7 });
+        let error =
+            ApiError::from(Failure::Unfinished(Unfinished::NoToken { reason, generated: 7 }));
         assert_eq!(error.status(), StatusCode::BAD_REQUEST);
         let body = error.body();
         let message = body["error"]["message"].as_str().unwrap();

@@ -25,7 +25,7 @@ use brigade_draft::Drafter;
 use brigade_engine::batch::AdapterUse;
 use brigade_sched::{
     Action, Event, LineFault, Micros, Request as SchedRequest, RequestId, Running, SchedConfig,
-    Scheduler,
+    Scheduler, Unfinished,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -280,8 +280,9 @@ impl Driver {
             }
             Action::Failed { request, error } => {
                 if let Some(live) = self.live.remove(&request) {
-                    tracing::debug!(request = request.0, %error, "failed");
-                    live.fail(error.into());
+                    let failure = Failure::from(error);
+                    tracing::debug!(request = request.0, error = %failure, "failed");
+                    live.fail(failure);
                 }
             }
             Action::Rejected { request, why } => {
@@ -454,7 +455,8 @@ impl Driver {
             LineEvent::Down { reason, planned } => self.line_down(reason, planned),
             LineEvent::Failed { reason } => {
                 self.line_down(reason.clone(), false);
-                self.fail_all(&Failure::LineDown { reason: reason.clone(), generated: 0 });
+                let lost = Unfinished::LineLost { reason: reason.clone(), generated: 0 };
+                self.fail_all(&Failure::Unfinished(lost));
                 self.status.send_replace(Status::Failed { reason });
             }
         }

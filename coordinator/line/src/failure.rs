@@ -1,70 +1,165 @@
-//! Why a sequence ended before its time, in words for whoever runs the line.
+//! Why a sequence ended before its time, and the words for it: for whoever runs the line, and for who asked.
 
+use std::fmt;
+
+use brigade_engine::constraint::ConstraintError;
+use brigade_engine::sample::SampleError;
+use brigade_sched::Unfinished;
 use thiserror::Error;
 
 use crate::keys::KeyEnd;
 
-/// Why a sequence ended before its time.
+/// Why a sequence ended before its time. Its text is for whoever runs the line; [`Failure::told`] is for who asked.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum Failure {
-    /// A worker died or hung, and no line came up again for the sequence.
-    #[error(
-        "the line of workers broke after {generated} generated tokens: {reason}; \
-         send the request again"
-    )]
-    LineDown {
-        /// What broke it.
-        reason: String,
-        /// Tokens drawn before.
-        generated: u32,
-    },
+    /// The scheduler gave it up.
+    Unfinished(Unfinished),
     /// The server is shutting down.
-    #[error("the server is shutting down; try again elsewhere or later")]
     Stopping,
-    /// The model computed no usable numbers for this sequence.
-    #[error("no token can be drawn after {generated} generated tokens: {reason}")]
-    NoToken {
-        /// What is wrong with its output.
-        reason: String,
-        /// Tokens drawn before.
-        generated: u32,
-    },
-    /// The request's own time limit passed.
-    #[error(
-        "the request's timeout passed after {generated} generated tokens: ask for fewer, or give it more time"
-    )]
-    TooLate {
-        /// Tokens drawn before.
-        generated: u32,
-    },
     /// The key that asked is not in force any more.
-    #[error("the API key {0} while its request ran: ask for another one")]
     KeyEnded(KeyEnd),
-    /// It waited, the queue was full, and a request of somebody who asks for less took its place.
-    #[error(
-        "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
-         {retry_after_s} s"
-    )]
-    Displaced {
-        /// A fair guess at when a place will be free.
-        retry_after_s: u64,
-    },
     /// A fault of the coordinator.
-    #[error("internal error: {reason}")]
     Internal {
         /// What happened.
         reason: String,
     },
 }
 
-impl From<brigade_sched::RequestError> for Failure {
-    fn from(error: brigade_sched::RequestError) -> Self {
-        use brigade_sched::RequestError;
-        match error {
-            RequestError::LineLost { reason, generated } => Self::LineDown { reason, generated },
-            RequestError::NoToken { reason, generated } => Self::NoToken { reason, generated },
-            RequestError::TooLate { generated } => Self::TooLate { generated },
-            RequestError::Displaced { retry_after_s } => Self::Displaced { retry_after_s },
+/// What who asked can do about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Ask again: there will be another line, or another server.
+    Retry,
+    /// Ask again after so many seconds: others ask too.
+    Wait {
+        /// A fair guess at when a place will be free.
+        retry_after_s: u64,
+    },
+    /// Ask for less, or give it more time.
+    MoreTime,
+    /// Ask for something else: the request itself is at fault.
+    AnotherRequest,
+    /// Ask with another key.
+    AnotherKey,
+    /// Nothing: the server's log says more.
+    None,
+}
+
+/// A failure as who asked hears of it: nothing of workers and of what happened inside.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// One sentence.
+    pub sentence: String,
+    /// What helps.
+    pub remedy: Remedy,
+}
+
+/// All words for a failure.
+struct Words {
+    told: Told,
+    /// With what happened inside; `None`: the sentence says all.
+    in_full: Option<String>,
+}
+
+impl Words {
+    /// Everybody may know all of it.
+    fn open(remedy: Remedy, sentence: String) -> Self {
+        Self { told: Told { sentence, remedy }, in_full: None }
+    }
+
+    /// What happened is for the log.
+    fn with_reason(remedy: Remedy, sentence: String, in_full: String) -> Self {
+        Self { told: Told { sentence, remedy }, in_full: Some(in_full) }
+    }
+}
+
+impl Failure {
+    /// As who asked hears of it.
+    pub fn told(&self) -> Told {
+        self.words().told
+    }
+
+    /// Every failure's words stand here, and nowhere else.
+    fn words(&self) -> Words {
+        match self {
+            Self::Unfinished(Unfinished::LineLost { reason, generated }) => Words::with_reason(
+                Remedy::Retry,
+                format!(
+                    "the line of workers broke after {generated} generated tokens: send the request again; the \
+                     server's log says why"
+                ),
+                format!(
+                    "the line of workers broke after {generated} generated tokens: {reason}; send the request again"
+                ),
+            ),
+            Self::Unfinished(Unfinished::NoToken { reason, generated }) => {
+                no_token(reason, *generated)
+            }
+            Self::Unfinished(Unfinished::TooLate { generated }) => Words::open(
+                Remedy::MoreTime,
+                format!(
+                    "the request's timeout passed after {generated} generated tokens: ask for fewer, or give it more \
+                     time"
+                ),
+            ),
+            Self::Unfinished(Unfinished::Displaced { retry_after_s }) => Words::open(
+                Remedy::Wait { retry_after_s: *retry_after_s },
+                format!(
+                    "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
+                     {retry_after_s} s"
+                ),
+            ),
+            Self::Stopping => {
+                let sentence = "the server is shutting down; try again elsewhere or later";
+                Words::open(Remedy::Retry, sentence.to_owned())
+            }
+            Self::KeyEnded(end) => Words::open(
+                Remedy::AnotherKey,
+                format!("the API key {end} while its request ran: ask for another one"),
+            ),
+            Self::Internal { reason } => Words::with_reason(
+                Remedy::None,
+                "an internal error; the server's log says more".to_owned(),
+                format!("internal error: {reason}"),
+            ),
         }
+    }
+}
+
+/// Whose fault it is depends on the stage's reason.
+fn no_token(reason: &str, generated: u32) -> Words {
+    let (remedy, sentence) = if ConstraintError::is_told_by(reason) {
+        // What can be found out about a grammar is refused before anything is drawn; this is the rest.
+        let sentence = format!(
+            "the form that the answer has to fit (a schema, a grammar, a strict tool) gives no next token after \
+             {generated} generated tokens, or takes more steps than may be: make it simpler"
+        );
+        (Remedy::AnotherRequest, sentence)
+    } else if SampleError::is_nothing_left(reason) {
+        let sentence = format!(
+            "no token is left to choose from after {generated} generated tokens: what is banned (logit_bias) and the \
+             form that the answer has to fit leave none; ban less, or allow more"
+        );
+        (Remedy::AnotherRequest, sentence)
+    } else {
+        let sentence = format!(
+            "the model gave no usable numbers after {generated} generated tokens; the server's log says more"
+        );
+        (Remedy::None, sentence)
+    };
+    let in_full = format!("no token can be drawn after {generated} generated tokens: {reason}");
+    Words::with_reason(remedy, sentence, in_full)
+}
+
+impl From<Unfinished> for Failure {
+    fn from(unfinished: Unfinished) -> Self {
+        Self::Unfinished(unfinished)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Words { told, in_full } = self.words();
+        f.write_str(&in_full.unwrap_or(told.sentence))
     }
 }

@@ -390,7 +390,7 @@ pub enum Action {
         /// Which.
         request: RequestId,
         /// Why.
-        error: RequestError,
+        error: Unfinished,
     },
     /// The request never started and will not.
     Rejected {
@@ -416,13 +416,10 @@ pub enum FinishReason {
     LogitsDone,
 }
 
-/// Why a running request ended badly.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+/// Why a request that ran or waited did not come to its end. It has no words: whoever tells somebody has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfinished {
     /// The line of workers it ran on is gone, and it cannot go on on another one.
-    #[error(
-        "the request's pipeline was lost after {generated} generated tokens: {reason}; send it again"
-    )]
     LineLost {
         /// From [`Event::LineDown`], and why it was not computed again.
         reason: String,
@@ -430,21 +427,16 @@ pub enum RequestError {
         generated: u32,
     },
     /// Its deadline passed.
-    #[error("the request's time limit passed after {generated} generated tokens")]
     TooLate {
         /// Tokens already reported.
         generated: u32,
     },
-    /// It waited, and its place in the full queue went to somebody who has fewer there (HTTP 429).
-    #[error(
-        "the queue is full, mostly with requests of the same owner; try again in {retry_after_s} s"
-    )]
+    /// It waited, and its place in the full queue went to somebody who has fewer there.
     Displaced {
         /// Whole seconds until a place is likely to be free.
         retry_after_s: u64,
     },
     /// The model's output gave no token; every other request goes on.
-    #[error("no token can be drawn after {generated} generated tokens: {reason}")]
     NoToken {
         /// From the last stage.
         reason: String,

@@ -54,7 +54,7 @@ pub use drafts::drafted::{DRAFT_DEPTHS, DraftCounts, Given};
 pub use drafts::forecast::Forecast;
 pub use events::{
     Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
-    Request, RequestError, RequestId, Results, Share, StageTime, Work,
+    Request, RequestId, Results, Share, StageTime, Unfinished, Work,
 };
 pub use memory::checkpoints::Interrupted;
 pub use memory::namespace::Namespace;
@@ -201,7 +201,7 @@ impl Scheduler {
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(now, request)? {
-            out.push(Action::Failed { request, error: RequestError::Displaced { retry_after_s } });
+            out.push(Action::Failed { request, error: Unfinished::Displaced { retry_after_s } });
         }
         Ok(())
     }
@@ -325,7 +325,7 @@ impl Scheduler {
         out.extend(self.waiting.late(now).into_iter().map(|p| failed(p.too_late())));
         for no in self.live.late(now) {
             if let Some(sequence) = self.live.of(no) {
-                let error = RequestError::TooLate { generated: sequence.generated() };
+                let error = Unfinished::TooLate { generated: sequence.generated() };
                 out.push(failed((sequence.request, error)));
                 self.end(now, no);
             }

@@ -23,7 +23,7 @@ use brigade_line::handle::{
 };
 use brigade_line::health::{Loading, Roll};
 use brigade_line::model::ModelMeta;
-use brigade_sched::Work;
+use brigade_sched::{Unfinished, Work};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -182,7 +182,10 @@ async fn perform(
         Play::Break => {
             let reason = SECRET.to_string();
             events
-                .send(SeqEvent::Failed(Failure::LineDown { reason, generated: 1 }))
+                .send(SeqEvent::Failed(Failure::Unfinished(Unfinished::LineLost {
+                    reason,
+                    generated: 1,
+                })))
                 .await
                 .unwrap();
             return;

@@ -8,9 +8,7 @@ use brigade_engine::batch::{AdapterUse, Guidance, SamplerSetup, SamplingParams};
 use super::mirror::OpenSequence;
 use super::rng::{Rng, mix};
 use super::tokens::{STOP_TOKEN, next_token};
-use crate::{
-    Action, FinishReason, Micros, Namespace, Request, RequestError, RequestId, Share, Work,
-};
+use crate::{Action, FinishReason, Micros, Namespace, Request, RequestId, Share, Unfinished, Work};
 
 /// First token of the first client that wants logits; tokens of others are below it.
 const LOGITS_CLIENT: u32 = 1 << 20;
@@ -489,11 +487,11 @@ impl Client {
                 check(*generated == counted, || format!("{generated} reported, {counted} came"))?;
                 self.ended = Some((now, Ending::Finished));
             }
-            Action::Failed { error: RequestError::Displaced { .. }, .. } => {
+            Action::Failed { error: Unfinished::Displaced { .. }, .. } => {
                 check(self.received.is_empty(), || "it had a place and was displaced".to_string())?;
                 self.ended = Some((now, Ending::Rejected));
             }
-            Action::Failed { error: RequestError::TooLate { .. }, .. } => {
+            Action::Failed { error: Unfinished::TooLate { .. }, .. } => {
                 let due = self.request.within.map(|within| self.request.at + within);
                 check(due.is_some_and(|due| due <= now), || "too late too early".to_string())?;
                 self.ended = Some((now, Ending::Failed));
@@ -501,7 +499,7 @@ impl Client {
             Action::Failed { error, .. } => {
                 // Two lost lines are waited out, whatever happens.
                 check(self.replays >= 2, || {
-                    format!("failed after {} replays: {error}", self.replays)
+                    format!("failed after {} replays: {error:?}", self.replays)
                 })?;
                 self.ended = Some((now, Ending::Failed));
             }

@@ -7,8 +7,7 @@ use brigade_engine::batch::{DraftedToken, RowValue, SampledToken};
 use crate::drafts::ahead::{Judged, Outcome};
 use crate::drafts::drafting;
 use crate::events::{
-    Action, FinishReason, LineFault, Micros, RequestError, RequestId, Results, Share, StageTime,
-    Work,
+    Action, FinishReason, LineFault, Micros, RequestId, Results, Share, StageTime, Unfinished, Work,
 };
 use crate::sequence::SeqNo;
 use crate::times::pace::Returned;
@@ -237,7 +236,7 @@ impl Scheduler {
         self.with_line(|line| line.discard(&sequence));
         self.end_drafts(sequence.request);
         self.waiting.note_end(now);
-        let error = RequestError::NoToken { reason, generated: sequence.generated() };
+        let error = Unfinished::NoToken { reason, generated: sequence.generated() };
         out.push(Action::Failed { request: sequence.request, error });
     }
 

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 
 use brigade_engine::batch::{CopyName, PageId};
 
-use crate::events::{Micros, Request, RequestError, RequestId};
+use crate::events::{Micros, Request, RequestId, Unfinished};
 use crate::memory::prefix::{Beginning, Hold};
 use crate::sequence::{Admitted, Half};
 
@@ -94,13 +94,13 @@ impl Pending {
         sequence: Admitted,
         reason: &str,
         planned: bool,
-    ) -> Result<Self, (RequestId, RequestError)> {
+    ) -> Result<Self, (RequestId, Unfinished)> {
         // Whoever had sent nothing has broken nothing.
         let broke = sequence.is_on_stages() && !sequence.restoring && !planned;
         let losses = sequence.losses + u32::from(broke);
         if losses >= MOST_LOSSES {
             let reason = format!("{reason}; it was on {losses} lines in a row that were lost");
-            let error = RequestError::LineLost { reason, generated: sequence.generated() };
+            let error = Unfinished::LineLost { reason, generated: sequence.generated() };
             return Err((sequence.request, error));
         }
         Ok(Self { losses, ..Self::of(sequence) })
@@ -163,18 +163,18 @@ impl Pending {
     }
 
     /// No line came for it.
-    pub fn given_up(self, within: Micros, reason: &str) -> (RequestId, RequestError) {
+    pub fn given_up(self, within: Micros, reason: &str) -> (RequestId, Unfinished) {
         let reason = match within / 1_000_000 {
             0 => reason.to_owned(),
             s => format!("{reason}; no line that can hold it came up within {s} s"),
         };
         let generated = self.generated.len() as u32;
-        (self.request.id, RequestError::LineLost { reason, generated })
+        (self.request.id, Unfinished::LineLost { reason, generated })
     }
 
     /// Its deadline passed.
-    pub fn too_late(self) -> (RequestId, RequestError) {
-        (self.request.id, RequestError::TooLate { generated: self.generated.len() as u32 })
+    pub fn too_late(self) -> (RequestId, Unfinished) {
+        (self.request.id, Unfinished::TooLate { generated: self.generated.len() as u32 })
     }
 
     /// All tokens of one of its halves that are known; `None` if there is no such half.
