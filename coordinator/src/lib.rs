@@ -11,4 +11,6 @@
 //!
 //! [`cli`] has the commands.
 
+#![deny(clippy::match_bool)]
+
 pub mod cli;

@@ -127,9 +127,10 @@ impl ControlService {
         task::spawn(async move {
             let progress =
                 progress_to(events.clone(), worker.clone(), coordinator_id.clone(), epoch);
-            let loaded = match ahead {
-                true => worker.load_ahead(&coordinator_id, epoch, progress).await,
-                false => worker.load(&coordinator_id, epoch, progress).await,
+            let loaded = if ahead {
+                worker.load_ahead(&coordinator_id, epoch, progress).await
+            } else {
+                worker.load(&coordinator_id, epoch, progress).await
             };
             // The coordinator may have left; what is loaded stays until another order comes.
             let _ = events.send(loaded_event(loaded)).await;

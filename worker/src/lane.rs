@@ -280,9 +280,12 @@ fn check(grant: &LaneGrant, frame: LaneFrame, next_id: u64) -> Result<Work, Fail
         }
         None => return Err(bad(FrameError::Missing("frame.body"))),
     };
-    let equal = |field, value, expected| match value == expected {
-        true => Ok(()),
-        false => Err(bad(FrameError::Mismatch { field, value, expected })),
+    let equal = |field, value, expected| {
+        if value == expected {
+            Ok(())
+        } else {
+            Err(bad(FrameError::Mismatch { field, value, expected }))
+        }
     };
     equal("ubatch.epoch", ubatch.epoch, grant.epoch)?;
     equal("ubatch.lane", ubatch.lane.into(), grant.lane.into())?;

@@ -63,9 +63,10 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
             gop_per_second: per_second((operations.seconds, operations.operations)),
         });
     }
-    let (n, n_rows) = match device.is_on_cores() {
-        true => (SOFTWARE_MATRICES, SOFTWARE_ROWS),
-        false => (GPU_MATRICES, GPU_ROWS),
+    let (n, n_rows) = if device.is_on_cores() {
+        (SOFTWARE_MATRICES, SOFTWARE_ROWS)
+    } else {
+        (GPU_MATRICES, GPU_ROWS)
     };
     let read = products(device, GPU_TYPE, n, [1, GPU_OUT, GPU_DIM])?;
     let computed = products(device, GPU_TYPE, n, [n_rows, GPU_OUT, GPU_DIM])?;

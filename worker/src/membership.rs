@@ -225,9 +225,10 @@ fn free_place(wish: &Wish) -> Result<Place, MembershipError> {
         }
     }
     if wish.token.is_none() {
-        return Err(match is_in_use {
-            true => MembershipError::InUse { folder: data_dir.clone() },
-            false => MembershipError::NoToken { folder: data_dir.join(FOLDER) },
+        return Err(if is_in_use {
+            MembershipError::InUse { folder: data_dir.clone() }
+        } else {
+            MembershipError::NoToken { folder: data_dir.join(FOLDER) }
         });
     }
     for folder in &unknown {

@@ -130,9 +130,10 @@ impl Bound {
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
         let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
-        let of_place = match backend.has_own_memory() {
-            true => config.gpu_memory_bytes,
-            false => config.host_memory_bytes,
+        let of_place = if backend.has_own_memory() {
+            config.gpu_memory_bytes
+        } else {
+            config.host_memory_bytes
         };
         let memory_limit = match config.memory_bytes.or(of_place) {
             Some(nbytes) => nbytes,
@@ -145,24 +146,24 @@ impl Bound {
                 .saturating_sub(memory::RESERVE_BYTES),
         };
         // Records lie in the host's memory.
-        let memory_limit = match backend.has_own_memory() {
-            true => memory_limit,
-            false => memory_limit.saturating_sub(config.prefixes.ram),
+        let memory_limit = if backend.has_own_memory() {
+            memory_limit
+        } else {
+            memory_limit.saturating_sub(config.prefixes.ram)
         };
         // Copies of experts lie where all but experts does, and no plan has that memory for anything else.
         let memory_limit = match backend.abilities().host {
             Some(_) => memory_limit.saturating_sub(config.expert_cache_bytes),
             None => memory_limit,
         };
-        let host_limit = match backend.has_own_memory() && backend.abilities().host.is_some() {
-            true => {
-                let told = config.host_memory_bytes;
-                let free =
-                    || memory::available_bytes().map(|n| n.saturating_sub(memory::RESERVE_BYTES));
-                let limit = told.or_else(free).ok_or(WorkerError::MemoryUnknown)?;
-                Some(limit.saturating_sub(config.prefixes.ram))
-            }
-            false => None,
+        let host_limit = if backend.has_own_memory() && backend.abilities().host.is_some() {
+            let told = config.host_memory_bytes;
+            let free =
+                || memory::available_bytes().map(|n| n.saturating_sub(memory::RESERVE_BYTES));
+            let limit = told.or_else(free).ok_or(WorkerError::MemoryUnknown)?;
+            Some(limit.saturating_sub(config.prefixes.ram))
+        } else {
+            None
         };
         let loader = Loader {
             host_limit,

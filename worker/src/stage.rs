@@ -186,10 +186,11 @@ fn host_beside(
         Some(told) => told,
         None => measure_apart(devices, &table, threads, &config.cpus)?,
     };
-    let visits = match is_own && config.speeds.is_none() {
-        true => guests::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?,
+    let visits = if is_own && config.speeds.is_none() {
+        guests::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
+    } else {
         // In one memory for both there is nothing to send, and told speeds say nothing of the way.
-        false => Visits::Never,
+        Visits::Never
     };
     tracing::info!(
         gb_per_second = rounded(speeds.gb_per_second),
@@ -360,9 +361,10 @@ impl StageBackend for EngineBackend {
         let sequence_bytes = state_bytes(stage.spec(), &layers, &one);
         let facts = stage.facts();
         let facts = BuiltFacts {
-            weight_bytes: match self.has_own_memory() {
-                true => facts.weight_bytes - facts.host_expert_bytes,
-                false => facts.weight_bytes,
+            weight_bytes: if self.has_own_memory() {
+                facts.weight_bytes - facts.host_expert_bytes
+            } else {
+                facts.weight_bytes
             },
             host_bytes: facts.host_expert_bytes,
             state_bytes: facts.state_bytes,

@@ -259,12 +259,13 @@ fn trusted_first(
     others.sort_by_key(|m| (m.doubts, m.id));
     let mut others = others.into_iter();
     loop {
-        let why = match who.is_empty() {
-            true => "no worker is there".to_string(),
-            false => match enough(&who) {
+        let why = if who.is_empty() {
+            "no worker is there".to_string()
+        } else {
+            match enough(&who) {
                 Ok(()) => break,
                 Err(why) => why,
-            },
+            }
         };
         let next = others.next().ok_or(why)?;
         who.push(next.id);

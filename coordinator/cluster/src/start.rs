@@ -21,9 +21,9 @@ use crate::pool::Seat;
 use crate::supervisor::{Ends, Supervisor};
 use brigade_line::admin::Admin;
 use brigade_line::health::Roll;
-use brigade_line::stages::link::ClusterLink;
 use brigade_line::measured::metrics;
 use brigade_line::model::Model;
+use brigade_line::stages::link::ClusterLink;
 
 /// A running supervisor.
 #[derive(Debug)]

@@ -45,9 +45,9 @@ use crate::reconcile::{self, Goal, Lacking, LineSeen, MemberId, Step};
 use brigade_line::admin::Asked;
 use brigade_line::handle::Status;
 use brigade_line::health::{Loading, Roll};
-use brigade_line::stages::link::{Fault, LineEvent};
 use brigade_line::measured::metrics;
 use brigade_line::model::Model;
+use brigade_line::stages::link::{Fault, LineEvent};
 use brigade_line::stages::open_line::Moved;
 use brigade_line::stages::stale::StaleTimes;
 

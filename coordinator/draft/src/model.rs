@@ -171,10 +171,7 @@ impl Drafter for WithModel {
             if let Some(owner) = self.owners.get_mut(&stream.owner) {
                 owner.seen.judged(depth, odds, right);
             }
-            match right {
-                true => stream.n_came += 1,
-                false => stream.run.clear(),
-            }
+            if right { stream.n_came += 1 } else { stream.run.clear() }
         }
         self.texts.push(id, token);
         if let Some((source, matched, said)) = unsaid {

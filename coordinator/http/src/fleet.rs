@@ -257,10 +257,7 @@ impl Fleet {
         source: Arc<dyn Source>,
         found: Vec<Member>,
     ) -> Result<Self, FleetError> {
-        let fleet = match members.is_empty() {
-            true => Self::of(door, members),
-            false => Self::new(members)?,
-        };
+        let fleet = if members.is_empty() { Self::of(door, members) } else { Self::new(members)? };
         fleet.join(found);
         Ok(Self { source: Some(source), ..fleet })
     }
@@ -346,10 +343,7 @@ impl Fleet {
                 find(&self.all(), model).ok_or_else(|| self.not_here(model, name))?
             }
         };
-        match name.usage.may_use(member.name()) {
-            true => Ok(member),
-            false => Err(forbidden(member.name())),
-        }
+        if name.usage.may_use(member.name()) { Ok(member) } else { Err(forbidden(member.name())) }
     }
 
     /// Who answers an operator about the line of the model called `model`, or of the only one.
@@ -368,9 +362,10 @@ impl Fleet {
             let names = names.join(", ");
             ApiError::not_found(format!("say which model, as in ?model=NAME: there are {names}"))
         })?;
-        match member.takes() {
-            true => Err(ApiError::conflict(format!("{} is not loaded now", member.name()))),
-            false => Ok(member.now().admin),
+        if member.takes() {
+            Err(ApiError::conflict(format!("{} is not loaded now", member.name())))
+        } else {
+            Ok(member.now().admin)
         }
     }
 
@@ -402,9 +397,10 @@ impl Fleet {
             && (member.loader.is_none() || method != Method::POST)
         {
             // Its handler reads whether the request calls it so. Looking around is free.
-            return match method != Method::POST || name.usage.may_use(member.name()) {
-                true => Ok(Choice { request, member, head: Head::default() }),
-                false => Err(forbidden(member.name())),
+            return if method != Method::POST || name.usage.may_use(member.name()) {
+                Ok(Choice { request, member, head: Head::default() })
+            } else {
+                Err(forbidden(member.name()))
             };
         }
         if method != Method::POST {

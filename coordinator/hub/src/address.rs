@@ -53,13 +53,14 @@ fn asked(client: &Client, name: &str, url: &str) -> Result<RemoteFile, HubError>
 /// # Errors
 /// It is one.
 pub fn refuse_page(answer: &Answer) -> Result<(), HubError> {
-    match text(&answer.head, "content-type").is_some_and(|ty| ty.starts_with("text/html")) {
-        true => Err(HubError::NotGguf {
+    if text(&answer.head, "content-type").is_some_and(|ty| ty.starts_with("text/html")) {
+        Err(HubError::NotGguf {
             url: answer.url.clone(),
             what: "a web page (HTML)".to_string(),
             hint: "is it the address of the file itself, and does a proxy or the site ask for a login?".to_string(),
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

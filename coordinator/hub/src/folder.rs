@@ -58,9 +58,10 @@ pub fn find(folder: &Path, own: &Path, name: &str) -> Result<Option<PathBuf>, Hu
     let all = list(folder, own)?;
     let base = |name: &str| name.rsplit('/').next().unwrap_or(name).to_string();
     let by_path: Vec<&Filed> = all.iter().filter(|filed| is_called(filed, name)).collect();
-    let found = match by_path.is_empty() {
-        true => all.iter().filter(|filed| base(&filed.name) == stem(name)).collect(),
-        false => by_path,
+    let found = if by_path.is_empty() {
+        all.iter().filter(|filed| base(&filed.name) == stem(name)).collect()
+    } else {
+        by_path
     };
     let wrong =
         |why: String| HubError::Filed { name: name.to_string(), folder: folder.into(), why };

@@ -161,9 +161,10 @@ pub fn refuse(answer: &mut Answer, endpoint: &str, repo: &str) -> Result<(), Hub
         (401 | 404, Some("RepoNotFound")) | (404, None) => HubError::NoRepo { what, host },
         (401, _) => {
             let said = answer.said();
-            match said.contains("Invalid credentials") || said.contains("expired") {
-                true => HubError::Token { host },
-                false => HubError::NoRepo { what, host },
+            if said.contains("Invalid credentials") || said.contains("expired") {
+                HubError::Token { host }
+            } else {
+                HubError::NoRepo { what, host }
             }
         }
         (status, _) => HubError::Status { url: answer.url.clone(), status, text: answer.said() },

@@ -169,9 +169,10 @@ fn check_address(name: &str) -> Result<(), &'static str> {
     if path.split('/').any(|part| part == "..") {
         return Err("names lead to no other folder: leave out ..");
     }
-    match path.ends_with(".gguf") {
-        true => Ok(()),
-        false => Err("an address ends with .gguf, the file's name"),
+    if path.ends_with(".gguf") {
+        Ok(())
+    } else {
+        Err("an address ends with .gguf, the file's name")
     }
 }
 

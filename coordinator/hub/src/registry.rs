@@ -42,10 +42,11 @@ pub fn weights(manifest: &str, name: &OllamaName) -> Result<RemoteFile, String> 
     let (Some(layer), None) = (models.next(), models.next()) else {
         let is_tensors =
             manifest.layers.iter().any(|layer| layer.media_type.starts_with(TENSOR_MEDIA_TYPE));
-        return Err(match is_tensors {
-            true => "its weights are one file for each tensor, and not GGUF: take the model from a repository with GGUF files",
-            false => "it does not have exactly one file of weights",
-        }
+        return Err(if is_tensors {
+"its weights are one file for each tensor, and not GGUF: take the model from a repository with GGUF files"
+} else {
+"it does not have exactly one file of weights"
+}
         .to_string());
     };
     let hash = layer.digest.strip_prefix("sha256:").filter(|hash| is_sha256(hash));

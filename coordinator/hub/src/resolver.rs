@@ -343,9 +343,10 @@ impl<'a> Resolver<'a> {
         let is_whole = |(target, file): (&PathBuf, &RemoteFile)| {
             std::fs::metadata(target).is_ok_and(|m| m.len() == file.size)
         };
-        let claim = match targets.iter().zip(files).all(is_whole) {
-            true => None,
-            false => Some(self.own.claim(first, &shown, Some(&say))?),
+        let claim = if targets.iter().zip(files).all(is_whole) {
+            None
+        } else {
+            Some(self.own.claim(first, &shown, Some(&say))?)
         };
         let total: u64 = files.iter().map(|file| file.size).sum();
         self.check_room(&shown, total, &targets)?;

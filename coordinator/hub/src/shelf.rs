@@ -177,9 +177,10 @@ pub fn prune(
     }
     let others = of_others(settings, &own)?;
     let left = leftovers(&own, lock.models.iter().chain(&others), before);
-    let mut taken = match yes {
-        true => take_entries(settings, &own, &states, &others)?,
-        false => would_take(&lock, &states, &others),
+    let mut taken = if yes {
+        take_entries(settings, &own, &states, &others)?
+    } else {
+        would_take(&lock, &states, &others)
     };
     taken.kept = stay;
     for (place, bytes) in left {
@@ -351,43 +352,44 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200))]
-        #[test]
-        fn whatever_a_lock_says_rm_and_prune_delete_only_what_was_fetched(
-            places in prop::collection::vec(words(), 1..4), is_rm in any::<bool>(),
-        ) {
-            let dir = std::env::temp_dir().join(format!("brigade-shelf-{}", std::process::id()));
-            let settings = laid_out(&dir);
-            let file = |place: &String| LockedFile {
-                url: String::new(),
-                size: 1,
-                sha256: of_text(place),
-                place: Place::Own(place.clone()),
-            };
-            let entry = Entry {
-                name: "hf:u/r:Q8_0".to_string(),
-                usual: true,
-                commit: "c".to_string(),
-                licence: None,
-                quant: "Q8_0".to_string(),
-                last_used: 0,
-                files: places.iter().map(file).collect(),
-            };
-            Lock::update(&settings.data_dir, |lock| lock.put(entry)).unwrap();
-            let _ = match is_rm {
-                true => remove(&settings, Path::new("hf:u/r:Q8_0"), &[]),
-                false => prune(&settings, 0, &[], true),
-            };
-            for kept in ["outside/x.gguf", "x.gguf"] {
-                prop_assert!(dir.join(kept).is_file(), "{kept}: {places:?}");
+            #![proptest_config(ProptestConfig::with_cases(200))]
+            #[test]
+            fn whatever_a_lock_says_rm_and_prune_delete_only_what_was_fetched(
+                places in prop::collection::vec(words(), 1..4), is_rm in any::<bool>(),
+            ) {
+                let dir = std::env::temp_dir().join(format!("brigade-shelf-{}", std::process::id()));
+                let settings = laid_out(&dir);
+                let file = |place: &String| LockedFile {
+                    url: String::new(),
+                    size: 1,
+                    sha256: of_text(place),
+                    place: Place::Own(place.clone()),
+                };
+                let entry = Entry {
+                    name: "hf:u/r:Q8_0".to_string(),
+                    usual: true,
+                    commit: "c".to_string(),
+                    licence: None,
+                    quant: "Q8_0".to_string(),
+                    last_used: 0,
+                    files: places.iter().map(file).collect(),
+                };
+                Lock::update(&settings.data_dir, |lock| lock.put(entry)).unwrap();
+                let _ = if is_rm {
+    remove(&settings, Path::new("hf:u/r:Q8_0"), &[])
+    } else {
+    prune(&settings, 0, &[], true)
+    };
+                for kept in ["outside/x.gguf", "x.gguf"] {
+                    prop_assert!(dir.join(kept).is_file(), "{kept}: {places:?}");
+                }
+                // A lock is brigade's own: what it names in the folder was fetched. Nothing else there goes.
+                for kept in ["mine.gguf", "mine/hf/y.gguf"] {
+                    let is_named = places.iter().any(|place| place == kept);
+                    prop_assert!(is_named || settings.folder.join(kept).is_file(), "{kept}: {places:?}");
+                }
+                prop_assert!(settings.folder.join("hf/link").is_symlink());
+                fs::remove_dir_all(dir).unwrap();
             }
-            // A lock is brigade's own: what it names in the folder was fetched. Nothing else there goes.
-            for kept in ["mine.gguf", "mine/hf/y.gguf"] {
-                let is_named = places.iter().any(|place| place == kept);
-                prop_assert!(is_named || settings.folder.join(kept).is_file(), "{kept}: {places:?}");
-            }
-            prop_assert!(settings.folder.join("hf/link").is_symlink());
-            fs::remove_dir_all(dir).unwrap();
         }
-    }
 }

@@ -128,9 +128,10 @@ impl Adapters {
         let adapter = |file: &AdapterFile| {
             let stem = file.path.file_stem().unwrap_or(file.path.as_os_str());
             let name = stem.to_string_lossy().into_owned();
-            match names.insert(name.clone()) {
-                true => Ok(Adapter { name, scale: file.scale }),
-                false => Err(AdapterError::SameName(name)),
+            if names.insert(name.clone()) {
+                Ok(Adapter { name, scale: file.scale })
+            } else {
+                Err(AdapterError::SameName(name))
             }
         };
         Ok(Self { all: files.iter().map(adapter).collect::<Result<_, _>>()? })
@@ -184,9 +185,10 @@ impl Adapters {
     /// Which there are, for messages.
     fn those(&self) -> String {
         let names: Vec<_> = self.all.iter().map(|adapter| format!("{:?}", adapter.name)).collect();
-        match names.is_empty() {
-            true => "there is none: start the server with --lora FILE".to_owned(),
-            false => format!("there are {}", names.join(", ")),
+        if names.is_empty() {
+            "there is none: start the server with --lora FILE".to_owned()
+        } else {
+            format!("there are {}", names.join(", "))
         }
     }
 

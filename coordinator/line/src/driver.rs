@@ -510,9 +510,10 @@ impl Driver {
             self.status.send_replace(Status::Down { reason, next: None });
             return;
         }
-        match planned {
-            true => tracing::info!(reason, "the line is taken down, as planned"),
-            false => tracing::error!(reason, "the line is down"),
+        if planned {
+            tracing::info!(reason, "the line is taken down, as planned")
+        } else {
+            tracing::error!(reason, "the line is down")
         }
         self.changing = planned;
         self.states.clear();

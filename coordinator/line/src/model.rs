@@ -306,9 +306,10 @@ impl Model {
 
     /// Rows of the largest ubatch where nothing is said. An encoder's holds a text as long as the context.
     pub fn default_rows(&self, ctx: Option<u32>) -> u32 {
-        match self.spec.is_encoder() {
-            true => DEFAULT_MAX_ROWS.max(self.ctx(ctx)).min(MAX_ROWS),
-            false => DEFAULT_MAX_ROWS,
+        if self.spec.is_encoder() {
+            DEFAULT_MAX_ROWS.max(self.ctx(ctx)).min(MAX_ROWS)
+        } else {
+            DEFAULT_MAX_ROWS
         }
     }
 

@@ -44,9 +44,10 @@ impl Costs<'_> {
     /// What layers `range` take as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
     pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
         let host = self.host_layers(worker, range, capacity);
-        let of = |sums: &[(f64, f64)], range: &Range<usize>| match range.is_empty() {
-            true => (0.0, 0.0),
-            false => {
+        let of = |sums: &[(f64, f64)], range: &Range<usize>| {
+            if range.is_empty() {
+                (0.0, 0.0)
+            } else {
                 let (before, upto) = (sums[range.start], sums[range.end]);
                 (upto.0 - before.0, upto.1 - before.1)
             }

@@ -43,9 +43,10 @@ impl Plan {
         let Capacity { n_slots, n_kept, .. } = self.capacity;
         let (ctx, positions) = (self.ctx(), self.positions());
         let full = positions / u64::from(ctx);
-        let at_once = match full < u64::from(n_slots) {
-            true => format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones"),
-            false => format!("{n_slots} sequences of up to {ctx} at once"),
+        let at_once = if full < u64::from(n_slots) {
+            format!("{full} sequences of {ctx} at once, or up to {n_slots} shorter ones")
+        } else {
+            format!("{n_slots} sequences of up to {ctx} at once")
         };
         match self.sequence.kv_bytes_per_token + self.sequence.window_bytes {
             // States alone: how long a sequence is makes no difference.

@@ -189,9 +189,10 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
 
 /// Elements that a row multiplies with: vectors (norms, biases) and tables are read only.
 fn elements(tensor: &TensorInfo, share: f64) -> u64 {
-    match tensor.n_dims > 1 && !brigade_spec::has_token_rows(&tensor.name) {
-        true => (tensor.n_elems() as f64 * share).round() as u64,
-        false => 0,
+    if tensor.n_dims > 1 && !brigade_spec::has_token_rows(&tensor.name) {
+        (tensor.n_elems() as f64 * share).round() as u64
+    } else {
+        0
     }
 }
 

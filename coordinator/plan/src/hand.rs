@@ -255,9 +255,10 @@ fn own_cut(costs: &Costs, own: &Placement) -> String {
     let each: Vec<String> = each.collect();
     let in_order = own.order.is_sorted() && used.len() == costs.workers.len() && used.len() > 1;
     let borders = used.iter().skip(1).map(|(_, range)| range.start).collect();
-    match in_order {
-        true => format!("{} ({})", each.join(", "), HandCut::Borders(borders)),
-        false => each.join(", "),
+    if in_order {
+        format!("{} ({})", each.join(", "), HandCut::Borders(borders))
+    } else {
+        each.join(", ")
     }
 }
 

@@ -134,10 +134,8 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
     // More pages or states only ever exclude cuts, so the largest good numbers can be bisected.
     let n_blocks = largest(least, wished.max(least), |n| good(n, 0, fastest * SPEED_FOR_CAPACITY));
     let slowest = cut(n_blocks, 0)?.0;
-    let n_kept = match costs.has_states() {
-        true => largest(0, keep, |n| good(n_blocks, n, slowest)),
-        false => keep,
-    };
+    let n_kept =
+        if costs.has_states() { largest(0, keep, |n| good(n_blocks, n, slowest)) } else { keep };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs.settings, n_blocks, n_kept);
     let ranges = held::fewest_loads(costs, order, capacity, slowest).unwrap_or(ranges);

@@ -18,6 +18,8 @@
 //! - `parting` is for lines that are left in order.
 //! - [`sim`] runs the scheduler against a simulated line.
 
+#![deny(clippy::match_bool)]
+
 mod config;
 mod drafts;
 mod events;
@@ -233,10 +235,13 @@ impl Scheduler {
     fn end(&mut self, now: Micros, no: SeqNo) {
         if let Some(sequence) = self.live.remove(no) {
             self.end_drafts(sequence.request);
-            self.with_line(|line| match sequence.restoring {
-                // It has not the state that it would be kept for.
-                true => line.release(&sequence),
-                false => line.retire(no, sequence),
+            self.with_line(|line| {
+                if sequence.restoring {
+                    // It has not the state that it would be kept for.
+                    line.release(&sequence)
+                } else {
+                    line.retire(no, sequence)
+                }
             });
             self.waiting.note_end(now);
         }

@@ -134,9 +134,10 @@ impl Line {
         let oldest = self.in_flight.front()?;
         let since = self.last_progress.max(oldest.sent_at);
         let waited_us = now.saturating_sub(since);
-        let allowed_us = match self.times.measured() {
-            true => allowed(self.times.surely_through(oldest.n_rows) + self.times.overhead()),
-            false => OVERDUE_UNMEASURED_US,
+        let allowed_us = if self.times.measured() {
+            allowed(self.times.surely_through(oldest.n_rows) + self.times.overhead())
+        } else {
+            OVERDUE_UNMEASURED_US
         };
         (waited_us > allowed_us).then_some(LineFault::Overdue {
             ubatch: oldest.id,

@@ -126,9 +126,10 @@ pub async fn execute(args: ClusterArgs) -> Result<()> {
         What::Pin { name, off } => Question::Pin { model: name, stays: !off },
     };
     let data_dir = DataDirArgs { data_dir: args.data_dir };
-    let socket = match question.is_about_models() {
-        true => servers_socket(&data_dir, args.port)?,
-        false => socket(&data_dir, args.port, args.model.as_deref())?,
+    let socket = if question.is_about_models() {
+        servers_socket(&data_dir, args.port)?
+    } else {
+        socket(&data_dir, args.port, args.model.as_deref())?
     };
     let answer = admin::ask_at(&socket, &question).await?;
     if args.json {
@@ -208,9 +209,10 @@ fn sockets_of(folder: &Path) -> Vec<PathBuf> {
     let models = std::fs::read_dir(folder.join(MODELS)).into_iter().flatten().flatten();
     let sockets = models.map(|model| model.path().join(admin::SOCKET));
     let of_models: Vec<PathBuf> = sockets.filter(|path| path.exists()).collect();
-    match of_models.is_empty() {
-        true => Some(folder.join(admin::SOCKET)).into_iter().filter(|path| path.exists()).collect(),
-        false => of_models,
+    if of_models.is_empty() {
+        Some(folder.join(admin::SOCKET)).into_iter().filter(|path| path.exists()).collect()
+    } else {
+        of_models
     }
 }
 
@@ -256,12 +258,13 @@ fn socket(data_dir: &DataDirArgs, port: Option<u16>, model: Option<&str>) -> Res
         several => {
             let models: Vec<String> =
                 several.iter().filter_map(|socket| model_of(socket)).collect();
-            match models.is_empty() || model.is_some() {
-                true => bail!("several coordinators have {}: add --port", folder.display()),
-                false => bail!(
+            if models.is_empty() || model.is_some() {
+                bail!("several coordinators have {}: add --port", folder.display())
+            } else {
+                bail!(
                     "the coordinator serves several models: add --model, of {}",
                     models.join(", ")
-                ),
+                )
             }
         }
     }

@@ -30,13 +30,13 @@ impl std::str::FromStr for DeviceList {
     type Err = String;
 
     fn from_str(list: &str) -> Result<Self, String> {
-        let prefix = match list.starts_with("vulkan:") {
-            true => "vulkan:",
-            false => "",
-        };
-        let with_prefix = |item: &str| match item.chars().all(|c| c.is_ascii_digit()) {
-            true => format!("{prefix}{item}"),
-            false => item.to_owned(),
+        let prefix = if list.starts_with("vulkan:") { "vulkan:" } else { "" };
+        let with_prefix = |item: &str| {
+            if item.chars().all(|c| c.is_ascii_digit()) {
+                format!("{prefix}{item}")
+            } else {
+                item.to_owned()
+            }
         };
         let names: Vec<String> = list.split(',').map(with_prefix).collect();
         names

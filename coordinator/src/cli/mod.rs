@@ -195,9 +195,10 @@ impl Command {
 
 /// Finds a model for a line, whose workers may come by themselves if `joins`.
 fn find(model: &mut ModelArgs, line: &LineArgs, joins: bool) -> Result<()> {
-    match line.is_elsewhere() || (joins && line.lora.is_empty()) {
-        true => model.find_for_others(&line.data_dir),
-        false => model.find(&line.data_dir),
+    if line.is_elsewhere() || (joins && line.lora.is_empty()) {
+        model.find_for_others(&line.data_dir)
+    } else {
+        model.find(&line.data_dir)
     }
 }
 

@@ -221,9 +221,10 @@ pub fn confine(args: &WorkerArgs) {
         keep_what_drivers_compile(cache.as_deref());
     }
     let joins = args.token.is_some() || args.token_file.is_some();
-    let data = match joins {
-        true => args.data_dir.find(),
-        false => args.data_dir.data_dir.clone().or_else(|| joined_dir(args)),
+    let data = if joins {
+        args.data_dir.find()
+    } else {
+        args.data_dir.data_dir.clone().or_else(|| joined_dir(args))
     };
     let data = data.map(|folder| args.stage.map_or(folder.clone(), |share| share.folder(&folder)));
     let own = is_node(args).then(|| Path::new("/proc/self/exe"));
@@ -298,9 +299,10 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
             std::future::pending::<()>().await;
         }
     };
-    match is_node {
-        true => node(config, stages)?.run(leave, wished).await?,
-        false => brigade_worker::run(config, leave, wished).await?,
+    if is_node {
+        node(config, stages)?.run(leave, wished).await?
+    } else {
+        brigade_worker::run(config, leave, wished).await?
     }
     Ok(())
 }

@@ -71,9 +71,10 @@ impl Buffers {
 
     /// The bytes of a buffer, which is used again when nobody has them any more.
     pub fn share(self: &Arc<Self>, buffer: Vec<u8>) -> Bytes {
-        match buffer.capacity() < LEAST_BYTES {
-            true => buffer.into(),
-            false => Bytes::from_owner(Lent { buffer, home: self.clone() }),
+        if buffer.capacity() < LEAST_BYTES {
+            buffer.into()
+        } else {
+            Bytes::from_owner(Lent { buffer, home: self.clone() })
         }
     }
 

@@ -413,9 +413,10 @@ fn part_one(
     (len, mark): (u32, TokenMark),
     runner: &dyn StageRunner,
 ) -> Result<bool, SnapshotError> {
-    let (store, first_page) = match keep.stays {
-        true => (&keep.parting.rests, len / KV_PAGE as u32),
-        false => (&keep.parting.whole, 0),
+    let (store, first_page) = if keep.stays {
+        (&keep.parting.rests, len / KV_PAGE as u32)
+    } else {
+        (&keep.parting.whole, 0)
     };
     let room = usize::try_from(keep.parting.room()).unwrap_or(usize::MAX);
     let copy = runner.copy_new(slot, (len, None), first_page, CopyRoom::fresh(room))?;

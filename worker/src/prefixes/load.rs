@@ -144,9 +144,10 @@ impl Made<'_> {
 
     /// A state is of one kind: who asked for it compares that with what it computes.
     fn check_kind(&mut self, bundle: &Bundle) -> Result<(), Failure> {
-        match *self.kind.get_or_insert(bundle.kind) == bundle.kind {
-            true => Ok(()),
-            false => Err(Failure::refusal(FailureKind::WrongPhase, "records of several kinds")),
+        if *self.kind.get_or_insert(bundle.kind) == bundle.kind {
+            Ok(())
+        } else {
+            Err(Failure::refusal(FailureKind::WrongPhase, "records of several kinds"))
         }
     }
 }

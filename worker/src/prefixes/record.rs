@@ -276,11 +276,10 @@ impl RecordHead {
 /// # Errors
 /// They are not.
 pub fn verify(record: &Record, bytes: Bytes) -> io::Result<Bytes> {
-    match bytes.len() as u64 == record.nbytes() && check(&[&bytes]) == record.check {
-        true => Ok(bytes),
-        false => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "its bytes are not what was written"))
-        }
+    if bytes.len() as u64 == record.nbytes() && check(&[&bytes]) == record.check {
+        Ok(bytes)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "its bytes are not what was written"))
     }
 }
 

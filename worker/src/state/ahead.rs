@@ -186,10 +186,7 @@ fn stays(
     let both = had.start.max(wanted.start)..had.end.min(wanted.end);
     let names: HashSet<String> =
         both.clone().filter_map(|layer| of_layers.get(&layer)).flatten().cloned().collect();
-    match !both.is_empty() && names.is_subset(held) {
-        true => (both, names),
-        false => (0..0, HashSet::new()),
-    }
+    if !both.is_empty() && names.is_subset(held) { (both, names) } else { (0..0, HashSet::new()) }
 }
 
 fn load(

@@ -16,8 +16,8 @@ use crate::members::conn::{Conn, WorkerError};
 use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
-use brigade_line::stages::link::LineEvent;
 use brigade_line::model::Model;
+use brigade_line::stages::link::LineEvent;
 use brigade_line::stages::open_line::OpenLine;
 
 /// What a line is built from.

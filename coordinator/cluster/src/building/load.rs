@@ -100,10 +100,8 @@ async fn watched(
     part: Part,
 ) -> Result<LoadedFacts, WorkerError> {
     let mut control = conn.control();
-    let called = match ahead {
-        true => control.load_ahead(request).await,
-        false => control.load(request).await,
-    };
+    let called =
+        if ahead { control.load_ahead(request).await } else { control.load(request).await };
     let failed = |s: tonic::Status| conn.error(&s);
     let mut stream = called.map_err(failed)?.into_inner();
     let stalled = |_| WorkerError::Stalled {

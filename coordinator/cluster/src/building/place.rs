@@ -476,9 +476,10 @@ async fn all_prepared(mut tasks: JoinSet<Result<(), Refusal>>) -> Result<(), Pla
     let mut failed = Vec::new();
     loop {
         // Nobody's bytes are waited for when the attempt is lost; who else fails, fails about now.
-        let next = match failed.is_empty() {
-            true => tasks.join_next().await,
-            false => timeout(OTHERS_FAIL_WITHIN, tasks.join_next()).await.unwrap_or(None),
+        let next = if failed.is_empty() {
+            tasks.join_next().await
+        } else {
+            timeout(OTHERS_FAIL_WITHIN, tasks.join_next()).await.unwrap_or(None)
         };
         match next {
             None => break,

@@ -25,10 +25,7 @@ pub fn call(members: &BTreeMap<MemberId, Member>) -> String {
     if !there.is_empty() {
         parts.push(format!("there: {}", list(there.into_iter().map(Member::name))));
     }
-    match parts.is_empty() {
-        true => "no worker has joined yet".to_string(),
-        false => parts.join("; "),
-    }
+    if parts.is_empty() { "no worker has joined yet".to_string() } else { parts.join("; ") }
 }
 
 /// Who is there, and who of them is on the line of `stages`, if there is a line or one is being built. The

@@ -44,9 +44,10 @@ pub fn choose(
         Ok(chosen) => return Ok(chosen),
         Err(lacking) => lacking,
     };
-    match trusted.len() == offers.len() {
-        true => Err(lacking),
-        false => smallest(offers, holds, at_least, fits),
+    if trusted.len() == offers.len() {
+        Err(lacking)
+    } else {
+        smallest(offers, holds, at_least, fits)
     }
 }
 
@@ -123,10 +124,12 @@ mod tests {
             let offered = offers.iter().find(|offer| offer.id == *id).map(|offer| offer.memory);
             offered.or_else(|| held.iter().find(|(held, _)| held == id).map(|(_, bytes)| *bytes))
         };
-        let mut fits = |ids: &[WorkerId]| match ids.iter().filter_map(memory).sum::<u64>() >= bytes
-        {
-            true => Ok(()),
-            false => Err("memory".to_owned()),
+        let mut fits = |ids: &[WorkerId]| {
+            if ids.iter().filter_map(memory).sum::<u64>() >= bytes {
+                Ok(())
+            } else {
+                Err("memory".to_owned())
+            }
         };
         let holds: Vec<WorkerId> = held.iter().map(|(id, _)| *id).collect();
         choose(offers, &holds, at_least, &mut fits).ok()

@@ -318,10 +318,7 @@ impl State {
             forgiven |= worker.doubted_until.take_if(|until| is_over(*until)).is_some();
             forgiven |= worker.refused.take_if(|(_, until)| is_over(*until)).is_some();
         }
-        match forgiven {
-            true => self.changed(now),
-            false => self.match_all(now),
-        }
+        if forgiven { self.changed(now) } else { self.match_all(now) }
     }
 
     /// Lends to all lines that want workers: to those that were up first, and then in the order of their seats.

@@ -55,9 +55,10 @@ struct Here {
 
 impl Here {
     fn reaches(&self, len: u32, has_rest: bool) -> bool {
-        match has_rest {
-            true => self.positions.contains(&len),
-            false => self.alone && len <= self.pages * KV_PAGE as u32,
+        if has_rest {
+            self.positions.contains(&len)
+        } else {
+            self.alone && len <= self.pages * KV_PAGE as u32
         }
     }
 

@@ -34,9 +34,10 @@ impl Supervisor {
             Line::Building { .. } => None,
             Line::Down { .. } => Some(Want {
                 without: self.without(|m| !may_serve(m, now)),
-                at_least: match self.goal.was_up {
-                    true => self.goal.last_line.max(1),
-                    false => self.goal.expect.max(1),
+                at_least: if self.goal.was_up {
+                    self.goal.last_line.max(1)
+                } else {
+                    self.goal.expect.max(1)
                 },
                 makes_do: self.goal.was_up,
                 least_ctx: None,
@@ -102,9 +103,10 @@ impl Supervisor {
             self.joined(address);
             return Ok(());
         };
-        match seat.add(address) {
-            true => Ok(()),
-            false => Err(Refused("too many workers join at once: ask again".to_owned())),
+        if seat.add(address) {
+            Ok(())
+        } else {
+            Err(Refused("too many workers join at once: ask again".to_owned()))
         }
     }
 
@@ -134,9 +136,10 @@ impl Supervisor {
         // Nobody can be lent now: whoever asks hears it, and who leaves by itself waits on.
         let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
         let is_refused = asked.is_some() && lacking.is_some();
-        let suffice = match self.is_on_line(id) && self.coming.is_none() {
-            true => self.suffice(&self.others(id)),
-            false => Err("the line has changed meanwhile".to_owned()),
+        let suffice = if self.is_on_line(id) && self.coming.is_none() {
+            self.suffice(&self.others(id))
+        } else {
+            Err("the line has changed meanwhile".to_owned())
         };
         match suffice {
             Ok(()) => {

@@ -418,10 +418,7 @@ impl Supervisor {
             let Some(conn) = self.members.get(id).and_then(Member::conn).cloned() else { continue };
             let is_on_line = stages.contains(id);
             task::spawn(async move {
-                match is_on_line {
-                    true => conn.settle(epoch).await,
-                    false => conn.unload(epoch).await,
-                }
+                if is_on_line { conn.settle(epoch).await } else { conn.unload(epoch).await }
             });
         }
     }

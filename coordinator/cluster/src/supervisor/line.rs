@@ -15,8 +15,8 @@ use crate::members::placed_stage::Identity;
 use crate::members::roll;
 use crate::reconcile::MemberId;
 use crate::watch::{self, Culprit};
-use brigade_line::stages::link::{Fault, LineEvent};
 use brigade_line::measured::metrics;
+use brigade_line::stages::link::{Fault, LineEvent};
 
 /// Pause before a line is built again after a failure that no worker is to blame for; it doubles while
 /// lines stay up for less than [`STANDS_AFTER`] ...

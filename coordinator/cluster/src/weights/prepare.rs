@@ -141,11 +141,10 @@ impl Source<'_> {
             if remote.is_pushed() {
                 break;
             }
-            let fetched = match facts::knows(conn.capabilities(), Feature::Fetch) {
-                true => fetch::fetch(model, conn, &order, &lacks, progress).await,
-                false => {
-                    Err(fetch::FetchError::Source("it is of a release that does not".to_string()))
-                }
+            let fetched = if facts::knows(conn.capabilities(), Feature::Fetch) {
+                fetch::fetch(model, conn, &order, &lacks, progress).await
+            } else {
+                Err(fetch::FetchError::Source("it is of a release that does not".to_string()))
             };
             if let Err(error) = fetched {
                 tracing::warn!(
@@ -193,9 +192,10 @@ async fn call_prepare(
 ) -> Result<PrepareReply, WorkerError> {
     let mut control = conn.control();
     let call = async {
-        let reply = match ahead {
-            true => control.prepare_ahead(request.clone()).await,
-            false => control.prepare(request.clone()).await,
+        let reply = if ahead {
+            control.prepare_ahead(request.clone()).await
+        } else {
+            control.prepare(request.clone()).await
         };
         reply.map(tonic::Response::into_inner).map_err(|s| conn.error(&s))
     };

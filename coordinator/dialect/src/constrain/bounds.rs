@@ -345,8 +345,9 @@ fn whole_value(held: i128) -> Value {
 }
 
 fn real_value(held: f64) -> Value {
-    match held.fract() == 0.0 && held.abs() <= -LOWEST as f64 {
-        true => Value::from(held as i64),
-        false => Value::from(held),
+    if held.fract() == 0.0 && held.abs() <= -LOWEST as f64 {
+        Value::from(held as i64)
+    } else {
+        Value::from(held)
     }
 }

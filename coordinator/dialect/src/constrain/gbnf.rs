@@ -29,10 +29,7 @@ pub fn to_lark(text: &str) -> Result<String, String> {
         has_root |= name == "root";
         rules.push(format!("{}: {body}", rule_name(name)));
     }
-    match has_root {
-        true => Ok(rules.join("\n")),
-        false => Err("there is no rule root".to_string()),
-    }
+    if has_root { Ok(rules.join("\n")) } else { Err("there is no rule root".to_string()) }
 }
 
 /// GBNF's names have dashes and capitals, which mean something else in Lark.

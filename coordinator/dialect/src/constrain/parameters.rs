@@ -276,9 +276,10 @@ impl Item<'_> {
                 ways.push(way);
             }
         }
-        match ways.is_empty() {
-            true => Err(Refused::new(self.path, format!("{} allows no value", self.path))),
-            false => Ok(ways),
+        if ways.is_empty() {
+            Err(Refused::new(self.path, format!("{} allows no value", self.path)))
+        } else {
+            Ok(ways)
         }
     }
 
@@ -341,12 +342,11 @@ impl Item<'_> {
                 Text::Like(regex) => regex,
             };
             // Up to the closing tag; one that is a control token cannot be in a text.
-            ways.push(match plain {
-                true => parts.rule(&format!("[suffix={}]: /{regex}/", quote(&close))),
-                false => {
-                    let rule = parts.rule(&format!(": /{regex}/"));
-                    format!("{rule} {}", literals.literal(&close))
-                }
+            ways.push(if plain {
+                parts.rule(&format!("[suffix={}]: /{regex}/", quote(&close)))
+            } else {
+                let rule = parts.rule(&format!(": /{regex}/"));
+                format!("{rule} {}", literals.literal(&close))
             });
         }
         Ok(format!("{open} ({})", ways.join(" | ")))
@@ -463,13 +463,12 @@ fn python(items: &[(String, bool)]) -> String {
     let behind = |from: usize| -> String {
         optional[from..].iter().map(|item| format!("(/, ?/ {item})? ")).collect()
     };
-    let list = match required.is_empty() {
-        false => format!("{} {}", required.join(" /, ?/ "), behind(0)),
-        true => {
-            let from = |at: usize| format!("{} {}", optional[at], behind(at + 1));
-            let all: Vec<String> = (0..optional.len()).map(from).collect();
-            if all.is_empty() { String::new() } else { format!("({})?", all.join(" | ")) }
-        }
+    let list = if required.is_empty() {
+        let from = |at: usize| format!("{} {}", optional[at], behind(at + 1));
+        let all: Vec<String> = (0..optional.len()).map(from).collect();
+        if all.is_empty() { String::new() } else { format!("({})?", all.join(" | ")) }
+    } else {
+        format!("{} {}", required.join(" /, ?/ "), behind(0))
     };
     format!("{list} \")\"")
 }

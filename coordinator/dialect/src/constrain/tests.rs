@@ -247,9 +247,12 @@ fn the_part_to_blame_is_found_in_few_trials() {
     use super::schema::grammar;
     const N: usize = 1000;
     for culprit in [0, 1, N / 2, N - 1] {
-        let property = |at: usize| match at == culprit {
-            true => json!({ "type": "array", "items": { "type": "string", "pattern": "a(?=b)" } }),
-            false => json!({ "type": "string", "pattern": "^.*17.*$" }),
+        let property = |at: usize| {
+            if at == culprit {
+                json!({ "type": "array", "items": { "type": "string", "pattern": "a(?=b)" } })
+            } else {
+                json!({ "type": "string", "pattern": "^.*17.*$" })
+            }
         };
         let properties = (0..N).map(|at| (format!("p{at:04}"), property(at)));
         let properties: serde_json::Map<String, Value> = properties.collect();

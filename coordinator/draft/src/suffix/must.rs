@@ -31,9 +31,10 @@ impl Must {
     /// A token is sure. Returns how many came before it and whether it is the one that must follow, if one must.
     pub fn push(&mut self, token: u32) -> Option<(usize, bool)> {
         let came = (self.n_came, *self.left().first()? == token);
-        match came.1 {
-            true => self.n_came += 1,
-            false => self.n = 0,
+        if came.1 {
+            self.n_came += 1
+        } else {
+            self.n = 0
         }
         Some(came)
     }

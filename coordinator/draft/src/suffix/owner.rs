@@ -183,9 +183,10 @@ impl Owner {
         self.n_places -= answer.n_places();
         self.answer_bytes -= answer.nbytes();
         self.number();
-        match self.answers.is_empty() {
-            true => self.filter = Filter::default(),
-            false => answer.contexts().for_each(|context| self.filter.remove(context, answer.bit)),
+        if self.answers.is_empty() {
+            self.filter = Filter::default()
+        } else {
+            answer.contexts().for_each(|context| self.filter.remove(context, answer.bit))
         }
     }
 

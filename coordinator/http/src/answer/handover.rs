@@ -23,11 +23,10 @@ pub(crate) struct Handover {
 
 /// Refuses a request of the journal whose number of sequences is not that of its body.
 pub(crate) fn check_sequences(opened: &Opened, n: usize) -> Result<(), ApiError> {
-    match opened.sequences == opened.prompts.len() * n {
-        true => Ok(()),
-        false => Err(ApiError::server(
-            "the journal of the server before this one was damaged: ask again",
-        )),
+    if opened.sequences == opened.prompts.len() * n {
+        Ok(())
+    } else {
+        Err(ApiError::server("the journal of the server before this one was damaged: ask again"))
     }
 }
 

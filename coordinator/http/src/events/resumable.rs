@@ -233,9 +233,10 @@ impl Stream {
         let mut kept = self.kept();
         let is_large = kept.bytes.n() + text.len() > MAX_STREAM_BYTES;
         if is_large || kept.bytes.grow(text.len()).is_err() {
-            let why = match is_large {
-                true => format!("the stream is larger than {} MiB", MAX_STREAM_BYTES >> 20),
-                false => "the resumable streams are as large as may be together".to_owned(),
+            let why = if is_large {
+                format!("the stream is larger than {} MiB", MAX_STREAM_BYTES >> 20)
+            } else {
+                "the resumable streams are as large as may be together".to_owned()
             };
             let why = format!("{why}: ask for less, or without \"resumable\"");
             kept.events.push((Of::End, ApiError::server(why).body().to_string().into()));

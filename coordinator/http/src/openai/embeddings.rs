@@ -57,10 +57,7 @@ pub(crate) async fn create(
         .iter()
         .enumerate()
         .map(|(index, vector)| {
-            let embedding = match made.as_base64 {
-                true => json!(base64(vector)),
-                false => json!(vector),
-            };
+            let embedding = if made.as_base64 { json!(base64(vector)) } else { json!(vector) };
             json!({ "object": "embedding", "index": index, "embedding": embedding })
         })
         .collect();
@@ -114,10 +111,10 @@ impl Norm {
         let Some(raw) = fields.raw("embd_normalize") else {
             return Ok(if by_name.unwrap_or(true) { Self::Power(2) } else { Self::Off });
         };
-        let norm = match is_flag(raw) {
-            true if read("embd_normalize", raw)? => Self::Power(2),
-            true => Self::Off,
-            false => match read::<i64>("embd_normalize", raw)? {
+        let norm = if is_flag(raw) {
+            if read("embd_normalize", raw)? { Self::Power(2) } else { Self::Off }
+        } else {
+            match read::<i64>("embd_normalize", raw)? {
                 -1 => Self::Off,
                 0 => Self::Largest,
                 power @ 1..=MAX_POWER => Self::Power(power as u32),
@@ -128,7 +125,7 @@ impl Norm {
                     );
                     return Err(ApiError::field("embd_normalize", message));
                 }
-            },
+            }
         };
         match by_name {
             Some(by_name) if by_name == (norm == Self::Off) => {

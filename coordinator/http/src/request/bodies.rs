@@ -217,9 +217,10 @@ impl Bodies {
     async fn desks(&self, body: &Taken) -> Result<(Option<Desk>, Desk), ApiError> {
         let closed = |_| ApiError::server("the server is ending");
         let tenant = body.tenant();
-        let large = match body.bytes.len() > LARGE_BODY_BYTES {
-            true => Some(self.large.take(tenant).await.map_err(closed)?),
-            false => None,
+        let large = if body.bytes.len() > LARGE_BODY_BYTES {
+            Some(self.large.take(tenant).await.map_err(closed)?)
+        } else {
+            None
         };
         Ok((large, self.encoders.take(tenant).await.map_err(closed)?))
     }

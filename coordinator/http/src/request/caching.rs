@@ -72,13 +72,12 @@ impl Marking {
         }
         control.end(CACHE_CONTROL, &[]);
         self.n += 1;
-        match self.n > MAX_MARKED {
-            true => {
-                let message =
-                    format!("at most {MAX_MARKED} blocks may have {CACHE_CONTROL}: unmark others");
-                Err(ApiError::field(path, message))
-            }
-            false => Ok(()),
+        if self.n > MAX_MARKED {
+            let message =
+                format!("at most {MAX_MARKED} blocks may have {CACHE_CONTROL}: unmark others");
+            Err(ApiError::field(path, message))
+        } else {
+            Ok(())
         }
     }
 }

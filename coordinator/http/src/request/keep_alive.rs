@@ -41,10 +41,11 @@ pub(crate) fn keep_alive(value: Given<'_>) -> Result<Keep, ApiError> {
         let message = "keep_alive is a number of seconds, or a text such as \"5m\" or \"1h30m\"; below zero, the model stays";
         ApiError::field("keep_alive", message)
     })?;
-    match seconds < 0.0 {
-        true => Ok(Keep::Stay),
+    if seconds < 0.0 {
+        Ok(Keep::Stay)
+    } else {
         // What is longer than can be counted is for ever.
-        false => Ok(Duration::try_from_secs_f64(seconds).map_or(Keep::Stay, Keep::For)),
+        Ok(Duration::try_from_secs_f64(seconds).map_or(Keep::Stay, Keep::For))
     }
 }
 

@@ -126,11 +126,11 @@ fn message(
     };
     let n_content = content.as_str().map_or(0, str::len);
     *n_bytes += n_content;
-    match is_marked {
+    if is_marked && fields.names().any(|name| name == "tool_calls") {
         // Behind its calls, the next message begins.
-        true if fields.names().any(|name| name == "tool_calls") => marking.text(i + 1, 0),
-        true => marking.text(i, n_content),
-        false => {}
+        marking.text(i + 1, 0);
+    } else if is_marked {
+        marking.text(i, n_content);
     }
     let mut message = Map::new();
     message.insert("role".to_string(), Value::String(role));

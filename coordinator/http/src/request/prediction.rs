@@ -35,10 +35,11 @@ pub fn drafts(
     if !speculate {
         return Ok(None);
     }
-    let tokens = match expected.is_empty() {
-        true => Vec::new(),
+    let tokens = if expected.is_empty() {
+        Vec::new()
+    } else {
         // It is what the model writes: names of control tokens in it are plain text.
-        false => text.tokenizer().encode(&expected, false, false).map_err(text_error)?,
+        text.tokenizer().encode(&expected, false, false).map_err(text_error)?
     };
     Ok(Some(tokens.into()))
 }

@@ -105,10 +105,8 @@ pub(crate) async fn layer(
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let Some(origin) = origin else { return next.run(request).await };
-    let mut response = match asks {
-        true => StatusCode::NO_CONTENT.into_response(),
-        false => next.run(request).await,
-    };
+    let mut response =
+        if asks { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     mark(response.headers_mut(), origin, wanted.filter(|_| asks));
     response
 }

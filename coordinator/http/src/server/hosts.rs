@@ -144,13 +144,12 @@ pub fn allowed_host(text: &str) -> Result<String, String> {
     let is_fit = text == "*"
         || bare(text).parse::<IpAddr>().is_ok()
         || (!name.is_empty() && name.chars().all(is_name));
-    match is_fit {
-        true => Ok(text.trim_end_matches('.').to_owned()),
-        false => {
-            Err("give a name or an address without scheme, port and path, as in chat.example, \
+    if is_fit {
+        Ok(text.trim_end_matches('.').to_owned())
+    } else {
+        Err("give a name or an address without scheme, port and path, as in chat.example, \
                       *.example or 10.0.0.1; *: any"
-                .to_owned())
-        }
+            .to_owned())
     }
 }
 

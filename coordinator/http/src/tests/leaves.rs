@@ -77,9 +77,10 @@ fn put_words(value: &mut Value, path: &str, words: &mut Vec<(String, String)>) {
         Value::String(text) => {
             let word = format!("leaf{}", words.len() + 100);
             // Arguments are JSON within a text.
-            *text = match path.ends_with("arguments") {
-                true => format!("{{\"key\":\"{word}\"}}"),
-                false => word.clone(),
+            *text = if path.ends_with("arguments") {
+                format!("{{\"key\":\"{word}\"}}")
+            } else {
+                word.clone()
             };
             words.push((path.to_string(), word));
         }

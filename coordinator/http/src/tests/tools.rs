@@ -188,11 +188,10 @@ async fn a_named_tool_is_called_whatever_the_model_would_do() {
     let text = "{\"city\": \"Rome\"}}\n</tool_call>";
     let named = json!({ "type": "function", "function": { "name": "weather" } });
     for choice in [named, json!("required")] {
-        let server = match choice.is_object() {
-            true => server(HERMES, &[], text),
-            false => {
-                server(HERMES, &[], "weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>")
-            }
+        let server = if choice.is_object() {
+            server(HERMES, &[], text)
+        } else {
+            server(HERMES, &[], "weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>")
         };
         let more = json!({ "tools": tools(), "tool_choice": choice });
         let (whole, reason) = message(&server, more.clone()).await;

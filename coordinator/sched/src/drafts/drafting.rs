@@ -166,10 +166,11 @@ impl Drafting<'_> {
         if *first < LEAST_ODDS && !is_model {
             return None;
         }
-        let mean = match is_model {
+        let mean = if is_model {
             // The block knows of each; a text does not.
-            true => even_odds(&draft.odds[..n]).pop()?,
-            false => draft.odds[..n].iter().map(|odds| f64::from(*odds)).sum::<f64>() / n as f64,
+            even_odds(&draft.odds[..n]).pop()?
+        } else {
+            draft.odds[..n].iter().map(|odds| f64::from(*odds)).sum::<f64>() / n as f64
         };
         let n_streams = live.n_decoding();
         let drafts = Drafts::Had(mean);
@@ -180,9 +181,10 @@ impl Drafting<'_> {
             _ if sizing.is_worth_trying(mean, n_streams) => Windows::TRY,
             _ => return None,
         };
-        let of_text = match draft.is_proven && !is_model {
-            true => sizing.rate(windows, drafts, n_streams as u32),
-            false => 0.0,
+        let of_text = if draft.is_proven && !is_model {
+            sizing.rate(windows, drafts, n_streams as u32)
+        } else {
+            0.0
         };
         Some(Found { draft, windows, of_text })
     }

@@ -131,12 +131,11 @@ impl Sizing<'_> {
             return Windows::NONE;
         }
         let n_streams = n_streams.max(1) as u32;
-        let longest = match leave.another_may_come {
-            true => {
-                self.before_newcomer(Windows::NONE, Drafts::Had(0.0), n_streams)
-                    + HOLDS_UP * self.times.of(SHORT_PROMPT)[1]
-            }
-            false => f64::INFINITY,
+        let longest = if leave.another_may_come {
+            self.before_newcomer(Windows::NONE, Drafts::Had(0.0), n_streams)
+                + HOLDS_UP * self.times.of(SHORT_PROMPT)[1]
+        } else {
+            f64::INFINITY
         };
         let most_rows = MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams);
         let mut best = (Windows::NONE, self.rate(Windows::NONE, Drafts::Had(0.0), 1));

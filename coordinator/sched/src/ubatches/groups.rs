@@ -133,9 +133,10 @@ impl Sizing<'_> {
         let others = count.saturating_sub(1);
         let last = n_decoding.saturating_sub(others * rows as usize).clamp(1, rows as usize) as u32;
         // With no more groups than stages the others wait for the largest.
-        let busy = match count <= self.spec.n_stages || last == rows {
-            true => slowest * count as f64,
-            false => slowest * others as f64 + self.times.hoped(last, variation)[0],
+        let busy = if count <= self.spec.n_stages || last == rows {
+            slowest * count as f64
+        } else {
+            slowest * others as f64 + self.times.hoped(last, variation)[0]
         };
         // Even groups differ by a row at most; one that is cut short is like a time that varies.
         let mean = n_decoding as f64 / count as f64;

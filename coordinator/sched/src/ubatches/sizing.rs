@@ -159,10 +159,8 @@ impl Sizing<'_> {
         let rows = self.times.rows_within(longest).min(f64::from(self.spec.max_rows)) as u32;
         let rows = rows.saturating_sub(decode_rows).max(MIN_CHUNK);
         let wish = self.config.prefill_rows.unwrap_or(rows).max(1);
-        let room = match beside.leaves_room {
-            true => self.rows_that_leave_room(beside.in_flight),
-            false => u32::MAX,
-        };
+        let room =
+            if beside.leaves_room { self.rows_that_leave_room(beside.in_flight) } else { u32::MAX };
         rows.min(wish).min(room).min(self.spec.max_rows.saturating_sub(decode_rows))
     }
 

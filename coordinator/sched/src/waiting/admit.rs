@@ -332,10 +332,11 @@ fn check_guide(request: &Request, line: &LineSpec) -> Result<(), &'static str> {
     if line.max_rows < 2 {
         return Err("they need two rows of a ubatch; start with --ubatch 2 or more");
     }
-    match pages <= line.n_blocks.into() {
-        true => Ok(()),
-        false => Err("together they do not fit the KV cache; ask for fewer tokens, shorten the \
-                      prompts, or start the server with a larger --ctx"),
+    if pages <= line.n_blocks.into() {
+        Ok(())
+    } else {
+        Err("together they do not fit the KV cache; ask for fewer tokens, shorten the \
+                      prompts, or start the server with a larger --ctx")
     }
 }
 
@@ -347,9 +348,10 @@ fn check_text(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
     let pages = u64::from(line.n_blocks) * u64::from(line.block_positions);
     let limit = pages.min(line.max_positions.into()).min(line.max_rows.into());
     let needed = request.positions();
-    match needed <= limit {
-        true => Ok(()),
-        false => Err(Rejection::TooLong { needed, prompt: needed, max_tokens: 0, limit }),
+    if needed <= limit {
+        Ok(())
+    } else {
+        Err(Rejection::TooLong { needed, prompt: needed, max_tokens: 0, limit })
     }
 }
 

@@ -59,12 +59,11 @@ impl Reader {
         let is_terminal = stdin.is_terminal();
         let terminal = is_terminal.then(|| termios::tcgetattr(&stdin)).transpose();
         let terminal = terminal.context("the terminal")?;
-        let mut source: Box<dyn FnMut() -> Result<Read> + Send> = match is_terminal {
-            true => {
-                let mut lines = Lines::open(history)?;
-                Box::new(move || lines.next())
-            }
-            false => Box::new(piped),
+        let mut source: Box<dyn FnMut() -> Result<Read> + Send> = if is_terminal {
+            let mut lines = Lines::open(history)?;
+            Box::new(move || lines.next())
+        } else {
+            Box::new(piped)
         };
         let (ask, asked) = std_mpsc::channel();
         let (send, reads) = mpsc::channel(1);
@@ -178,9 +177,10 @@ impl Hinter for Help {
 
 impl Validator for Help {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        Ok(match typed::is_whole(context.input()) {
-            true => ValidationResult::Valid(None),
-            false => ValidationResult::Incomplete,
+        Ok(if typed::is_whole(context.input()) {
+            ValidationResult::Valid(None)
+        } else {
+            ValidationResult::Incomplete
         })
     }
 }

@@ -208,17 +208,19 @@ impl Repl {
 impl Screen {
     /// Says something that is no part of an answer.
     fn remark(self, text: &str) {
-        match self.dims && io::stderr().is_terminal() {
-            true => output::remark(format_args!("\x1b[2m{text}\x1b[0m")),
-            false => output::remark(format_args!("{text}")),
+        if self.dims && io::stderr().is_terminal() {
+            output::remark(format_args!("\x1b[2m{text}\x1b[0m"))
+        } else {
+            output::remark(format_args!("{text}"))
         }
     }
 
     fn text(self, text: &str, dim: bool) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        match dim && self.dims {
-            true => write!(out, "\x1b[2m{text}\x1b[0m")?,
-            false => write!(out, "{text}")?,
+        if dim && self.dims {
+            write!(out, "\x1b[2m{text}\x1b[0m")?
+        } else {
+            write!(out, "{text}")?
         }
         out.flush()
     }
@@ -264,9 +266,10 @@ impl Coming {
         };
         let seconds = self.span.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
         let n = usage.completion_tokens;
-        let speed = match seconds > 0.0 && n > 1 {
-            true => format!(" at {:.1} tokens/s", f64::from(n - 1) / seconds),
-            false => String::new(),
+        let speed = if seconds > 0.0 && n > 1 {
+            format!(" at {:.1} tokens/s", f64::from(n - 1) / seconds)
+        } else {
+            String::new()
         };
         let reused = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
         format!("{n} tokens{speed}; prompt {}, reused {}", usage.prompt_tokens, reused.unwrap_or(0))

@@ -106,9 +106,8 @@ impl Typed {
     fn command(command: &str) -> Result<Self, TypedError> {
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         let rest = joined(rest.trim());
-        let alone = |typed, name| match rest.is_empty() {
-            true => Ok(typed),
-            false => Err(TypedError::TakesNothing(name)),
+        let alone = |typed, name| {
+            if rest.is_empty() { Ok(typed) } else { Err(TypedError::TakesNothing(name)) }
         };
         match name {
             "clear" => alone(Self::Clear, "clear"),

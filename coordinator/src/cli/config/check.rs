@@ -44,20 +44,19 @@ pub fn execute(file: &ConfigFile, as_json: bool) -> Result<()> {
     }
     let n = loaded.sections.values().flatten().count();
     let of_models: usize = loaded.models.iter().map(|model| model.settings.len()).sum();
-    match as_json {
-        true => Ok(()),
-        false => output::line(format_args!(
-            "nothing is wrong: {n_files} {files}, {} options",
-            n + of_models
-        )),
+    if as_json {
+        Ok(())
+    } else {
+        output::line(format_args!("nothing is wrong: {n_files} {files}, {} options", n + of_models))
     }
 }
 
 /// What is wrong with single options, and where nothing is, with options together.
 pub fn problems(loaded: &Loaded) -> Vec<Problem> {
-    match loaded.problems.is_empty() {
-        true => options::sections().iter().flat_map(|s| contradictions(s, loaded)).collect(),
-        false => loaded.problems.clone(),
+    if loaded.problems.is_empty() {
+        options::sections().iter().flat_map(|s| contradictions(s, loaded)).collect()
+    } else {
+        loaded.problems.clone()
     }
 }
 

@@ -21,9 +21,10 @@ pub fn remarks(args: &[OsString], section: &Section, taken: &mut Vec<Taken>) -> 
     let say = |one: &Taken| format!("--{} is at {}", one.option.key(), one.at);
     let named: Vec<String> =
         taken.iter().filter(|one| is_named(one.option.key())).map(say).collect();
-    match named.is_empty() {
-        true => guilty(args, section, taken).map(|at| say(&taken[at])).into_iter().collect(),
-        false => named,
+    if named.is_empty() {
+        guilty(args, section, taken).map(|at| say(&taken[at])).into_iter().collect()
+    } else {
+        named
     }
 }
 

@@ -129,9 +129,10 @@ fn init(args: &InitArgs) -> Result<()> {
     }
     let mut options = std::fs::OpenOptions::new();
     options.write(true);
-    match args.force {
-        true => options.create(true).truncate(true),
-        false => options.create_new(true),
+    if args.force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
     };
     let file = match options.open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {

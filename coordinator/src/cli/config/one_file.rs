@@ -70,14 +70,13 @@ impl OneFile<'_> {
     /// The version: the first file has to say it, and no file may say a newer one.
     fn check_version(&self, table: &DeTable<'_>) -> Result<(), Problem> {
         let Some((key, value)) = table.get_key_value(VERSION_KEY) else {
-            return match self.file_no > 0 || table.is_empty() {
-                true => Ok(()),
-                false => {
-                    let what = format!(
-                        "put `{VERSION_KEY} = {VERSION}` first: it says how this file is meant"
-                    );
-                    Err(self.problem(0, VERSION_KEY, what))
-                }
+            return if self.file_no > 0 || table.is_empty() {
+                Ok(())
+            } else {
+                let what = format!(
+                    "put `{VERSION_KEY} = {VERSION}` first: it says how this file is meant"
+                );
+                Err(self.problem(0, VERSION_KEY, what))
             };
         };
         let number = value.get_ref().as_integer();
@@ -225,9 +224,12 @@ impl OneFile<'_> {
                 continue;
             }
             let option = section.option(name).ok_or_else(|| unknown(section, of_model, name));
-            let read = option.and_then(|option| match of_model && !section.is_of_a_model(option) {
-                true => Err("it is an option of the server, and stands in [serve]".to_owned()),
-                false => Value::read(option, value.get_ref()),
+            let read = option.and_then(|option| {
+                if of_model && !section.is_of_a_model(option) {
+                    Err("it is an option of the server, and stands in [serve]".to_owned())
+                } else {
+                    Value::read(option, value.get_ref())
+                }
             });
             match read {
                 Ok(value) => {

@@ -42,16 +42,18 @@ pub fn execute(file: &ConfigFile, command: &[OsString], as_json: bool) -> Result
             bail!("{}: show takes serve, run or worker", words[0].display())
         };
         let shown = section_of(section, &words, &loaded, purpose)?;
-        match as_json {
-            true => drop(values.insert(section.name.to_owned(), json!(shown))),
-            false => print(&format!("[{}]", section.name), &shown)?,
+        if as_json {
+            drop(values.insert(section.name.to_owned(), json!(shown)))
+        } else {
+            print(&format!("[{}]", section.name), &shown)?
         }
     }
     if command.is_empty() {
         let models: Vec<_> = loaded.models.iter().map(of_model).collect();
-        match as_json {
-            true => drop(values.insert(options::MODEL.to_owned(), json!(models))),
-            false => models.iter().try_for_each(|shown| print("[[model]]", shown))?,
+        if as_json {
+            drop(values.insert(options::MODEL.to_owned(), json!(models)))
+        } else {
+            models.iter().try_for_each(|shown| print("[[model]]", shown))?
         }
     }
     if as_json { output::json(&values) } else { Ok(()) }

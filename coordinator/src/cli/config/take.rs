@@ -64,9 +64,10 @@ pub fn all<'l>(
     said: &ArgMatches,
     own: &[Setting],
 ) -> &'l [ModelEntry] {
-    match section.name == SERVE && loaded.models.len() > 1 && !is_chosen(said, own) {
-        true => &loaded.models,
-        false => &[],
+    if section.name == SERVE && loaded.models.len() > 1 && !is_chosen(said, own) {
+        &loaded.models
+    } else {
+        &[]
     }
 }
 

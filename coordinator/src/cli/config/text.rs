@@ -74,9 +74,10 @@ fn wrapped(text: &str, line: &mut impl FnMut(&str)) {
 /// What an option does, and what it may be.
 fn about(option: &Opt) -> String {
     let choices = option.choices();
-    match choices.is_empty() {
-        true => option.help(),
-        false => format!("{} [{}]", option.help(), choices.join(", ")),
+    if choices.is_empty() {
+        option.help()
+    } else {
+        format!("{} [{}]", option.help(), choices.join(", "))
     }
 }
 

@@ -24,10 +24,8 @@ pub fn unknown_section(name: &str) -> String {
 /// By a key that a section does not have.
 pub fn unknown(section: &Section, of_model: bool, key: &str) -> String {
     let place = if of_model { "[[model]]".to_owned() } else { format!("[{}]", section.name) };
-    let known: Vec<&Opt> = match of_model {
-        true => section.of_a_model().collect(),
-        false => section.options.iter().collect(),
-    };
+    let known: Vec<&Opt> =
+        if of_model { section.of_a_model().collect() } else { section.options.iter().collect() };
     let dashed = key.replace('_', "-");
     if let Some(option) = known.iter().find(|option| option.aliases().contains(&&*dashed)) {
         return format!("it is called {:?} here", option.key());

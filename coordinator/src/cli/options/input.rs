@@ -67,9 +67,10 @@ pub fn open_model<T, E: std::error::Error>(
 ) -> Result<T> {
     open(path).map_err(|error| {
         let (what, name) = (with_causes(&error), path.display().to_string());
-        match what.contains(&name) {
-            true => anyhow!("cannot open {what}"),
-            false => anyhow!("cannot open {name}: {what}"),
+        if what.contains(&name) {
+            anyhow!("cannot open {what}")
+        } else {
+            anyhow!("cannot open {name}: {what}")
         }
     })
 }

@@ -38,9 +38,10 @@ fn rows(owner: &CachedOwner) -> impl Iterator<Item = Vec<String>> {
 /// What an owner has together.
 fn in_all(owner: &CachedOwner) -> String {
     let CachedOwner { owner, states, bytes, hits, largest } = owner;
-    let shown = match largest.len() < *states as usize {
-        true => format!(", the largest {} are shown", largest.len()),
-        false => String::new(),
+    let shown = if largest.len() < *states as usize {
+        format!(", the largest {} are shown", largest.len())
+    } else {
+        String::new()
     };
     format!("{owner}: {states} states, {} together, {hits} hits{shown}", format_bytes(*bytes))
 }

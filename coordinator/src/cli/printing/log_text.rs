@@ -26,9 +26,10 @@ impl<'w> FormatFields<'w> for TextFields {
 }
 
 fn field_of(writer: &mut Writer<'_>, name: &str, value: &dyn Debug) -> fmt::Result {
-    match writer.has_ansi_escapes() {
-        true => write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
-        false => write!(writer, "{name}=")?,
+    if writer.has_ansi_escapes() {
+        write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?
+    } else {
+        write!(writer, "{name}=")?
     }
     writer.write_str(&word(value))
 }

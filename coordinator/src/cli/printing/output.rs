@@ -32,10 +32,8 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 
 /// A text from elsewhere as one line of a terminal: what would move its cursor or change its colours is escaped.
 pub fn plain(text: &str) -> String {
-    let shown = |c: char| match c.is_control() {
-        true => c.escape_debug().collect::<String>(),
-        false => c.to_string(),
-    };
+    let shown =
+        |c: char| if c.is_control() { c.escape_debug().collect::<String>() } else { c.to_string() };
     text.chars().map(shown).collect()
 }
 

@@ -35,9 +35,10 @@ impl Bar {
     }
 
     fn of(plain: bool) -> Self {
-        match plain {
-            true => Self { bar: ProgressBar::hidden(), plain: Some(RefCell::default()) },
-            false => Self { bar: ProgressBar::new(0), plain: None },
+        if plain {
+            Self { bar: ProgressBar::hidden(), plain: Some(RefCell::default()) }
+        } else {
+            Self { bar: ProgressBar::new(0), plain: None }
         }
     }
 

@@ -380,9 +380,12 @@ impl Session {
 pub async fn open_model(options: &SessionOptions) -> Result<Arc<Model>> {
     let (path, line) = (options.model.path()?, options.line.clone());
     let is_here = options.model.remote.is_none();
-    let open = move |path: &Path| match is_here {
-        true => line.open(path, Model::open_with),
-        false => line.open(path, Model::open_header_only_with),
+    let open = move |path: &Path| {
+        if is_here {
+            line.open(path, Model::open_with)
+        } else {
+            line.open(path, Model::open_header_only_with)
+        }
     };
     let opened = tokio::task::spawn_blocking(move || input::open_model(&path, open));
     let mut model = opened.await.context("opening the model")??;

@@ -116,9 +116,10 @@ fn check(all: &[&ServeArgs]) -> Result<()> {
              other"
         );
     }
-    match all.iter().any(|args| args.trace.is_some()) {
-        true => bail!("--trace is of one line: choose its model with -m NAME"),
-        false => Ok(()),
+    if all.iter().any(|args| args.trace.is_some()) {
+        bail!("--trace is of one line: choose its model with -m NAME")
+    } else {
+        Ok(())
     }
 }
 
@@ -130,9 +131,10 @@ fn grant(all: &mut [Served], free: Option<u64>) {
     let free = free.saturating_sub(said);
     let mut unsaid: Vec<_> = all.iter_mut().filter(|served| served.shares_memory()).collect();
     let weights: u64 = unsaid.iter().map(|served| served.model.weight_bytes()).sum();
-    let each = match weights < free {
-        true => (free - weights) / unsaid.len().max(1) as u64,
-        false => free / STATES_SHARE,
+    let each = if weights < free {
+        (free - weights) / unsaid.len().max(1) as u64
+    } else {
+        free / STATES_SHARE
     };
     for served in &mut unsaid {
         let bytes = served.model.weight_bytes() + each;

@@ -53,12 +53,11 @@ impl Models {
             lines.push(line);
         }
         let budget = free.unwrap_or(u64::MAX).saturating_sub(taken);
-        let stable = match on_demand.is_empty() && !more_come {
-            true => None,
-            false => {
-                let standings = Standings::open(folder)?;
-                Some(Stable::new(on_demand, budget, max_loaded, door.clone(), standings)?)
-            }
+        let stable = if on_demand.is_empty() && !more_come {
+            None
+        } else {
+            let standings = Standings::open(folder)?;
+            Some(Stable::new(on_demand, budget, max_loaded, door.clone(), standings)?)
         };
         Ok(Self { lines, stable, folder: None, order })
     }
@@ -83,10 +82,7 @@ impl Models {
     pub fn members(&mut self, door: &Door) -> Vec<Member> {
         let mut fixed = self.lines.iter_mut().map(|line| Member::fixed(line.open(door.clone())));
         let mut on_demand = self.stable.iter().flat_map(Stable::members);
-        let of = |is_on_demand: &bool| match is_on_demand {
-            true => on_demand.next(),
-            false => fixed.next(),
-        };
+        let of = |is_on_demand: &bool| if *is_on_demand { on_demand.next() } else { fixed.next() };
         self.order.iter().filter_map(of).collect()
     }
 

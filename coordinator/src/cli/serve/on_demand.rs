@@ -362,12 +362,13 @@ impl Stable {
             });
         }
         let (wants, budget) = (slot.served.host_memory(), self.memory.budget());
-        match wants > budget {
-            true => Err(NotLoaded::Never(format!(
+        if wants > budget {
+            Err(NotLoaded::Never(format!(
                 "{name} needs {wants} bytes, and the models that are loaded on demand have {budget}: give it fewer with \
                  memory = SIZE, or workers on other machines"
-            ))),
-            false => Ok(()),
+            )))
+        } else {
+            Ok(())
         }
     }
 

@@ -141,9 +141,10 @@ impl World {
                 }
                 client.left -= 1;
                 let (model, key) = ((client.next)(), client.key);
-                self.clients[at].doing = match takes(self, model) {
-                    true => Doing::IsThere { model, since: now },
-                    false => Doing::Waits { model, since: now, id: self.turns.want(model, key) },
+                self.clients[at].doing = if takes(self, model) {
+                    Doing::IsThere { model, since: now }
+                } else {
+                    Doing::Waits { model, since: now, id: self.turns.want(model, key) }
                 };
             }
             Doing::Waits { model, since, id } if takes(self, model) => {

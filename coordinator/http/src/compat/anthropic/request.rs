@@ -139,9 +139,10 @@ fn system_text(system: &Value, marking: &mut Marking) -> Result<MarkedText, ApiE
 }
 
 fn without_billing(text: &str) -> &str {
-    match text.starts_with(BILLING) {
-        true => text.split_once('\n').map_or("", |(_, rest)| rest),
-        false => text,
+    if text.starts_with(BILLING) {
+        text.split_once('\n').map_or("", |(_, rest)| rest)
+    } else {
+        text
     }
 }
 

@@ -100,12 +100,11 @@ fn tokens_of(bytes: &[u8], text: &TextModel) -> Result<String, ApiError> {
     }
     end(fields, text)?;
     let tokens = text.tokenizer().encode(&content, add, parse).map_err(text_error)?;
-    Ok(match with_pieces {
-        false => json_text(&Tokens { tokens }),
-        true => {
-            let pieces = tokens.into_iter().map(|id| Piece::of(text, id)).collect();
-            json_text(&Tokens::<Piece> { tokens: pieces })
-        }
+    Ok(if with_pieces {
+        let pieces = tokens.into_iter().map(|id| Piece::of(text, id)).collect();
+        json_text(&Tokens::<Piece> { tokens: pieces })
+    } else {
+        json_text(&Tokens { tokens })
     })
 }
 

@@ -63,10 +63,8 @@ pub(crate) async fn create(
     let Begun { request, prompt, more: echo, .. } = begun;
     let stamp = Stamp::new(&app, "resp_");
     let n_prompt = prompt.tokens.len() as u32;
-    let mut replies = match echo.is_empty {
-        true => Vec::new(),
-        false => request.submit(&app, &name, &prompt, None).await?,
-    };
+    let mut replies =
+        if echo.is_empty { Vec::new() } else { request.submit(&app, &name, &prompt, None).await? };
     if request.common.stream {
         let (events, response) = sse::channel();
         let sending = async move {
@@ -159,15 +157,16 @@ fn item(block: Block, status: &str, echo: &Echo) -> Value {
         }),
         Block::Call { id: call, name, arguments } => {
             let tool = echo.tool(&name);
-            let mut item = match echo.is_custom(&name) {
-                true => json!({
+            let mut item = if echo.is_custom(&name) {
+                json!({
                     "type": "custom_tool_call", "id": id("ctc_"), "call_id": call, "name": name,
                     "input": custom_input(&arguments), "status": status,
-                }),
-                false => json!({
+                })
+            } else {
+                json!({
                     "type": "function_call", "id": id("fc_"), "call_id": call, "name": name,
                     "arguments": arguments, "status": status,
-                }),
+                })
             };
             if let Some(tool) = tool {
                 item["name"] = json!(tool.name);

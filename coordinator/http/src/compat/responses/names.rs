@@ -5,8 +5,5 @@ pub const API: &str = "/v1/responses";
 
 /// What a chat calls a function of a namespace.
 pub fn in_space(space: &str, name: &str) -> String {
-    match space.ends_with('_') {
-        true => format!("{space}{name}"),
-        false => format!("{space}__{name}"),
-    }
+    if space.ends_with('_') { format!("{space}{name}") } else { format!("{space}__{name}") }
 }

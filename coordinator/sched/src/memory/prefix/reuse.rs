@@ -564,10 +564,8 @@ impl Line {
             return false;
         };
         kept.pinned = pinned;
-        let (from, to) = match pinned {
-            true => (Holder::Kept, Holder::Running),
-            false => (Holder::Running, Holder::Kept),
-        };
+        let (from, to) =
+            if pinned { (Holder::Kept, Holder::Running) } else { (Holder::Running, Holder::Kept) };
         for &block in &kept.blocks {
             self.blocks.share(block, to);
             self.blocks.give_back(block, from);
