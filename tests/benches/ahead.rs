@@ -287,11 +287,12 @@ impl StageRunner for AsleepStage {
     fn copy_new(
         &self,
         slot: u32,
-        at: (u32, Option<SlotId>),
+        len: u32,
+        plane: Option<SlotId>,
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(slot, at, first_page, to)
+        self.stage.copy_new(slot, len, plane, first_page, to)
     }
 
     fn put_back(

@@ -292,14 +292,15 @@ pub trait StageRunner {
     }
 
     /// What is new of the first `len` positions of a sequence behind its first `first_page` pages, as far as there is
-    /// room for it. The recurrent states of so many positions are in the place of another slot, if one is named.
+    /// room for it. The recurrent states of so many positions are in the place `plane` of another slot, if one is named.
     ///
     /// # Errors
     /// There is no such state.
     fn copy_new(
         &self,
         _slot: u32,
-        _at: (u32, Option<SlotId>),
+        _len: u32,
+        _plane: Option<SlotId>,
         _first_page: u32,
         _to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {

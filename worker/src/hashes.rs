@@ -113,7 +113,8 @@ impl HashStore {
     /// `given_up` is cancelled.
     pub fn tensor_hashes(
         &self,
-        (model, files): (&Gguf, &TensorFiles),
+        model: &Gguf,
+        files: &TensorFiles,
         tensors: &[&TensorInfo],
         progress: &(dyn Fn(u64, u64) + Sync),
         given_up: &CancellationToken,

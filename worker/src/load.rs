@@ -83,7 +83,10 @@ pub struct Room {
 }
 
 /// A model's header and its open files.
-type Opened = (Arc<Gguf>, TensorFiles);
+struct Opened {
+    model: Arc<Gguf>,
+    files: TensorFiles,
+}
 
 /// One way of looking for an order's bytes.
 enum Search {
@@ -279,7 +282,7 @@ impl Loader {
             Ok((model, files))
                 if is_named(&model, order) && files.states().map(|(_, s)| *s).eq(wanted) =>
             {
-                Some((Arc::new(model), files))
+                Some(Opened { model: Arc::new(model), files })
             }
             // Whoever asks may name any file: no word of what is in it leaves this process.
             other => {
@@ -299,19 +302,20 @@ impl Loader {
         }
         let paths: Vec<PathBuf> = order.files.iter().map(|hint| hint.path.clone().into()).collect();
         let (model, files) = Gguf::open_listed(&paths).ok()?;
-        is_named(&model, order).then(|| (Arc::new(model), files))
+        is_named(&model, order).then(|| Opened { model: Arc::new(model), files })
     }
 
     fn has_content(
         &self,
         order: &Order,
-        (model, files): &Opened,
+        opened: &Opened,
         hashes: &[Hash],
         given_up: &CancellationToken,
     ) -> Result<bool, Failure> {
         let io = |e: &dyn std::fmt::Display| Failure::refusal(FailureKind::Io, e.to_string());
+        let Opened { model, files } = opened;
         let tensors = directory(order, model)?;
-        let own = self.hashes.tensor_hashes((model, files), &tensors, &|_, _| (), given_up);
+        let own = self.hashes.tensor_hashes(model, files, &tensors, &|_, _| (), given_up);
         let same = own.map_err(|e| io(&e))? == hashes;
         if !same {
             tracing::warn!(file = model.name(), "has other weights than the coordinator's file");
@@ -433,7 +437,8 @@ pub struct Loaded {
     pub kept_layers: usize,
 }
 
-fn found(source: WeightSource, (model, files): Opened, hashes: Vec<Hash>) -> Found {
+fn found(source: WeightSource, opened: Opened, hashes: Vec<Hash>) -> Found {
+    let Opened { model, files } = opened;
     let content = Content { files: files.states().map(|(_, state)| *state).collect(), hashes };
     let needs = StageNeeds::default();
     Found { source, model, weights: Source::Files(files), content, needs }

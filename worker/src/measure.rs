@@ -56,8 +56,7 @@ pub struct Speeds {
 pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
     let per_second = |(seconds, work): (f64, f64)| work / seconds / 1e9;
     if !device.has_gpu() {
-        let operations =
-            products(device, PRODUCT_TYPE, 1, [PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM])?;
+        let operations = products(device, PRODUCT_TYPE, 1, PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM)?;
         return Ok(Speeds {
             gb_per_second: probe::memory_bandwidth(device.host())? / 1e9,
             gop_per_second: per_second((operations.seconds, operations.operations)),
@@ -68,8 +67,8 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
     } else {
         (GPU_MATRICES, GPU_ROWS)
     };
-    let read = products(device, GPU_TYPE, n, [1, GPU_OUT, GPU_DIM])?;
-    let computed = products(device, GPU_TYPE, n, [n_rows, GPU_OUT, GPU_DIM])?;
+    let read = products(device, GPU_TYPE, n, 1, GPU_OUT, GPU_DIM)?;
+    let computed = products(device, GPU_TYPE, n, n_rows, GPU_OUT, GPU_DIM)?;
     Ok(Speeds {
         gb_per_second: per_second((read.seconds, read.bytes)),
         gop_per_second: per_second((computed.seconds, computed.operations)),
@@ -108,7 +107,9 @@ fn products(
     device: &Device,
     ty: GgmlType,
     n: usize,
-    [n_rows, out, dim]: [usize; 3],
+    n_rows: usize,
+    out: usize,
+    dim: usize,
 ) -> Result<Run, KernelError> {
     let bytes = vec![1; out * ty.row_bytes(dim).unwrap_or(0)];
     let matrix = |_| device.pack(ty, out, dim, &bytes);

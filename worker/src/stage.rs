@@ -96,7 +96,7 @@ impl EngineBackend {
             }
         };
         let own = Speeds { gb_per_second, gop_per_second };
-        let (host, visits) = host_beside(&devices, &device, (threads, own), config)?;
+        let (host, visits) = host_beside(&devices, &device, threads, own, config)?;
         let tables = tables(&devices, &device)?;
         let kernels = match &device {
             DeviceName::Cpu(table) => kernels::select(table.as_deref())?.name.to_owned(),
@@ -168,7 +168,8 @@ impl EngineBackend {
 fn host_beside(
     devices: &Devices,
     device: &DeviceName,
-    (threads, own): (usize, Speeds),
+    threads: usize,
+    own: Speeds,
     config: &Config,
 ) -> Result<(Option<HostAbility>, Visits), KernelError> {
     let is_own = devices.free_bytes(device).is_some();

@@ -123,7 +123,8 @@ mod tests {
         }
     }
 
-    fn start(folder: &Path, [next, turn]: Inherited, for_ever: bool) -> Child {
+    fn start(folder: &Path, inherited: Inherited, for_ever: bool) -> Child {
+        let [next, turn] = inherited;
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "turns::tests::one_computes_at_a_time", "--nocapture"]);
         command.env(FOLDER, folder);

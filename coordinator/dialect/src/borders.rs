@@ -29,8 +29,10 @@ const MOST_MISSES: usize = 16;
 /// template has written them as they are: the more important come first. And those before the last marked place.
 pub(crate) fn borders(
     tokenizer: &Tokenizer,
-    (text, tokens): (&str, &[u32]),
-    (messages, marked): (&[Value], &Marked),
+    text: &str,
+    tokens: &[u32],
+    messages: &[Value],
+    marked: &Marked,
 ) -> (Vec<u32>, u32) {
     let of_user = |message: &&Value| message["role"] == "user";
     let content = |message: &Value| Some(message["content"].as_str()?.trim().to_owned());

@@ -470,10 +470,11 @@ proptest! {
 
 #[test]
 fn other_files_stand_before_the_prefix_by_their_names() {
+    let gap = text_model::Gap { prefix: "p", suffix: "s", begun: "m" };
     let filled = |controls: &[&str]| {
         let text = text_model::TextModel::sample_with("", controls);
         let others = [(Some("a.c".to_string()), "x".to_string()), (None, "y".to_string())];
-        let ids = text.encode_fill_in(&others, ["p", "s", "m"]).unwrap().unwrap();
+        let ids = text.encode_fill_in(&others, &gap).unwrap().unwrap();
         text.tokenizer().decode(&ids, true).unwrap().replace([' '], "").replace("<s>", "")
     };
     let fim = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"];
@@ -481,6 +482,6 @@ fn other_files_stand_before_the_prefix_by_their_names() {
     assert_eq!(filled(&fim), format!("<|file_sep|>a.c\nx\n<|file_sep|>y\n<|file_sep|>{after}"));
     let plain = "<|fim_prefix|>a.c\nx\ny\np<|fim_suffix|>s<|fim_middle|>m";
     assert_eq!(filled(&fim[..3]), plain);
-    let none = text_model::TextModel::sample().encode_fill_in(&[], ["p", "s", "m"]);
+    let none = text_model::TextModel::sample().encode_fill_in(&[], &gap);
     assert_eq!(none.unwrap(), None);
 }

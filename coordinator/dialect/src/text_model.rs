@@ -68,6 +68,17 @@ const MIN_MARKER_BYTES: usize = 3;
 /// Stands behind an unfinished answer while the template is rendered: no text has it.
 const UNFINISHED: &str = "\u{f8ff}brigade-unfinished\u{f8ff}";
 
+/// A place in a text that is to be filled.
+#[derive(Clone, Copy, Debug)]
+pub struct Gap<'a> {
+    /// What stands before it.
+    pub prefix: &'a str,
+    /// What stands behind it.
+    pub suffix: &'a str,
+    /// What stands in it already.
+    pub begun: &'a str,
+}
+
 impl TextModel {
     /// Puts a text side together.
     pub fn new(name: String, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Self {
@@ -188,17 +199,17 @@ impl TextModel {
         Some([ids.fim_pre?, ids.fim_suf?, ids.fim_mid?])
     }
 
-    /// A prompt whose continuation stands between `prefix` and `suffix`, of which `begun` is there already, behind
-    /// `others`, texts of other files by their names; `None` where the model has no tokens for that.
+    /// A prompt whose continuation stands in a gap, behind `others`, texts of other files by their names; `None` where the model has no tokens for that.
     ///
     /// # Errors
     /// As [`Self::encode_prompt`].
     pub fn encode_fill_in(
         &self,
         others: &[(Option<String>, String)],
-        [prefix, suffix, begun]: [&str; 3],
+        gap: &Gap<'_>,
     ) -> Result<Option<Vec<u32>>, TextError> {
         let Some([before_prefix, before_suffix, middle]) = self.fill_in() else { return Ok(None) };
+        let Gap { prefix, suffix, begun } = *gap;
         let plain = |text: &str| self.tokenizer.encode(text, false, false);
         let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
         let mut tokens: Vec<u32> = bos.into_iter().collect();
@@ -312,7 +323,7 @@ impl TextModel {
             Force::Free => {
                 let tokens = self.tokenizer.encode(&text, true, true)?;
                 let (borders, marked) =
-                    borders(&self.tokenizer, (&text, &tokens), (&chat.messages, &chat.marked));
+                    borders(&self.tokenizer, &text, &tokens, &chat.messages, &chat.marked);
                 return Ok(Prompt { tokens, borders, marked, begins, opening: String::new() });
             }
             Force::Any => None,
@@ -331,7 +342,7 @@ impl TextModel {
         text.push_str(&opening);
         let tokens = self.tokenizer.encode(&text, true, true)?;
         let (borders, marked) =
-            borders(&self.tokenizer, (&text, &tokens), (&chat.messages, &chat.marked));
+            borders(&self.tokenizer, &text, &tokens, &chat.messages, &chat.marked);
         Ok(Prompt { tokens, borders, marked, begins, opening })
     }
 

@@ -93,8 +93,8 @@ pub async fn run(
     let (checkpoints, mut copies) = Checkpoints::new();
     let (prefixes, mut records) = Prefixes::new(config.prefixes.take());
     let ClusterLink { mut events, faults, .. } = link;
-    let beside = (transfers, checkpoints, prefixes);
-    let mut driver = Driver::new(config, beside, (status, running, cached), faults);
+    let kept = Kept { states: transfers, checkpoints, prefixes };
+    let mut driver = Driver::new(config, kept, Shown { status, running, cached }, faults);
     let mut sweep = interval(SWEEP_EVERY);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sweeps = 0;
@@ -181,14 +181,18 @@ struct Driver {
     faults: mpsc::Sender<Fault>,
 }
 
+/// What asks the stages for states.
+struct Kept {
+    states: States,
+    checkpoints: Checkpoints,
+    prefixes: Prefixes,
+}
+
 impl Driver {
-    fn new(
-        config: DriverConfig,
-        (states, checkpoints, prefixes): (States, Checkpoints, Prefixes),
-        (status, running, cached): Shown,
-        faults: mpsc::Sender<Fault>,
-    ) -> Self {
+    fn new(config: DriverConfig, kept: Kept, shown: Shown, faults: mpsc::Sender<Fault>) -> Self {
         let DriverConfig { sched, n_vocab, adapters, meter, drafter, .. } = config;
+        let Kept { states, checkpoints, prefixes } = kept;
+        let Shown { status, running, cached } = shown;
         Self {
             sched: Scheduler::new(sched).with_drafter(drafter),
             live: HashMap::new(),

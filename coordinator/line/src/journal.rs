@@ -349,7 +349,7 @@ impl Recorder {
         let owner = live.owner.filter(|_| live.shares);
         let is_full = owner.is_some_and(|owner| state.is_full_of(owner));
         if !is_full && state.live_bytes < MAX_LIVE_BYTES {
-            state.note(no, &Record::token(no, (self.sequence, at), token, numerics));
+            state.note(no, &Record::token(no, self.sequence, at, token, numerics));
         }
     }
 

@@ -165,7 +165,7 @@ impl<'a> Costs<'a> {
         let beside = |worker: &WorkerFacts| {
             let Some(host) = &worker.host else { return Vec::new() };
             running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
-                let row = times_beside_us(layer, settings, (worker, host));
+                let row = times_beside_us(layer, settings, worker, host);
                 (decode + row.0, prefill + row.1)
             })
         };
@@ -329,7 +329,8 @@ fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) 
 fn times_beside_us(
     layer: &LayerFacts,
     settings: &PlanSettings,
-    (worker, host): (&WorkerFacts, &HostFacts),
+    worker: &WorkerFacts,
+    host: &HostFacts,
 ) -> (f64, f64) {
     let batch = f64::from(settings.decode_batch);
     let cache = layer.cache_read(f64::from(settings.typical_positions));
@@ -339,7 +340,7 @@ fn times_beside_us(
     let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
     let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
     let rows = settings.max_rows.max(1) as usize;
-    let prefill = routed_prefill_us(layer, rows, (worker, host));
+    let prefill = routed_prefill_us(layer, rows, worker, host);
     (decode, dense_ops / worker.gops * 1e-3 + prefill)
 }
 
@@ -348,7 +349,8 @@ fn times_beside_us(
 fn routed_prefill_us(
     layer: &LayerFacts,
     rows: usize,
-    (worker, host): (&WorkerFacts, &HostFacts),
+    worker: &WorkerFacts,
+    host: &HostFacts,
 ) -> f64 {
     let (_, operations) = ops_by_place(layer);
     let bytes: u64 = layer.matrices().iter().sum();

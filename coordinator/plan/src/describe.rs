@@ -27,7 +27,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
     let slowest = used.iter().map(unit).fold(0.0, f64::max);
     let stages: Vec<StagePlan> = used
         .iter()
-        .map(|stage| stage_plan(costs, &placement, stage, unit(stage) / slowest))
+        .map(|stage| stage_plan(costs, &placement, stage.0, &stage.1, unit(stage) / slowest))
         .collect();
     let mut unused: Vec<usize> = (0..costs.workers.len()).collect();
     unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
@@ -50,16 +50,17 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
 fn stage_plan(
     costs: &Costs,
     placement: &Placement,
-    (worker, range): &(usize, Range<usize>),
+    worker: usize,
+    range: &Range<usize>,
     share: f64,
 ) -> StagePlan {
-    let facts = &costs.workers[*worker];
-    let memory = costs.memory_on(*worker, range, placement.capacity);
-    let host_layers = costs.host_layers(*worker, range, placement.capacity);
+    let facts = &costs.workers[worker];
+    let memory = costs.memory_on(worker, range, placement.capacity);
+    let host_layers = costs.host_layers(worker, range, placement.capacity);
     let host = facts.host.and_then(|host| host.memory);
     let head = range.end == costs.n_layers();
     let mut stage = StagePlan {
-        worker: *worker,
+        worker,
         name: facts.name.clone(),
         layers: range.clone(),
         embedding: range.start == 0,
@@ -72,7 +73,7 @@ fn stage_plan(
         }),
         host_layers,
         host_left: host.map(|host| host.saturating_sub(memory.of_host())),
-        time: costs.time(*worker, range, placement.capacity),
+        time: costs.time(worker, range, placement.capacity),
         ops_per_row: costs.model.layers[range.clone()].iter().map(|l| l.ops()).sum(),
         cut_bytes: if head { 0 } else { costs.model.cut_bytes[range.end] },
         share,

@@ -53,7 +53,8 @@ pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
     let keep = costs.settings.keep;
     let best = best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep));
     let best = best.ok_or_else(|| shortage(costs, &given))?;
-    Ok(rather_held(costs, best, |order| best_in_order(costs, order, keep)))
+    let (slowest, best) = best;
+    Ok(rather_held(costs, slowest, best, |order| best_in_order(costs, order, keep)))
 }
 
 /// How many times as long a unit of work takes over all workers where the model's own blocks draft, each with the best cut for
@@ -72,13 +73,13 @@ pub(super) fn drafting_slows(costs: &Costs) -> f64 {
 }
 
 /// The placement with the workers ordered by what they have in memory, if it is about as fast and as large as
-/// `best` and loads less; else `best`. `place` finds the best one in an order.
+/// `best`, whose slowest stage takes `slowest`, and loads less; else `best`. `place` finds the best one in an order.
 fn rather_held(
     costs: &Costs,
-    best: (f64, Placement),
+    slowest: f64,
+    best: Placement,
     place: impl Fn(&[usize]) -> Option<(f64, Placement)>,
 ) -> Placement {
-    let (slowest, best) = best;
     let order = held::held_order(costs);
     if order == best.order || costs.workers.iter().all(|worker| worker.holds.is_empty()) {
         return best;

@@ -59,7 +59,8 @@ impl Plan {
         for &n in &counts {
             let out = self.sim(&costs, None).run(&Workload::at_once(n, prompt, 1))?;
             let rate = n as f64 * f64::from(prompt) * 1e6 / out.end as f64;
-            predictions.push(prediction("prefill", n, rate, &out, out.steady()));
+            let (from, to) = out.steady();
+            predictions.push(prediction("prefill", n, rate, &out, from, to));
         }
         for &n in &counts {
             let generated = GENERATED.min(self.ctx().saturating_sub(SHORT_PROMPT)).max(2);
@@ -71,7 +72,7 @@ impl Plan {
             ))?;
             let (from, to) = out.steady_decode();
             let rate = out.tokens_within(from, to) as f64 * 1e6 / (to - from) as f64;
-            predictions.push(prediction("decode", n, rate, &out, (from, to)));
+            predictions.push(prediction("decode", n, rate, &out, from, to));
         }
         Ok(predictions)
     }
@@ -153,7 +154,8 @@ fn prediction(
     parallel: usize,
     tokens_per_second: f64,
     out: &Outcome,
-    (from, to): (u64, u64),
+    from: u64,
+    to: u64,
 ) -> Prediction {
     Prediction {
         test,

@@ -198,8 +198,8 @@ impl Scheduler {
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line
         {
-            let at = (line, &mut self.live);
-            admit(&self.config, at, &mut self.drafter, Pending::new(request), out);
+            let pending = Pending::new(request);
+            admit(&self.config, line, &mut self.live, &mut self.drafter, pending, out);
             return Ok(());
         }
         if let Some((request, retry_after_s)) = self.waiting.push(now, request)? {
@@ -376,7 +376,7 @@ impl Scheduler {
             let n_lent = line.n_lent;
             let lends = self.waiting.len() == 0;
             let drafting = Drafting { now, drafter: self.drafter.as_deref_mut(), lends };
-            match compose::compose(now, &self.config, (line, &mut self.live), drafting) {
+            match compose::compose(now, &self.config, line, &mut self.live, drafting) {
                 Some(ubatch) => out.push(Action::Send(ubatch)),
                 // What was lent may be what somebody waits for.
                 None if lends || line.n_lent == n_lent => return,
@@ -410,7 +410,7 @@ impl Scheduler {
             if let Some(hold) = line.hold(now, &mut self.live, next) {
                 self.waiting.hold(goes, hold);
             } else if let Some(next) = self.waiting.take_before(at, goes) {
-                admit(&self.config, (line, &mut self.live), &mut self.drafter, next, out);
+                admit(&self.config, line, &mut self.live, &mut self.drafter, next, out);
             }
         }
     }
@@ -551,20 +551,22 @@ impl Scheduler {
 /// Gives a request its places and the end of the prefill queue, and tells the drafter of it.
 fn admit(
     config: &SchedConfig,
-    (line, live): (&mut Line, &mut Live),
+    line: &mut Line,
+    live: &mut Live,
     drafter: &mut drafting::Who,
     mut pending: Pending,
     out: &mut Vec<Action>,
 ) {
-    drafting::choose_own(drafter, (line, config), &mut pending);
-    let no = give_place(config, (line, live), pending, out);
+    drafting::choose_own(drafter, line, config, &mut pending);
+    let no = give_place(config, line, live, pending, out);
     drafting::begin(drafter, live, no);
 }
 
 /// Gives a request its places and the end of the prefill queue.
 fn give_place(
     config: &SchedConfig,
-    (line, live): (&mut Line, &mut Live),
+    line: &mut Line,
+    live: &mut Live,
     pending: Pending,
     out: &mut Vec<Action>,
 ) -> SeqNo {
@@ -575,7 +577,7 @@ fn give_place(
     let mut sequence = line.admit(live, pending);
     line.name(config, live, &mut sequence);
     if let (Some(name), Some(len)) = (sequence.name, restorable.filter(|_| sequence.reused == 0)) {
-        return checkpoints::begin_restore(line, live, sequence, (name, len), out);
+        return checkpoints::begin_restore(line, live, sequence, name, len, out);
     }
     line.burst_rows += u64::from(sequence.prompt_left());
     let request = sequence.request;

@@ -55,7 +55,8 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
     };
     let auto = Devices::default().choose(&DeviceWish::Auto);
     if args.json {
-        let gpus: Vec<Value> = found.iter().enumerate().map(in_json).collect();
+        let gpus: Vec<Value> =
+            found.iter().enumerate().map(|(index, facts)| in_json(index, facts)).collect();
         let all = json!({
             "cpu": { "kernels": tables },
             "gpus": gpus,
@@ -98,7 +99,7 @@ fn units(facts: &GpuFacts) -> String {
     }
 }
 
-fn in_json((index, facts): (usize, &GpuFacts)) -> Value {
+fn in_json(index: usize, facts: &GpuFacts) -> Value {
     json!({
         "device": DeviceName::Vulkan(index).to_string(),
         "name": facts.name,

@@ -152,12 +152,8 @@ impl Gathered {
     }
 
     /// The bytes of a block, if they are of these weights and this kind.
-    pub fn find(
-        &self,
-        (layer, print): &LayerPrint,
-        block: u32,
-        kind: Kind,
-    ) -> Option<BlockBytes<'_>> {
+    pub fn find(&self, layer: &LayerPrint, block: u32, kind: Kind) -> Option<BlockBytes<'_>> {
+        let (layer, print) = layer;
         let found = self.blocks.get(&(*layer, block))?;
         let same = found.kind == kind && found.print.as_ref() == Some(print);
         same.then(|| (found.pages.iter().map(|run| &run[..]).collect(), &found.rest[..]))

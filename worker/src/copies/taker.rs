@@ -187,8 +187,8 @@ impl Taker {
                 continue;
             }
             let Some(outbox) = &lane.outbox else { continue };
-            let to = (outbox, lane.kind(facts));
-            let taken = take(to, facts, named, runner, (slot.0, *plane), (*len, *mark));
+            let at = Checkpoint { slot: slot.0, plane: *plane, len: *len, mark: *mark };
+            let taken = take(outbox, facts, lane.kind(facts), named, runner, at);
             taken.map_err(|error| StageError {
                 slot: Some(slot.0),
                 reason: format!("checkpoint: {error}"),
@@ -250,7 +250,7 @@ impl Taker {
         held.retain(|_, held| is_intact(held, held.len, &written));
         let named = std::mem::take(&mut self.named);
         if let (Some(keep), Some(lane), Some(facts)) = (keep, &self.lane, &self.facts) {
-            part(keep, (facts, lane.kind(facts)), &named, runner);
+            part(keep, facts, lane.kind(facts), &named, runner);
         }
         let takes_copies = self.outbox().is_some();
         // Nobody asks for the others.
@@ -344,7 +344,7 @@ impl Taker {
             return Err(SnapshotError::Foreign("this stage takes no copies".to_owned()));
         };
         let copy = of.map(|(slot, len, first_page, max_bytes)| {
-            runner.copy_new(slot, (len, None), first_page, CopyRoom::fresh(max_bytes))
+            runner.copy_new(slot, len, None, first_page, CopyRoom::fresh(max_bytes))
         });
         Ok(Copied {
             copy: copy.transpose()?.unwrap_or_default(),
@@ -371,7 +371,8 @@ fn are_crossed(held: &Held, blocks: &[PageId]) -> bool {
 /// Takes the parting copies of a stage's sequences, as far as there are room and time for them.
 fn part(
     keep: &Keep,
-    (facts, kind): (&CopyFacts, Kind),
+    facts: &CopyFacts,
+    kind: Kind,
     named: &BTreeMap<u32, Named>,
     runner: &dyn StageRunner,
 ) {
@@ -389,7 +390,8 @@ fn part(
             break;
         }
         let head = head(facts, kind, named.name);
-        match part_one(keep, &head, *slot, *at, runner) {
+        let (len, mark) = *at;
+        match part_one(keep, &head, *slot, len, mark, runner) {
             Ok(true) => taken += 1,
             Ok(false) => keep.parting.forget(named.name),
             Err(error) => tracing::warn!(slot, %error, "a state that moves cannot be copied"),
@@ -410,7 +412,8 @@ fn part_one(
     keep: &Keep,
     head: &Head,
     slot: u32,
-    (len, mark): (u32, TokenMark),
+    len: u32,
+    mark: TokenMark,
     runner: &dyn StageRunner,
 ) -> Result<bool, SnapshotError> {
     let (store, first_page) = if keep.stays {
@@ -419,7 +422,7 @@ fn part_one(
         (&keep.parting.whole, 0)
     };
     let room = usize::try_from(keep.parting.room()).unwrap_or(usize::MAX);
-    let copy = runner.copy_new(slot, (len, None), first_page, CopyRoom::fresh(room))?;
+    let copy = runner.copy_new(slot, len, None, first_page, CopyRoom::fresh(room))?;
     if !copy.complete {
         return Ok(false);
     }
@@ -438,15 +441,25 @@ fn head(facts: &CopyFacts, kind: Kind, name: CopyName) -> Head {
     Head { name, kind, layers: facts.layers.clone(), prints: facts.prints.clone() }
 }
 
+/// The position at which a sequence is copied.
+struct Checkpoint {
+    slot: u32,
+    /// Whose place its recurrent states are in, if they are in another one's.
+    plane: Option<SlotId>,
+    len: u32,
+    mark: TokenMark,
+}
+
 /// Copies what is new of a sequence, as far as there is room for it.
 fn take(
-    (outbox, kind): (&Outbox, Kind),
+    outbox: &Outbox,
     facts: &CopyFacts,
+    kind: Kind,
     named: &mut Named,
     runner: &dyn StageRunner,
-    (slot, plane): (u32, Option<SlotId>),
-    at: (u32, TokenMark),
+    at: Checkpoint,
 ) -> Result<(), SnapshotError> {
+    let Checkpoint { slot, plane, len, mark } = at;
     let restarts = outbox.restarts.load(Ordering::Relaxed);
     if named.restarts != restarts {
         (named.restarts, named.sent_pages) = (restarts, 0);
@@ -454,15 +467,15 @@ fn take(
     let free = outbox.room.available_permits() * PERMIT_BYTES;
     let buffer = |nbytes| outbox.buffers.take(nbytes);
     let to = CopyRoom { max_bytes: free, buffer: &buffer };
-    let copy = runner.copy_new(slot, (at.0, plane), named.sent_pages, to)?;
+    let copy = runner.copy_new(slot, len, plane, named.sent_pages, to)?;
     if copy.n_pages == 0 && !copy.complete {
-        tracing::debug!(slot, len = at.0, "no room for a checkpoint: the next one goes on");
+        tracing::debug!(slot, len, "no room for a checkpoint: the next one goes on");
         return Ok(());
     }
     let permits = copy.nbytes().div_ceil(PERMIT_BYTES).min(u32::MAX as usize) as u32;
     let Ok(room) = outbox.room.clone().try_acquire_many_owned(permits) else { return Ok(()) };
     named.sent_pages = named.sent_pages.max(copy.first_page + copy.n_pages);
-    let at = copy.complete.then_some(at);
+    let at = copy.complete.then_some((len, mark));
     let head = head(facts, kind, named.name);
     let items = items(copy, at.map_or(0, |(len, _)| len), |bytes| outbox.buffers.share(bytes));
     if let Some((len, mark)) = at {

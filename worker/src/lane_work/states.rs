@@ -22,7 +22,7 @@ impl LaneWork<'_> {
     /// There is no such sequence, or the lane is over.
     pub fn snapshot(&self, slot: u32) -> Result<Vec<u8>, Failure> {
         let read = || self.runner.snapshot(slot);
-        transfer((self.lane.as_ref(), &self.requests), slot, "snapshot", read)
+        transfer(self.lane.as_ref(), &self.requests, slot, "snapshot", read)
     }
 
     /// Gives a sequence another state, and tells what came of it.
@@ -31,7 +31,7 @@ impl LaneWork<'_> {
     /// The stage cannot be used again.
     pub fn restore(&mut self, slot: u32, bytes: &[u8], answer: Answer<()>) -> Result<(), Unusable> {
         let write = || self.runner.restore(slot, bytes);
-        let done = transfer((self.lane.as_ref(), &self.requests), slot, "restore", write);
+        let done = transfer(self.lane.as_ref(), &self.requests, slot, "restore", write);
         self.written(done, answer)
     }
 
@@ -48,7 +48,7 @@ impl LaneWork<'_> {
     pub fn copy(&self, of: Option<(u32, u32, u32, usize)>) -> Result<Copied, Failure> {
         let slot = of.map_or(0, |(slot, ..)| slot);
         let copy = || self.taker.copied(self.runner, of);
-        transfer((self.lane.as_ref(), &self.requests), slot, "copy", copy)
+        transfer(self.lane.as_ref(), &self.requests, slot, "copy", copy)
     }
 
     /// Gives a sequence the state of a checkpoint, and tells what came of it.
@@ -57,7 +57,7 @@ impl LaneWork<'_> {
     /// As [`LaneWork::restore`].
     pub fn put_back(&mut self, put: &PutBack, answer: Answer<()>) -> Result<(), Unusable> {
         let write = || self.taker.put_back(self.runner, put);
-        let done = transfer((self.lane.as_ref(), &self.requests), put.slot, "checkpoint", write);
+        let done = transfer(self.lane.as_ref(), &self.requests, put.slot, "checkpoint", write);
         self.written(done, answer)
     }
 
@@ -91,7 +91,8 @@ impl LaneWork<'_> {
 
 /// Reads or writes a sequence's state, as far as there is a lane whose sequence it could be.
 fn transfer<T>(
-    (lane, requests): (Option<&LaneRun>, &Requests),
+    lane: Option<&LaneRun>,
+    requests: &Requests,
     slot: u32,
     doing: &str,
     work: impl FnOnce() -> Result<T, SnapshotError>,

@@ -85,8 +85,8 @@ impl Made<'_> {
         for (layer, read) in self.layers.iter_mut().zip(&read) {
             let about = &read.record().about;
             (layer.has_pages, layer.print) = (about.has_pages, Some(about.print));
-            for (part, bytes) in parts(read.record(), &read.bytes) {
-                let block = block_of(&mut layer.blocks, layer.no, part);
+            for (of, bytes) in parts(read.record(), &read.bytes) {
+                let block = block_of(&mut layer.blocks, layer.no, of.block, of.paged);
                 block.rest = (!bytes.is_empty()).then_some(Piece::Memory(bytes));
             }
         }
@@ -105,8 +105,10 @@ impl Made<'_> {
             if *layer.print.get_or_insert(record.about.print) != record.about.print {
                 return Err(missing(layer.no, "its records are of different weights"));
             }
-            for (part, bytes) in parts(record, &read.bytes) {
-                block_of(&mut layer.blocks, layer.no, part).pages.push((1, Piece::Memory(bytes)));
+            for (of, bytes) in parts(record, &read.bytes) {
+                block_of(&mut layer.blocks, layer.no, of.block, of.paged)
+                    .pages
+                    .push((1, Piece::Memory(bytes)));
             }
         }
         Ok(())
@@ -160,20 +162,21 @@ fn missing(layer: u32, why: &str) -> Failure {
 fn block_of(
     blocks: &mut BTreeMap<u32, BlockPieces>,
     layer: u32,
-    (block, paged): (u32, bool),
+    block: u32,
+    paged: bool,
 ) -> &mut BlockPieces {
     let fresh = || BlockPieces { layer, block, paged, pages: Vec::new(), rest: None };
     blocks.entry(block).or_insert_with(fresh)
 }
 
 /// The bytes of each block in a record.
-fn parts(record: &Record, bytes: &Bytes) -> Vec<((u32, bool), Bytes)> {
+fn parts<'r>(record: &'r Record, bytes: &Bytes) -> Vec<(&'r super::record::Part, Bytes)> {
     let mut begin = 0;
-    let part = |part: &super::record::Part| {
+    let part = |part: &'r super::record::Part| {
         let end = begin + part.nbytes as usize;
         let bytes = bytes.slice(begin..end);
         begin = end;
-        ((part.block, part.paged), bytes)
+        (part, bytes)
     };
     record.parts.iter().map(part).collect()
 }

@@ -293,7 +293,7 @@ impl Store {
         let inner = self.inner();
         let of = |chain: &Key| inner.ids.get(&Id { chain: *chain, line, tail: None });
         let n = chain.iter().skip(1).take_while(|key| of(key).is_some()).count();
-        let first = chain.get(1).and_then(of).and_then(|place| inner.record(*place));
+        let first = chain.get(1).and_then(of).and_then(|place| inner.record(place.0, place.1));
         (n as u32, first.cloned())
     }
 
@@ -304,7 +304,9 @@ impl Store {
         for (n, key) in chain.iter().enumerate() {
             let at = |tail: Key| Id { chain: *key, line, tail: Some(tail) };
             let places = inner.ids.range(at([0; 16])..=at([u8::MAX; 16]));
-            rests.extend(places.filter_map(|(_, place)| Some((n, inner.record(*place)?.clone()))));
+            rests.extend(
+                places.filter_map(|(_, place)| Some((n, inner.record(place.0, place.1)?.clone()))),
+            );
         }
         rests
     }
@@ -391,7 +393,7 @@ impl Inner {
         Some(Place { no, bundle: bundle.clone(), at, memory: memory.clone() })
     }
 
-    fn record(&self, (no, at): (u64, usize)) -> Option<&Record> {
+    fn record(&self, no: u64, at: usize) -> Option<&Record> {
         self.bundles.get(&no)?.bundle.records.get(at)
     }
 

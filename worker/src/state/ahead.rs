@@ -138,8 +138,8 @@ impl Worker {
         };
         let started = Instant::now();
         let (loader, loading) = (self.loader.clone(), order.clone());
-        let of_it = (has, in_memory);
-        let work = move || load(&loader, &loading, &of_it, room, &given_up, progress);
+        let had = Had { layers: has, tensors: in_memory };
+        let work = move || load(&loader, &loading, &had, room, &given_up, progress);
         let (weights, read_bytes) = on_own_thread(work).await?;
         let nbytes = weights.nbytes;
         let mut inner = self.inner();
@@ -189,15 +189,22 @@ fn stays(
     if !both.is_empty() && names.is_subset(held) { (both, names) } else { (0..0, HashSet::new()) }
 }
 
+/// What a worker has in memory of what it is to load.
+struct Had {
+    layers: Range<usize>,
+    /// By their names.
+    tensors: HashSet<String>,
+}
+
 fn load(
     loader: &Loader,
     order: &Order,
-    (has, in_memory): &(Range<usize>, HashSet<String>),
+    had: &Had,
     room: u64,
     given_up: &CancellationToken,
     progress: impl Fn(u64, u64) + Send + 'static,
 ) -> Result<(AheadWeights, u64), Failure> {
-    let found = loader.find(order, in_memory, given_up)?;
+    let found = loader.find(order, &had.tensors, given_up)?;
     let key = order.key(found.content.clone());
     let total = order.tensor_bytes();
     let mut done = 0;
@@ -205,7 +212,7 @@ fn load(
         done += nbytes;
         progress(done, total);
     });
-    let room = Room { nbytes: room, has: has.clone() };
+    let room = Room { nbytes: room, has: had.layers.clone() };
     let (kept, nbytes, read_bytes) = loader.load_ahead(order, found, room, given_up, count)?;
     Ok((AheadWeights { key, kept, nbytes }, read_bytes))
 }

@@ -36,7 +36,7 @@ fn hashes(dir: &Path) -> (Vec<Hash>, BTreeSet<String>) {
     };
     let tensors: Vec<_> = model.tensors().iter().collect();
     let never = CancellationToken::new();
-    let hashes = store.tensor_hashes((&model, &files), &tensors, &progress, &never).unwrap();
+    let hashes = store.tensor_hashes(&model, &files, &tensors, &progress, &never).unwrap();
     (hashes, threads.into_inner().unwrap())
 }
 
@@ -80,6 +80,6 @@ fn hashing_ends_when_nobody_waits_for_it() {
         assert!(done < total, "all was hashed");
         given_up.cancel();
     };
-    let result = store.tensor_hashes((&model, &files), &tensors, &progress, &given_up);
+    let result = store.tensor_hashes(&model, &files, &tensors, &progress, &given_up);
     assert!(matches!(result, Err(HashError::GivenUp)), "{result:?}");
 }

@@ -130,8 +130,8 @@ impl Placement {
 
     /// Where the states of its sequences are; `beside`: workers that have some and are not on the line.
     pub fn state_access(&self, beside: Vec<Conn>) -> StageStates {
-        let how = (self.checkpoint, self.cuts_lose_bits);
-        StageStates::new(self.identity.clone(), self.stages.clone(), beside, how)
+        let (identity, stages) = (self.identity.clone(), self.stages.clone());
+        StageStates::new(identity, stages, beside, self.checkpoint, self.cuts_lose_bits)
     }
 
     /// The keys of all its workers, as they are told; empty where they speak plain.
@@ -213,7 +213,10 @@ pub async fn placed(
     let stages: Vec<PlacedStage> = plan
         .stages
         .iter()
-        .map(|s| PlacedStage::of(s, conns[s.worker].clone(), &settings))
+        .map(|s| {
+            let (member, conn) = conns[s.worker].clone();
+            PlacedStage::of(s, member, conn, &settings)
+        })
         .collect();
     let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
     let line = LineSpec {

@@ -140,7 +140,8 @@ impl Conn {
     /// [`WorkerError::Lost`] where nothing answers; [`WorkerError::Refused`] for another wire
     /// version, where one of the two does not believe the other, or for an address that may not be dialled.
     pub async fn open(
-        (name, is_child): (&str, bool),
+        name: &str,
+        is_child: bool,
         address: &Address,
         coordinator_id: &str,
         network: &Network,

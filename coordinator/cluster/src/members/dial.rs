@@ -76,7 +76,7 @@ pub async fn connect(dial: Dial) -> Result<Connected, WorkerError> {
     let called = dial.called.clone().filter(|_| !is_child);
     let name = called.unwrap_or_else(|| name_at(&dial.origin, &address));
     let handshake = async {
-        let opened = Conn::open((&name, is_child), &address, &dial.coordinator_id, &dial.network);
+        let opened = Conn::open(&name, is_child, &address, &dial.coordinator_id, &dial.network);
         let conn = opened.await?;
         if let Some(needs) = &dial.needs {
             conn.check(needs)?;

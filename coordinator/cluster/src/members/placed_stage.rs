@@ -60,11 +60,7 @@ pub struct PlacedStage {
 
 impl PlacedStage {
     /// A stage of a plan on its worker.
-    pub(crate) fn of(
-        s: &StagePlan,
-        (member, conn): (MemberId, Conn),
-        settings: &PlanSettings,
-    ) -> Self {
+    pub(crate) fn of(s: &StagePlan, member: MemberId, conn: Conn, settings: &PlanSettings) -> Self {
         // By our own plan: pages, states and tokens of all sequences together.
         let tokens = u64::from(settings.ctx) * size_of::<u32>() as u64;
         let max_sequence_bytes = s.memory.kv + s.memory.state + tokens + SNAPSHOT_FRAME_BYTES;

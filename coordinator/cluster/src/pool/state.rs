@@ -380,7 +380,7 @@ impl State {
         let may = |w: &Worker| w.lent.is_none_or(|seat| seats.contains(&seat));
         let offers = self.workers.iter().filter(|(_, worker)| may(worker));
         let offers: Vec<Offer> =
-            offers.filter_map(|(of, worker)| worker.offer(*of, (id, line), now)).collect();
+            offers.filter_map(|(of, worker)| worker.offer(*of, id, line, now)).collect();
         let Demand { model, options, .. } = &line.demand;
         let least_ctx = want.least_ctx.or(options.least_ctx);
         let options = StageOptions { least_ctx, ..options.clone() };
@@ -399,7 +399,7 @@ impl State {
 
 impl Worker {
     /// It as it could be lent to a line; `None`: it cannot.
-    fn offer(&self, id: WorkerId, (seat, line): (SeatId, &Line), now: Instant) -> Option<Offer> {
+    fn offer(&self, id: WorkerId, seat: SeatId, line: &Line, now: Instant) -> Option<Offer> {
         let conn = self.conn.as_ref()?;
         let beat = conn.pulse().last();
         let drains = beat.as_ref().is_some_and(|beat| beat.reply().draining);

@@ -49,8 +49,8 @@ impl Task {
                 Some(address) = joins.recv() => self.joined(address),
                 Some(attempt) = self.attempts.join_next() => {
                     // A panic of it is one of ours.
-                    let attempt = attempt.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
-                    self.attempted(attempt);
+                    let (id, attempt) = attempt.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                    self.attempted(id, attempt);
                 }
                 (id, error) = self.hearts.next_silent() => {
                     locked(&self.state).silent(id, &error.to_string());
@@ -75,7 +75,7 @@ impl Task {
         self.attempts.spawn(async move { (id, dial::connect(dial).await) });
     }
 
-    fn attempted(&mut self, (id, attempt): Attempt) {
+    fn attempted(&mut self, id: WorkerId, attempt: Result<Connected, WorkerError>) {
         self.dialled.retain(|dialled| *dialled != id);
         let (mut state, now) = (locked(&self.state), Instant::now());
         match attempt {

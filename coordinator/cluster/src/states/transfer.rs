@@ -39,7 +39,8 @@ impl StageStates {
         identity: Identity,
         stages: Vec<PlacedStage>,
         beside: Vec<Conn>,
-        (checkpoint, cuts_lose_bits): (Checkpoint, bool),
+        checkpoint: Checkpoint,
+        cuts_lose_bits: bool,
     ) -> Self {
         let lines = Arc::default();
         Self { identity, stages, beside, checkpoint, cuts_lose_bits, lines }

@@ -291,7 +291,8 @@ impl Supervisor {
         &mut self,
         what: String,
         asked: Option<Asked>,
-        (ahead_bytes, spare_epoch): (u64, u64),
+        ahead_bytes: u64,
+        spare_epoch: u64,
         spares: Option<Placement>,
     ) {
         if !matches!(self.line, Line::Up { .. }) {

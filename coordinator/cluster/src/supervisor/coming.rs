@@ -82,7 +82,7 @@ impl Supervisor {
                 None
             }
         };
-        self.take_down(what, asked, (read_bytes, spare_epoch), placement).await;
+        self.take_down(what, asked, read_bytes, spare_epoch, placement).await;
     }
 
     /// What was on its way is not wanted any more, because of `why`.

@@ -22,7 +22,8 @@ use brigade_line::model::Model;
 /// The model's file cannot be read, or has changed since it was opened.
 pub async fn of_stage(
     model: Arc<Model>,
-    (layers, own_drafts): (Range<usize>, bool),
+    layers: Range<usize>,
+    own_drafts: bool,
     progress: Progress,
 ) -> Result<Vec<blake3::Hash>, HashError> {
     let given_up = CancellationToken::new();
@@ -36,8 +37,8 @@ pub async fn of_stage(
                 part.at(done_bytes);
             }
         };
-        let model = (&model.gguf, model.files()?);
-        store()?.tensor_hashes(model, &tensors, &progress, &given_up)
+        let files = model.files()?;
+        store()?.tensor_hashes(gguf, files, &tensors, &progress, &given_up)
     };
     // The task is not aborted while it runs, and passes on a panic as such.
     tokio::task::spawn_blocking(work)

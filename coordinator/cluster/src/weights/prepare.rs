@@ -76,8 +76,8 @@ pub async fn prepare(
         (reply, relayed) = remote.brought(&mut request, reply, &holders).await?;
     } else if reply.needs_hashes {
         let own_drafts = request.spec.as_ref().is_some_and(|spec| spec.own_drafts);
-        let layers = (stage.layers.clone(), own_drafts);
-        let hashed = hashes::of_stage(model.clone(), layers, progress.clone());
+        let layers = stage.layers.clone();
+        let hashed = hashes::of_stage(model.clone(), layers, own_drafts, progress.clone());
         let hashes = hashed.await.map_err(Refusal::Hash)?;
         for (tensor, hash) in request.tensors.iter_mut().zip(&hashes) {
             if let Some(blob) = &mut tensor.blob {

@@ -21,8 +21,24 @@ const MEMORY: f32 = 128.0;
 const LEAST: f32 = 0.01;
 const MOST: f32 = 0.999;
 
-/// A mean, and how many are in it.
-type Mean = (f32, f32);
+/// A mean that can go on.
+#[derive(Clone, Copy, Debug)]
+struct Mean {
+    mean: f32,
+    /// How many are in it.
+    n: f32,
+}
+
+impl Mean {
+    fn at_first(mean: f32) -> Self {
+        Self { mean, n: WEIGHT_AT_FIRST }
+    }
+
+    fn learn(&mut self, seen: f32) {
+        self.n = (self.n + 1.0).min(MEMORY);
+        self.mean += (seen - self.mean) / self.n;
+    }
+}
 
 /// Averages.
 #[derive(Clone, Debug)]
@@ -37,12 +53,12 @@ pub(super) struct Seen {
 
 impl Default for Seen {
     fn default() -> Self {
-        let mut by_odds = [(0.0, WEIGHT_AT_FIRST); N_ODDS];
+        let mut by_odds = [Mean::at_first(0.0); N_ODDS];
         let ends = [0.0].into_iter().chain(ODDS_ENDS).zip(ODDS_ENDS.into_iter().chain([1.0]));
         for (cell, (from, to)) in by_odds.iter_mut().zip(ends) {
-            cell.0 = (from + to) / 2.0;
+            cell.mean = (from + to) / 2.0;
         }
-        let by_depth = [[(HOPE, WEIGHT_AT_FIRST); 2]; N_DEPTHS];
+        let by_depth = [[Mean::at_first(HOPE); 2]; N_DEPTHS];
         Self { by_odds, by_depth, n_first: 0.0 }
     }
 }
@@ -50,7 +66,7 @@ impl Default for Seen {
 impl Seen {
     /// The same, which learns more quickly.
     pub fn for_a_stream(&self) -> Self {
-        let weigh = |(mean, n): Mean| (mean, n.min(WEIGHT_OF_OWNER));
+        let weigh = |Mean { mean, n }: Mean| Mean { mean, n: n.min(WEIGHT_OF_OWNER) };
         Self {
             by_odds: self.by_odds.map(weigh),
             by_depth: self.by_depth.map(|cells| cells.map(weigh)),
@@ -61,12 +77,12 @@ impl Seen {
     /// The probability that a draft is right so far behind the drawn token, of which the block thinks `odds`.
     pub fn odds(&self, depth: usize, odds: f32) -> f32 {
         let [right, thought] = self.by_depth[depth.min(N_DEPTHS - 1)];
-        (self.by_odds[group(odds)].0 * right.0 / thought.0.max(LEAST)).clamp(LEAST, MOST)
+        (self.by_odds[group(odds)].mean * right.mean / thought.mean.max(LEAST)).clamp(LEAST, MOST)
     }
 
     /// The share of drafts that were right at a distance, whatever the block thought of them.
     pub fn share(&self, depth: usize) -> f32 {
-        self.by_depth[depth.min(N_DEPTHS - 1)][0].0
+        self.by_depth[depth.min(N_DEPTHS - 1)][0].mean
     }
 
     /// The same of the first `most` distances.
@@ -83,20 +99,15 @@ impl Seen {
     pub fn judged(&mut self, depth: usize, odds: f32, right: bool) {
         let was = if right { 1.0 } else { 0.0 };
         let by_odds = &mut self.by_odds[group(odds)];
-        let thought = by_odds.0;
-        learn(by_odds, was);
+        let thought = by_odds.mean;
+        by_odds.learn(was);
         let [share, expected] = &mut self.by_depth[depth.min(N_DEPTHS - 1)];
-        learn(share, was);
-        learn(expected, thought);
+        share.learn(was);
+        expected.learn(thought);
         if depth == 0 {
             self.n_first = (self.n_first + 1.0).min(MEMORY);
         }
     }
-}
-
-fn learn((mean, n): &mut Mean, seen: f32) {
-    *n = (*n + 1.0).min(MEMORY);
-    *mean += (seen - *mean) / *n;
 }
 
 fn group(odds: f32) -> usize {

@@ -58,9 +58,29 @@ const ODDS: (f32, f32) = (0.01, 0.999);
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     /// Share of right tokens, and how many are in it.
-    right: (f32, f32),
+    right: Mean,
     /// Mean share of the places that the drafted token followed, and how many are in it.
-    share: (f32, f32),
+    share: Mean,
+}
+
+/// A mean that can go on.
+#[derive(Clone, Copy, Debug)]
+struct Mean {
+    mean: f32,
+    /// How many are in it.
+    n: f32,
+}
+
+impl Mean {
+    /// One that was chosen here, or elsewhere, and soon follows what is seen.
+    fn at_first(mean: f32) -> Self {
+        Self { mean, n: WEIGHT_AT_FIRST }
+    }
+
+    fn learn(&mut self, seen: f32) {
+        self.n = (self.n + 1.0).min(MEMORY);
+        self.mean += (seen - self.mean) / self.n;
+    }
 }
 
 /// Averages for all sources and groups.
@@ -71,8 +91,8 @@ impl Default for Calibration {
     fn default() -> Self {
         Self(AT_FIRST.map(|cells| {
             cells.map(|(right, share)| Cell {
-                right: (right, WEIGHT_AT_FIRST),
-                share: (share, WEIGHT_AT_FIRST),
+                right: Mean::at_first(right),
+                share: Mean::at_first(share),
             })
         }))
     }
@@ -83,8 +103,8 @@ impl Calibration {
     pub fn for_a_stream(&self) -> Self {
         Self(self.0.map(|cells| {
             cells.map(|cell| Cell {
-                right: (cell.right.0, WEIGHT_AT_FIRST),
-                share: (cell.share.0, WEIGHT_AT_FIRST),
+                right: Mean::at_first(cell.right.mean),
+                share: Mean::at_first(cell.share.mean),
             })
         }))
     }
@@ -92,24 +112,19 @@ impl Calibration {
     /// The probability that the likeliest token is right, which follows `share` of the places.
     pub fn odds(&self, source: Source, matched: usize, share: f32) -> f32 {
         let cell = self.0[row(source)][group(matched)];
-        (cell.right.0 * share / cell.share.0).clamp(ODDS.0, ODDS.1)
+        (cell.right.mean * share / cell.share.mean).clamp(ODDS.0, ODDS.1)
     }
 
     /// A drafted token was right, or not.
     pub fn judged(&mut self, source: Source, matched: usize, right: bool) {
         let cell = &mut self.0[row(source)][group(matched)];
-        learn(&mut cell.right, if right { 1.0 } else { 0.0 });
+        cell.right.learn(if right { 1.0 } else { 0.0 });
     }
 
     /// The next token is known where one was drafted that followed `share` of the places.
     pub fn drawn(&mut self, source: Source, matched: usize, share: f32) {
-        learn(&mut self.0[row(source)][group(matched)].share, share);
+        self.0[row(source)][group(matched)].share.learn(share);
     }
-}
-
-fn learn((mean, n): &mut (f32, f32), seen: f32) {
-    *n = (*n + 1.0).min(MEMORY);
-    *mean += (seen - *mean) / *n;
 }
 
 /// Forced drafts and the model's have odds of their own: they are counted with nobody's.

@@ -188,7 +188,7 @@ impl Drafter for Suffix {
             self.owners.insert(owner_id, Owner::default());
         }
         if let Some(owner) = self.owners.get_mut(owner_id) {
-            let stream = Stream::new((owner_id, owner), tokens, n_prompt, expected);
+            let stream = Stream::new(owner_id, owner, tokens, n_prompt, expected);
             owner.n_streams += 1;
             owner.stream_bytes += for_stream;
             self.streams.insert(id, stream);

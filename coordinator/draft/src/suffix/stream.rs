@@ -57,7 +57,8 @@ impl Stream {
 
     /// A stream of these tokens, the first `n_prompt` of which are its prompt.
     pub fn new(
-        (id, owner): (OwnerId, &Owner),
+        id: OwnerId,
+        owner: &Owner,
         tokens: &[u32],
         n_prompt: usize,
         expected: &[u32],

@@ -52,7 +52,8 @@ pub struct CompletionDetails {
 
 impl CompletionDetails {
     /// Of so many drafts that were right and wrong; `None` where there were none.
-    pub fn of([right, wrong]: [u32; 2]) -> Option<Self> {
+    pub fn of(expected: [u32; 2]) -> Option<Self> {
+        let [right, wrong] = expected;
         (right + wrong > 0).then_some(Self {
             accepted_prediction_tokens: right,
             rejected_prediction_tokens: wrong,

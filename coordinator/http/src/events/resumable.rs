@@ -150,7 +150,7 @@ impl Streams {
                 })?)
             }
         };
-        let stream = Stream::new(&opened, entry, (place, bytes));
+        let stream = Stream::new(&opened, entry, place, bytes);
         Ok(Resumable { stream: self.insert(stream), drawn: None })
     }
 
@@ -159,7 +159,7 @@ impl Streams {
         let Recovered { opened, drawn, entry } = recovered;
         let (mut place, bytes) = (self.0.places.part(tenant), self.0.bytes.part(tenant));
         place.grow_anyway(1);
-        let stream = self.insert(Stream::new(&opened, Some(entry), (place, bytes)));
+        let stream = self.insert(Stream::new(&opened, Some(entry), place, bytes));
         (opened, Resumable { stream, drawn: Some(drawn) })
     }
 
@@ -211,7 +211,7 @@ impl Streams {
 }
 
 impl Stream {
-    fn new(opened: &Opened, entry: Option<Entry>, (place, bytes): (Part, Part)) -> Self {
+    fn new(opened: &Opened, entry: Option<Entry>, place: Part, bytes: Part) -> Self {
         let kept = Kept { events: Vec::new(), bytes, readers: 0, left: Instant::now() };
         Self {
             id: opened.id.clone(),

@@ -47,7 +47,7 @@ pub fn read(
     let mut messages = messages
         .into_iter()
         .enumerate()
-        .map(|(i, m)| message((i, m), left, &mut n_bytes, marking))
+        .map(|(i, m)| message(i, m, left, &mut n_bytes, marking))
         .collect::<Result<Vec<Value>, _>>()?;
     name_results(&mut messages);
     Ok((messages, n_bytes))
@@ -77,7 +77,8 @@ fn name_results(messages: &mut [Value]) {
 
 /// Checks one message and joins the parts of its content; what else it has, the template may use.
 fn message(
-    (i, value): (usize, Given<'_>),
+    i: usize,
+    value: Given<'_>,
     left: &mut usize,
     n_bytes: &mut usize,
     marking: &mut Marking,
@@ -94,7 +95,7 @@ fn message(
             let path = fields.path("content");
             Value::String(match content.kind() {
                 Kind::Text => read_value(&path, content)?,
-                Kind::List => join_parts(&path, content, (i, marking))?,
+                Kind::List => join_parts(&path, content, i, marking)?,
                 kind => {
                     let message = format!("{path} must be a string or a list of parts, not {kind}");
                     return Err(ApiError::field(path, message));
@@ -211,7 +212,8 @@ fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Resu
 fn join_parts(
     path: &str,
     parts: Given<'_>,
-    (i_message, marking): (usize, &mut Marking),
+    i_message: usize,
+    marking: &mut Marking,
 ) -> Result<String, ApiError> {
     let mut text = String::new();
     for (i, part) in list(path, parts, MAX_MESSAGES)?.into_iter().enumerate() {
@@ -358,16 +360,15 @@ mod tests {
             let value = RawValue::from_string(format!(r#"{{"role": "{role}"}}"#)).unwrap();
             let (mut left, mut n_bytes) = (100, 0);
             let mut marking = Marking::default();
-            let message = message((0, Given::Text(&value)), &mut left, &mut n_bytes, &mut marking);
+            let message = message(0, Given::Text(&value), &mut left, &mut n_bytes, &mut marking);
             message.unwrap()["content"].clone()
         };
         assert_eq!(content(ROLE), Value::Null);
         assert_eq!([content("user"), content("tool")], ["", ""]);
         let elsewhere = r#"{"role": "user", "text": "x"}"#.to_string();
         let elsewhere = RawValue::from_string(elsewhere).unwrap();
-        let error =
-            message((0, Given::Text(&elsewhere)), &mut 100, &mut 0, &mut Marking::default())
-                .unwrap_err();
+        let error = message(0, Given::Text(&elsewhere), &mut 100, &mut 0, &mut Marking::default())
+            .unwrap_err();
         assert_eq!(error.body()["error"]["param"], "messages[0].content");
     }
 

@@ -12,8 +12,11 @@ use crate::measured::metrics;
 use crate::stages::states::StateAccess;
 
 /// What others see of a driver: its status, what runs, what is kept.
-pub(super) type Shown =
-    (watch::Sender<Status>, watch::Sender<Arc<[Running]>>, watch::Sender<Arc<Cached>>);
+pub(super) struct Shown {
+    pub(super) status: watch::Sender<Status>,
+    pub(super) running: watch::Sender<Arc<[Running]>>,
+    pub(super) cached: watch::Sender<Arc<Cached>>,
+}
 
 /// Something that an operator drops.
 #[derive(Debug)]

@@ -48,8 +48,8 @@ fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let (prefixes, _) = super::prefixes::Prefixes::new(None);
     let mut driver = Driver::new(
         config,
-        (states, checkpoints, prefixes),
-        (status, running, watch::channel(Arc::default()).0),
+        Kept { states, checkpoints, prefixes },
+        Shown { status, running, cached: watch::channel(Arc::default()).0 },
         faults,
     );
     let (line, sent) = OpenLine::of_nobody(1, SPEC);

@@ -95,7 +95,8 @@ impl From<Token> for SampledToken {
 impl Record {
     pub fn token(
         no: u64,
-        (sequence, at): (u32, u32),
+        sequence: u32,
+        at: u32,
         token: &SampledToken,
         numerics: Option<Numerics>,
     ) -> Self {
@@ -277,7 +278,7 @@ pub(super) fn lines(no: u64, old: &Old) -> Vec<u8> {
     for (drawn, sequence) in old.drawn.iter().zip(0..) {
         for (token, at) in drawn.tokens.iter().zip(0..) {
             // That some were drawn by others than the last is told already.
-            out.extend(line(&Record::token(no, (sequence, at), token, drawn.numerics)));
+            out.extend(line(&Record::token(no, sequence, at, token, drawn.numerics)));
         }
         if let Some(reason) = &drawn.finish {
             out.extend(line(&Record::finish(no, sequence, reason)));

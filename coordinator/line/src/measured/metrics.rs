@@ -464,7 +464,8 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     gauge!(HOST_EXPERTS, &labels).set(health.host_expert_bytes as f64);
     gauge!(EXPERTS_SENT, &labels).set(health.expert_bytes_sent as f64);
     let others = health.expert_rows.saturating_sub(health.copied_expert_rows);
-    expert_rows(&labels, [others, health.copied_expert_rows, health.host_expert_rows]);
+    let (copies, host) = (health.copied_expert_rows, health.host_expert_rows);
+    expert_rows(&labels, ExpertRows { device: others, copies, host });
     if let Some(records) = &health.prefix_records {
         let of_tier = |tier: &'static str| {
             let [stage, worker] = labels.clone();
@@ -476,11 +477,23 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     }
 }
 
+/// The number of a stage and the name of its worker.
+type StageLabels = [(&'static str, String); 2];
+
+/// Rows that experts of a stage computed, by where.
+#[derive(Clone, Copy, Default)]
+struct ExpertRows {
+    device: u64,
+    copies: u64,
+    host: u64,
+}
+
 /// Which share of the rows of its experts a stage computed with its device, which of them with copies of experts of the host's memory,
 /// and which with the host beside that.
-fn expert_rows(labels: &[(&'static str, String); 2], rows: [u64; 3]) {
-    let all = rows.iter().fold(0, |sum: u64, rows| sum.saturating_add(*rows)).max(1);
-    for (place, rows) in ["device", "copy", "host"].into_iter().zip(rows) {
+fn expert_rows(labels: &StageLabels, rows: ExpertRows) {
+    let ExpertRows { device, copies, host } = rows;
+    let all = device.saturating_add(copies).saturating_add(host).max(1);
+    for (place, rows) in [("device", device), ("copy", copies), ("host", host)] {
         let [stage, worker] = labels.clone();
         let labels = [stage, worker, ("place", place.to_owned())];
         gauge!(EXPERT_ROWS, &labels).set(rows as f64 / all as f64);
@@ -498,7 +511,7 @@ pub fn line_up(names: impl Iterator<Item = String>) {
         gauge!(STAGE_MEMORY, &labels).set(0.0);
         gauge!(HOST_EXPERTS, &labels).set(0.0);
         gauge!(EXPERTS_SENT, &labels).set(0.0);
-        expert_rows(&labels, [0; 3]);
+        expert_rows(&labels, ExpertRows::default());
     }
     let line: Vec<_> = names.map(|name| workers.label(&name)).collect();
     let n_stages = line.len();

@@ -48,12 +48,13 @@ impl Drafting<'_> {
     pub fn first(
         &mut self,
         sizing: Sizing<'_>,
-        (line, live): (&mut Line, &mut Live),
+        line: &mut Line,
+        live: &mut Live,
         no: SeqNo,
         room: u32,
     ) -> Option<NextWindow> {
         let most = room.min(MAX_WINDOW_ROWS);
-        let Found { draft, windows, of_text } = self.drafted(sizing, (line, live), no, most)?;
+        let Found { draft, windows, of_text } = self.drafted(sizing, line, live, no, most)?;
         let n_sure = n_unsent(live, no);
         let n_drafts = match line.spec.prefixes {
             // Rows that are read again come alone, so that there is a state behind them: else the next wrong draft would
@@ -61,18 +62,20 @@ impl Drafting<'_> {
             Prefixes::Whole if n_sure > 1 => 0,
             Prefixes::All | Prefixes::Whole | Prefixes::None => windows.rows.saturating_sub(n_sure),
         };
-        let window = self.cut(line, live, no, (draft, windows), n_drafts)?;
-        Some(self.asking(sizing, (line, live), no, (window, of_text)))
+        let window = self.cut(line, live, no, draft, windows, n_drafts)?;
+        Some(self.asking(sizing, line, live, no, window, of_text))
     }
 
     /// A window of what is sure alone, where the model's own block is to draft behind it.
     pub fn of_nothing(
         &self,
         sizing: Sizing<'_>,
-        at: (&Line, &Live),
+        line: &Line,
+        live: &Live,
         no: SeqNo,
     ) -> Option<NextWindow> {
-        let window = self.asking(sizing, at, no, (NextWindow::of_nothing(at.0.spec), 0.0));
+        let nothing = NextWindow::of_nothing(line.spec);
+        let window = self.asking(sizing, line, live, no, nothing, 0.0);
         (window.asked > 0).then_some(window)
     }
 
@@ -81,12 +84,14 @@ impl Drafting<'_> {
     fn asking(
         &self,
         sizing: Sizing<'_>,
-        at: (&Line, &Live),
+        line: &Line,
+        live: &Live,
         no: SeqNo,
-        (window, of_text): (NextWindow, f64),
+        window: NextWindow,
+        of_text: f64,
     ) -> NextWindow {
-        let n_rows = n_unsent(at.1, no) + window.drafts.tokens.len() as u32;
-        let asked = self.asked(sizing, at, no, (n_rows, of_text));
+        let n_rows = n_unsent(live, no) + window.drafts.tokens.len() as u32;
+        let asked = self.asked(sizing, line, live, no, n_rows, of_text);
         NextWindow { asked: asked.unwrap_or(0), ..window }
     }
 
@@ -94,19 +99,20 @@ impl Drafting<'_> {
     pub fn further(
         &mut self,
         sizing: Sizing<'_>,
-        (line, live): (&mut Line, &mut Live),
+        line: &mut Line,
+        live: &mut Live,
         no: SeqNo,
         room: u32,
     ) -> Option<NextWindow> {
         let n_windows = live.of(no)?.n_windows() as u32;
         let most = room.min(MAX_WINDOW_ROWS);
-        let Found { draft, windows, of_text } = self.drafted(sizing, (line, live), no, most)?;
+        let Found { draft, windows, of_text } = self.drafted(sizing, line, live, no, most)?;
         if n_windows >= windows.count {
             return None;
         }
-        let window = self.cut(line, live, no, (draft, windows), windows.rows)?;
+        let window = self.cut(line, live, no, draft, windows, windows.rows)?;
         let is_any = !window.drafts.tokens.is_empty();
-        is_any.then(|| self.asking(sizing, (line, live), no, (window, of_text)))
+        is_any.then(|| self.asking(sizing, line, live, no, window, of_text))
     }
 
     /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: what the windows in flight by
@@ -115,9 +121,11 @@ impl Drafting<'_> {
     fn asked(
         &self,
         sizing: Sizing<'_>,
-        (line, live): (&Line, &Live),
+        line: &Line,
+        live: &Live,
         no: SeqNo,
-        (n_rows, of_text): (u32, f64),
+        n_rows: u32,
+        of_text: f64,
     ) -> Option<u32> {
         let drafter = self.drafter.as_deref().filter(|_| line.spec.ahead)?;
         let sequence = live.of(no).filter(|s| s.own_drafts && may_run_ahead(s))?;
@@ -134,7 +142,7 @@ impl Drafting<'_> {
         let n_streams = live.n_decoding() + usize::from(sequence.own_left() > 0);
         let odds = even_odds(&odds);
         let drafts = Drafts::ToMake(&odds);
-        let windows = self.windows(sizing, (line, live), sequence, (drafts, n_streams));
+        let windows = self.windows(sizing, line, live, sequence, drafts, n_streams);
         let is_worth = windows.any() && sizing.rate(windows, drafts, n_streams as u32) > of_text;
         is_worth.then(|| windows.n_drafts())
     }
@@ -143,7 +151,8 @@ impl Drafting<'_> {
     fn drafted(
         &mut self,
         sizing: Sizing<'_>,
-        (line, live): (&mut Line, &mut Live),
+        line: &mut Line,
+        live: &mut Live,
         no: SeqNo,
         most: u32,
     ) -> Option<Found> {
@@ -174,7 +183,7 @@ impl Drafting<'_> {
         };
         let n_streams = live.n_decoding();
         let drafts = Drafts::Had(mean);
-        let windows = self.windows(sizing, (line, live), sequence, (drafts, n_streams));
+        let windows = self.windows(sizing, line, live, sequence, drafts, n_streams);
         let windows = match windows {
             Windows::NONE => return None,
             windows if draft.is_proven => windows,
@@ -193,9 +202,11 @@ impl Drafting<'_> {
     fn windows(
         &self,
         sizing: Sizing<'_>,
-        (line, live): (&Line, &Live),
+        line: &Line,
+        live: &Live,
         sequence: &Admitted,
-        (drafts, n_streams): (Drafts<'_>, usize),
+        drafts: Drafts<'_>,
+        n_streams: usize,
     ) -> Windows {
         let free = line.spec.n_slots.saturating_sub(line.n_running() + line.n_lent);
         let lent = sequence.ahead.as_ref().map_or(0, |a| a.lent(sequence.slot).len() as u32);
@@ -216,7 +227,8 @@ impl Drafting<'_> {
         line: &mut Line,
         live: &mut Live,
         no: SeqNo,
-        (mut draft, windows): (Draft, Windows),
+        mut draft: Draft,
+        windows: Windows,
         n: u32,
     ) -> Option<NextWindow> {
         draft.tokens.truncate(n as usize);
@@ -268,7 +280,8 @@ fn owner(share: Share, namespace: Namespace) -> OwnerId {
 /// are right often enough to be worth what they take, if the request is alone.
 pub(crate) fn choose_own(
     drafter: &mut Who,
-    (line, config): (&Line, &SchedConfig),
+    line: &Line,
+    config: &SchedConfig,
     pending: &mut Pending,
 ) {
     let request = &pending.request;

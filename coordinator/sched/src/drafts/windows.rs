@@ -276,7 +276,7 @@ mod tests {
 
     /// The choice on a line whose stages take `us` for so many rows, with so much time outside them.
     fn choose(stages: &[fn(f64) -> f64], outside: f64, odds: f64, n_streams: usize) -> Windows {
-        choose_beside(stages, outside, odds, (n_streams, false))
+        choose_beside(stages, outside, odds, n_streams, false)
     }
 
     /// The same where somebody else's prompt may come.
@@ -284,7 +284,8 @@ mod tests {
         stages: &[fn(f64) -> f64],
         outside: f64,
         odds: f64,
-        (n_streams, another_may_come): (usize, bool),
+        n_streams: usize,
+        another_may_come: bool,
     ) -> Windows {
         let mut times = LineTimes::new(stages.len());
         for rows in (1..=16).cycle().take(400) {
@@ -352,11 +353,11 @@ mod tests {
     #[test]
     fn where_another_may_come_stages_stay_as_idle_as_they_were() {
         let [alone, beside] =
-            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, (1, beside)));
+            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, 1, beside));
         assert!(alone.count > 1 && beside.count == 1 && beside.rows > 1, "{alone:?} {beside:?}");
         // Nor are the ubatches of two streams much longer.
         let [alone, beside] =
-            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, (2, beside)));
+            [false, true].map(|beside| choose_beside(&[cheap, cheap], 500.0, 0.9, 2, beside));
         assert!(beside.rows < alone.rows, "{alone:?} {beside:?}");
     }
 

@@ -138,7 +138,8 @@ pub(crate) fn begin_restore(
     line: &mut Line,
     live: &mut Live,
     mut sequence: Admitted,
-    (name, len): (CopyName, u32),
+    name: CopyName,
+    len: u32,
     out: &mut Vec<Action>,
 ) -> SeqNo {
     line.open_for_state(&mut sequence, name, len);

@@ -56,7 +56,8 @@ impl Block {
         &self,
         part: &SeqPart,
         spec: LineSpec,
-        (tokens, room): (&[u32], usize),
+        tokens: &[u32],
+        room: usize,
     ) -> Result<(), String> {
         let asked = part.ahead.map_or(0, |ahead| ahead.drafts);
         let reads = self.runs.get(&part.slot);

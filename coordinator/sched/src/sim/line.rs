@@ -137,7 +137,7 @@ impl SimLine {
         }
     }
 
-    pub fn send(&mut self, now: Micros, ubatch: u64, (rows, drafts): (u32, u32)) {
+    pub fn send(&mut self, now: Micros, ubatch: u64, rows: u32, drafts: u32) {
         self.over_link(now, 0, Trip { ubatch, rows, drafts, arrived: 0, times: Vec::new() });
     }
 

@@ -341,7 +341,7 @@ impl Mirror {
     /// What the model's own block drafts behind the last token that was drawn of a window, if one was. Its sequence has room
     /// for so many positions.
     fn draft(&mut self, part: &SeqPart, room: usize, out: &mut [RowOutput]) -> Result<(), String> {
-        self.block.check(part, self.spec, (&self.open[&part.slot].tokens, room))?;
+        self.block.check(part, self.spec, &self.open[&part.slot].tokens, room)?;
         let Some(RowOutput { pos, value: RowValue::Sampled(token), .. }) = out.last_mut() else {
             return Ok(());
         };

@@ -432,8 +432,8 @@ impl<'a> Run<'a> {
         }
         self.in_flight.insert(ubatch.id, rows);
         let asked = ubatch.parts.iter().filter_map(|part| part.ahead).map(|ahead| ahead.drafts);
-        let size = (ubatch.n_rows() as u32, asked.max().unwrap_or(0));
-        self.line.send(self.now, ubatch.id, size);
+        let drafts = asked.max().unwrap_or(0);
+        self.line.send(self.now, ubatch.id, ubatch.n_rows() as u32, drafts);
         self.n_ubatches += 1;
         self.n_rows += ubatch.n_rows() as u64;
         self.most_in_flight = self.most_in_flight.max(self.in_flight.len());

@@ -28,7 +28,8 @@ use crate::ubatches::sizing::{Beside, Sizing};
 pub(crate) fn compose(
     now: Micros,
     config: &SchedConfig,
-    (line, live): (&mut Line, &mut Live),
+    line: &mut Line,
+    live: &mut Live,
     mut drafting: Drafting<'_>,
 ) -> Option<UBatch> {
     let times = line.times.clone();
@@ -47,11 +48,11 @@ pub(crate) fn compose(
         if line.in_flight.len() >= sizing.prefill_in_flight(rows) {
             return draft.settled(line);
         }
-        draft.take_prompts(sizing, (line, live), rows, &drafting);
+        draft.take_prompts(sizing, line, live, rows, &drafting);
     } else {
         let limit = sizing.decode_in_flight(groups.count);
         if line.n_in_flight() >= limit {
-            draft.take_windows(sizing, (line, live), &mut drafting);
+            draft.take_windows(sizing, line, live, &mut drafting);
             return draft.settled(line);
         }
         let decode_rows = if line.decodes_in_flight(live) < groups.count { groups.rows } else { 0 };
@@ -63,18 +64,18 @@ pub(crate) fn compose(
         };
         if line.prefill_owed {
             let rows = sizing.mixed_rows(0, beside);
-            draft.take_prompts(sizing, (line, live), rows, &drafting);
-            draft.take_ready(sizing, (line, live), decode_rows, &mut drafting);
+            draft.take_prompts(sizing, line, live, rows, &drafting);
+            draft.take_ready(sizing, line, live, decode_rows, &mut drafting);
         } else {
-            draft.take_ready(sizing, (line, live), decode_rows, &mut drafting);
+            draft.take_ready(sizing, line, live, decode_rows, &mut drafting);
             let rows = sizing.mixed_rows(draft.decode_rows, beside);
-            draft.take_prompts(sizing, (line, live), rows, &drafting);
+            draft.take_prompts(sizing, line, live, rows, &drafting);
         }
         if draft.prompt_rows > 0 {
             let rows = draft.decode_rows + draft.prompt_rows;
             draft.gap_bound = sizing.gap_bound(rows, beside);
         } else {
-            draft.take_windows(sizing, (line, live), &mut drafting);
+            draft.take_windows(sizing, line, live, &mut drafting);
         }
     }
     // Ops alone are worth a trip only when no other ubatch will come to carry them.
@@ -164,7 +165,8 @@ impl Draft {
     fn take_ready(
         &mut self,
         sizing: Sizing<'_>,
-        (line, live): (&mut Line, &mut Live),
+        line: &mut Line,
+        live: &mut Live,
         limit: u32,
         drafting: &mut Drafting<'_>,
     ) {
@@ -180,8 +182,8 @@ impl Draft {
             let Some(no) = live.ready.pop_front() else { break };
             let room = self.rows_left - rows - n_left.min(self.rows_left - rows);
             let window = drafting
-                .first(sizing, (line, live), no, room)
-                .or_else(|| drafting.of_nothing(sizing, (line, live), no));
+                .first(sizing, line, live, no, room)
+                .or_else(|| drafting.of_nothing(sizing, line, live, no));
             let n_sent = match window {
                 Some(window) => self.add_window(live, no, &window),
                 None if rows > live.of(no).map_or(0, Admitted::n_slots) => {
@@ -194,7 +196,7 @@ impl Draft {
                         line.take_spare(sequence);
                     }
                     // Behind its checkpoint, if one is due: there is none of a state that is taken back.
-                    self.add_halves(live, no, (1, rows - 1));
+                    self.add_halves(live, no, 1, rows - 1);
                     self.take_back(live, no);
                     rows
                 }
@@ -207,7 +209,8 @@ impl Draft {
     fn take_windows(
         &mut self,
         sizing: Sizing<'_>,
-        (line, live): (&mut Line, &mut Live),
+        line: &mut Line,
+        live: &mut Live,
         drafting: &mut Drafting<'_>,
     ) {
         for no in live.running_ahead() {
@@ -215,7 +218,7 @@ impl Draft {
             if self.parts.iter().any(|part| Some(part.slot) == slot) {
                 continue;
             }
-            if let Some(window) = drafting.further(sizing, (line, live), no, self.rows_left) {
+            if let Some(window) = drafting.further(sizing, line, live, no, self.rows_left) {
                 self.window_rows += self.add_window(live, no, &window);
             }
         }
@@ -281,7 +284,8 @@ impl Draft {
     fn take_prompts(
         &mut self,
         sizing: Sizing<'_>,
-        (line, live): (&Line, &mut Live),
+        line: &Line,
+        live: &mut Live,
         limit: u32,
         drafting: &Drafting<'_>,
     ) {
@@ -307,10 +311,10 @@ impl Draft {
                 break;
             }
             let all_sent = rows + of_guide == sequence.prompt_left();
-            let first = if all_sent { drafting.of_nothing(sizing, (line, live), no) } else { None };
+            let first = if all_sent { drafting.of_nothing(sizing, line, live, no) } else { None };
             match first {
                 Some(window) => drop(self.add_window(live, no, &window)),
-                None => self.add_halves(live, no, (rows, of_guide)),
+                None => self.add_halves(live, no, rows, of_guide),
             }
             self.prompt_rows += rows + of_guide;
             left = left.saturating_sub(rows + of_guide);
@@ -332,7 +336,7 @@ impl Draft {
     }
 
     /// Adds the next rows of a sequence and of its guide. The guide's come first: they have to stand before a draw.
-    fn add_halves(&mut self, live: &mut Live, no: SeqNo, (own, of_guide): (u32, u32)) {
+    fn add_halves(&mut self, live: &mut Live, no: SeqNo, own: u32, of_guide: u32) {
         for (half, rows) in [(Half::Guide, of_guide), (Half::Own, own)] {
             if rows > 0 {
                 self.add(live, no, half, rows);

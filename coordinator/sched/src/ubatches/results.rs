@@ -156,7 +156,7 @@ impl Scheduler {
             if let Some(ahead) = &mut sequence.ahead {
                 self.drafts.overlapped_us += std::mem::take(&mut ahead.overlapped.1);
             }
-            self.note_drawn(request, (id, &forced), drafted, outcome.judged());
+            self.note_drawn(request, id, &forced, drafted, outcome.judged());
             if index + 1 < max_tokens && self.has_place_for_next(no) {
                 if let Outcome::Ready(_) = outcome {
                     self.ready(no);
@@ -205,7 +205,8 @@ impl Scheduler {
     fn note_drawn(
         &mut self,
         request: RequestId,
-        (token, forced): (u32, &[u32]),
+        token: u32,
+        forced: &[u32],
         drafted: Vec<DraftedToken>,
         judged: Option<Judged>,
     ) {

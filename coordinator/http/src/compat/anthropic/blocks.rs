@@ -36,7 +36,7 @@ pub fn add_message(
     let mut part = Part::default();
     for (i, block) in blocks.iter().enumerate() {
         let path = format!("{path}[{i}]");
-        add_block(&path, block, role, (&mut part, marking), all)?;
+        add_block(&path, block, role, &mut part, marking, all)?;
     }
     part.end(role, all);
     Ok(())
@@ -46,7 +46,8 @@ fn add_block(
     path: &str,
     block: &Value,
     role: &str,
-    (part, marking): (&mut Part, &mut Marking),
+    part: &mut Part,
+    marking: &mut Marking,
     all: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
     let kind = block.get("type").and_then(Value::as_str);

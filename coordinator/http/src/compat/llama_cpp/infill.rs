@@ -4,7 +4,7 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use brigade_dialect::constrain::answer::of_text;
-use brigade_dialect::text_model::TextModel;
+use brigade_dialect::text_model::{Gap, TextModel};
 use brigade_line::generation::{End, EndReason, Part};
 use brigade_line::request::Limits;
 use brigade_proto::task;
@@ -61,8 +61,8 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// The prompt of a request, and how to draw.
 fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Common), ApiError> {
-    read_with(body, limits, text, |others, texts| {
-        let tokens = text.encode_fill_in(others, texts);
+    read_with(body, limits, text, |others, gap| {
+        let tokens = text.encode_fill_in(others, gap);
         tokens.map_err(text_error)?.ok_or_else(|| {
             let message =
                 "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
@@ -71,12 +71,12 @@ fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Com
     })
 }
 
-/// The same; `encode` makes the prompt of other files, and of the texts before, behind and in the middle.
+/// The same; `encode` makes the prompt of other files, and of a gap.
 fn read_with(
     body: &[u8],
     limits: &Limits,
     text: &TextModel,
-    encode: impl FnOnce(&[(Option<String>, String)], [&str; 3]) -> Result<Vec<u32>, ApiError>,
+    encode: impl FnOnce(&[(Option<String>, String)], &Gap<'_>) -> Result<Vec<u32>, ApiError>,
 ) -> Result<(Vec<u32>, Common), ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.take("model")?;
@@ -96,7 +96,7 @@ fn read_with(
         }
     }
     limits.check_text(n_bytes)?;
-    let tokens = encode(&others, [&prefix, &suffix, &begun])?;
+    let tokens = encode(&others, &Gap { prefix: &prefix, suffix: &suffix, begun: &begun })?;
     let mut left = MAX_TEMPLATE_VALUES;
     let mut common =
         Common::read(&mut fields, limits, text, Some(DEFAULT_INFILL_TOKENS), &mut left)?;

@@ -69,7 +69,8 @@ pub(crate) async fn tokenize(
 ) -> Result<Response<Body>, ApiError> {
     let body = app.door.bodies.take(request).await?;
     let read = app.door.bodies.read(body, app.text.clone(), tokens_of);
-    read.await.map(answer)
+    let (json, room) = read.await?;
+    Ok(answer(json, room))
 }
 
 /// The tokens of a request's text, as JSON.
@@ -161,11 +162,12 @@ pub(crate) async fn detokenize(
         let content = text.tokenizer().detokenize(&tokens, false).map_err(text_error)?;
         Ok(json_text(&Content { content }))
     });
-    read.await.map(answer)
+    let (json, room) = read.await?;
+    Ok(answer(json, room))
 }
 
 /// An answer as large as its request keeps the room of that until it is sent.
-fn answer((json, room): (String, Option<Part>)) -> Response<Body> {
+fn answer(json: String, room: Option<Part>) -> Response<Body> {
     let mut response = Response::new(Body::new(Answer::new(Body::from(json), room)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

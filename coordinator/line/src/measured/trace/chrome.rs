@@ -86,8 +86,10 @@ impl<W: Write> Events<W> {
     fn span(
         &mut self,
         name: &'static str,
-        (pid, tid): (usize, u32),
-        (from, to): (i64, i64),
+        pid: usize,
+        tid: u32,
+        from: i64,
+        to: i64,
         args: Args,
     ) -> io::Result<()> {
         let dur = Some((to - from).max(0));
@@ -100,7 +102,8 @@ impl<W: Write> Events<W> {
         &mut self,
         name: &'static str,
         pid: usize,
-        (from, to): (i64, i64),
+        from: i64,
+        to: i64,
         id: &str,
         args: Args,
     ) -> io::Result<()> {
@@ -181,26 +184,26 @@ fn write_epoch(
         let id = format!("{:#x}", record.epoch << 40 | ubatch);
         let next = records.get(i + 1).filter(|next| next.id == ubatch + 1);
         let mut departed = record.sent as i64;
-        events.overlapping("ubatch", COORDINATOR, (departed, record.done as i64), &id, args)?;
+        events.overlapping("ubatch", COORDINATOR, departed, record.done as i64, &id, args)?;
         for (stage, offset) in clocks.offsets.iter().enumerate() {
             let (pid, clock) = (stage + 1, &record.clocks[stage]);
             let (arrived, computed) = at_stage(record, stage);
             let (arrived, computed) = (arrived + offset, computed + offset);
             let started = clock.started_us as i64 + offset;
-            events.overlapping("hop", pid, (departed, arrived), &id, args)?;
+            events.overlapping("hop", pid, departed, arrived, &id, args)?;
             let checked = (arrived + clock.receive_us as i64).min(started);
             let begun = arrived.max(received[stage]).min(checked);
             received[stage] = checked;
-            events.span("receive", (pid, FIRST_THREAD), (begun, checked), args)?;
-            events.overlapping("queue", pid, (checked, started), &id, args)?;
-            events.span("compute", (pid, COMPUTE), (started, computed), args)?;
+            events.span("receive", pid, FIRST_THREAD, begun, checked, args)?;
+            events.overlapping("queue", pid, checked, started, &id, args)?;
+            events.span("compute", pid, COMPUTE, started, computed, args)?;
             if let Some(next) = next {
                 let sent = computed + next.clocks[stage].last_send_us as i64;
-                events.span("send", (pid, COMPUTE), (computed, sent), args)?;
+                events.span("send", pid, COMPUTE, computed, sent, args)?;
             }
             departed = computed;
         }
-        events.overlapping("hop", COORDINATOR, (departed, record.done as i64), &id, args)?;
+        events.overlapping("hop", COORDINATOR, departed, record.done as i64, &id, args)?;
     }
     Ok(())
 }

@@ -29,9 +29,11 @@ const NEXT_DISTANCE: u32 = 8;
 /// Marks of a prompt of `n` tokens of which the first `begun` are there, ascending, at most so many. The more important
 /// come first: the end, the borders between its messages as far as they are known, forks, then distances.
 fn marks(
-    (n, begun): (u32, u32),
+    n: u32,
+    begun: u32,
     page: u32,
-    (borders, forks): (&[u32], &[u32]),
+    borders: &[u32],
+    forks: &[u32],
     most: usize,
 ) -> VecDeque<Mark> {
     let mut chosen: Vec<Mark> = Vec::new();
@@ -70,7 +72,7 @@ impl Line {
         let forks = self.kept.forks(prompt, begun);
         let most = most.min(self.n_kept_places());
         let page = self.spec.block_positions;
-        marks((prompt.tokens.len() as u32, begun), page, (borders, &forks), most)
+        marks(prompt.tokens.len() as u32, begun, page, borders, &forks, most)
     }
 }
 
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
 
     fn at(n: u32, begun: u32, forks: &[u32], most: usize) -> Vec<u32> {
-        marks((n, begun), 64, (&[], forks), most).iter().map(|mark| mark.at).collect()
+        marks(n, begun, 64, &[], forks, most).iter().map(|mark| mark.at).collect()
     }
 
     #[test]
@@ -132,7 +134,7 @@ mod tests {
     #[test]
     fn borders_of_messages_come_before_forks() {
         let at = |borders: &[u32], most| -> Vec<u32> {
-            let marks = marks((1_000, 100), 64, (borders, &[400, 700]), most);
+            let marks = marks(1_000, 100, 64, borders, &[400, 700], most);
             marks.iter().map(|mark| mark.at).collect()
         };
         assert_eq!(at(&[300, 90, 1_000], 3), [300, 700, 999], "those that are still to be read");

@@ -50,6 +50,18 @@ fn half_of(live: &Live, no: SeqNo, half: Half) -> Option<&Admitted> {
     }
 }
 
+/// A sequence that begins: whose it is, and the places that it gets.
+#[derive(Clone, Copy, Debug)]
+struct Begins<'a> {
+    request: &'a Request,
+    /// Which of its two sequences.
+    half: Half,
+    /// The model's own block reads what it reads.
+    own_drafts: bool,
+    slot: SlotId,
+    n_pages: u32,
+}
+
 impl Line {
     /// Slots and pages that `request` may ever need.
     pub fn needs(&self, request: &Request) -> Needs {
@@ -158,9 +170,8 @@ impl Line {
         let space = Space::of(&request);
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
-        let before = (&had[..], restorable);
-        let (blocks, reused, source) =
-            self.begin(live, prompt, (slot, n_pages), (&request, half, own_drafts), before);
+        let begins = Begins { request: &request, half, own_drafts, slot, n_pages };
+        let (blocks, reused, source) = self.begin(live, prompt, begins, &had, restorable);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
@@ -208,18 +219,18 @@ impl Line {
         }
     }
 
-    /// Pages for a request whose sequence begins in `slot`, how many tokens of its prompt are in them, and the kept state
-    /// that they come from. `before`: the pages it had on a line before, and the position of a state of its own that can be
-    /// put back. The model's own block needs the row before the first one that it reads: one more is computed for it.
+    /// Pages for a request, how many tokens of its prompt are in them, and the kept state that they come from. `had`: its
+    /// pages on a line before; `restorable`: the position of a state of its own that can be put back. The model's own block needs the row before the first one that it reads: one more is computed for it.
     fn begin(
         &mut self,
         live: &Live,
         prompt: Prompt<'_>,
-        (slot, n_pages): (SlotId, u32),
-        (request, half, own_drafts): (&Request, Half, bool),
-        (had, restorable): (&[PageId], Option<u32>),
+        begins: Begins<'_>,
+        had: &[PageId],
+        restorable: Option<u32>,
     ) -> (Vec<PageId>, u32, Option<KeptId>) {
-        let best = if self.reuses(request) { self.best(live, prompt) } else { None };
+        let Begins { own_drafts, n_pages, .. } = begins;
+        let best = if self.reuses(begins.request) { self.best(live, prompt) } else { None };
         // A state of its own has more.
         let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
         let again = u32::from(own_drafts && self.spec.prefixes == Prefixes::All);
@@ -231,8 +242,7 @@ impl Line {
             let like = self.blocks.take_like(had, n_pages, Holder::Running);
             return (like.expect("has_room was asked"), 0, None);
         };
-        let of = (request, half, own_drafts);
-        let blocks = self.begin_with((live, source, len), slot, n_pages, of);
+        let blocks = self.begin_with(live, source, len, begins);
         let kept = match source {
             Source::Kept(id) => Some(id),
             Source::Live(..) => None,
@@ -248,15 +258,16 @@ impl Line {
         self.kept.counts.rows_avoided += u64::from(spared);
     }
 
-    /// Starts `slot` as a copy of the first `len` positions of another sequence. Its full pages are shared; where there is
+    /// Starts its slot as a copy of the first `len` positions of another sequence. Its full pages are shared; where there is
     /// no room for a kept one as well, that goes.
     fn begin_with(
         &mut self,
-        (live, source, len): (&Live, Source, u32),
-        slot: SlotId,
-        n_pages: u32,
-        (request, half, own_drafts): (&Request, Half, bool),
+        live: &Live,
+        source: Source,
+        len: u32,
+        begins: Begins<'_>,
     ) -> Vec<PageId> {
+        let Begins { request, half: begun, own_drafts, slot, n_pages } = begins;
         let full = (len / self.spec.block_positions) as usize;
         let (src, mut blocks) = match source {
             Source::Kept(id) => {
@@ -285,7 +296,7 @@ impl Line {
         }
         blocks.extend(self.blocks.take(fresh, Holder::Running).expect("has_room was asked"));
         let sampler = match &request.work {
-            Work::Generate { sampler, .. } if half == Half::Own => Some(sampler.clone()),
+            Work::Generate { sampler, .. } if begun == Half::Own => Some(sampler.clone()),
             Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
         };
         let (copied, request) = (blocks.clone(), request.label.clone());
@@ -499,7 +510,8 @@ impl Line {
         let owner = Share::default().owner;
         self.open_kept_in(
             tokens,
-            (&Space::new(Namespace::of_owner(owner), &adapters), owner),
+            &Space::new(Namespace::of_owner(owner), &adapters),
+            owner,
             &adapters,
         )
     }
@@ -508,7 +520,8 @@ impl Line {
     pub(super) fn open_kept_in(
         &mut self,
         tokens: Vec<u32>,
-        (space, owner): (&Space, u64),
+        space: &Space,
+        owner: u64,
         adapters: &Arc<[AdapterUse]>,
     ) -> Option<KeptInfo> {
         let n_pages = self.pages_of(tokens.len() as u64);

@@ -128,7 +128,7 @@ impl Scheduler {
         let space = Space::new(request.namespace(), &request.adapters);
         let tokens = request.prompt[..len as usize].to_vec();
         let opened = line.and_then(|line| {
-            line.open_kept_in(tokens, (&space, request.share.owner), &request.adapters)
+            line.open_kept_in(tokens, &space, request.share.owner, &request.adapters)
         });
         self.fill_line(now, &mut out);
         (opened, out)
