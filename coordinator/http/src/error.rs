@@ -276,33 +276,20 @@ impl IntoResponse for ApiError {
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
-        let message = error.to_string();
-        match error {
+        let mut api = Self::field(error.field(), error.to_string());
+        let counts = match error {
             RequestError::PromptTooLong { n_prompt, n_ctx } => {
-                let mut api = Self::field("prompt", message);
-                api.0.code = Some("context_length_exceeded");
-                api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)];
-                api
+                vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)]
             }
-            RequestError::TextTooLong { n_ctx, .. } => {
-                let mut api = Self::field("prompt", message);
-                api.0.code = Some("context_length_exceeded");
-                api.0.extra = vec![("n_ctx", n_ctx)];
-                api
-            }
-            RequestError::CannotGuide { .. } => Self::field("guidance_scale", message),
-            RequestError::Encoder => Self::field("model", message),
             RequestError::LongerThanUbatch { n_prompt, most } => {
-                let mut api = Self::field("input", message);
-                api.0.code = Some("context_length_exceeded");
-                api.0.extra = vec![("n_prompt_tokens", n_prompt), ("n_ctx", most)];
-                api
+                vec![("n_prompt_tokens", n_prompt), ("n_ctx", most)]
             }
-            RequestError::Setting { field, .. } => Self::field(field, message),
-            RequestError::EmptyPrompt | RequestError::TokenOutOfRange { .. } => {
-                Self::field("prompt", message)
-            }
-        }
+            RequestError::TextTooLong { n_ctx, .. } => vec![("n_ctx", n_ctx)],
+            _ => return api,
+        };
+        api.0.code = Some("context_length_exceeded");
+        api.0.extra = counts;
+        api
     }
 }
 

@@ -121,8 +121,8 @@ pub struct Drawing {
     pub min_tokens: u32,
     /// What the answer has to fit; its position is that behind the prompt.
     pub constraint: Option<Constraint>,
-    /// `None`: off.
-    pub guidance: Option<Guiding>,
+    /// What guides the draws; `None`: nothing.
+    pub guide: Option<Guiding>,
     /// As in [`Request::drafts`].
     pub drafts: Option<Arc<[u32]>>,
     /// As in [`Request::borders`].
@@ -201,6 +201,22 @@ pub enum RequestError {
     },
 }
 
+impl RequestError {
+    /// The field that is at fault, as OpenAI's requests call it.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::EmptyPrompt
+            | Self::PromptTooLong { .. }
+            | Self::TextTooLong { .. }
+            | Self::TokenOutOfRange { .. } => "prompt",
+            Self::CannotGuide { .. } => "guidance_scale",
+            Self::Encoder => "model",
+            Self::LongerThanUbatch { .. } => "input",
+            Self::Setting { field, .. } => field,
+        }
+    }
+}
+
 impl Request {
     /// A prompt to be continued. `max_tokens` is cut to what the context leaves, which is what it is where nobody says it.
     pub fn generate(
@@ -223,8 +239,8 @@ impl Request {
         if let Some(n) = drawing.top_logprobs.filter(|n| *n > MAX_TOP_LOGPROBS) {
             return Err(setting("top_logprobs", n, format!("at most {MAX_TOP_LOGPROBS}")));
         }
-        let guidance = drawing.guidance.filter(|guiding| guiding.scale != 1.0);
-        let guide = guidance.as_ref().map(|g| guide(g, &tokens, limits)).transpose()?;
+        let guiding = drawing.guide.filter(|guiding| guiding.scale != 1.0);
+        let guide = guiding.as_ref().map(|g| guide(g, &tokens, limits)).transpose()?;
         let longest = guide.as_ref().map_or(0, |guide| guide.len()).max(tokens.len());
         let room = limits.n_ctx - longest as u32;
         let answer_at = tokens.len() as u32;
@@ -239,7 +255,7 @@ impl Request {
             top_logprobs: drawing.top_logprobs.map(|n| n.min(limits.n_vocab)),
             not_before,
             constraint,
-            guidance: guidance.map(|Guiding { scale, .. }| Guidance { scale }),
+            guidance: guiding.map(|Guiding { scale, .. }| Guidance { scale }),
         });
         let max_tokens = drawing.max_tokens.unwrap_or(u32::MAX).min(room);
         let sure = drawing.max_tokens.unwrap_or(limits.answer).min(room);
@@ -475,8 +491,8 @@ mod tests {
     #[test]
     fn a_guide_has_room_for_the_answer_too_and_a_scale_of_one_has_none() {
         let guided = |scale, negative: Option<Vec<u32>>| {
-            let guidance = Some(Guiding { scale, negative: negative.map(Arc::from) });
-            let drawing = Drawing { max_tokens: Some(50), guidance, ..Drawing::default() };
+            let guide = Some(Guiding { scale, negative: negative.map(Arc::from) });
+            let drawing = Drawing { max_tokens: Some(50), guide, ..Drawing::default() };
             Request::generate(vec![1, 2, 3], drawing, &LIMITS)
         };
         let scale = |request: &Request| match &request.work {

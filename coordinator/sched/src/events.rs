@@ -77,6 +77,11 @@ impl Request {
     }
 }
 
+/// Whether draws with these settings are guided by another sequence.
+pub(crate) fn is_guided(sampler: &SamplerSetup) -> bool {
+    sampler.guidance.is_some()
+}
+
 /// Whose a request is, and how much of the line that owner gets beside others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {

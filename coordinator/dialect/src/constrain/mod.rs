@@ -93,7 +93,7 @@ pub enum FormKind {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A grammar in llguidance's dialect of Lark.
+    /// A grammar in the dialect of Lark that [`brigade_engine::constraint`] reads.
     Lark(String),
     /// A grammar as llama.cpp has it.
     Gbnf(String),

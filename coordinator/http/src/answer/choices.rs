@@ -167,7 +167,7 @@ pub async fn submit(
                     .constraint
                     .clone()
                     .map(|held| Constraint { owner: share.owner, ..held }),
-                guidance: common.guidance.clone(),
+                guide: common.guide.of_drawing(),
                 drafts: common.drafts.clone(),
                 borders: common.borders.clone(),
             };

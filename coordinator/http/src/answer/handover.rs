@@ -38,8 +38,8 @@ impl Common {
         let passed = Duration::from_secs(clock::unix_now().saturating_sub(opened.created));
         self.within = self.within.map(|within| within.saturating_sub(passed));
         // A chat template may know the date: what was rendered once stays.
-        if let (Some(guiding), Some(guide)) = (&mut self.guidance, &opened.guide) {
-            guiding.negative = Some(guide.as_slice().into());
+        if let Some(guide) = &opened.guide {
+            self.guide.set_tokens(guide);
         }
     }
 }
@@ -60,7 +60,7 @@ impl Stamp {
             created: self.created,
             seed: common.seed,
             prompts: Vec::new(),
-            guide: common.guidance.as_ref().and_then(|g| Some(g.negative.as_ref()?.to_vec())),
+            guide: common.guide.tokens(),
             sequences: 0,
             body: String::new(),
         }

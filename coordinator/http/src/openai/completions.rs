@@ -160,7 +160,7 @@ impl CompletionRequest {
     ) -> Result<(Self, Prompts), ApiError> {
         let mut request = Self::read(fields, limits, text)?;
         request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
-        request.common.set_guide(|negative| text.encode_prompt(negative))?;
+        request.common.guide.encode(|negative| text.encode_prompt(negative))?;
         let given = std::mem::take(&mut request.prompts);
         let prompts = Prompts::new(text, given, request.echo, limits)?;
         Ok((request, prompts))
@@ -183,9 +183,8 @@ impl CompletionRequest {
         let mut common =
             Common::read(&mut fields, limits, text, Some(DEFAULT_COMPLETION_TOKENS), &mut left)?;
         fields.end(PATH, &[unread::COMMON, unread::GENERATING, unread::COMPLETION]);
-        if echo && top_logprobs.is_some() && common.guidance.is_some() {
-            let message = "guidance_scale is for what is drawn: for log-probabilities of the prompt leave it out, or echo";
-            return Err(ApiError::unsupported("guidance_scale", message));
+        if echo && top_logprobs.is_some() {
+            common.guide.check_drawn()?;
         }
         let n = common.n;
         common.n = drawn(best_of, &common)?;

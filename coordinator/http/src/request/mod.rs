@@ -5,6 +5,7 @@ pub(crate) mod bodies;
 pub(crate) mod caching;
 pub(crate) mod chat_request;
 pub(crate) mod fields;
+pub(crate) mod guide;
 pub(crate) mod keep_alive;
 pub(crate) mod logit_bias;
 pub(crate) mod messages;

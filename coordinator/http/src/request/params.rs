@@ -9,16 +9,16 @@ use brigade_dialect::text_model::TextModel;
 use brigade_engine::batch::{Constraint, SamplingParams};
 use brigade_line::adapters::AdapterWish;
 use brigade_line::generation::TokenPiece;
-use brigade_line::request::{Guiding, Limits};
+use brigade_line::request::Limits;
 use brigade_proto::limits::MAX_ADAPTERS;
 use brigade_sampling::{Api, MinusOne, Rule, SETTINGS, Setting, Value, WHOLE_CONTEXT};
-use brigade_text::{MAX_STOP_BYTES, MAX_STOPS, TextError};
+use brigade_text::{MAX_STOP_BYTES, MAX_STOPS};
 
 use crate::error::ApiError;
 use crate::request::answer_format::form;
-use crate::request::bodies::text_error;
 use crate::request::caching::cache_salt;
 use crate::request::fields::{Fields, Given, Kind, list, read};
+use crate::request::guide::Guide;
 use crate::request::logit_bias;
 use crate::request::model_name::check_name;
 use crate::request::prediction;
@@ -72,10 +72,8 @@ pub struct Common {
     pub cache_salt: Option<String>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
-    /// Classifier-free guidance; its guide's tokens are known when the endpoint has its prompt.
-    pub guidance: Option<Guiding>,
-    /// What answers should be unlike.
-    pub negative_prompt: Option<String>,
+    /// What guides the draws.
+    pub guide: Guide,
 }
 
 /// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
@@ -150,7 +148,7 @@ impl Common {
             let message = "resumable is for streams: add \"stream\": true";
             return Err(ApiError::field("resumable", message));
         }
-        let (guidance, negative_prompt) = guidance(fields, limits)?;
+        let guide = Guide::read(fields, limits)?;
         Ok(Self {
             params: sampling(fields, limits, text)?,
             max_tokens: max_tokens(fields)?.unwrap_or(default_tokens),
@@ -171,8 +169,7 @@ impl Common {
             lora: lora(fields)?,
             include_usage,
             within: timeout(fields)?,
-            guidance,
-            negative_prompt,
+            guide,
         })
     }
 }
@@ -181,41 +178,6 @@ impl Common {
     /// Ids of these tokens, if the request wants them.
     pub fn token_ids(&self, tokens: &[TokenPiece]) -> Option<Vec<u32>> {
         self.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect())
-    }
-
-    /// Answers are guided by what `encode` makes of the negative prompt, unless its tokens are known already.
-    ///
-    /// # Errors
-    /// Those of `encode`.
-    pub fn set_guide(
-        &mut self,
-        encode: impl FnOnce(&str) -> Result<Vec<u32>, TextError>,
-    ) -> Result<(), ApiError> {
-        if let (Some(guiding), Some(negative)) = (&mut self.guidance, &self.negative_prompt)
-            && guiding.negative.is_none()
-        {
-            guiding.negative = Some(encode(negative).map_err(text_error)?.into());
-        }
-        Ok(())
-    }
-}
-
-/// `guidance_scale` and `negative_prompt`, as transformers call them. A scale of 1 is off.
-fn guidance(
-    fields: &mut Fields<'_>,
-    limits: &Limits,
-) -> Result<(Option<Guiding>, Option<String>), ApiError> {
-    let scale: Option<f32> = fields.take("guidance_scale")?;
-    let negative: Option<String> = fields.take("negative_prompt")?;
-    limits.check_text(negative.as_ref().map_or(0, String::len))?;
-    match (scale, negative) {
-        (None, Some(text)) if !text.is_empty() => {
-            let message =
-                "negative_prompt says nothing without guidance_scale: add one above 1, such as 1.5";
-            Err(ApiError::field("negative_prompt", message))
-        }
-        (None | Some(1.0), _) => Ok((None, None)),
-        (Some(scale), negative) => Ok((Some(Guiding { scale, negative: None }), negative)),
     }
 }
 
@@ -502,30 +464,6 @@ mod tests {
             let message = read(json).unwrap_err();
             assert!(message.contains(word), "{json}: {message}");
         }
-    }
-
-    #[test]
-    fn a_scale_of_one_guides_nothing_and_a_negative_prompt_needs_a_scale() {
-        for json in
-            ["{}", r#"{"guidance_scale": 1, "negative_prompt": "a"}"#, r#"{"negative_prompt": ""}"#]
-        {
-            let common = read(json).unwrap();
-            assert_eq!((common.guidance, common.negative_prompt), (None, None), "{json}");
-        }
-        let mut common = read(r#"{"guidance_scale": 1.5, "negative_prompt": "a"}"#).unwrap();
-        common.set_guide(|text| Ok(vec![text.len() as u32])).unwrap();
-        let negative = Some([1].into());
-        assert_eq!(common.guidance, Some(Guiding { scale: 1.5, negative }));
-        let mut common = read(r#"{"guidance_scale": 0}"#).unwrap();
-        common.set_guide(|_| unreachable!("there is no text")).unwrap();
-        assert_eq!(common.guidance, Some(Guiding { scale: 0.0, negative: None }));
-        let why = read(r#"{"negative_prompt": "a"}"#).unwrap_err();
-        assert!(why.contains("guidance_scale: add one"), "{why}");
-        let long = format!(
-            r#"{{"guidance_scale": 2, "negative_prompt": "{}"}}"#,
-            "x".repeat(4096 * 256 + 1)
-        );
-        assert!(read(&long).unwrap_err().contains("1048577 bytes"));
     }
 
     #[test]

@@ -340,7 +340,7 @@ mod tests {
                     top_logprobs: Some(MAX_TOP_LOGPROBS),
                     ends: (0..100).collect(),
                     min_tokens: u32::MAX,
-                    guidance: Some(Guiding { scale: MAX_GUIDANCE_SCALE, negative: None }),
+                    guide: Some(Guiding { scale: MAX_GUIDANCE_SCALE, negative: None }),
                     ..Drawing::default()
                 };
                 let request = Request::generate(vec![1; 4095], drawing, &limits).unwrap();

@@ -21,6 +21,7 @@ use super::block::Block;
 use super::rng::mix;
 use super::tokens::next_token;
 use crate::LineSpec;
+use crate::events::is_guided;
 
 /// An open slot, as others see it.
 #[derive(Clone, Copy, Debug)]
@@ -248,7 +249,7 @@ impl Mirror {
         let blocks: Vec<u32> = blocks.iter().map(|b| b.0).collect();
         check_pages(slot, &blocks, self.spec.n_blocks)?;
         let seed = sampler.map(|sampler| sampler.seed);
-        let is_guided = sampler.is_some_and(|sampler| sampler.guidance.is_some());
+        let is_guided = sampler.is_some_and(is_guided);
         let adapters = Arc::from([]);
         let (awaiting, put_off) = (None, None);
         let (plane, drawn, refuted) = (slot, None, false);

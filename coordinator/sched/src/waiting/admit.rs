@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use brigade_spec::Prefixes;
 
-use crate::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work};
+use crate::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work, is_guided};
 use crate::line::Line;
 use crate::memory::prefix::Hold;
 use crate::waiting::fair::{self, Owners};
@@ -281,13 +281,13 @@ pub(crate) fn check_sense(request: &Request) -> Result<(), Rejection> {
     if matches!(request.work, Work::Generate { max_tokens: 0, .. }) {
         return Err(Rejection::Invalid("max_tokens is 0; ask for at least one token"));
     }
-    let guidance = match &request.work {
-        Work::Generate { sampler, .. } => sampler.guidance,
-        Work::Logits | Work::Hidden(_) => None,
+    let is_guided = match &request.work {
+        Work::Generate { sampler, .. } => is_guided(sampler),
+        Work::Logits | Work::Hidden(_) => false,
     };
-    match (&request.guide, guidance) {
-        (None, None) => Ok(()),
-        (Some(guide), Some(_)) if !guide.is_empty() => Ok(()),
+    match &request.guide {
+        None if !is_guided => Ok(()),
+        Some(guide) if is_guided && !guide.is_empty() => Ok(()),
         _ => Err(Rejection::Invalid("a guided draw and a guide with tokens come together")),
     }
 }
