@@ -11,8 +11,8 @@ use brigade_cluster::{
     ClusterConfig, DEFAULT_REPLACE_AFTER, OwnName, Patience, Source, StageOptions,
 };
 use brigade_gguf::Gguf;
-use brigade_line::stages::link::LineEvent;
 use brigade_line::model::Model;
+use brigade_line::stages::link::LineEvent;
 use brigade_model_tests::golden::Golden;
 use brigade_plan::{Balance, Checkpoint};
 use brigade_proto::control::worker_client::WorkerClient;

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What reads the numbers and flags of JSON.
-const NUMBERS: [&str; 2] = ["coordinator/dialect/src/number.rs", "coordinator/http/src/request/value.rs"];
+const NUMBERS: [&str; 2] =
+    ["coordinator/dialect/src/number.rs", "coordinator/http/src/request/value.rs"];
 
 /// Other ways to read them.
 const OTHER_READERS: [&str; 10] = [
