@@ -199,7 +199,7 @@ impl TextModel {
         Some([ids.fim_pre?, ids.fim_suf?, ids.fim_mid?])
     }
 
-    /// A prompt whose continuation stands in a gap, behind `others`, texts of other files by their names; `None` where the model has no tokens for that.
+    /// A prompt whose continuation fills a gap, behind `others` (files by their names); `None`: the model has no tokens for it.
     ///
     /// # Errors
     /// As [`Self::encode_prompt`].
@@ -211,8 +211,7 @@ impl TextModel {
         let Some([before_prefix, before_suffix, middle]) = self.fill_in() else { return Ok(None) };
         let Gap { prefix, suffix, begun } = *gap;
         let plain = |text: &str| self.tokenizer.encode(text, false, false);
-        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
-        let mut tokens: Vec<u32> = bos.into_iter().collect();
+        let mut tokens = Vec::from_iter(self.tokenizer.bos().filter(|_| self.tokenizer.add_bos()));
         // A model that was trained on several files has a token before each; their names follow it. Elsewhere the other
         // files stand before the prefix, as a part of it.
         let before_file = self.tokenizer.special_ids().fim_sep;
@@ -229,11 +228,11 @@ impl TextModel {
         }
         tokens.extend(before_file.filter(|_| !others.is_empty()));
         tokens.push(before_prefix);
-        tokens.extend(plain(&format!("{above}{prefix}"))?);
+        tokens.extend(plain(&format!("{above}{}", gap.prefix))?);
         tokens.push(before_suffix);
-        tokens.extend(plain(suffix)?);
+        tokens.extend(plain(gap.suffix)?);
         tokens.push(middle);
-        tokens.extend(plain(begun)?);
+        tokens.extend(plain(gap.begun)?);
         Ok(Some(tokens))
     }
 
