@@ -209,7 +209,6 @@ impl TextModel {
         gap: &Gap<'_>,
     ) -> Result<Option<Vec<u32>>, TextError> {
         let Some([before_prefix, before_suffix, middle]) = self.fill_in() else { return Ok(None) };
-        let Gap { prefix, suffix, begun } = *gap;
         let plain = |text: &str| self.tokenizer.encode(text, false, false);
         let mut tokens = Vec::from_iter(self.tokenizer.bos().filter(|_| self.tokenizer.add_bos()));
         // A model that was trained on several files has a token before each; their names follow it. Elsewhere the other

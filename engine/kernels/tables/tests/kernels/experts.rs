@@ -50,7 +50,7 @@ fn a_softmax_is_of_the_chosen_alone() {
 
 #[test]
 fn a_bias_changes_the_choice_and_no_weight() {
-    let bias = vec![-1.0, 0.0, 0.0, 0.5];
+    let bias = [-1.0, 0.0, 0.0, 0.5];
     let by = ChooseBy::Score { bias: Some(&bias[..]), groups: None };
     let picks = choose(2, by, ExpertWeights::Scaled(1.0), &[0.4, 0.3, 0.2, 0.1]);
     assert_eq!(picks, [(3, 0.1), (1, 0.3)]);
@@ -80,7 +80,7 @@ fn only_the_best_groups_are_open() {
     let probs = [0.9, 0.1, 0.1, 0.6, 0.6, 0.0, 0.5, 0.5, 0.5];
     assert_eq!(ids(&choose(2, by(None), ExpertWeights::Scaled(1.0), &probs)), [3, 4]);
     // The bias counts in the group's score too.
-    let bias = vec![0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.0, 0.3];
+    let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.0, 0.3];
     let picks = choose(2, by(Some(&bias)), ExpertWeights::Scaled(1.0), &probs);
     assert_eq!(picks, [(6, 0.5), (8, 0.5)]);
 }
