@@ -68,7 +68,7 @@ fn so_do_lines_that_are_lost_and_changed_again_and_again() {
     assert!(put_back.iter().all(|n| *n > 0), "{put_back:?}");
 }
 
-/// However long its drafts are right, a sequence is copied as often as one without drafts.
+/// However long its drafts are right, a sequence is copied as often as one without drafts, at the next window's beginning.
 fn states_are_copied_while_windows_are_in_flight() {
     let every = 40;
     let mut sim = line(2, Prefixes::Whole, 0.0, Some(1.0));
@@ -76,7 +76,8 @@ fn states_are_copied_while_windows_are_in_flight() {
     let workload = Workload::at_once(1, 32, 400);
     let outcome = sim.run(&workload).unwrap_or_else(|what| panic!("{what}\n{sim:?}"));
     println!("{} copies", outcome.n_copied_ahead);
-    assert!(outcome.n_copied_ahead >= 400 / u64::from(every) - 2, "{}", outcome.n_copied_ahead);
+    let most_apart = u64::from(every) + 15;
+    assert!(outcome.n_copied_ahead >= 400 / most_apart, "{}", outcome.n_copied_ahead);
 }
 
 /// `n` equal stages that share 20 ms a ubatch and 1 ms a row, hops of so many ms.
@@ -120,6 +121,28 @@ fn one_stream_is_faster_with_drafts() {
             println!("{prefixes:?}, {n} stages, hops of {hop_ms} ms, {odds} right: {gain:.2}");
             assert!(gain > least, "{prefixes:?}, {n} stages, {hop_ms} ms, {odds}: {gain}");
         }
+    }
+}
+
+/// What is far away is kept busy by as many windows as a trip holds. A short copy gains as well, though all sizes are new to the
+/// line, and so does an answer whose client names no length, whose pages come with its windows.
+fn a_copy_on_a_far_line_fills_its_trips() {
+    let tokens = 400;
+    let seconds = |drafts, sure| {
+        let mut workload = Workload::at_once(1, 32, tokens);
+        workload.requests[0].sure = sure;
+        let sim = line(2, Prefixes::All, 100.0, drafts);
+        let outcome = sim.run(&workload).unwrap_or_else(|what| panic!("{what}\n{sim:?}"));
+        let received = &outcome.clients[0].received;
+        assert_eq!(received.len(), tokens as usize);
+        (received[received.len() - 1] - received[0]) as f64 / 1e6
+    };
+    let without = seconds(None, None);
+    for sure in [None, Some(8)] {
+        let gain = without / seconds(Some(1.0), sure);
+        println!("of which {sure:?} are sure: {gain:.1}");
+        // With 64 rows in flight at most it is 53 and less.
+        assert!(gain > 70.0, "{sure:?}: {gain}");
     }
 }
 
@@ -199,6 +222,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         so_do_lines_that_are_lost_and_changed_again_and_again,
         states_are_copied_while_windows_are_in_flight,
         one_stream_is_faster_with_drafts,
+        a_copy_on_a_far_line_fills_its_trips,
         drafts_that_are_often_wrong_cost_next_to_nothing,
         streams_that_fill_the_line_lose_nothing_by_drafts,
         a_key_that_drafts_takes_nothing_from_one_that_does_not;

@@ -71,6 +71,8 @@ impl Window {
 pub(crate) struct RunAhead {
     /// In flight, oldest first.
     pub windows: VecDeque<Window>,
+    /// Rows that the windows have which were chosen last.
+    pub wanted: u32,
     /// How often drafts were taken back. What comes of windows before the last time says nothing.
     pub run: u32,
     /// What is to be said before its next part.

@@ -5,7 +5,9 @@ use brigade_spec::Prefixes;
 
 use crate::SchedConfig;
 use crate::drafts::ahead::NextWindow;
-use crate::drafts::windows::{Drafts, LEAST_ODDS, Leave, MAX_WINDOW_ROWS, Windows, even_odds};
+use crate::drafts::windows::{
+    Drafts, LEAST_CHANCE, LEAST_ODDS, Leave, MAX_WINDOW_ROWS, Windows, even_odds,
+};
 use crate::events::{Micros, Request, RequestId, Share, Work};
 use crate::line::Line;
 use crate::memory::namespace::Namespace;
@@ -13,11 +15,11 @@ use crate::sequence::{Admitted, Live, SeqNo};
 use crate::ubatches::sizing::Sizing;
 use crate::waiting::replay::Pending;
 
-/// A draft ends where all of it would be right with less than this probability.
-const LEAST_CHANCE: f32 = 0.1;
-
 /// Drafts whose odds are looked at to choose windows.
 const ODDS_OF: usize = 8;
+
+/// While a size is tried, others are sent of a size that was measured, unless the new one makes tokens come so much faster.
+const MUCH_FASTER: f64 = 1.25;
 
 /// What may come next of a sequence.
 struct Found {
@@ -195,6 +197,9 @@ impl Drafting<'_> {
         } else {
             0.0
         };
+        if let Some(ahead) = live.get_mut(no).and_then(|sequence| sequence.ahead.as_mut()) {
+            ahead.wanted = windows.n_drafts() + 1;
+        }
         Some(Found { draft, windows, of_text })
     }
 
@@ -218,7 +223,21 @@ impl Drafting<'_> {
         };
         let most = most.min(sizing.config.max_windows.unwrap_or(u32::MAX));
         let another_may_come = live.owners.another_may_come(self.now, sequence.share);
-        sizing.windows(drafts, n_streams, Leave { most, another_may_come })
+        let leave = Leave { most, another_may_come, only_known: false };
+        let chosen = sizing.windows(drafts, n_streams, leave);
+        if sizing.knows(chosen, n_streams as u32) {
+            return chosen;
+        }
+        // A size is tried in one ubatch at a time: others that are sent before that is back would try it as well.
+        let is_tried = line.in_flight.iter().any(|ubatch| !line.times.knows(ubatch.n_rows));
+        if is_tried || sequence.n_windows() as u32 >= chosen.count {
+            let known = sizing.windows(drafts, n_streams, Leave { only_known: true, ..leave });
+            let rate = |windows| sizing.rate(windows, drafts, n_streams as u32);
+            if rate(chosen) < MUCH_FASTER * rate(known) {
+                return known;
+            }
+        }
+        chosen
     }
 
     /// The first `n` drafts as a window, with planes for as many windows as there are to be.

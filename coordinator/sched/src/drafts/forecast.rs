@@ -36,7 +36,8 @@ impl Forecast {
         }
         let (odds, config) = (odds.clamp(0.0, SUREST), SchedConfig::default());
         let sizing = Sizing { times: &self.times, spec: &self.spec, config: &config };
-        let leave = Leave { most: most.unwrap_or(MAX_WINDOWS), another_may_come: false };
+        let most = most.unwrap_or(MAX_WINDOWS);
+        let leave = Leave { most, another_may_come: false, only_known: false };
         let windows = sizing.windows(Drafts::Had(odds), 1, leave);
         let odds = if windows.any() { odds } else { 0.0 };
         1e6 * sizing.rate(windows, Drafts::Had(odds), 1)

@@ -25,8 +25,12 @@ pub(crate) const MAX_WINDOW_ROWS: u32 = 16;
 /// Most windows of a sequence in flight.
 pub(crate) const MAX_WINDOWS: u32 = 64;
 
-/// Most rows of a sequence in flight: what layers with windows keep grows by a page.
-pub(crate) const MAX_ROWS_AHEAD: u32 = 64;
+/// Most rows of all sequences in flight that run ahead, where a ubatch may have as many: layers with windows have pages for a
+/// ubatch's rows beside those that rows see. A trip of 30 windows holds as many.
+const MAX_ROWS_AHEAD: u32 = 512;
+
+/// As many rows of each may be in flight in any case: what layers with windows keep grows by a page.
+pub(crate) const ROWS_AHEAD_OF_EACH: u32 = 64;
 
 /// Drafts as sure as this are all the same: the formula has no value at 1.
 pub(crate) const SUREST: f64 = 0.98;
@@ -45,6 +49,9 @@ const SHORT_PROMPT: u32 = 32;
 
 /// Drafts that are less likely are not sent.
 pub(crate) const LEAST_ODDS: f32 = 0.5;
+
+/// A draft ends where all of it would be right with less than this probability.
+pub(crate) const LEAST_CHANCE: f32 = 0.1;
 
 /// A choice of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +90,18 @@ pub(crate) enum Drafts<'a> {
 }
 
 impl Drafts<'_> {
+    /// Rows of a window that has all drafts which may well be right together, behind what is sure.
+    fn most_rows(self) -> u32 {
+        match self {
+            Self::Had(odds) if odds > 0.0 => {
+                let n = f64::from(LEAST_CHANCE).ln() / odds.min(SUREST).ln();
+                n as u32 + 1
+            }
+            Self::Had(_) => 1,
+            Self::ToMake(odds) => odds.len() as u32 + 1,
+        }
+    }
+
     /// How likely each of the first `n` is right, as if all were as likely; `None` where there are not so many.
     fn odds(self, n: u32) -> Option<f64> {
         let odds = match (self, n) {
@@ -122,6 +141,8 @@ pub(crate) struct Leave {
     pub most: u32,
     /// Somebody else's prompt may come, and is to find little before it.
     pub another_may_come: bool,
+    /// Ubatches have sizes that were measured lately.
+    pub only_known: bool,
 }
 
 impl Sizing<'_> {
@@ -137,12 +158,14 @@ impl Sizing<'_> {
         } else {
             f64::INFINITY
         };
-        let most_rows = MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams);
+        let most_rows = MAX_WINDOW_ROWS.min(self.spec.max_rows / n_streams).min(drafts.most_rows());
         let mut best = (Windows::NONE, self.rate(Windows::NONE, Drafts::Had(0.0), 1));
         let most_of_use = self.most_of_use(n_streams, most_rows);
+        let rows_ahead = self.rows_ahead(n_streams);
         for count in 1..=leave.most.min(MAX_WINDOWS).min(most_of_use) {
-            let of_rows = (1..=most_rows.min(MAX_ROWS_AHEAD / count))
+            let of_rows = (1..=most_rows.min(rows_ahead / count))
                 .map(|rows| Windows { rows, count })
+                .filter(|windows| !leave.only_known || self.knows(*windows, n_streams))
                 .take_while(|windows| drafts.odds(windows.n_drafts()).is_some())
                 .filter(|windows| {
                     let fits = || self.before_newcomer(*windows, drafts, n_streams) <= longest;
@@ -154,6 +177,17 @@ impl Sizing<'_> {
             best = best_of_count.filter(|(_, rate)| *rate > gain * best.1).unwrap_or(best);
         }
         best.0
+    }
+
+    /// Most rows that each of so many sequences may have in flight.
+    fn rows_ahead(&self, n_streams: u32) -> u32 {
+        (MAX_ROWS_AHEAD.min(self.spec.max_rows) / n_streams).max(ROWS_AHEAD_OF_EACH)
+    }
+
+    /// Whether ubatches of such windows were measured lately.
+    pub fn knows(&self, windows: Windows, n_streams: u32) -> bool {
+        let n_groups = n_streams.min(self.spec.n_stages as u32).max(1);
+        self.times.knows(n_streams.div_ceil(n_groups) * windows.rows)
     }
 
     /// Windows of at most `most_rows` rows that a trip has room for: of more, the last ones only stand behind the others. All
@@ -300,7 +334,7 @@ mod tests {
         let spec = roomy(stages.len());
         let config = SchedConfig::default();
         let sizing = Sizing { times: &times, spec: &spec, config: &config };
-        let leave = Leave { most: MAX_WINDOWS, another_may_come };
+        let leave = Leave { most: MAX_WINDOWS, another_may_come, only_known: false };
         sizing.windows(Drafts::Had(odds), n_streams, leave)
     }
 
@@ -322,6 +356,12 @@ mod tests {
         // Long ways are filled as well.
         let far = choose(&[tiles, tiles], 300_000.0, 0.9, 1);
         assert!(far.count * far.rows >= 20, "{far:?}");
+        // Of sure ones, by as many rows as a trip holds, ...
+        let sure = choose(&[cheap, cheap], 300_000.0, SUREST, 1);
+        assert!(sure.count * sure.rows > 2 * ROWS_AHEAD_OF_EACH, "{sure:?}");
+        // ... which several streams share.
+        let shared = choose(&[cheap, cheap], 300_000.0, SUREST, 4);
+        assert!(shared.count * shared.rows <= MAX_ROWS_AHEAD / 4, "{shared:?}");
         // One stage has nothing to fill but the time outside it.
         let one = choose(&[cheap], 100.0, 0.9, 1);
         assert!(one.rows > 4 && one.count <= 2, "{one:?}");

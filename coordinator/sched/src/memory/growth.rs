@@ -8,7 +8,7 @@
 use brigade_engine::batch::SeqOp;
 
 use crate::Scheduler;
-use crate::drafts::windows::MAX_ROWS_AHEAD;
+use crate::drafts::windows::ROWS_AHEAD_OF_EACH;
 use crate::events::Work;
 use crate::line::Line;
 use crate::memory::pages::Holder;
@@ -23,11 +23,19 @@ impl Scheduler {
     }
 
     /// Whether the next row of a sequence, and that of its guide, have pages; they get some if there are any for them. One that
-    /// runs ahead gets the page behind that before it is needed, if there is one.
+    /// runs ahead gets the pages of its windows before they are needed, if there are any.
     pub(crate) fn has_place_for_next(&mut self, no: SeqNo) -> bool {
         let has_place = self.has_place(no, 0);
-        if has_place && self.live.of(no).is_some_and(|sequence| sequence.ahead.is_some()) {
-            self.has_place(no, MAX_ROWS_AHEAD);
+        let sequence = self.live.of(no).filter(|_| has_place);
+        if let Some(ahead) = sequence.and_then(|sequence| sequence.ahead.as_ref()) {
+            let wanted = ahead.wanted.max(ROWS_AHEAD_OF_EACH);
+            // One page after the other, the nearest first.
+            let pages = (ROWS_AHEAD_OF_EACH..=wanted).step_by(ROWS_AHEAD_OF_EACH as usize);
+            for ahead in pages.chain([wanted]) {
+                if !self.has_place(no, ahead) {
+                    break;
+                }
+            }
         }
         has_place
     }

@@ -1,4 +1,5 @@
 //! What ubatches cost.
 
+pub(crate) mod few;
 pub(crate) mod pace;
 pub(crate) mod timing;

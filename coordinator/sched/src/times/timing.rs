@@ -11,6 +11,7 @@
 
 use crate::drafts::chains::{Chains, Drafted};
 use crate::events::{Micros, StageTime};
+use crate::times::few::Few;
 use crate::times::pace::{Pace, Returned};
 
 /// Cost of a ubatch before anything was measured: that of a mid-sized model on a few CPU cores.
@@ -24,7 +25,7 @@ const PRIOR_FIXED_ROWS: f64 = DEFAULT_COST.fixed / DEFAULT_COST.per_row;
 const PRIOR_WEIGHT: f64 = 0.01;
 
 /// Weight of a new measurement in its bucket, once the bucket has `1 / RECENT` of them.
-const RECENT: f64 = 1.0 / 16.0;
+pub(super) const RECENT: f64 = 1.0 / 16.0;
 
 /// Buckets: sizes 1, 2, 3..4, 5..8, ... up to 2^20 rows.
 const N_BUCKETS: usize = 21;
@@ -39,21 +40,12 @@ const USUAL_ROWS: u32 = 128;
 /// memory.
 const FEW_ROWS: u32 = 2;
 
-/// Sizes up to this one are measured one by one for windows of drafts: a row more may cost nothing, or a tile.
-const FEW_SIZES: usize = 16;
-
-/// Measurements of exactly a size that count as much as the line.
-const EXACT_AS_THE_LINE: f64 = 1.0;
-
-/// Share by which a size that was never measured may be quicker than the line says, so that it is tried.
-const HOPE_OF_FEW: f64 = 0.1;
-
 /// Measurements of about a size that count as much as the line.
 const AS_THE_LINE: f64 = 4.0;
 
 /// Ubatches after which the last measurements of about a size count half: a machine that was slow then may
 /// not be now, and a size that seemed slow should be tried again.
-const HALF_LIFE: f64 = 128.0;
+pub(super) const HALF_LIFE: f64 = 128.0;
 
 /// Share by which a size that was not measured lately may be quicker than the line says, at most: it is
 /// tried if that would make it the best.
@@ -95,19 +87,19 @@ impl Cost {
 
 /// Measurements of ubatches of about the same size.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
-    n: f64,
+pub(super) struct Bucket {
+    pub n: f64,
     rows: f64,
-    us: f64,
+    pub us: f64,
     /// Mean of |measured - mean| / mean.
     deviation: f64,
     /// Which of the stage's ubatches was the last here.
-    last: u64,
+    pub last: u64,
 }
 
 impl Bucket {
     /// `per_row` carries the mean to this size: a bucket's sizes differ up to twofold.
-    fn add(&mut self, rows: f64, us: f64, per_row: f64) {
+    pub fn add(&mut self, rows: f64, us: f64, per_row: f64) {
         self.n += 1.0;
         let weight = (1.0 / self.n).max(RECENT);
         if self.n > 1.0 {
@@ -130,18 +122,15 @@ struct StageFit {
     /// Through those of large ubatches, once there are any.
     large: Option<Cost>,
     /// Of exactly 1, 2, .. rows.
-    few: [Bucket; FEW_SIZES],
-    /// [`of_few`](Self::of_few) of 1, 2, .. rows: windows are chosen among many.
-    few_us: [f64; FEW_SIZES],
+    few: Few,
     /// Ubatches measured.
     n_seen: u64,
 }
 
 impl StageFit {
     fn new() -> Self {
-        let (buckets, few) = ([Bucket::default(); N_BUCKETS], [Bucket::default(); FEW_SIZES]);
-        let (all, few_us) = (DEFAULT_COST, [0.0; FEW_SIZES]);
-        Self { buckets, all, many: None, large: None, few, few_us, n_seen: 0 }
+        let (buckets, all) = ([Bucket::default(); N_BUCKETS], DEFAULT_COST);
+        Self { buckets, all, many: None, large: None, few: Few::new(), n_seen: 0 }
     }
 
     fn add(&mut self, rows: u32, us: f64) {
@@ -150,22 +139,13 @@ impl StageFit {
         let bucket = &mut self.buckets[bucket_of(rows)];
         bucket.add(f64::from(rows), us.max(1.0), per_row);
         bucket.last = self.n_seen;
-        if let Some(exact) = self.few.get_mut(rows.saturating_sub(1) as usize) {
-            exact.add(f64::from(rows), us.max(1.0), 0.0);
-            exact.last = self.n_seen;
-        }
+        self.few.add(rows, us.max(1.0), self.n_seen);
         self.all = fit(&self.buckets).unwrap_or(self.all);
         // Through one bucket alone the line would be the prior's.
         let many = &self.buckets[bucket_of(FEW_ROWS) + 1..];
         self.many = if many.iter().filter(|b| b.n > 0.0).count() > 1 { fit(many) } else { None };
         self.large = fit(&self.buckets[bucket_of(LARGE_ROWS)..]);
-        for (rows, us) in (1..).zip(&mut self.few_us) {
-            let line = (1.0 - HOPE_OF_FEW) * self.all.of(rows);
-            let exact = self.few[rows as usize - 1];
-            let age = (self.n_seen - exact.last) as f64;
-            let n = exact.n.min(1.0 / RECENT) * (-age / (4.0 * HALF_LIFE)).exp2();
-            *us = (exact.us * n + line * EXACT_AS_THE_LINE) / (n + EXACT_AS_THE_LINE);
-        }
+        self.few.settle(self.n_seen, self.all);
     }
 
     /// The line that `rows` rows are on.
@@ -196,12 +176,10 @@ impl StageFit {
         (near.max(0.0) * n + far * AS_THE_LINE) / (n + AS_THE_LINE)
     }
 
-    /// What exactly so many rows take: as measured lately, or else a little less than the line says.
+    /// What so many rows take: of few as measured for exactly those.
     fn of_few(&self, rows: u32) -> f64 {
-        match self.few_us.get(rows.max(1) as usize - 1).filter(|_| self.n_seen > 0) {
-            Some(us) => *us,
-            None => (1.0 - HOPE_OF_FEW) * self.at(rows).of(rows),
-        }
+        let few = self.few.of(rows).filter(|_| self.n_seen > 0);
+        few.unwrap_or_else(|| self.at(rows).of(rows))
     }
 
     /// Most rows that take no longer than `us`.
@@ -405,13 +383,15 @@ impl LineTimes {
     pub fn of_with(&self, rows: u32, last_us: f64) -> [f64; 2] {
         let last = self.stages.len().saturating_sub(1);
         let each = self.stages.iter().enumerate().map(|(at, stage)| {
-            let us = match rows as usize {
-                ..=FEW_SIZES => stage.of_few(rows),
-                _ => stage.at(rows).of(rows),
-            };
+            let us = stage.of_few(rows);
             if at == last { us + last_us } else { us }
         });
         each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
+    }
+
+    /// Whether so many rows were measured lately; of more than few the line knows.
+    pub fn knows(&self, rows: u32) -> bool {
+        self.stages.iter().all(|stage| stage.few.knows(rows))
     }
 
     /// Share of the time of a ubatch of `n_rows` rows that its last `rows` rows take of all stages together, 0 to 1.
