@@ -9,7 +9,7 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::{DeviceName, Devices, GpuOptions, Visits};
+use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, Visits};
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
@@ -180,17 +180,22 @@ fn forced() -> Option<String> {
 impl Line {
     /// Loads a model over stages cut as `config` says.
     pub fn open(path: &Path, config: &LineConfig) -> Self {
+        let tables = |stage: usize| match config.mixed.as_slice() {
+            [] => config.kernels,
+            mixed => Some(mixed[stage % mixed.len()]),
+        };
+        Self::open_on(path, config, &|stage| device(tables(stage), config))
+    }
+
+    /// [`Line::open`], each stage on its device.
+    pub fn open_on(path: &Path, config: &LineConfig, device: &dyn Fn(usize) -> Device) -> Self {
         let model = Arc::new(Gguf::open_with(path, &config.adapters).unwrap());
         let n_layer = brigade_models::describe(&model).unwrap().n_layer();
         let mut bounds = vec![0];
         bounds.extend(&config.cuts);
         bounds.push(n_layer);
-        let tables = |stage: usize| match config.mixed.as_slice() {
-            [] => config.kernels,
-            mixed => Some(mixed[stage % mixed.len()]),
-        };
         let stages = bounds.windows(2).enumerate();
-        let stages = stages.map(|(i, w)| load(&model, w[0]..w[1], tables(i), config)).collect();
+        let stages = stages.map(|(i, w)| load(&model, w[0]..w[1], device(i), config)).collect();
         Self { stages, next_id: 0, uses: config.uses.clone() }
     }
 
@@ -353,19 +358,18 @@ fn stage_vectors(config: &LineConfig, model: &Gguf, layers: &Range<usize>) -> Op
     Some(StageVectors { id: all.id(), rows: all.rows(layers.clone()) })
 }
 
-fn load(
-    model: &Arc<Gguf>,
-    layers: Range<usize>,
-    table: Option<&str>,
-    config: &LineConfig,
-) -> Stage {
+/// The device of that name.
+fn device(table: Option<&str>, config: &LineConfig) -> Device {
     let name = table.map_or_else(device_name, |name| name.parse().unwrap());
     let devices = match (config.fast_math, config.apart) {
         (true, _) => &FAST,
         (false, true) => &APART,
         (false, false) => &DEVICES,
     };
-    let mut device = devices.open(&name, config.threads, None).unwrap();
+    devices.open(&name, config.threads, None).unwrap()
+}
+
+fn load(model: &Arc<Gguf>, layers: Range<usize>, mut device: Device, config: &LineConfig) -> Stage {
     device.set_visits(config.visits);
     device.set_room_for_copies(config.copies);
     let n_positions = brigade_models::describe(model).unwrap().max_positions();

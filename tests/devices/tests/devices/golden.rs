@@ -1,0 +1,205 @@
+//! Golden models in far memory: the bits of the table `unfused`, whether all ops run there or some fall back to the host.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use brigade_device_tests::{Far, FarCounts};
+use brigade_engine::device::{Device, Visits};
+use brigade_model_tests::golden::Golden;
+use brigade_model_tests::line::{Line, LineConfig};
+use brigade_synth::{Arch, FileType, Shape, Spec};
+
+/// Models of which far memory has every op.
+const WHOLE: [&str; 7] =
+    ["llama", "llama-q4_k", "llama-q6_k", "granitehybrid", "mamba2", "qwen3moe", MADE];
+
+/// Of these, those that are run without each of their ops in turn.
+const WITHOUT_EACH: [&str; 3] = ["llama", "granitehybrid", MADE];
+
+/// Models with ops that it lacks, and one of these.
+const LACKING: [(&str, &str); 3] = [("jamba", "Mamba"), ("qwen3next", "Delta"), ("rwkv7", "Wkv7")];
+
+/// A quantised `qwen3moe` that is made here. The golden one is in `BRIGADE_TEST_DATA`.
+const MADE: &str = "qwen3moe-q8_0";
+
+/// Rows of a prompt, and of one of its ubatches.
+const N_PROMPT: usize = 60;
+const N_UBATCH: usize = 37;
+/// Tokens that are drawn behind it.
+const N_DRAWN: usize = 8;
+
+/// What one pass gives: the bits of logits.
+type Bits = Vec<u32>;
+
+/// The model of that name, if it is here.
+fn model(name: &str) -> Option<PathBuf> {
+    if name != MADE {
+        let all = Golden::folders();
+        let found = all.iter().find(|golden| golden.manifest.models.contains_key(name));
+        return found.map(|golden| golden.named(name));
+    }
+    // Tests run at the same time, and one may read what another makes.
+    static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    let make = || {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("far-qwen3moe.gguf");
+        let spec = Spec {
+            arch: Arch::named("qwen3moe").unwrap(),
+            shape: Shape::named("golden-wide-moe").unwrap(),
+            quant: *FileType::ALL.iter().find(|ty| ty.name() == "Q8_0").unwrap(),
+            seed: 43,
+            header_only: false,
+        };
+        brigade_synth::write(&spec, &path).unwrap();
+        path
+    };
+    Some(PATH.get_or_init(make).clone())
+}
+
+/// The golden prompt's first tokens.
+fn prompt() -> Vec<u32> {
+    Golden::repository().manifest.tokens[..N_PROMPT].to_vec()
+}
+
+/// Far memory without some ops, as a stage's device.
+fn far(lacks: &[&'static str]) -> (Arc<Far>, impl Fn(usize) -> Device + use<>) {
+    let far = Arc::new(Far::without(lacks).unwrap());
+    let of_stages = far.clone();
+    (far, move |_| Device::beside_host(of_stages.clone(), "far", 1, None).unwrap())
+}
+
+fn bits(rows: Vec<Vec<f32>>) -> Bits {
+    rows.into_iter().flatten().map(f32::to_bits).collect()
+}
+
+/// Logits of the prompt where the host computes what every device has to.
+fn unfused(path: &Path) -> Bits {
+    let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+    bits(Line::open(path, &config).logits(&prompt(), N_UBATCH))
+}
+
+/// The same in far memory without some ops, and what ran there.
+fn in_far(path: &Path, lacks: &[&'static str]) -> (Bits, FarCounts) {
+    let (far, device) = far(lacks);
+    let mut line = Line::open_on(path, &LineConfig::default(), &device);
+    far.take_counts();
+    let logits = line.logits(&prompt(), N_UBATCH);
+    (bits(logits), far.take_counts())
+}
+
+fn models_run_whole_in_far_memory() {
+    for name in WHOLE {
+        let Some(path) = model(name) else {
+            println!("{name:14} skipped: it is in BRIGADE_TEST_DATA");
+            continue;
+        };
+        let (logits, counts) = in_far(&path, &[]);
+        let FarCounts { ran, fell_back, reads } = &counts;
+        let n_fell_back = counts.n_fell_back();
+        println!(
+            "{name:14} {} ops ran there, {n_fell_back} fell back, the host read {reads} times: {ran:?}",
+            counts.n_ran()
+        );
+        assert!(logits == unfused(&path), "{name}: other bits");
+        assert!(fell_back.is_empty(), "{name}: {fell_back:?}");
+        assert_eq!(*reads, 0, "{name}: the host looked at what no op needs");
+        assert!(ran["Products"] > 0, "{name}: {ran:?}");
+    }
+}
+
+fn models_that_need_what_it_lacks_fall_back() {
+    for (name, op) in LACKING {
+        let path = model(name).unwrap();
+        let (logits, counts) = in_far(&path, &[]);
+        println!(
+            "{name:14} {} ops ran there, {} fell back, the host read {} times: {:?}",
+            counts.n_ran(),
+            counts.n_fell_back(),
+            counts.reads,
+            counts.fell_back
+        );
+        assert!(logits == unfused(&path), "{name}: other bits");
+        assert!(counts.fell_back.get(op).is_some_and(|n| *n > 0), "{name}: {counts:?}");
+        assert!(counts.n_ran() > counts.n_fell_back(), "{name}: {counts:?}");
+    }
+}
+
+/// Whichever op is taken away: the host computes it, and nobody else notices.
+fn any_op_may_be_taken_away() {
+    for name in WITHOUT_EACH {
+        let path = model(name).unwrap();
+        let (want, whole) = in_far(&path, &[]);
+        for op in whole.ran.keys() {
+            let (logits, counts) = in_far(&path, &[op]);
+            println!("{name:14} without {op:16} {} fell back", counts.n_fell_back());
+            assert!(logits == want, "{name} without {op}: other bits");
+            let others = |counts: &FarCounts| {
+                let mut ran = counts.ran.clone();
+                // Copies put back what the host computed. Experts without an op of theirs are multiplied one by one.
+                for changes in ["Copy", "ExpertProducts", "Products", "RowsOfPairs", op] {
+                    ran.remove(changes);
+                }
+                ran
+            };
+            assert_eq!(others(&counts), others(&whole), "{name} without {op}");
+            match *op {
+                "ExpertProducts" => assert!(!counts.ran.contains_key(op), "{counts:?}"),
+                // Memory is made ready with some, which every device has.
+                _ => {
+                    let n = |ops: &BTreeMap<_, usize>| ops.get(op).copied().unwrap_or(0);
+                    assert!(n(&counts.fell_back) > 0 || *op == "Map", "{name} without {op}");
+                    let n_again = n(&counts.fell_back) + n(&counts.ran);
+                    assert_eq!(n_again, n(&whole.ran), "{name} without {op}");
+                }
+            }
+        }
+    }
+}
+
+/// A line of a stage in far memory, one of the host, and one in other far memory.
+fn lines_may_mix_devices() {
+    for name in WITHOUT_EACH {
+        let path = model(name).unwrap();
+        let (_, other) = far(&["RmsNorm", "Route"]);
+        let (_, device) = far(&[]);
+        let host = || Device::cpu(brigade_engine::kernels::unfused(), 1, None).unwrap();
+        let on = |stage: usize| match stage {
+            0 => device(stage),
+            1 => host(),
+            _ => other(stage),
+        };
+        let config = LineConfig { cuts: vec![1, 2], ..LineConfig::default() };
+        let logits = bits(Line::open_on(&path, &config, &on).logits(&prompt(), N_UBATCH));
+        assert!(logits == unfused(&path), "{name}: other bits");
+    }
+}
+
+/// Experts of the host's memory: computed there, sent to far memory for a ubatch, or copied to stay.
+fn experts_may_lie_with_the_host() {
+    let path = model(MADE).unwrap();
+    let want = {
+        let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+        Line::open(&path, &config).generate(&prompt(), N_DRAWN, N_UBATCH)
+    };
+    let ways = [(Visits::Never, 0), (Visits::From(2), 0), (Visits::Never, 1 << 20)];
+    for (visits, copies) in ways {
+        let (_, device) = far(&[]);
+        let config = LineConfig { host_experts: u32::MAX, visits, copies, ..LineConfig::default() };
+        let mut line = Line::open_on(&path, &config, &device);
+        let tokens = line.generate(&prompt(), N_DRAWN, N_UBATCH);
+        let counts = line.stages()[0].expert_counts();
+        println!("{visits:?}, {copies} bytes of copies: {counts:?}");
+        assert_eq!(tokens, want, "{visits:?}, {copies} bytes of copies");
+        assert!(counts.host_rows > 0, "{counts:?}");
+        assert_eq!(counts.sent_bytes > 0, visits != Visits::Never || copies > 0, "{counts:?}");
+    }
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
+    computes:
+        models_run_whole_in_far_memory,
+        models_that_need_what_it_lacks_fall_back,
+        any_op_may_be_taken_away,
+        lines_may_mix_devices,
+        experts_may_lie_with_the_host;
+];
