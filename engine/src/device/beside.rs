@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::copies::Copies;
-use super::guests::Places;
+use super::places::Places;
 use super::there::There;
 use super::visits::Visits;
 use super::{Device, ExpertMatrices, Rows, Scratch, give_up};

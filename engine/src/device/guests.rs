@@ -3,29 +3,16 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::beside::Beside;
 use super::experts::ExpertMatrices;
+use super::places::Places;
 use super::visits::Visits;
 use super::{Device, Rows};
 use crate::kernels::{KernelError, PackedMatrix};
 use crate::ops::{Buffer, Copy, PairLists, Purpose, Routing, Share};
-
-/// Places of matrices that nobody has, by their bytes.
-type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
-
-/// Places with a device for matrices that come from the host's memory and go again.
-#[derive(Default)]
-pub(super) struct Places(Mutex<Free>);
-
-impl Places {
-    /// Looks at those that nobody has, takes some, or gives some back.
-    fn with<T>(&self, work: impl FnOnce(&mut Free) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// Experts that visit at a time.
 pub const GUESTS_AT_ONCE: usize = 8;

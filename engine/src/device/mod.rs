@@ -22,6 +22,7 @@ mod memory;
 mod moves;
 mod name;
 mod norms;
+mod places;
 mod probe;
 mod products;
 mod rows;

@@ -34,7 +34,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
-    pub(super) fn run_greatest(&self, op: Greatest<'_, OnGpu>) -> Result<(), GpuError> {
+    pub fn greatest(&self, op: Greatest<'_, OnGpu>) -> Result<(), GpuError> {
         op.check();
         let Greatest { x, d, out } = op;
         let (n_rows, pieces) = (x.values() / d, d.div_ceil(PIECE));
@@ -45,7 +45,7 @@ impl Gpu {
     }
 
     /// See [`FewGreatest`].
-    pub(super) fn run_few_greatest(&self, op: FewGreatest<'_, OnGpu>) {
+    pub fn greatest_few(&self, op: FewGreatest<'_, OnGpu>) {
         op.check();
         let FewGreatest { x, d, k, out } = op;
         let best = Best {

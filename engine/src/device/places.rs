@@ -1,0 +1,20 @@
+//! Places with a device for matrices that come from the host's memory and go again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::ops::Buffer;
+
+/// Those that nobody has, by their bytes.
+type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
+
+/// Places for matrices.
+#[derive(Default)]
+pub(super) struct Places(Mutex<Free>);
+
+impl Places {
+    /// Looks at those that nobody has, takes some, or gives some back.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Free) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
