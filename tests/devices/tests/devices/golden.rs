@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use brigade_device_tests::{Far, FarCounts};
 use brigade_engine::device::{Device, Visits};
+use brigade_engine::gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
-use brigade_synth::{Arch, FileType, Shape, Spec};
+use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec, write_adapter};
 
 /// Models of which far memory has every op.
 const WHOLE: [&str; 7] =
@@ -195,11 +196,33 @@ fn experts_may_lie_with_the_host() {
     }
 }
 
+/// Adapters of experts, used by a whole prompt: products of pairs of some rows, and an op that far memory lacks.
+fn adapters_of_experts_may_be_used() {
+    let path = model(MADE).unwrap();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("far-adapter.gguf");
+    let spec = AdapterSpec { rank: 5, alpha: 8.0, seed: 1 };
+    write_adapter(&Gguf::open(&path).unwrap(), &spec, &file).unwrap();
+    let config = LineConfig { adapters: vec![file], uses: vec![(0, 2.0)], ..LineConfig::default() };
+    let host = |_| Device::cpu(brigade_engine::kernels::unfused(), 1, None).unwrap();
+    let want = bits(Line::open_on(&path, &config, &host).logits(&prompt(), N_UBATCH));
+    assert!(want != unfused(&path), "the adapter changes nothing");
+    for lacks in [&[][..], &["ExpertProducts"]] {
+        let (far, device) = far(lacks);
+        let mut line = Line::open_on(&path, &config, &device);
+        far.take_counts();
+        assert!(bits(line.logits(&prompt(), N_UBATCH)) == want, "{lacks:?}: other bits");
+        let counts = far.take_counts();
+        println!("an adapter, without {lacks:?}: {counts:?}");
+        assert!(counts.fell_back.contains_key("AddToPairs"), "{counts:?}");
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         models_run_whole_in_far_memory,
         models_that_need_what_it_lacks_fall_back,
         any_op_may_be_taken_away,
         lines_may_mix_devices,
-        experts_may_lie_with_the_host;
+        experts_may_lie_with_the_host,
+        adapters_of_experts_may_be_used;
 ];
