@@ -17,6 +17,7 @@
 use brigade_spec::Prefixes;
 
 use crate::drafts::chains::Drafted;
+use crate::times::few::HOPE_OF_FEW;
 use crate::ubatches::sizing::Sizing;
 
 /// Most rows of a window.
@@ -237,7 +238,9 @@ impl Sizing<'_> {
     /// such windows.
     fn before_newcomer(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
         let n_groups = n_streams.min(self.spec.n_stages as u32);
-        let [slowest, through] = self.of_windows(windows, drafts, n_streams);
+        // A size that is hoped to be quick may be none: a newcomer does not wait for hopes.
+        let sure = if self.knows(windows, n_streams) { 1.0 } else { 1.0 - HOPE_OF_FEW };
+        let [slowest, through] = self.of_windows(windows, drafts, n_streams).map(|us| us / sure);
         let count = windows.count;
         let (in_flight, trip) =
             (f64::from(n_groups * count) * slowest, through + self.times.overhead());

@@ -22,7 +22,7 @@ const KNOWN_BY: f64 = 0.5;
 const LASTS: f64 = 4.0;
 
 /// Share by which a size that was not measured may be quicker than is guessed, so that it is tried.
-const HOPE_OF_FEW: f64 = 0.1;
+pub(crate) const HOPE_OF_FEW: f64 = 0.1;
 
 /// The times of 1, 2, .. rows.
 #[derive(Clone, Debug)]
