@@ -7,7 +7,7 @@
 //! Beyond the greatest measured size times go on as steeply as they came there. What was not measured is hoped to be a little
 //! quicker, so that it is tried: without, a line between a row and many hides what a tile between them takes.
 
-use crate::times::timing::{Bucket, Cost, HALF_LIFE, RECENT};
+use crate::times::cost::{Bucket, Cost, HALF_LIFE, RECENT};
 
 /// Sizes up to this one are measured one by one.
 pub(super) const FEW_SIZES: usize = 16;

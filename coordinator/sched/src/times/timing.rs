@@ -11,6 +11,7 @@
 
 use crate::drafts::chains::{Chains, Drafted};
 use crate::events::{Micros, StageTime};
+use crate::times::cost::{Bucket, Cost, HALF_LIFE, RECENT};
 use crate::times::few::Few;
 use crate::times::pace::{Pace, Returned};
 
@@ -23,9 +24,6 @@ const PRIOR_FIXED_ROWS: f64 = DEFAULT_COST.fixed / DEFAULT_COST.per_row;
 
 /// Strength of that leaning beside a well-filled bucket's weight of 1.
 const PRIOR_WEIGHT: f64 = 0.01;
-
-/// Weight of a new measurement in its bucket, once the bucket has `1 / RECENT` of them.
-pub(super) const RECENT: f64 = 1.0 / 16.0;
 
 /// Buckets: sizes 1, 2, 3..4, 5..8, ... up to 2^20 rows.
 const N_BUCKETS: usize = 21;
@@ -42,10 +40,6 @@ const FEW_ROWS: u32 = 2;
 
 /// Measurements of about a size that count as much as the line.
 const AS_THE_LINE: f64 = 4.0;
-
-/// Ubatches after which the last measurements of about a size count half: a machine that was slow then may
-/// not be now, and a size that seemed slow should be tried again.
-pub(super) const HALF_LIFE: f64 = 128.0;
 
 /// Share by which a size that was not measured lately may be quicker than the line says, at most: it is
 /// tried if that would make it the best.
@@ -66,50 +60,6 @@ const OVERHEAD_RECENT: f64 = 0.5;
 
 /// Share of the other that a cost gets when measurements leave nothing for it.
 const TINY: f64 = 1e-4;
-
-/// `fixed + per_row * rows`, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Cost {
-    pub fixed: f64,
-    pub per_row: f64,
-}
-
-impl Cost {
-    pub fn of(self, rows: u32) -> f64 {
-        self.fixed + self.per_row * f64::from(rows)
-    }
-
-    /// Most rows that take no longer than `us`.
-    pub fn rows_within(self, us: f64) -> f64 {
-        ((us - self.fixed) / self.per_row).max(0.0)
-    }
-}
-
-/// Measurements of ubatches of about the same size.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Bucket {
-    pub n: f64,
-    rows: f64,
-    pub us: f64,
-    /// Mean of |measured - mean| / mean.
-    deviation: f64,
-    /// Which of the stage's ubatches was the last here.
-    pub last: u64,
-}
-
-impl Bucket {
-    /// `per_row` carries the mean to this size: a bucket's sizes differ up to twofold.
-    pub fn add(&mut self, rows: f64, us: f64, per_row: f64) {
-        self.n += 1.0;
-        let weight = (1.0 / self.n).max(RECENT);
-        if self.n > 1.0 {
-            let expected = self.us + per_row * (rows - self.rows);
-            self.deviation += weight * ((us - expected).abs() / self.us - self.deviation);
-        }
-        self.rows += weight * (rows - self.rows);
-        self.us += weight * (us - self.us);
-    }
-}
 
 /// One stage's measurements and the lines through them.
 #[derive(Clone, Debug)]
