@@ -60,6 +60,9 @@ const SWEEPS_PER_TICK: u32 = 5;
 /// Sweeps between two looks at what is kept: one a second. It is a multiple of [`SWEEPS_PER_TICK`].
 const SWEEPS_PER_LOOK: u32 = 4 * SWEEPS_PER_TICK;
 
+/// Why a line is given up that does not take what it is sent.
+const TAKES_NO_MORE: &str = "stage 0 takes no more ubatches";
+
 /// How long clients of a broken line wait for the supervisor to say who broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
 
@@ -229,7 +232,11 @@ impl Driver {
     fn perform(&mut self, actions: Vec<Action>) {
         for action in actions {
             match action {
-                Action::Send(ubatch) => self.send(ubatch),
+                Action::Send(ubatch) => {
+                    if !self.send(ubatch) {
+                        self.line_broke(TAKES_NO_MORE.into());
+                    }
+                }
                 Action::LineFault(fault) => self.line_faulted(&fault),
                 Action::Parted => self.checkpoints.parted(),
                 Action::Restore { request, slot, name, tokens } => {
@@ -362,8 +369,9 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, ubatch: brigade_engine::batch::UBatch) {
-        let Some(line) = &self.line else { return };
+    /// Sends a ubatch, and says whether the line took it; without a line nobody waits for it.
+    fn send(&mut self, ubatch: brigade_engine::batch::UBatch) -> bool {
+        let Some(line) = &self.line else { return true };
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
         self.states.sent(&ubatch);
         self.checkpoints.sent(&ubatch);
@@ -373,9 +381,7 @@ impl Driver {
         let decode_rows = self.sched.decode_rows(id);
         let gap_bound = self.sched.gap_bound(id);
         self.in_flight.insert(id, Sent { at, n_rows, decode_rows, gap_bound });
-        if sent.is_err() {
-            self.line_broke("stage 0 takes no more ubatches".into());
-        }
+        sent.is_ok()
     }
 
     fn state_call(&mut self, call: StateCall) {

@@ -1,13 +1,40 @@
 //! What the last stage sends back: rows for the scheduler, and a record of each ubatch.
 
+use brigade_engine::batch::UBatch;
 use brigade_proto::pipeline::{ResultFrame, StageTiming};
-use brigade_sched::{Event, Given, Micros, Results, StageTime};
+use brigade_sched::{Action, Event, Given, Micros, Results, StageTime};
 
 use super::news::Break;
-use super::{Driver, Sent};
+use super::{Driver, Sent, TAKES_NO_MORE};
 use crate::measured::metrics;
 use crate::measured::record::{StageClock, UbatchRecord};
 use crate::stages::wire;
+
+/// Ubatches that can be sent before all else that is to be done, and the rest in its order: of news for clients they are
+/// independent, and only of those.
+fn sends_first(actions: Vec<Action>) -> (Vec<UBatch>, Vec<Action>) {
+    let is_news = |action: &Action| {
+        matches!(
+            action,
+            Action::Token { .. }
+                | Action::Logits { .. }
+                | Action::Expected { .. }
+                | Action::Finished { .. }
+                | Action::Send(_)
+        )
+    };
+    if !actions.iter().all(is_news) {
+        return (Vec::new(), actions);
+    }
+    let (mut sends, mut rest) = (Vec::new(), Vec::with_capacity(actions.len()));
+    for action in actions {
+        match action {
+            Action::Send(ubatch) => sends.push(ubatch),
+            news => rest.push(news),
+        }
+    }
+    (sends, rest)
+}
 
 /// Latest time by a stage's clock that is believed: three centuries, so that sums do not overflow.
 const MAX_CLOCK_US: Micros = 1 << 53;
@@ -32,11 +59,18 @@ impl Driver {
         let done = frame.last.then(|| stages.clone());
         let results = Results { epoch: frame.epoch, ubatch: frame.id, rows, done };
         let actions = self.sched.step(back_at, Event::Results(results));
+        // The stages wait for what comes next, and for nothing else.
+        let (sends, rest) = sends_first(actions);
+        let has_sent =
+            sends.into_iter().fold(true, |has_sent, ubatch| self.send(ubatch) && has_sent);
         // Before clients hear of it: who has an answer finds all its ubatches recorded.
         if frame.last {
             self.record(back_at, &frame, stages);
         }
-        self.perform(actions);
+        self.perform(rest);
+        if !has_sent {
+            self.line_broke(TAKES_NO_MORE.into());
+        }
         self.start_transfers();
         Ok(())
     }
