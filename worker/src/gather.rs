@@ -19,6 +19,7 @@ use brigade_proto::limits::{
 };
 use brigade_proto::net::{Network, with_causes};
 use brigade_proto::task;
+use brigade_proto::task::joined;
 use brigade_proto::tls::Role;
 use brigade_proto::tls::verify::Expected;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -188,8 +189,7 @@ impl Gather {
             }
         };
         drop(to_disk);
-        let written = writing.await;
-        written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        joined(writing.await).await?;
         outcome
     }
 }

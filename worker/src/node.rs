@@ -26,6 +26,7 @@ use tokio::time::timeout;
 use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
 use crate::share::Share;
 use crate::turns::Locks;
+use brigade_proto::task::joined;
 
 /// Pause before a stage that ended is started again; it doubles with each that did not last ...
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -123,8 +124,7 @@ impl Node {
                 () = &mut wish, if *mode.borrow() == Mode::Run => drop(mode.send_replace(Mode::Drain)),
                 ended = stages.join_next() => {
                     let Some(ended) = ended else { return result };
-                    // A panic of it is one of ours.
-                    let ended = ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                    let ended = joined(ended).await;
                     if ended.is_err() && result.is_ok() {
                         result = ended;
                         mode.send_replace(Mode::Stop);

@@ -50,6 +50,7 @@ use brigade_line::model::Model;
 use brigade_line::stages::link::{Fault, LineEvent};
 use brigade_line::stages::open_line::Moved;
 use brigade_line::stages::stale::StaleTimes;
+use brigade_proto::task::joined;
 
 use borrow::Leaver;
 use change::{Change, Rebalancing};
@@ -270,13 +271,13 @@ impl Supervisor {
             address = next_join(&mut self.ends.joins) => News::Joined(address),
             Some(asked) = self.ends.asked.recv() => News::Asked(asked),
             Some(attempt) = self.attempts.join_next() => {
-                let (id, result) = finished(attempt);
+                let (id, result) = joined(attempt).await;
                 News::Connected(id, Box::new(result))
             }
             (id, error) = self.hearts.next_silent() => News::Silent(id, error),
-            Some(built) = self.building.join_next() => News::Built(Box::new(finished(built))),
-            Some(ahead) = self.loading_ahead.join_next() => News::Ahead(Box::new(finished(ahead))),
-            Some(settled) = self.settling.join_next() => News::Settled(finished(settled)),
+            Some(built) = self.building.join_next() => News::Built(Box::new(joined(built).await)),
+            Some(ahead) = self.loading_ahead.join_next() => News::Ahead(Box::new(joined(ahead).await)),
+            Some(settled) = self.settling.join_next() => News::Settled(joined(settled).await),
             Some(fault) = self.ends.faults.recv() => News::Fault(fault),
             (id, how) = watch::child_ended(&mut self.members) => News::ChildEnded(id, how),
         }
@@ -379,11 +380,6 @@ impl Supervisor {
         }
         while ending.join_next().await.is_some() {}
     }
-}
-
-/// What a task brought; a panic of it is one of ours.
-fn finished<T>(task: Result<T, tokio::task::JoinError>) -> T {
-    task.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 async fn next_join(joins: &mut Option<mpsc::Receiver<Address>>) -> Address {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
 use brigade_proto::net::Network;
+use brigade_proto::task::joined;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -48,8 +49,7 @@ impl Task {
                 _ = look.tick() => locked(&self.state).look_again(Instant::now()),
                 Some(address) = joins.recv() => self.joined(address),
                 Some(attempt) = self.attempts.join_next() => {
-                    // A panic of it is one of ours.
-                    let (id, attempt) = attempt.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                    let (id, attempt) = joined(attempt).await;
                     self.attempted(id, attempt);
                 }
                 (id, error) = self.hearts.next_silent() => {

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::coming::LEAVER_WAITS;
-use super::{Line, Supervisor, finished};
+use super::{Line, Supervisor};
 use crate::building::place::{self, Placement};
 use crate::members::conn::{Conn, WorkerError};
 use crate::members::departed::Left;
@@ -28,6 +28,7 @@ use crate::reconcile::MemberId;
 use brigade_line::admin::{Answer, Asked, Question, Refused};
 use brigade_line::stages::link::LineEvent;
 use brigade_line::stages::open_line::Moved;
+use brigade_proto::task::joined;
 
 /// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
 const PAYS: f64 = 1.15;
@@ -302,7 +303,10 @@ impl Supervisor {
         let begun = Instant::now();
         self.part().await;
         // Sequences have the states of the change before this one: a line that parts waits for them.
-        let moved = self.settling.try_join_next().and_then(finished);
+        let moved = match self.settling.try_join_next() {
+            Some(settled) => joined(settled).await,
+            None => None,
+        };
         if self.change.is_some() {
             self.settled(Some(moved.unwrap_or_default()));
         }

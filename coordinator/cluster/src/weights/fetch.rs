@@ -11,6 +11,7 @@ use brigade_hub::remote::Remote;
 use brigade_line::model::Model;
 use brigade_proto::control::{FetchRequest, PrepareRequest, Span, TensorRef, fetch_event};
 use brigade_proto::limits::{MAX_PRIVATE_HOSTS, MAX_SPANS};
+use brigade_proto::task::joined;
 
 use crate::members::conn::{Conn, WorkerError};
 use crate::progress::{Part, Phase, Progress};
@@ -114,8 +115,7 @@ async fn once(
 async fn address(remote: &Arc<Remote>, file: usize) -> Result<(FileAt, Vec<String>), FetchError> {
     let remote = remote.clone();
     let asked = move || Ok::<_, HubError>((remote.address(file)?, remote.named_hosts()?));
-    let asked = tokio::task::spawn_blocking(asked).await;
-    let asked = asked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let asked = joined(tokio::task::spawn_blocking(asked).await).await;
     asked.map_err(|error| FetchError::Source(error.to_string()))
 }
 

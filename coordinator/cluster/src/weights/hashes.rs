@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use brigade_proto::task::joined;
 use brigade_worker::config::default_cache_dir;
 use brigade_worker::hashes::{HashError, HashStore};
 use brigade_worker::host;
@@ -40,10 +41,7 @@ pub async fn of_stage(
         let files = model.files()?;
         store()?.tensor_hashes(gguf, files, &tensors, &progress, &given_up)
     };
-    // The task is not aborted while it runs, and passes on a panic as such.
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
+    joined(tokio::task::spawn_blocking(work).await).await
 }
 
 /// Where hashes are remembered; where there is no cache folder, for the time of the boot.

@@ -11,6 +11,7 @@ use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, MissingBlob, TensorChunk, TensorRef};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CONTROL_BYTES};
 use brigade_proto::net::with_causes;
+use brigade_proto::task::joined;
 use brigade_worker::cache::Cache;
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -73,11 +74,7 @@ pub async fn push(
         client.push_tensors(ReceiverStream::new(stream)).await.map_err(|s| conn.error(&s))
     };
     let reply = conn.while_alive(call).await?.into_inner();
-    match reading.await {
-        Ok(Ok(())) => {}
-        Ok(Err(reason)) => return Err(lost(reason)),
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    joined(reading.await).await.map_err(lost)?;
     tracing::info!(
         worker = conn.name(),
         stage,

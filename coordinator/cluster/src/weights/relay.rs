@@ -10,6 +10,7 @@ use brigade_hub::HubError;
 use brigade_hub::remote::Remote;
 use brigade_proto::failure::Failure;
 use brigade_proto::limits::MAX_SPANS;
+use brigade_proto::task::joined;
 use brigade_worker::cache::Cache;
 use brigade_worker::fetch::{Fetch, Step};
 use brigade_worker::host;
@@ -85,8 +86,7 @@ pub async fn relay(
         let (cache, hashes) = passing.all(&model, &names)?;
         Ok(Relayed { cache, hashes, _turn: turn })
     };
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    joined(tokio::task::spawn_blocking(work).await).await
 }
 
 /// What fetching tensors to be sent on takes.
