@@ -61,8 +61,10 @@ impl Driver {
         let actions = self.sched.step(back_at, Event::Results(results));
         // The stages wait for what comes next, and for nothing else.
         let (sends, rest) = sends_first(actions);
-        let has_sent =
-            sends.into_iter().fold(true, |has_sent, ubatch| self.send(ubatch) && has_sent);
+        let mut has_sent = true;
+        for ubatch in sends {
+            has_sent &= self.send(ubatch);
+        }
         // Before clients hear of it: who has an answer finds all its ubatches recorded.
         if frame.last {
             self.record(back_at, &frame, stages);
