@@ -3,10 +3,11 @@
 //! - [`Op`] is one of them. Its operands are generic over where they lie ([`Place`]): the CPU's kernels see slices ([`Host`]), a
 //!   device sees its own memory, and blocks give [`View`]s of either ([`Anywhere`]).
 //! - [`Carry`] takes operands from one place to another. How an operand's fields go is written beside it, once.
-//! - [`Vector`] has values that stay as they are, such as weights of norms, of which a device may keep a copy.
+//! - [`Vector`] has values that stay as they are, such as weights of norms. [`Derived`] is what a device keeps of values.
+//! - [`Accelerator`] is a device beside the host, which runs ops that it supports. Its memory is a [`Buffer`].
 //!
 //! Each operand says its shapes as `[rows, cols]`, and `check` panics where they disagree: what is written from several threads
-//! or workgroups at once rests on it. Nothing here computes, and no device is known here.
+//! or workgroups at once rests on it. Nothing here computes, and no one device is known here.
 
 mod accelerator;
 pub mod attention;
