@@ -53,6 +53,9 @@ pub struct Talker {
 /// What the line editor writes when it begins a line: from here on it hears every key.
 const LINE_BEGINS: &str = "\x1b[?2004h";
 
+/// What it writes when a line is whole: from here on the terminal is an ordinary one, which keeps Ctrl-D to itself.
+const LINE_ENDS: &str = "\x1b[?2004l";
+
 impl Talker {
     /// Chats over pipes.
     pub fn piped(args: &[&str]) -> Self {
@@ -93,11 +96,15 @@ impl Talker {
         input.flush().unwrap();
     }
 
-    /// Types into the next line of the editor, when it is there.
+    /// Types into the next line of the editor, when it is there. Lines typed otherwise are not counted: whoever does that
+    /// waits for what came of them first.
     pub fn line(&mut self, keys: &str) {
         self.lines += 1;
         let n = self.lines;
-        self.wait_out("the next line", |out| out.matches(LINE_BEGINS).count() >= n);
+        self.wait_out("the next line", |out| {
+            let begun = out.matches(LINE_BEGINS).count();
+            begun >= n && begun > out.matches(LINE_ENDS).count()
+        });
         self.types(keys);
     }
 
