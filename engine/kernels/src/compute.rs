@@ -2,7 +2,7 @@
 
 use super::pool::Pool;
 use super::table::Kernels;
-use crate::tiles::act::SpareRows;
+use crate::tiles::products::activations::SpareRows;
 use brigade_quant::KernelError;
 
 /// An op table with the threads to run it on. Ops are methods, spread over the files of this module

@@ -46,41 +46,43 @@ pub use brigade_shapes::{
     ValuePlace, WeightsAt, Window, Xielu,
 };
 pub use compute::Compute;
-pub use ops::block_index::BlockIndex;
-pub use ops::chosen::Chosen;
-pub use ops::expert_job::{ExpertRun, ExpertsJob};
-pub use ops::head_columns::HeadColumns;
-pub use ops::index::Index;
-pub use ops::kv::KvRows;
-pub use ops::pooling::Pooling;
+pub use ops::attention::chosen::Chosen;
+pub use ops::experts::job::{ExpertRun, ExpertsJob};
+pub use ops::index::blocks::BlockIndex;
+pub use ops::index::positions::Index;
+pub use ops::kv::pages::KvRows;
+pub use ops::kv::pooling::Pooling;
+pub use ops::rowwise::moves::HeadColumns;
 pub use pool::{MAX_THREADS, Pool};
 pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, fast_numerics};
-pub use tiles::act::ActRows;
-pub use tiles::attention::{Attend, AttendPart, AttendVariant, DistanceBiases};
-pub use tiles::chosen_blocks::{ChosenBlocks, NO_BLOCK};
-pub use tiles::delta::DeltaRows;
-pub use tiles::mamba::MambaRows;
-pub use tiles::pack::PackedMatrix;
-pub use tiles::rope::{RopeParams, RopeTable, Yarn};
+pub use tiles::attention::chosen_blocks::{ChosenBlocks, NO_BLOCK};
+pub use tiles::attention::paged::{Attend, AttendPart, AttendVariant, DistanceBiases};
+pub use tiles::attention::rope::{RopeParams, RopeTable, Yarn};
+pub use tiles::products::activations::ActRows;
+pub use tiles::products::pack::PackedMatrix;
+pub use tiles::scan::delta::DeltaRows;
+pub use tiles::scan::mamba::MambaRows;
+pub use tiles::scan::ssd::SsdInput;
+pub use tiles::scan::wkv6::Wkv6Rows;
+pub use tiles::scan::wkv7::Wkv7Rows;
 pub use tiles::scan::{Columns, FLUSH_EVERY, ScanPart};
-pub use tiles::ssd::SsdInput;
-pub use tiles::wkv6::Wkv6Rows;
-pub use tiles::wkv7::Wkv7Rows;
 
 /// What the tables are made of.
 pub mod lanes {
-    pub use crate::cpu::scalar::Scalar;
-    pub use crate::cpu::unfused::Unfused;
+    pub use crate::cpu::lanes::scalar::Scalar;
+    pub use crate::cpu::lanes::unfused::Unfused;
     #[cfg(target_arch = "x86_64")]
-    pub use crate::cpu::x86;
+    pub use crate::cpu::lanes::x86;
     pub use crate::simd::{LANES, Op, Simd, chained};
 }
 
 /// What the kernels' own tests need beside that and what blocks call.
 pub mod inner {
-    pub use crate::cpu::{exp::EXP_ERROR, exp::exp, matmul_f32::RUN, matmul_many::MANY_ROWS};
-    pub use crate::ops::streams::doubly_stochastic;
-    pub use crate::tiles::act::{ACT_BLOCK, ActBlock};
-    pub use crate::tiles::chosen_blocks::{SeenPage, seen_pages};
-    pub use crate::tiles::kv::add_index_key;
+    pub use crate::cpu::exp::{EXP_ERROR, exp};
+    pub use crate::cpu::products::matmul_f32::RUN;
+    pub use crate::cpu::products::matmul_many::MANY_ROWS;
+    pub use crate::ops::rowwise::stream_weights::doubly_stochastic;
+    pub use crate::tiles::attention::chosen_blocks::{SeenPage, seen_pages};
+    pub use crate::tiles::attention::kv_pages::add_index_key;
+    pub use crate::tiles::products::activations::{ACT_BLOCK, ActBlock};
 }

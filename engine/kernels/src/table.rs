@@ -3,21 +3,21 @@
 
 use super::cpu;
 use super::simd::Simd;
-use crate::tiles::act::ActBlock;
-use crate::tiles::attention::{AttendMerge, AttendTile};
-use crate::tiles::block_index::ProductTile;
-use crate::tiles::conv::ConvTile;
-use crate::tiles::delta::DeltaTile;
-use crate::tiles::depth_attention::DepthRow;
-use crate::tiles::index::IndexTile;
-use crate::tiles::kv::KvRow;
-use crate::tiles::mamba::MambaTile;
-use crate::tiles::matmul::MatmulChunk;
-use crate::tiles::pooling::{GatedPool, PoolTile};
-use crate::tiles::rope::RopeRow;
-use crate::tiles::ssd::SsdTile;
-use crate::tiles::wkv6::Wkv6Tile;
-use crate::tiles::wkv7::{Wkv7Head, Wkv7Tile};
+use crate::tiles::attention::block_index::ProductTile;
+use crate::tiles::attention::depth::DepthRow;
+use crate::tiles::attention::index_scores::IndexTile;
+use crate::tiles::attention::kv_pages::KvRow;
+use crate::tiles::attention::paged::{AttendMerge, AttendTile};
+use crate::tiles::attention::pooling::{GatedPool, PoolTile};
+use crate::tiles::attention::rope::RopeRow;
+use crate::tiles::products::activations::ActBlock;
+use crate::tiles::products::matmul::MatmulChunk;
+use crate::tiles::scan::conv::ConvTile;
+use crate::tiles::scan::delta::DeltaTile;
+use crate::tiles::scan::mamba::MambaTile;
+use crate::tiles::scan::ssd::SsdTile;
+use crate::tiles::scan::wkv6::Wkv6Tile;
+use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile};
 use brigade_shapes::GateBounds;
 use brigade_shapes::{SwiGluClamp, SwiGluLimit, Xielu};
 
@@ -106,58 +106,58 @@ impl Kernels {
             name: S::NAME,
             numerics: NUMERICS,
             detected: || S::detect().is_some(),
-            quantize: cpu::act::quantize::<S>,
-            matmul: cpu::matmul::chunk::<S>,
-            rms_norm: cpu::norm::rms_norm::<S>,
-            l2_norm: cpu::norm::l2_norm::<S>,
-            layer_norm: cpu::norm::layer_norm::<S>,
-            lerp: cpu::elementwise::lerp::<S>,
-            add: cpu::elementwise::add::<S>,
-            add_scaled: cpu::elementwise::add_scaled::<S>,
-            scale: cpu::elementwise::scale::<S>,
-            mul: cpu::elementwise::mul::<S>,
-            silu_mul: cpu::elementwise::silu_mul::<S>,
-            sigmoid_mul: cpu::elementwise::sigmoid_mul::<S>,
-            silu: cpu::elementwise::silu::<S>,
-            sigmoid: cpu::elementwise::sigmoid::<S>,
-            tanh: cpu::elementwise::tanh::<S>,
-            softplus: cpu::elementwise::softplus::<S>,
-            relu_squared: cpu::elementwise::relu_squared::<S>,
-            bounded_gate_mul: cpu::bounded_gate::bounded_gate_mul::<S>,
-            gelu: cpu::gates::gelu::<S>,
-            gelu_mul: cpu::gates::gelu_mul::<S>,
-            clamped_swiglu_mul: cpu::gates::clamped_swiglu_mul::<S>,
-            limited_swiglu_mul: cpu::gates::limited_swiglu_mul::<S>,
-            xielu: cpu::gates::xielu::<S>,
-            softcap: cpu::gates::softcap::<S>,
-            clamp: cpu::gates::clamp::<S>,
-            softmax: cpu::elementwise::softmax::<S>,
-            rope: cpu::rope::rotate::<S>,
-            conv: cpu::conv::conv::<S>,
-            mamba_scan: cpu::mamba::mamba_scan::<S>,
-            delta: cpu::delta::delta::<S>,
-            delta_plain: cpu::delta_plain::delta_plain::<S>,
-            decay_factors: cpu::delta::decay_factors::<S>,
-            bounded_decay_factors: cpu::delta::bounded_decay_factors::<S>,
-            attend_depth: cpu::depth_attention::attend_depth::<S>,
-            pool_gated: cpu::pooling::pool_gated::<S>,
-            ssd: cpu::ssd::ssd::<S>,
-            ssd_plain: cpu::ssd_plain::ssd_plain::<S>,
-            wkv6: cpu::wkv6::wkv6::<S>,
-            wkv6_decay: cpu::wkv6::decay::<S>,
-            wkv7: cpu::wkv7::wkv7::<S>,
-            wkv7_prepare: cpu::wkv7::prepare::<S>,
-            wkv7_bonus: cpu::wkv7::bonus::<S>,
-            kv_write: cpu::kv::kv_write::<S>,
-            attend: cpu::attention::attend::<S>,
-            index_scores: cpu::index::index_scores::<S>,
-            index_products: cpu::index::index_products::<S>,
-            pool_keys: cpu::pooling::pool_keys::<S>,
+            quantize: cpu::products::activations::quantize::<S>,
+            matmul: cpu::products::matmul::chunk::<S>,
+            rms_norm: cpu::rowwise::norm::rms_norm::<S>,
+            l2_norm: cpu::rowwise::norm::l2_norm::<S>,
+            layer_norm: cpu::rowwise::norm::layer_norm::<S>,
+            lerp: cpu::rowwise::elementwise::lerp::<S>,
+            add: cpu::rowwise::elementwise::add::<S>,
+            add_scaled: cpu::rowwise::elementwise::add_scaled::<S>,
+            scale: cpu::rowwise::elementwise::scale::<S>,
+            mul: cpu::rowwise::elementwise::mul::<S>,
+            silu_mul: cpu::rowwise::elementwise::silu_mul::<S>,
+            sigmoid_mul: cpu::rowwise::elementwise::sigmoid_mul::<S>,
+            silu: cpu::rowwise::elementwise::silu::<S>,
+            sigmoid: cpu::rowwise::elementwise::sigmoid::<S>,
+            tanh: cpu::rowwise::elementwise::tanh::<S>,
+            softplus: cpu::rowwise::elementwise::softplus::<S>,
+            relu_squared: cpu::rowwise::elementwise::relu_squared::<S>,
+            bounded_gate_mul: cpu::rowwise::bounded_gate::bounded_gate_mul::<S>,
+            gelu: cpu::rowwise::gates::gelu::<S>,
+            gelu_mul: cpu::rowwise::gates::gelu_mul::<S>,
+            clamped_swiglu_mul: cpu::rowwise::gates::clamped_swiglu_mul::<S>,
+            limited_swiglu_mul: cpu::rowwise::gates::limited_swiglu_mul::<S>,
+            xielu: cpu::rowwise::gates::xielu::<S>,
+            softcap: cpu::rowwise::gates::softcap::<S>,
+            clamp: cpu::rowwise::gates::clamp::<S>,
+            softmax: cpu::rowwise::elementwise::softmax::<S>,
+            rope: cpu::attention::rope::rotate::<S>,
+            conv: cpu::scan::conv::conv::<S>,
+            mamba_scan: cpu::scan::mamba::mamba_scan::<S>,
+            delta: cpu::scan::delta::delta::<S>,
+            delta_plain: cpu::scan::delta_plain::delta_plain::<S>,
+            decay_factors: cpu::scan::delta::decay_factors::<S>,
+            bounded_decay_factors: cpu::scan::delta::bounded_decay_factors::<S>,
+            attend_depth: cpu::attention::depth::attend_depth::<S>,
+            pool_gated: cpu::attention::pooling::pool_gated::<S>,
+            ssd: cpu::scan::ssd::ssd::<S>,
+            ssd_plain: cpu::scan::ssd_plain::ssd_plain::<S>,
+            wkv6: cpu::scan::wkv6::wkv6::<S>,
+            wkv6_decay: cpu::scan::wkv6::decay::<S>,
+            wkv7: cpu::scan::wkv7::wkv7::<S>,
+            wkv7_prepare: cpu::scan::wkv7::prepare::<S>,
+            wkv7_bonus: cpu::scan::wkv7::bonus::<S>,
+            kv_write: cpu::attention::kv_pages::kv_write::<S>,
+            attend: cpu::attention::paged::attend::<S>,
+            index_scores: cpu::attention::index_scores::index_scores::<S>,
+            index_products: cpu::attention::index_scores::index_products::<S>,
+            pool_keys: cpu::attention::pooling::pool_keys::<S>,
             probe_read: cpu::probe::read::<S>,
             probe_narrow_dots: cpu::probe::narrow_dots::<S>,
             probe_wide_dots: cpu::probe::wide_dots::<S>,
             probe_fmas: cpu::probe::fmas::<S>,
-            attend_merge: cpu::attention::merge::<S>,
+            attend_merge: cpu::attention::paged::merge::<S>,
         }
     }
 }
@@ -168,7 +168,7 @@ impl Kernels {
         Self {
             name: S::NAME,
             detected: || S::detect().is_some(),
-            matmul: cpu::matmul::chunk::<S>,
+            matmul: cpu::products::matmul::chunk::<S>,
             probe_narrow_dots: cpu::probe::narrow_dots::<S>,
             probe_wide_dots: cpu::probe::wide_dots::<S>,
             ..*others

@@ -64,7 +64,7 @@ pub(super) struct Scorer<'a> {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct FarRow {
     /// Its number among the queries.
-    pub(super) row: u32,
+    pub(crate) row: u32,
     /// Pools that it sees.
     pub(super) n_seen: u32,
     /// Where the lists have its sequence's pages.

@@ -4,38 +4,13 @@
 //! Every function here that a table points to is `name::<S>`. It obtains the proof that the CPU has the
 //! instructions of `S`, and runs its op under them.
 
-pub(crate) mod act;
-pub(crate) mod arithmetic;
 pub(crate) mod attention;
-pub(crate) mod bounded_gate;
-pub(crate) mod conv;
-pub(crate) mod delta;
-pub(crate) mod delta_plain;
-pub(crate) mod depth_attention;
-pub(crate) mod elementwise;
 pub(crate) mod exp;
-pub(crate) mod gates;
-pub(crate) mod index;
-pub(crate) mod kv;
-pub(crate) mod mamba;
-pub(crate) mod matmul;
-pub(crate) mod matmul_f32;
-pub(crate) mod matmul_few;
-pub(crate) mod matmul_many;
-pub(crate) mod matmul_q8;
-mod matmul_ways;
-pub(crate) mod norm;
-pub(crate) mod pooling;
+pub(crate) mod lanes;
 pub(crate) mod probe;
-pub(crate) mod rope;
-pub(crate) mod scalar;
-pub(crate) mod ssd;
-pub(crate) mod ssd_plain;
-pub(crate) mod unfused;
-pub(crate) mod wkv6;
-pub(crate) mod wkv7;
-#[cfg(target_arch = "x86_64")]
-pub mod x86;
+pub(crate) mod products;
+pub(crate) mod rowwise;
+pub(crate) mod scan;
 
 use super::simd::{LANES, Op, Simd};
 

@@ -5,9 +5,9 @@ use brigade_ops::{
     Weigh,
 };
 
-use super::block_index::BlockIndex;
-use super::index::Index;
-use super::pooling::Pooling;
+use super::index::blocks::BlockIndex;
+use super::index::positions::Index;
+use super::kv::pooling::Pooling;
 use crate::compute::Compute;
 
 impl Compute {

@@ -1,0 +1,246 @@
+//! The frame of products with many rows: it goes slice by slice of columns, and for each slice panel by
+//! panel.
+//!
+//! The rows' values in a slice lie side by side ([`crate::column_slices`]), and stay in the
+//! second-level cache while some panels pass. A slice of a panel is unpacked once, into memory that the
+//! first-level cache holds. All rows of the chunk are then multiplied with it, tile by tile. Between slices,
+//! a row's sums wait in memory.
+//!
+//! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul_few`]). Neither
+//! slices nor tiles show in it.
+
+use super::matmul_few::Tile;
+use crate::cpu::proof;
+use crate::simd::{LANES, MAX_TILE, Op, Simd};
+use crate::tiles::products::matmul::MatmulChunk;
+
+/// Rows from which on unpacking a slice for all of them beats unpacking it for every tile.
+pub const MANY_ROWS: usize = 24;
+
+/// Most panels that pass before the rows' next slice is taken: their sums share the second-level cache
+/// with the rows.
+const PANELS: usize = 16;
+
+/// Weights that unpack to the same kind of slice, and how rows meet one.
+pub(super) trait SliceKind: 'static {
+    /// An unpacked slice: weights as they are multiplied.
+    type Slice<S: Simd>;
+    /// A row's values in a slice, as they are multiplied.
+    type Row;
+
+    /// Slice `slice` of the chunk's rows, and of what lies behind them.
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [Self::Row];
+}
+
+/// How unpacked slices are multiplied: compiled once for all weights that unpack to the same.
+pub(super) trait Sums: 'static {
+    /// What unpacks to this.
+    type Kind: SliceKind;
+    /// Whether registers hold the sums of a tile of two panels, on sets that have such.
+    const TWO_PANELS: bool;
+
+    /// `sums` of `T` rows plus their products with the first `columns` of a slice of each of `P` panels.
+    fn add<S: Simd, const P: usize, const T: usize>(
+        s: S,
+        slices: &[Slice<Self, S>; P],
+        columns: usize,
+        rows: &[Row<Self>; T],
+        sums: [[S::F; T]; P],
+    ) -> [[S::F; T]; P];
+}
+
+/// A slice that `A` sums over.
+pub(super) type Slice<A, S> = <<A as Sums>::Kind as SliceKind>::Slice<S>;
+/// A row that `A` sums over.
+pub(super) type Row<A> = <<A as Sums>::Kind as SliceKind>::Row;
+
+/// How a slice of a panel is unpacked.
+pub(super) trait Sliced: Tile {
+    /// What it is unpacked to.
+    type Kind: SliceKind;
+    /// Columns of a slice; the last one of a panel may have fewer.
+    const COLUMNS: usize;
+
+    /// A slice of nothing.
+    fn empty<S: Simd>(s: S) -> <Self::Kind as SliceKind>::Slice<S>;
+    /// Unpacks the slice that begins at column `first` of `panel`.
+    fn unpack<S: Simd>(
+        s: S,
+        panel: &[u8],
+        first: usize,
+        slice: &mut <Self::Kind as SliceKind>::Slice<S>,
+    );
+    /// How such slices are multiplied.
+    fn add<S: Simd>() -> AddTiles<S, Self::Kind>;
+}
+
+/// Unpacks the slice that begins at a column of a panel.
+type Unpack<S, D> = fn(&[u8], usize, &mut <D as SliceKind>::Slice<S>);
+
+/// Adds to the sums of so many rows their products with the first columns of slices of one panel or two. Those of the
+/// second begin in the middle.
+pub(super) type AddTiles<S, D> = fn(
+    &[<D as SliceKind>::Slice<S>],
+    usize,
+    &[<D as SliceKind>::Row],
+    usize,
+    &mut [<S as Simd>::F],
+);
+
+/// Computes one chunk of a product with weights of kind `K`, by slices.
+pub(super) fn slices<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+    let s = proof::<S>();
+    let mut slices = [K::empty(s), K::empty(s)];
+    s.run(Slices::<S, K::Kind> {
+        s,
+        chunk,
+        columns: K::COLUMNS,
+        slices: &mut slices,
+        unpack: unpack::<S, K>,
+        add: K::add::<S>(),
+    });
+}
+
+/// [`Sliced::unpack`] on the instructions of `S`.
+fn unpack<S: Simd, K: Sliced>(
+    panel: &[u8],
+    first: usize,
+    slice: &mut <K::Kind as SliceKind>::Slice<S>,
+) {
+    struct One<'a, L: Simd, K: Sliced>(
+        L,
+        &'a [u8],
+        usize,
+        &'a mut <K::Kind as SliceKind>::Slice<L>,
+    );
+    impl<L: Simd, K: Sliced> Op for One<'_, L, K> {
+        type Out = ();
+        #[inline(always)]
+        fn eval<S: Simd>(self, _: S) {
+            K::unpack(self.0, self.1, self.2, self.3);
+        }
+    }
+    let s = proof::<S>();
+    s.run(One::<S, K>(s, panel, first, slice));
+}
+
+/// One chunk of a product over lanes `L`: what is the same for all weights that unpack to the same.
+struct Slices<'a, 'b, L: Simd, D: SliceKind> {
+    s: L,
+    chunk: &'a MatmulChunk<'b>,
+    columns: usize,
+    slices: &'a mut [D::Slice<L>; 2],
+    unpack: Unpack<L, D>,
+    add: AddTiles<L, D>,
+}
+
+impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
+    type Out = ();
+    /// Computes with the lanes that the slice is made of; those that it is given are the same.
+    #[inline(always)]
+    fn eval<S: Simd>(self, _: S) {
+        let Self { s, chunk, columns: most, slices, unpack, add } = self;
+        let cols = chunk.w.cols;
+        // Room for a last tile that is not full, which computes what nobody reads.
+        let n_rows = chunk.rows.len() + MAX_TILE - 1;
+        let scale = s.splat(chunk.w.scale);
+        let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];
+        for first_panel in chunk.panels.clone().step_by(PANELS) {
+            let panels = first_panel..(first_panel + PANELS).min(chunk.panels.end);
+            sums.fill(s.zero());
+            for (i, first) in (0..cols).step_by(most).enumerate() {
+                let (columns, rows) = (most.min(cols - first), D::rows(chunk, i));
+                let sums = sums[..panels.len() * n_rows].chunks_mut(L::MANY_PANELS * n_rows);
+                for (p, sums) in panels.clone().step_by(L::MANY_PANELS).zip(sums) {
+                    let slices = &mut slices[..sums.len() / n_rows];
+                    for (p, slice) in (p..).zip(slices.iter_mut()) {
+                        unpack(chunk.w.panel(p), first, slice);
+                    }
+                    add(slices, columns, rows, chunk.rows.len(), sums);
+                }
+            }
+            for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {
+                for (row, sum) in chunk.rows.clone().zip(sums) {
+                    let mut values = [0.0; LANES];
+                    s.store(s.mul(*sum, scale), &mut values);
+                    // SAFETY: chunks of a job differ in panels or rows, and this is the only thread
+                    // of this one.
+                    unsafe { chunk.out.put(row, p, &values) };
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of the first `n_rows` of `rows` with slices to `sums`.
+pub(super) fn add_tiles<S: Simd, A: Sums>(
+    slices: &[Slice<A, S>],
+    columns: usize,
+    rows: &[Row<A>],
+    n_rows: usize,
+    sums: &mut [S::F],
+) {
+    let s = proof::<S>();
+    if const { S::MANY_PANELS > 1 && A::TWO_PANELS }
+        && let Ok(slices) = slices.try_into()
+    {
+        let (low, high) = sums.split_at_mut(sums.len() / 2);
+        return s.run(Tiles::<S, A, 2> { s, slices, columns, rows, n_rows, sums: [low, high] });
+    }
+    let n_sums = sums.len() / slices.len();
+    for (slice, sums) in slices.iter().zip(sums.chunks_exact_mut(n_sums)) {
+        let slices = std::array::from_ref(slice);
+        s.run(Tiles::<S, A, 1> { s, slices, columns, rows, n_rows, sums: [sums] });
+    }
+}
+
+/// Rows that meet one slice of each of `P` panels, over lanes `L`.
+struct Tiles<'a, L: Simd, A: Sums, const P: usize> {
+    s: L,
+    slices: &'a [Slice<A, L>; P],
+    columns: usize,
+    rows: &'a [Row<A>],
+    n_rows: usize,
+    sums: [&'a mut [L::F]; P],
+}
+
+impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
+    type Out = ();
+    /// Computes with the lanes that the slice is made of; those that it is given are the same.
+    #[inline(always)]
+    fn eval<S: Simd>(mut self, _: S) {
+        let mut first = 0;
+        while first < self.n_rows {
+            let left = self.n_rows - first;
+            // Conditions that are constants come first: tiles that this set does not use are not compiled for it.
+            first += if const { L::MANY_TILE > 6 && P == 1 } {
+                self.tile::<8>(first)
+            } else if const { L::MANY_TILE > 4 } && !matches!(left, 0..=4 | 7 | 8) {
+                self.tile::<6>(first)
+            } else if const { L::MANY_TILE > 1 } {
+                self.tile::<4>(first)
+            } else {
+                self.tile::<1>(first)
+            };
+        }
+    }
+}
+
+impl<L: Simd, A: Sums, const P: usize> Tiles<'_, L, A, P> {
+    /// Adds the products of the `T` rows from `first` on. Returns `T`.
+    #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
+    #[inline(always)]
+    fn tile<const T: usize>(&mut self, first: usize) -> usize {
+        const WHOLE: &str = "rows and sums fill whole tiles";
+        let rows = self.rows[first..].first_chunk::<T>().expect(WHOLE);
+        let mut sums = [[self.s.zero(); T]; P];
+        for p in 0..P {
+            sums[p] = *self.sums[p][first..].first_chunk::<T>().expect(WHOLE);
+        }
+        let sums = A::add::<L, P, T>(self.s, self.slices, self.columns, rows, sums);
+        for p in 0..P {
+            *self.sums[p][first..].first_chunk_mut::<T>().expect(WHOLE) = sums[p];
+        }
+        T
+    }
+}

@@ -1,0 +1,408 @@
+//! Products with quantised weights: integers within a block of 32 columns, f32 between blocks.
+//!
+//! For each block and row there are eight four-byte dot products, which are exact. Their sum is converted
+//! once, multiplied by the weight's scale, and added to the running sum with the activations' scale by one
+//! fused step. A format with minima adds them by a second fused step, with the sum of the activations. Blocks
+//! are taken in order, so a row's sum depends on nothing but its own length.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use super::arithmetic::{Arithmetic, ArithmeticVisitor, with_class};
+use super::matmul_few::{PREFETCH, Tile};
+use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
+use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
+use crate::simd::Simd;
+use crate::tiles::products::activations::{ActBlock, BlockSlice, SLICE};
+use crate::tiles::products::matmul::MatmulChunk;
+
+/// Vectors of half a block.
+const HALF: usize = VECTORS / 2;
+const WHOLE: &str = "a block has two halves";
+
+/// Tiles of weights of format `Q`.
+pub(super) struct QuantTile<Q>(PhantomData<Q>);
+
+impl<Q: PanelFormat> Tile for QuantTile<Q> {
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(
+        s: S,
+        chunk: &MatmulChunk<'_>,
+        panel: &[u8],
+        rows: [usize; T],
+    ) -> [S::F; T] {
+        let mut scales = Scales::<S>::zero(s);
+        let mut sums = [s.zero(); T];
+        let shift = const { Q::OFFSET.shift() };
+        // Records whose activations are looked up together. Where a record is one block, that is a whole
+        // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
+        // it is one record, which loops best.
+        let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
+        for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
+            let (slice, first) =
+                (g * group * Q::BLOCKS / SLICE_BLOCKS, g * group * Q::BLOCKS % SLICE_BLOCKS);
+            let mut x = [&[][..]; T];
+            for t in 0..T {
+                x[t] = &chunk.x.blocks(slice, rows[t])[0][first..][..group * Q::BLOCKS];
+            }
+            for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
+                let (head, planes) = record.split_at(Q::HEAD);
+                s.prefetch(head, PREFETCH, Q::HEAD);
+                Q::scales(s, head, &mut scales);
+                for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
+                    s.prefetch(planes, PREFETCH, Q::PLANES);
+                    let codes = Q::codes(s, planes);
+                    let x = block_of(&x, u * Q::BLOCKS + b);
+                    let scales = &scales;
+                    let block = OneBlock { s, codes: &codes, x, scales, b, shift, sums };
+                    sums = with_class::<Q, _>(block);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// A block and the sums that it is added to: its code is compiled once for each class of arithmetic.
+struct OneBlock<'a, S: Simd, const T: usize> {
+    s: S,
+    codes: &'a [S::I; VECTORS],
+    x: [&'a ActBlock; T],
+    scales: &'a Scales<S>,
+    b: usize,
+    shift: u32,
+    sums: [S::F; T],
+}
+
+impl<S: Simd, const T: usize> ArithmeticVisitor for OneBlock<'_, S, T> {
+    type Out = [S::F; T];
+    #[inline(always)]
+    fn visit<A: Arithmetic>(self) -> [S::F; T] {
+        let Self { s, codes, x, scales, b, shift, sums } = self;
+        tile::<S, A, T, _>(s, codes, x, scales, b, shift, sums)
+    }
+}
+
+/// Blocks of a slice.
+const SLICE_BLOCKS: usize = SLICE / BLOCK;
+
+/// Unpacked columns of a panel.
+pub(super) struct QuantSlice<S: Simd> {
+    /// What [`Offset::Shift`] has.
+    shift: u32,
+    codes: [[S::I; VECTORS]; SLICE_BLOCKS],
+    scales: Scales<S, { 2 * SLICE_BLOCKS }>,
+}
+
+impl<Q: PanelFormat> Sliced for QuantTile<Q> {
+    type Kind = QuantSlices;
+    const COLUMNS: usize = SLICE;
+
+    #[inline(always)]
+    fn empty<S: Simd>(s: S) -> QuantSlice<S> {
+        let shift = const { Q::OFFSET.shift() };
+        QuantSlice {
+            shift,
+            codes: [[s.splat_i(0); VECTORS]; SLICE_BLOCKS],
+            scales: Scales::zero(s),
+        }
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut QuantSlice<S>) {
+        const { assert!(SLICE_BLOCKS.is_multiple_of(Q::BLOCKS)) };
+        let n_scales = if Q::HALVES { 2 * Q::BLOCKS } else { Q::BLOCKS };
+        let records = &panel[first / BLOCK / Q::BLOCKS * Q::RECORD..];
+        let mut scales = Scales::<S>::zero(s);
+        for (u, record) in
+            records.chunks_exact(Q::RECORD).take(SLICE_BLOCKS / Q::BLOCKS).enumerate()
+        {
+            // The next panel's slice, which is needed after all rows of this one.
+            s.prefetch(record, panel.len(), Q::RECORD);
+            let (head, planes) = record.split_at(Q::HEAD);
+            Q::scales(s, head, &mut scales);
+            for i in 0..n_scales {
+                slice.scales.scale[u * n_scales + i] = scales.scale[i];
+                if Q::MINS {
+                    slice.scales.min[u * n_scales + i] = scales.min[i];
+                }
+            }
+            for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
+                slice.codes[u * Q::BLOCKS + b] = Q::codes(s, planes);
+            }
+        }
+    }
+
+    fn add<S: Simd>() -> AddTiles<S, QuantSlices> {
+        struct Add<S>(PhantomData<S>);
+        impl<S: Simd> ArithmeticVisitor for Add<S> {
+            type Out = AddTiles<S, QuantSlices>;
+            fn visit<A: Arithmetic>(self) -> Self::Out {
+                add_tiles::<S, QuantSums<A>>
+            }
+        }
+        with_class::<Q, _>(Add(PhantomData))
+    }
+}
+
+/// Unpacked codes, whatever their format was.
+pub(super) struct QuantSlices;
+
+impl SliceKind for QuantSlices {
+    type Slice<S: Simd> = QuantSlice<S>;
+    type Row = BlockSlice;
+
+    fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [BlockSlice] {
+        chunk.x.blocks(slice, chunk.rows.start)
+    }
+}
+
+/// Sums over unpacked codes with the arithmetic `A`.
+struct QuantSums<A>(PhantomData<A>);
+
+impl<A: Arithmetic> Sums for QuantSums<A> {
+    type Kind = QuantSlices;
+    const TWO_PANELS: bool = !A::HALVES;
+
+    #[inline(always)]
+    fn add<S: Simd, const P: usize, const T: usize>(
+        s: S,
+        slices: &[QuantSlice<S>; P],
+        columns: usize,
+        rows: &[BlockSlice; T],
+        mut sums: [[S::F; T]; P],
+    ) -> [[S::F; T]; P] {
+        let n_blocks = (columns / BLOCK).min(SLICE_BLOCKS);
+        if const { S::INTEGERS_FIRST } {
+            for p in 0..P {
+                sums[p] = integers_first::<S, A, T>(s, &slices[p], n_blocks, rows, sums[p]);
+            }
+            return sums;
+        }
+        for b in 0..n_blocks {
+            let x = blocks_at(rows, b);
+            if const { P == 1 } {
+                let [QuantSlice { shift, codes, scales }] = slices.first_chunk().expect("one");
+                sums[0] = tile::<S, A, T, _>(s, &codes[b], x, scales, b, *shift, sums[0]);
+            } else {
+                sums = panels::<S, A, P, T>(s, slices, x, b, sums);
+            }
+        }
+        sums
+    }
+}
+
+/// `sums` of `T` rows plus the first blocks of a slice: all integers, then all floats. Either alone finds registers enough.
+#[inline(always)]
+fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
+    s: S,
+    slice: &QuantSlice<S>,
+    n_blocks: usize,
+    rows: &[BlockSlice; T],
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    let mut low = [MaybeUninit::uninit(); SLICE_BLOCKS];
+    let mut high = [MaybeUninit::uninit(); SLICE_BLOCKS];
+    for b in 0..n_blocks {
+        let x = blocks_at(rows, b);
+        let products = Products::<S, T>::of::<A>(s, &slice.codes[b], x, slice.shift);
+        low[b].write(products.0[0]);
+        if A::HALVES {
+            high[b].write(products.0[1]);
+        }
+    }
+    for b in 0..n_blocks {
+        let x = blocks_at(rows, b);
+        let high = if A::HALVES { high[b] } else { low[b] };
+        // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
+        let products = unsafe { [low[b].assume_init(), high.assume_init()] };
+        sums = Products(products).scaled::<A, _>(s, x, &slice.scales, b, sums);
+    }
+    sums
+}
+
+/// `sums` of `T` rows plus block `b` of each of `P` panels, which take each four of a row's values together.
+#[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
+#[inline(always)]
+fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
+    s: S,
+    slices: &[QuantSlice<S>; P],
+    x: [&ActBlock; T],
+    b: usize,
+    mut sums: [[S::F; T]; P],
+) -> [[S::F; T]; P] {
+    let mut products = [Products([[s.splat_i(0); T]; 2]); P];
+    let halves = if A::HALVES { 2 } else { 1 };
+    for h in 0..halves {
+        for t in 0..T {
+            let neg_sum = if A::HALVES { x[t].neg_sum_half[h] } else { x[t].neg_sum };
+            for p in 0..P {
+                products[p].0[h][t] = start::<S, A>(s, neg_sum, slices[p].shift);
+            }
+        }
+        for v in h * HALF..(h + 1) * VECTORS / halves {
+            for t in 0..T {
+                let x = s.splat_bytes(&x[t].quads::<VECTORS>(0)[v]);
+                for p in 0..P {
+                    let (acc, w) = (&mut products[p].0[h][t], slices[p].codes[b][v]);
+                    *acc = match A::OFFSET {
+                        Offset::Signed => s.dot4_signed(*acc, w, x),
+                        Offset::None | Offset::Shift(_) => s.dot4(*acc, w, x),
+                    };
+                }
+            }
+        }
+    }
+    for p in 0..P {
+        sums[p] = products[p].scaled::<A, _>(s, x, &slices[p].scales, b, sums[p]);
+    }
+    sums
+}
+
+/// Where the sum of a row's products begins, by what codes become integers with.
+#[inline(always)]
+fn start<S: Simd, A: Arithmetic>(s: S, neg_sum: i32, shift: u32) -> S::I {
+    match A::OFFSET {
+        Offset::None => s.splat_i(0),
+        Offset::Shift(_) => s.shl_i(s.splat_i(neg_sum), shift),
+        Offset::Signed => s.signed_start(neg_sum),
+    }
+}
+
+/// Block `b` of each of the rows.
+#[inline(always)]
+fn block_of<'a, const T: usize>(rows: &[&'a [ActBlock]; T], b: usize) -> [&'a ActBlock; T] {
+    let mut blocks = [&rows[0][b]; T];
+    for t in 1..T {
+        blocks[t] = &rows[t][b];
+    }
+    blocks
+}
+
+/// Block `b` of each of the rows.
+#[inline(always)]
+fn blocks_at<const T: usize>(rows: &[BlockSlice; T], b: usize) -> [&ActBlock; T] {
+    let mut blocks = [&rows[0][b]; T];
+    for t in 1..T {
+        blocks[t] = &rows[t][b];
+    }
+    blocks
+}
+
+/// `sums` of `T` rows plus block `b`, in the order that registers allow.
+#[inline(always)]
+fn tile<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; VECTORS],
+    x: [&ActBlock; T],
+    scales: &Scales<S, N>,
+    b: usize,
+    shift: u32,
+    mut sums: [S::F; T],
+) -> [S::F; T] {
+    if const { S::TOGETHER } {
+        return block::<S, A, T, N>(s, codes, x, scales, b, shift, sums);
+    }
+    for t in 0..T {
+        [sums[t]] = block::<S, A, 1, N>(s, codes, [x[t]], scales, b, shift, [sums[t]]);
+    }
+    sums
+}
+
+/// `sums` of `T` rows plus block `b`.
+#[inline(always)]
+fn block<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; VECTORS],
+    x: [&ActBlock; T],
+    scales: &Scales<S, N>,
+    b: usize,
+    shift: u32,
+    sums: [S::F; T],
+) -> [S::F; T] {
+    Products::of::<A>(s, codes, x, shift).scaled::<A, N>(s, x, scales, b, sums)
+}
+
+/// The integer products of a block with `T` rows, of each half or, where these have one scale, of the
+/// whole in the first place.
+#[derive(Clone, Copy)]
+struct Products<S: Simd, const T: usize>([[S::I; T]; 2]);
+
+impl<S: Simd, const T: usize> Products<S, T> {
+    #[inline(always)]
+    fn of<A: Arithmetic>(s: S, codes: &[S::I; VECTORS], x: [&ActBlock; T], shift: u32) -> Self {
+        let mut neg_sums = [[0; T]; 2];
+        for t in 0..T {
+            if A::HALVES {
+                neg_sums[0][t] = x[t].neg_sum_half[0];
+                neg_sums[1][t] = x[t].neg_sum_half[1];
+            } else {
+                neg_sums[0][t] = x[t].neg_sum;
+            }
+        }
+        if !A::HALVES {
+            let whole = dots::<S, A, T, VECTORS>(s, codes, x, 0, (neg_sums[0], shift));
+            return Self([whole, [s.splat_i(0); T]]);
+        }
+        let (low, high) = codes.split_at(HALF);
+        let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
+        let low = dots::<S, A, T, HALF>(s, low, x, 0, (neg_sums[0], shift));
+        let high = dots::<S, A, T, HALF>(s, high, x, HALF, (neg_sums[1], shift));
+        Self([low, high])
+    }
+
+    /// `sums` plus these products of block `b`, scaled.
+    #[inline(always)]
+    fn scaled<A: Arithmetic, const N: usize>(
+        &self,
+        s: S,
+        x: [&ActBlock; T],
+        scales: &Scales<S, N>,
+        b: usize,
+        mut sums: [S::F; T],
+    ) -> [S::F; T] {
+        let Self([low, high]) = self;
+        for t in 0..T {
+            let d = s.splat(x[t].d);
+            if !A::HALVES {
+                if A::MINS {
+                    sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
+                }
+                let dot = s.mul(s.to_f32(low[t]), scales.scale[b]);
+                sums[t] = s.fma(dot, d, sums[t]);
+                continue;
+            }
+            if A::MINS {
+                sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
+                sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
+            }
+            let low = s.mul(s.to_f32(low[t]), scales.scale[2 * b]);
+            let both = s.fma(s.to_f32(high[t]), scales.scale[2 * b + 1], low);
+            sums[t] = s.fma(both, d, sums[t]);
+        }
+        sums
+    }
+}
+
+/// The integer products of the `N` vectors `codes` of a block, which are its vectors `first ..`, with `T`
+/// rows; `neg_sums` are those of the rows' values there, and `shift` is what [`Offset::Shift`] has.
+#[inline(always)]
+fn dots<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
+    s: S,
+    codes: &[S::I; N],
+    x: [&ActBlock; T],
+    first: usize,
+    (neg_sums, shift): ([i32; T], u32),
+) -> [S::I; T] {
+    let mut acc = [s.splat_i(0); T];
+    let mut quads = [&[[0; 4]; N]; T];
+    // Plain loops: the closures of array functions are not always inlined, which costs every register.
+    for t in 0..T {
+        quads[t] = x[t].quads(first);
+        acc[t] = start::<S, A>(s, neg_sums[t], shift);
+    }
+    match A::OFFSET {
+        Offset::Signed => s.dots_signed(acc, codes, &quads),
+        Offset::None | Offset::Shift(_) => s.dots(acc, codes, A::MAX_CODE, &quads),
+    }
+}

@@ -1,0 +1,5 @@
+//! What is written to the pages of sequences: keys and values, entries, and pools of rows.
+
+pub(crate) mod entries;
+pub(crate) mod pages;
+pub(crate) mod pooling;

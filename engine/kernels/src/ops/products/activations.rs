@@ -1,0 +1,45 @@
+//! The forms in which products read activations, made on all threads.
+
+use crate::compute::Compute;
+use crate::cpu::products::matmul_many::MANY_ROWS;
+use crate::tiles::products::activations::{
+    ACT_BLOCK, ActRows, BlockSlice, FLOAT_SLICE, FloatSlice, SLICE,
+};
+use crate::tiles::products::column_slices::SlicedRows;
+use crate::tiles::products::pack::Panels;
+
+impl<'a> ActRows<'a> {
+    /// Makes the form in which `w` reads rows, if it is not there: quantised where it multiplies in integers, laid out in
+    /// slices where it multiplies in f32 and there are many rows.
+    pub(crate) fn prepare(&self, compute: &Compute, w: Panels<'_>) {
+        if w.wants_blocks() {
+            self.forms.blocks.get_or_init(|| self.quantized(compute));
+        } else if self.n_rows >= MANY_ROWS {
+            self.forms.floats.get_or_init(|| self.laid_out(compute));
+        }
+    }
+
+    fn quantized(&self, compute: &Compute) -> SlicedRows<BlockSlice> {
+        let (x, cols) = (self.x, self.cols);
+        assert!(cols.is_multiple_of(ACT_BLOCK), "integer products need rows of whole blocks");
+        let quantize = compute.kernels().quantize;
+        let slices = (cols.div_ceil(SLICE), SLICE);
+        let spare = &compute.spare.blocks;
+        SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+            let x = &x[r * cols..(r + 1) * cols][i * SLICE..];
+            let x = &x[..x.len().min(SLICE)];
+            quantize(x, &mut out[..x.len() / ACT_BLOCK]);
+        })
+    }
+
+    fn laid_out(&self, compute: &Compute) -> SlicedRows<FloatSlice> {
+        let (x, cols) = (self.x, self.cols);
+        let slices = (cols.div_ceil(FLOAT_SLICE), FLOAT_SLICE);
+        let spare = &compute.spare.floats;
+        SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+            let x = &x[r * cols..(r + 1) * cols][i * FLOAT_SLICE..];
+            let x = &x[..x.len().min(FLOAT_SLICE)];
+            out[..x.len()].copy_from_slice(x);
+        })
+    }
+}
