@@ -31,7 +31,7 @@ use super::simd::{LANES, Simd};
 use brigade_quant::{Block, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, GgmlType};
 
 /// Columns that share a block of activations.
-pub(crate) const BLOCK: usize = crate::tiles::products::activations::ACT_BLOCK;
+pub(crate) const BLOCK: usize = 32;
 
 /// Vectors of codes in a block: each holds four columns of sixteen rows.
 pub(crate) const VECTORS: usize = BLOCK / 4;

@@ -13,7 +13,7 @@ use bytemuck::Zeroable;
 use super::column_slices::{SlicedRows, Spare};
 
 /// Elements that share a scale.
-pub const ACT_BLOCK: usize = 32;
+pub const ACT_BLOCK: usize = crate::format::BLOCK;
 
 /// Columns of a slice of 8-bit activations: of 4-bit weights they take half of the smallest first-level
 /// caches, with the activations of a tile.
