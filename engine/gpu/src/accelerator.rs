@@ -10,14 +10,14 @@ use brigade_ops::{
 };
 use brigade_quant::{DeviceError, DeviceFault};
 
-use crate::buffer::GpuBuffer;
 use crate::device::Gpu;
 use crate::error::GpuError;
-use crate::exchange::Inbox;
-use crate::facts::GpuKind;
-use crate::milestone::{Fetch, Milestone};
 use crate::operands::{ToGpu, span_of};
 use crate::ops::MAX_INDEX_HEADS;
+use crate::transfer::buffer::GpuBuffer;
+use crate::transfer::inbox::Inbox;
+use crate::transfer::milestone::{Fetch, Milestone};
+use crate::vulkan::facts::GpuKind;
 
 impl From<GpuError> for DeviceError {
     fn from(error: GpuError) -> Self {

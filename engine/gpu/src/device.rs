@@ -8,21 +8,21 @@ use std::time::Duration;
 use ash::vk;
 use brigade_ops::{Handed, KernelTime};
 
+use crate::commands::dispatch::{Joined, Work};
+use crate::commands::rehearsal::Rehearsal;
+use crate::commands::timeline::{Timeline, Watch};
 use crate::commands::{Order, Recorder};
 use crate::error::GpuError;
-use crate::facts::{GpuFacts, Heaps};
-use crate::instance::Instance;
 use crate::lock::lock;
-use crate::logical::Device;
+use crate::memory::span::Span;
+use crate::memory::staging::Chunk;
 use crate::memory::{Memory, Purpose, Region};
 use crate::options::GpuOptions;
+use crate::pipelines::shader::Shader;
 use crate::pipelines::{Pipelines, Wanted};
-use crate::rehearsal::Rehearsal;
-use crate::shader::Shader;
-use crate::span::Span;
-use crate::staging::Chunk;
-use crate::timeline::{Timeline, Watch};
-use crate::work::{Joined, Work};
+use crate::vulkan::facts::{GpuFacts, Heaps};
+use crate::vulkan::instance::Instance;
+use crate::vulkan::logical::Device;
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
 /// done, and return at once.
@@ -404,7 +404,7 @@ impl Gpu {
     }
 
     /// Frees a slab that no buffer is in.
-    fn destroy(&self, slab: crate::slab::Slab) {
+    fn destroy(&self, slab: crate::memory::slab::Slab) {
         self.wait();
         // A device that failed may still write: its memory stays until it is closed.
         if self.check().is_ok() {

@@ -7,50 +7,28 @@
 //! Nothing here knows models, layers or files, only addresses, shapes and packed bytes.
 
 mod accelerator;
-mod batch;
-mod buffer;
 mod commands;
-mod compile;
 mod device;
-mod drivers;
 mod error;
-mod exchange;
-mod facts;
-mod filling;
-mod free;
-mod instance;
 mod lock;
-mod logical;
 mod memory;
-mod milestone;
 mod operands;
 mod ops;
 mod options;
-mod pipeline_cache;
 mod pipelines;
-mod recorded;
-mod rehearsal;
-mod shader;
-mod slab;
-mod span;
-mod staging;
-mod timeline;
-mod timer;
-mod upload;
-mod work;
+mod precompile;
+mod transfer;
+mod vulkan;
 
 pub use brigade_shapes::{
     BlockSizes, Decay, DeltaShape, DilatedConv, EntryLayout, ExpertGroups, ExpertWeights,
     GateBound, KV_PAGE, KeyHeads, KvLayout, KvType, LEAST_WEIGHT_SUM, PoolSizes, RopeLayout,
     SsdShape, StateAt, StreamShape, SumStart, ValuePlace, WeightsAt, Window, Xielu,
 };
-pub use buffer::GpuBuffer;
 pub use device::Gpu;
 pub use error::GpuError;
-pub use exchange::Inbox;
-pub use facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 pub use memory::Purpose;
-pub use milestone::{Fetch, Milestone};
+pub use memory::span::{Span, SpanMut};
 pub use operands::{OnGpu, ToGpu, span_mut_of, span_of};
 pub use ops::BlockIndexSpans;
 pub use ops::WeighedSpans;
@@ -59,4 +37,7 @@ pub use ops::{ExpertRoutes, ExpertTable, ExpertWork, FormedExpertProduct};
 pub use ops::{FormedProduct, RowForm, WeightType};
 pub use ops::{IndexSpans, MAX_INDEX_HEADS, PoolingSpans};
 pub use options::GpuOptions;
-pub use span::{Span, SpanMut};
+pub use transfer::buffer::GpuBuffer;
+pub use transfer::inbox::Inbox;
+pub use transfer::milestone::{Fetch, Milestone};
+pub use vulkan::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};

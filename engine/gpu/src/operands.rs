@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::buffer::GpuBuffer;
 use crate::device::Gpu;
-use crate::span::{Span, SpanMut};
+use crate::memory::span::{Span, SpanMut};
+use crate::transfer::buffer::GpuBuffer;
 use brigade_ops::{Anywhere, Buffer, Carry, Element, Part, PartMut, Place, Vector, View, ViewMut};
 use brigade_quant::DeviceError;
 

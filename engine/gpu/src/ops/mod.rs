@@ -1,54 +1,21 @@
-//! Ops: methods of [`Gpu`](crate::Gpu), a file for each family. Each checks its shapes (a mismatch is a bug of the caller and
+//! Ops: methods of [`Gpu`](crate::Gpu), a folder for each family. Each checks its shapes (a mismatch is a bug of the caller and
 //! panics) and records its kernels. Their meaning is that of the engine's `Compute` methods of the same names.
 
-mod attend_blocks;
-mod attend_entries;
-mod attend_plan;
 mod attention;
-mod best;
-mod block_index;
-mod chosen;
-mod conv;
-mod delta;
-mod depth;
-mod dilated;
-mod elementwise;
-mod entries;
-mod expert_work;
-mod gates;
-mod greatest;
+mod experts;
 mod index;
-mod index_pages;
-mod joining;
 mod kv;
-mod mamba;
-mod mean_index;
-mod moves;
-mod pages;
-mod pairs;
-mod parts;
-mod pooling;
 mod probe;
 mod products;
-mod rope;
-mod route;
-mod rows;
 mod rowwise;
 mod run;
 mod scan;
-mod scatter;
-mod ssd;
-mod streams;
-mod weigh;
-mod wide;
-mod wkv;
-mod wkv7;
 
-pub use attention::{AttendPages, AttendVariant};
-pub use block_index::BlockIndexSpans;
-pub use expert_work::ExpertWork;
-pub use index::{IndexSpans, MAX_INDEX_HEADS};
-pub use pooling::PoolingSpans;
+pub use attention::paged::{AttendPages, AttendVariant};
+pub use experts::routing::ExpertRoutes;
+pub use index::blocks::BlockIndexSpans;
+pub use index::positions::{IndexSpans, MAX_INDEX_HEADS};
+pub use kv::pooling::PoolingSpans;
+pub use products::expert_work::ExpertWork;
 pub use products::{ExpertTable, FormedExpertProduct, FormedProduct, RowForm, WeightType};
-pub use route::ExpertRoutes;
-pub use weigh::WeighedSpans;
+pub use rowwise::weighted_sums::WeighedSpans;

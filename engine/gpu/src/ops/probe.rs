@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
-use crate::shader::{Shader, shader};
-use crate::span::{Span, SpanMut};
+use crate::memory::span::{Span, SpanMut};
+use crate::pipelines::shader::{Shader, shader};
 
 static SHADER: Shader = shader!("probe_numbers");
 

@@ -5,11 +5,11 @@ use brigade_ops::{
     StreamWeights, Weigh,
 };
 
-use super::block_index::BlockIndexSpans;
-use super::index::{IndexSpans, MAX_INDEX_HEADS};
-use super::pooling::PoolingSpans;
-use super::route::ExpertRoutes;
-use super::weigh::WeighedSpans;
+use super::experts::routing::ExpertRoutes;
+use super::index::blocks::BlockIndexSpans;
+use super::index::positions::{IndexSpans, MAX_INDEX_HEADS};
+use super::kv::pooling::PoolingSpans;
+use super::rowwise::weighted_sums::WeighedSpans;
 
 use crate::device::Gpu;
 use crate::error::GpuError;

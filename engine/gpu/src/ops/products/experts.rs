@@ -5,15 +5,15 @@ use std::sync::Arc;
 use brigade_ops::ExpertRows;
 use bytemuck::{Pod, Zeroable};
 
+use super::expert_work::ExpertWork;
 use super::kernel::Kernel;
 use super::{LANES, Push, Shape, WeightType};
-use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::Gpu;
 use crate::error::GpuError;
-use crate::ops::elementwise::count;
-use crate::ops::expert_work::ExpertWork;
-use crate::span::{Span, SpanMut};
+use crate::memory::span::{Span, SpanMut};
+use crate::ops::rowwise::elementwise::count;
+use crate::transfer::buffer::GpuBuffer;
 
 /// Where kernels find the packed weights of each expert of a tensor. It keeps them where they are.
 #[derive(Debug)]

@@ -6,16 +6,16 @@ use brigade_ops::Derived;
 use bytemuck::{Pod, Zeroable};
 
 use super::BLOCK;
+use super::expert_work::ExpertWork;
 use super::format::WeightType;
-use crate::buffer::GpuBuffer;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
 use crate::memory::Purpose;
-use crate::ops::elementwise::count;
-use crate::ops::expert_work::ExpertWork;
-use crate::shader::{Shader, shader};
-use crate::span::{Span, SpanMut};
+use crate::memory::span::{Span, SpanMut};
+use crate::ops::rowwise::elementwise::count;
+use crate::pipelines::shader::{Shader, shader};
+use crate::transfer::buffer::GpuBuffer;
 
 static HALF_ROWS: Shader = shader!("half_rows");
 

@@ -5,8 +5,8 @@ use super::LANES;
 use super::format::{Format, WeightType};
 use super::forms::{FEW_ROWS, RowForm};
 use crate::device::lines;
-use crate::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
-use crate::shader::{Shader, shader};
+use crate::pipelines::shader::{Shader, shader};
+use crate::vulkan::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
 
 static FEW: Shader = shader!("product_few");
 static MANY: Shader = shader!("product_many");

@@ -7,6 +7,7 @@
 //! With [fast math](crate::GpuOptions::fast_math), products of more than eight rows are computed in f16 by matrix units,
 //! except of weights in F32 and BF16. Their bits are the device's own, and depend on how many rows are together.
 
+pub(crate) mod expert_work;
 mod experts;
 mod format;
 mod forms;
@@ -15,14 +16,15 @@ mod kernel;
 use brigade_ops::{Product, Products, Weights};
 use bytemuck::{Pod, Zeroable};
 
-use super::elementwise::count;
-use super::joining::{self, AS_THEY_ARE, QUANTIZE, QuantizePush};
+use super::rowwise::elementwise::count;
+use super::rowwise::joining;
+use super::rowwise::joining::{AS_THEY_ARE, QUANTIZE, QuantizePush};
 use crate::commands::Order;
+use crate::commands::dispatch::Work;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;
+use crate::memory::span::{Span, SpanMut};
 use crate::operands::OnGpu;
-use crate::span::{Span, SpanMut};
-use crate::work::Work;
 
 pub use experts::{ExpertTable, FormedExpertProduct};
 pub use format::WeightType;

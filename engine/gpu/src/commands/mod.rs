@@ -1,0 +1,268 @@
+//! Commands: gathered one after the other, handed to the device in batches, waited for when the host reads.
+
+pub(super) mod batch;
+pub(super) mod dispatch;
+pub(super) mod recorded;
+pub(super) mod rehearsal;
+pub(super) mod timeline;
+pub(super) mod timer;
+
+use ash::vk;
+
+use crate::error::GpuError;
+use crate::memory::staging::{Chunk, Staging};
+use crate::memory::upload::Uploads;
+use crate::options::GpuOptions;
+use crate::pipelines::shader::MAX_PUSH;
+use crate::vulkan::logical::Device;
+use batch::Batch;
+use brigade_ops::{Handed, KernelTime};
+use dispatch::Work;
+use recorded::Recorded;
+use timeline::Timeline;
+use timer::Timer;
+
+/// How a dispatch stands to the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// It runs when all before it are done, and sees what they wrote.
+    After,
+    /// It may run at the same time as the one before it: neither writes what the other uses.
+    Beside,
+}
+
+/// Dispatches that are handed to the device together after a wait, so that it begins while the host goes on; and later ones
+/// at most: each batch has twice as many as the one before.
+const FIRST_BATCH: usize = 16;
+const LAST_BATCH: usize = 256;
+
+/// What was gathered and is not done yet.
+pub(crate) struct Recorder {
+    timeline: Timeline,
+    layout: vk::PipelineLayout,
+    /// What is handed over next.
+    open: Batch,
+    /// Runs of kernels that it shall have.
+    batch: usize,
+    /// The run that it ends with, if it ends with one that came after all before.
+    last: Option<Work>,
+    recorded: Recorded,
+    submitted: u64,
+    /// Runs of kernels that were handed over.
+    runs: u64,
+    /// Something was gathered, or left out, that the next run stays behind in any case.
+    owed_barrier: bool,
+    lose_after: Option<u64>,
+    pub(crate) uploads: Uploads,
+    staging: Staging,
+    /// [`GpuOptions::timed`].
+    timer: Option<Timer>,
+}
+
+impl Recorder {
+    pub(crate) fn new(
+        device: &Device,
+        timeline: Timeline,
+        options: &GpuOptions,
+    ) -> Result<Self, GpuError> {
+        let raw = &device.raw;
+        let info = vk::CommandPoolCreateInfo::default()
+            .queue_family_index(device.family)
+            .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
+        let ranges = [vk::PushConstantRange::default()
+            .stage_flags(vk::ShaderStageFlags::COMPUTE)
+            .size(MAX_PUSH as u32)];
+        let layout = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&ranges);
+        let timer = options.timed.then(|| Timer::new(device, LAST_BATCH)).transpose()?;
+        let failed = GpuError::of("a queue's parts");
+        // SAFETY: the device is open and the infos are complete. What was created before one that fails goes with the
+        // device, which is given up then.
+        unsafe {
+            let pool = raw.create_command_pool(&info, None).map_err(&failed)?;
+            let layout = raw.create_pipeline_layout(&layout, None).map_err(&failed)?;
+            Ok(Self {
+                timeline,
+                layout,
+                open: Batch::default(),
+                batch: FIRST_BATCH,
+                last: None,
+                recorded: Recorded::new(pool, layout),
+                submitted: 0,
+                runs: 0,
+                owed_barrier: false,
+                lose_after: options.lose_after,
+                uploads: Uploads::default(),
+                staging: Staging::default(),
+                timer,
+            })
+        }
+    }
+
+    /// The layout of every pipeline: push constants.
+    pub(crate) fn layout(&self) -> vk::PipelineLayout {
+        self.layout
+    }
+
+    /// What was handed over so far.
+    pub(crate) fn handed(&self) -> Handed {
+        Handed { runs: self.runs, batches: self.submitted, recorded: self.recorded.n_recorded() }
+    }
+
+    /// The run that was added last, if it came after all before and is not handed over.
+    pub(crate) fn last(&self) -> Option<&Work> {
+        self.last.as_ref()
+    }
+
+    /// Puts a run in the place of the last one ([`Recorder::last`]).
+    pub(crate) fn replace_last(&mut self, pipeline: vk::Pipeline, work: &Work) {
+        self.open.replace_run(pipeline, work.push(), work.groups);
+        if let Some(timer) = &mut self.timer {
+            timer.replace_run(work);
+        }
+        self.last = Some(*work);
+    }
+
+    /// Adds a run of a kernel.
+    pub(crate) fn run(
+        &mut self,
+        device: &Device,
+        order: Order,
+        pipeline: vk::Pipeline,
+        work: &Work,
+    ) -> Result<(), GpuError> {
+        self.last = None;
+        if work.groups.contains(&0) {
+            self.owed_barrier |= order == Order::After;
+            return Ok(());
+        }
+        if order == Order::After || self.owed_barrier {
+            self.open.barrier(vk::PipelineStageFlags2::COMPUTE_SHADER);
+            self.owed_barrier = false;
+        }
+        self.open.run(pipeline, work.push(), work.groups);
+        if let Some(timer) = &mut self.timer {
+            timer.run(work);
+        }
+        self.last = (order == Order::After).then_some(*work);
+        if self.open.runs() >= self.batch {
+            self.submit(device)?;
+            self.batch = (2 * self.batch).min(LAST_BATCH);
+        }
+        Ok(())
+    }
+
+    /// Adds that bytes become zero, after all before. The range starts and ends at multiples of 4.
+    pub(crate) fn zeros(&mut self, buffer: vk::Buffer, range: std::ops::Range<u64>) {
+        self.last = None;
+        self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
+        self.open.fill(buffer, range);
+        // What runs beside the run before it stays behind this.
+        self.owed_barrier = true;
+    }
+
+    /// Takes a chunk with room for `len` bytes out of the ring, which may be waited for.
+    pub(crate) fn take_chunk(&mut self, device: &Device, len: usize) -> Result<Chunk, GpuError> {
+        if let Some(chunk) = self.staging.take_open(len) {
+            return Ok(chunk);
+        }
+        // What was filled is on its way while the host fills the next chunk.
+        self.submit(device)?;
+        if let Some(batch) = self.staging.close() {
+            self.timeline.wait(device, batch)?;
+        }
+        self.staging.take_empty(device)
+    }
+
+    /// Adds that the next `len` bytes of a chunk come to a buffer, after all before.
+    pub(crate) fn copy_chunk(&mut self, chunk: &mut Chunk, len: usize, to: (vk::Buffer, u64)) {
+        self.last = None;
+        self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
+        // Nobody writes this part of the chunk before the copy is done: the ring waits for the batch (above).
+        let from = chunk.filled(len, self.submitted + 1);
+        self.open.copy(from, to, len as u64);
+        self.owed_barrier = true;
+    }
+
+    /// Takes a chunk back.
+    pub(crate) fn give_chunk(&mut self, chunk: Chunk) {
+        self.staging.give(chunk);
+    }
+
+    /// The batch that the last of what was gathered is in.
+    pub(crate) fn last_batch(&self) -> u64 {
+        self.submitted + u64::from(!self.open.is_empty())
+    }
+
+    /// Hands over all that was gathered. What comes next begins with a small batch.
+    pub(crate) fn hand_over(&mut self, device: &Device) -> Result<(), GpuError> {
+        self.batch = FIRST_BATCH;
+        self.submit(device)
+    }
+
+    /// Hands over what is in batches up to this one.
+    pub(crate) fn hand_over_up_to(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
+        if self.submitted < batch { self.hand_over(device) } else { Ok(()) }
+    }
+
+    /// Hands the batch over, without waiting.
+    fn submit(&mut self, device: &Device) -> Result<(), GpuError> {
+        self.last = None;
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        if self.lose_after.is_some_and(|batches| self.submitted >= batches) {
+            return Err(GpuError::Lost);
+        }
+        self.open.barrier(vk::PipelineStageFlags2::HOST);
+        let runs = self.open.runs() as u64;
+        let number = self.submitted + 1;
+        let done = self.timeline.done(device)?;
+        let (recorded, open) = (&mut self.recorded, &mut self.open);
+        let commands = match &self.timer {
+            None => recorded.commands(device, open, (number, done))?,
+            Some(timer) => recorded.timed_commands(device, open, (number, done), timer.stamps())?,
+        };
+        let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
+        let signals = [vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.timeline.semaphore())
+            .value(number)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let info = vk::SubmitInfo2::default()
+            .command_buffer_infos(&buffers)
+            .signal_semaphore_infos(&signals);
+        // SAFETY: the queue is used under the recorder's lock alone; what the commands use lives until they are done:
+        // pipelines as long as the device, memory until its slab is destroyed, which waits.
+        unsafe { device.raw.queue_submit2(device.queue, &[info], vk::Fence::null()) }
+            .map_err(GpuError::of("work"))?;
+        self.submitted = number;
+        self.runs += runs;
+        if let Some(timer) = &mut self.timer {
+            self.timeline.wait(device, number)?;
+            timer.read(device)?;
+        }
+        Ok(())
+    }
+
+    /// The times of kernels since this was last asked; none where the device is not timed.
+    pub(crate) fn take_times(&mut self) -> Vec<KernelTime> {
+        self.timer.as_mut().map_or_else(Vec::new, Timer::take)
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Safety
+    /// The device does nothing any more.
+    pub(crate) unsafe fn destroy(&mut self, device: &Device) {
+        // SAFETY: promised by the caller; nothing of this is used afterwards.
+        unsafe {
+            for chunk in self.uploads.drain().chain(self.staging.drain()) {
+                chunk.destroy(device);
+            }
+            if let Some(timer) = &self.timer {
+                timer.destroy(device);
+            }
+            self.recorded.destroy(device);
+            self.timeline.destroy(device);
+        }
+    }
+}

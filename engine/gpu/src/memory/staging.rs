@@ -1,0 +1,103 @@
+//! Bytes of the host on their way to memory that it does not see, through a ring of chunks that both see: the host fills one while the
+//! device copies another.
+//!
+//! Whoever fills takes a chunk out of the ring, and gives it back when the copy is recorded (`transfer/filling.rs`).
+
+use std::collections::VecDeque;
+
+use ash::vk;
+
+use super::slab::{Place, Slab};
+use crate::error::GpuError;
+use crate::vulkan::logical::Device;
+
+/// Bytes of a chunk.
+pub(crate) const CHUNK: usize = 16 << 20;
+/// Chunks of the ring. There are more while several threads fill some.
+const CHUNKS: usize = 3;
+/// What is filled begins at a multiple of this, a cache line.
+const LINE: usize = 64;
+
+/// The ring; its chunks are made when they are first filled.
+#[derive(Default)]
+pub(crate) struct Staging {
+    /// The chunk that is filled next, if nobody has it.
+    open: Option<Chunk>,
+    /// Those that are full, the oldest first.
+    full: VecDeque<Chunk>,
+}
+
+/// Memory of the ring.
+pub(crate) struct Chunk {
+    slab: Slab,
+    /// Bytes of it that are filled.
+    used: usize,
+    /// The last batch of commands that reads it.
+    batch: u64,
+}
+
+impl Staging {
+    /// Takes the chunk that is being filled if it has room for `len` bytes.
+    pub(crate) fn take_open(&mut self, len: usize) -> Option<Chunk> {
+        self.open.take_if(|chunk| len <= chunk.room())
+    }
+
+    /// The chunk that was being filled is full. Returns the batch to wait for before [`Staging::take_empty`].
+    pub(crate) fn close(&mut self) -> Option<u64> {
+        self.full.extend(self.open.take());
+        self.full.front().filter(|_| self.full.len() >= CHUNKS).map(|oldest| oldest.batch)
+    }
+
+    /// Takes a chunk with all of its room: the oldest if there are enough, else a new one.
+    pub(crate) fn take_empty(&mut self, device: &Device) -> Result<Chunk, GpuError> {
+        let oldest = if self.full.len() < CHUNKS { None } else { self.full.pop_front() };
+        match oldest {
+            Some(chunk) => Ok(Chunk { used: 0, ..chunk }),
+            None => {
+                let slab = Slab::new(device, CHUNK as u64, Place::Host)?;
+                Ok(Chunk { slab, used: 0, batch: 0 })
+            }
+        }
+    }
+
+    /// Takes a chunk back.
+    pub(crate) fn give(&mut self, chunk: Chunk) {
+        match &self.open {
+            None => self.open = Some(chunk),
+            Some(_) => self.full.push_back(chunk),
+        }
+    }
+
+    /// Takes out every chunk.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Slab> {
+        let full = std::mem::take(&mut self.full);
+        self.open.take().into_iter().chain(full).map(|chunk| chunk.slab)
+    }
+}
+
+impl Chunk {
+    /// Bytes that there is room for.
+    pub(crate) fn room(&self) -> usize {
+        CHUNK - self.used
+    }
+
+    /// The next `len` bytes, to be filled.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub(crate) fn next(&mut self, len: usize) -> &mut [u8] {
+        assert!(len <= self.room(), "{len} bytes of a chunk that has {}", self.room());
+        let host = self.slab.host.expect("the host sees its own memory (`Place::Host`)");
+        // SAFETY: the chunk has these bytes (asserted), and is borrowed mutably. No command reads them: those that did were done
+        // when the chunk became empty, and later ones read what is before `used`.
+        unsafe { std::slice::from_raw_parts_mut(host.add(self.used).as_ptr(), len) }
+    }
+
+    /// Counts the next `len` bytes as filled; the batch numbered `batch` reads them. Returns the buffer and where in it they are.
+    pub(crate) fn filled(&mut self, len: usize, batch: u64) -> (vk::Buffer, u64) {
+        let at = self.used;
+        self.used = (at + len).next_multiple_of(LINE).min(CHUNK);
+        self.batch = batch;
+        (self.slab.buffer, at as u64)
+    }
+}

@@ -1,0 +1,79 @@
+//! The first of the greatest values of each row, or some of the greatest.
+
+use brigade_ops::{FewGreatest, Greatest};
+use bytemuck::{Pod, Zeroable};
+
+use super::elementwise::count;
+use super::top_k::{Best, Line};
+use crate::commands::Order;
+use crate::device::{Gpu, lines};
+use crate::error::GpuError;
+use crate::memory::Purpose;
+use crate::memory::span::SpanMut;
+use crate::operands::OnGpu;
+use crate::pipelines::shader::{Shader, shader};
+
+static SHADER: Shader = shader!("greatest");
+
+/// Values of a row that a workgroup looks through.
+const PIECE: usize = 4096;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Push {
+    x: u64,
+    result: u64,
+    n_units: u32,
+    d: u32,
+    pieces: u32,
+    piece: u32,
+}
+
+impl Gpu {
+    /// See [`Greatest`].
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    pub fn greatest(&self, op: Greatest<'_, OnGpu>) -> Result<(), GpuError> {
+        op.check();
+        let Greatest { x, d, out } = op;
+        let (n_rows, pieces) = (x.values() / d, d.div_ceil(PIECE));
+        let mut of_pieces = self.buffer(8 * n_rows * pieces, Purpose::Activations)?;
+        self.greatest_of(false, x.address(), [n_rows, d, pieces], of_pieces.span_mut());
+        self.greatest_of(true, of_pieces.span().address(), [n_rows, pieces, 1], out);
+        Ok(())
+    }
+
+    /// See [`FewGreatest`].
+    pub fn greatest_few(&self, op: FewGreatest<'_, OnGpu>) {
+        op.check();
+        let FewGreatest { x, d, k, out } = op;
+        let best = Best {
+            wanted: k,
+            n_behind: 0,
+            copies: 2,
+            of_floats: true,
+            as_floats: false,
+            with_scores: true,
+        };
+        let line = |row: usize| Line { n: count(d), row: count(row), behind: 0 };
+        let all: Vec<Line> = (0..x.values() / d).map(line).collect();
+        self.best(best, &all, x, d, out);
+    }
+
+    /// The greatest of each of so many pieces of rows: values, or pairs of an earlier run.
+    fn greatest_of(&self, pairs: bool, x: u64, [n_rows, d, pieces]: [usize; 3], to: SpanMut<'_>) {
+        let push = Push {
+            x,
+            result: to.address(),
+            n_units: count(n_rows * pieces),
+            d: count(d),
+            pieces: count(pieces),
+            piece: count(d.div_ceil(pieces.max(1))),
+        };
+        let groups = lines(n_rows * pieces);
+        // SAFETY: the kernel reads the rows at `x`, `d` values or pairs each, which the callers have, and writes a pair of `to` for
+        // each piece, for which there is room.
+        unsafe { self.dispatch(Order::After, &SHADER, &[u32::from(pairs)], &push, groups) };
+    }
+}

@@ -1,0 +1,90 @@
+//! Filling memory that the host does not see, by way of the ring of chunks: others record commands while a chunk is filled.
+
+use std::ops::Range;
+
+use ash::vk;
+
+use crate::device::Gpu;
+use crate::memory::staging::{CHUNK, Chunk};
+
+/// Bytes that are filled at once at least, or all that are to come: less is not worth a run of the threads that fill them.
+const LEAST: usize = 1 << 20;
+
+/// A chunk outside the ring, which goes back to it in the end.
+struct Taken<'a> {
+    gpu: &'a Gpu,
+    chunk: Option<Chunk>,
+}
+
+impl Gpu {
+    /// Records that `len` bytes of the host come to bytes of a slab from `offset` on. `fill` is told which of them to write, whole
+    /// pieces of `piece` bytes, and where; it writes all, and reads nothing of what was there. Others may record meanwhile.
+    ///
+    /// # Panics
+    /// If these are not whole pieces.
+    pub(crate) fn stage(
+        &self,
+        (to, offset): (vk::Buffer, u64),
+        (len, piece): (usize, usize),
+        fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
+    ) {
+        assert!(len == 0 || piece > 0 && len.is_multiple_of(piece), "{len} bytes by {piece}");
+        let mut at = 0;
+        while at < len {
+            let to = (to, offset + at as u64);
+            let n = match piece > CHUNK {
+                true => Some(self.stage_large(to, at..at + piece, fill)),
+                false => self.stage_some(to, (at..len, piece), fill),
+            };
+            // Where there is no chunk the device failed, and does nothing any more.
+            let Some(n) = n else { return };
+            at += n;
+        }
+    }
+
+    /// Stages as many of the bytes `range` as a chunk has room for; how many they are.
+    fn stage_some(
+        &self,
+        to: (vk::Buffer, u64),
+        (range, piece): (Range<usize>, usize),
+        fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
+    ) -> Option<usize> {
+        let mut taken = self.take_chunk(LEAST.min(range.len()).max(piece))?;
+        let chunk = taken.chunk.as_mut()?;
+        let n = (chunk.room() / piece * piece).min(range.len());
+        fill(range.start..range.start + n, chunk.next(n));
+        self.record(|recorder| {
+            recorder.copy_chunk(chunk, n, to);
+            Ok(())
+        })?;
+        Some(n)
+    }
+
+    /// Stages one piece that no chunk has room for, by way of the host's own memory; how many bytes it has.
+    fn stage_large(
+        &self,
+        to: (vk::Buffer, u64),
+        range: Range<usize>,
+        fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
+    ) -> usize {
+        let mut piece = vec![0; range.len()];
+        fill(range, &mut piece);
+        let mut copy = |part, out: &mut [u8]| out.copy_from_slice(&piece[part]);
+        self.stage(to, (piece.len(), 1), &mut copy);
+        piece.len()
+    }
+
+    /// Takes a chunk with room for `len` bytes out of the ring.
+    fn take_chunk(&self, len: usize) -> Option<Taken<'_>> {
+        let chunk = self.record(|recorder| recorder.take_chunk(self.device(), len))?;
+        Some(Taken { gpu: self, chunk: Some(chunk) })
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(chunk) = self.chunk.take() {
+            self.gpu.give_chunk(chunk);
+        }
+    }
+}

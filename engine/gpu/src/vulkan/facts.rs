@@ -1,0 +1,372 @@
+//! What a device says of itself.
+
+use std::ffi::CStr;
+
+use ash::{ext, khr, vk};
+
+use super::drivers::{Verdict, verdict};
+use super::instance::Instance;
+use crate::error::GpuError;
+
+/// What a device is and can do.
+#[derive(Clone, Debug)]
+pub struct GpuFacts {
+    /// The device's name.
+    pub name: String,
+    /// The driver's name.
+    pub driver: String,
+    /// The driver's version, in its own words.
+    pub driver_version: String,
+    /// The Vulkan version, as `1.3.230`.
+    pub api_version: String,
+    /// What sort of device it is.
+    pub kind: GpuKind,
+    /// Bytes of its own memory.
+    pub device_bytes: u64,
+    /// Bytes of its own memory that the host can write: all of it, or a small window.
+    pub visible_bytes: u64,
+    /// Bytes of its own memory that nobody uses now; all of them where the driver does not say.
+    pub free_bytes: u64,
+    /// Invocations that run together.
+    pub subgroup_size: u32,
+    /// Whether dot products of four bytes have an instruction.
+    pub integer_dot: bool,
+    /// Whether kernels keep subnormal numbers; otherwise the driver may flush them.
+    pub keeps_subnormals: bool,
+    /// Whether kernels can compute in f64.
+    pub float64: bool,
+    /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
+    pub matrices: Vec<MatrixShape>,
+    /// Why its matrix units are left alone, where that is the driver's fault.
+    pub no_units: Option<&'static str>,
+    /// Why it is not used at all: what is known of its driver.
+    pub refused: Option<&'static str>,
+    pub(crate) limits: Limits,
+}
+
+/// The sort of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuKind {
+    /// A card with memory of its own.
+    Discrete,
+    /// A part of the processor, with its memory.
+    Integrated,
+    /// Lent by a virtual machine's host.
+    Virtual,
+    /// The processor itself.
+    Software,
+    /// Another sort.
+    Other,
+}
+
+impl std::fmt::Display for GpuKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Discrete => "discrete",
+            Self::Integrated => "integrated",
+            Self::Virtual => "virtual",
+            Self::Software => "software",
+            Self::Other => "other",
+        })
+    }
+}
+
+/// One product of matrix units: `[m, k]` times `[k, n]`, added to `[m, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Rows of the result.
+    pub m: u32,
+    /// Columns of the result.
+    pub n: u32,
+    /// What is summed over.
+    pub k: u32,
+    /// Type of both factors.
+    pub factors: MatrixType,
+    /// Type of the sums.
+    pub sums: MatrixType,
+}
+
+/// Type of a matrix unit's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixType {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
+    /// Signed bytes.
+    I8,
+    /// Unsigned bytes.
+    U8,
+    /// Signed words.
+    I32,
+    /// Any other.
+    Other,
+}
+
+/// What the runtime asks before it creates something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Most bytes of one allocation.
+    pub(crate) allocation: u64,
+    /// Most invocations that run together.
+    pub(crate) subgroup: u32,
+    /// Ways of rounding and of subnormals that kernels can be told to keep.
+    pub(crate) controls: FloatControls,
+    /// Who made the device, which it is, and its driver: what compiled kernels depend on.
+    pub(crate) identity: Identity,
+}
+
+/// Modes of arithmetic that can be asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FloatControls {
+    pub(crate) keep_subnormals: bool,
+    pub(crate) keep_signs_and_infinities: bool,
+    pub(crate) round_to_even: bool,
+}
+
+/// What compiled kernels depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) vendor: u32,
+    pub(crate) device: u32,
+    pub(crate) device_uuid: [u8; 16],
+    pub(crate) driver_uuid: [u8; 16],
+    pub(crate) cache_uuid: [u8; 16],
+}
+
+impl GpuFacts {
+    /// Whether its memory is the host's.
+    pub fn shares_host_memory(&self) -> bool {
+        matches!(self.kind, GpuKind::Integrated | GpuKind::Software)
+    }
+
+    /// Whether matrix units multiply signed bytes.
+    pub fn has_int8_units(&self) -> bool {
+        self.matrices.iter().any(|shape| shape.factors == MatrixType::I8)
+    }
+
+    /// Whether matrix units multiply f16 with sums in f32, in a shape that `--fast-math` has a kernel for.
+    pub fn has_f16_units(&self) -> bool {
+        self.f16_units().is_some()
+    }
+
+    /// The largest shape in which matrix units multiply f16 with sums in f32 and that tiles of sixteen rows have whole.
+    pub(crate) fn f16_units(&self) -> Option<MatrixShape> {
+        let fits = |shape: &&MatrixShape| {
+            let MatrixShape { m, n, k, factors, sums } = **shape;
+            let types = factors == MatrixType::F16 && sums == MatrixType::F32;
+            types && [8, 16].contains(&m) && [8, 16].contains(&n) && [8, 16, 32].contains(&k)
+        };
+        let shapes = self.matrices.iter().filter(fits);
+        shapes.max_by_key(|shape| shape.m * shape.n * shape.k).copied()
+    }
+
+    /// What the bits of its f16 matrix units depend on, in words: maker, device, driver, shape. Two devices of the same words
+    /// compute the same bits with `--fast-math`.
+    pub fn f16_identity(&self) -> String {
+        let Identity { vendor, device, driver_uuid, .. } = self.limits.identity;
+        let (driver, shape) = (self.driver_text(), self.f16_units());
+        format!("{vendor:x}:{device:x} {driver} {driver_uuid:x?} {shape:?}")
+    }
+
+    /// Name and version of its driver.
+    pub fn driver_text(&self) -> String {
+        format!("{} {}", self.driver, self.driver_version)
+    }
+
+    /// Asks a device.
+    pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Result<Self, GpuError> {
+        let mut driver = vk::PhysicalDeviceVulkan12Properties::default();
+        let mut sizes = vk::PhysicalDeviceVulkan13Properties::default();
+        let mut ids = vk::PhysicalDeviceVulkan11Properties::default();
+        let mut all = vk::PhysicalDeviceProperties2::default();
+        // SAFETY: the device is one of this instance.
+        let version = unsafe { instance.raw.get_physical_device_properties(device) }.api_version;
+        // Older devices do not know these structures.
+        if version >= vk::API_VERSION_1_2 {
+            all = all.push_next(&mut driver).push_next(&mut ids);
+        }
+        if version >= vk::API_VERSION_1_3 {
+            all = all.push_next(&mut sizes);
+        }
+        // SAFETY: as above, and the chained structures are of the device's version.
+        unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
+        let base = all.properties;
+        // SAFETY: the device is one of this instance.
+        let features = unsafe { instance.raw.get_physical_device_features(device) };
+        let heaps = Heaps::of(instance, device);
+        let (no_units, refused) = match verdict(driver.driver_id, base.device_type) {
+            Verdict::Good => (None, None),
+            Verdict::NoUnits(why) => (Some(why), None),
+            Verdict::Refused(why) => (Some(why), Some(why)),
+        };
+        // Where all widths share a mode, none is asked for: kernels may have others too.
+        let free = |of| of != vk::ShaderFloatControlsIndependence::NONE;
+        let keeps = driver.shader_denorm_preserve_float32 == vk::TRUE
+            && free(driver.denorm_behavior_independence);
+        Ok(Self {
+            name: text(base.device_name_as_c_str().unwrap_or_default()),
+            driver: text(driver.driver_name_as_c_str().unwrap_or_default()),
+            driver_version: text(driver.driver_info_as_c_str().unwrap_or_default()),
+            api_version: version_text(version),
+            kind: kind(base.device_type),
+            device_bytes: heaps.device,
+            visible_bytes: heaps.visible,
+            free_bytes: heaps.free,
+            subgroup_size: ids.subgroup_size,
+            integer_dot: sizes.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
+            keeps_subnormals: keeps,
+            matrices: match no_units {
+                None => matrices(instance, device),
+                Some(_) => Vec::new(),
+            },
+            no_units,
+            refused,
+            float64: features.shader_float64 == vk::TRUE,
+            limits: Limits {
+                allocation: ids.max_memory_allocation_size.min(sizes.max_buffer_size),
+                subgroup: sizes.max_subgroup_size,
+                controls: FloatControls {
+                    keep_subnormals: keeps,
+                    keep_signs_and_infinities: driver.shader_signed_zero_inf_nan_preserve_float32
+                        == vk::TRUE,
+                    round_to_even: driver.shader_rounding_mode_rte_float32 == vk::TRUE
+                        && free(driver.rounding_mode_independence),
+                },
+                identity: Identity {
+                    vendor: base.vendor_id,
+                    device: base.device_id,
+                    device_uuid: ids.device_uuid,
+                    driver_uuid: ids.driver_uuid,
+                    cache_uuid: base.pipeline_cache_uuid,
+                },
+            },
+        })
+    }
+}
+
+/// Sizes of a device's memories.
+pub(crate) struct Heaps {
+    device: u64,
+    visible: u64,
+    /// What nobody uses of the largest.
+    pub(crate) free: u64,
+}
+
+impl Heaps {
+    pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Self {
+        let tells = instance.device_has(device, ext::memory_budget::NAME);
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut all = vk::PhysicalDeviceMemoryProperties2::default();
+        if tells {
+            all = all.push_next(&mut budget);
+        }
+        // SAFETY: the device is one of this instance, and has the extension of what is chained.
+        unsafe { instance.raw.get_physical_device_memory_properties2(device, &mut all) };
+        let memory = all.memory_properties;
+        let mut heaps = Self { device: 0, visible: 0, free: 0 };
+        for kind in memory.memory_types_as_slice() {
+            let heap = kind.heap_index as usize;
+            let size = memory.memory_heaps[heap].size;
+            if kind.property_flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL) {
+                if size > heaps.device {
+                    let left = budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]);
+                    heaps.free = if tells { left.min(size) } else { size };
+                }
+                heaps.device = heaps.device.max(size);
+                if kind.property_flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE) {
+                    heaps.visible = heaps.visible.max(size);
+                }
+            }
+        }
+        heaps
+    }
+}
+
+/// The shapes of matrix units over subgroups.
+fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
+    if !instance.device_has(device, khr::cooperative_matrix::NAME) {
+        return Vec::new();
+    }
+    let UnitFeatures { units, orders_memory, halves } = unit_features(instance, device);
+    if !units || !orders_memory {
+        return Vec::new();
+    }
+    let units = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
+    // SAFETY: the device is one of this instance and has the extension.
+    let found = unsafe { units.get_physical_device_cooperative_matrix_properties(device) };
+    let shapes = found.unwrap_or_default();
+    let shapes = shapes.iter().filter(|shape| {
+        shape.scope == vk::ScopeKHR::SUBGROUP
+            && shape.a_type == shape.b_type
+            && shape.c_type == shape.result_type
+            && shape.saturating_accumulation == vk::FALSE
+            && (halves || shape.a_type != vk::ComponentTypeKHR::FLOAT16)
+    });
+    let shapes = shapes.map(|shape| MatrixShape {
+        m: shape.m_size,
+        n: shape.n_size,
+        k: shape.k_size,
+        factors: matrix_type(shape.a_type),
+        sums: matrix_type(shape.c_type),
+    });
+    shapes.collect()
+}
+
+/// Features that matrix units ask for.
+struct UnitFeatures {
+    /// There are units. A driver may know the extension and have none for this device.
+    units: bool,
+    /// Kernels can be held to Vulkan's memory model, with atomics that the whole device sees.
+    orders_memory: bool,
+    /// Kernels have f16.
+    halves: bool,
+}
+
+/// Asks for features of a device that has the extension of matrix units.
+fn unit_features(instance: &Instance, device: vk::PhysicalDevice) -> UnitFeatures {
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut all =
+        vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
+    // SAFETY: the device is one of this instance, and has the extension of what is chained; one of a version before 1.2 leaves the
+    // other structure as it is.
+    unsafe { instance.raw.get_physical_device_features2(device, &mut all) };
+    let of_model = [v12.vulkan_memory_model, v12.vulkan_memory_model_device_scope];
+    UnitFeatures {
+        units: matrices.cooperative_matrix == vk::TRUE,
+        orders_memory: of_model == [vk::TRUE; 2],
+        halves: v12.shader_float16 == vk::TRUE,
+    }
+}
+
+fn matrix_type(of: vk::ComponentTypeKHR) -> MatrixType {
+    match of {
+        vk::ComponentTypeKHR::FLOAT16 => MatrixType::F16,
+        vk::ComponentTypeKHR::FLOAT32 => MatrixType::F32,
+        vk::ComponentTypeKHR::SINT8 => MatrixType::I8,
+        vk::ComponentTypeKHR::UINT8 => MatrixType::U8,
+        vk::ComponentTypeKHR::SINT32 => MatrixType::I32,
+        _ => MatrixType::Other,
+    }
+}
+
+fn kind(of: vk::PhysicalDeviceType) -> GpuKind {
+    match of {
+        vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
+        vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
+        vk::PhysicalDeviceType::VIRTUAL_GPU => GpuKind::Virtual,
+        vk::PhysicalDeviceType::CPU => GpuKind::Software,
+        _ => GpuKind::Other,
+    }
+}
+
+fn version_text(version: u32) -> String {
+    let [major, minor, patch] =
+        [vk::api_version_major, vk::api_version_minor, vk::api_version_patch].map(|of| of(version));
+    format!("{major}.{minor}.{patch}")
+}
+
+fn text(name: &CStr) -> String {
+    name.to_string_lossy().into_owned()
+}
