@@ -16,8 +16,8 @@ use crate::error::GpuError;
 use crate::operands::OnGpu;
 use crate::ops::kv::index_pages::{IndexKeys, PageLists};
 use crate::ops::kv::pages::{LANES, code_of};
+use crate::ops::rowwise::best_scores::Best;
 use crate::ops::rowwise::elementwise::count;
-use crate::ops::rowwise::top_k::Best;
 use crate::pipelines::shader::{Shader, shader};
 
 static WRITE: Shader = shader!("write_entries");

@@ -16,8 +16,8 @@ use crate::memory::Purpose;
 use crate::memory::span::Span;
 use crate::operands::OnGpu;
 use crate::ops::kv::index_pages::{IndexKeys, PageLists};
+use crate::ops::rowwise::best_scores::Best;
 use crate::ops::rowwise::elementwise::count;
-use crate::ops::rowwise::top_k::Best;
 use crate::pipelines::shader::{Shader, shader};
 use crate::transfer::buffer::GpuBuffer;
 

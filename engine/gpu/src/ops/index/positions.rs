@@ -15,8 +15,8 @@ use crate::error::GpuError;
 use crate::memory::Purpose;
 use crate::memory::span::{Span, SpanMut};
 use crate::ops::kv::index_pages::{IndexKeys, PageLists};
+use crate::ops::rowwise::best_scores::{Best, Line, at_once};
 use crate::ops::rowwise::elementwise::count;
-use crate::ops::rowwise::top_k::{Best, Line, at_once};
 use crate::ops::scan::LANES;
 use crate::pipelines::shader::{Shader, shader};
 

@@ -3,8 +3,8 @@
 use brigade_ops::{FewGreatest, Greatest};
 use bytemuck::{Pod, Zeroable};
 
+use super::best_scores::{Best, Line};
 use super::elementwise::count;
-use super::top_k::{Best, Line};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::error::GpuError;

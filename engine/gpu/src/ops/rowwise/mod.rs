@@ -1,5 +1,6 @@
 //! Ops of every value or row, by their name: functions, activations and bounds, norms, greatest values, and moves of rows.
 
+pub(crate) mod best_scores;
 pub(super) mod copy_parts;
 pub(super) mod elementwise;
 pub(super) mod f64_sums;
@@ -9,7 +10,6 @@ pub(super) mod joining;
 pub(super) mod moves;
 pub(super) mod norms;
 pub(super) mod stream_weights;
-pub(super) mod top_k;
 pub(super) mod weighted_sums;
 
 use brigade_ops::{Combine, Function, Map, Norm, NormBy, Pairing};
