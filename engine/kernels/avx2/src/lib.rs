@@ -57,7 +57,7 @@ macro_rules! both {
 }
 
 /// The body once for each `v < n`, at most eight times, written out: the compiler leaves such loops rolled
-/// up, which costs a bounds check and a jump for every few products.
+/// up, which costs a bounds check and a jump for every few products. It is short: what is written out is compiled eight times.
 macro_rules! unrolled {
     ($v:ident < $n:expr => $body:block) => {
         unrolled!(@ $v $n, $body, 0 1 2 3 4 5 6 7)
@@ -84,6 +84,75 @@ fn pinned(mut v: I) -> I {
 }
 
 impl<const VNNI: bool> Lanes<VNNI> {
+    /// Adds the products of vector `v` of `w` to the sums of `T` rows: codes too wide for 16-bit sums of several vectors.
+    #[inline(always)]
+    fn add_dots<const T: usize, const N: usize>(
+        self,
+        mut acc: [I; T],
+        w: I,
+        x: &[&[[i8; 4]; N]; T],
+        v: usize,
+    ) -> [I; T] {
+        for t in 0..T {
+            acc[t] = self.dot4(acc[t], w, self.splat_bytes(&x[t][v]));
+            if T >= PINNED_ROWS {
+                acc[t] = isa!(pinned(acc[t]));
+            }
+        }
+        acc
+    }
+
+    /// Adds the 16-bit pair sums of vector `v` of `w` to those of the vectors before it, or begins with them.
+    #[inline(always)]
+    fn add_pairs<const T: usize, const N: usize>(
+        self,
+        mut pairs: [I; T],
+        w: I,
+        x: &[&[[i8; 4]; N]; T],
+        v: usize,
+        begins: bool,
+    ) -> [I; T] {
+        for t in 0..T {
+            let x = self.splat_bytes(&x[t][v]);
+            let product = both!(_mm256_maddubs_epi16; w, x);
+            let sum = if begins { product } else { both!(_mm256_add_epi16; pairs[t], product) };
+            pairs[t] = isa!(pinned(sum));
+        }
+        pairs
+    }
+
+    /// Adds 16-bit pair sums to the rows' sums.
+    #[inline(always)]
+    fn add_widened<const T: usize>(self, mut acc: [I; T], pairs: [I; T], one: I) -> [I; T] {
+        for t in 0..T {
+            acc[t] = self.add_i(acc[t], both!(_mm256_madd_epi16; pairs[t], one));
+        }
+        acc
+    }
+
+    /// As [`Lanes::add_dots`], of weights that fill the byte.
+    #[inline(always)]
+    fn add_signed<const T: usize, const N: usize>(
+        self,
+        mut acc: [I; T],
+        w: I,
+        x: &[&[[i8; 4]; N]; T],
+        v: usize,
+    ) -> [I; T] {
+        let high = self.both_halves(isa!(_mm256_set1_epi8(-128)));
+        let w = both!(_mm256_xor_si256; w, high);
+        let size = both!(_mm256_abs_epi8; w);
+        for t in 0..T {
+            let x = self.splat_bytes(&x[t][v]);
+            let x = both!(_mm256_sign_epi8; x, w);
+            acc[t] = self.dot4(acc[t], size, x);
+            if T >= PINNED_ROWS {
+                acc[t] = isa!(pinned(acc[t]));
+            }
+        }
+        acc
+    }
+
     /// The same register twice.
     #[inline(always)]
     fn both_halves(self, v: __m256i) -> I {
@@ -328,30 +397,15 @@ impl<const VNNI: bool> Simd for Lanes<VNNI> {
         // Vectors whose 16-bit pair sums may be added up before they are widened.
         let group = i16::MAX as usize / (2 * 127 * usize::from(max));
         if group < MIN_GROUP {
-            unrolled!(v < N => {
-                for t in 0..T {
-                    acc[t] = self.dot4(acc[t], w[v], self.splat_bytes(&x[t][v]));
-                    if T >= PINNED_ROWS {
-                        acc[t] = isa!(pinned(acc[t]));
-                    }
-                }
-            });
+            unrolled!(v < N => { acc = self.add_dots(acc, w[v], x, v) });
             return acc;
         }
         let one = self.both_halves(isa!(_mm256_set1_epi16(1)));
         let mut pairs = [self.splat_i(0); T];
         unrolled!(v < N => {
-            let (starts, ends) = (v.is_multiple_of(group), v % group == group - 1 || v == N - 1);
-            for t in 0..T {
-                let x = self.splat_bytes(&x[t][v]);
-                let product = both!(_mm256_maddubs_epi16; w[v], x);
-                let sum = if starts { product } else { both!(_mm256_add_epi16; pairs[t], product) };
-                pairs[t] = isa!(pinned(sum));
-            }
-            if ends {
-                for t in 0..T {
-                    acc[t] = self.add_i(acc[t], both!(_mm256_madd_epi16; pairs[t], one));
-                }
+            pairs = self.add_pairs(pairs, w[v], x, v, v.is_multiple_of(group));
+            if v % group == group - 1 || v == N - 1 {
+                acc = self.add_widened(acc, pairs, one);
             }
         });
         acc
@@ -366,19 +420,7 @@ impl<const VNNI: bool> Simd for Lanes<VNNI> {
         if const { VNNI } {
             return chained(self, acc, w, x, Self::dot4_signed);
         }
-        let high = self.both_halves(isa!(_mm256_set1_epi8(-128)));
-        unrolled!(v < N => {
-            let w = both!(_mm256_xor_si256; w[v], high);
-            let size = both!(_mm256_abs_epi8; w);
-            for t in 0..T {
-                let x = self.splat_bytes(&x[t][v]);
-                let x = both!(_mm256_sign_epi8; x, w);
-                acc[t] = self.dot4(acc[t], size, x);
-                if T >= PINNED_ROWS {
-                    acc[t] = isa!(pinned(acc[t]));
-                }
-            }
-        });
+        unrolled!(v < N => { acc = self.add_signed(acc, w[v], x, v) });
         acc
     }
     #[inline(always)]

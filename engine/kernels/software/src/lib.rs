@@ -1,8 +1,8 @@
-//! The 512-bit table over its operations in software, for tests on machines without the instructions. Slow.
+//! The 512-bit lanes over their operations in software, for tests on machines without the instructions; with the feature
+//! `table` the whole table, which is slow to compile and to run.
 
 #![cfg(target_arch = "x86_64")]
 
-use brigade_kernels::Kernels;
 use brigade_kernels::lanes::{LANES, Op, Simd, x86};
 
 /// What is between `lanes.rs` and the operations in software.
@@ -30,4 +30,5 @@ mod lanes;
 pub use lanes::Avx512;
 
 /// The table.
-pub static TABLE: Kernels = Kernels::of::<Avx512>();
+#[cfg(feature = "table")]
+pub static TABLE: brigade_kernels::Kernels = brigade_kernels::Kernels::of::<Avx512>();

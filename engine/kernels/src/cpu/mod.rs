@@ -14,8 +14,8 @@ pub(crate) mod scan;
 
 use super::simd::{LANES, Op, Simd};
 
-/// The proof that this machine has the instructions of `S`.
-#[inline]
+/// The proof that this machine has the instructions of `S`. A call, so that what looks for them is compiled once.
+#[inline(never)]
 fn proof<S: Simd>() -> S {
     S::detect().expect("a table is only handed out where its instructions were detected")
 }

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use crate::cpu::run;
-use crate::simd::{LANES, Op, Simd};
+use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 
 /// How far ahead of its use a byte of weights is asked for: beyond what the hardware looks ahead by
@@ -24,65 +24,74 @@ pub(super) trait Tile {
     ) -> [S::F; T];
 }
 
-/// Writes one tile: some rows from the given one on with one panel.
-type PutTile = fn(&MatmulChunk<'_>, usize, usize);
+/// Computes one tile: the sums of some rows with a panel. It takes as many of `rows` as the tile is high.
+type SumTile = fn(&MatmulChunk<'_>, &[u8], &[usize; MAX_TILE], &mut [[f32; LANES]; MAX_TILE]);
 
 /// Tiles of 1, 2, 4 and 8 rows. Those that are higher than the set's are not compiled for it.
 pub(super) struct Tiles {
     /// Most rows of one.
     height: usize,
-    of_rows: [PutTile; 4],
+    of_rows: [SumTile; 4],
 }
 
 impl Tiles {
     /// Those of weights of kind `K`.
     pub(super) const fn of<S: Simd, K: Tile>() -> Self {
-        let mut of_rows: [PutTile; 4] = [put::<S, K, 1>; 4];
+        let mut of_rows: [SumTile; 4] = [sums::<S, K, 1>; 4];
         if const { S::TILE > 1 } {
-            of_rows = [of_rows[0], put::<S, K, 2>, put::<S, K, 2>, put::<S, K, 2>];
+            of_rows = [of_rows[0], sums::<S, K, 2>, sums::<S, K, 2>, sums::<S, K, 2>];
         }
         if const { S::TILE > 2 } {
-            of_rows = [of_rows[0], of_rows[1], put::<S, K, 4>, put::<S, K, 4>];
+            of_rows = [of_rows[0], of_rows[1], sums::<S, K, 4>, sums::<S, K, 4>];
         }
         if const { S::TILE > 4 } {
-            of_rows = [of_rows[0], of_rows[1], of_rows[2], put::<S, K, 8>];
+            of_rows = [of_rows[0], of_rows[1], of_rows[2], sums::<S, K, 8>];
         }
         Self { height: S::TILE, of_rows }
     }
 
-    /// Computes a chunk.
+    /// Computes a chunk. A tile filled up with the chunk's last row costs less than the several smaller ones that would fit.
     pub(super) fn run(&self, chunk: &MatmulChunk<'_>) {
+        let mut sums = [[0.0; LANES]; MAX_TILE];
         for p in chunk.panels.clone() {
-            let mut row = chunk.rows.start;
-            while row < chunk.rows.end {
-                let left = (chunk.rows.end - row).min(self.height);
+            let panel = chunk.w.panel(p);
+            let mut first = chunk.rows.start;
+            while first < chunk.rows.end {
+                let left = (chunk.rows.end - first).min(self.height);
                 let tile = match left {
                     5.. => 3,
                     3.. => 2,
                     2 => 1,
                     _ => 0,
                 };
-                self.of_rows[tile](chunk, p, row);
-                row += left;
+                let mut rows = [first; MAX_TILE];
+                for (t, row) in rows.iter_mut().enumerate() {
+                    *row = (first + t).min(chunk.rows.end - 1);
+                }
+                self.of_rows[tile](chunk, panel, &rows, &mut sums);
+                write(chunk, p, first, &sums[..left]);
+                first += left;
             }
         }
     }
 }
 
-/// Computes the tile of panel `p` that begins at row `first`, and writes its rows, as many of the `T` as the chunk has: a
-/// tile filled up with its last row costs less than the several smaller ones that would fit.
-fn put<S: Simd, K: Tile, const T: usize>(chunk: &MatmulChunk<'_>, p: usize, first: usize) {
-    let mut values = [[0.0; LANES]; T];
-    run::<S, _>(OneTile::<K, T> { chunk, p, first, values: &mut values, kind: PhantomData });
-    write(chunk, p, first, &values);
+/// The sums of a tile of `T` rows on the instructions of `S`.
+fn sums<S: Simd, K: Tile, const T: usize>(
+    chunk: &MatmulChunk<'_>,
+    panel: &[u8],
+    rows: &[usize; MAX_TILE],
+    sums: &mut [[f32; LANES]; MAX_TILE],
+) {
+    run::<S, _>(OneTile::<K, T> { chunk, panel, rows, sums, kind: PhantomData });
 }
 
 /// The sums of one tile.
 struct OneTile<'a, 'b, K, const T: usize> {
     chunk: &'a MatmulChunk<'b>,
-    p: usize,
-    first: usize,
-    values: &'a mut [[f32; LANES]; T],
+    panel: &'a [u8],
+    rows: &'a [usize; MAX_TILE],
+    sums: &'a mut [[f32; LANES]; MAX_TILE],
     kind: PhantomData<K>,
 }
 
@@ -91,22 +100,18 @@ impl<K: Tile, const T: usize> Op for OneTile<'_, '_, K, T> {
     #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        let Self { chunk, p, first, values, .. } = self;
-        let mut rows = [first; T];
-        for t in 1..T {
-            rows[t] = (first + t).min(chunk.rows.end - 1);
-        }
-        let sums = K::tile::<S, T>(s, chunk, chunk.w.panel(p), rows);
+        let rows = self.rows.first_chunk::<T>().expect("no tile is higher than the highest");
+        let sums = K::tile::<S, T>(s, self.chunk, self.panel, *rows);
         for t in 0..T {
-            s.store(sums[t], &mut values[t]);
+            s.store(sums[t], &mut self.sums[t]);
         }
     }
 }
 
-/// Writes the sums of a tile's rows that the chunk has, scaled.
+/// Writes the sums of rows from `first` on, scaled.
 fn write(chunk: &MatmulChunk<'_>, p: usize, first: usize, sums: &[[f32; LANES]]) {
     let scale = chunk.w.scale;
-    for (row, sums) in (first..chunk.rows.end).zip(sums) {
+    for (row, sums) in (first..).zip(sums) {
         let values = sums.map(|sum| sum * scale);
         // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.
         unsafe { chunk.out.put(row, p, &values) };

@@ -15,6 +15,7 @@ where
         agree::<brigade_kernels_avx2::Avx2, O>(op, &want);
         agree::<brigade_kernels_avx2::AvxVnni, O>(op, &want);
         agree::<brigade_kernels_avx512::Avx512, O>(op, &want);
+        agree::<brigade_kernels_software::Avx512, O>(op, &want);
     }
     #[cfg(target_arch = "aarch64")]
     agree::<brigade_kernels_neon::Neon, O>(op, &want);

@@ -70,12 +70,9 @@ impl Rng {
     }
 }
 
-/// The tables that this machine can run, and the one of 512 bits in software.
+/// The tables that this machine can run; with the feature `software-tables` also the one of 512 bits in software.
 fn all_tables() -> Vec<&'static Kernels> {
-    let mut tables = brigade_kernels_tables::available();
-    #[cfg(target_arch = "x86_64")]
-    tables.extend(Some(&brigade_kernels_software::TABLE).filter(|software| (software.detected)()));
-    tables
+    brigade_kernels_tables::available()
 }
 
 fn compute(kernels: &'static Kernels, threads: usize) -> Compute {
