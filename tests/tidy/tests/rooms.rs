@@ -72,6 +72,13 @@ const ROOMS: &[(&str, &[&str])] = &[
         "engine/kernels/src/ops",
         &["products", "rowwise", "scan", "kv", "index", "attention", "experts", "run"],
     ),
+    (
+        "worker/src",
+        &[
+            "machine", "weights", "backend", "copies", "executor", "prefixes", "config", "host",
+            "identity", "loading", "stage", "state", "services", "run", "node",
+        ],
+    ),
 ];
 
 /// Most Rust files of one folder.
@@ -86,7 +93,6 @@ const FULLER: &[(&str, usize)] = &[
     ("engine/src/block", 32),
     ("engine/src/device", 30),
     ("engine/synth/src", 35),
-    ("worker/src", 38),
 ];
 
 fn root() -> PathBuf {

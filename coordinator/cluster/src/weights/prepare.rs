@@ -7,7 +7,7 @@ use std::time::Duration;
 use brigade_gguf::TensorInfo;
 use brigade_hub::remote::Remote;
 use brigade_proto::control::{Blob, Feature, Holder, PrepareReply, PrepareRequest};
-use brigade_worker::hashes::HashError;
+use brigade_worker::weights::hashes::HashError;
 use thiserror::Error;
 use tokio::time::timeout;
 

@@ -18,11 +18,11 @@ use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
+use super::jobs::{Job, Work};
+use super::output::LaneRun;
+use super::requests::Requests;
 use crate::backend::{Finished, StageError, StageOutput, StageRunner};
 use crate::copies::taker::Taker;
-use crate::jobs::{Job, Work};
-use crate::output::LaneRun;
-use crate::requests::Requests;
 
 /// Most ubatches in work: one that computes, and the one behind it.
 const MOST_IN_WORK: usize = 2;

@@ -29,14 +29,14 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::copies::sender;
+use super::copy_sender;
 use crate::copies::taker::LaneCopies;
 use crate::executor::gone;
-use crate::jobs::{Job, Work};
-use crate::output::{LaneOut, LaneRun, ResultSender, SEND_QUEUE};
-use crate::pace::Pace;
+use crate::executor::jobs::{Job, Work};
+use crate::executor::output::{LaneOut, LaneRun, ResultSender, SEND_QUEUE};
+use crate::executor::wire::{boundary_from_wire, ubatch_from_wire};
+use crate::machine::pace::Pace;
 use crate::state::{LaneGrant, Worker};
-use crate::wire::{boundary_from_wire, ubatch_from_wire};
 
 /// Time for the rest of the line to open, and for a peer to say which lane it opens.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
@@ -203,7 +203,7 @@ async fn run_lane(
     };
     let (failed, mut failure) = oneshot::channel();
     let copies = LaneCopies {
-        outbox: sender::start(worker, grant),
+        outbox: copy_sender::start(worker, grant),
         parting: worker.copies().parting.clone(),
         wire_type: grant.order.wire_type.into(),
     };

@@ -23,8 +23,8 @@ use rayon::prelude::*;
 use rustix::fs::{Advice, fadvise};
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::CachedBlob;
-use crate::pool::Pool;
+use super::cache::CachedBlob;
+use crate::machine::reading_threads::Pool;
 
 /// Bytes that one thread reads at a time.
 const PIECE_BYTES: usize = 4 << 20;

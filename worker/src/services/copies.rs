@@ -17,12 +17,12 @@ use bytes::Bytes;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::parts::{Assembler, Event, bad, name_of};
-use super::piece::Piece;
-use super::store::{ENTRY_BYTES, Item, Store, What};
-use super::{IN_QUEUE_BYTES, fetch};
-use crate::gather;
-use crate::pace::Pace;
+use super::gather;
+use crate::copies::parts::{Assembler, Event, bad, name_of};
+use crate::copies::piece::Piece;
+use crate::copies::store::{ENTRY_BYTES, Item, Store, What};
+use crate::copies::{IN_QUEUE_BYTES, fetch};
+use crate::machine::pace::Pace;
 use crate::state::Worker;
 
 /// The service.

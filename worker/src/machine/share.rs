@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::turns::Inherited;
+use super::turns::Inherited;
 
 /// Stages of a node.
 pub const MAX_STAGES: usize = 64;

@@ -19,12 +19,12 @@ use brigade_proto::control::{FileHint, StageSpec, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
 use tokio_util::sync::CancellationToken;
 
+use super::order::{Content, Order};
 use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
-use crate::cache::{BlobState, Cache, CacheError, CachedBlob};
-use crate::hashes::{HashStore, hinted_state};
-use crate::order::{Content, Order};
-use crate::pool::Pool;
-use crate::weights::{Source, Weights};
+use crate::machine::reading_threads::Pool;
+use crate::weights::cache::{BlobState, Cache, CacheError, CachedBlob};
+use crate::weights::hashes::{HashStore, hinted_state};
+use crate::weights::reader::{Source, Weights};
 
 /// Finds and loads stages.
 #[derive(Clone)]

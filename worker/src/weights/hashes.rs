@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::pool::{Pool, PoolError};
+use crate::machine::reading_threads::{Pool, PoolError};
 
 /// Tensors at least this long are hashed by all threads together, one after the other; shorter ones
 /// by one thread each.

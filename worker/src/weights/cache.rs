@@ -31,7 +31,7 @@ use std::time::{Duration, Instant, SystemTime};
 use blake3::Hash;
 use brigade_gguf::FileState;
 
-use crate::pool::Pool;
+use crate::machine::reading_threads::Pool;
 
 /// Modification time of a verified blob: one day after the Unix epoch, which no write leaves.
 const VERIFIED_MTIME: Duration = Duration::from_secs(86_400);

@@ -22,10 +22,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use super::disk::Disk;
-use super::parts;
-use super::rate::Rate;
-use super::taker::{Outbox, Outgoing, Taken};
+use crate::copies::disk::Disk;
+use crate::copies::parts;
+use crate::copies::rate::Rate;
+use crate::copies::taker::{Outbox, Outgoing, Taken};
 use crate::state::{LaneGrant, Worker};
 
 /// Messages made and not yet taken by the transport.

@@ -6,6 +6,13 @@
 //! take its memory and its CPUs twice. The executor knows nothing of models: [`StageRunner`] says what a
 //! stage is.
 
+pub mod jobs;
+pub(super) mod lane_work;
+pub mod metrics;
+pub mod output;
+pub mod requests;
+pub mod wire;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,8 +25,8 @@ use tokio::time::timeout;
 
 use crate::backend::{KeptWeights, StageRunner};
 use crate::copies::parting::{COPY_WITHIN, Keep};
-use crate::jobs::{Build, Job};
-use crate::lane_work::{LaneWork, Progress, panic_text};
+use jobs::{Build, Job};
+use lane_work::{LaneWork, Progress, panic_text};
 
 /// Ubatches received ahead of the one in work: enough to overlap receipt with compute. More wait
 /// in HTTP/2's windows.

@@ -1,6 +1,10 @@
-//! What the worker needs from an engine, and from the stages that it builds. These are traits, so that lanes,
+//! What the worker needs from an engine, and from the stages that it builds, and what options say of an engine. These are traits, so that lanes,
 //! loading and caching can be tested with a stage that only adds. The real engine is behind them in the
 //! module `stage`.
+
+pub mod expert_placement;
+pub mod measure;
+pub mod visiting_experts;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,10 +21,10 @@ use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
 
-use crate::measure::Speeds;
-use crate::memory;
-use crate::turns::Turn;
-use crate::weights::Weights;
+use crate::machine::memory;
+use crate::machine::turns::Turn;
+use crate::weights::reader::Weights;
+use measure::Speeds;
 
 /// What an engine can run on this machine, and how fast.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -15,8 +15,8 @@ use brigade_proto::control::FetchRequest;
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_PRIVATE_HOSTS, MAX_SPANS};
 
-use crate::cache::{BlobWriter, Cache, CacheError};
-use crate::load::cache_failure;
+use super::load::cache_failure;
+use crate::weights::cache::{BlobWriter, Cache, CacheError};
 
 /// Connections at a time.
 const AT_ONCE: usize = 4;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use brigade_proto::net::Network;
 use brigade_proto::tls::{Bundle, Credentials, External, Role, TlsError};
 
+use super::membership::{Membership, MembershipError, Wish};
 use crate::config::{Config, Secured};
-use crate::membership::{Membership, MembershipError, Wish};
 
 /// A worker's network, and what keeps its credentials good.
 pub struct Secure {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use crate::memory::make_room;
+use crate::machine::memory::make_room;
 use crate::state::{STALL, StateTurn, Worker, check_speaker};
 
 /// Chunks made and not yet taken by the transport.

@@ -12,10 +12,10 @@ use brigade_proto::tls::Who;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use crate::cache::{BlobWriter, Cache};
-use crate::load::cache_failure;
-use crate::order::hash_from_wire;
+use crate::loading::load::cache_failure;
+use crate::loading::order::hash_from_wire;
 use crate::state::{Worker, blocking, check_speaker};
+use crate::weights::cache::{BlobWriter, Cache};
 
 /// Chunks received and not yet written.
 const WRITE_QUEUE: usize = 4;

@@ -7,11 +7,11 @@ use brigade_proto::failure::Failure;
 use brigade_proto::pipeline as pb;
 use tokio::sync::oneshot;
 
+use super::output::LaneRun;
 use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
+use crate::copies::stage_copy::Copied;
 use crate::copies::taker::PutBack;
-use crate::output::LaneRun;
-use crate::prefixes::copied::Copied;
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]

@@ -8,12 +8,12 @@ use brigade_proto::failure::{Failure, FailureKind};
 
 use super::{LaneWork, Unusable, panic_text};
 use crate::copies::parting::Keep;
+use crate::copies::stage_copy::Copied;
 use crate::copies::taker::PutBack;
-use crate::jobs::{Answer, HeldFound};
-use crate::output::LaneRun;
-use crate::prefixes::copied::Copied;
-use crate::requests::Requests;
-use crate::wire::snapshot_failure;
+use crate::executor::jobs::{Answer, HeldFound};
+use crate::executor::output::LaneRun;
+use crate::executor::requests::Requests;
+use crate::executor::wire::snapshot_failure;
 
 impl LaneWork<'_> {
     /// A sequence's state.

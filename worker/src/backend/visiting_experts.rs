@@ -4,7 +4,7 @@ use brigade_engine::device::{Device, VisitSpeeds, Visits};
 use brigade_engine::kernels::{KernelError, PackedMatrix};
 use brigade_gguf::TensorInfo;
 
-use crate::measure::{Speeds, sent_per_second};
+use super::measure::{Speeds, sent_per_second};
 
 /// Most matrices of an expert in a layer: three projections, and three of what groups of experts share.
 pub const MATRICES: usize = 6;

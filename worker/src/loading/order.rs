@@ -15,7 +15,7 @@ use brigade_proto::tls::KeyId;
 use brigade_proto::tls::key::KEY_ID_BYTES;
 use bytes::Bytes;
 
-use crate::hashes::hinted_state;
+use crate::weights::hashes::hinted_state;
 
 /// What a coordinator wants loaded.
 #[derive(Clone, Debug, PartialEq)]

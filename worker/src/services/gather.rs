@@ -26,12 +26,12 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 use tonic::Status;
 
-use crate::cache::{BlobState, BlobWriter, Cache, CacheError};
 use crate::copies::fetch::Keeper;
-use crate::fetch::Step;
-use crate::load::cache_failure;
-use crate::order::{hash_from_wire, key_from_wire};
+use crate::loading::fetch::Step;
+use crate::loading::load::cache_failure;
+use crate::loading::order::{hash_from_wire, key_from_wire};
 use crate::state::blocking;
+use crate::weights::cache::{BlobState, BlobWriter, Cache, CacheError};
 
 /// Messages made and not yet taken by the transport, and pieces received and not yet written.
 const QUEUE: usize = 4;

@@ -26,15 +26,15 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::cache::{Cache, Reserved};
-use crate::fetch::{Fetch, Step};
-use crate::gather::Gather;
-use crate::load::cache_failure;
-use crate::order::{Order, keys_from_wire};
-use crate::pace::Pace;
-use crate::push;
+use super::gather::Gather;
+use super::push;
+use super::transfer;
+use crate::loading::fetch::{Fetch, Step};
+use crate::loading::load::cache_failure;
+use crate::loading::order::{Order, keys_from_wire};
+use crate::machine::pace::Pace;
 use crate::state::{Worker, blocking, check_speaker};
-use crate::transfer;
+use crate::weights::cache::{Cache, Reserved};
 
 /// Load events not yet taken by the transport; progress that does not fit is skipped.
 const LOAD_QUEUE: usize = 4;

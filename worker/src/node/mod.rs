@@ -6,6 +6,8 @@
 //! first stage measures the machine undisturbed, and tells the node. The others are told, and start beside each other; where there
 //! is more to measure than can be told, all of them measure, one after the other.
 
+pub mod division;
+
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fs::File;
@@ -23,9 +25,9 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::machine::share::Share;
+use crate::machine::turns::Locks;
 use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
-use crate::share::Share;
-use crate::turns::Locks;
 use brigade_proto::task::joined;
 
 /// Pause before a stage that ended is started again; it doubles with each that did not last ...

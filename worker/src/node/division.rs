@@ -3,7 +3,7 @@
 use brigade_proto::address::Address;
 
 use crate::config::{Config, ConfigError, Secured, bad};
-use crate::share::Share;
+use crate::machine::share::Share;
 
 /// The settings of a stage, of those of its node: an address and a name of its own, and as much of memory and records as the
 /// others. Threads and CPUs are for all of them, in turn.

@@ -15,10 +15,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::metrics::Meter;
+use super::wire::{BufferPool, boundary_to_wire, row_to_wire};
 use crate::backend::StageOutput;
 use crate::copies::taker::LaneCopies;
-use crate::metrics::Meter;
-use crate::wire::{BufferPool, boundary_to_wire, row_to_wire};
 
 /// Frames handed to the transport and not yet taken by it.
 pub const SEND_QUEUE: usize = 2;
