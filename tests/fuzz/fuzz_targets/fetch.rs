@@ -8,8 +8,7 @@ use brigade_proto::copies::WeightsRequest;
 use brigade_proto::count::{Countable, count_fields};
 use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_GATHERED, MAX_SPANS};
 use brigade_worker::loading::fetch::Fetch;
-use brigade_worker::services::gather;
-use brigade_worker::services::gather::Gather;
+use brigade_worker::services::gather::{self, Gather};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 

@@ -18,8 +18,7 @@ use brigade_proto::limits::{
     STATE_STALL_MS,
 };
 use brigade_proto::net::{Network, with_causes};
-use brigade_proto::task;
-use brigade_proto::task::joined;
+use brigade_proto::task::{self, joined};
 use brigade_proto::tls::Role;
 use brigade_proto::tls::verify::Expected;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};

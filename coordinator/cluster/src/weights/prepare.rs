@@ -20,8 +20,7 @@ use crate::weights::fetch;
 use crate::weights::gather;
 use crate::weights::hashes;
 use crate::weights::push;
-use crate::weights::relay;
-use crate::weights::relay::Relayed;
+use crate::weights::relay::{self, Relayed};
 use brigade_line::model::Model;
 
 /// How long a worker may take to accept a stage, its files apart.

@@ -3,7 +3,7 @@
 
 use brigade_text::ChatTemplate;
 
-use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy};
+use crate::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy};
 
 /// Around reasoning, in templates that mention it and do not render it.
 const REASONING: [(&str, &str); 6] = [

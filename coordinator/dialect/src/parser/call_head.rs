@@ -3,9 +3,9 @@
 //! It reads without taking anything. Where the text so far does not tell, the same question is asked again
 //! when more is there. The answer depends on the text alone, not on what was asked before.
 
-use super::lex::{self, Begins, Found, begins, find};
-use super::tools::Tools;
-use super::{Calls, JsonShape, NamedShape, Shape, TaggedShape};
+use super::lexer::{self, Begins, Found, begins, find};
+use crate::values::tools::Tools;
+use crate::{Calls, JsonShape, NamedShape, Shape, TaggedShape};
 
 /// Longest beginning of a call, up to its arguments. What takes longer is no call.
 pub const MAX_HEAD_BYTES: usize = 4096;
@@ -67,7 +67,7 @@ pub struct Context<'a> {
 /// Judges `text`, which stands where a call may begin.
 pub fn read(text: &str, context: Context<'_>) -> Head {
     let is_long = text.len() > MAX_HEAD_BYTES;
-    let text = lex::at_most(text, MAX_HEAD_BYTES);
+    let text = lexer::at_most(text, MAX_HEAD_BYTES);
     let context = Context { ended: context.ended && !is_long, ..context };
     let head = match &context.calls.shape {
         Shape::Json(shape) => json(text, shape, context),
@@ -93,7 +93,7 @@ pub fn read(text: &str, context: Context<'_>) -> Head {
 
 /// Reads the keys of an object up to its arguments.
 fn json(text: &str, shape: &JsonShape, context: Context<'_>) -> Head {
-    let space = lex::space(text);
+    let space = lexer::space(text);
     match text[space..].chars().next() {
         None => return Head::More,
         Some('{') if shape.id_last => return Head::Whole,
@@ -118,7 +118,7 @@ struct Object {
 impl Object {
     /// Reads one field; the answer, if there is one.
     fn field(&mut self, text: &str, shape: &JsonShape, context: Context<'_>) -> Option<Head> {
-        self.at += lex::space(&text[self.at..]);
+        self.at += lexer::space(&text[self.at..]);
         let rest = &text[self.at..];
         match rest.chars().next() {
             None => return Some(Head::More),
@@ -140,13 +140,13 @@ impl Object {
             Part::Open => return Some(Head::More),
             Part::Bad => return Some(Head::No),
         };
-        self.at += lex::space(&text[self.at..]);
+        self.at += lexer::space(&text[self.at..]);
         match text[self.at..].chars().next() {
             None => return Some(Head::More),
             Some(':') => self.at += 1,
             Some(_) => return Some(Head::No),
         }
-        self.at += lex::space(&text[self.at..]);
+        self.at += lexer::space(&text[self.at..]);
         match text[self.at..].chars().next() {
             None => Some(Head::More),
             Some(first) => self.value(&key, first, &text[self.at..], shape, context),
@@ -164,12 +164,12 @@ impl Object {
     ) -> Option<Head> {
         let is_unknown = |name: &str| context.known_only && context.tools.get(name).is_none();
         match key {
-            _ if shape.name_is_key && first == '{' && lex::is_name(key) => {
+            _ if shape.name_is_key && first == '{' && lexer::is_name(key) => {
                 return Some(call(key.to_string(), None, self.at, Body::Json));
             }
             "function" if first == '{' => self.at += 1,
             "name" | "tool_name" | "function" | "recipient_name" => match string(value) {
-                Part::Is(name, _) if !lex::is_name(&name) || is_unknown(&name) => {
+                Part::Is(name, _) if !lexer::is_name(&name) || is_unknown(&name) => {
                     return Some(Head::No);
                 }
                 Part::Is(name, used) => {
@@ -253,7 +253,7 @@ fn scalar(text: &str) -> Part {
 }
 
 fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
-    let mut at = lex::space(text);
+    let mut at = lexer::space(text);
     if !shape.prefix.is_empty() {
         match begins(&text[at..], &[&shape.prefix], false) {
             Begins::Perhaps => return Head::More,
@@ -276,7 +276,7 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
         return Head::Plain(at);
     }
     let (name, mut id) = if shape.name_is_id { kimi_name(header) } else { (header, None) };
-    if !lex::is_name(name) {
+    if !lexer::is_name(name) {
         return Head::No;
     }
     if which == 1 {
@@ -286,7 +286,7 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
         at += end + shape.separator.len();
     }
     let name = name.to_string();
-    let space = lex::space(&text[at..]);
+    let space = lexer::space(&text[at..]);
     let closers = context.calls.closers();
     match text[at + space..].chars().next() {
         None => Head::More,
@@ -316,11 +316,11 @@ pub fn kimi_name(header: &str) -> (&str, Option<String>) {
 /// Whether `text` can become a name.
 fn is_start(text: &str) -> bool {
     let text = text.trim();
-    text.is_empty() || lex::is_name(text)
+    text.is_empty() || lexer::is_name(text)
 }
 
 fn tagged(text: &str, shape: &TaggedShape, context: Context<'_>) -> Head {
-    let mut at = lex::space(text);
+    let mut at = lexer::space(text);
     if !shape.name.open.is_empty() {
         match begins(&text[at..], &[&shape.name.open], false) {
             Begins::Perhaps => return Head::More,
@@ -338,7 +338,7 @@ fn tagged(text: &str, shape: &TaggedShape, context: Context<'_>) -> Head {
         Found::NotBefore(_) => return Head::No,
     };
     let name = rest[..end].trim();
-    if !lex::is_name(name) {
+    if !lexer::is_name(name) {
         return Head::No;
     }
     at += end + shape.name.close.len();
@@ -355,11 +355,11 @@ fn tagged(text: &str, shape: &TaggedShape, context: Context<'_>) -> Head {
 fn word_before_tags(rest: &str, at: usize, shape: &TaggedShape, context: Context<'_>) -> Head {
     let mut stops = vec![shape.key.open.as_str(), "\n"];
     stops.extend(context.calls.closers());
-    let before = lex::space(rest);
+    let before = lexer::space(rest);
     let at = at + before;
     let rest = &rest[before..];
     match find(rest, &stops, context.ended) {
-        Found::At(end, _) if lex::is_name(rest[..end].trim()) => {
+        Found::At(end, _) if lexer::is_name(rest[..end].trim()) => {
             call(rest[..end].trim().to_string(), None, at + end, Body::Tags)
         }
         Found::NotBefore(sure) if is_start(&rest[..sure]) => Head::More,
@@ -368,14 +368,14 @@ fn word_before_tags(rest: &str, at: usize, shape: &TaggedShape, context: Context
 }
 
 fn python(text: &str, context: Context<'_>) -> Head {
-    let before = lex::space(text);
+    let before = lexer::space(text);
     let rest = &text[before..];
     let Some(open) = rest.find('(') else {
         let could_be = !rest.contains(char::is_whitespace) && is_start(rest);
         return if could_be { Head::More } else { Head::No };
     };
     let name = &rest[..open];
-    if !lex::is_name(name) || (context.known_only && context.tools.get(name).is_none()) {
+    if !lexer::is_name(name) || (context.known_only && context.tools.get(name).is_none()) {
         return Head::No;
     }
     // `f(x) is ...` in prose is no call: an argument has a name, unless the tool is one of the request's.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::fit::{MAX_TRIED, MAX_TRIED_BYTES, RENDERED};
 use super::sketch::bytes_of;
-use super::text_model::{Chat, TextModel};
+use crate::text_model::{Chat, TextModel};
 
 /// Templates that want something of a conversation, or leave something out.
 const STYLES: [(&str, &str); 17] = [
@@ -490,7 +490,7 @@ fn a_system_message_goes_where_the_template_takes_it() {
 
 #[test]
 fn ids_that_stand_for_names_have_them() {
-    let source = include_str!("../../../tests/data/dialects/kimi.jinja");
+    let source = include_str!("../../../../tests/data/dialects/kimi.jinja");
     let call = json!({ "role": "assistant", "content": "", "tool_calls": [
         { "id": "toolu_1", "function": { "name": "look", "arguments": "{}" } },
         { "id": "functions.ping:7", "function": { "name": "ping", "arguments": "{}" } }] });

@@ -12,10 +12,10 @@ use brigade_text::{ChatTemplate, TemplateInput, TextError};
 use serde_json::Value;
 
 use super::arrange::{Arrangement, CallsGiven, text_of};
-use super::form::{Form, Forms};
+use super::content_form::{Form, Forms};
+use super::held_texts::{has_words, lost_of_calls, marked, not_seen, without_marks, written_out};
 use super::history::Prepared;
 use super::sketch::{bytes_of, sketch};
-use super::told::{has_words, lost_of_calls, marked, not_seen, without_marks, written_out};
 
 /// Most bytes of a text that an error quotes.
 const QUOTED: usize = 40;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::channel;
-use super::control::control;
-use super::sink::IdSeed;
-use super::tools::Tools;
-use super::{Calls, Dialect, Shape};
+use super::control_tokens::control;
+use super::events::IdSeed;
+use crate::values::tools::Tools;
+use crate::{Calls, Dialect, Shape};
 
 /// What a parser has to know of a request.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +15,7 @@ pub struct Options {
     pub tools: Arc<Tools>,
     /// Nothing after the first call counts.
     pub single: bool,
-    /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
+    /// Control tokens that are shown to the parser and to nobody else, as [`super::control_tokens`] names them.
     pub hidden: Arc<[String]>,
     /// For ids that the model does not give.
     pub seed: IdSeed,

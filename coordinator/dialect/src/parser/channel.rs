@@ -7,12 +7,12 @@
 //! <|start|>assistant<|channel|>final<|message|>...<|return|>
 //! ```
 
-use super::control::{CONTROL, has_control};
-use super::head::MAX_HEAD_BYTES;
-use super::json::Mender;
-use super::lex::{self, Begins, Found, begins, find};
-use super::sink::Sink;
-use super::tools::Tools;
+use super::call_head::MAX_HEAD_BYTES;
+use super::control_tokens::{CONTROL, has_control};
+use super::events::Sink;
+use super::lexer::{self, Begins, Found, begins, find};
+use crate::values::json::Mender;
+use crate::values::tools::Tools;
 
 /// All of its markers.
 pub const MARKERS: [&str; 7] = [
@@ -85,7 +85,7 @@ impl Channels {
     pub fn step(&mut self, text: &str, sink: &mut Sink, setting: Setting<'_>) -> Option<usize> {
         match self {
             Self::First => {
-                let space = lex::space(text);
+                let space = lexer::space(text);
                 match begins(
                     &text[space..],
                     &[setting.mark(CHANNEL), TO, setting.mark(MESSAGE)],
@@ -99,7 +99,7 @@ impl Channels {
             }
             Self::Header => self.header(text, sink, setting),
             Self::Between => {
-                let space = lex::space(text);
+                let space = lexer::space(text);
                 match begins(
                     &text[space..],
                     &[setting.mark(START), setting.mark(CHANNEL)],
@@ -229,7 +229,7 @@ fn message_of(header: &str, sink: &mut Sink, setting: Setting<'_>) -> Channels {
         None => setting.tools.get(&to).is_some().then_some(to),
     });
     match (called, channel.as_deref()) {
-        (Some(name), _) if setting.read_calls && lex::is_name(&name) => {
+        (Some(name), _) if setting.read_calls && lexer::is_name(&name) => {
             sink.call(name, None);
             Channels::Call(Some(Mender::default()), false)
         }

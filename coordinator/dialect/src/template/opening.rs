@@ -3,8 +3,9 @@
 
 use serde_json::json;
 
+use super::history;
 use super::probe::{FIRST, FIRST_ID, Facts, KEY};
-use super::{Dialect, Shape, history};
+use crate::{Dialect, Shape};
 
 /// The beginning of a call of `name`, or of any tool. `n_before`: calls in the conversation so far, which
 /// some formats count. None: the format cannot be begun so.

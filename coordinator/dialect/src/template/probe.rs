@@ -3,8 +3,8 @@
 use brigade_text::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};
 
-use super::form::{Form, Forms};
-use super::told::written_out;
+use super::content_form::{Form, Forms};
+use super::held_texts::written_out;
 
 /// Names, ids, key and value of the probes: words that no template has.
 pub const FIRST: &str = "probe_first";

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::words::{MAPS, parts};
+use super::keywords::{MAPS, parts};
 use super::{Refused, Strictness, bounds};
-use crate::number;
-use crate::pointer::pointed;
+use crate::values::number;
+use crate::values::pointer::pointed;
 
 /// Most properties of an object that need not be there. Each of them may follow at every place, so that the steps of a
 /// grammar grow with their number; properties that are required cost nothing.

@@ -9,9 +9,11 @@ use std::collections::HashMap;
 use brigade_text::ChatTemplate;
 use serde_json::{Map, Value, json};
 
+use super::known;
 use super::probe::{FIRST, Facts, KEY, VALUE};
-use super::sink::nine_of;
-use super::{Calls, Dialect, Ids, JsonShape, Shape, head, known};
+use crate::parser::call_head;
+use crate::parser::events::nine_of;
+use crate::{Calls, Dialect, Ids, JsonShape, Shape};
 
 /// Rewrites conversations for one template.
 #[derive(Clone, Debug, Default)]
@@ -223,7 +225,7 @@ const RESPONSE: (&str, &str) = ("<tool_response>", "</tool_response>");
 
 /// Whether an id has the name of its call in it, as Kimi K2's do.
 fn has_name(id: &str, name: &str) -> bool {
-    matches!(head::kimi_name(id), (known, Some(_)) if known == name)
+    matches!(call_head::kimi_name(id), (known, Some(_)) if known == name)
 }
 
 fn is_nine(id: &str) -> bool {

@@ -4,11 +4,12 @@
 use brigade_text::ChatTemplate;
 use serde_json::Value;
 
-use super::json::Scan;
+use super::known;
 use super::probe::{
     self, FIRST, FIRST_ID, Facts, KEY, SECOND, VALUE, common_prefix, common_suffix,
 };
-use super::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy, known};
+use crate::values::json::Scan;
+use crate::{Calls, Dialect, Ids, JsonShape, NamedShape, Pair, Shape, TaggedShape, TypedBy};
 
 /// The dialect of a template, and what the template does with calls of earlier answers. A model whose template
 /// knows of no tools gets the most common form, which it is then told to write.

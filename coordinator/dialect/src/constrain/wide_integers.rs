@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::grammar::Grammar;
-use super::normal::normal;
+use super::normalised::normal;
 use super::options::with_options;
 use super::{Strictness, bounds, integers, literal_regex};
-use crate::number;
-use crate::pointer::pointed;
+use crate::values::number;
+use crate::values::pointer::pointed;
 
 /// Most properties that need not be there, of an object with such a number in it.
 const MAX_OPTIONAL: usize = 64;

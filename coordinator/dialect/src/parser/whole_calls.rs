@@ -1,6 +1,7 @@
 //! Calls whose parts stand in an order that can be read only when all of them are there.
 
-use super::{json, lex};
+use super::lexer;
+use crate::values::json;
 
 /// A call that is read when it is complete.
 pub struct WholeCall {
@@ -35,5 +36,5 @@ pub fn whole_call(text: &str) -> Option<WholeCall> {
         Some(object @ serde_json::Value::Object(_)) => object.to_string(),
         Some(_) => return None,
     };
-    lex::is_name(&name).then_some(WholeCall { name, id, arguments })
+    lexer::is_name(&name).then_some(WholeCall { name, id, arguments })
 }

@@ -2,12 +2,12 @@
 //!
 //! They arrive in pieces, in the notation of the model's dialect, and leave as pieces of JSON text.
 
-use super::json::{self, Mender};
-use super::lex::{self, Begins, Found, begins, find};
-use super::python::{self, ArgumentEnd};
-use super::tools::{self, Tools, Types};
-use super::{Calls, Shape, TaggedShape};
-use crate::head::{Body, MAX_HEAD_BYTES};
+use super::call_head::{Body, MAX_HEAD_BYTES};
+use super::lexer::{self, Begins, Found, begins, find};
+use crate::values::json::{self, Mender};
+use crate::values::python::{self, ArgumentEnd};
+use crate::values::tools::{self, Tools, Types};
+use crate::{Calls, Shape, TaggedShape};
 
 /// What surrounds the arguments.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +163,7 @@ impl Tags {
         around: Around<'_>,
         read: &mut Read,
     ) -> bool {
-        let space = lex::space(text);
+        let space = lexer::space(text);
         let rest = &text[space..];
         let mut markers = vec![shape.key.open.as_str(), shape.end.as_str()];
         markers.extend(around.calls.closers());
@@ -247,7 +247,7 @@ impl Tags {
             at += end + tag_end.len();
         }
         if !shape.value.open.is_empty() {
-            at += lex::space(&text[at..]);
+            at += lexer::space(&text[at..]);
             match begins(&text[at..], &[&shape.value.open], around.decides()) {
                 Begins::With(_) => at += shape.value.open.len(),
                 Begins::Perhaps => return None,
@@ -272,7 +272,7 @@ impl Tags {
         if text.len() <= MAX_HEAD_BYTES {
             return None;
         }
-        let used = lex::at_most(text, MAX_HEAD_BYTES).len();
+        let used = lexer::at_most(text, MAX_HEAD_BYTES).len();
         read.stray.push_str(&text[..used]);
         self.strays = true;
         Some(used)

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::body::{Arguments, Around};
+use super::call_body::{Arguments, Around};
+use super::call_head::{self, Context, Head, MAX_HEAD_BYTES};
 use super::channel::{Channels, Setting};
-use super::control::{has_control, told, with_controls, without_controls};
-use super::head::{self, Context, Head, MAX_HEAD_BYTES};
-use super::json::Scan;
-use super::lex::{self, Begins, Found, begins, find};
-use super::marks::{Role, calls_to_read, channel_marks, head_marker, is_between, marks};
-use super::sink::{Event, Sink};
-use super::whole::whole_call;
-use super::{Calls, Dialect, Ids, Shape};
+use super::control_tokens::{has_control, told, with_controls, without_controls};
+use super::events::{Event, Sink};
+use super::lexer::{self, Begins, Found, begins, find};
+use super::markers::{Role, calls_to_read, channel_marks, head_marker, is_between, marks};
+use super::whole_calls::whole_call;
+use crate::values::json::Scan;
+use crate::{Calls, Dialect, Ids, Shape};
 
-pub use super::marks::Options;
+pub use super::markers::Options;
 
 /// Longest call that is held back until it is complete.
 const MAX_WHOLE_BYTES: usize = 1 << 20;
@@ -121,7 +121,7 @@ impl Parser {
         self.push(&with_controls(text, controls))
     }
 
-    /// Takes in more text, control tokens in it named as [`super::control`] does.
+    /// Takes in more text, control tokens in it named as [`super::control_tokens`] does.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         self.text.push_str(text);
         while self.step() {}
@@ -451,7 +451,7 @@ impl Parser {
         let known_only = self.known_only(calls);
         let ended = self.ended == Ended::Whole;
         let context = Context { calls, tools: &self.options.tools, known_only, ended };
-        match head::read(&self.text, context) {
+        match call_head::read(&self.text, context) {
             Head::More if !ended => self.wait(State::Head),
             Head::More | Head::No => {
                 // The call's own marker would be found again.
@@ -537,7 +537,7 @@ impl Parser {
 
     /// Skips what a call's object has behind its arguments.
     fn tail(&mut self) -> bool {
-        let space = lex::space(&self.text);
+        let space = lexer::space(&self.text);
         let rest = &self.text[space..];
         let ended = self.ended == Ended::Whole;
         let mut chars = rest.chars().filter(|c| !c.is_whitespace());

@@ -1,7 +1,7 @@
 //! Control tokens in the text that a parser reads. The name of one begins with a character of its own there, so
 //! that the same letters, spelled in ordinary tokens, are another text.
 
-use super::{Calls, Dialect, NamedShape, Pair, Shape, TaggedShape};
+use crate::{Calls, Dialect, NamedShape, Pair, Shape, TaggedShape};
 
 /// Begins the name of a control token. The last character of a private plane: no text has it.
 pub const CONTROL: char = '\u{10fffd}';
