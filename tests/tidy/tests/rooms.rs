@@ -92,7 +92,6 @@ const MOST_FILES: usize = 25;
 const FULLER: &[(&str, usize)] = &[
     ("engine/kernels/tables/tests/kernels", 33),
     ("engine/models/src/models", 100),
-    ("engine/quant/src", 36),
     ("engine/src/block", 32),
     ("engine/src/device", 30),
     ("engine/synth/src", 35),

@@ -6,7 +6,7 @@
 //! use deserve a quantiser that has them.
 
 use super::codebook::{Codebook, GROUP, GROUPS, IQ1_LEVELS, bits, nibbles, pairs};
-use super::fit::{inverse, round_clamp};
+use crate::fit::{inverse, round_clamp};
 use half::f16;
 
 /// Keys of a table of nearest rows: levels as a codebook's row has them.

@@ -2,9 +2,9 @@
 //! `T` is IQ4_NL's table of levels, `q` the code, `sc` the scale of the sub-block, and `d` the block's factor
 //! for that.
 
-use super::fit::{extreme, inverse, round_clamp};
 use super::iq4_nl::{decode_levels, encode_levels, fit_levels};
-use super::{Block, GgmlType, Quantize};
+use crate::fit::{extreme, inverse, round_clamp};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
 /// 256 values. Sub-block `i` has its 6-bit scale in nibble `i` of `scales_l` and bits `2 i` of
@@ -18,7 +18,7 @@ pub struct BlockIq4Xs {
     pub scales_h: u16,
     /// Low four bits of the scales.
     pub scales_l: [u8; 4],
-    /// Indices into [`IQ4_TABLE`](super::IQ4_TABLE).
+    /// Indices into [`IQ4_TABLE`](crate::IQ4_TABLE).
     pub qs: [u8; 128],
 }
 

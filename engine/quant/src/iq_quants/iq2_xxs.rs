@@ -5,7 +5,7 @@
 use super::codebook::{Codebook, ScaleRule, bits, decode, even_signs, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block};
 use super::grids::IQ2_XXS;
-use super::{Block, GgmlType, Quantize};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 use std::sync::LazyLock;
 

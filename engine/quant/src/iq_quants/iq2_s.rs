@@ -5,7 +5,7 @@ use super::codebook::{Codebook, ScaleRule, bits, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block, pack_nibbles};
 use super::grids::IQ2_S;
 use super::iq2_xxs::{IQ2_LEVELS, IQ2_RULE, IQ2_SIZES};
-use super::{Block, GgmlType, Quantize};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 use std::sync::LazyLock;
 

@@ -2,9 +2,9 @@
 //! `q` is its code, `sc` and `mn` are scale and minimum of its sub-block, and `d` and `dmin` are the block's
 //! factors for these.
 
-use super::fit::{affine_below_zero, inverse, round_clamp};
-use super::k_scales::{pack_k_scales, unpack_k_scales};
-use super::{Block, GgmlType, Quantize};
+use super::scales::{pack_k_scales, unpack_k_scales};
+use crate::fit::{affine_below_zero, inverse, round_clamp};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
 /// 256 values. Each 32 bytes of `qs` hold two sub-blocks of 32, low nibbles first.

@@ -3,7 +3,7 @@
 //! factors for these.
 
 use super::q4_k::SubBlocks;
-use super::{Block, GgmlType, Quantize};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
 /// 256 values. Value `128 n + 32 j + l` (`l < 32`) lies in bits `2 j` of `qs[32 n + l]`.
@@ -38,13 +38,13 @@ impl Block for BlockQ2K {
 
 /// Shift and bytes of the `group`th 16 of 256 values of two bits.
 #[inline(always)]
-pub(super) fn two_bits(qs: &[u8; 64], group: usize) -> (usize, &[u8]) {
+pub(crate) fn two_bits(qs: &[u8; 64], group: usize) -> (usize, &[u8]) {
     let (half, j, part) = (group / 8, group / 2 % 4, group % 2);
     (2 * j, &qs[32 * half + 16 * part..][..16])
 }
 
 /// The low two bits of 256 values in that order.
-pub(super) fn pack_two_bits(q: &[u8; 256]) -> [u8; 64] {
+pub(crate) fn pack_two_bits(q: &[u8; 256]) -> [u8; 64] {
     std::array::from_fn(|i| {
         let first = i / 32 * 128 + i % 32;
         (0..4).fold(0, |byte, j| byte | (q[first + 32 * j] & 3) << (2 * j))

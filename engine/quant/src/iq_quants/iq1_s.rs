@@ -5,7 +5,7 @@
 use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, Nearest, encode_shifted, fit_block};
 use super::grids::IQ1;
-use super::{Block, GgmlType, Quantize};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 use std::sync::LazyLock;
 

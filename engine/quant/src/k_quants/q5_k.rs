@@ -2,12 +2,12 @@
 //! `q` is its code, `sc` and `mn` are scale and minimum of its sub-block, and `d` and `dmin` are the block's
 //! factors for these.
 
-use super::k_scales::{pack_k_scales, unpack_k_scales};
 use super::q4_k::{SubBlocks, nibble_pair};
-use super::{Block, GgmlType, Quantize};
+use super::scales::{pack_k_scales, unpack_k_scales};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
-/// 256 values. `qs` as in [`BlockQ4K`](super::BlockQ4K); bit `j` of `qh[l]` is the fifth bit of
+/// 256 values. `qs` as in [`BlockQ4K`](crate::BlockQ4K); bit `j` of `qh[l]` is the fifth bit of
 /// value `l` of sub-block `j`.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]

@@ -4,7 +4,7 @@ use super::codebook::{Codebook, IQ1_LEVELS, ScaleRule, decode, pairs};
 use super::codebook_fit::{Code, Encode, encode_shifted, fit_block};
 use super::grids::IQ1;
 use super::iq1_s::{IQ1_RULE, NEAREST};
-use super::{Block, GgmlType, Quantize};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
 /// 256 values. Eight of them, group `l`, have a row of the codebook: its low eight bits are `qs[l]`, its

@@ -5,7 +5,7 @@
 use super::codebook::{Codebook, ScaleRule, bits, decode, nibbles};
 use super::codebook_fit::{Code, Encode, Nearest, encode_signed, fit_block, pack_nibbles};
 use super::grids::IQ3_S;
-use super::{Block, GgmlType, Quantize};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 use std::sync::LazyLock;
 

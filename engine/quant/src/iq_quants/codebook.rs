@@ -3,7 +3,7 @@
 //!
 //! A value's code is the index of its level in [`Codebook::LEVELS`]. Negative levels lie in its upper half.
 
-use super::Block;
+use crate::Block;
 use half::f16;
 
 /// The levels of both IQ1 formats by code, in eighths: -1, 0 or 1 in the low two bits, then whether an

@@ -1,8 +1,8 @@
 //! Q6_K: blocks of 256 values, with 6 bits each, in sixteen sub-blocks. A value is `d * sc * (q - 32)`. `q`
 //! is its code, `sc` the scale of its sub-block, and `d` the block's factor for that.
 
-use super::fit::{extreme, inverse, round_clamp, symmetric};
-use super::{Block, GgmlType, Quantize};
+use crate::fit::{extreme, inverse, round_clamp, symmetric};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
 /// 256 values in two halves of 128. In a half, value `32 k + l` (`l < 32`) has its low four bits in `ql[32 (k

@@ -1,12 +1,12 @@
 //! Q3_K: blocks of 256 values, with 3 bits each, in sixteen sub-blocks. A value is `d * (sc - 32) * (q - 4)`.
 //! `q` is its code, `sc` the scale of its sub-block, and `d` the block's factor for that.
 
-use super::fit::{extreme, inverse, round_clamp, symmetric};
 use super::q2_k::{pack_two_bits, two_bits};
-use super::{Block, GgmlType, Quantize};
+use crate::fit::{extreme, inverse, round_clamp, symmetric};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
-/// 256 values. Low two bits as in [`BlockQ2K`](super::BlockQ2K); value `32 j + l` has its third bit in
+/// 256 values. Low two bits as in [`BlockQ2K`](crate::BlockQ2K); value `32 j + l` has its third bit in
 /// bit `j` of `hmask[l]`.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]

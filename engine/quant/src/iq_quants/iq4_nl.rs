@@ -1,8 +1,8 @@
 //! IQ4_NL: blocks of 32 values, with 4 bits each and one scale. A value is `d * T[q]`, for the scale `d`, the
 //! code `q` and a table `T` of uneven levels.
 
-use super::fit::{extreme, inverse};
-use super::{Block, GgmlType, Quantize};
+use crate::fit::{extreme, inverse};
+use crate::{Block, GgmlType, Quantize};
 use half::f16;
 
 /// The levels, of the format's definition.
