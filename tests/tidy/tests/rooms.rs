@@ -73,6 +73,43 @@ const ROOMS: &[(&str, &[&str])] = &[
         &["products", "rowwise", "scan", "kv", "index", "attention", "experts", "run"],
     ),
     (
+        "engine/src",
+        &[
+            "batch",
+            "error",
+            "constraint",
+            "control_vectors",
+            "device",
+            "heads",
+            "sample",
+            "state",
+            "weights",
+            "block",
+            "stage",
+        ],
+    ),
+    (
+        "engine/src/device",
+        &["name", "there", "rows", "ops", "experts", "probe", "self_test", "devices"],
+    ),
+    (
+        "engine/synth/src",
+        &[
+            "noise",
+            "vocab",
+            "file_type",
+            "shape",
+            "plan",
+            "shared_parts",
+            "decoders",
+            "recurrent",
+            "latent",
+            "encoders",
+            "arch",
+            "adapter",
+        ],
+    ),
+    (
         "worker/src",
         &[
             "machine", "weights", "backend", "copies", "executor", "prefixes", "config", "host",
@@ -93,8 +130,6 @@ const FULLER: &[(&str, usize)] = &[
     ("engine/kernels/tables/tests/kernels", 33),
     ("engine/models/src/models", 100),
     ("engine/src/block", 32),
-    ("engine/src/device", 30),
-    ("engine/synth/src", 35),
 ];
 
 fn root() -> PathBuf {
