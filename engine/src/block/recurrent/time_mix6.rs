@@ -4,9 +4,9 @@
 //! QRWKV-6 has gated linear attention (arXiv 2312.06635) in this place. Its states are read after a row was learnt,
 //! keys that decay fast are learnt in full, and several heads may share a key and a value.
 
-use super::linear::Linear;
 use super::time_mix::{HEAD_EPS, LowRank};
-use super::{Block, BlockCx, TokenShift};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx, TokenShift};
 use crate::device::Rows;
 use crate::ops::{Vector, Wkv6, Wkv6Decay, Wkv6Rows};
 use crate::spec::{ModelError, TimeMix6Spec};

@@ -1,8 +1,8 @@
 //! The dense FFN: a way up, an activation that may have a gate, a norm where there is one, and a way down. Each
 //! matrix may have a bias.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::{Device, Rows, Values, ValuesMut};
 use crate::kernels::Vector;
 use crate::spec::{Activation, MlpSpec, ModelError};
@@ -84,7 +84,7 @@ impl Block for Mlp {
 }
 
 /// Replaces `up` by what goes down. `gate` is as long where the activation has one, else empty.
-pub(super) fn activate(
+pub(crate) fn activate(
     device: &Device,
     activation: Activation,
     gate: &(impl Values + ?Sized),

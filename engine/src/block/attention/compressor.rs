@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use super::BlockCx;
-use super::linear::Linear;
+use crate::block::BlockCx;
+use crate::block::linear::Linear;
 use crate::device::{Device, Memory, Rows};
 use crate::kernels::Vector;
 use crate::ops::{AddPicked, CopyParts, GatedRow, PoolGated, View};

@@ -4,8 +4,8 @@
 //!
 //! That is Mamba-2's recurrence with time steps of one, where each head has keys and queries of its own.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::Rows;
 use crate::ops::{Ssd, SsdInput, SsdScan, Vector};
 use crate::spec::{LightningSpec, ModelError};

@@ -3,8 +3,8 @@
 //!
 //! PLaMo 2 has the convolution over x alone, and makes B, C and the time steps of what comes out of it.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::Rows;
 use crate::ops::{Conv, ConvRows, Ssd, SsdInput, SsdScan, Vector};
 use crate::spec::{Mamba2Spec, ModelError};

@@ -4,8 +4,8 @@
 //!
 //! Files hold the projections in three forms. Loading makes the same matrices of all of them.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::{Memory, Rows};
 use crate::kernels::{DeltaShape, StateAt};
 use crate::ops::{Conv, ConvRows, DeltaRows, DeltaScan, ScanPart, Vector};

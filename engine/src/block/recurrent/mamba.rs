@@ -2,8 +2,8 @@
 //!
 //! Jamba (arXiv 2403.19887) and FalconMamba (arXiv 2410.05355) also norm Δ, B and C.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::Rows;
 use crate::ops::{Conv, ConvRows, MambaRows, MambaScan, MambaWeights, Vector};
 use crate::spec::{MambaSpec, ModelError};

@@ -1,8 +1,8 @@
 //! The gated short convolution of LFM2 (arXiv 2511.23404): `out(c ⊙ conv(b ⊙ x))`. One projection gives `b`,
 //! `c` and `x`.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::Rows;
 use crate::ops::{Conv, ConvRows};
 use crate::spec::{ModelError, ShortConvSpec};

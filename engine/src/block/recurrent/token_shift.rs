@@ -1,12 +1,12 @@
 //! Token shift (arXiv 2305.13048): the row before each row of a sequence. It is computed as a causal
 //! convolution of two taps, of which only the older one counts.
 
-use super::BlockCx;
+use crate::block::BlockCx;
 use crate::device::{Memory, Rows};
 use crate::ops::{Conv, ConvRows, ScanPart};
 
 /// A shift over rows of a fixed width.
-pub(super) struct TokenShift(Conv);
+pub(crate) struct TokenShift(Conv);
 
 impl TokenShift {
     /// Over rows of `n_embd` values.

@@ -13,8 +13,8 @@
 //! page has its keys too.
 
 use super::index::Index;
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::{Rows, product};
 use crate::kernels::{HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};

@@ -1,8 +1,8 @@
 //! The channel mixing block of RWKV-7 (arXiv 2503.14456, section 4.2) and RWKV-6 (arXiv 2404.05892, section 4.1): an
 //! FFN with squared ReLUs, in RWKV-6 with a gate. Its inputs are mixtures of a row and the row before it.
 
-use super::linear::Linear;
-use super::{Block, BlockCx, TokenShift};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx, TokenShift};
 use crate::device::Rows;
 use crate::kernels::Vector;
 use crate::spec::{ChannelMixSpec, ModelError};

@@ -1,8 +1,8 @@
 //! Kimi delta attention (Kimi Linear, arXiv 2510.26692). Queries, keys and values pass through short
 //! convolutions. The forget gate gives each key channel its decay. Then come the delta rule and a gated norm.
 
-use super::linear::Linear;
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::{Memory, Rows};
 use crate::kernels::{DeltaShape, StateAt};
 use crate::ops::{Conv, ConvRows, DeltaRows, DeltaScan, ScanPart, Vector};

@@ -6,9 +6,9 @@
 
 use super::branches::Branches;
 use super::experts::Experts;
-use super::linear::Linear;
 use super::token_experts::TokenExperts;
-use super::{Block, BlockCx, Mlp};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx, Mlp};
 use crate::device::{Device, Rows};
 use crate::kernels::{ChooseBy, ExpertChoice, ExpertWeights, KernelError, Vector};
 use crate::ops::Routing;

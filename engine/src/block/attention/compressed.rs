@@ -9,9 +9,9 @@
 
 use super::compressor::{Recent, Ring};
 use super::entry_maker::{EntryMaker, MakerRows};
-use super::linear::Linear;
 use super::mla::per_head;
-use super::{Block, BlockCx, rotate_last};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx, rotate_last};
 use crate::device::Rows;
 use crate::kernels::{EntryLayout, HeadColumns, KV_PAGE, KvType, PackedMatrix, Vector};
 use crate::ops::{AttendEntries, ChosenEntries, CopyParts};

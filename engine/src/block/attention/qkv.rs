@@ -1,8 +1,8 @@
 //! The way into an attention block: projections to queries, keys and values, and what happens to these before
 //! they are rotated and kept.
 
-use super::BlockCx;
-use super::linear::Linear;
+use crate::block::BlockCx;
+use crate::block::linear::Linear;
 use crate::device::Rows;
 use crate::kernels::Vector;
 use crate::spec::{AttentionSpec, KvFrom, ModelError, NormOver};

@@ -2,8 +2,8 @@
 //! of each row, and chooses the positions that the block attends to. In GLM-5.3 it chooses pools of positions, whose keys it
 //! makes of those of their positions.
 
-use super::BlockCx;
-use super::linear::Linear;
+use crate::block::BlockCx;
+use crate::block::linear::Linear;
 use crate::device::{PoolingBy, Rows};
 use crate::kernels::{HeadColumns, PoolSizes, Vector};
 use crate::spec::{ChosenSpec, IndexSpec, ModelError};

@@ -4,9 +4,9 @@
 //! window, or an index that chooses blocks of positions), a gate and a norm where there are some, and the output projection.
 
 use super::block_index::{BlockIndex, IndexRows};
-use super::linear::Linear;
 use super::qkv::{QkNorms, load_gated, load_qkv};
-use super::{Block, BlockCx};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx};
 use crate::device::{Lists, Rows};
 use crate::ops::{ChosenBlocks, DistanceBiases, Vector};
 use crate::spec::{

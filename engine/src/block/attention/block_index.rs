@@ -1,8 +1,8 @@
 //! The index of MiniMax Sparse Attention and that of Qwen Sparse Attention as weights: it makes a few narrow queries and one
 //! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
 
-use super::BlockCx;
-use super::linear::Linear;
+use crate::block::BlockCx;
+use crate::block::linear::Linear;
 use crate::device::{IndexOfMeans, Lists, Rows};
 use crate::kernels::{RopeTable, Vector};
 use crate::spec::{BlockIndexSpec, BlockScoring, ModelError};

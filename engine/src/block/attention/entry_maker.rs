@@ -1,8 +1,8 @@
 //! What makes entries of positions, and where there is an index also its keys; and what chooses among them.
 
 use super::compressor::{Compressor, Inputs, Recent, completed};
-use super::linear::Linear;
-use super::{BlockCx, rotate_last};
+use crate::block::linear::Linear;
+use crate::block::{BlockCx, rotate_last};
 use crate::device::{Lists, Rows};
 use crate::kernels::{AttendPart, RopeTable};
 use crate::ops::{ChooseEntries, ChosenEntries, NewEntries, n_far};

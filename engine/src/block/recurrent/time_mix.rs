@@ -2,8 +2,8 @@
 //! row and the row before it. Values lean towards those of the first layer. Each head has a matrix as its
 //! state.
 
-use super::linear::Linear;
-use super::{Block, BlockCx, TokenShift};
+use crate::block::linear::Linear;
+use crate::block::{Block, BlockCx, TokenShift};
 use crate::device::{Device, Rows};
 use crate::ops::{Vector, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Rows, Wkv7Weights};
 use crate::spec::{ModelError, TimeMixSpec};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::linear::Linear;
-use super::lora::{self, ExpertLora};
 use super::mlp::activate;
-use super::{BlockCx, RowAdapters};
 use crate::batch::AdapterUse;
+use crate::block::linear::Linear;
+use crate::block::lora::{self, ExpertLora};
+use crate::block::{BlockCx, RowAdapters};
 use crate::device::{
     Away, Device, ExpertJob, ExpertMatrices, ExpertShares, ExpertWay, ExpertWays, Guests,
     RoutingShare, Rows, Scratch, Sent,
