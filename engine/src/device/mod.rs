@@ -4,6 +4,7 @@
 //! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; with fast math, products of many rows
 //! have others. Here no model, file or layer is known.
 
+mod accelerator;
 mod devices;
 mod experts;
 mod name;
@@ -11,25 +12,24 @@ mod ops;
 mod probe;
 mod rows;
 mod self_test;
-mod there;
 
 use std::sync::Arc;
 
-use experts::beside::Beside;
-use there::There;
+use accelerator::There;
+use experts::on_host::Beside;
 
 pub use crate::ops::{Handed, KernelTime, Milestone};
 pub use devices::{Devices, GpuError, GpuFacts, GpuKind, GpuOptions, gpus};
-pub use experts::beside::{Away, ExpertCounts, Sent};
 pub use experts::changes::ExpertChange;
 pub use experts::guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
 pub use experts::job::{ExpertWay, ExpertWays};
+pub use experts::on_host::{Away, ExpertCounts, Sent};
 pub use experts::visits::{VisitSpeeds, Visits};
 pub use experts::{ExpertJob, ExpertMatrices};
 pub use name::{DeviceName, DeviceWish, split_beside};
+pub use ops::chosen_lists::Lists;
 pub use ops::greatest::{FewValues, FoundGreatest};
 pub use ops::index::{IndexOfMeans, IndexOver, PoolingBy};
-pub use ops::lists::Lists;
 pub use ops::products::product;
 pub use ops::streams::Weighed;
 pub use rows::fetched::Fetched;

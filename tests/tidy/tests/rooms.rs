@@ -90,7 +90,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     (
         "engine/src/device",
-        &["name", "there", "rows", "ops", "experts", "probe", "self_test", "devices"],
+        &["name", "accelerator", "rows", "ops", "experts", "probe", "self_test", "devices"],
     ),
     (
         "engine/synth/src",

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::ExpertMatrices;
 use super::use_counts::{Counts, Expert};
 use crate::device::Device;
-use crate::device::there::There;
+use crate::device::accelerator::There;
 use crate::kernels::PackedMatrix;
 use crate::ops::{Buffer, Purpose, Routing};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ExpertMatrices;
-use super::beside::Beside;
+use super::on_host::Beside;
 use super::places::Places;
 use super::visits::Visits;
 use crate::device::{Device, Rows};

@@ -1,10 +1,10 @@
 //! What experts do with the rows that a router sent them, and where they lie: with the device, or in the host's memory beside it.
 
-pub(super) mod beside;
 pub(super) mod changes;
 pub(super) mod copies;
 pub(super) mod guests;
 pub(super) mod job;
+pub(super) mod on_host;
 pub(super) mod places;
 pub(super) mod use_counts;
 pub(super) mod visits;

@@ -1,6 +1,6 @@
 //! The greatest values of rows, where a device finds them.
 
-use crate::device::there::{There, first_mut};
+use crate::device::accelerator::{There, first_mut};
 use crate::device::{Device, Rows};
 use crate::ops::greatest::is_usable;
 use crate::ops::{Anywhere, Fetch, FewGreatest, Greatest, Op, Purpose, ToFetch, ViewMut};

@@ -5,7 +5,7 @@ use crate::ops::{
     View, ViewMut,
 };
 
-use crate::device::there::There;
+use crate::device::accelerator::There;
 use crate::device::{Device, give_up, with_room};
 
 /// Why a stage on the host meets no values of a device.

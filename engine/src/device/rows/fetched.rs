@@ -4,7 +4,7 @@
 use std::ops::Deref;
 
 use crate::device::Rows;
-use crate::device::there::first;
+use crate::device::accelerator::first;
 use crate::ops::{Fetch, ToFetch};
 
 /// Values that the host reads. Whoever does waits for the device, and only for what it was told before they were fetched.

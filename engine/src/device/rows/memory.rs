@@ -14,8 +14,8 @@ use std::ops::Range;
 use memmap2::MmapMut;
 
 use super::store::THERE;
+use crate::device::accelerator::{There, first, first_mut};
 use crate::device::give_up;
-use crate::device::there::{There, first, first_mut};
 use crate::ops::{Buffer, CopySlot, Element, Function, Map, PartMut, Purpose, View, ViewMut};
 
 /// A fixed number of values, zero at first, from a page's start.

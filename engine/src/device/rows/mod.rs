@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ops::{Buffer, Columns, Copy, Derived, Function, Map, View, ViewMut};
 
+use super::accelerator::{There, first, first_mut};
 use super::give_up;
-use super::there::{There, first, first_mut};
 use crate::kernels::ActRows;
 use store::Store;
 

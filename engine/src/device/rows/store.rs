@@ -1,6 +1,6 @@
 //! Where the values of rows lie: with the host, or with a device.
 
-use crate::device::there::There;
+use crate::device::accelerator::There;
 use crate::ops::{Buffer, Purpose};
 
 /// Why what lies with a device is not seen in the host's memory.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::copies::Copies;
 use super::places::Places;
 use super::visits::Visits;
-use crate::device::there::There;
+use crate::device::accelerator::There;
 use crate::device::{Device, ExpertMatrices, Rows, Scratch, give_up};
 use crate::kernels::{Compute, DeviceError, KernelError, PackedMatrix};
 use crate::ops::{Copy, Fetch, Inbox, Part, Routing, View};

@@ -1,7 +1,7 @@
 //! What an index chose, where attention reads it.
 
 use crate::device::Device;
-use crate::device::there::{first, first_mut};
+use crate::device::accelerator::{first, first_mut};
 use crate::ops::{Buffer, Purpose, View, ViewMut};
 
 /// Lists of whole numbers, one after the other, all as long: those of blocks or of entries.
