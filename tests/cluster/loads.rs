@@ -20,9 +20,9 @@ use brigade_proto::control::{
 use brigade_proto::net::dial;
 use brigade_tests::fakes::in_runtime;
 use brigade_tests::process::{Running, run};
-use brigade_worker::hashes::file_hints;
 use brigade_worker::host::host_id;
 use brigade_worker::run::READY_PREFIX;
+use brigade_worker::weights::hashes::file_hints;
 
 const LOADS: u32 = 4;
 const COORDINATOR: &str = "loads";

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use brigade_dialect::control::{control, told, told_dialect};
-use brigade_dialect::detect::detect;
-use brigade_dialect::parser::Options;
+use brigade_dialect::parser::control_tokens::{control, told, told_dialect};
+use brigade_dialect::parser::streaming::Options;
+use brigade_dialect::template::detect::detect;
 use brigade_dialect::{Dialect, Event, Parser, Shape, Tool, Tools};
 use brigade_text::{ChatTemplate, TemplateTokens};
 use serde_json::{Value, json};

@@ -17,10 +17,10 @@ use brigade_proto::tls::{External, Token};
 pub use error::ConfigError;
 pub(crate) use error::bad;
 
-use crate::experts::{Experts, Raw, Wrong, device_of};
-use crate::measure::Speeds;
+use crate::backend::expert_placement::{Experts, Raw, Wrong, device_of};
+use crate::backend::measure::Speeds;
+use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
-use crate::share::Share;
 
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;

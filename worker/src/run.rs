@@ -16,26 +16,26 @@ use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Abilities, StageBackend};
-use crate::cache::Cache;
 use crate::config::{Config, DEFAULT_PORT};
-use crate::control::ControlService;
-use crate::copies::service::CopiesService;
-use crate::credentials::Secure;
 use crate::executor::Stuck;
-use crate::hashes::HashStore;
 use crate::host;
-use crate::join::keep_joining;
-use crate::lane::PipelineService;
-use crate::load::Loader;
-use crate::membership::MembershipError;
-use crate::memory;
-use crate::pace::Pace;
-use crate::pool::{Pool, PoolError};
+use crate::identity::credentials::Secure;
+use crate::identity::membership::MembershipError;
+use crate::loading::load::Loader;
+use crate::machine::memory;
+use crate::machine::pace::Pace;
+use crate::machine::reading_threads::{Pool, PoolError};
 use crate::prefixes::FOLDER;
 use crate::prefixes::folder::Folder;
 use crate::prefixes::store::{MAX_AGE, Store};
+use crate::services::control::ControlService;
+use crate::services::copies::CopiesService;
+use crate::services::join::keep_joining;
+use crate::services::lane::PipelineService;
 use crate::stage::cpu_backend;
 use crate::state::{Prefixes, Worker};
+use crate::weights::cache::Cache;
+use crate::weights::hashes::HashStore;
 
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";

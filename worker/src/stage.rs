@@ -20,18 +20,18 @@ use brigade_quant::GgmlType;
 use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
+use crate::backend::expert_placement::{ALL_LAYERS, Experts};
+use crate::backend::measure::{Speeds, measure};
+use crate::backend::visiting_experts;
 use crate::backend::{
     Abilities, BuildOrder, BuiltFacts, HostAbility, KeptWeights, StageBackend, StageNeeds,
     StageRunner,
 };
 use crate::config::Config;
-use crate::experts::{ALL_LAYERS, Experts};
-use crate::guests;
 use crate::host;
-use crate::measure::{Speeds, measure};
-use crate::memory;
-use crate::turns::Turns;
-use crate::weights::Weights;
+use crate::machine::memory;
+use crate::machine::turns::Turns;
+use crate::weights::reader::Weights;
 use runner::{EngineStage, taken};
 
 /// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
@@ -181,7 +181,7 @@ fn host_beside(
         None => measure_apart(devices, &table, threads, &config.cpus)?,
     };
     let visits = if is_own && config.speeds.is_none() {
-        guests::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
+        visiting_experts::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
     } else {
         // In one memory for both there is nothing to send, and told speeds say nothing of the way.
         Visits::Never
@@ -282,8 +282,8 @@ impl StageBackend for EngineBackend {
                 let nbytes = loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
                 if is_beside(&described, &layers, tensor, host_experts) {
                     host_bytes += nbytes;
-                    let matrices =
-                        guests::matrices_of(tensor).map_err(|e| model_failure(e.into()))?;
+                    let matrices = visiting_experts::matrices_of(tensor)
+                        .map_err(|e| model_failure(e.into()))?;
                     guests
                         .entry(brigade_spec::layer_of(&tensor.name))
                         .or_default()

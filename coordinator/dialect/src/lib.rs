@@ -2,8 +2,8 @@
 //! answer has to fit.
 //!
 //! A [`Dialect`] is data: which markers stand around reasoning and calls, and what a call looks like. It is
-//! found by rendering the model's own chat template with probe messages ([`detect`]), or in a small table of
-//! formats that rendering cannot show ([`known`]). One streaming [`Parser`] reads all dialects.
+//! found by rendering the model's own chat template with probe messages ([`detect`](template::detect)), or in a small table of
+//! formats that rendering cannot show ([`known`](template::known)). One streaming [`Parser`] reads all dialects.
 //!
 //! The parser promises:
 //!
@@ -16,59 +16,34 @@
 //!
 //! Reading order:
 //!
-//! - This file has the data. [`lex`] finds markers in unfinished text.
-//! - [`json`], [`python`], [`number`] and [`tools`] read values, and [`pointer`] finds a part of one. [`head`] finds
-//!   the beginning of a call, [`body`] its arguments.
-//! - [`control`] tells control tokens from the same letters in ordinary tokens. [`channel`] reads gpt-oss. [`sink`]
-//!   collects what comes out. [`parser`] puts all of them together.
-//! - [`probe`], [`detect`] and [`known`] find a model's dialect. [`opening`] begins a call that must be made.
-//! - [`history`] brings messages into the form that the template takes. [`fit`] arranges them otherwise where the
-//!   template refuses them ([`arrange`]) or leaves a text out ([`told`]).
+//! - This file has the data.
+//! - [`values`] reads values as models write them: JSON, Python, numbers, and what tools take.
+//! - [`parser`] reads answers. Its lexer finds markers in unfinished text, `call_head` the beginning of a call, and
+//!   `call_body` its arguments. `control_tokens` tells control tokens from the same letters in ordinary tokens, and
+//!   `channel` reads gpt-oss. `streaming` puts all of them together.
+//! - [`template`] finds a model's dialect, begins a call that must be made, and brings messages into the form that the
+//!   template takes. It arranges them otherwise where the template refuses them or leaves a text out.
 //! - [`text_model`] is the text side of a model: tokenizer, template and dialect in one. [`pooling`] says how its rows
 //!   become one vector.
 //! - [`constrain`] says what an answer has to fit.
 
 #![deny(clippy::match_bool)]
 
-pub mod arrange;
-pub mod body;
-mod borders;
-pub mod channel;
 pub mod constrain;
-pub mod control;
-pub mod detect;
-pub mod fit;
-#[cfg(test)]
-mod fit_tests;
-pub mod form;
-pub mod head;
-pub mod history;
-pub mod json;
-pub mod known;
-pub mod lex;
-mod marks;
-pub mod number;
-pub mod opening;
 pub mod parser;
-pub mod pointer;
 pub mod pooling;
-pub mod probe;
-pub mod python;
-mod sample;
-pub mod sink;
-pub mod sketch;
+mod sample_model;
+pub mod template;
 #[cfg(test)]
 mod tests;
 pub mod text_model;
-pub mod told;
-pub mod tools;
-mod whole;
+pub mod values;
 
-pub use borders::{Marked, TextEnd};
-pub use history::History;
-pub use parser::Parser;
-pub use sink::{Event, IdSeed};
-pub use tools::{Tool, Tools};
+pub use parser::events::{Event, IdSeed};
+pub use parser::streaming::Parser;
+pub use template::borders::{Marked, TextEnd};
+pub use template::history::History;
+pub use values::tools::{Tool, Tools};
 
 /// What stands before and after something. An empty `close`: nothing does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -259,7 +234,7 @@ impl Dialect {
             }
         }
         if self.channels {
-            all.extend(channel::MARKERS);
+            all.extend(parser::channel::MARKERS);
         }
         all.retain(|marker| !marker.trim().is_empty());
         all

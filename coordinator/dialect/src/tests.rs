@@ -7,9 +7,10 @@ use brigade_text::{ChatTemplate, TemplateTokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::detect::detect;
-use super::parser::Options;
+use super::parser::control_tokens;
 use super::*;
+use crate::parser::streaming::Options;
+use crate::template::detect::detect;
 
 macro_rules! templates {
     ($($name:literal),*) => {
@@ -226,9 +227,9 @@ fn reasoning_ends_where_it_should() {
 
 #[test]
 fn special_tokens_that_mean_nothing_are_left_out() {
-    let hidden: Arc<[String]> = ["[TOOL_CALLS]", "[ARGS]"].map(control::control).into();
+    let hidden: Arc<[String]> = ["[TOOL_CALLS]", "[ARGS]"].map(control_tokens::control).into();
     let text = "a [TOOL_CALLS]b [ARGS] c";
-    let told = control::told(text, &hidden);
+    let told = control_tokens::told(text, &hidden);
     let options = || Options { hidden: hidden.clone(), ..options() };
     let (_, content, calls) = read("mistral", &[&told], options(), false);
     assert_eq!((content.as_str(), calls.len()), ("a b  c", 0));
@@ -286,8 +287,8 @@ fn check_verbatim(family: &str, dialect: &Arc<Dialect>, text: &str, options: &Op
 
 /// The names of a dialect's markers as control tokens, and the dialect that knows them as such.
 fn told(dialect: &Dialect) -> (Arc<[String]>, Arc<Dialect>) {
-    let names: Arc<[String]> = dialect.markers().into_iter().map(control::control).collect();
-    let told = Arc::new(control::told_dialect(dialect, &names));
+    let names: Arc<[String]> = dialect.markers().into_iter().map(control_tokens::control).collect();
+    let told = Arc::new(control_tokens::told_dialect(dialect, &names));
     (names, told)
 }
 
@@ -330,10 +331,10 @@ fn control_tokens_are_hidden_wherever_they_stand() {
         for tools in [tools(), Arc::default()] {
             let options = Options { tools, hidden: names.clone(), ..Options::default() };
             for text in texts_of_markers(dialect) {
-                let text = control::told(&text, &names);
+                let text = control_tokens::told(&text, &names);
                 let (reasoning, content, _) = answer(&told, &[&text], options.clone(), false);
                 let all = format!("{reasoning}{content}");
-                assert!(!all.contains(control::CONTROL), "{family}: {text}: {all}");
+                assert!(!all.contains(control_tokens::CONTROL), "{family}: {text}: {all}");
                 for name in dialect.markers().iter().filter(|name| name.len() > 3) {
                     assert!(!all.contains(name), "{family}: {text}: {all}");
                 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use brigade_engine::kernels::KV_PAGE;
 use brigade_spec::pages_of_each;
-use brigade_worker::guests::MATRICES;
+use brigade_worker::backend::visiting_experts::MATRICES;
 use serde::Serialize;
 
 use super::units::format_bytes;

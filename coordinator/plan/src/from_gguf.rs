@@ -12,7 +12,7 @@ use brigade_spec::{
     POSITION_EMBD, StateSpec, TOKEN_EMBD, TOKEN_TYPES, heads,
 };
 
-use brigade_worker::guests::matrices_of;
+use brigade_worker::backend::visiting_experts::matrices_of;
 
 use super::facts::{DraftFacts, LayerFacts, ModelFacts};
 

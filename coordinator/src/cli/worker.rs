@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use brigade_proto::tls::files;
 use brigade_worker::config::{Config, MESA_CACHE_VARIABLE, RawConfig, default_cache_dir};
-use brigade_worker::deal::deal;
-use brigade_worker::membership::Membership;
-use brigade_worker::memory;
+use brigade_worker::identity::membership::Membership;
+use brigade_worker::machine::memory;
+use brigade_worker::machine::share::{MAX_STAGES, Share};
 use brigade_worker::node::Node;
+use brigade_worker::node::division::deal;
 use brigade_worker::prefixes::store::Sizes;
-use brigade_worker::share::{MAX_STAGES, Share};
 use clap::Args;
 use tokio::sync::oneshot;
 
@@ -230,7 +230,7 @@ pub fn confine(args: &WorkerArgs) {
     let own = is_node(args).then(|| Path::new("/proc/self/exe"));
     let writable: Vec<PathBuf> = [cache, data, socket].into_iter().flatten().collect();
     #[cfg(target_os = "linux")]
-    match brigade_worker::sandbox::enter(&writable, own) {
+    match brigade_worker::machine::sandbox::enter(&writable, own) {
         Ok(how) => tracing::info!(?how, ?writable, "confined: it reads files, and writes to these"),
         Err(error) => tracing::warn!(%error, "not confined: the kernel takes no rules for files"),
     }

@@ -1,4 +1,4 @@
-// Attention of a tile's queries over one span of pages. The order of every sum is that of the CPU's kernel, `cpu/attention.rs` of
+// Attention of a tile's queries over one span of pages. The order of every sum is that of the CPU's kernel, `cpu/attention/paged.rs` of
 // the engine: scores over the elements of a key in order (in sixteen running sums where keys are rows), weights in a page by a
 // fixed tree, values over positions in order.
 //

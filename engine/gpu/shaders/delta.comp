@@ -1,4 +1,4 @@
-// The gated delta rule, `cpu/delta.rs` of the engine. For each row: the update that the row before left (S += k e), the
+// The gated delta rule, `cpu/scan/delta.rs` of the engine. For each row: the update that the row before left (S += k e), the
 // decay, and the sums of S along k and q; then e = beta (v - S k), and (S q + (k q) e) scale. Channels of keys in turn go
 // to one of two sums: two invocations have a value of one head of a part, one its even channels, one its odd ones.
 #version 460

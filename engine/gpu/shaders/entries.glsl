@@ -1,5 +1,5 @@
 // Records: what is kept of an entry, a key with its elements side by side and its scales behind them. `EntryPages` in
-// `ops/entries.rs` says what lies where.
+// `ops/index/entries.rs` says what lies where.
 
 // Bytes of the codes of a key of `n` elements.
 uint record_codes(uint n) {

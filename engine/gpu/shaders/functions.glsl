@@ -1,4 +1,4 @@
-// Functions of a value and of operands beside it, by number. What the numbers mean stands in `ops/elementwise.rs`.
+// Functions of a value and of operands beside it, by number. What the numbers mean stands in `ops/rowwise/elementwise.rs`.
 //
 // Who includes this declares the constants FUNCTION and PLACE: which value of `y` belongs to value i: 0 none, 1 the same, 2 that of its
 // column, 3 that of its row.

@@ -1,4 +1,4 @@
-// A page of keys and values: 64 positions of one layer of one sequence. `PageLayout` in `ops/pages.rs` says what lies where.
+// A page of keys and values: 64 positions of one layer of one sequence. `PageLayout` in `ops/kv/pages.rs` says what lies where.
 
 #include "four_floats.glsl"
 

@@ -1,4 +1,4 @@
-// Mamba-1's selective scan, `cpu/mamba.rs` of the engine: S = S exp(delta A) + B (delta u), then y = S C + y down the
+// Mamba-1's selective scan, `cpu/scan/mamba.rs` of the engine: S = S exp(delta A) + B (delta u), then y = S C + y down the
 // state, and (D u + y) silu(gate). A workgroup has some channels of a part.
 #version 460
 #include "common.glsl"

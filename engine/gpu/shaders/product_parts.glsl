@@ -1,4 +1,4 @@
-// What a block of weights and one of activations add to a sum, in the steps of `cpu/matmul_q8.rs` of the engine: integers
+// What a block of weights and one of activations add to a sum, in the steps of `cpu/products/matmul_q8.rs` of the engine: integers
 // are exact, then there are one to three parts, which are added one after the other.
 
 const uint PARTS = MINS ? (HALVES ? 3 : 2) : 1;

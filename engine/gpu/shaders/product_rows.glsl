@@ -1,4 +1,4 @@
-// Rows of activations as products read them: 8-bit blocks of 32 columns, `cpu/act.rs` of the engine. A row is a series of
+// Rows of activations as products read them: 8-bit blocks of 32 columns, `cpu/products/activations.rs` of the engine. A row is a series of
 // blocks.
 
 struct ActBlock {

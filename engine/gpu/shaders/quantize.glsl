@@ -1,4 +1,4 @@
-// Values to 8-bit blocks: `cpu/act.rs` of the engine. Eight invocations beside each other share a block, four values each. A block with
+// Values to 8-bit blocks: `cpu/products/activations.rs` of the engine. Eight invocations beside each other share a block, four values each. A block with
 // an infinity or a NaN is zeros with the scale NaN. For workgroups of 256; all of a workgroup meet here.
 
 const uint SHARE = 8;

@@ -1,4 +1,4 @@
-// Mamba-2's recurrence, `cpu/ssd.rs` of the engine: S = S decay + B (delta x), then y = C S + y down the state, from y = d
+// Mamba-2's recurrence, `cpu/scan/ssd.rs` of the engine: S = S decay + B (delta x), then y = C S + y down the state, from y = d
 // x on. A workgroup has some channels of one head of a part.
 #version 460
 #include "common.glsl"

@@ -1,4 +1,4 @@
-// RWKV-6's time mixing, `cpu/wkv6.rs` of the engine: S = S w + v k for each key, and y = Σ r S down the keys. A workgroup
+// RWKV-6's time mixing, `cpu/scan/wkv6.rs` of the engine: S = S w + v k for each key, and y = Σ r S down the keys. A workgroup
 // has some values of one head of a part.
 #version 460
 #include "common.glsl"

@@ -1,4 +1,4 @@
-// RWKV-7's time mixing, `cpu/wkv7.rs` of the engine: `known` is the state along kappa, then S = S w + (-known kappa_a + v
+// RWKV-7's time mixing, `cpu/scan/wkv7.rs` of the engine: `known` is the state along kappa, then S = S w + (-known kappa_a + v
 // k) and y = Σ r S, each down the keys. An invocation has a value of one head of a part, with all keys: a row has to know
 // the whole column before it changes any of it.
 #version 460

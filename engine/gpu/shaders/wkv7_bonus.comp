@@ -1,4 +1,4 @@
-// out += v Σ r k r_k, head by head, `cpu/wkv7.rs` of the engine. Sixteen invocations have one head of a row.
+// out += v Σ r k r_k, head by head, `cpu/scan/wkv7.rs` of the engine. Sixteen invocations have one head of a row.
 #version 460
 #include "common.glsl"
 #include "lanes.glsl"

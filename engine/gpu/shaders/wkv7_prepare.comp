@@ -1,4 +1,4 @@
-// Makes ready what RWKV-7's time mixing reads, `cpu/wkv7.rs` of the engine. Sixteen invocations have one head of a row.
+// Makes ready what RWKV-7's time mixing reads, `cpu/scan/wkv7.rs` of the engine. Sixteen invocations have one head of a row.
 #version 460
 #include "common.glsl"
 #include "numbers.glsl"

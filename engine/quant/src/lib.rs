@@ -1,41 +1,25 @@
-//! Block formats of weights. Each has its own file, with the block as a struct and its scalar reference.
+//! Block formats of weights. Each has its own file (K and IQ formats in folders), with the block as a struct and its scalar reference.
 //!
 //! Dequantisation is exact: f32 products in the written order, so that any two implementations agree bit for
 //! bit. Quantisers make their own error small and promise no particular bits. Nothing here knows more of
 //! tensors than rows, or anything of SIMD.
 
 mod bf16;
-mod codebook;
-mod codebook_fit;
 mod fit;
 mod fp16;
 mod fp32;
 mod ggml_type;
-mod grids;
-mod iq1_m;
-mod iq1_s;
-mod iq2_s;
-mod iq2_xs;
-mod iq2_xxs;
-mod iq3_s;
-mod iq3_xxs;
-mod iq4_nl;
-mod iq4_xs;
-mod k_scales;
+mod iq_quants;
+mod k_quants;
 mod kernel_error;
 mod mxfp4;
 mod nvfp4;
 mod q1_0;
 mod q2_0;
-mod q2_k;
-mod q3_k;
 mod q4_0;
 mod q4_1;
-mod q4_k;
 mod q5_0;
 mod q5_1;
-mod q5_k;
-mod q6_k;
 mod q8_0;
 mod tq1_0;
 mod tq2_0;
@@ -44,35 +28,35 @@ pub use bf16::BlockBf16;
 pub use fp16::BlockF16;
 pub use fp32::BlockF32;
 pub use ggml_type::GgmlType;
-pub use iq1_m::BlockIq1M;
-pub use iq1_s::BlockIq1S;
-pub use iq2_s::BlockIq2S;
-pub use iq2_xs::BlockIq2Xs;
-pub use iq2_xxs::BlockIq2Xxs;
-pub use iq3_s::BlockIq3S;
-pub use iq3_xxs::BlockIq3Xxs;
-pub use iq4_nl::{BlockIq4Nl, IQ4_TABLE};
-pub use iq4_xs::BlockIq4Xs;
-pub use k_scales::{pack_k_scales, unpack_k_scales};
+pub use iq_quants::iq1_m::BlockIq1M;
+pub use iq_quants::iq1_s::BlockIq1S;
+pub use iq_quants::iq2_s::BlockIq2S;
+pub use iq_quants::iq2_xs::BlockIq2Xs;
+pub use iq_quants::iq2_xxs::BlockIq2Xxs;
+pub use iq_quants::iq3_s::BlockIq3S;
+pub use iq_quants::iq3_xxs::BlockIq3Xxs;
+pub use iq_quants::iq4_nl::{BlockIq4Nl, IQ4_TABLE};
+pub use iq_quants::iq4_xs::BlockIq4Xs;
+pub use k_quants::q2_k::BlockQ2K;
+pub use k_quants::q3_k::BlockQ3K;
+pub use k_quants::q4_k::BlockQ4K;
+pub use k_quants::q5_k::BlockQ5K;
+pub use k_quants::q6_k::BlockQ6K;
+pub use k_quants::scales::{pack_k_scales, unpack_k_scales};
 pub use kernel_error::{DeviceError, DeviceFault, KernelError};
 pub use mxfp4::{BlockMxfp4, FP4_TABLE, e8m0_half};
 pub use nvfp4::BlockNvfp4;
 pub use q1_0::BlockQ1_0;
 pub use q2_0::BlockQ2_0;
-pub use q2_k::BlockQ2K;
-pub use q3_k::BlockQ3K;
 pub use q4_0::BlockQ4_0;
 pub use q4_1::BlockQ4_1;
-pub use q4_k::BlockQ4K;
 pub use q5_0::BlockQ5_0;
 pub use q5_1::BlockQ5_1;
-pub use q5_k::BlockQ5K;
-pub use q6_k::BlockQ6K;
 pub use q8_0::BlockQ8_0;
 pub use tq1_0::BlockTq1_0;
 pub use tq2_0::BlockTq2_0;
 
-pub use codebook::{Codebook, ScaleRule};
+pub use iq_quants::codebook::{Codebook, ScaleRule};
 pub use nvfp4::{NO_SCALE, e4m3_half};
 
 #[cfg(target_endian = "big")]

@@ -2,8 +2,8 @@
 //! and the code `q` from 0 to 3.
 
 use super::fit::{inverse, round_clamp};
-use super::q2_k::{pack_two_bits, two_bits};
 use super::{Block, GgmlType, Quantize};
+use crate::k_quants::q2_k::{pack_two_bits, two_bits};
 use half::f16;
 
 /// 256 values, their bits placed as in [`BlockQ2K`](super::BlockQ2K).

@@ -1,8 +1,8 @@
 //! A row that a token has for a layer alone (per-layer embeddings of Gemma 3n and of Gemma 4's small models). The stream
 //! opens a gate for it: `norm(proj (gelu(inp_gate x) * row))`, with the tanh GELU.
 
+use super::ffn::mlp::activate;
 use super::linear::Linear;
-use super::mlp::activate;
 use super::{Block, BlockCx};
 use crate::device::Rows;
 use crate::kernels::Vector;

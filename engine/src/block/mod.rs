@@ -1,4 +1,4 @@
-//! Mixers and FFNs, one for each file: weights, and a forward pass over the rows of a ubatch.
+//! Mixers and FFNs, one for each file, in folders by their kind: weights, and a forward pass over the rows of a ubatch.
 //!
 //! A block gets normed rows and returns rows. The norm before it, the residual sum and the scale after it
 //! belong to the stage. Weights never change. What a block remembers is a [`BlockState`], which the stage
@@ -6,35 +6,15 @@
 
 mod altup;
 mod attention;
-mod block_index;
-mod branches;
-mod channel_mix;
-mod compressed;
-mod compressor;
-mod delta_net;
 mod embedding;
-mod entry_maker;
-mod experts;
-mod index;
-mod kda;
+mod ffn;
 mod laurel;
 mod layer_row;
-mod lightning;
 mod linear;
 mod lora;
-mod mamba;
-mod mamba2;
-mod mla;
-mod mlp;
-mod moe;
 mod ngram;
-mod qkv;
-mod short_conv;
+mod recurrent;
 mod switch;
-mod time_mix;
-mod time_mix6;
-mod token_experts;
-mod token_shift;
 
 pub use embedding::Embedding;
 pub use linear::{Linear, project_all};
@@ -46,26 +26,26 @@ use crate::spec::{BlockKind, ModelError, Rotation};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 use altup::{Correct, Predict};
-use attention::Attention;
-use channel_mix::ChannelMix;
-use compressed::Compressed;
-use delta_net::DeltaNet;
-use kda::Kda;
+use attention::compressed::Compressed;
+use attention::gqa::Attention;
+use attention::mla::Mla;
+use ffn::mlp::Mlp;
+use ffn::moe::Moe;
 use laurel::Laurel;
 use layer_row::LayerRow;
-use lightning::Lightning;
 use linear::LinearBlock;
-use mamba::Mamba;
-use mamba2::Mamba2;
-use mla::Mla;
-use mlp::Mlp;
-use moe::Moe;
 use ngram::Ngram;
-use short_conv::ShortConv;
+use recurrent::channel_mix::ChannelMix;
+use recurrent::delta_net::DeltaNet;
+use recurrent::kda::Kda;
+use recurrent::lightning::Lightning;
+use recurrent::mamba::Mamba;
+use recurrent::mamba2::Mamba2;
+use recurrent::short_conv::ShortConv;
+use recurrent::time_mix::TimeMix;
+use recurrent::time_mix6::TimeMix6;
+use recurrent::token_shift::TokenShift;
 use switch::Switch;
-use time_mix::TimeMix;
-use time_mix6::TimeMix6;
-use token_shift::TokenShift;
 
 /// One mixer or FFN: weights, and a forward pass.
 pub trait Block: Send + Sync {

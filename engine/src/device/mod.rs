@@ -4,59 +4,38 @@
 //! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; with fast math, products of many rows
 //! have others. Here no model, file or layer is known.
 
-mod beside;
-mod copies;
+mod accelerator;
 mod devices;
-mod elementwise;
-mod expert_changes;
-mod expert_job;
 mod experts;
-mod fetched;
-mod gates;
-mod greatest;
-mod guests;
-mod hot;
-mod index;
-mod lists;
-mod memory;
-mod moves;
 mod name;
-mod norms;
-mod places;
+mod ops;
 mod probe;
-mod products;
 mod rows;
-mod run;
 mod self_test;
-mod store;
-mod streams;
-mod there;
-mod values;
-mod visits;
 
 use std::sync::Arc;
 
-use beside::Beside;
-use there::There;
+use accelerator::There;
+use experts::on_host::Beside;
 
 pub use crate::ops::{Handed, KernelTime, Milestone};
-pub use beside::{Away, ExpertCounts, Sent};
 pub use devices::{Devices, GpuError, GpuFacts, GpuKind, GpuOptions, gpus};
-pub use expert_changes::ExpertChange;
-pub use expert_job::{ExpertWay, ExpertWays};
+pub use experts::changes::ExpertChange;
+pub use experts::guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
+pub use experts::job::{ExpertWay, ExpertWays};
+pub use experts::on_host::{Away, ExpertCounts, Sent};
+pub use experts::visits::{VisitSpeeds, Visits};
 pub use experts::{ExpertJob, ExpertMatrices};
-pub use fetched::Fetched;
-pub use greatest::{FewValues, FoundGreatest};
-pub use guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
-pub use index::{IndexOfMeans, IndexOver, PoolingBy};
-pub use lists::Lists;
-pub use memory::Memory;
 pub use name::{DeviceName, DeviceWish, split_beside};
-pub use products::product;
+pub use ops::chosen_lists::Lists;
+pub use ops::greatest::{FewValues, FoundGreatest};
+pub use ops::index::{IndexOfMeans, IndexOver, PoolingBy};
+pub use ops::products::product;
+pub use ops::streams::Weighed;
+pub use rows::fetched::Fetched;
+pub use rows::memory::Memory;
+pub use rows::values::{Values, ValuesMut};
 pub use rows::{Rows, RowsMut, RowsPart, Scratch};
-pub use streams::Weighed;
-pub use values::{Values, ValuesMut};
-pub use visits::{VisitSpeeds, Visits};
 
 use crate::kernels::{
     Compute, DeviceError, DeviceFault, KernelError, Kernels, NUMERICS_UNFUSED, PackedMatrix,

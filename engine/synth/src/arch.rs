@@ -1,11 +1,13 @@
 //! The architectures that synthetic models can have, and checks of sizes that hold for all of them.
 
 use super::plan::ModelPlan;
-use super::{
-    Shape, Spec, SynthError, classic, deepseek, delta, dense, encoders, gated, gemma, hybrids,
-    indexed, kimi, kimi_k3, later, mamba2, mixtures, passes, pictured, qwen4exp, rwkv, rwkv6,
-    streams, switched, thinned, transformer, unrotated, vocab,
+use crate::decoders::{
+    classic, dense, gated, gemma, later_dense, mixtures, passes, pictured, switched, thinned,
+    transformer, unrotated,
 };
+use crate::latent::{deepseek, indexed, kimi, kimi_k3, qwen4exp, streams};
+use crate::recurrent::{delta, hybrids, mamba2, rwkv6, rwkv7};
+use crate::{Shape, Spec, SynthError, encoders, vocab};
 
 /// Largest size that a shape may name: dimensions are stored as u32, and nothing real comes near.
 const MAX_DIMENSION: usize = 1 << 24;
@@ -31,7 +33,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "qwen3moe", build: transformer::qwen3moe },
     Arch { name: "granite", build: transformer::granite },
     Arch { name: "mamba", build: hybrids::mamba },
-    Arch { name: "rwkv7", build: rwkv::rwkv7 },
+    Arch { name: "rwkv7", build: rwkv7::rwkv7 },
     Arch { name: "jamba", build: hybrids::jamba },
     Arch { name: "lfm2", build: hybrids::lfm2 },
     Arch { name: "lfm2moe", build: hybrids::lfm2moe },
@@ -100,7 +102,7 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "chatglm", build: classic::chatglm },
     Arch { name: "minicpm", build: classic::minicpm },
     Arch { name: "olmo", build: classic::olmo },
-    Arch { name: "arwkv7", build: rwkv::arwkv7 },
+    Arch { name: "arwkv7", build: rwkv7::arwkv7 },
     Arch { name: "rwkv6", build: rwkv6::rwkv6 },
     Arch { name: "rwkv6qwen2", build: rwkv6::rwkv6qwen2 },
     Arch { name: "plamo2", build: mamba2::plamo2 },
@@ -116,16 +118,16 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "deci", build: thinned::deci },
     Arch { name: "openelm", build: thinned::openelm },
     Arch { name: "minicpm3", build: deepseek::minicpm3 },
-    Arch { name: "qwen", build: later::qwen },
-    Arch { name: "plamo", build: later::plamo },
-    Arch { name: "plamo3", build: later::plamo3 },
+    Arch { name: "qwen", build: later_dense::qwen },
+    Arch { name: "plamo", build: later_dense::plamo },
+    Arch { name: "plamo3", build: later_dense::plamo3 },
     Arch { name: "deepseek4", build: streams::deepseek4 },
-    Arch { name: "maincoder", build: later::maincoder },
+    Arch { name: "maincoder", build: later_dense::maincoder },
     Arch { name: "plm", build: deepseek::plm },
     Arch { name: "granite_swa", build: gated::granite_swa },
     Arch { name: "mellum", build: gated::mellum },
-    Arch { name: "pangu-embedded", build: later::pangu },
-    Arch { name: "spark2_5", build: later::spark2_5 },
+    Arch { name: "pangu-embedded", build: later_dense::pangu },
+    Arch { name: "spark2_5", build: later_dense::spark2_5 },
     Arch { name: "mistral4", build: deepseek::mistral4 },
     Arch { name: "exaone-moe", build: gated::exaone_moe },
     Arch { name: "afmoe", build: gated::afmoe },
@@ -135,12 +137,12 @@ pub static ARCHES: &[Arch] = &[
     Arch { name: "maple", build: gated::maple },
     Arch { name: "mimo2", build: gated::mimo2 },
     Arch { name: "step35", build: gated::step35 },
-    Arch { name: "talkie", build: later::talkie },
-    Arch { name: "muse-glimmer", build: later::muse_glimmer },
-    Arch { name: "apertus", build: later::apertus },
+    Arch { name: "talkie", build: later_dense::talkie },
+    Arch { name: "muse-glimmer", build: later_dense::muse_glimmer },
+    Arch { name: "apertus", build: later_dense::apertus },
     Arch { name: "gemma3n", build: gemma::gemma3n },
     Arch { name: "gemma4", build: gemma::gemma4 },
-    Arch { name: "bitnet", build: later::bitnet },
+    Arch { name: "bitnet", build: later_dense::bitnet },
     Arch { name: "smallthinker", build: gated::smallthinker },
     Arch { name: "grovemoe", build: gated::grovemoe },
     Arch { name: "qwen2vl", build: pictured::qwen2vl },

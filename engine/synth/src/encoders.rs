@@ -3,15 +3,15 @@
 //! Where there are two kinds of an architecture, sizes whose output matrix would be one of its own are of the second.
 
 use super::Shape;
-use super::classic::{fused_with_biases, norm, two_matrices};
-use super::decoder::{fused_ffn, fused_projections, projections, qkv_biases};
 use super::file_type::Role;
 use super::noise::Fill;
-use super::parts::{
+use super::plan::ModelPlan;
+use crate::decoders::classic::{fused_with_biases, norm, two_matrices};
+use crate::decoders::plain::{fused_ffn, fused_projections, projections, qkv_biases};
+use crate::shared_parts::{
     ATTENTION_GAIN, EMBEDDING, RMS_EPSILON, attention, ffn, ffn_matrices, refuse_experts,
     transformer_metadata,
 };
-use super::plan::ModelPlan;
 
 /// Positions of BERT's table.
 const POSITIONS: usize = 512;

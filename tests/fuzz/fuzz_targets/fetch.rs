@@ -7,8 +7,8 @@ use brigade_proto::control::{FetchRequest, GatherRequest};
 use brigade_proto::copies::WeightsRequest;
 use brigade_proto::count::{Countable, count_fields};
 use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_GATHERED, MAX_SPANS};
-use brigade_worker::fetch::Fetch;
-use brigade_worker::gather::{self, Gather};
+use brigade_worker::loading::fetch::Fetch;
+use brigade_worker::services::gather::{self, Gather};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 

@@ -6,8 +6,8 @@
 use brigade_proto::control::PrepareRequest;
 use brigade_proto::frame::{FrameLimits, check_ubatch, decode_lane_frame};
 use brigade_proto::pipeline::lane_frame::Body;
-use brigade_worker::order::Order;
-use brigade_worker::wire::{BufferPool, boundary_from_wire, ubatch_from_wire};
+use brigade_worker::executor::wire::{BufferPool, boundary_from_wire, ubatch_from_wire};
+use brigade_worker::loading::order::Order;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 

@@ -5,8 +5,8 @@
 
 use std::sync::OnceLock;
 
-use brigade_worker::cache::Cache;
-use brigade_worker::pool::Pool;
+use brigade_worker::machine::reading_threads::Pool;
+use brigade_worker::weights::cache::Cache;
 use libfuzzer_sys::fuzz_target;
 
 /// What the blob holds.

@@ -14,7 +14,7 @@ use brigade_proto::control::WireType;
 use brigade_proto::frame::{BoundaryShape, wire_row_bytes};
 use brigade_quant::GgmlType;
 use brigade_tests::process::{run, synth};
-use brigade_worker::wire::{BufferPool, boundary_from_wire, boundary_to_wire};
+use brigade_worker::executor::wire::{BufferPool, boundary_from_wire, boundary_to_wire};
 
 /// Names on the command line, and the format that has the same values.
 const TYPES: [(&str, WireType, GgmlType); 4] = [

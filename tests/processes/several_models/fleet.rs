@@ -345,7 +345,7 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     let mut scratch = Scratch::new("demand");
     let hybrid = scratch.synth("granitehybrid");
     // Two of them are more than there is.
-    let free = brigade_worker::memory::available_bytes().unwrap();
+    let free = brigade_worker::machine::memory::available_bytes().unwrap();
     let own = format!("load = \"demand\"\nworkers = 1\nctx = 512\nmemory = \"{}\"", free / 5 * 3);
     let names = ["first", "second", "hybrid"];
     let files = [None, None, Some(hybrid.as_path())];
@@ -473,7 +473,7 @@ fn a_model_that_is_always_in_use_yields_to_one_that_waits() {
 
 fn a_model_that_cannot_come_says_so_and_others_do() {
     let scratch = Scratch::new("never");
-    let free = brigade_worker::memory::available_bytes().unwrap();
+    let free = brigade_worker::machine::memory::available_bytes().unwrap();
     let large = format!("load = \"demand\"\nworkers = 1\nmemory = \"{}\"", free * 2);
     let small = "load = \"demand\"\nworkers = 1\nctx = 512\nmemory = \"1G\"";
     let broken = "load = \"demand\"\nworkers = 1\nmemory = \"1G\"\nworker-cpus = \"4000\"";

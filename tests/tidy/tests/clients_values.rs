@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// What reads the numbers and flags of JSON.
 const NUMBERS: [&str; 2] =
-    ["coordinator/dialect/src/number.rs", "coordinator/http/src/request/value.rs"];
+    ["coordinator/dialect/src/values/number.rs", "coordinator/http/src/request/value.rs"];
 
 /// Other ways to read them.
 const OTHER_READERS: [&str; 10] = [

@@ -29,7 +29,7 @@ fn a_drop_in_gives_a_worker_the_devices_that_it_opens() {
         assert!(has(&unit, setting) && has(&drop_in, instead), "{setting}");
     }
     // What the worker's own sandbox lets drivers open.
-    let sandbox = read("worker/src/sandbox.rs");
+    let sandbox = read("worker/src/machine/sandbox.rs");
     for (opened, allowed) in
         [("\"dri\"", "char-drm"), ("\"kfd\"", "char-kfd"), ("\"nvidia\"", "char-nvidia")]
     {

@@ -2,7 +2,7 @@
 //!
 //! A stage copies what is new of a sequence when a ubatch tells it to: every stage at the same ubatch, so that the
 //! copies of all of them belong to one position. The executor's thread only copies memory, into a bounded room
-//! ([`taker`]); a task sends it to a neighbour of the line ([`sender`]) or writes it to the disk ([`disk`]), at a
+//! ([`taker`]); a task sends it to a neighbour of the line ([`copy_sender`](crate::services::copy_sender)) or writes it to the disk ([`disk`]), at a
 //! bounded rate. What others send is kept in a [`store`], layer by layer.
 //!
 //! When a line was lost, a stage that stays loaded still holds the pages of its sequences: they are used where they
@@ -18,8 +18,7 @@ pub mod parting;
 pub mod parts;
 pub mod piece;
 pub mod rate;
-pub mod sender;
-pub mod service;
+pub mod stage_copy;
 pub mod store;
 pub mod taker;
 

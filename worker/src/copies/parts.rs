@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::QUEUE_BYTES;
 use super::buffers::Buffers;
 use super::store::{Head, Item, What};
-use crate::memory::make_room;
+use crate::machine::memory::make_room;
 
 /// Bytes of a block's state in one item at most: all of it waited to be sent at once.
 const MAX_ITEM_BYTES: u64 = QUEUE_BYTES as u64;

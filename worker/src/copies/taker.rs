@@ -20,10 +20,10 @@ use super::buffers::Buffers;
 use super::fetch::Gathered;
 use super::parting::{COPY_WITHIN, Keep, Parting};
 use super::piece::Piece;
+use super::stage_copy::Copied;
 use super::store::{Head, Item, Store, What};
 use super::{Kind, QUEUE_BYTES};
 use crate::backend::{CopyFacts, StageError, StageRunner};
-use crate::prefixes::copied::Copied;
 
 /// Bytes that one permit of the outbox stands for.
 const PERMIT_BYTES: usize = 1 << 10;

@@ -14,7 +14,6 @@
 //! Nothing here decides what is kept, or whether to load or to compute: that is the coordinator's. Whatever is wrong with
 //! a record, it is as if it were not here.
 
-pub mod copied;
 pub mod folder;
 pub mod load;
 pub mod record;

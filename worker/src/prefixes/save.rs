@@ -13,15 +13,15 @@ use brigade_proto::failure::{Failure, FailureKind};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use super::copied::Copied;
 use super::record::{About, Id, NewRecord, Whose, encode};
 use super::store::Store;
 use super::wire::At;
 use super::{Key, MAX_STEP_BYTES, STEP_BYTES};
 use crate::copies::parts::bad;
 use crate::copies::rate::Rate;
+use crate::copies::stage_copy::Copied;
 use crate::executor::gone;
-use crate::jobs::Job;
+use crate::executor::jobs::Job;
 
 /// A state that is to be saved.
 #[derive(Debug)]

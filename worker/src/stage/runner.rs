@@ -13,7 +13,7 @@ use brigade_engine::state::{CopyRoom, StageCopy};
 use crate::backend::{
     CopyFacts, FindSource, Finished, KeptWeights, StageError, StageRunner, StageShape,
 };
-use crate::turns::{Turn, Turns};
+use crate::machine::turns::{Turn, Turns};
 
 /// A loaded stage.
 pub(super) struct EngineStage {

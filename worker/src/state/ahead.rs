@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::{Inner, Resident, Worker, over};
 use crate::backend::KeptWeights;
 use crate::executor::gone;
-use crate::load::{Loader, Room};
-use crate::order::{Order, StageKey};
+use crate::loading::load::{Loader, Room};
+use crate::loading::order::{Order, StageKey};
 
 /// What the next line's stage will find in memory.
 pub(super) struct Ahead {

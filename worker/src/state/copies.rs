@@ -25,8 +25,8 @@ use crate::copies::store::{Budget, Pieces, Store, Whole};
 use crate::copies::taker::PutBack;
 use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
 use crate::executor::gone;
-use crate::jobs::{HeldFound, Job};
-use crate::order::{Order, key_from_wire};
+use crate::executor::jobs::{HeldFound, Job};
+use crate::loading::order::{Order, key_from_wire};
 use crate::prefixes::wire::At;
 
 /// Folder of copies in the cache's.

@@ -14,15 +14,15 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::session::shown;
 use super::{Worker, over};
 use crate::backend::StageShape;
 use crate::executor::gone;
-use crate::jobs::Job;
-use crate::metrics::Meter;
-use crate::order::Order;
-use crate::output::ResultSender;
-use crate::session::shown;
-use crate::wire::BufferPool;
+use crate::executor::jobs::Job;
+use crate::executor::metrics::Meter;
+use crate::executor::output::ResultSender;
+use crate::executor::wire::BufferPool;
+use crate::loading::order::Order;
 
 /// Result frames made and not yet taken by the transport.
 const RESULT_QUEUE: usize = 8;

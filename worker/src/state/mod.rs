@@ -11,6 +11,7 @@ mod lanes;
 mod prefixes;
 mod report;
 mod retire;
+pub mod session;
 mod snapshots;
 
 pub use copies::Copies;
@@ -34,12 +35,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{KeptWeights, StageNeeds, StageShape};
+use crate::executor::metrics::Meter;
+use crate::executor::output::ResultSender;
 use crate::executor::{Executor, Stuck, gone};
-use crate::load::{Loaded, Loader};
-use crate::metrics::Meter;
-use crate::order::{Order, StageKey};
-use crate::output::ResultSender;
-use crate::session::{Session, Taken, shown};
+use crate::loading::load::{Loaded, Loader};
+use crate::loading::order::{Order, StageKey};
+use session::{Session, Taken, shown};
 
 use ahead::Ahead;
 

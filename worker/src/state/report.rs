@@ -8,11 +8,11 @@ use brigade_proto::control::{
 };
 use brigade_proto::failure::Failure;
 
+use super::session::shown;
 use super::{Inner, ReadyStage, Worker};
-use crate::memory;
-use crate::order::StageKey;
+use crate::loading::order::StageKey;
+use crate::machine::memory;
 use crate::prefixes::store::Used;
-use crate::session::shown;
 
 /// How old a reading of the machine's memory may be: the files it comes from are read on the thread
 /// that receives and sends, for a tenth of a millisecond.

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Worker;
 use crate::executor::gone;
-use crate::jobs::Job;
+use crate::executor::jobs::Job;
 
 /// Patience with the other end of a transfer, and with the transfer before it.
 pub const STALL: Duration = Duration::from_millis(STATE_STALL_MS);

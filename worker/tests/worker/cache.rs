@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use blake3::Hash;
-use brigade_worker::cache::{BlobState, Cache, CacheError};
-use brigade_worker::pool::Pool;
+use brigade_worker::machine::reading_threads::Pool;
+use brigade_worker::weights::cache::{BlobState, Cache, CacheError};
 
 fn scratch(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("brigade-cache-{name}-{}", std::process::id()));

@@ -11,8 +11,8 @@ use crate::common::model::write_model;
 use crate::common::scratch;
 use blake3::Hash;
 use brigade_gguf::Gguf;
-use brigade_worker::hashes::{HashError, HashStore};
-use brigade_worker::pool::{Pool, THREAD_NAME};
+use brigade_worker::machine::reading_threads::{Pool, THREAD_NAME};
+use brigade_worker::weights::hashes::{HashError, HashStore};
 use tokio_util::sync::CancellationToken;
 
 /// Values of a tensor: short ones, and some that all threads hash together.

@@ -22,8 +22,8 @@ use brigade_proto::control::{
 };
 use brigade_sched::LineSpec;
 use brigade_spec::{ModelError, OwnDraftsSpec, Prefixes};
-use brigade_worker::hashes::{HashError, file_hints};
 use brigade_worker::host::host_id;
+use brigade_worker::weights::hashes::{HashError, file_hints};
 use bytes::Bytes;
 use thiserror::Error;
 use tokio::task::JoinSet;

@@ -7,7 +7,7 @@
 
 use brigade_plan::{HostExperts, HostFacts, WorkerFacts};
 use brigade_proto::control::{Capabilities, Feature, HostPart};
-use brigade_worker::experts::ALL_LAYERS;
+use brigade_worker::backend::expert_placement::ALL_LAYERS;
 
 /// Largest ratio between figures of like workers of one machine that counts as noise. Beyond it
 /// the machine has unlike cores.

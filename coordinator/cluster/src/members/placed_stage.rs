@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use brigade_plan::{PlanSettings, StagePlan};
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
-use brigade_worker::experts::ALL_LAYERS;
+use brigade_worker::backend::expert_placement::ALL_LAYERS;
 
 use crate::members::conn::Conn;
 use crate::reconcile::MemberId;

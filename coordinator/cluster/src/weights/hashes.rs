@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use brigade_proto::task::joined;
 use brigade_worker::config::default_cache_dir;
-use brigade_worker::hashes::{HashError, HashStore};
 use brigade_worker::host;
-use brigade_worker::pool::Pool;
+use brigade_worker::machine::reading_threads::Pool;
+use brigade_worker::weights::hashes::{HashError, HashStore};
 use tokio_util::sync::CancellationToken;
 
 use crate::progress::{Phase, Progress};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use brigade_gguf::TensorInfo;
 use brigade_hub::remote::Remote;
 use brigade_proto::control::{Blob, Feature, Holder, PrepareReply, PrepareRequest};
-use brigade_worker::hashes::HashError;
+use brigade_worker::weights::hashes::HashError;
 use thiserror::Error;
 use tokio::time::timeout;
 
@@ -20,8 +20,7 @@ use crate::weights::fetch;
 use crate::weights::gather;
 use crate::weights::hashes;
 use crate::weights::push;
-use crate::weights::relay;
-use crate::weights::relay::Relayed;
+use crate::weights::relay::{self, Relayed};
 use brigade_line::model::Model;
 
 /// How long a worker may take to accept a stage, its files apart.

@@ -12,7 +12,7 @@ use brigade_proto::control::{Blob, MissingBlob, TensorChunk, TensorRef};
 use brigade_proto::limits::{CHUNK_BYTES, MAX_CONTROL_BYTES};
 use brigade_proto::net::with_causes;
 use brigade_proto::task::joined;
-use brigade_worker::cache::Cache;
+use brigade_worker::weights::cache::Cache;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

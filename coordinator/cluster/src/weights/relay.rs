@@ -11,10 +11,10 @@ use brigade_hub::remote::Remote;
 use brigade_proto::failure::Failure;
 use brigade_proto::limits::MAX_SPANS;
 use brigade_proto::task::joined;
-use brigade_worker::cache::Cache;
-use brigade_worker::fetch::{Fetch, Step};
 use brigade_worker::host;
-use brigade_worker::pool::{Pool, PoolError};
+use brigade_worker::loading::fetch::{Fetch, Step};
+use brigade_worker::machine::reading_threads::{Pool, PoolError};
+use brigade_worker::weights::cache::Cache;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,7 @@ use brigade_text::Tokenizer;
 use super::calls::{CallGrammars, check_size};
 use super::grammar::{Grammar, Literals, quote};
 use super::{Form, Refused};
-use crate::opening::opening;
+use crate::template::opening::opening;
 use crate::text_model::{Force, Prompt, TextModel};
 use crate::{Shape, Tools};
 

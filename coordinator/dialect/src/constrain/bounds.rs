@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::number::{self, Number};
+use crate::values::number::{self, Number};
 
 /// Keywords that bound a number from below, and from above: the second excludes what it says.
 pub const LEAST: [&str; 2] = ["minimum", "exclusiveMinimum"];

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::Strictness;
 use super::bounds::{HIGHEST, LOWEST};
 use super::tests::is_whole as passes;
-use super::wide_tests::held;
+use super::wide_integers_tests::held;
 use crate::text_model::TextModel;
 
 const MIN: i128 = i64::MIN as i128;

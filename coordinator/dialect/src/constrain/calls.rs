@@ -8,8 +8,8 @@ use super::grammar::{Grammar, Literals, Parts, SPACE};
 use super::parameters::{self, Writing};
 use super::schema::held;
 use super::{MAX_GRAMMAR_BYTES, Refused};
-use crate::opening::opening;
-use crate::probe::Facts;
+use crate::template::opening::opening;
+use crate::template::probe::Facts;
 use crate::{Calls, Dialect, Shape, Tool, Tools, TypedBy};
 
 /// Writes calls of one request's tools.

@@ -1,7 +1,7 @@
 //! What an answer has to fit: from what a client wants to grammars that the last stage holds the answer to.
 //!
 //! A [`Form`] is what a request asks for: a JSON schema, a regular expression, a choice, a grammar. [`schema`]
-//! refuses by its path what a schema uses and cannot be held, and [`normal`] and [`bounds`] bring it into the library's form; [`gbnf`] translates llama.cpp's grammars;
+//! refuses by its path what a schema uses and cannot be held, and [`normalised`] and [`bounds`] bring it into the library's form; [`gbnf`] translates llama.cpp's grammars;
 //! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
 //! arguments in tags or as Python; [`answer`] puts them
 //! together with the model's way of thinking and calling ([`crate`]). [`trials`] compiles them, so that a client learns at
@@ -13,13 +13,15 @@ pub mod calls;
 pub mod gbnf;
 pub mod grammar;
 pub mod integers;
-pub mod normal;
+pub mod keywords;
+pub mod normalised;
 pub mod options;
 pub mod parameters;
 pub mod schema;
 pub mod trials;
-pub mod wide;
-pub mod words;
+pub mod wide_integers;
+#[cfg(test)]
+mod wide_integers_tests;
 
 use brigade_engine::constraint::regex_for_lark;
 use serde_json::{Value, json};
@@ -156,5 +158,3 @@ fn check(path: &str, grammar: &Grammar) -> Result<(), Refused> {
 mod bounds_tests;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod wide_tests;

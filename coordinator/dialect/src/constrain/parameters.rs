@@ -8,9 +8,9 @@ use super::Refused;
 use super::Strictness;
 use super::grammar::{Literals, Parts, SPACE, quote};
 use super::schema::{self, held};
-use crate::number;
-use crate::pointer::pointed;
-use crate::tools::{Types, types_of};
+use crate::values::number;
+use crate::values::pointer::pointed;
+use crate::values::tools::{Types, types_of};
 use crate::{Pair, TaggedShape, TypedBy};
 
 /// Most parameters of a tool.

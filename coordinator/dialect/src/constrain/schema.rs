@@ -6,11 +6,11 @@
 use serde_json::{Map, Value, json};
 
 use super::grammar::Grammar;
-use super::normal::normal;
+use super::keywords::{MAPS, parts};
+use super::normalised::normal;
 use super::options::with_options;
 use super::trials::tried;
-use super::words::{MAPS, parts};
-use super::{MAX_GRAMMAR_BYTES, Refused, Strictness, wide};
+use super::{MAX_GRAMMAR_BYTES, Refused, Strictness, wide_integers};
 
 /// Keywords that restrict values and cannot be held.
 const REFUSED: &[&str] = &[
@@ -88,7 +88,7 @@ pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Gra
 
 /// The grammar of a schema that the library does not hold because of `refused`, if it is a number that is written here.
 fn with_wide_numbers(path: &str, schema: &Value, refused: Refused) -> Result<Grammar, Refused> {
-    let Some(whole) = wide::grammar(schema) else { return Err(refused) };
+    let Some(whole) = wide_integers::grammar(schema) else { return Err(refused) };
     let text = whole.text();
     if text.len() > MAX_GRAMMAR_BYTES {
         return Err(refused);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use brigade_dialect::number::of_text;
+use brigade_dialect::values::number::of_text;
 
 use crate::error::ApiError;
 use crate::request::fields::Given;

@@ -1,7 +1,7 @@
 //! `logit_bias`: what is added to the logits of tokens.
 
-use brigade_dialect::number::{Number, of_text};
 use brigade_dialect::text_model::TextModel;
+use brigade_dialect::values::number::{Number, of_text};
 use brigade_line::request::MAX_LOGIT_BIAS;
 
 use crate::error::ApiError;

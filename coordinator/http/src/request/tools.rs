@@ -1,7 +1,7 @@
 //! The request fields `tools`, `tool_choice` and `parallel_tool_calls`. They are checked here, and given to
 //! the chat template.
 
-use brigade_dialect::lex::is_name;
+use brigade_dialect::parser::lexer::is_name;
 use brigade_dialect::text_model::Force;
 use brigade_dialect::{Tool, Tools};
 use serde_json::Value;

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::{fmt, io};
 
-use brigade_dialect::number::{Number, of_text};
+use brigade_dialect::values::number::{Number, of_text};
 use serde::de::{Deserialize, Deserializer, Unexpected, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;

@@ -4,7 +4,7 @@
 //! than there is room for. One that is started again would find what the others leave, which may be less than it had.
 
 use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus, split_beside};
-use brigade_worker::memory::RESERVE_BYTES;
+use brigade_worker::machine::memory::RESERVE_BYTES;
 
 /// What is asked of a GPU.
 struct Card {

@@ -11,7 +11,7 @@ use brigade_http::{Looking, Member, Source};
 use brigade_hub::folder::{self, Filed};
 use brigade_line::admin::ModelState;
 use brigade_line::keys::KeyRing;
-use brigade_worker::memory;
+use brigade_worker::machine::memory;
 
 use super::lines::Served;
 use super::on_demand::Stable;

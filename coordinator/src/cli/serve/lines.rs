@@ -13,7 +13,7 @@ use brigade_line::admin::{self, Admin};
 use brigade_line::journal::{Journal, Recovered};
 use brigade_line::keys::KeyRing;
 use brigade_line::model::Model;
-use brigade_worker::memory;
+use brigade_worker::machine::memory;
 use tokio_util::sync::CancellationToken;
 
 use super::front::Front;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use brigade_http::{Door, Member};
 use brigade_line::admin::{Admin, ModelState};
 use brigade_line::keys::KeyRing;
-use brigade_worker::memory;
+use brigade_worker::machine::memory;
 use tokio::task::JoinSet;
 
 use super::folder::Folder;

@@ -94,7 +94,7 @@ impl Model {
     pub fn hints(&self, host_id: &str) -> Vec<FileHint> {
         let path = self.gguf.paths().next().unwrap();
         let (_, files) = Gguf::open_files(path).unwrap();
-        brigade_worker::hashes::file_hints(&files, host_id).unwrap()
+        brigade_worker::weights::hashes::file_hints(&files, host_id).unwrap()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Ollama's requests as chats in OpenAI's form.
 
-use brigade_dialect::number::of_text;
+use brigade_dialect::values::number::of_text;
 use brigade_sampling::Api;
 use serde_json::{Map, Value, json};
 

@@ -202,9 +202,10 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         (None, true) => Some((cores / count).max(1)),
         (threads, _) => threads,
     };
-    let free = brigade_worker::memory::available_bytes();
-    let share =
-        |free: u64| free.saturating_sub(brigade_worker::memory::RESERVE_BYTES) / count as u64;
+    let free = brigade_worker::machine::memory::available_bytes();
+    let share = |free: u64| {
+        free.saturating_sub(brigade_worker::machine::memory::RESERVE_BYTES) / count as u64
+    };
     let devices = line.device.clone().unwrap_or_default().0;
     let gpu_memory = match (line.memory, &line.kernels) {
         (None, None) => gpu_shares::of_workers(&devices, count),

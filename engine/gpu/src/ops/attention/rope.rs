@@ -4,8 +4,7 @@ use crate::commands::dispatch::Work;
 use crate::device::{Gpu, lines};
 use crate::operands::OnGpu;
 use crate::ops::rowwise::elementwise::count;
-use crate::ops::rowwise::joining;
-use crate::ops::rowwise::joining::{ROPE, RopePush};
+use crate::ops::rowwise::joining::{self, ROPE, RopePush};
 use brigade_ops::{Angles, Rope};
 use brigade_shapes::RopeLayout;
 

@@ -17,8 +17,7 @@ use brigade_ops::{Product, Products, Weights};
 use bytemuck::{Pod, Zeroable};
 
 use super::rowwise::elementwise::count;
-use super::rowwise::joining;
-use super::rowwise::joining::{AS_THEY_ARE, QUANTIZE, QuantizePush};
+use super::rowwise::joining::{self, AS_THEY_ARE, QUANTIZE, QuantizePush};
 use crate::commands::Order;
 use crate::commands::dispatch::Work;
 use crate::device::{Gpu, lines};

@@ -1,7 +1,7 @@
 //! The frame of products with many rows: it goes slice by slice of columns, and for each slice panel by
 //! panel.
 //!
-//! The rows' values in a slice lie side by side ([`crate::column_slices`]), and stay in the
+//! The rows' values in a slice lie side by side ([`crate::tiles::products::column_slices`]), and stay in the
 //! second-level cache while some panels pass. A slice of a panel is unpacked once, into memory that the
 //! first-level cache holds. All rows of the chunk are then multiplied with it, tile by tile. Between slices,
 //! a row's sums wait in memory.

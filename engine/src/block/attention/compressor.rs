@@ -1,0 +1,201 @@
+//! What makes one row of the rows of several positions: each position gives values and gates, and a column of the row is the
+//! mean of the values' column, weighted by a softmax of the gates' over the positions. A gate also has a part that depends on
+//! the position's place in its entry alone. (DeepSeek-V4, section on compressed attention.)
+//!
+//! Where entries overlap, a position gives twice as much: its first half goes into the entry after its own, its second half
+//! into its own.
+
+use std::ops::Range;
+
+use crate::block::BlockCx;
+use crate::block::linear::Linear;
+use crate::device::{Device, Memory, Rows};
+use crate::kernels::Vector;
+use crate::ops::{AddPicked, CopyParts, GatedRow, PoolGated, View};
+use crate::spec::{EntriesSpec, ModelError};
+use crate::state::PartRows;
+use crate::weights::WeightLoader;
+
+/// Weights of what makes entries of one kind.
+pub(super) struct Compressor {
+    spec: EntriesSpec,
+    /// Elements of an entry.
+    width: usize,
+    /// `[input width, n_embd]`.
+    values: Linear,
+    /// `[input width, n_embd]`.
+    gates: Linear,
+    /// `[every, input width]`.
+    gates_by_place: Vector,
+    norm: Vector,
+    eps: f32,
+    /// Where a sequence's last inputs are.
+    recent: Ring,
+}
+
+/// What rows give, each `[n, input width]`.
+pub(super) struct Inputs {
+    values: Rows,
+    gates: Rows,
+}
+
+/// Rows of a sequence's last positions, in what it remembers of them.
+#[derive(Clone, Copy)]
+pub(super) struct Ring {
+    /// Values before the first row.
+    pub(super) start: usize,
+    /// Rows: that of position `p` is number `p % n`.
+    pub(super) n: usize,
+    /// Values of a row.
+    pub(super) width: usize,
+}
+
+/// What all sequences remember of their last positions.
+pub(super) struct Recent<'a> {
+    /// `[n_slots, of_slot]`.
+    pub(super) values: &'a mut Memory<f32>,
+    pub(super) of_slot: usize,
+}
+
+impl Ring {
+    /// Behind the last row.
+    pub(super) fn end(&self) -> usize {
+        self.start + self.n * self.width
+    }
+}
+
+impl Recent<'_> {
+    /// Where the row of a position of a part's sequence begins, one of the last that came before or of the part.
+    pub(super) fn first(&self, ring: &Ring, part: &PartRows, pos: usize) -> usize {
+        part.planes.to.0 as usize * self.of_slot + ring.start + pos % ring.n * ring.width
+    }
+
+    /// Keeps the rows of a ubatch, from value `first` of what is remembered of a position on.
+    pub(super) fn keep(
+        &mut self,
+        device: &Device,
+        (ring, first): (&Ring, usize),
+        parts: &[PartRows],
+        rows: &Rows,
+    ) {
+        let width = rows.cols();
+        let mut places = Vec::new();
+        for part in parts {
+            let n = part.rows.len();
+            for i in n.saturating_sub(ring.n)..n {
+                let to = self.first(ring, part, part.pos as usize + i) + first;
+                places.push([(part.rows.start + i) * width, to]);
+            }
+        }
+        if !places.is_empty() {
+            let (from, to) = (rows.view(), self.values.view_mut());
+            device.run(CopyParts { from, to, width, places: &places });
+        }
+    }
+}
+
+/// The entries of a part's sequence that its rows complete.
+pub(super) fn completed(part: &PartRows, every: usize) -> Range<usize> {
+    let pos = part.pos as usize;
+    pos / every..(pos + part.rows.len()) / every
+}
+
+impl Compressor {
+    /// Loads `<stem>_kv`, `<stem>_gate`, `<stem>_ape` and `<stem>_norm` of entries `width` wide. What a sequence remembers
+    /// for it begins at `start`.
+    pub(super) fn load(
+        (spec, width, eps): (EntriesSpec, usize, f32),
+        stem: &str,
+        (n_embd, start): (usize, usize),
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}_{part}.weight");
+        let n_input = spec.input_width(width);
+        Ok(Self {
+            values: Linear::matrix(loader, &name("kv"), n_input, n_embd)?,
+            gates: Linear::matrix(loader, &name("gate"), n_input, n_embd)?,
+            gates_by_place: loader.values(&name("ape"), &[n_input, spec.every])?,
+            norm: loader.vector(&name("norm"), width)?,
+            recent: Ring { start, n: spec.n_recent(), width: 2 * n_input },
+            spec,
+            width,
+            eps,
+        })
+    }
+
+    /// Behind what a sequence remembers for it.
+    pub(super) fn end(&self) -> usize {
+        self.recent.end()
+    }
+
+    /// The projections of a block's input to values and gates.
+    pub(super) fn of_input(&self) -> [&Linear; 2] {
+        [&self.values, &self.gates]
+    }
+
+    /// What the projected rows give: gates get what depends on the place.
+    pub(super) fn finish(&self, cx: &BlockCx<'_>, values: Rows, mut gates: Rows) -> Inputs {
+        let every = self.spec.every;
+        let places: Vec<u32> = cx.positions().map(|pos| pos % every as u32).collect();
+        let d = gates.cols();
+        let (out, table, picked) =
+            (gates.view_mut(), self.gates_by_place.view(), View::Host(&places));
+        cx.device.run(AddPicked { out, table, d, picked });
+        Inputs { values, gates }
+    }
+
+    /// The entries that the rows complete, part by part, normed: `[n, width]`.
+    pub(super) fn compress(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &Recent<'_>) -> Rows {
+        let mut pools = Vec::new();
+        for part in cx.parts {
+            let entries = completed(part, self.spec.every);
+            pools.extend(entries.map(|entry| self.pool_of(part, entry, inputs, recent)));
+        }
+        let mut made = cx.scratch.take(pools.len(), self.width);
+        cx.device.run(PoolGated { pools, width: self.width, out: made.view_mut() });
+        cx.device.rms_norm_inplace(&mut made, &self.norm, self.eps);
+        made
+    }
+
+    /// The rows that go into an entry, in the order of their positions.
+    fn pool_of<'a>(
+        &self,
+        part: &PartRows,
+        entry: usize,
+        inputs: &'a Inputs,
+        recent: &'a Recent<'_>,
+    ) -> Vec<GatedRow<View<'a, f32>>> {
+        let (every, width, n_input) = (self.spec.every, self.width, self.gates.rows());
+        let start = entry * every;
+        let first = if self.spec.overlaps { start.saturating_sub(every) } else { start };
+        let row = |pos: usize| {
+            // The last columns are for a position's own entry.
+            let first = if pos < start { 0 } else { n_input - width };
+            match pos.checked_sub(part.pos as usize) {
+                Some(i) => {
+                    let at = (part.rows.start + i) * n_input + first;
+                    GatedRow { values: &inputs.values, gates: &inputs.gates }
+                        .map(|rows| rows.view().part(at..at + width))
+                }
+                None => {
+                    let at = recent.first(&self.recent, part, pos) + first;
+                    GatedRow { values: at, gates: at + n_input }
+                        .map(|at| recent.values.view().part(at..at + width))
+                }
+            }
+        };
+        (first..start + every).map(row).collect()
+    }
+
+    /// Remembers what the rows gave.
+    pub(super) fn remember(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &mut Recent<'_>) {
+        for (rows, first) in [(&inputs.values, 0), (&inputs.gates, self.gates.rows())] {
+            recent.keep(cx.device, (&self.recent, first), cx.parts, rows);
+        }
+    }
+
+    /// Bytes of all matrices.
+    pub(super) fn nbytes(&self) -> usize {
+        self.values.nbytes() + self.gates.nbytes() + size_of_val(&self.gates_by_place[..])
+    }
+}

@@ -1,0 +1,124 @@
+//! Copies on the device of the experts of the host's memory that are used most, in memory that is set aside for them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::ExpertMatrices;
+use super::use_counts::{Counts, Expert};
+use crate::device::Device;
+use crate::device::accelerator::There;
+use crate::kernels::PackedMatrix;
+use crate::ops::{Buffer, Purpose, Routing};
+
+/// The copies, and how often experts are used.
+#[derive(Default)]
+pub(super) struct Copies {
+    /// Bytes set aside, and those that are taken.
+    room: u64,
+    taken: u64,
+    counts: Counts,
+    of: BTreeMap<Expert, Copy>,
+}
+
+/// Copies of an expert's matrices.
+struct Copy {
+    places: Vec<Arc<dyn Buffer>>,
+    matrices: Vec<Arc<PackedMatrix>>,
+}
+
+impl Copy {
+    fn lens(&self) -> impl Iterator<Item = usize> {
+        self.places.iter().map(|place| place.len())
+    }
+}
+
+impl Copies {
+    /// The matrices of those of `experts` of a layer that have a copy, in this order; one entry for each of their matrices.
+    pub(super) fn matrices(
+        &self,
+        layer: u64,
+        experts: &[usize],
+        n_matrices: usize,
+    ) -> Vec<ExpertMatrices> {
+        let of = |i: usize| {
+            let found = experts.iter().filter_map(|expert| self.of.get(&(layer, *expert)));
+            let all = found.map(|copy| copy.matrices[i].clone()).collect();
+            ExpertMatrices::of_some(experts.to_vec(), all)
+        };
+        (0..n_matrices).map(of).collect()
+    }
+
+    pub(super) fn has(&self, expert: Expert) -> bool {
+        self.of.contains_key(&expert)
+    }
+
+    /// Memory for a copy with matrices of these bytes: what is set aside, or that of one which is used less.
+    fn places(
+        &mut self,
+        there: &There,
+        new: Expert,
+        lens: &[usize],
+    ) -> Option<Vec<Arc<dyn Buffer>>> {
+        let bytes: u64 = lens.iter().map(|len| *len as u64).sum();
+        if self.taken + bytes <= self.room {
+            let place = |len: &usize| there.alloc(*len, Purpose::Weights).map(Arc::from);
+            match lens.iter().map(place).collect() {
+                Ok(places) => {
+                    self.taken += bytes;
+                    return Some(places);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "less memory than was set aside for copies of experts");
+                    self.room = self.taken;
+                }
+            }
+        }
+        let alike = self.of.iter().filter(|(_, copy)| copy.lens().eq(lens.iter().copied()));
+        let old = self.counts.to_leave(new, alike.map(|(expert, _)| *expert))?;
+        Some(self.of.remove(&old)?.places)
+    }
+}
+
+impl Device {
+    /// Sets so many bytes of this device's memory aside for copies of experts of the host's memory. They are taken as experts are
+    /// used.
+    pub fn set_room_for_copies(&mut self, bytes: u64) {
+        if let Some(beside) = &mut self.beside {
+            beside.copies().room = bytes;
+        }
+    }
+
+    /// Notes which experts of a layer a ubatch used, and may give one of them a copy, which is there for the next one: at most one
+    /// at a time, so that nobody waits long for it.
+    pub fn learn(&self, layer: u64, routing: &Routing, matrices: &[&ExpertMatrices]) {
+        let (Some(there), Some(beside)) = (&self.there, &self.beside) else { return };
+        let copies = &mut *beside.copies();
+        if copies.room == 0 {
+            return;
+        }
+        let used = || routing.lists().spans.iter().map(|(expert, _)| *expert);
+        copies.counts.used(layer, routing.n_expert(), used());
+        let without = used().map(|expert| (layer, expert)).filter(|expert| !copies.has(*expert));
+        let Some(new) = copies.counts.to_let_in(without) else { return };
+        let host: Vec<_> = matrices.iter().map(|all| all.matrix(new.1)).collect();
+        let lens: Vec<usize> = host.iter().map(|matrix| matrix.nbytes()).collect();
+        let Some(mut places) = copies.places(there, new, &lens) else { return };
+        for (place, matrix) in places.iter_mut().zip(&host) {
+            // What was there is no copy any more, and commands that read it come before this. While another stage of this
+            // process still uses it, it is left to that one.
+            let Some(place) = Arc::get_mut(place) else {
+                copies.taken -= lens.iter().sum::<usize>() as u64;
+                return;
+            };
+            place.write(0, matrix.bytes());
+        }
+        let copied = host
+            .iter()
+            .zip(&places)
+            .map(|(matrix, place)| Arc::new(matrix.copied_to(place.clone())));
+        let matrices = copied.collect();
+        copies.of.insert(new, Copy { places, matrices });
+        beside.sent_bytes.fetch_add(lens.iter().sum::<usize>() as u64, Ordering::Relaxed);
+    }
+}

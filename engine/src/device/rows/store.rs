@@ -1,0 +1,112 @@
+//! Where the values of rows lie: with the host, or with a device.
+
+use crate::device::accelerator::There;
+use crate::ops::{Buffer, Purpose};
+
+/// Why what lies with a device is not seen in the host's memory.
+pub(super) const THERE: &str =
+    "values with a device are read and written by calls that wait for it";
+
+/// Values in f32, stale at first.
+pub(super) enum Store {
+    /// In the host's memory.
+    Host(Vec<f32>),
+    /// In a device's, which the host does not look at.
+    There(Box<dyn Buffer>),
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self::Host(Vec::new())
+    }
+}
+
+impl Store {
+    /// Room for `len` values.
+    ///
+    /// # Panics
+    /// If the device has not that much memory. The stage ends with this as its reason.
+    pub(super) fn new(there: Option<&There>, len: usize) -> Self {
+        match there {
+            None => Self::Host(vec![0.0; len]),
+            Some(there) => {
+                let bytes = len * size_of::<f32>();
+                Self::There(there.room("the rows of a ubatch", bytes, Purpose::Activations))
+            }
+        }
+    }
+
+    /// How many values there are.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::There(buffer) => buffer.len() / size_of::<f32>(),
+        }
+    }
+
+    /// Where they lie with a device, whose commands name the place; all places of the host are one.
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            Self::Host(_) => 0,
+            Self::There(buffer) => buffer.address(),
+        }
+    }
+
+    /// The values, which lie with the host.
+    ///
+    /// # Panics
+    /// If they lie with a device.
+    pub(super) fn host(&self) -> &[f32] {
+        match self {
+            Self::Host(values) => values,
+            Self::There(_) => panic!("{THERE}"),
+        }
+    }
+
+    /// The values, which lie with the host, to be written.
+    ///
+    /// # Panics
+    /// If they lie with a device.
+    pub(super) fn host_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Host(values) => values,
+            Self::There(_) => panic!("{THERE}"),
+        }
+    }
+}
+
+/// A GPU's bytes, which the host sees.
+#[cfg(test)]
+pub(super) fn seen(buffer: &dyn Buffer) -> &[u8] {
+    let buffer: &dyn std::any::Any = buffer;
+    buffer.downcast_ref::<brigade_gpu::GpuBuffer>().expect("tests have no other devices").bytes()
+}
+
+/// A GPU's bytes, which the host sees, to be written.
+#[cfg(test)]
+pub(super) fn seen_mut(buffer: &mut dyn Buffer) -> &mut [u8] {
+    let buffer: &mut dyn std::any::Any = buffer;
+    buffer
+        .downcast_mut::<brigade_gpu::GpuBuffer>()
+        .expect("tests have no other devices")
+        .bytes_mut()
+}
+
+#[cfg(test)]
+impl Store {
+    /// The values, wherever they lie.
+    pub(super) fn on_host(&self) -> &[f32] {
+        match self {
+            Self::Host(values) => values,
+            Self::There(buffer) => bytemuck::cast_slice(seen(&**buffer)),
+        }
+    }
+
+    /// The values, wherever they lie, to be written.
+    pub(super) fn on_host_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Host(values) => values,
+            Self::There(buffer) => bytemuck::cast_slice_mut(seen_mut(&mut **buffer)),
+        }
+    }
+}

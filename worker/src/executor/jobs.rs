@@ -1,0 +1,112 @@
+//! What the executor's thread is asked to do.
+
+use std::time::Instant;
+
+use brigade_engine::batch::{Boundary, CopyName, UBatch};
+use brigade_proto::failure::Failure;
+use brigade_proto::pipeline as pb;
+use tokio::sync::oneshot;
+
+use super::output::LaneRun;
+use crate::backend::{CopyFacts, KeptWeights, StageRunner};
+use crate::copies::parting::Keep;
+use crate::copies::stage_copy::Copied;
+use crate::copies::taker::PutBack;
+
+/// A checked ubatch on its way into the stage.
+#[derive(Debug)]
+pub struct Work {
+    /// What to compute.
+    pub ubatch: UBatch,
+    /// The frame it came in, without its boundary: passed on to the next stage.
+    pub frame: pb::Ubatch,
+    /// Hidden rows from the previous stage.
+    pub input: Option<Boundary>,
+    /// Bytes of the frame as received.
+    pub wire_bytes: usize,
+    /// When the frame was complete.
+    pub received: Instant,
+    /// When it had been checked and copied.
+    pub checked: Instant,
+}
+
+/// Where the outcome of a job goes; nobody may be there any more.
+pub type Answer<T> = oneshot::Sender<Result<T, Failure>>;
+
+/// What the executor's thread is asked to do, in order.
+#[derive(Debug)]
+pub enum Job {
+    /// The following work belongs to this lane.
+    Begin(LaneRun),
+    /// Compute and send on.
+    Run(Work),
+    /// The lane is complete: close its output.
+    End(oneshot::Sender<()>),
+    /// Read a sequence's state.
+    Snapshot {
+        /// Whose.
+        slot: u32,
+        /// Told the bytes.
+        answer: Answer<Vec<u8>>,
+    },
+    /// Give a sequence another state.
+    Restore {
+        /// Whose.
+        slot: u32,
+        /// The snapshot.
+        bytes: Vec<u8>,
+        /// Told when it is done.
+        answer: Answer<()>,
+    },
+    /// Say which sequences of a line before this one the stage still holds.
+    FindHeld {
+        /// Those that matter.
+        names: Vec<CopyName>,
+        /// Told what is held.
+        answer: Answer<HeldFound>,
+    },
+    /// Copy some of a sequence's state: its slot, positions, pages before those that are wanted, and bytes at most.
+    Copy {
+        /// `None`: only say what the stage's states belong to.
+        of: Option<(u32, u32, u32, usize)>,
+        /// Told what was copied.
+        answer: Answer<Copied>,
+    },
+    /// Give a sequence the state of a checkpoint.
+    PutBack {
+        /// Which, and from what.
+        put: Box<PutBack>,
+        /// Told when it is done.
+        answer: Answer<()>,
+    },
+    /// Forget all sequences.
+    Reset {
+        /// What is kept of their states; `None`: nothing.
+        keep: Option<Keep>,
+        /// Told when it is done.
+        done: Answer<()>,
+    },
+    /// Build another stage out of the one there is.
+    Build(Build),
+}
+
+/// Makes a stage, reusing the weights that are in memory. It reports to the asker where each weight came from.
+pub struct Build(pub Box<dyn FnOnce(&mut KeptWeights) -> Built + Send>);
+
+/// What became of it: the stage, or `None` where it could not be built.
+pub type Built = Option<Box<dyn StageRunner>>;
+
+impl std::fmt::Debug for Build {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Build")
+    }
+}
+
+/// What a stage still holds of sequences whose line was lost.
+#[derive(Debug)]
+pub struct HeldFound {
+    /// What its copies belong to; `None`: it takes none.
+    pub facts: Option<CopyFacts>,
+    /// For each sequence asked for, up to which position its pages are there.
+    pub up_to: Vec<u32>,
+}

@@ -1,0 +1,114 @@
+//! States of a lane's sequences: read, written, found again and forgotten, between ubatches.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use brigade_engine::batch::CopyName;
+use brigade_engine::error::SnapshotError;
+use brigade_proto::failure::{Failure, FailureKind};
+
+use super::{LaneWork, Unusable, panic_text};
+use crate::copies::parting::Keep;
+use crate::copies::stage_copy::Copied;
+use crate::copies::taker::PutBack;
+use crate::executor::jobs::{Answer, HeldFound};
+use crate::executor::output::LaneRun;
+use crate::executor::requests::Requests;
+use crate::executor::wire::snapshot_failure;
+
+impl LaneWork<'_> {
+    /// A sequence's state.
+    ///
+    /// # Errors
+    /// There is no such sequence, or the lane is over.
+    pub fn snapshot(&self, slot: u32) -> Result<Vec<u8>, Failure> {
+        let read = || self.runner.snapshot(slot);
+        transfer(self.lane.as_ref(), &self.requests, slot, "snapshot", read)
+    }
+
+    /// Gives a sequence another state, and tells what came of it.
+    ///
+    /// # Errors
+    /// The stage cannot be used again.
+    pub fn restore(&mut self, slot: u32, bytes: &[u8], answer: Answer<()>) -> Result<(), Unusable> {
+        let write = || self.runner.restore(slot, bytes);
+        let done = transfer(self.lane.as_ref(), &self.requests, slot, "restore", write);
+        self.written(done, answer)
+    }
+
+    /// Which sequences of a line before this one the stage still holds.
+    pub fn find_held(&mut self, names: &[CopyName]) -> HeldFound {
+        let up_to = self.taker.find(names);
+        HeldFound { facts: self.taker.facts().cloned(), up_to }
+    }
+
+    /// Some of a sequence's state, and what it belongs to.
+    ///
+    /// # Errors
+    /// As [`LaneWork::snapshot`].
+    pub fn copy(&self, of: Option<(u32, u32, u32, usize)>) -> Result<Copied, Failure> {
+        let slot = of.map_or(0, |(slot, ..)| slot);
+        let copy = || self.taker.copied(self.runner, of);
+        transfer(self.lane.as_ref(), &self.requests, slot, "copy", copy)
+    }
+
+    /// Gives a sequence the state of a checkpoint, and tells what came of it.
+    ///
+    /// # Errors
+    /// As [`LaneWork::restore`].
+    pub fn put_back(&mut self, put: &PutBack, answer: Answer<()>) -> Result<(), Unusable> {
+        let write = || self.taker.put_back(self.runner, put);
+        let done = transfer(self.lane.as_ref(), &self.requests, put.slot, "checkpoint", write);
+        self.written(done, answer)
+    }
+
+    /// Forgets all sequences, and keeps of their states what `keep` says.
+    ///
+    /// # Errors
+    /// Compute: the stage cannot be used again.
+    pub fn reset(&mut self, keep: Option<&Keep>) -> Result<(), Failure> {
+        self.lane = None;
+        let failed = |why: String| Failure::refusal(FailureKind::Compute, why);
+        let reset = || {
+            self.taker.reset(self.runner, keep);
+            self.runner.reset()
+        };
+        match catch_unwind(AssertUnwindSafe(reset)) {
+            Ok(result) => result.map_err(|error| failed(error.to_string())),
+            Err(panic) => Err(failed(panic_text("resetting", &*panic))),
+        }
+    }
+
+    /// Tells what came of giving a sequence another state.
+    fn written(&mut self, done: Result<(), Failure>, answer: Answer<()>) -> Result<(), Unusable> {
+        let failure = done.clone().err().filter(|failure| failure.kind() == FailureKind::Compute);
+        let _ = answer.send(done);
+        let Some(failure) = failure else { return Ok(()) };
+        let Some(lane) = self.lane.take() else { return Ok(()) };
+        let _ = lane.failed.send(failure);
+        Err(Unusable)
+    }
+}
+
+/// Reads or writes a sequence's state, as far as there is a lane whose sequence it could be.
+fn transfer<T>(
+    lane: Option<&LaneRun>,
+    requests: &Requests,
+    slot: u32,
+    doing: &str,
+    work: impl FnOnce() -> Result<T, SnapshotError>,
+) -> Result<T, Failure> {
+    let Some(lane) = lane.filter(|lane| !lane.cancel.is_cancelled()) else {
+        return Err(Failure::refusal(FailureKind::StaleEpoch, "the lane is over"));
+    };
+    let request = requests.of(slot);
+    let what = format!("{doing} of stage {}, slot {slot}", lane.stage);
+    let result = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| snapshot_failure(&error, &what)),
+        Err(panic) => Err(Failure::refusal(FailureKind::Compute, panic_text(&what, &*panic))),
+    };
+    match &result {
+        Ok(_) => tracing::debug!(slot, request, "{doing} of a sequence"),
+        Err(failure) => tracing::warn!(slot, request, %failure, "{doing} was refused"),
+    }
+    result
+}

@@ -1,0 +1,4 @@
+//! Who a worker is to its cluster: its key, its certificate, and where both come from.
+
+pub mod credentials;
+pub mod membership;

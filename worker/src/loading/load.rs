@@ -1,0 +1,527 @@
+//! Finds the bytes of an order, checks that its stage fits, and loads it.
+//!
+//! The coordinator's own file serves when this machine sees the same one. Else a file at the same path with
+//! the same content serves. Else the cache does, which pushes fill. Nothing is loaded before the stage is
+//! known to fit the memory limit. All of this blocks, so callers are on blocking threads.
+//!
+//! A path in an order is a peer's word. Answers therefore say nothing of such a file's content.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blake3::Hash;
+use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
+use brigade_proto::control::{FileHint, StageSpec, WeightSource};
+use brigade_proto::failure::{Failure, FailureKind};
+use tokio_util::sync::CancellationToken;
+
+use super::order::{Content, Order};
+use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
+use crate::machine::reading_threads::Pool;
+use crate::weights::cache::{BlobState, Cache, CacheError, CachedBlob};
+use crate::weights::hashes::{HashStore, hinted_state};
+use crate::weights::reader::{Source, Weights};
+
+/// Finds and loads stages.
+#[derive(Clone)]
+pub struct Loader {
+    /// The engine.
+    pub backend: Arc<dyn StageBackend>,
+    /// Pushed blobs.
+    pub cache: Cache,
+    /// Remembered hashes of local files.
+    pub hashes: HashStore,
+    /// Threads that read weights.
+    pub pool: Pool,
+    /// Whether a model file that the coordinator names may be read.
+    pub model_files: bool,
+    /// This machine.
+    pub host_id: String,
+    /// This start of the worker ([`crate::host::instance`]).
+    pub instance: u64,
+    /// Bytes a stage may take.
+    pub memory_limit: u64,
+    /// Bytes that experts may take of the host's memory, where a stage lies elsewhere and they may lie there.
+    pub host_limit: Option<u64>,
+}
+
+/// What is known of an order before it is loaded.
+#[derive(Debug, Default)]
+pub struct Located {
+    /// Where its bytes are, or will be once `missing` is pushed.
+    pub source: WeightSource,
+    /// The manifest has no hashes, and only those could help.
+    pub needs_hashes: bool,
+    /// Blobs to be pushed, with the bytes of each that are here already.
+    pub missing: Vec<(Hash, u64, u64)>,
+    /// What the stage takes; without the header only the file's bytes are known.
+    pub needs: StageNeeds,
+}
+
+/// A model at hand.
+pub struct Found {
+    source: WeightSource,
+    /// Its header.
+    model: Arc<Gguf>,
+    weights: Source,
+    /// What its weights are known by.
+    pub content: Content,
+    /// What the stage takes.
+    pub needs: StageNeeds,
+}
+
+/// What a worker on a line has for what it loads ahead.
+pub struct Room {
+    /// Bytes of memory.
+    pub nbytes: u64,
+    /// Layers that it has and goes on with.
+    pub has: Range<usize>,
+}
+
+/// A model's header and its open files.
+struct Opened {
+    model: Arc<Gguf>,
+    files: TensorFiles,
+}
+
+/// One way of looking for an order's bytes.
+enum Search {
+    Found(Found),
+    NeedsHashes,
+    Missing { blobs: Vec<(Hash, u64, u64)>, header: Option<Arc<Gguf>> },
+}
+
+impl Loader {
+    /// Looks for the order's bytes, those of tensors in memory (`held`) apart, and checks that its stage fits.
+    ///
+    /// # Errors
+    /// NoMemory, Unsupported, BadMessage (the manifest is not the stage's), Io.
+    pub fn locate(
+        &self,
+        order: &Order,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+    ) -> Result<Located, Failure> {
+        let (located, model) = match self.search(order, held, given_up)? {
+            Search::Found(found) => {
+                let located = Located { source: found.source, ..Located::default() };
+                (located, Some(found.model))
+            }
+            Search::NeedsHashes => (Located { needs_hashes: true, ..Located::default() }, None),
+            Search::Missing { blobs: missing, header } => {
+                let source = WeightSource::Cache;
+                (Located { source, missing, ..Located::default() }, header)
+            }
+        };
+        let needs = match model {
+            Some(model) => self.needs(order, &model)?,
+            None => StageNeeds { weight_bytes: order.tensor_bytes(), ..StageNeeds::default() },
+        };
+        self.check_memory(order, &needs)?;
+        Ok(Located { needs, ..located })
+    }
+
+    /// Finds the bytes of an order, all of which are here by now, except those of tensors in memory (`held`).
+    ///
+    /// # Errors
+    /// As [`Loader::locate`], WrongPhase if bytes are missing after all.
+    pub fn find(
+        &self,
+        order: &Order,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+    ) -> Result<Found, Failure> {
+        let found = match self.search(order, held, given_up)? {
+            Search::Found(found) => found,
+            Search::NeedsHashes | Search::Missing { .. } => {
+                let why = "weights are missing: call Prepare again and push what it names";
+                return Err(Failure::refusal(FailureKind::WrongPhase, why));
+            }
+        };
+        let needs = self.needs(order, &found.model)?;
+        self.check_memory(order, &needs)?;
+        Ok(Found { needs, ..found })
+    }
+
+    /// Builds the stage of an order: of weights in `kept` whose tensors are all in `held`, and of what was found.
+    /// Between two tensors it ends early once `given_up` is cancelled; what it has loaded stays in `kept` then, and
+    /// is freed after any other failure.
+    ///
+    /// # Errors
+    /// StaleEpoch when given up, Io where a file changed while it was read, and the engine's.
+    pub fn load(
+        &self,
+        order: &Order,
+        found: Found,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+        kept: &mut KeptWeights,
+        progress: Box<dyn FnMut(u64) + Send>,
+    ) -> Result<(Box<dyn StageRunner>, Loaded), Failure> {
+        kept.retain(&|tensor| held.contains(tensor));
+        let layers = order.spec.layer_begin as usize..order.spec.layer_end as usize;
+        let kept_layers = kept.layers().filter(|layer| layers.contains(layer)).count();
+        let Found { source, model, weights, content, .. } = found;
+        let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
+        for wanted in order.tensors.iter().filter(|tensor| !held.contains(&tensor.name)) {
+            weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
+        }
+        let spec = order.spec.clone();
+        let read = Arc::new(AtomicU64::new(0));
+        let progress = counting(read.clone(), progress);
+        let build = BuildOrder { model, weights: weights.clone(), spec, progress };
+        let built = self.backend.build(build, kept);
+        let unchanged = weights.check_unchanged().map_err(unreadable);
+        if given_up.is_cancelled() && unchanged.is_ok() {
+            if let Ok((runner, _)) = built {
+                *kept = runner.into_kept();
+            }
+            let why = "loading was given up: the epoch is over";
+            return Err(Failure::refusal(FailureKind::StaleEpoch, why));
+        }
+        let checked = unchanged.and(built).and_then(|(runner, facts)| {
+            check_ends(order, runner.as_ref())?;
+            Ok((runner, facts))
+        });
+        let (runner, facts) = checked.inspect_err(|_| *kept = KeptWeights::default())?;
+        let read_bytes = read.load(Ordering::Relaxed);
+        Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
+    }
+
+    /// Loads what the stage of an order lacks beside the layers that are there, while those are computed. Returns it,
+    /// its bytes in memory, and those that were read for it. Between two tensors it ends early once `given_up` is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// NoMemory, saying how much is lacking, and else as [`Loader::load`].
+    pub fn load_ahead(
+        &self,
+        order: &Order,
+        found: Found,
+        room: Room,
+        given_up: &CancellationToken,
+        progress: Box<dyn FnMut(u64) + Send>,
+    ) -> Result<(KeptWeights, u64, u64), Failure> {
+        let Found { model, weights, needs, .. } = found;
+        let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
+        if nbytes > room.nbytes {
+            let why = format!(
+                "what layers [{}, {}) lack takes {nbytes} bytes, and {} are free beside the stage that computes",
+                order.spec.layer_begin, order.spec.layer_end, room.nbytes
+            );
+            return Err(Failure::refusal(FailureKind::NoMemory, why));
+        }
+        let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
+        let read = Arc::new(AtomicU64::new(0));
+        let progress = counting(read.clone(), progress);
+        let build =
+            BuildOrder { model, weights: weights.clone(), spec: order.spec.clone(), progress };
+        let kept = self.backend.load_ahead(build, room.has)?;
+        weights.check_unchanged().map_err(unreadable)?;
+        Ok((kept, nbytes, read.load(Ordering::Relaxed)))
+    }
+
+    /// Bytes in memory of some of an order's layers.
+    fn weight_bytes_of(
+        &self,
+        order: &Order,
+        model: &Gguf,
+        layers: &Range<usize>,
+    ) -> Result<u64, Failure> {
+        if layers.is_empty() {
+            return Ok(0);
+        }
+        let (layer_begin, layer_end) = (layers.start as u32, layers.end as u32);
+        let spec = StageSpec { layer_begin, layer_end, ..order.spec.clone() };
+        Ok(self.backend.needs(model, &spec)?.weight_bytes)
+    }
+
+    fn search(
+        &self,
+        order: &Order,
+        held: &HashSet<String>,
+        given_up: &CancellationToken,
+    ) -> Result<Search, Failure> {
+        let hashes = order.hashes();
+        if self.model_files {
+            if let Some(opened) = self.shared_file(order) {
+                let found = found(WeightSource::SharedFile, opened, Vec::new());
+                return Ok(Search::Found(found));
+            }
+            if let Some(opened) = self.same_path(order) {
+                let Some(hashes) = hashes else { return Ok(Search::NeedsHashes) };
+                if self.has_content(order, &opened, &hashes, given_up)? {
+                    let found = found(WeightSource::LocalFile, opened, hashes);
+                    return Ok(Search::Found(found));
+                }
+            }
+        }
+        match (order.blobs(), order.hashes()) {
+            (Some(blobs), Some(hashes)) => self.search_cache(order, &blobs, hashes, held),
+            _ => Ok(Search::NeedsHashes),
+        }
+    }
+
+    /// The coordinator's file, if this machine sees the very same one, and may read it.
+    fn shared_file(&self, order: &Order) -> Option<Opened> {
+        let same = |hint: &FileHint| {
+            hint.host_id == self.host_id
+                && state_at(&hint.path).is_some_and(|own| own == hinted_state(hint))
+        };
+        let first = order.files.first()?;
+        let paths: Vec<PathBuf> = order.files.iter().map(|hint| hint.path.clone().into()).collect();
+        if !order.files.iter().all(same) {
+            return None;
+        }
+        let wanted = order.files.iter().map(hinted_state);
+        match Gguf::open_listed(&paths) {
+            Ok((model, files))
+                if is_named(&model, order) && files.states().map(|(_, s)| *s).eq(wanted) =>
+            {
+                Some(Opened { model: Arc::new(model), files })
+            }
+            // Whoever asks may name any file: no word of what is in it leaves this process.
+            other => {
+                let reason = other.err().map(|error| error.to_string());
+                let path = &first.path;
+                tracing::warn!(path, reason, "an order names a file that is not its model");
+                None
+            }
+        }
+    }
+
+    /// A file of this machine that may be a copy: same path, same size, same header.
+    fn same_path(&self, order: &Order) -> Option<Opened> {
+        let sized = |hint: &FileHint| state_at(&hint.path).is_some_and(|s| s.nbytes == hint.nbytes);
+        if !order.files.iter().all(sized) {
+            return None;
+        }
+        let paths: Vec<PathBuf> = order.files.iter().map(|hint| hint.path.clone().into()).collect();
+        let (model, files) = Gguf::open_listed(&paths).ok()?;
+        is_named(&model, order).then(|| Opened { model: Arc::new(model), files })
+    }
+
+    fn has_content(
+        &self,
+        order: &Order,
+        opened: &Opened,
+        hashes: &[Hash],
+        given_up: &CancellationToken,
+    ) -> Result<bool, Failure> {
+        let io = |e: &dyn std::fmt::Display| Failure::refusal(FailureKind::Io, e.to_string());
+        let Opened { model, files } = opened;
+        let tensors = directory(order, model)?;
+        let own = self.hashes.tensor_hashes(model, files, &tensors, &|_, _| (), given_up);
+        let same = own.map_err(|e| io(&e))? == hashes;
+        if !same {
+            tracing::warn!(file = model.name(), "has other weights than the coordinator's file");
+        }
+        Ok(same)
+    }
+
+    fn search_cache(
+        &self,
+        order: &Order,
+        blobs: &[(Hash, u64)],
+        hashes: Vec<Hash>,
+        held: &HashSet<String>,
+    ) -> Result<Search, Failure> {
+        let (mut missing, mut found, mut seen) = (Vec::new(), HashMap::new(), HashSet::new());
+        // The header's blob and then one a tensor, in the manifest's order.
+        let names = std::iter::once("").chain(order.tensors.iter().map(|t| t.name.as_str()));
+        for (&(hash, nbytes), name) in blobs.iter().zip(names) {
+            // Several parts of a stage are made of what is outside the layers: that one of them is here says nothing of
+            // the others.
+            let in_memory = held.contains(name) && brigade_spec::layer_of(name).is_some();
+            match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
+                BlobState::Complete(blob) => drop(found.insert(name.to_owned(), blob)),
+                _ if in_memory => {}
+                BlobState::Partial(offset) if seen.insert(hash) => {
+                    missing.push((hash, nbytes, offset));
+                }
+                BlobState::Partial(_) => {}
+            }
+        }
+        let header = self.cached_header(order)?;
+        let Some(model) = header.clone().filter(|_| missing.is_empty()) else {
+            let incoming = missing.iter().map(|(_, nbytes, offset)| nbytes - offset).sum();
+            let keep = blobs.iter().map(|(hash, _)| *hash).collect();
+            self.cache.make_room(incoming, &keep).map_err(cache_failure)?;
+            return Ok(Search::Missing { blobs: missing, header });
+        };
+        let weights = Source::Blobs(found);
+        let content = Content { files: Vec::new(), hashes };
+        let (source, needs) = (WeightSource::Cache, StageNeeds::default());
+        Ok(Search::Found(Found { source, model, weights, content, needs }))
+    }
+
+    fn cached_header(&self, order: &Order) -> Result<Option<Arc<Gguf>>, Failure> {
+        let (hash, nbytes) = order.header;
+        let Some(blob) = self.cache.lookup(&hash, nbytes).map_err(cache_failure)? else {
+            return Ok(None);
+        };
+        let CachedBlob { path, .. } = blob;
+        let bytes = fs::read(&path)
+            .map_err(|e| Failure::refusal(FailureKind::Io, format!("{}: {e}", path.display())))?;
+        let model = Gguf::from_header_bytes(&bytes, &order.model_name).map_err(unreadable)?;
+        Ok(Some(Arc::new(model)))
+    }
+
+    /// What the stage takes; its tensors must be exactly the manifest's.
+    fn needs(&self, order: &Order, model: &Gguf) -> Result<StageNeeds, Failure> {
+        directory(order, model)?;
+        let needs = self.backend.needs(model, &order.spec)?;
+        let listed: HashSet<&str> = order.tensors.iter().map(|t| t.name.as_str()).collect();
+        let used: HashSet<&str> = needs.tensors.iter().map(String::as_str).collect();
+        if let Some(name) = used.difference(&listed).next() {
+            let why = format!("the manifest lacks tensor {name}, which the stage's layers use");
+            return Err(Failure::refusal(FailureKind::BadMessage, why));
+        }
+        if let Some(name) = listed.difference(&used).next() {
+            let why = format!("the manifest has tensor {name}, which the stage does not use");
+            return Err(Failure::refusal(FailureKind::BadMessage, why));
+        }
+        Ok(needs)
+    }
+
+    fn check_memory(&self, order: &Order, needs: &StageNeeds) -> Result<(), Failure> {
+        let StageNeeds { weight_bytes, state_bytes, .. } = *needs;
+        let copy_bytes = order.copy_bytes();
+        let total = weight_bytes.saturating_add(state_bytes).saturating_add(copy_bytes);
+        if total <= self.memory_limit {
+            return self.check_host_memory(order, needs.host_bytes);
+        }
+        let why = format!(
+            "layers [{}, {}) take {total} bytes ({weight_bytes} of weights, {state_bytes} of \
+             state for {} sequences and {} KV pages, {copy_bytes} of checkpoints) and this worker may use {}: give it fewer \
+             layers, less context, or more --memory",
+            order.spec.layer_begin,
+            order.spec.layer_end,
+            order.spec.max_seqs,
+            order.spec.n_blocks,
+            self.memory_limit
+        );
+        Err(Failure::refusal(FailureKind::NoMemory, why))
+    }
+
+    /// As [`Loader::check_memory`], for experts beside a GPU with memory of its own.
+    fn check_host_memory(&self, order: &Order, host_bytes: u64) -> Result<(), Failure> {
+        let Some(limit) = self.host_limit.filter(|limit| host_bytes > *limit) else {
+            return Ok(());
+        };
+        let why = format!(
+            "experts of layers [{}, {}) take {host_bytes} bytes of the host's memory, with their work memory, and this worker may use \
+             {limit} of it: give it fewer layers, leave more experts on the GPU, or give the machine more memory",
+            order.spec.layer_begin, order.spec.layer_end
+        );
+        Err(Failure::refusal(FailureKind::NoMemory, why))
+    }
+}
+
+/// What loading gave.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Where the bytes came from.
+    pub source: WeightSource,
+    /// What the stage takes and uses.
+    pub facts: BuiltFacts,
+    /// What its weights are known by.
+    pub content: Content,
+    /// Bytes of tensors that were read for it.
+    pub read_bytes: u64,
+    /// Its layers that were in memory already.
+    pub kept_layers: usize,
+}
+
+fn found(source: WeightSource, opened: Opened, hashes: Vec<Hash>) -> Found {
+    let Opened { model, files } = opened;
+    let content = Content { files: files.states().map(|(_, state)| *state).collect(), hashes };
+    let needs = StageNeeds::default();
+    Found { source, model, weights: Source::Files(files), content, needs }
+}
+
+/// Progress that is added up on its way.
+fn counting(
+    sum: Arc<AtomicU64>,
+    mut progress: Box<dyn FnMut(u64) + Send>,
+) -> Box<dyn FnMut(u64) + Send> {
+    Box::new(move |nbytes| {
+        sum.fetch_add(nbytes, Ordering::Relaxed);
+        progress(nbytes);
+    })
+}
+
+/// The state of a regular file at a path.
+fn state_at(path: impl AsRef<Path>) -> Option<FileState> {
+    let meta = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    Some(FileState::from(&meta))
+}
+
+/// A stage at the line's end must be built as one, and no other.
+fn check_ends(order: &Order, runner: &dyn StageRunner) -> Result<(), Failure> {
+    let shape = runner.shape();
+    let first = shape.input_width.is_none();
+    let last = shape.output_width.is_none();
+    if (first, last) == (order.spec.stage == 0, order.next_hop.is_none()) {
+        return Ok(());
+    }
+    let why = format!(
+        "layers [{}, {}) are not those of stage {} of {}: the first stage starts at layer 0 and \
+         the last one ends with the model",
+        order.spec.layer_begin, order.spec.layer_end, order.spec.stage, order.spec.n_stages
+    );
+    Err(Failure::refusal(FailureKind::BadMessage, why))
+}
+
+/// The manifest's tensors in the model's directory, sizes equal.
+fn directory<'a>(order: &Order, model: &'a Gguf) -> Result<Vec<&'a TensorInfo>, Failure> {
+    let bad = |why: String| Failure::refusal(FailureKind::BadMessage, why);
+    order
+        .tensors
+        .iter()
+        .map(|wanted| {
+            let info = model.require(&wanted.name).map_err(|e| bad(e.to_string()))?;
+            if info.nbytes != wanted.nbytes {
+                let (here, there) = (info.nbytes, wanted.nbytes);
+                return Err(bad(format!(
+                    "tensor {} has {here} bytes in the header and {there} in the manifest",
+                    wanted.name
+                )));
+            }
+            Ok(info)
+        })
+        .collect()
+}
+
+fn is_named(model: &Gguf, order: &Order) -> bool {
+    blake3::hash(&model.header_bytes()) == order.header.0
+}
+
+fn unreadable(error: GgufError) -> Failure {
+    let kind = match &error {
+        // The next attempt looks anew.
+        GgufError::Io { .. } | GgufError::Changed { .. } => FailureKind::Io,
+        _ => FailureKind::Unsupported,
+    };
+    Failure::refusal(kind, error.to_string())
+}
+
+/// The failure of a cache error.
+pub fn cache_failure(error: CacheError) -> Failure {
+    let kind = match &error {
+        CacheError::Corrupt { .. } => FailureKind::Corrupt,
+        CacheError::Gap { .. } => FailureKind::BadMessage,
+        CacheError::Locked { .. } => FailureKind::Busy,
+        // These do not pass by themselves.
+        CacheError::TooLarge { .. }
+        | CacheError::NoSpace { .. }
+        | CacheError::Unwritable { .. }
+        | CacheError::NotAFile { .. } => FailureKind::Storage,
+        CacheError::Io { .. } => FailureKind::Io,
+    };
+    Failure::refusal(kind, error.to_string())
+}

@@ -1,0 +1,5 @@
+//! What to load, from where, and whether it fits.
+
+pub mod fetch;
+pub mod load;
+pub mod order;

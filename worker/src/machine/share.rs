@@ -1,0 +1,70 @@
+//! Which of a node's stages a process is.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::turns::Inherited;
+
+/// Stages of a node.
+pub const MAX_STAGES: usize = 64;
+
+/// Which of a node's stages a process is: `2/3`, the second of three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// From 1 on.
+    pub number: usize,
+    /// So many there are.
+    pub of: usize,
+    /// By what it takes turns with the others; `None`: it computes when it likes.
+    pub turns: Option<Inherited>,
+}
+
+impl Share {
+    /// Stage `number`, from 1 on, `of` so many.
+    pub fn new(number: usize, of: usize) -> Self {
+        Self { number, of, turns: None }
+    }
+
+    /// As the process is told: `2/3:7,8`.
+    pub fn argument(self) -> String {
+        match self.turns {
+            Some([next, turn]) => format!("{self}:{next},{turn}"),
+            None => self.to_string(),
+        }
+    }
+
+    /// Its data folder, in that of its node.
+    pub fn folder(self, node: &Path) -> PathBuf {
+        node.join(format!("stage-{}", self.number))
+    }
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (share, turns) = match text.split_once(':') {
+            Some((share, turns)) => (share, Some(turns)),
+            None => (text, None),
+        };
+        let numbers = share.split_once('/').map(|(number, of)| (number.parse(), of.parse()));
+        let turns = turns.map(|turns| {
+            let (next, turn) = turns.split_once(',')?;
+            Some([next.parse().ok()?, turn.parse().ok()?])
+        });
+        match (numbers, turns) {
+            (Some((Ok(number), Ok(of))), None | Some(Some(_)))
+                if (1..=of).contains(&number) && of <= MAX_STAGES =>
+            {
+                Ok(Self { number, of, turns: turns.flatten() })
+            }
+            _ => Err("is no stage of a node: write 2/3 for the second of three".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! A node: a process that runs the stages of its machine, each in a process of its own, so that what breaks one touches no
+//! other, and memory goes back for certain.
+//!
+//! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the node's:
+//! however the node ends, the stages end with it. A stage that ends by itself is started again after a pause that grows. The
+//! first stage measures the machine undisturbed, and tells the node. The others are told, and start beside each other; where there
+//! is more to measure than can be told, all of them measure, one after the other.
+
+pub mod division;
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::fs::File;
+use std::future::Future;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::machine::share::Share;
+use crate::machine::turns::Locks;
+use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
+use brigade_proto::task::joined;
+
+/// Pause before a stage that ended is started again; it doubles with each that did not last ...
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// ... up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A stage that ran this long lasts: the next pause is the first again.
+const LASTS_AFTER: Duration = Duration::from_secs(60);
+/// How long a stage whose standard input has ended may take to leave.
+const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// The variable in which a stage is told the machine's speeds; `--speed` counts before it.
+const SPEEDS: &str = "BRIGADE_SPEED";
+
+/// Why a node ended.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Its own file cannot be opened or started.
+    #[error("cannot start this program's own file for a stage: {0}")]
+    Program(io::Error),
+    /// Stages could not take turns.
+    #[error("cannot make what the stages take turns by: {0}")]
+    Turns(io::Error),
+    /// A stage did not get ready, when it was started first.
+    #[error("stage {share} ended before it was ready, with {status}; its log says why")]
+    NotReady {
+        /// Which.
+        share: Share,
+        /// How its process ended.
+        status: ExitStatus,
+    },
+    /// What a stage said of itself cannot be passed on.
+    #[error("cannot write the ready line to standard output: {0}")]
+    Ready(io::Error),
+}
+
+/// What the stages are to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Run,
+    /// Leave in order.
+    Drain,
+    /// Leave now.
+    Stop,
+}
+
+/// What a node starts.
+#[derive(Debug)]
+pub struct Node {
+    /// This program's file.
+    program: File,
+    /// Of each stage, beside what says which it is.
+    arguments: Vec<OsString>,
+    stages: usize,
+    /// By what they take turns.
+    locks: Locks,
+    /// Those of the machine, once a stage has measured them.
+    speeds: OnceLock<String>,
+}
+
+impl Node {
+    /// So many stages, each with these arguments.
+    ///
+    /// # Errors
+    /// This program's file cannot be opened, or the system has no room for locks.
+    pub fn new(arguments: Vec<OsString>, stages: usize) -> Result<Self, NodeError> {
+        // What runs, also where another program lies at its path by now.
+        let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
+        let locks = Locks::new().map_err(NodeError::Turns)?;
+        Ok(Self { program, arguments, stages, locks, speeds: OnceLock::new() })
+    }
+
+    /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
+    /// where it listens, when it is first ready.
+    ///
+    /// # Errors
+    /// A stage does not get ready at all.
+    pub async fn run(
+        self,
+        shutdown: impl Future<Output = ()>,
+        wish: impl Future<Output = ()>,
+    ) -> Result<(), NodeError> {
+        let (mode, told) = watch::channel(Mode::Run);
+        let (turn, node, mut stages) = (Arc::new(Mutex::new(())), Arc::new(self), JoinSet::new());
+        for number in 1..=node.stages {
+            let turns = Some(node.locks.inherited());
+            let share = Share { turns, ..Share::new(number, node.stages) };
+            let (node, turn, mode) = (node.clone(), turn.clone(), told.clone());
+            stages.spawn(async move { Stage { share, node, turn, mode }.keep().await });
+        }
+        let (mut shutdown, mut wish) = (std::pin::pin!(shutdown), std::pin::pin!(wish));
+        let mut result = Ok(());
+        loop {
+            tokio::select! {
+                () = &mut shutdown, if *mode.borrow() != Mode::Stop => drop(mode.send_replace(Mode::Stop)),
+                () = &mut wish, if *mode.borrow() == Mode::Run => drop(mode.send_replace(Mode::Drain)),
+                ended = stages.join_next() => {
+                    let Some(ended) = ended else { return result };
+                    let ended = joined(ended).await;
+                    if ended.is_err() && result.is_ok() {
+                        result = ended;
+                        mode.send_replace(Mode::Stop);
+                    }
+                }
+            }
+        }
+    }
+
+    fn command(&self, share: Share) -> Command {
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
+        command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
+        command.envs(self.speeds.get().map(|speeds| (SPEEDS, speeds)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        // Signals of a terminal reach the node alone, which then decides.
+        command.process_group(0).kill_on_drop(true);
+        command
+    }
+}
+
+/// One stage, over all its lives.
+struct Stage {
+    share: Share,
+    node: Arc<Node>,
+    /// Whoever has it starts a process.
+    turn: Arc<Mutex<()>>,
+    mode: watch::Receiver<Mode>,
+}
+
+/// A process of a stage.
+struct Life {
+    child: Child,
+    /// Closing this tells it to leave.
+    stdin: Option<ChildStdin>,
+    began: Instant,
+}
+
+impl Stage {
+    async fn keep(mut self) -> Result<(), NodeError> {
+        let (mut pause, mut was_ready) = (FIRST_PAUSE, false);
+        loop {
+            let mut turn = Some(self.turn.clone().lock_owned().await);
+            if self.node.speeds.get().is_some() {
+                // There is nothing left to measure.
+                turn = None;
+            }
+            if *self.mode.borrow() != Mode::Run {
+                return Ok(());
+            }
+            let mut life = self.begin()?;
+            let mut lines = life.child.stdout.take().map(|out| BufReader::new(out).lines());
+            let node = self.node.clone();
+            let ready = async {
+                loop {
+                    let line = lines.as_mut()?.next_line().await.ok().flatten()?;
+                    match line.strip_prefix(SPEEDS_PREFIX) {
+                        Some(speeds) => drop(node.speeds.set(speeds.to_owned())),
+                        None => return Some(line),
+                    }
+                }
+            };
+            let status = match self.until(&mut life, ready).await {
+                Ok(line) => {
+                    drop(turn);
+                    if let Some(line) = line.filter(|_| !was_ready) {
+                        was_ready = true;
+                        self.say(&line)?;
+                    }
+                    self.until(&mut life, std::future::pending::<Infallible>()).await.err()
+                }
+                Err(status) => Some(status),
+            };
+            if *self.mode.borrow() != Mode::Run {
+                return Ok(());
+            }
+            let share = self.share;
+            match status {
+                Some(status) if !was_ready => return Err(NodeError::NotReady { share, status }),
+                _ => {}
+            }
+            if life.began.elapsed() >= LASTS_AFTER {
+                pause = FIRST_PAUSE;
+            }
+            let how = status.map_or_else(String::new, |status| status.to_string());
+            tracing::warn!(stage = %share, how, ?pause, "a stage has ended: it is started again");
+            // It may be told to leave meanwhile.
+            let _ = timeout(pause, self.mode.changed()).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn begin(&self) -> Result<Life, NodeError> {
+        let mut child = self.node.command(self.share).spawn().map_err(NodeError::Program)?;
+        tracing::info!(stage = %self.share, pid = child.id(), "a stage begins");
+        let stdin = child.stdin.take();
+        Ok(Life { child, stdin, began: Instant::now() })
+    }
+
+    /// What `news` brings while the process runs, or how it has ended; it is told to leave when the node is.
+    async fn until<T>(
+        &mut self,
+        life: &mut Life,
+        news: impl Future<Output = T>,
+    ) -> Result<T, ExitStatus> {
+        let mut news = std::pin::pin!(news);
+        loop {
+            tokio::select! {
+                ended = life.child.wait() => return Err(ended.unwrap_or_default()),
+                changed = self.mode.changed() => {
+                    // The node's end is the stage's.
+                    let mode = if changed.is_ok() { *self.mode.borrow() } else { Mode::Stop };
+                    match mode {
+                        Mode::Run => {}
+                        Mode::Drain => life.ask_to_leave(),
+                        Mode::Stop => return Err(life.end().await),
+                    }
+                }
+                news = &mut news => return Ok(news),
+            }
+        }
+    }
+
+    /// Tells whoever started the node where a stage listens.
+    fn say(&self, line: &str) -> Result<(), NodeError> {
+        let address = line.strip_prefix(READY_PREFIX).unwrap_or(line);
+        let mut out = io::stdout().lock();
+        let said = writeln!(out, "{READY_PREFIX}{address}").and_then(|()| out.flush());
+        said.map_err(NodeError::Ready)
+    }
+}
+
+impl Life {
+    fn ask_to_leave(&self) {
+        let pid = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        // One that has ended needs no signal.
+        if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
+            tracing::warn!(%error, "a stage cannot be told to leave");
+        }
+    }
+
+    async fn end(&mut self) -> ExitStatus {
+        self.stdin = None;
+        match timeout(LEAVE_WITHIN, self.child.wait()).await {
+            Ok(status) => status.unwrap_or_default(),
+            Err(_) => {
+                // An error means that it has ended already.
+                let _ = self.child.kill().await;
+                ExitStatus::default()
+            }
+        }
+    }
+}
