@@ -117,7 +117,7 @@ fn numbers_and_flags_of_json_have_one_reader() {
         for (at, code) in lines {
             if let Some(word) = OTHER_READERS.iter().find(|word| has_word(code, word)) {
                 wrong.push(format!(
-                    "{name}:{at}: {word}: use brigade_dialect::number, or Fields::take"
+                    "{name}:{at}: {word}: use brigade_dialect::values::number, or Fields::take"
                 ));
             }
         }
