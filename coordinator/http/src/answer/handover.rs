@@ -1,4 +1,5 @@
-//! What one coordinator leaves to the next of a resumable request, and what the next one makes of it.
+//! Handing a resumable request over to the next coordinator: the journal entry that one writes, and the request that
+//! the next one restores from it.
 
 use std::time::Duration;
 
@@ -45,12 +46,12 @@ impl Common {
 }
 
 impl Stamp {
-    /// That of an answer which was begun by another coordinator.
+    /// The stamp of an answer that another coordinator began: its id and creation time stay.
     pub(crate) fn handed_over(app: &App, opened: &Opened) -> Self {
         Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
     }
 
-    /// What the next coordinator must know of a request, to go on with its answer.
+    /// The journal entry from which the next coordinator can go on with the answer.
     pub(crate) fn opened(&self, name: &Name, path: &str, common: &Common) -> Opened {
         Opened {
             id: self.id.clone(),

@@ -1,4 +1,5 @@
-//! The open connections: how many there are in all and from one host, and which goes when there are too many.
+//! The open connections: how many there are in all and from one host, and which one is closed when there are too
+//! many.
 //!
 //! The first to go is the one that has shown the least and has been quiet the longest: one that never asked for
 //! anything before one that did, and that before one that has shown a key. One that is being answered stays.
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::{AbortHandle, Id};
 use tokio::time::Instant;
 
-/// Who a connection comes from: an address, or for IPv6 its /64, which is what one client has.
+/// The client side of a connection: an address. For IPv6 it is the /64, since one client has all of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Host(IpAddr);
 
@@ -26,7 +27,7 @@ impl Host {
     }
 }
 
-/// What a connection has shown so far.
+/// How much a connection has proved so far, in the order in which connections are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Shown {
     Nothing,
@@ -76,14 +77,13 @@ impl Peer {
         self.lock().quiet_since.is_some()
     }
 
-    /// What decides who goes first; `None` for one that is being answered.
+    /// The sort key for closing connections: the least goes first. `None` for one that is being answered.
     fn rank(&self) -> Option<(Shown, Instant)> {
         let manner = self.lock();
         Some((manner.shown, manner.quiet_since?))
     }
 }
 
-/// One connection.
 #[derive(Debug)]
 struct Entry {
     peer: Arc<Peer>,
@@ -91,7 +91,7 @@ struct Entry {
     handle: AbortHandle,
 }
 
-/// All open connections.
+/// The table of all open connections.
 #[derive(Debug)]
 pub(crate) struct Connections {
     entries: HashMap<Id, Entry>,

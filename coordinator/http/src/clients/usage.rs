@@ -1,5 +1,4 @@
-//! What a request took, and who hears of it. Its key's account hears it as it happens. The log and the audit log
-//! have one line for it, when the answer has been sent or nobody reads it any more.
+//! Accounting of a request: the tokens that it took, its key's account, and its line in the log and the audit log.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use crate::clients::audit::{Audit, Entry, MAX_CONTENT_BYTES};
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) account: Account,
-    /// What the scheduler gives it.
+    /// The key's share of the scheduler.
     pub(crate) share: Share,
     /// Among which prompts its own stand.
     pub(crate) namespace: Namespace,
@@ -28,11 +27,11 @@ pub(crate) struct Owner {
 /// Compiling a grammar for so long counts as a token.
 const COMPILE_PER_TOKEN: Duration = Duration::from_millis(1);
 
-/// What the sequences of a request took, so far.
+/// Counters of a request's sequences, so far.
 #[derive(Debug, Default)]
 pub(crate) struct RequestUsage {
     sums: Mutex<Sums>,
-    /// Whose request it is, if it needed a key.
+    /// The key of the request, if it needed one.
     owner: OnceLock<Owner>,
     /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
     ticket: OnceLock<Arc<Ticket>>,
@@ -98,12 +97,12 @@ impl RequestUsage {
         let _ = self.ticket.set(ticket);
     }
 
-    /// What stands for the request's key, if it needed one.
+    /// The number of the request's key, if it needed one.
     pub(crate) fn key_number(&self) -> Option<u64> {
         self.owner.get().map(|owner| owner.account.number())
     }
 
-    /// What the scheduler gives the request's key.
+    /// The scheduler's share of the request's key.
     pub(crate) fn share(&self) -> Share {
         self.owner.get().map(|owner| owner.share).unwrap_or_default()
     }
@@ -114,7 +113,7 @@ impl RequestUsage {
         self.owner.get().map_or_else(nobodys, |owner| owner.namespace)
     }
 
-    /// Whether the request's key is in force.
+    /// Whether the request's key is still valid.
     pub(crate) fn force(&self) -> Force {
         self.owner.get().map(|owner| owner.account.force().clone()).unwrap_or_default()
     }
@@ -144,8 +143,8 @@ impl RequestUsage {
         }
     }
 
-    /// A sequence with so many prompt tokens was handed in. Those of its guide are charged, since they are computed,
-    /// and otherwise not counted.
+    /// A sequence with this many prompt tokens was submitted. Those of its guide are charged to the key because they
+    /// are computed, but they are not reported.
     pub(crate) fn submitted(&self, n_prompt: usize, n_guide: usize) {
         self.charge((n_prompt + n_guide) as u64);
         let mut sums = self.lock();
@@ -177,7 +176,7 @@ impl RequestUsage {
         self.lock().ended += 1;
     }
 
-    /// A sequence failed.
+    /// A sequence ended with a failure.
     pub(crate) fn failed(&self, failure: &Failure) {
         self.lock().failed = Some(match failure {
             Failure::KeyEnded(KeyEnd::Revoked) => "its key was revoked",

@@ -40,7 +40,7 @@ impl Writer {
         matches!(self.0, To::Kept(_))
     }
 
-    /// Sends one object.
+    /// Sends one object as an event with an id.
     pub async fn json(&self, of: Of, value: &impl Serialize) -> Result<(), Gone> {
         self.text(of, json_text(value)).await
     }

@@ -36,7 +36,7 @@ use crate::request::messages::ROLE;
 /// Its address, and what the journal calls these requests.
 pub(crate) const PATH: &str = "/v1/chat/completions";
 
-/// The endpoint.
+/// Handles `POST /v1/chat/completions`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -114,7 +114,7 @@ pub(crate) async fn go_on(handover: Handover) -> Result<(), ApiError> {
         handover::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         let mut prompt = request.prompt(text)?;
-        // A template may say what day it is: the prompt stays what it was.
+        // A template may render the date, so the prompt is taken from the journal and not rendered again.
         prompt.tokens = opened.prompts.into_iter().next().unwrap_or_default();
         Ok((request, prompt))
     });

@@ -52,7 +52,7 @@ enum Prompt {
 struct CompletionRequest {
     prompts: Vec<Prompt>,
     common: Common,
-    /// Alternatives a token.
+    /// Likely alternatives to report for each token; `None`: no log-probabilities.
     top_logprobs: Option<u32>,
     /// Log-probabilities are for the choice among answers, not for the client.
     hides_logprobs: bool,
@@ -69,7 +69,7 @@ struct Prompts {
     pieces: Vec<Vec<TokenPiece>>,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/completions`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -303,7 +303,7 @@ impl Prompts {
     }
 }
 
-/// What it takes to write one answer.
+/// A request with its prompts, and everything that writing its answer needs.
 struct Answer {
     app: App,
     request: CompletionRequest,
@@ -356,7 +356,7 @@ impl Answer {
         }
     }
 
-    /// Writes the stream, beside whoever reads it.
+    /// Writes the stream in a task of its own, beside its reader.
     fn send(self, generations: Vec<Running>, events: Writer) -> JoinHandle<()> {
         let sending = async move {
             // An error is a client that went away, which cancels the sequences.
@@ -369,7 +369,7 @@ impl Answer {
         choice / self.request.common.n
     }
 
-    /// The answer to whoever wants no token more.
+    /// The answer to a request that wants no new token: the prompts alone.
     fn prompts_alone(&self) -> TextCompletion {
         let mut answer = self.piece(Vec::new());
         for (index, text) in self.prompts.echoed.iter().enumerate() {

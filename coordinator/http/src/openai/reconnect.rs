@@ -19,17 +19,17 @@ pub(crate) const STREAMS: &str = "/v1/streams/";
 pub(crate) enum Posted {
     /// The answer for who comes back.
     Again(Response),
-    /// To be read.
+    /// A new request, to be read and run.
     Anew(Request),
 }
 
 /// Answers the POST of a client that comes back.
 ///
-/// Its body says nothing that is not known, but it is read all the same: a connection that closes with bytes unread is
-/// reset, and a reset throws away what of the answer is still on its way.
+/// Its body has nothing new, but it is read all the same. A connection that closes with bytes unread is reset, and a
+/// reset loses the part of the answer that is still on its way.
 ///
 /// # Errors
-/// Its stream is not there, or its body is not.
+/// Its stream does not exist, or its body cannot be read.
 pub(crate) async fn came_back(
     app: &App,
     name: &Name,
@@ -41,7 +41,7 @@ pub(crate) async fn came_back(
     stream.follow(Some(position)).map(Posted::Again)
 }
 
-/// `GET /v1/streams/{id}`.
+/// Handles `GET /v1/streams/{id}`: the stream's events behind the client's last one.
 pub(crate) async fn read_on(
     State(fleet): State<Fleet>,
     Extension(name): Extension<Name>,

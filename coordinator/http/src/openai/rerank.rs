@@ -26,7 +26,7 @@ use crate::request::model_name;
 use crate::request::params;
 use crate::request::unread;
 
-/// What a request asks for.
+/// A validated request.
 #[derive(Debug)]
 struct Wanted {
     documents: Vec<String>,
@@ -41,7 +41,7 @@ struct Wanted {
     lora: Option<Vec<AdapterWish>>,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/rerank`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -115,7 +115,7 @@ impl Wanted {
         })
     }
 
-    /// `rows`: `[n_documents][n_embd]`.
+    /// Scores the documents by their pooled rows, `[n_documents][n_embd]`, and sorts them.
     fn answer(
         &self,
         rows: &[Vec<f32>],

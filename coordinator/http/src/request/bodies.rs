@@ -36,7 +36,7 @@ pub const MAX_BODIES_BYTES: usize = 64 << 20;
 /// Of these, what one key's bodies may have: one of the largest, and a little beside it.
 pub const MAX_BODIES_BYTES_OF_A_KEY: usize = MAX_BODIES_BYTES / 4;
 
-/// Bytes that each body may have whatever others have.
+/// Bytes that each body may have even where the common room is full.
 pub const FREE_BODY_BYTES: usize = 64 << 10;
 
 /// How long a body may take from its head to its last byte.
@@ -57,9 +57,9 @@ pub const LARGE_BODY_BYTES: usize = 1 << 20;
 /// How long a body may take.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyTimes {
-    /// As a whole.
+    /// Limit from the first byte to the last.
     pub within: Duration,
-    /// Without a byte.
+    /// Limit of the time without a byte.
     pub stall: Duration,
 }
 
@@ -69,10 +69,10 @@ impl Default for BodyTimes {
     }
 }
 
-/// What all requests share to get their bodies read; clones share it.
+/// Limits of the bodies of all requests, and the threads that read them. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Bodies {
-    /// Bytes.
+    /// Common room for the bytes of bodies beyond [`FREE_BODY_BYTES`].
     room: Arc<Room>,
     encoders: Arc<Desks>,
     /// One, and of each key one waits for it: keys take turns.
@@ -93,7 +93,7 @@ impl Default for Bodies {
 pub(crate) struct Taken {
     pub(crate) bytes: Vec<u8>,
     room: Option<Part>,
-    /// Whose it is.
+    /// The request's identity, whose key the body is charged to.
     name: Option<Name>,
 }
 
@@ -135,7 +135,7 @@ impl Bodies {
         }
     }
 
-    /// The request's body.
+    /// Receives the request's body.
     pub(crate) async fn take(&self, mut request: Request) -> Result<Taken, ApiError> {
         if let Some(Waiting(taken)) = request.extensions_mut().remove() {
             let taken = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -243,7 +243,7 @@ impl Bodies {
         let asker = Asker::default();
         // Dropped with this future, which its client's leaving drops.
         let _waits = asker.waits();
-        // Of one type, whatever is read.
+        // A boxed task, so that one queue holds readers of all types.
         let task: Box<dyn FnOnce() + Send> = Box::new(move || {
             let Taken { bytes, room, name } = body;
             let owner = name.as_ref().map_or(0, |name| name.usage.share().owner);
@@ -251,10 +251,10 @@ impl Bodies {
             let (result, compiling) = trials.within(owner, asker, Box::new(place), read);
             drop(bytes);
             name.iter().for_each(|name| name.usage.compiled(compiling));
-            // Who asked may be gone.
+            // The handler may have been dropped: its client left.
             let _ = done.send(result.map(|value| (value, room)));
         });
-        // What went wrong is for the log: a client's request may have made it.
+        // The cause goes to the log, since a client's request may have provoked it.
         let failed = |error: &dyn std::fmt::Display| {
             tracing::error!(%error, "reading a request failed");
             ApiError::server("an internal error; the server's log says more")
@@ -348,7 +348,7 @@ mod tests {
         use brigade_dialect::constrain::{Form, FormKind};
         let (bodies, text) = (Bodies::default(), Arc::new(TextModel::sample()));
         let (release, held) = std::sync::mpsc::channel::<()>();
-        // Nothing of the only owner is compiled before this is let go.
+        // Blocks the single owner's trial compilations until `held` is dropped.
         bodies.trials.turns().push(0, move || held.recv().unwrap_or(()));
         let body = || Taken { bytes: Vec::new(), room: None, name: None };
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();

@@ -42,13 +42,14 @@ pub struct ChatRequest {
     pub single: bool,
     /// Sampling and the like.
     pub common: Common,
-    /// Alternatives a token.
+    /// Likely alternatives to report for each token; `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
-    /// What its fields were called.
+    /// Names of the request's fields before translation, for errors.
     pub names: Names,
 }
 
-/// What fields are called in a chat, and in the interface that it was translated from: complaints are about the latter.
+/// Pairs of a chat field's name and its name in the interface from which the request was translated. Errors use the
+/// latter.
 pub type Names = Vec<(String, String)>;
 
 impl ChatRequest {
@@ -126,7 +127,7 @@ impl ChatRequest {
         Ok(prompt)
     }
 
-    /// What it wants to be kept.
+    /// Places of the prompt up to which the client wants its state to be kept.
     #[cfg(test)]
     pub fn marked(&self) -> &brigade_dialect::Marked {
         &self.chat.marked

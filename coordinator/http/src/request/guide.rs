@@ -9,17 +9,17 @@ use brigade_text::TextError;
 use crate::error::ApiError;
 use crate::request::fields::Fields;
 
-/// What guides an answer. The default is nothing.
+/// The guidance of a request's answer. By default there is none. The default is nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Guide {
     /// Its tokens are known when the endpoint has its prompt.
     guiding: Option<Guiding>,
-    /// What the answer should be unlike.
+    /// Text that the answer is steered away from.
     negative_prompt: Option<String>,
 }
 
 impl Guide {
-    /// Reads the fields. A scale of 1 is off.
+    /// Reads `guidance_scale` and `negative_prompt`. A scale of 1 is off.
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         let scale: Option<f32> = fields.take("guidance_scale")?;
         let negative_prompt: Option<String> = fields.take("negative_prompt")?;

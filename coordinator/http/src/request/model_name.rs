@@ -1,4 +1,4 @@
-//! What requests call models by.
+//! The field `model`: which names mean the model that is served.
 
 use brigade_dialect::text_model::TextModel;
 

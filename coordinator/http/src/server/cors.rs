@@ -1,6 +1,4 @@
-//! Which web pages may call this server from a browser (CORS). Pages from this machine may by default: a page of
-//! somebody else that a browser shows cannot read answers then. Nor can it make the browser ask: what browsers send for a
-//! page without asking first, as they do with forms, is refused.
+//! The web pages that may call this server from a browser (CORS).
 
 use std::sync::Arc;
 
@@ -11,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
 
-/// What browsers say about where a request comes from; no page can change it.
+/// The header in which browsers say where a request comes from. No page can change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// A body of this kind no page of another origin sends before the server was asked and has allowed it, and none that shows
@@ -73,7 +71,7 @@ fn is_of_a_foreign_page(request: &Request, origin: &str) -> bool {
         }
         // Programs and extensions have schemes of their own.
         Some(_) => false,
-        // What a page is called that hides where it is from.
+        // `null` is the origin of pages that hide where they are from.
         None => true,
     }
 }

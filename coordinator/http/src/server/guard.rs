@@ -1,6 +1,6 @@
-//! A layer around all handlers of the public listener, inside of [`trace`](crate::server::trace), so that a refusal has an
-//! id and a line too: it asks [`Access`](crate::clients::access::Access) whose a request is, counts it, and says what is left.
-//! One key has so many requests under way that others still find a connection ([`under_way`](crate::clients::under_way)).
+//! A layer around all handlers of the public listener. It checks a request's key with
+//! [`Access`](crate::clients::access::Access), counts the request, and adds headers that say what is left of the
+//! key's budget. It lies inside of [`trace`](crate::server::trace), so that refusals have an id and a log line too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

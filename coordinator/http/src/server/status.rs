@@ -1,5 +1,5 @@
-//! `GET /health` and `GET /metrics`. Everybody hears whether requests run; operators hear also how far a load is,
-//! who is there, and what Prometheus reads.
+//! `GET /health` and `GET /metrics`. Everybody may see whether requests run. Operators also see the progress of
+//! loading, the workers, and Prometheus's metrics.
 
 use axum::Json;
 use axum::extract::State;
@@ -57,7 +57,7 @@ pub(crate) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response 
     answer(up.unwrap_or(Health::Up), json!({ "models": models }))
 }
 
-/// Whether requests run, and why not.
+/// Whether requests run, or why they do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     Up,
@@ -79,7 +79,7 @@ impl Health {
     }
 }
 
-/// What the server is doing, and more about it.
+/// The server's health, with more fields about it.
 fn state(app: &App) -> (Health, Value) {
     if app.door.draining.is_cancelled() {
         return (Health::Stopping, json!({}));
@@ -134,7 +134,7 @@ fn workers(roll: &Roll) -> Value {
     })
 }
 
-/// Prometheus's text format.
+/// Handles `GET /metrics`, in Prometheus's text format.
 pub(crate) async fn metrics(State(fleet): State<Fleet>) -> impl IntoResponse {
     let door = fleet.door();
     // Histograms collect samples until somebody drains them.

@@ -100,7 +100,7 @@ fn put_words(value: &mut Value, path: &str, words: &mut Vec<(String, String)>) {
     }
 }
 
-/// What becomes of a body: how many words it has, and what is wrong.
+/// Sends a body; returns how many words it has, and the faults of the prompt.
 fn check(
     api: Api,
     around: &dyn Fn(Value) -> Value,

@@ -1,4 +1,4 @@
-//! Streams of models that are being loaded, by a loader that the test plays.
+//! Streams of models that are being loaded, with a mock loader.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::tests::fleet::{Model, app_behind, door};
 
-/// What a played loader says in the end.
+/// The mock loader's last answer.
 type Verdict = Result<App, NotLoaded>;
 
 /// Lets requests wait until the test says otherwise.

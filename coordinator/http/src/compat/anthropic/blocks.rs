@@ -117,7 +117,7 @@ fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
     }))
 }
 
-/// What a tool gave, as a message.
+/// A tool's result, as a message of the chat.
 fn result(path: &str, block: &Value, marking: &mut Marking) -> Result<Value, ApiError> {
     let id = required(path, block, "tool_use_id")?;
     report(API, path, block, &["type", "tool_use_id", "content", CACHE_CONTROL], unread::BLOCK);
@@ -175,7 +175,7 @@ pub fn text_block<'v>(path: &str, block: &'v Value) -> Result<&'v str, ApiError>
     required(path, block, "text")
 }
 
-/// What the log calls the interface.
+/// The interface's name in the log.
 const API: &str = "/v1/messages";
 
 /// A text that a block must have.
@@ -194,7 +194,7 @@ pub struct MarkedText {
 }
 
 impl MarkedText {
-    /// More of it.
+    /// Appends text.
     pub fn push(&mut self, text: &str) {
         self.text.push_str(text);
     }
@@ -209,7 +209,7 @@ impl MarkedText {
         self.text.is_empty()
     }
 
-    /// As the content of a message: in parts where places are marked.
+    /// The text as the content of a message. It is split into parts where places are marked.
     pub fn message(&self, role: &str) -> Map<String, Value> {
         let of = |content: Value| {
             let fields = [("role", json!(role)), ("content", content)];
@@ -231,7 +231,7 @@ impl MarkedText {
     }
 }
 
-/// What one message here can hold: reasoning, text, calls, in this order.
+/// The content of one chat message: reasoning, text and calls, in this order.
 #[derive(Default)]
 struct Part {
     thinking: String,

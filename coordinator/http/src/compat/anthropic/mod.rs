@@ -64,7 +64,7 @@ fn read(
     Ok((request, prompt, ()))
 }
 
-/// The endpoint.
+/// Handles `POST /v1/messages`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,

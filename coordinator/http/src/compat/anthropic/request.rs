@@ -1,5 +1,5 @@
-//! Anthropic's request as a chat in OpenAI's form. What a program counts anew in every turn is left out, so that the next
-//! turn begins with the same tokens.
+//! Anthropic's request as a chat in OpenAI's form. Text that a client program changes in every turn, such as a
+//! counter, is left out, so that the next turn begins with the same tokens.
 
 use brigade_sampling::Api;
 use brigade_text::MAX_STOPS;

@@ -25,7 +25,7 @@ use crate::fleet::Meant;
 use crate::request::chat_request::ChatRequest;
 use crate::request::fields::Fields;
 
-/// What an answer repeats of its request.
+/// Fields of the request that the answer repeats.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Echo {
     fields: Map<String, Value>,
@@ -35,7 +35,7 @@ pub(crate) struct Echo {
     is_empty: bool,
 }
 
-/// What a chat calls tools, and their names here.
+/// Names of tools in the chat, with their names in this interface.
 type Called = Vec<(String, ToolName)>;
 
 /// A tool by its name here.
@@ -48,7 +48,7 @@ struct ToolName {
     is_custom: bool,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/responses`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,

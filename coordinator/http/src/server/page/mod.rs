@@ -20,7 +20,7 @@ fn file(kind: &'static str, text: &'static str) -> File {
     (headers, text)
 }
 
-/// `GET /`.
+/// Handles `GET /`: the page's HTML.
 pub(crate) async fn index() -> impl IntoResponse {
     file("text/html; charset=utf-8", include_str!("index.html"))
 }
