@@ -1,4 +1,4 @@
-//! Shows what is kept of prompts by the names of keys, and drops it.
+//! Kept prompt states by the names of keys: lists them, and drops them.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// That of a line, with the keys that requests show, if they do.
+    /// The cache of a line. `keys` has the names of owners; `None`: the server has no keys.
     pub fn new(engine: Engine, keys: Option<KeyRing>) -> Self {
         Self { engine, keys }
     }
@@ -37,7 +37,7 @@ impl Cache {
         named.chain([(Share::default().owner, NO_KEY.to_owned())]).collect()
     }
 
-    /// What is kept, as it was a second ago; who has most comes first.
+    /// All owners with their kept states, as they were at most a second ago. The largest owner comes first.
     pub fn owners(&self) -> Vec<CachedOwner> {
         let (names, cached) = (self.names(), self.engine.cached());
         let name = |number: &u64| names.get(number).cloned().unwrap_or_else(|| GONE.to_owned());

@@ -1,4 +1,4 @@
-//! What is kept of prompts, as operators and owners see it: how much, of whom, since when; never texts or tokens.
+//! Kept prompt states as operators and owners see them: sizes, ages and owners, but never texts or tokens.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// States that are shown of each owner, the largest.
 const SHOWN_OF_EACH: usize = 10;
 
-/// A kept state.
+/// One kept state of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedState {
     /// Tokens that it stands for.
@@ -33,7 +33,7 @@ pub struct CachedOwner {
     pub bytes: u64,
     /// Requests that began with one of them.
     pub hits: u64,
-    /// Its largest.
+    /// The largest states of the owner, largest first.
     pub largest: Vec<CachedState>,
 }
 
@@ -57,12 +57,12 @@ impl Cached {
     }
 }
 
-/// What was dropped.
+/// Counts of states that were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// States that were in memory.
     pub states: u32,
-    /// Those that stay, because somebody reads them.
+    /// States that stay because a sequence reads them.
     pub left: u32,
     /// Whether workers had records, which are dropped too.
     pub records: bool,

@@ -1,6 +1,6 @@
 //! Builds a line: from connected workers to stages that are placed, loaded and joined by an open lane.
 //!
-//! It runs as one task beside the cratevisor, which meanwhile hears what else happens. Dropping the task ends
+//! It runs as one task beside the supervisor, which meanwhile hears what else happens. Dropping the task ends
 //! the attempt.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the cratevisor remembers of workers that joined by themselves and left again.
+//! What the supervisor remembers of workers that joined by themselves and left again.
 //!
 //! It remembers who was refused and why, and on which hosts workers broke lines. A worker that crashes and
 //! comes back on another port looks like a new one. The host where it was reached tells that it takes the

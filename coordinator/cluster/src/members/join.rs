@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 use crate::pki::{Issued, Pki, Refusal};
 
-/// Joins that wait for the cratevisor, which looks at them between its steps; a worker that is
+/// Joins that wait for the supervisor, which looks at them between its steps; a worker that is
 /// turned away asks again.
 const JOIN_QUEUE: usize = 256;
 

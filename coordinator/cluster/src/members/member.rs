@@ -1,4 +1,4 @@
-//! One worker that the cratevisor wants: where it comes from, whether it is connected, when to try again, and
+//! One worker that the supervisor wants: where it comes from, whether it is connected, when to try again, and
 //! how far it is trusted. Times are passed in, so that tests need not wait.
 
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
-//! Copies of states as the driver sees them: what a line that comes can go back to is found out before the scheduler
-//! hears of it, and states are put back beside the ubatches.
+//! Restores sequences from copies of their states. Before the scheduler hears of a new line, the driver asks the
+//! workers which copies they have. States are put back beside the ubatches.
 //!
-//! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when all
-//! sequences that go back have theirs, or when that takes too long: whoever took the line down hears of it then.
+//! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when
+//! all restored sequences have their states, or when that takes too long. The supervisor that took the line down is
+//! then told.
 
 use brigade_proto::task;
 use std::collections::{BTreeMap, HashMap};
@@ -26,23 +27,23 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 /// News that the driver may be behind with.
 const NEWS_QUEUE: usize = 64;
 
-/// What happened to copies of a line's sequences.
+/// Results of tasks that deal with copies.
 #[derive(Debug)]
 pub(super) enum News {
     /// It is known which requests can go back, and how.
     Found {
-        /// Of the line.
+        /// The line's epoch.
         epoch: u64,
-        /// Those that can.
+        /// How each request that has copies can go back.
         choices: HashMap<RequestId, Choice>,
     },
     /// A state is on every stage, or is not.
     PutBack {
-        /// Of the line.
+        /// The line's epoch.
         epoch: u64,
-        /// Whose.
+        /// The request whose state it is.
         request: RequestId,
-        /// Bytes that moved for it, or why it is not.
+        /// Bytes that moved between workers for it, or the reason why it failed.
         result: Result<u64, String>,
     },
 }
@@ -83,7 +84,7 @@ struct Settling {
 }
 
 impl Checkpoints {
-    /// None yet; the receiver has the news.
+    /// Without copies. The receiver gets the tasks' results.
     pub(super) fn new() -> (Self, mpsc::Receiver<News>) {
         let (news, receiver) = mpsc::channel(NEWS_QUEUE);
         let (choices, waiting, parting, parted, settling) = Default::default();
@@ -104,7 +105,7 @@ impl Checkpoints {
     pub(super) fn parted(&mut self) {
         if let Some(done) = self.parting.take() {
             self.parted = true;
-            // Whoever waited may have gone on without.
+            // The supervisor may have gone on without waiting.
             let _ = done.send(());
         }
     }

@@ -19,7 +19,7 @@ use super::reading::{Reading, Told};
 /// A request that has not ended.
 #[derive(Debug)]
 pub(super) struct Client {
-    /// What logs call it.
+    /// The request's id in logs.
     label: Arc<str>,
     reading: Reading,
     events: mpsc::Sender<SeqEvent>,
@@ -33,7 +33,7 @@ pub(super) struct Client {
     latest: Micros,
     /// Where it is noted, if it can be gone on with.
     recorder: Option<Recorder>,
-    /// What has computed its latest rows.
+    /// Numerics of the line that computed its latest rows.
     numerics: Option<Numerics>,
 }
 
@@ -86,7 +86,7 @@ impl Client {
         self.counts.set_reused(tokens);
     }
 
-    /// What became of the tokens that its client had said to expect.
+    /// Counts the tokens of the client's prediction: drafted and drawn, and drafted in vain.
     pub(super) fn expected(&self, right: u32, wrong: u32) {
         self.counts.set_expected(right, wrong);
     }
@@ -128,7 +128,7 @@ impl Client {
     /// The scheduler has it.
     pub(super) fn taken(&mut self) {
         if let Some(verdict) = self.verdict.take() {
-            // Nobody there means that the client has gone: the next sweep sees that.
+            // If the receiver is gone, the client has gone: the next sweep sees that.
             let _ = verdict.send(Ok(()));
         }
     }
@@ -198,13 +198,13 @@ impl Client {
         self.send_last(SeqEvent::Finished(finish));
     }
 
-    /// It ended otherwise.
+    /// The sequence ended with a failure.
     pub(super) fn fail(self, failure: Failure) {
         metrics::request_ended("error");
         self.send_last(SeqEvent::Failed(failure));
     }
 
-    /// Nobody wanted it any more.
+    /// The client went away.
     pub(super) fn cancelled(self) {
         metrics::request_ended("cancelled");
     }

@@ -1,4 +1,4 @@
-//! What the last stage sends back: rows for the scheduler, and a record of each ubatch.
+//! Handles result frames of the last stage: rows for the scheduler, and a record of each ubatch.
 
 use brigade_engine::batch::UBatch;
 use brigade_proto::pipeline::{ResultFrame, StageTiming};

@@ -1,4 +1,4 @@
-//! The driver, with a line that the test plays.
+//! The driver with a mock line.
 
 use brigade_proto::pipeline::{self as pb, LaneFrame, ResultFrame, lane_frame, row_result, seq_op};
 use brigade_sched::LineSpec;

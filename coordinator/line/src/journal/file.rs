@@ -26,7 +26,7 @@ struct Header {
     model: String,
 }
 
-/// What was read of a file.
+/// The contents of a journal's file.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Requests that were not over, by number.
@@ -131,14 +131,14 @@ fn follow(live: &mut BTreeMap<u64, Old>, record: Record) {
     }
 }
 
-/// Which of a file's two headers says that it can be read, and is of this model.
+/// The header that this version can read and that is of this model.
 fn usable<'h>(headers: &'h [Option<Header>; 2], model: &str) -> Option<&'h Header> {
     let of_model = headers.iter().flatten().filter(|header| header.model == model);
     let known = of_model.filter(|header| [VERSION, WITHOUT_SUMS].contains(&header.brigade_journal));
     known.max_by_key(|header| header.brigade_journal)
 }
 
-/// What a line says of the file, if it is one that does.
+/// The header in a line, if it is one.
 fn header(line: &Line) -> Option<Header> {
     serde_json::from_slice(&line.bytes).ok()
 }
@@ -150,8 +150,8 @@ fn repeats(record: &Record, live: &BTreeMap<u64, Old>) -> Option<&'static str> {
     (live.contains_key(no) || has_name()).then_some("another request has its number or its name")
 }
 
-/// A damaged line is about this request, as it seems: what it says is drawn again. Another one loses nothing by that but
-/// time.
+/// A damaged line seems to be about this request: its tokens from there on are drawn again. If it was about another
+/// one, nothing but time is lost.
 fn lose(live: &mut BTreeMap<u64, Old>, about: Option<(u64, Option<u32>)>) {
     if let Some((no, sequence)) = about
         && let Some(old) = live.get_mut(&no)
@@ -199,7 +199,7 @@ fn lines_read(lines: &Lines) -> u64 {
     read - lines.0.buffer().len() as u64
 }
 
-/// Writes the file.
+/// The open file, for appending and for replacing it.
 pub(super) struct Writer {
     path: PathBuf,
     model: String,

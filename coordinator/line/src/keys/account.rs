@@ -1,5 +1,5 @@
-//! What a key has used: its quotas, and the requests of it that run. One account lives as long as its key is in
-//! force, over changes of its limits.
+//! A key's account: its quotas, and its requests that run. An account lives as long as its key is in force, also when
+//! its limits change.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +36,8 @@ impl fmt::Display for KeyEnd {
     }
 }
 
-/// Whether a key is in force, for those who work for it; clones share it. The default never ends: it is that of
-/// requests without a key.
+/// A flag that says whether a key is still in force, for the work that is done for it. Clones share it. The default
+/// never ends: it belongs to requests without a key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Force(Arc<OnceLock<KeyEnd>>);
 
@@ -63,10 +63,10 @@ struct Usage {
 /// Why a request of a valid key is not taken now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Too many lately.
+    /// Too many requests in the last minute.
     #[error("the key's limit of {limit} requests per minute is reached")]
     Requests {
-        /// Per minute.
+        /// Requests per minute.
         limit: u64,
         /// Until the next one may come.
         retry: Duration,
@@ -74,7 +74,7 @@ pub enum Refusal {
     /// Too many tokens lately.
     #[error("the key's limit of {limit} tokens per minute is reached")]
     Tokens {
-        /// Per minute.
+        /// Tokens per minute.
         limit: u64,
         /// Until the debt is paid.
         retry: Duration,
@@ -82,7 +82,7 @@ pub enum Refusal {
     /// Too many at once.
     #[error("{limit} requests of the key are running, its limit at once")]
     Concurrent {
-        /// At once.
+        /// Requests at once.
         limit: u64,
     },
 }
@@ -101,9 +101,9 @@ impl Refusal {
 /// One quota and what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Per minute.
+    /// The quota per minute.
     pub limit: u64,
-    /// Now.
+    /// The part of it that is left now.
     pub remaining: u64,
     /// Until all of it is there again.
     pub reset: Duration,
@@ -116,7 +116,7 @@ pub struct Standing {
     pub requests: Option<Left>,
     /// Tokens, if they are limited.
     pub tokens: Option<Left>,
-    /// Requests that run.
+    /// Requests that run now.
     pub running: u64,
 }
 
@@ -160,17 +160,17 @@ impl Account {
         Self { record: Arc::new(record), ..self.clone() }
     }
 
-    /// The key.
+    /// The key's record.
     pub fn record(&self) -> &KeyRecord {
         &self.record
     }
 
-    /// Whether it is in force.
+    /// The flag that says whether the key is still in force.
     pub fn force(&self) -> &Force {
         &self.force
     }
 
-    /// What stands for it in the scheduler.
+    /// The key's number, as the scheduler and the journal know it.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -212,7 +212,7 @@ impl Account {
         }
     }
 
-    /// What is left.
+    /// The key's quotas now, for headers of answers.
     pub fn standing(&self, now: Instant) -> Standing {
         let usage = self.lock();
         let left = |limit: u64, bucket: &Bucket| Left {

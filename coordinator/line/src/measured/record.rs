@@ -1,5 +1,5 @@
-//! What is known of a ubatch when it has come back. The driver writes it, and the meter, the trace and the
-//! metrics read it.
+//! The record of one ubatch that has come back. The driver writes it, and the meter, the trace and the metrics read
+//! it.
 
 use brigade_sched::{Micros, StageTime};
 
@@ -14,9 +14,9 @@ pub struct UbatchRecord {
     pub sent: Micros,
     /// When its last result was back.
     pub done: Micros,
-    /// Tokens computed.
+    /// Rows (tokens) computed.
     pub n_rows: u32,
-    /// Those of them that are past their prompts.
+    /// Rows behind the prompts, of sequences that generate.
     pub decode_rows: u32,
     /// Tokens that were drawn from it.
     pub tokens: u32,

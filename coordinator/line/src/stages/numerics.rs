@@ -1,5 +1,6 @@
-//! What bits a line computes: equal for lines whose layers are computed with kernels of equal numbers, wherever they are
-//! cut. A stream that goes on with other ones is told so in its `usage`.
+//! A fingerprint of the bits that a line computes. It is equal for lines whose layers use kernels of the same
+//! numerics, wherever the layers are cut. A stream that continues with another fingerprint reports that in its
+//! `usage`.
 
 use serde::{Deserialize, Serialize};
 

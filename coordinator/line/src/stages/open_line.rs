@@ -1,5 +1,5 @@
-//! The open line as the driver has it: ubatches go into stage 0, results come out of the last stage. Who opened it, and
-//! which workers are behind it, is not known here.
+//! The open line as the driver has it: ubatches go into stage 0, results come out of the last stage. The driver does
+//! not know who opened it, or which workers are behind it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,19 +29,19 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// A line that is ready for ubatches from id 0 on.
 #[derive(Debug)]
 pub struct OpenLine {
-    /// Names this incarnation.
+    /// The number of this build of the line.
     pub epoch: u64,
-    /// What it holds, for the scheduler.
+    /// Sizes for the scheduler: slots, pages, stages.
     pub spec: LineSpec,
     /// Whether every stage knows draws that are put off.
     pub later: bool,
-    /// Who is in it, for people.
+    /// The stages with their workers, for people.
     pub info: Arc<LineInfo>,
-    /// Who has its sequences' states.
+    /// Reads and writes the states of its sequences.
     pub states: Arc<dyn StateAccess>,
-    /// What says nothing about who is slow.
+    /// Computing times to leave out when a slow stage is looked for.
     pub stale: StaleTimes,
-    /// Where ubatches go.
+    /// Takes ubatches for stage 0.
     pub ubatches: mpsc::Sender<LaneFrame>,
     /// Where their results come from.
     pub results: Streaming<ResultFrame>,
@@ -71,7 +71,7 @@ impl OpenLine {
     }
 }
 
-/// What came back of sequences that were on a line before.
+/// States of earlier lines that were put back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Sequences whose states were put back.
@@ -80,7 +80,7 @@ pub struct Moved {
     pub bytes: u64,
 }
 
-/// What the status that ended a stream says, with the stage it happened at.
+/// The stage and the reason in a stream's final status, for people.
 pub fn describe(status: &tonic::Status) -> String {
     describe_failure(&Failure::from_status(status))
 }
@@ -92,7 +92,7 @@ pub fn describe_failure(failure: &Failure) -> String {
 
 #[cfg(test)]
 mod silence {
-    //! A line for tests of what is sent: it answers nothing.
+    //! A stream that stays silent, for tests of what is sent.
 
     use std::marker::PhantomData;
 

@@ -1,4 +1,5 @@
-//! Computing times that say nothing about who is slow: where all of a part was of no use, the last stage leaves out its head.
+//! Computing times that must not count when a slow stage is looked for. Where all drafts of a part are stale, the
+//! last stage leaves out its head and is faster than usual.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ impl StaleTimes {
         }
     }
 
-    /// What the stage has computed in vain, as far as is known.
+    /// Microseconds that the stage has spent on stale parts, as far as is known.
     pub fn of(&self, stage: usize) -> Micros {
         self.0.get(stage).map_or(0, |us| us.load(Ordering::Relaxed))
     }

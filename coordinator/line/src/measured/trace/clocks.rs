@@ -16,7 +16,7 @@
 
 use crate::measured::record::UbatchRecord;
 
-/// What makes a stage's times the coordinator's.
+/// The offsets that convert the stages' times to the coordinator's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Clocks {
     /// Microseconds to add to a stage's time, first stage first.
