@@ -1,12 +1,12 @@
 //! Sequences that run ahead of what was drawn: parts with drafts, several behind each other on the line.
 //!
 //! Such a part is a *window*. The last stage draws at each of its rows and stops where the drawn token is not the
-//! window's next one. What was drafted behind a wrong token is taken back: the stages forget its positions, and the
-//! next part goes on from there. A draw depends on its row, the tokens before it and its position alone. So the answer
-//! is the same whatever was drafted.
+//! window's next one. Drafts behind a wrong token are taken back: the stages forget their positions, and the next
+//! part goes on from there. A draw depends on its row, the tokens before it and its position alone. So drafts never
+//! change the answer.
 //!
 //! Two lengths must not be mixed up. *Sure* are the tokens that were drawn (`Admitted::n_tokens`); *sent* are the
-//! positions on the line, those of drafts among them (`Admitted::sent`). Whatever outlives a ubatch knows the sure
+//! positions on the line, those of drafts among them (`Admitted::sent`). Data that outlives a ubatch counts the sure
 //! ones only (`Admitted::sure_sent`).
 //!
 //! Where a sequence has a state at its end only ([`Prefixes::Whole`]), a window reads it in one plane and leaves it in
@@ -23,7 +23,7 @@ use brigade_spec::Prefixes;
 
 use crate::events::{LineSpec, Micros};
 
-/// What a window is made of, behind what is sure.
+/// The next window of a sequence, behind its sure tokens.
 pub(crate) struct NextWindow {
     pub drafts: Draft,
     /// Whether it leaves its state elsewhere than where it found it.
@@ -48,7 +48,7 @@ pub(crate) struct Window {
     pub tokens: Vec<u32>,
     /// Where its state was before it and is behind it; `None` where each prefix has a state.
     pub planes: Option<Planes>,
-    /// Which text its drafts are from, and how much of that stood before the first of them.
+    /// The text that its drafts are from, and the number of tokens that matched it before the first of them.
     pub from: (Source, usize),
     /// Tokens of it that were sure when it was sent.
     pub n_sure: usize,
@@ -66,16 +66,16 @@ impl Window {
     }
 }
 
-/// What a sequence has on the line beyond what was drawn.
+/// The windows of a sequence that are in flight, and the counts of its drafts.
 #[derive(Debug, Default)]
 pub(crate) struct RunAhead {
     /// In flight, oldest first.
     pub windows: VecDeque<Window>,
     /// Rows that the windows have which were chosen last.
     pub wanted: u32,
-    /// How often drafts were taken back. What comes of windows before the last time says nothing.
+    /// How often drafts were taken back. Windows that were sent before the last time are stale.
     pub run: u32,
-    /// What is to be said before its next part.
+    /// The change that the stages must hear before its next part.
     pub take_back: Option<SeqOp>,
     /// Planes that are lent to it and that nothing is read from.
     pub spare: Vec<SlotId>,
@@ -83,7 +83,7 @@ pub(crate) struct RunAhead {
     pub plane: Option<SlotId>,
     /// Drafts that were drawn, and those that were not.
     pub judged: [u32; 2],
-    /// Those of them that its client had said to expect.
+    /// The same for drafts from its client's prediction.
     pub expected: [u32; 2],
     /// Until when two windows were in flight from which tokens were drawn, and for how long that is not yet counted.
     pub overlapped: (Micros, Micros),
@@ -99,12 +99,12 @@ pub(crate) struct Judged {
     pub right: bool,
 }
 
-/// What becomes of a sequence with a token that was drawn at a window's row.
+/// The state of a sequence after a token was drawn at a window's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// More of what it has in flight will tell.
     Goes(Option<Judged>),
-    /// Nothing of it is in flight any more that is of use: its next part can be sent.
+    /// Nothing useful of it is in flight any more: its next part can be sent.
     Ready(Option<Judged>),
 }
 
@@ -118,7 +118,7 @@ impl Outcome {
 }
 
 impl RunAhead {
-    /// Windows in flight.
+    /// The number of windows in flight.
     pub fn n_windows(&self) -> usize {
         self.windows.len()
     }
@@ -164,7 +164,7 @@ impl RunAhead {
         !self.spare.is_empty()
     }
 
-    /// What is to be said before its next part, once.
+    /// Takes the change that the stages must hear before its next part.
     pub fn take_back(&mut self) -> Option<SeqOp> {
         self.take_back.take()
     }

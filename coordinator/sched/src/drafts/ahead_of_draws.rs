@@ -1,4 +1,4 @@
-//! A sequence that runs ahead of what was drawn ([`crate::drafts::ahead`]): what it sends, and what becomes of it with each token.
+//! Sequences that run ahead ([`crate::drafts::ahead`]): the parts that they send, and the effect of each drawn token.
 
 use brigade_engine::batch::{Ahead, Planes, SeqOp, SeqPart, SlotId, Want};
 
@@ -17,7 +17,7 @@ impl Admitted {
         self.ahead.as_ref().map_or(0, |ahead| ahead.run())
     }
 
-    /// Windows in flight.
+    /// The number of windows in flight.
     pub fn n_windows(&self) -> usize {
         self.ahead.as_ref().map_or(0, |ahead| ahead.n_windows())
     }
@@ -83,7 +83,7 @@ impl Admitted {
         let ahead = self.ahead.get_or_insert_default();
         let planes = in_planes.then(|| {
             let from = ahead.plane.unwrap_or(slot);
-            // What is sure is never taken back.
+            // Sure tokens are never taken back.
             if drafts.tokens.is_empty() {
                 return Planes { from, to: from };
             }

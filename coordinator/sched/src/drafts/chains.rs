@@ -1,4 +1,5 @@
-//! What the model's own block takes of the last stage for its drafts.
+//! The time that the model's own drafting block takes on the last stage. Drafts of one run come one after the other,
+//! so those of a ubatch take the time of a step each. Several sequences share their steps.
 //!
 //! Drafts of one run come one after the other, so a ubatch's take a time for each step. Those of several sequences take their
 //! steps together.
@@ -25,12 +26,12 @@ struct Size {
     last: u64,
 }
 
-/// Times of steps.
+/// Measured times of drafting steps, by the number of sequences.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chains {
     sizes: [Size; N_SIZES],
     n_ubatches: u64,
-    /// What a step takes, as far as is known: less where little was seen, or nothing lately.
+    /// The expected time of a step. It is optimistic where few or old measurements exist.
     step_us: [f64; N_SIZES],
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Drafted {
 }
 
 impl Drafted {
-    /// So many were drafted for one sequence more.
+    /// Adds a sequence for which `n` tokens were drafted.
     pub fn and(&mut self, n: usize) {
         self.sequences += u32::from(n > 0);
         self.most = self.most.max(n as u32);

@@ -1,4 +1,4 @@
-//! Which drafts are sent: what the drafter has to say, cut to the windows that are worth their rows.
+//! Chooses the drafts to send: the drafter's proposals, cut to the windows that are worth their rows.
 
 use brigade_draft::{Draft, Drafter, OwnerId, Source, StreamId};
 use brigade_spec::Prefixes;
@@ -21,7 +21,7 @@ const ODDS_OF: usize = 8;
 /// While a size is tried, others are sent of a size that was measured, unless the new one makes tokens come so much faster.
 const MUCH_FASTER: f64 = 1.25;
 
-/// What may come next of a sequence.
+/// A proposal for the next tokens of a sequence.
 struct Found {
     draft: Draft,
     /// The windows that suit it.
@@ -30,12 +30,12 @@ struct Found {
     of_text: f64,
 }
 
-/// Who drafts, and whether he may now.
+/// The drafter of a step, and whether it may draft now.
 pub(crate) struct Drafting<'a> {
     pub now: Micros,
-    /// `None`: nobody.
+    /// The drafter; `None`: no speculation.
     pub drafter: Option<&'a mut (dyn Drafter + 'static)>,
-    /// Nobody waits for a place.
+    /// No request waits for a place.
     pub lends: bool,
 }
 
@@ -149,7 +149,7 @@ impl Drafting<'_> {
         is_worth.then(|| windows.n_drafts())
     }
 
-    /// What may come next of a sequence, at most `most` tokens.
+    /// The proposal for a sequence's next tokens, `most` at most.
     fn drafted(
         &mut self,
         sizing: Sizing<'_>,
@@ -287,16 +287,16 @@ fn n_unsent(live: &Live, no: SeqNo) -> u32 {
     live.of(no).map_or(0, |s| s.n_tokens().saturating_sub(s.sent))
 }
 
-/// Who drafts for a line's sequences.
+/// The drafter of a line's sequences; `None`: no speculation.
 pub(crate) type Who = Option<Box<dyn Drafter>>;
 
-/// Whose texts the drafts of a request are from.
+/// The owner whose texts a request's drafts may come from.
 fn owner(share: Share, namespace: Namespace) -> OwnerId {
     OwnerId { key: share.owner, space: namespace.number() }
 }
 
-/// Decides whether the model's own block reads what a request reads that is about to get its place: where its owner's drafts
-/// are right often enough to be worth what they take, if the request is alone.
+/// Decides whether the model's own drafting block follows a request that is about to get its place. It does if the
+/// request is alone, and its owner's drafts are right often enough to be worth their time.
 pub(crate) fn choose_own(
     drafter: &mut Who,
     line: &Line,

@@ -1,18 +1,20 @@
 //! How far a sequence runs ahead: rows of a window, and windows behind each other.
 //!
 //! Let a drafted token be right with probability `a` where those before it are. Let `L(w)` be the trip of a window of
-//! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They take the
-//! first window's whole trip, and a step of the line for each further window that is right: of `w` rows at once that is
-//! `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight. What is in flight
-//! behind a wrong draft stands before its correction for `D * t(w) - L(w)`. A simulation of lines of two to eight stages
-//! agrees within 5 %. With more than one ubatch on the line, `t` has what each takes beside the stages (`pace`). Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
-//! more step.
+//! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They
+//! take the first window's whole trip, and a step of the line for each further window that is right: of `w` rows at
+//! once that is `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight.
+//! Windows in flight behind a wrong draft delay its correction by `D * t(w) - L(w)`. A simulation of lines of two to
+//! eight stages agrees within 5 %. With more than one ubatch on the line, `t` includes the time of each outside the
+//! stages (`pace`). Where a sequence has a state at its end only, a window that is wrong behind its first row costs
+//! one more step.
 //!
-//! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window. So `L` and
-//! `t` of that stage are longer by it, and windows have room for those that are made, which are less likely the farther they go.
+//! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window.
+//! So `L` and `t` of that stage are longer by `C(n)`. Windows have room for these drafts, each of which is less
+//! likely than the one before it.
 //!
-//! A prompt of somebody else's finds stages at windows that would have been idle. So where one may come, windows are only
-//! as many and as long as leave that prompt its time.
+//! Windows keep stages busy that would otherwise be idle when another owner's prompt arrives. So where such a prompt
+//! may come, windows are few and short enough not to delay it.
 
 use brigade_spec::Prefixes;
 
@@ -30,7 +32,7 @@ pub(crate) const MAX_WINDOWS: u32 = 64;
 /// ubatch's rows beside those that rows see. A trip of 30 windows holds as many.
 const MAX_ROWS_AHEAD: u32 = 512;
 
-/// As many rows of each may be in flight in any case: what layers with windows keep grows by a page.
+/// Rows that each sequence may have in flight in any case. Layers with windows keep one page more for them.
 pub(crate) const ROWS_AHEAD_OF_EACH: u32 = 64;
 
 /// Drafts as sure as this are all the same: the formula has no value at 1.
@@ -57,7 +59,7 @@ pub(crate) const LEAST_CHANCE: f32 = 0.1;
 /// A choice of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Windows {
-    /// Rows of each.
+    /// Rows of each window.
     pub rows: u32,
     /// In flight at once.
     pub count: u32,
@@ -67,7 +69,7 @@ impl Windows {
     /// One window, whose second row costs next to nothing: to see whether a stream goes on like that.
     pub const TRY: Self = Self { rows: 2, count: 1 };
 
-    /// No drafts.
+    /// One row at a time, without drafts.
     pub const NONE: Self = Self { rows: 1, count: 1 };
 
     /// Rows on the line that are drafts.
@@ -81,12 +83,13 @@ impl Windows {
     }
 }
 
-/// What windows are chosen for.
+/// The drafts for which windows are chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Drafts<'a> {
     /// Drafts that are there, and as many behind them as one likes: each is right with this probability.
     Had(f64),
-    /// Those that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are no more.
+    /// Drafts that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are
+    /// no more. There are no more.
     ToMake(&'a [f64]),
 }
 
@@ -117,8 +120,8 @@ impl Drafts<'_> {
 /// Halvings of what an even probability may be.
 const HALVINGS: u32 = 16;
 
-/// For the first, the first two, and so on, of drafts that are right with such odds where those before them are: the
-/// probability with which as many would be right if each had the same.
+/// For each prefix of the drafts, the equal probability per draft that gives the same chance that all are right.
+/// `odds`: of each draft where those before it are right.
 pub(crate) fn even_odds(odds: &[f32]) -> Vec<f64> {
     let (mut all_right, mut right) = (1.0, 0.0);
     let each = (1..).zip(odds).map(|(n, odds)| {
@@ -220,8 +223,8 @@ impl Sizing<'_> {
         self.times.measured() && with <= tokens * without
     }
 
-    /// What the slowest stage, and what all together, take for a ubatch of a group's windows, with the drafts that are made
-    /// behind them.
+    /// The times of the slowest stage and of all stages together for a ubatch of a group's windows. They include the
+    /// drafts that are made behind them.
     fn of_windows(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> [f64; 2] {
         let n_groups = n_streams.min(self.spec.n_stages as u32);
         let sequences = n_streams.div_ceil(n_groups);

@@ -1,9 +1,10 @@
 //! Answers whose clients name no length get as long as there is room.
 //!
-//! Of such an answer a part is sure: its pages are reserved with those of the prompt, as for everybody. When these are
-//! full it gets one page after the other, as long as pages are free that no request waits for, and its owner leaves room
-//! for others. Where there is none it ends as if it had been asked to be so long. So nobody waits for a place that an
-//! answer took beyond its part, nobody is preempted, and an answer that goes on alone has the whole context.
+//! A part of such an answer is guaranteed: its pages are reserved with those of the prompt, as for every request.
+//! When these are full, it gets one page after the other. That goes on while there are free pages for which no
+//! request waits, and its owner leaves room for others. Otherwise the answer ends as if `max_tokens` had been
+//! reached. So no request waits for a place that an answer took beyond its part, and none is preempted. An answer
+//! that runs alone has the whole context.
 
 use brigade_engine::batch::SeqOp;
 

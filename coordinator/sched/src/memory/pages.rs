@@ -1,8 +1,8 @@
-//! KV pages and who holds them: running sequences, kept ones, or both.
+//! KV pages with their reference counts: running sequences and kept states hold them.
 //!
-//! The same page numbers are valid on every stage, so there is one pool for all. A page whose positions are
-//! all computed is never written again. So any number of sequences that begin alike may hold it, and it is
-//! free when nobody does. Another sequence may take it at once, because each stage runs ubatches in order.
+//! The same page numbers are valid on every stage, so there is one pool for all. A page whose positions are all
+//! computed is never written again. So any number of sequences that begin alike may hold it, and it is free when none
+//! does. Another sequence may take it at once, because each stage runs ubatches in order.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Copies of states in a simulation: what the stages have copied, what a line that comes can go back to, and states that
-//! are put back or are not. Which copies are lost is drawn from a seed; those of a line that has parted are not.
+//! Copies of states in a simulation: taken by the stages, found for the next line, and put back or lost. Lost copies
+//! are drawn from a seed. Copies of a line that has parted are never lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,4 +1,4 @@
-//! What a stage takes for exactly so many rows, of few.
+//! A stage's times for small numbers of rows, each measured by itself.
 //!
 //! Windows of drafts have few rows, and what one row more costs is on no line: it may be nothing, or a tile. So each such
 //! size is measured by itself. A size that was not measured lies between its neighbours that were, on the line from one to
@@ -12,7 +12,7 @@ use crate::times::cost::{Bucket, Cost, HALF_LIFE, RECENT};
 /// Sizes up to this one are measured one by one.
 pub(super) const FEW_SIZES: usize = 16;
 
-/// Measurements of exactly a size that count as much as what its neighbours say of it.
+/// The weight of the neighbours' estimate, in measurements of exactly a size.
 const EXACT_AS_NEIGHBOURS: f64 = 1.0;
 
 /// A size with fewer measurements is not known; older ones count less.
@@ -30,7 +30,7 @@ pub(super) struct Few {
     exact: [Bucket; FEW_SIZES],
     /// Measurements of each, of which old ones count less.
     n: [f64; FEW_SIZES],
-    /// What each takes: windows are chosen among many.
+    /// The estimated time of each size, cached because windows are chosen among many.
     us: [f64; FEW_SIZES],
 }
 
@@ -63,7 +63,7 @@ impl Few {
         }
     }
 
-    /// What so many rows take; `None`: they are not few.
+    /// The time of `rows` rows; `None`: `rows` is not small.
     pub fn of(&self, rows: u32) -> Option<f64> {
         self.us.get(rows.max(1) as usize - 1).copied()
     }
@@ -78,7 +78,7 @@ impl Few {
         self.n[*at] >= KNOWN_BY
     }
 
-    /// What the size at a place takes, by its neighbours that were measured.
+    /// The estimate for a size from its measured neighbours.
     fn by_neighbours(&self, at: usize, line: Cost) -> f64 {
         let us = |at: usize| self.exact[at].us;
         let mut below = (0..at).rev().filter(|at| self.is_known(at));

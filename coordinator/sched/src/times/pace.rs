@@ -1,4 +1,4 @@
-//! What a ubatch takes of a line's pace beside the slowest stage's computing.
+//! The part of a line's pace that is not the slowest stage's computing.
 //!
 //! While two ubatches are on the line at once, the second comes back behind the first by what takes longest on the way: that is
 //! the slowest stage, and what goes with it. Small models' stages are done before a message is written, and on one machine
@@ -24,7 +24,7 @@ const HALF_LIFE: f64 = 1024.0;
 pub(crate) struct Returned {
     pub sent_at: Micros,
     pub at: Micros,
-    /// What the slowest stage took for it, its drafts among that, ...
+    /// Time of the slowest stage for it, its drafts included, ...
     pub slowest_us: Micros,
     /// ... and what all took.
     pub through_us: Micros,

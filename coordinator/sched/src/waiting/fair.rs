@@ -1,19 +1,19 @@
-//! Whose turn it is: the line's rows are shared among owners (API keys) by weight.
+//! Fair sharing: the line's rows are divided among owners (API keys) by weight.
 //!
-//! Each owner has a counter of the rows that were computed for it, divided by its weight. The owner with the
-//! smallest counter goes first, into a free place and into the next ubatch. This is the virtual token counter of
-//! Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know
-//! what a request costs before it is served, and how long an answer gets is known afterwards. Whoever comes after a
-//! pause is at most [`CREDIT_ROWS`] ahead of the others: turns cannot be saved up without end.
+//! Each owner has a counter of the rows that were computed for it, divided by its weight. The owner with the smallest
+//! counter goes first, into a free place and into the next ubatch. This is the virtual token counter of Sheng et al.,
+//! "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know a request's cost
+//! before it is served, but the length of an answer is known only afterwards. An owner that comes back after a pause
+//! is at most [`CREDIT_ROWS`] ahead of the others: turns cannot be saved up without end.
 //!
-//! Turns alone do not help somebody who comes while every place is taken, because nobody is preempted. So owners
-//! leave room: the last quarter of the places goes only to those that hold less than their part of all places. And
-//! while only prompts are computed, ubatches stay short, so that little is on its way before a newcomer's prompt
-//! ([`sizing`](crate::ubatches::sizing)).
+//! Turns alone do not help an owner that comes while every place is taken, because no sequence is preempted. So
+//! owners leave room: the last quarter of the places goes only to owners that hold less than their part of all
+//! places. And while only prompts are computed, ubatches stay short, so that few rows are in flight before a
+//! newcomer's prompt ([`sizing`](crate::ubatches::sizing)).
 //!
-//! Nor does order alone help the streams of somebody who has had little. Beside the prompts of a flood each answer slows
-//! down to the longest gap that is aimed for. Such answers soon hold all places that their owner may have, and its next
-//! requests wait for them. So rows of an owner that is ahead stretch such streams by no more than a factor
+//! Nor does order alone help the streams of an owner that has had little. Beside the prompts of a flood each answer
+//! slows down to the target gap between tokens. Such answers soon hold all places that their owner may have, and its
+//! next requests wait for them. So rows of an owner that is ahead stretch such streams by no more than a factor
 //! ([`sizing`](crate::ubatches::sizing)). In simulation this costs a flood of long prompts 2 % of its speed.
 //!
 //! Order decides when a token comes, never which one.
@@ -32,10 +32,10 @@ const CREDIT_ROWS: u64 = 1024;
 /// An owner that had a new request so lately may soon have another one.
 const COMES_AGAIN_WITHIN: Micros = 10_000_000;
 
-/// What a row counts for an owner of weight 1: divisible by usual weights.
+/// The charge for a row to an owner of weight 1. Usual weights divide it.
 const ROW: u64 = 1 << 16;
 
-/// What an owner has got, and holds.
+/// The usage of an owner, and the places that it holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
     weight: u64,
@@ -45,7 +45,7 @@ struct Owner {
     promised: u64,
     /// Sequences that have a place.
     running: u32,
-    /// Their pages.
+    /// Pages of these sequences.
     pages: u32,
     /// When its last request came.
     came: Option<Micros>,
@@ -69,7 +69,7 @@ fn weight(share: Share) -> u64 {
     u64::from(share.weight.max(1))
 }
 
-/// Who goes first: the smallest.
+/// The order among owners: the smallest goes first.
 pub(crate) type Rank = (u64, u64);
 
 /// All owners that were active since anybody was not.
@@ -108,7 +108,7 @@ impl Owners {
         }
         let least = self.0.iter().filter(|(id, o)| active(id, o)).map(|(_, o)| o.served).min();
         match least {
-            // Nobody is there whom anybody could be behind.
+            // No other owner is active.
             None => self.0.clear(),
             Some(least) => {
                 let credit = CREDIT_ROWS * ROW / weight(share);
@@ -139,7 +139,7 @@ impl Owners {
         owner.pages = owner.pages.saturating_sub(taken.pages);
     }
 
-    /// Nobody has a place any more.
+    /// No owner has a place any more.
     pub fn all_left(&mut self) {
         for owner in self.0.values_mut() {
             let Owner { weight, served, came, .. } = *owner;
@@ -181,7 +181,7 @@ impl Owners {
         waiting: &BTreeSet<u64>,
     ) -> bool {
         let owner = self.get(share);
-        // Whoever has nothing may have one request, however large.
+        // An owner without a running request may have one of any size.
         if !share.leaves_room || owner.running == 0 {
             return true;
         }
@@ -198,8 +198,8 @@ impl Owners {
     }
 }
 
-/// Who of those that wait has the most requests there for its weight: its place in the queue is given to a newcomer
-/// that has fewer. `counts`: how many of each owner wait.
+/// The owner that has most waiting requests for its weight. One of its places in the queue is given to a newcomer
+/// that has fewer. `counts`: waiting requests by owner.
 pub(crate) fn most_waiting(counts: &BTreeMap<u64, (Share, usize)>, newcomer: Share) -> Option<u64> {
     let of = |share: Share, n: usize| n as u64 * ROW / weight(share);
     let own = counts.get(&newcomer.owner).map_or(0, |(_, n)| *n);

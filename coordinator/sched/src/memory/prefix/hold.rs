@@ -1,4 +1,4 @@
-//! For whom a request waits that shares an unread beginning with it.
+//! A request's wait for a sequence that computes the beginning which both share.
 
 use crate::events::Micros;
 use crate::sequence::SeqNo;

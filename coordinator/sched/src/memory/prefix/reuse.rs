@@ -1,4 +1,4 @@
-//! Begins sequences with what was computed before, and keeps sequences that end.
+//! Begins sequences with kept states, and keeps the states of sequences that end.
 //!
 //! A kept state never stands in the way of a running sequence. Its slot is beyond those of running sequences. Its pages are
 //! given up when others are needed ([`value`](crate::memory::prefix::value)); where any position can begin a sequence, the last pages of a
@@ -30,7 +30,7 @@ impl Admitted {
         Prompt { tokens, space: &self.space }
     }
 
-    /// Its half.
+    /// The half of the guided request that this sequence is.
     fn half(&self) -> Half {
         if self.is_guide { Half::Guide } else { Half::Own }
     }
@@ -54,7 +54,7 @@ fn half_of(live: &Live, no: SeqNo, half: Half) -> Option<&Admitted> {
 #[derive(Clone, Copy, Debug)]
 struct Begins<'a> {
     request: &'a Request,
-    /// Which of its two sequences.
+    /// The sequence of the request that begins: its own, or its guide.
     half: Half,
     /// The model's own block reads what it reads.
     own_drafts: bool,
@@ -122,7 +122,7 @@ impl Line {
         }
     }
 
-    /// What a prompt can begin with, and with how many tokens of it.
+    /// The state that a prompt can begin with, and the number of tokens that it covers.
     pub(super) fn best(&self, live: &Live, prompt: Prompt<'_>) -> Option<(Source, u32)> {
         let progress = |no, half| half_of(live, no, half).map_or(0, Admitted::readable);
         self.kept.best(prompt, self.spec.prefixes, progress)
@@ -142,7 +142,7 @@ impl Line {
         let guide = pending.guide();
         let mut sequence = self.admit_one(live, pending, Half::Own);
         let guide = guide.map(|guide| Box::new(self.admit_one(live, guide, Half::Guide)));
-        // What others stand for is no progress of this one.
+        // Reused tokens are not counted as progress of this request.
         let reused = sequence.reused + guide.as_ref().map_or(0, |guide| guide.reused);
         sequence.furthest = sequence.furthest.max(reused);
         sequence.guide = guide;
@@ -308,7 +308,7 @@ impl Line {
         blocks
     }
 
-    /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
+    /// Frees a sequence's places for the next one; stages hear of it with the next ubatch.
     pub fn release(&mut self, sequence: &Admitted) {
         self.take_lent(sequence);
         for half in sequence.halves() {
@@ -323,7 +323,7 @@ impl Line {
         }
     }
 
-    /// What a sequence knew is not in the tree any more on its account.
+    /// Removes a running sequence's tokens from the tree.
     fn leave(&mut self, sequence: &Admitted) {
         if let Some((no, node)) = sequence.node {
             self.kept.leave(node, no, sequence.half());
@@ -355,7 +355,7 @@ impl Line {
         for id in spoilt {
             let Some(kept) = self.kept.get_mut(id) else { continue };
             let (was_spoilt, pinned) = (kept.spoilt, kept.pinned);
-            // Where the stages read or fill its slot it goes later, and nobody begins with it meanwhile.
+            // While the stages read or fill its slot it cannot go; no request begins with it until then.
             (kept.spoilt, kept.filled) = (true, false);
             self.kept.counts.spoilt += u64::from(!was_spoilt);
             self.kept.tree.changes += 1;
@@ -365,8 +365,8 @@ impl Line {
         }
     }
 
-    /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
-    /// are no hindrance: whatever is copied from it comes after them.
+    /// A sequence ended: its state is kept as far as its rows were sent, or released. Rows still on their way do not
+    /// matter: copies of it come after them in order.
     pub fn retire(&mut self, no: SeqNo, mut sequence: Admitted) {
         // The guide first: where one is kept, it is the sequence itself.
         if let Some(guide) = sequence.guide.take() {
@@ -542,7 +542,7 @@ impl Line {
         self.ops.extend(SeqOp::adapt(slot, adapters));
         let prompt = Prompt { tokens: &tokens, space };
         let (request, left_by, place) = (None, None, Place::End);
-        // Whoever fills it holds on to it meanwhile.
+        // It is pinned while its state is filled.
         let (filled, pinned) = (false, true);
         let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
         let id = self.kept.insert(new);

@@ -1,4 +1,4 @@
-//! What an operator sees of kept states, and may drop.
+//! The list of kept states for operators, who may drop them.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use crate::line::Line;
 /// A kept state, without its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenState {
-    /// Its name.
+    /// The state's id.
     pub id: KeptId,
-    /// Whose it is.
+    /// The number of its owner.
     pub owner: u64,
     /// Tokens that it stands for.
     pub tokens: u32,
@@ -26,9 +26,9 @@ pub struct SeenState {
 /// All that an owner has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenOwner {
-    /// Who.
+    /// The owner's number.
     pub owner: u64,
-    /// Kept states.
+    /// Number of kept states.
     pub states: u32,
     /// KV pages that they hold, each counted once.
     pub pages: u32,
@@ -41,13 +41,13 @@ pub struct SeenOwner {
 pub struct Seen {
     /// By number of owner.
     pub owners: Vec<SeenOwner>,
-    /// The oldest first.
+    /// States, the oldest first.
     pub states: Vec<SeenState>,
 }
 
 impl Line {
     fn seen(&self, now: Micros) -> Seen {
-        // Who counted a page last.
+        // The last owner for which each page was counted.
         let mut counted: Vec<Option<u64>> = vec![None; self.blocks.total() as usize];
         let mut by_owner: BTreeMap<u64, Vec<&crate::memory::prefix::kept::Kept>> = BTreeMap::new();
         for kept in self.kept.iter().filter(|kept| kept.filled) {

@@ -1,4 +1,4 @@
-//! What can begin whom, what is covered by what, and what was shortened.
+//! Tests of reuse, of states that cover others, and of states that were shortened.
 
 use brigade_engine::batch::AdapterUse;
 
