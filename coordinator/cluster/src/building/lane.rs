@@ -36,7 +36,7 @@ pub struct LineEnds {
     pub first: Reach,
     /// Worker of the last stage.
     pub last: Reach,
-    /// Number of stages.
+    /// The number of stages.
     pub n_stages: u32,
     /// Whether all of them know draws that are put off.
     pub later: bool,

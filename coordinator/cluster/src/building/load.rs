@@ -12,8 +12,8 @@ use crate::progress::{Part, Phase, Progress};
 use crate::reconcile::MemberId;
 use brigade_line::model::Model;
 
-/// How long a worker that loads may say nothing: one large tensor from a slow disk, or the memory of all
-/// its KV pages, takes well under this.
+/// How long a loading worker may be silent. One large tensor from a slow disk, or the memory of all its KV pages,
+/// takes well under this.
 const LOADS_SOMETHING_WITHIN: Duration = Duration::from_secs(120);
 
 /// Loads all stages of a placement, and checks that each was built from this model's metadata; returns the bytes of

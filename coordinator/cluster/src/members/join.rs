@@ -26,14 +26,14 @@ use crate::pki::{Issued, Pki, Refusal};
 /// turned away asks again.
 const JOIN_QUEUE: usize = 256;
 
-/// Who workers join.
+/// The coordinator that workers join.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// This process.
+    /// The id of this coordinator.
     pub coordinator_id: String,
     /// How it speaks with workers.
     pub network: Network,
-    /// Who lets them in, where they need to be let in.
+    /// The authority that issues certificates; `None`: workers need none.
     pub pki: Option<Arc<Pki>>,
 }
 

@@ -37,7 +37,7 @@ pub const DOUBT_FOR: Duration = Duration::from_secs(300);
 /// Weight of a line that a member broke, or of being lost while one was built.
 pub const BROKE: u32 = 1;
 
-/// So many of these are forgiven: processes are restarted, sometimes more than once.
+/// This many broken lines are forgiven, since processes are restarted, sometimes more than once.
 const FORGIVEN: u32 = 3;
 
 /// Weight of what is not forgiven: accepting work and not doing it, or coming in the place of one that
@@ -54,7 +54,7 @@ pub enum Origin {
     Local(usize),
     /// Named by the user.
     Remote(Address),
-    /// Came by itself.
+    /// It joined by itself from this address.
     Joined(Address),
 }
 
@@ -76,7 +76,7 @@ impl Origin {
         }
     }
 
-    /// What it is called in messages.
+    /// The worker's name in messages.
     pub fn name(&self) -> String {
         match self {
             Self::Local(index) => format!("local worker {index}"),
@@ -85,7 +85,7 @@ impl Origin {
     }
 }
 
-/// Where it stands.
+/// The state of the connection.
 #[derive(Debug)]
 enum State {
     Absent { retry_at: Instant },
@@ -93,16 +93,16 @@ enum State {
     Connected { conn: Box<Conn>, since: Instant },
 }
 
-/// What is known of a worker that was there.
+/// Facts about a worker from its last connection.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// What it is called.
+    /// The worker's name.
     pub name: String,
     /// Where it is dialled.
     pub address: String,
     /// Its key, in hexadecimal.
     pub key: Option<String>,
-    /// What it computes with.
+    /// The kernel table and the number of threads.
     pub device: String,
     /// Bytes that it may use.
     pub memory_limit: u64,
@@ -113,7 +113,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// As it says itself.
+    /// The facts that the worker reports.
     pub fn of(conn: &Conn) -> Self {
         let Capabilities { kernels, threads, memory_limit, gb_per_second, gop_per_second, .. } =
             conn.capabilities();
@@ -129,7 +129,7 @@ impl Known {
     }
 }
 
-/// A wanted worker.
+/// A worker that the supervisor wants.
 #[derive(Debug)]
 pub struct Member {
     /// Where it comes from.
@@ -140,7 +140,7 @@ pub struct Member {
     serial: u64,
     /// Since when it is of no use; `None` while it is.
     missing_since: Option<Instant>,
-    /// What it was when it was last connected; `None`: it never was.
+    /// Facts from its last connection; `None`: it was never connected.
     known: Option<Known>,
     /// When its connection was lost; `None` while it is connected.
     lost_at: Option<Instant>,
@@ -184,12 +184,12 @@ impl Member {
         }
     }
 
-    /// What it is called in messages.
+    /// The worker's name in messages.
     pub fn name(&self) -> String {
         self.known.as_ref().map_or_else(|| self.origin.name(), |known| known.name.clone())
     }
 
-    /// What is known of it; `None` before it was there.
+    /// Facts from its last connection; `None` before the first one.
     pub fn known(&self) -> Option<&Known> {
         self.known.as_ref()
     }
@@ -257,7 +257,7 @@ impl Member {
         matches!(self.origin, Origin::Joined(_))
     }
 
-    /// What [`crate::reconcile`] sees of it.
+    /// The member as [`crate::reconcile`] sees it.
     pub fn seen(&self, id: MemberId, now: Instant) -> MemberSeen {
         let since = |then: Instant| now.saturating_duration_since(then);
         MemberSeen {
@@ -313,12 +313,13 @@ impl Member {
         self.breaks.push((now, weight));
     }
 
-    /// An attempt begins.
+    /// Notes that an attempt to connect begins.
     pub fn connecting(&mut self, now: Instant) {
         self.state = State::Connecting { since: now };
     }
 
-    /// An attempt succeeded. Whether it is of use, only a line can show.
+    /// Notes a successful attempt. Only a line can show whether the worker is of use. Whether it is of use, only a
+    /// line can show.
     pub fn connected(&mut self, now: Instant, child: Option<LocalWorker>, conn: Conn) {
         tracing::info!(
             worker = conn.name(),
@@ -344,8 +345,7 @@ impl Member {
         self.busy = false;
     }
 
-    /// It is gone, or an attempt failed. A child is killed: whatever state it is in, a new one is
-    /// better.
+    /// The worker is gone, or an attempt failed. A child is killed, since a new one is better in any case.
     pub async fn lost(&mut self, now: Instant, why: String) {
         if let State::Connected { since, .. } = self.state
             && now.saturating_duration_since(since) >= STABLE_AFTER

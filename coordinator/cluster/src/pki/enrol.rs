@@ -1,4 +1,4 @@
-//! Who asks for a certificate, and gets one: with a token the first time, and by the key alone ever after.
+//! Enrolment: a node gets its first certificate with a token, and later ones by its key alone.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -38,11 +38,11 @@ pub struct Pki {
 /// A certificate that was given.
 #[derive(Debug)]
 pub struct Issued {
-    /// The certificate.
+    /// The node's certificate, DER encoded.
     pub certificate: Der,
-    /// The authority's.
+    /// The authority's certificate, DER encoded.
     pub authority: Der,
-    /// What it is called.
+    /// The node's name in the cluster.
     pub name: String,
     /// When it should be renewed.
     pub renew_in: Duration,
@@ -51,13 +51,13 @@ pub struct Issued {
 /// Why nobody was given a certificate.
 #[derive(Debug, Error)]
 pub enum Refusal {
-    /// The token.
+    /// The token is not valid.
     #[error(transparent)]
     Token(#[from] BadToken),
     /// It came without one, and nobody knows its key.
     #[error("this node has not joined the cluster: join it with a token (brigade token create)")]
     Stranger,
-    /// It may not.
+    /// The node was revoked.
     #[error(
         "this node was revoked: remove its data folder and join it with a new token if it is to come back"
     )]
@@ -89,7 +89,7 @@ impl Pki {
         Self { folder, authority: None, certificates_for: Duration::ZERO, seen }
     }
 
-    /// Its files.
+    /// The folder of the cluster's files.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
@@ -113,7 +113,8 @@ impl Pki {
         Ok(tokens::create(&self.folder, authority.id(), unix_now(), ttl, uses)?)
     }
 
-    /// A certificate for whoever has shown that it has `key`: known by it, or let in by a token.
+    /// Issues a certificate to a node that has proved that it holds `key`. The node must have joined before, or
+    /// present a token.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -197,7 +198,7 @@ impl Pki {
         Ok(())
     }
 
-    /// What a worker that this process starts is given.
+    /// Credentials for a worker that this process starts; `None`: another authority issues them.
     ///
     /// # Errors
     /// The system gives no randomness.
@@ -206,7 +207,7 @@ impl Pki {
         Some(Bundle::for_child(authority, &format!("local-{index}")))
     }
 
-    /// All nodes.
+    /// All nodes of the roster, revoked ones included.
     ///
     /// # Errors
     /// The files cannot be read.
@@ -230,10 +231,10 @@ impl Pki {
         tokens::usable(folder, unix_now())
     }
 
-    /// Revokes the node that is called `which`, or whose key begins like that; who it was.
+    /// Revokes the nodes with this name, address or beginning of a key; returns them.
     ///
     /// # Errors
-    /// There is none; too many are; the files cannot be read or written.
+    /// There is no such node, too many nodes are revoked, or the files cannot be read or written.
     pub fn revoke(folder: &Folder, which: &str) -> Result<Vec<Node>, PkiError> {
         let (now, lock) = (unix_now(), folder.lock()?);
         let mut roster = Roster::read(folder, now)?;

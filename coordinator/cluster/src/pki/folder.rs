@@ -1,4 +1,4 @@
-//! The files of a cluster, and the lock that everybody takes who changes one.
+//! The files of a cluster, and the lock that every change of one takes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// The folder itself.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -56,7 +56,7 @@ impl Folder {
     /// A file's content; `None` where there is none.
     ///
     /// # Errors
-    /// It cannot be read, or is not what it should be.
+    /// The file cannot be read, or is damaged.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TlsError> {
         let path = self.file(name);
         let Some(text) = files::read(&path)? else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Who has joined: every node with its key, until when its certificate is good, and whether it was revoked.
+//! The roster: every node that has joined, with its key, the end of its certificate, and its revocation.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ pub struct Roster {
 /// A node that joined.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Node {
-    /// What it is called.
+    /// The node's name in the cluster.
     pub name: String,
     /// Its key's id, in hexadecimal.
     pub key: String,
@@ -57,7 +57,7 @@ pub enum Standing {
 }
 
 impl Node {
-    /// Where it stands.
+    /// The node's state at the time `now`, in seconds since the Unix epoch.
     pub fn standing(&self, now: u64) -> Standing {
         match self.revoked {
             Some(_) => Standing::Revoked,
@@ -87,7 +87,7 @@ impl Roster {
         Ok(roster)
     }
 
-    /// Writes it back.
+    /// Writes the roster back to its file.
     ///
     /// # Errors
     /// It cannot be written.

@@ -1,4 +1,4 @@
-//! What the pool would lend to lines of machines that need not exist yet: by the same choice, and the same plan.
+//! Plans the loans of the pool for machines that need not exist yet, with the same choice and the same planner.
 
 use brigade_plan::{Plan, WorkerFacts};
 
@@ -26,8 +26,8 @@ pub enum Standing {
     Never(String),
 }
 
-/// Which of `workers` each model would be lent, where all of them are asked for one after the other. Those whose flag is set are
-/// loaded with the server and never go; they are first.
+/// The workers that each model would be lent, where all models are asked for one after the other. Models with a set
+/// flag are loaded with the server and are never unloaded; they come first.
 pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Standing> {
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by_key(|at| !demands[*at].1);
@@ -57,7 +57,7 @@ pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Stand
     standings.into_iter().map(|(_, standing)| standing).collect()
 }
 
-/// Which workers a line is lent, of those that are not `taken`.
+/// The workers for a line, among those that are not `taken`.
 fn lent(demand: &Demand, workers: &[WorkerFacts], taken: &[usize]) -> Result<PlannedLine, String> {
     let offer = |(id, worker): (usize, &WorkerFacts)| Offer {
         id,

@@ -1,4 +1,4 @@
-//! Who is in the pool, who has whom, and who wants what. Everything here is done under one lock, and nothing waits.
+//! The pool's state: workers, loans and wishes. Everything here is done under one lock, and nothing waits.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeatId(usize);
 
-/// What a line lacks.
+/// The workers that a line lacks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Want {
     /// Workers that were lent to it and do not count.
@@ -39,12 +39,12 @@ pub struct Want {
     pub at_least: usize,
     /// It makes do with fewer, if the model fits on them.
     pub makes_do: bool,
-    /// Positions of a sequence without which it is of no use; `None`: as few as the options say.
+    /// Positions that a sequence must have; `None`: the least that the options say.
     pub least_ctx: Option<u32>,
 }
 
 impl Want {
-    /// What a line makes do with.
+    /// The smallest loan that the line accepts.
     fn made_do(self) -> Self {
         let at_least = if self.makes_do { 1 } else { self.at_least };
         Self { at_least, ..self }
@@ -85,7 +85,7 @@ struct Line {
     why: String,
 }
 
-/// The pool.
+/// Workers, lines and loans.
 #[derive(Debug)]
 pub struct State {
     workers: BTreeMap<WorkerId, Worker>,
@@ -152,7 +152,7 @@ impl State {
         Some(id)
     }
 
-    /// A worker shook hands; false: it has been forgotten meanwhile, and joins again.
+    /// A worker completed the handshake. False if it has been forgotten since: it must join again.
     pub fn connected(&mut self, id: WorkerId, conn: Conn, now: Instant) -> bool {
         let Some(worker) = self.workers.get_mut(&id) else { return false };
         if worker.lent.is_none() {
@@ -235,7 +235,7 @@ impl State {
         self.lines.iter().filter(lacks).find_map(helped).unwrap_or_default()
     }
 
-    /// As few of these seats as must be given up for a line, the first ones first.
+    /// The fewest of these seats that must be given up for a line, the first ones first.
     fn fewest(
         &self,
         id: SeatId,
@@ -255,7 +255,7 @@ impl State {
         let Some(line) = self.lines.get_mut(&id).filter(|line| line.want != want) else { return };
         let now = Instant::now();
         line.why.clear();
-        // Who wants a little else has wanted something since then.
+        // A wish that changes a little keeps its age.
         line.wants_since = want.as_ref().map(|_| line.wants_since.unwrap_or(now));
         line.want = want;
         self.match_all(now);
@@ -303,7 +303,7 @@ impl State {
         self.changed(Instant::now());
     }
 
-    // Who gets whom.
+    // Lending.
 
     fn changed(&mut self, now: Instant) {
         self.match_all(now);
@@ -364,7 +364,7 @@ impl State {
         }
     }
 
-    /// Who is to be lent to a line, if these `seats` were given up.
+    /// The workers to lend to a line if these `seats` were given up.
     fn find(
         &self,
         id: SeatId,

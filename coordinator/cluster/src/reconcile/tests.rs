@@ -1,5 +1,5 @@
-//! Tests of the decisions about lines. They have no sockets: members are described, and at the end some of
-//! them live in virtual time.
+//! Tests of the decisions about lines. They have no sockets: members are described as data, and the last tests
+//! simulate some of them in virtual time.
 
 use super::*;
 
@@ -70,7 +70,7 @@ fn a_start_goes_connect_build_watch() {
     for line in [LineSeen::Building, LineSeen::Up] {
         let step = next(&START, &both, line, &mut |_| Ok(()));
         assert!(matches!(step, Step::Wait { lacking: None, .. }), "{step:?}");
-        // Who is lost meanwhile is dialled beside it.
+        // A worker that is lost in this time is dialled as well.
         let step = next(&START, &[there(0), new(1)], line, &mut |_| Ok(()));
         assert_eq!(step, Step::Connect(vec![1]));
     }
@@ -218,7 +218,7 @@ fn a_line_whose_workers_keep_each_others_copies_has_two_if_a_second_is_of_use() 
     assert_eq!(waits(&decide(pairs, &lost(SOON), 1)), SOON);
     assert_eq!(decide(pairs, &lost(SETTLE), 1), Step::Build(vec![1]));
     assert_eq!(decide(AGAIN, &lost(SOON), 1), Step::Build(vec![1]));
-    // Nobody keeps copies who would keep the line from coming up.
+    // A useless second worker does not keep the line from coming up.
     let of_no_use = [
         broke(0, DOUBTS_OF_A_SECOND + 1),
         MemberSeen { broke_badly: true, ..broke(2, 1) },

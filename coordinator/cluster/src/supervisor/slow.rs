@@ -1,9 +1,9 @@
 //! The supervisor's part about workers that compute slower than planned, such as those whose machine has another job.
 //!
-//! All stages of a line compute the same ubatches. How long each computed in a window of time, against what the plan
-//! says of its layers, tells the workers' speeds beside each other, whatever was computed. What was drafted in vain is left
-//! out: the last stage computes less of it. A worker that was slower
-//! throughout a window is planned as slower, until a window shows otherwise.
+//! All stages of a line compute the same ubatches. Each worker's computing time in a window, divided by the plan's
+//! time for its layers, gives the workers' relative speeds for any load. Stale drafts are left out, since the last
+//! stage computes less of them. A worker that was slower throughout a window is planned as slower, until a window
+//! shows otherwise.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,6 @@
-//! API keys: a request shows a key, and the key's limits hold for the request. `guard` checks every request.
-//! `/health` needs no key.
+//! API keys: a request shows a key, and the key's limits hold for the request.
 //!
-//! `guard` asks it of every request. `/health` needs no key.
+//! `guard` checks every request. `/health` needs no key.
 
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;

@@ -1,8 +1,8 @@
 //! The open connections: how many there are in all and from one host, and which one is closed when there are too
 //! many.
 //!
-//! The first to go is the one that has shown the least and has been quiet the longest: one that never asked for
-//! anything before one that did, and that before one that has shown a key. One that is being answered stays.
+//! The connection that has proved least and has been quiet longest is closed first: one without any request before
+//! one with some, and that before one that has shown a key. A connection that is being answered stays.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,7 +1,7 @@
 //! Ids of events. A client that was cut off sends the id of its last event, and reads on behind it.
 //!
-//! What a stream has is known choice by choice: events of several choices may come in another order when they are drawn
-//! again, those of one may not.
+//! A position counts events choice by choice. When a stream is computed again, the events of each choice have the
+//! same order, but those of several choices may be interleaved in another way.
 
 use std::sync::Arc;
 

@@ -1,9 +1,7 @@
 //! `prediction` (OpenAI's), a text that the answer is expected to resemble, and `speculate`, which turns drafts off.
-//! An editor knows most of the file that it will get back. Its tokens are drafted and verified: right ones come
-//! sooner, and wrong ones change nothing.
 //!
-//! An editor knows most of the file that it will get back. Its tokens are drafted and verified. Where they are right they
-//! come sooner, and where not nothing is different.
+//! An editor knows most of the file that it will get back. Its tokens are drafted and verified. Right ones come
+//! sooner, and wrong ones change nothing.
 
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
 //! Readers of JSON values: texts, booleans, numbers, lists of token ids. Each type has one reader, whose error says
-//! in plain words which type was expected. A field is given as the text of its body, or as a tree: a request that was
-//! translated from another API is never written as text again.
+//! in plain words which type was expected.
 //!
-//! A field is given as the text of the body that it came in, or as a tree: another API's request becomes a chat's fields
-//! without ever being a text again.
+//! A field is given as the text of the body that it came in, or as a tree: a request that was translated from another
+//! API is never written as text again.
 
 use std::borrow::Cow;
 use std::{fmt, io};

@@ -1,8 +1,7 @@
-//! The time that the model's own drafting block takes on the last stage. Drafts of one run come one after the other,
-//! so those of a ubatch take the time of a step each. Several sequences share their steps.
+//! The time that the model's own drafting block takes on the last stage.
 //!
-//! Drafts of one run come one after the other, so a ubatch's take a time for each step. Those of several sequences take their
-//! steps together.
+//! Drafts of one run come one after the other, so those of a ubatch take the time of a step each. Several sequences
+//! share their steps.
 
 use crate::events::Micros;
 

@@ -1,11 +1,12 @@
 //! A stage's times for small numbers of rows, each measured by itself.
 //!
-//! Windows of drafts have few rows, and what one row more costs is on no line: it may be nothing, or a tile. So each such
-//! size is measured by itself. A size that was not measured lies between its neighbours that were, on the line from one to
-//! the other. Rows cost no less for being more: so nothing is quicker than the next smaller size.
+//! Windows of drafts have few rows. The cost of one more row is not linear: it may be nothing, or a tile. So each
+//! such size is measured by itself. A size that was not measured lies between its neighbours that were, on the line
+//! from one to the other. More rows never cost less, so no size is faster than the next smaller one.
 //!
-//! Beyond the greatest measured size times go on as steeply as they came there. What was not measured is hoped to be a little
-//! quicker, so that it is tried: without, a line between a row and many hides what a tile between them takes.
+//! Beyond the greatest measured size times go on with the same slope. Estimates for sizes that were not measured are
+//! a little optimistic, so that these sizes are tried. Otherwise the line from one row to many would hide the cost of
+//! a tile between them.
 
 use crate::times::cost::{Bucket, Cost, HALF_LIFE, RECENT};
 

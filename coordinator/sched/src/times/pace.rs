@@ -1,12 +1,12 @@
 //! The part of a line's pace that is not the slowest stage's computing.
 //!
-//! While two ubatches are on the line at once, the second comes back behind the first by what takes longest on the way: that is
-//! the slowest stage, and what goes with it. Small models' stages are done before a message is written, and on one machine
-//! the coordinator and its workers have their cores between them. What is there beside the stages is seen here alone, as
-//! the time by which such ubatches come back later than the slowest stage computed.
+//! While two ubatches are on the line at once, the second comes back behind the first by the time of the slowest
+//! step. That is the slowest stage with its overhead. A small model's stages are faster than the writing of a
+//! message, and on one machine the coordinator and its workers share the cores. This overhead is only seen here: such
+//! ubatches come back later than the slowest stage's computing explains.
 //!
-//! Where one ubatch is on the line at a time, a token takes what is between one that is sent and the next: the trip, and then
-//! the coordinator's pause.
+//! Where one ubatch is on the line at a time, a token takes the time from one departure to the next: the trip, and
+//! then the coordinator's pause.
 
 use crate::events::Micros;
 
