@@ -44,13 +44,13 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// How far a load is, and what came of it.
 type LoadEvents = ReceiverStream<Result<LoadEvent, Status>>;
 
-/// What is fetched.
+/// The stream of a fetch's progress.
 type FetchEvents = ReceiverStream<Result<FetchEvent, Status>>;
 
 /// Where that is told.
 type FetchSender = mpsc::Sender<Result<FetchEvent, Status>>;
 
-/// The service.
+/// The control service of a worker.
 #[derive(Clone)]
 pub struct ControlService {
     worker: Arc<Worker>,
@@ -138,7 +138,7 @@ impl ControlService {
         Ok(ReceiverStream::new(stream))
     }
 
-    /// What a stream of a peer ended with; a refusal takes a turn.
+    /// Reports the end of a peer's stream. A refusal is delayed like other answers to strangers.
     async fn ended<T>(&self, from: &Origin, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.is_err() {
             self.pace.turn(from.peer()).await?;
@@ -355,7 +355,8 @@ async fn reserved(cache: &Cache, nbytes: u64, keep: HashSet<Hash>) -> Result<Res
     blocking(move || cache.reserve(nbytes, &keep).map_err(cache_failure)).await
 }
 
-/// Where events of a fetch go, and the stream that they come out of. What is told says whether anybody listens still.
+/// The receiver of a fetch's events, and the stream of these for the peer. The returned function says whether the
+/// peer still listens.
 fn told(
     worker: &Arc<Worker>,
     coordinator_id: String,
@@ -398,7 +399,7 @@ async fn answered(
         done = &mut work => done,
         () = events.closed() => {
             drop(room);
-            // Who has left does not hear it.
+            // A peer that has left gets no answer.
             let _ = work.await;
             return;
         }
@@ -409,7 +410,7 @@ async fn answered(
     }
 }
 
-/// What says how much a stream may bring.
+/// The meter of bytes that a stream may bring.
 fn intake_of<T>(request: &Request<T>) -> Option<Intake> {
     request.extensions().get().cloned()
 }

@@ -1,4 +1,4 @@
-//! Deals what a node has out to its stages: each is a worker with its part of it.
+//! Divides a node's resources among its stages: each stage is a worker with a share of them.
 
 use brigade_proto::address::Address;
 

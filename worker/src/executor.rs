@@ -67,12 +67,12 @@ impl Executor {
         Ok(Self { jobs, thread, progress })
     }
 
-    /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread
-    /// has: those of its stage until now, or what the last failure has left. What it leaves of them is dropped with
-    /// the next one.
+    /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread has:
+    /// those of its stage until now, or what the last failure has left. Weights that it does not take are dropped
+    /// with the next one.
     ///
     /// # Errors
-    /// What `build` says; Compute if it panics. The thread has no stage then.
+    /// The error of `build`; Compute if it panics. The thread has no stage then.
     pub async fn build<F, T>(&self, build: F) -> Result<T, Failure>
     where
         F: FnOnce(&mut KeptWeights) -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
@@ -113,7 +113,7 @@ impl Executor {
         !self.thread.is_finished()
     }
 
-    /// Forgets all sequences, after whatever is queued, and keeps parting copies of their states. Lanes must have been
+    /// Forgets all sequences, after all queued jobs, and keeps parting copies of their states. Lanes must have been
     /// cancelled. The inner result says whether the stage can be used again.
     ///
     /// # Errors
@@ -148,7 +148,8 @@ impl Executor {
     }
 }
 
-/// What the thread does when it comes to rest `within` a time; that in which it waits for another stage does not count.
+/// Waits until the thread is at rest, `within` a time. The time in which it waits for another stage's turn does not
+/// count.
 async fn at_rest<T>(
     progress: &Progress,
     within: Duration,
@@ -185,7 +186,7 @@ fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, progres
     }
 }
 
-/// Waits until a stage is asked for; whoever asks for anything of one hears that there is none.
+/// Waits until a stage is to be built. All other jobs are answered with the error that there is no stage.
 fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
     loop {
         match queue.blocking_recv()? {

@@ -1,4 +1,5 @@
-//! Experts of the host's memory that are sent to the GPU for ubatches of many rows: when, and what room they need there.
+//! Copies of the host's experts on the GPU for ubatches of many rows: when they are sent, and the room that they need
+//! there.
 
 use brigade_engine::device::{Device, VisitSpeeds, Visits};
 use brigade_engine::kernels::{KernelError, PackedMatrix};

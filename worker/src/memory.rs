@@ -1,5 +1,5 @@
-//! How much memory this process may take: the machine's, or its cgroup's if that is less. Only Linux tells;
-//! elsewhere `--memory` must. And how bytes that come piece by piece get their room.
+//! How much memory this process may take: the machine's, or its cgroup's if that is less. Only Linux tells; elsewhere
+//! `--memory` must be given. This module also makes room for bytes that come piece by piece.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Name of each thread, for whoever looks at the process.
+/// Name of each thread in listings of the process.
 pub const THREAD_NAME: &str = "weights";
 
 /// A fixed number of threads, which sleep when there is nothing to do. Clones share them.

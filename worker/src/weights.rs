@@ -53,8 +53,8 @@ impl Weights {
         Self { source, pool, given_up, is_loaded, kept }
     }
 
-    /// What was to be loaded is. Rows are read on, also when the order that loaded them is over: the next stage may have
-    /// the same layers.
+    /// All weights of the order are loaded. Rows of embeddings are still read after the order is over, since the next
+    /// stage may have the same layers.
     pub fn loaded(&self) {
         self.is_loaded.store(true, Ordering::Relaxed);
     }
@@ -170,7 +170,7 @@ impl Weights {
     }
 }
 
-/// That a cached blob is still what was verified.
+/// Checks that a cached blob has not changed since it was verified.
 fn same_state(path: &Path, file: &File, state: &FileState) -> Result<(), GgufError> {
     let now = FileState::of(file).map_err(|source| GgufError::Io { path: path.into(), source })?;
     if now == *state {

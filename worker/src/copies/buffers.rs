@@ -1,5 +1,4 @@
-//! Memory of copies that is used again. Pages that are fresh from the system must be cleared first, which costs more
-//! than the copy itself.
+//! Reused memory for copies. Fresh pages of the system must be cleared first, which costs more than the copy itself.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
@@ -45,7 +44,7 @@ impl Spare {
 }
 
 impl Buffers {
-    /// None yet. What waits here takes what `budget` has left.
+    /// An empty pool. Buffers that wait in it take at most what `budget` has left.
     pub fn new(budget: Arc<Budget>) -> Self {
         Self { budget, ..Self::default() }
     }

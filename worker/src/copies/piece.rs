@@ -1,4 +1,4 @@
-//! A piece of a copy: bytes in memory, or where they are in a file.
+//! A piece of a copy: bytes in memory, or a range of a file.
 
 use std::fs::File;
 use std::io;
@@ -10,21 +10,21 @@ use bytes::Bytes;
 /// Bytes of a copy, wherever they are.
 #[derive(Clone, Debug)]
 pub enum Piece {
-    /// Here.
+    /// Bytes in memory.
     Memory(Bytes),
-    /// In a file.
+    /// A range of a file.
     File {
-        /// Which.
+        /// The open file.
         file: Arc<File>,
-        /// From where.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
 }
 
 impl Piece {
-    /// Bytes it has.
+    /// Number of bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Memory(bytes) => bytes.len() as u64,
@@ -68,7 +68,7 @@ impl Piece {
         }
     }
 
-    /// The bytes. Blocks where they are in a file.
+    /// The bytes of the piece. Blocks where they are in a file. Blocks where they are in a file.
     ///
     /// # Errors
     /// The file cannot be read.

@@ -16,7 +16,7 @@ use crate::requests::Requests;
 use crate::wire::snapshot_failure;
 
 impl LaneWork<'_> {
-    /// A sequence's state.
+    /// Reads a sequence's state.
     ///
     /// # Errors
     /// There is no such sequence, or the lane is over.
@@ -35,7 +35,7 @@ impl LaneWork<'_> {
         self.written(done, answer)
     }
 
-    /// Which sequences of a line before this one the stage still holds.
+    /// The sequences of an earlier line that the stage still holds.
     pub fn find_held(&mut self, names: &[CopyName]) -> HeldFound {
         let up_to = self.taker.find(names);
         HeldFound { facts: self.taker.facts().cloned(), up_to }

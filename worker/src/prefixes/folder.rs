@@ -1,8 +1,8 @@
-//! Bundles as files of a folder. A file is written under another name and renamed, and its bytes are checked when they
-//! are read: so nothing has to be forced onto the disk, and whatever a crash leaves is found out.
+//! Bundles as files of a folder. A file is written under another name and renamed, and its bytes are checked when
+//! they are read. So files need not be synced to the disk, and damage by a crash is found.
 //!
-//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs. A folder that
-//! nobody has any more, because fewer workers run, is taken over by one that has run for a while.
+//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs. A folder
+//! without a worker, because fewer workers run, is taken over by one that has run for a while.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -33,7 +33,7 @@ const LEFT_AFTER: Duration = Duration::from_secs(600);
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the file system counts in.
+/// The unit in which the file system allocates.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Prompts are in it: only its owner may read it.
@@ -50,9 +50,9 @@ pub struct Folder {
 /// A bundle that was found.
 #[derive(Debug)]
 pub struct Found {
-    /// Its number.
+    /// The bundle's number.
     pub no: u64,
-    /// What it has.
+    /// The bundle's head.
     pub bundle: Bundle,
     /// When it was last read.
     pub read_at: SystemTime,
@@ -74,8 +74,8 @@ impl Folder {
         Ok((folder, found))
     }
 
-    /// The first folder that nobody has. A new one is made when none of those that are there gets free: a worker that this
-    /// one follows may still be ending.
+    /// The first free folder. A new one is made when no existing one becomes free in time: this worker's predecessor
+    /// may still be ending.
     fn free(dir: &Path) -> io::Result<Self> {
         let begun = Instant::now();
         loop {
@@ -95,7 +95,7 @@ impl Folder {
                 io::Error::other(format!("{MAX_SHARING} workers have folders there"))
             })?;
             DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&new)?;
-            // Another worker may have been quicker.
+            // Another worker may have locked it first.
             if let Some(folder) = Self::locked(new)? {
                 return Ok(folder);
             }
@@ -107,7 +107,7 @@ impl Folder {
         for left in left_over(dir, Duration::ZERO) {
             let old =
                 files(&left.dir).into_iter().filter(|path| idle(path).is_some_and(|of| of > age));
-            // What cannot be removed now is looked at again at the next start.
+            // Files that cannot be removed now are tried again at the next start.
             old.for_each(|path| drop(fs::remove_file(path)));
         }
     }
@@ -137,7 +137,7 @@ impl Folder {
         Ok(all)
     }
 
-    /// What is in it; what is no bundle is removed.
+    /// The bundles in the folder; other files are removed.
     fn look_through(&self) -> io::Result<Vec<Found>> {
         let form = self.dir.join(FORM_FILE);
         let is_ours = fs::read_to_string(&form).is_ok_and(|text| text == FORM);
@@ -167,10 +167,10 @@ impl Folder {
         Ok(found)
     }
 
-    /// Writes a bundle. Blocks.
+    /// Writes a bundle. Blocks. Blocks.
     ///
     /// # Errors
-    /// The disk's. It is not there then.
+    /// The disk refuses. The bundle is not in the folder then.
     pub fn write(&self, no: u64, bytes: &[u8]) -> io::Result<()> {
         let draft = self.dir.join(DRAFT);
         let written = create(&draft, OpenOptions::new().create(true).truncate(true))
@@ -181,7 +181,7 @@ impl Folder {
             })
             .and_then(|()| fs::rename(&draft, self.path(no)));
         if written.is_err() {
-            // What is left of it takes room, which nobody counts.
+            // The unfinished draft takes room that is not counted.
             let _ = fs::remove_file(&draft);
         }
         written
@@ -208,9 +208,9 @@ impl Folder {
             .and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Removes a bundle.
+    /// Removes a bundle's file.
     pub fn remove(&self, no: u64) {
-        // What cannot be removed now is looked at again at the next start.
+        // Files that cannot be removed now are tried again at the next start.
         let _ = fs::remove_file(self.path(no));
     }
 

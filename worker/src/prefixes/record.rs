@@ -1,5 +1,5 @@
-//! The form of records. A bundle has those that were written together, each with a hash of its bytes, behind a head that
-//! says which they are.
+//! The form of records. A bundle has records that were written together, each with a hash of its bytes, behind a head
+//! that lists them.
 
 use std::io;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub const PREAMBLE_BYTES: usize = MAGIC.len() + 4;
 /// Bytes of a head at most: some hundred for each layer.
 const MAX_HEAD_BYTES: usize = 4 << 20;
 
-/// What a record is found by.
+/// The key of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
     /// Stands for the tokens of its page and of all before it; of a rest, of all full pages before its position.
@@ -45,10 +45,10 @@ pub struct Part {
     pub nbytes: u64,
 }
 
-/// What a record is of.
+/// The contents and properties of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
-    /// What it is found by.
+    /// The record's key.
     pub id: Id,
     /// Layer of the model.
     pub layer: u32,
@@ -65,7 +65,7 @@ pub struct About {
 /// A layer's part of a page, or what is good for one position alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it is of.
+    /// The record's contents and properties.
     pub about: About,
     /// Its blocks', one after the other.
     pub parts: Vec<Part>,
@@ -75,7 +75,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Bytes of it.
+    /// Bytes of all its parts.
     pub fn nbytes(&self) -> u64 {
         self.parts.iter().map(|part| part.nbytes).sum()
     }
@@ -84,29 +84,29 @@ impl Record {
 /// A record that is to be written.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
-    /// What it is of.
+    /// The record's contents and properties.
     pub about: About,
     /// Blocks, whether they have pages, and their bytes.
     pub parts: Vec<(u32, bool, Bytes)>,
 }
 
-/// Whose records.
+/// The cluster and the owner of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Whose {
-    /// The cluster.
+    /// The hash that stands for the coordinator's records.
     pub realm: Key,
-    /// Who asked.
+    /// The hash of the owner.
     pub owner: Key,
 }
 
-/// What a bundle has.
+/// The head of a bundle: its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
-    /// Whose.
+    /// The cluster and the owner.
     pub whose: Whose,
-    /// What the states belong to.
+    /// The hash of the properties that the states depend on.
     pub kind: Kind,
-    /// Its records.
+    /// The records, in the order of their bytes.
     pub records: Vec<Record>,
     /// Bytes before the records' own.
     head_bytes: u64,
@@ -216,7 +216,8 @@ pub fn head_bytes(preamble: &[u8]) -> Option<usize> {
 }
 
 impl Bundle {
-    /// What a bundle has, by its first bytes, up to the end of its head at least; `None`: it is damaged, or none.
+    /// Decodes a bundle's head from its first bytes, which must include all of the head. `None`: it is damaged, or no
+    /// bundle.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let end = PREAMBLE_BYTES + head_bytes(bytes.get(..PREAMBLE_BYTES)?)?;
         let (head, found) = bytes.get(..end)?.split_last_chunk::<CHECK_BYTES>()?;
@@ -283,7 +284,7 @@ pub fn verify(record: &Record, bytes: Bytes) -> io::Result<Bytes> {
     }
 }
 
-/// Sixteen bytes.
+/// Sixteen bytes as a key; `None` for another length.
 pub fn key(bytes: &[u8]) -> Option<Key> {
     bytes.try_into().ok()
 }

@@ -1,7 +1,7 @@
-//! A state into records: only what is not here yet.
+//! Writes a state as records, without those that are here already.
 //!
-//! The stage copies some of it between two ubatches, then that is written, then the next: so a state that is saved takes
-//! little memory, and ubatches wait for little.
+//! The stage copies a part of it between two ubatches, the part is written, and then comes the next one. So saving a
+//! state takes little memory, and ubatches wait for little.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,19 +26,19 @@ use crate::jobs::Job;
 /// A state that is to be saved.
 #[derive(Debug)]
 pub struct Saving {
-    /// Where.
+    /// The store for the records.
     pub store: Arc<Store>,
-    /// By which keys.
+    /// The keys of the position.
     pub at: At,
-    /// Whose.
+    /// The cluster and the owner.
     pub whose: Whose,
     /// The sequence's place in the stage.
     pub slot: u32,
-    /// Positions.
+    /// Length of the sequence in tokens.
     pub len: u32,
 }
 
-/// What a layer's blocks are.
+/// Whether a layer has blocks with pages, and blocks without.
 #[derive(Debug, Default)]
 struct Shape {
     paged: bool,
@@ -53,10 +53,10 @@ impl Shape {
 }
 
 impl Saving {
-    /// Saves what is not here yet of a sequence of the stage that takes `jobs`. Returns the bytes that were written.
+    /// Saves the missing records of a sequence of the stage that takes `jobs`. Returns the bytes that were written.
     ///
     /// # Errors
-    /// What the stage says; keys that are not of this state; a disk that does not take it. What was written stays.
+    /// The stage refuses, the keys do not belong to this state, or the disk is full. Written records stay.
     pub async fn run(&self, jobs: &mpsc::Sender<Job>) -> Result<u64, Failure> {
         let copy = |first, room| copied(jobs, Some((self.slot, self.len, first, room)));
         let full = self.len / KV_PAGE as u32;
@@ -176,8 +176,8 @@ impl Saving {
     }
 }
 
-/// What a stage gives of a sequence: slot, positions, pages before those that are wanted, bytes at most. `None`: nothing
-/// but what its states belong to.
+/// Has a stage copy a part of a sequence's state. `of`: its slot, its positions, the number of pages to leave out,
+/// and the limit of bytes. `None`: only the properties that states depend on.
 ///
 /// # Errors
 /// There is no such sequence, or the lane is over.

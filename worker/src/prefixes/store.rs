@@ -1,4 +1,5 @@
-//! What records are here. Both tiers keep to their limits at every moment: what was unused longest makes room first.
+//! The index of records in both tiers, memory and disk. Both tiers keep to their limits at every moment: the longest
+//! unused bundle makes room first.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -22,7 +23,7 @@ const OTHERS_START_WITHIN: Duration = Duration::from_secs(60);
 /// How much the tiers may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Bytes in memory.
+    /// Limit of bytes in memory.
     pub ram: u64,
     /// Bytes on the disk.
     pub disk: u64,
@@ -35,14 +36,14 @@ impl Sizes {
     }
 }
 
-/// What the tiers take.
+/// Bytes in use by both tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Bytes in memory.
+    /// Bytes used in memory.
     pub ram: u64,
     /// Bytes on the disk.
     pub disk: u64,
-    /// Bundles in either.
+    /// Number of bundles in either tier.
     pub bundles: u64,
 }
 
@@ -89,10 +90,10 @@ struct Inner {
 
 /// Where a record is.
 struct Place {
-    /// Its bundle's number.
+    /// Number of its bundle.
     no: u64,
     bundle: Arc<Bundle>,
-    /// Which of the bundle's records it is.
+    /// Index of the record in the bundle.
     at: usize,
     /// All of the bundle's bytes, if they are in memory.
     memory: Option<Bytes>,
@@ -115,16 +116,16 @@ impl Place {
 /// A record that was read.
 #[derive(Debug)]
 pub struct Read {
-    /// What it was written with.
+    /// The head of its bundle.
     pub bundle: Arc<Bundle>,
-    /// Which of the bundle's records it is.
+    /// Index of the record in the bundle.
     pub at: usize,
-    /// Its bytes.
+    /// The record's bytes.
     pub bytes: Bytes,
 }
 
 impl Read {
-    /// What it is.
+    /// The record's contents and properties.
     pub fn record(&self) -> &Record {
         &self.bundle.records[self.at]
     }
@@ -170,16 +171,16 @@ impl Store {
         self.inner().ids.contains_key(id)
     }
 
-    /// What the tiers take.
+    /// Bytes in use by both tiers.
     pub fn used(&self) -> Used {
         let inner = self.inner();
         Used { ram: inner.ram.used, disk: inner.disk.used, bundles: inner.bundles.len() as u64 }
     }
 
-    /// Keeps a bundle in every tier that has room for it; bytes that it takes on the disk. Blocks.
+    /// Keeps a bundle in every tier that has room for it. Returns the bytes that it takes on the disk. Blocks.
     ///
     /// # Errors
-    /// The disk's. What was there before is still good.
+    /// The disk refuses. Earlier bundles stay valid.
     pub fn put(&self, bytes: Vec<u8>) -> io::Result<u64> {
         let mut looks = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if looks.take_if(|at| *at <= Instant::now()).is_some()
@@ -220,7 +221,7 @@ impl Store {
     fn take_over(&self) -> io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let next = self.inner().next;
-        // Numbers are given out by one at a time: whoever writes.
+        // Numbers are given out under the writer's lock.
         let found = folder.take_over(next)?;
         let mut inner = self.inner();
         inner.insert_found(found);
@@ -368,7 +369,7 @@ impl Store {
 }
 
 impl Inner {
-    /// What lies on the disk already.
+    /// Adds bundles that are on the disk already.
     fn insert_found(&mut self, mut found: Vec<Found>) {
         found.sort_by_key(|found| found.read_at);
         for Found { no, bundle, read_at } in found {
@@ -377,7 +378,8 @@ impl Inner {
         }
     }
 
-    /// What was read longest ago goes first from now on, whoever has noted that.
+    /// Orders bundles by the time of their last reading, as all workers have noted it; the oldest goes first from now
+    /// on.
     fn order_by_reading(&mut self) {
         let read_at = |(no, held): (&u64, &Held)| (held.read_at, *no);
         let mut all: Vec<(SystemTime, u64)> = self.bundles.iter().map(read_at).collect();
@@ -472,7 +474,7 @@ impl Inner {
         }
         let Some(held) = self.bundles.remove(&no) else { return };
         for record in &held.bundle.records {
-            // Another bundle may have the same record since.
+            // Another bundle may have the same record by now.
             if self.ids.get(&record.about.id).is_some_and(|(of, _)| *of == no) {
                 self.ids.remove(&record.about.id);
             }

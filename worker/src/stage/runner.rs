@@ -15,7 +15,7 @@ use crate::backend::{
 };
 use crate::turns::{Turn, Turns};
 
-/// A loaded stage.
+/// The engine's layers and states, behind [`StageRunner`].
 pub(super) struct EngineStage {
     stage: Stage,
     /// Ubatches that were begun and are not finished, in their order.

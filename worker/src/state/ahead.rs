@@ -1,5 +1,6 @@
-//! Loading ahead: while a line runs, its workers load what their stages of the next line lack, so that streams do not
-//! wait for it. It takes one thread, and memory beside the stage that computes; where there is none, Load does all.
+//! Loading ahead: while a line runs, its workers load weights that their stages of the next line lack, so that
+//! streams do not wait for them. This takes one thread, and memory beside the stage that computes. Where there is no
+//! memory, Load reads everything later.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::executor::gone;
 use crate::load::{Loader, Room};
 use crate::order::{Order, StageKey};
 
-/// What the next line's stage will find in memory.
+/// Weights for the next line's stage.
 pub(super) struct Ahead {
     order: Arc<Order>,
     /// Layers that the stage has which computes now, and that stay.
@@ -45,7 +46,7 @@ impl AheadWeights {
 }
 
 impl Ahead {
-    /// What was loaded; nothing more is.
+    /// Takes the loaded weights, and stops loading.
     pub(super) fn into_weights(self) -> Option<AheadWeights> {
         self.given_up.cancel();
         self.weights
@@ -101,7 +102,7 @@ impl Worker {
                 given_up: given_up.clone(),
                 weights: None,
             };
-            // Whatever was wanted before is not wanted any more.
+            // The former order is cancelled.
             let before = inner.ahead.replace(ahead);
             before.inspect(|before| before.given_up.cancel());
             (held, had.start as usize..had.end as usize, of_layers.unwrap_or_default(), given_up)
@@ -189,10 +190,10 @@ fn stays(
     if !both.is_empty() && names.is_subset(held) { (both, names) } else { (0..0, HashSet::new()) }
 }
 
-/// What a worker has in memory of what it is to load.
+/// Tensors of an order that a worker has in memory already.
 struct Had {
     layers: Range<usize>,
-    /// By their names.
+    /// Names of the tensors.
     tensors: HashSet<String>,
 }
 

@@ -1,9 +1,10 @@
-//! What a worker holds: the session, the order that is being prepared, and the loaded stage. It has one
-//! owner, which the services call. No lock is held while anything blocks.
+//! The state of a worker: the session, the order that is being prepared, and the loaded stage. It has one owner,
+//! which the services call. No lock is held while anything blocks.
 //!
-//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
-//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`prefixes`] from records, [`retire`] has a worker beside the line,
-//! [`ahead`] loads what the next line needs, and [`report`] says what others are told.
+//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`] reads
+//! and writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps
+//! states of a worker beside the line, [`ahead`] loads for the next line, and [`report`] answers questions about the
+//! worker.
 
 mod ahead;
 mod copies;
@@ -78,7 +79,7 @@ struct Inner {
     meter: Arc<Meter>,
 }
 
-/// What is in memory: a loaded stage, or the weights that loading had when it was given up.
+/// The contents of memory: a loaded stage, or the weights that were loaded before loading was given up.
 struct Resident {
     key: StageKey,
     executor: Executor,
@@ -141,11 +142,11 @@ impl Worker {
         turn.map_err(|_| Failure::refusal(FailureKind::Busy, why))
     }
 
-    /// The right to be sent weights, until it is dropped. It is for whoever the door lets in (over TLS the cluster's workers) and
-    /// knows the hash of what it asks for.
+    /// A permit to be sent weights, until it is dropped. Any peer may have one that is admitted (over TLS the
+    /// cluster's workers) and knows the hashes that it asks for.
     ///
     /// # Errors
-    /// Busy: [`WEIGHTS_AT_ONCE`] calls are answered.
+    /// Busy: [`WEIGHTS_AT_ONCE`] calls are being answered.
     pub fn weights_turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
         let why = format!("{WEIGHTS_AT_ONCE} calls are sent weights: try again");
         let turn = self.weights.clone().try_acquire_owned();
@@ -317,7 +318,7 @@ impl Worker {
             let stage = inner.resident.as_ref().and_then(|resident| resident.stage.as_ref());
             let facts = stage.ok_or_else(gone)?.facts(&order, started.elapsed().as_secs_f64());
             let failure = (!current).then(|| over(epoch, &inner.session));
-            // A new epoch may have begun meanwhile; what is here may serve it.
+            // A new epoch may have begun since. It may use the weights that are here.
             if failure.is_some() && inner.session.phase() == Phase::Idle {
                 unwanted = inner.resident.take();
             }
@@ -455,7 +456,7 @@ impl Worker {
             inner.begin_epoch(&self.stop);
         }
         let _alone = self.stage_change.lock().await;
-        // A new epoch may have begun meanwhile; it may want the stage that is still here, and its copies.
+        // A new epoch may have begun since. It may want the stage that is still here, and its copies.
         let stage = {
             let mut inner = self.inner();
             let is_idle = inner.session.phase() == Phase::Idle;
@@ -541,7 +542,7 @@ impl Worker {
 }
 
 impl Inner {
-    /// Ends whatever the last epoch had running.
+    /// Ends all tasks and lanes of the last epoch.
     fn begin_epoch(&mut self, stop: &CancellationToken) {
         self.epoch_over.cancel();
         self.epoch_over = stop.child_token();

@@ -1,4 +1,4 @@
-//! Records of kept prefixes as far as the worker's state is asked: they are written out of the stage and put into it.
+//! Records of prefixes in the worker's state: saves states of the stage as records, and loads them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Those of a store.
+    /// The records of a store.
     pub fn new(store: Store) -> Self {
         let (store, reading) = (Arc::new(store), Semaphore::new(1));
         Self { store, saving: tokio::sync::Mutex::default(), reading }
@@ -45,7 +45,7 @@ impl Worker {
         Self { prefixes, ..self }
     }
 
-    /// What records take; `None`: none are kept.
+    /// Bytes that records take; `None`: the worker keeps no records.
     pub fn prefixes_used(&self) -> Option<Used> {
         self.prefixes.as_ref().map(|prefixes| prefixes.store.used())
     }

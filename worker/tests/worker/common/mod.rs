@@ -101,7 +101,7 @@ impl TestWorker {
         runtime.spawn(async move {
             let bound = Bound::new(config, engine).await.unwrap();
             told.send(bound.address().clone()).unwrap();
-            // Nobody listens unless a test waits for it.
+            // The receiver is dropped unless a test waits for the end.
             let _ = over.send(bound.serve(async { drop(stopped.await) }).await);
         });
         let address = address.recv().unwrap();
@@ -301,7 +301,7 @@ impl Client {
     }
 }
 
-/// An open lane.
+/// An open lane, as the coordinator sees it.
 pub struct Lane {
     pub epoch: u64,
     pub frames: mpsc::Sender<LaneFrame>,
