@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// What becomes of system messages.
+/// How an arrangement treats system messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Systems {
     /// They stay where they are.
@@ -15,7 +15,7 @@ pub enum Systems {
     Moved,
 }
 
-/// What becomes of calls of earlier answers.
+/// How an arrangement treats calls of earlier answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallsGiven {
     /// They stay as they are.
@@ -29,16 +29,16 @@ pub enum CallsGiven {
     InWords,
 }
 
-/// One arrangement.
+/// An arrangement of the messages of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrangement {
-    /// System messages.
+    /// How system messages are arranged.
     pub systems: Systems,
     /// Neighbours of one role are one message.
     pub joined: bool,
     /// A conversation that does not begin with a user's message gets an empty one.
     pub user_first: bool,
-    /// Calls.
+    /// How calls are arranged.
     pub calls: CallsGiven,
 }
 
@@ -84,7 +84,7 @@ impl Arrangement {
         if self.joined { join(messages) } else { messages }
     }
 
-    /// What was done, in words for the log.
+    /// The changes of this arrangement, in words for the log.
     pub fn words(self) -> Vec<&'static str> {
         let mut all = Vec::new();
         match self.systems {
@@ -118,7 +118,7 @@ pub fn is_system(message: &Value) -> bool {
     is(message, "system") || is(message, "developer")
 }
 
-/// A message's text; empty where there is none.
+/// A message's text; empty if it has none.
 pub fn text_of(message: &Value) -> &str {
     message.get("content").and_then(Value::as_str).unwrap_or_default()
 }

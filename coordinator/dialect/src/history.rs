@@ -30,7 +30,7 @@ pub struct History {
 /// A conversation, ready for the template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prepared {
-    /// The messages.
+    /// Messages in the template's form.
     pub messages: Vec<Value>,
     /// The tools, for templates that know what to do with them.
     pub tools: Vec<Value>,
@@ -53,8 +53,8 @@ impl History {
         }
     }
 
-    /// Rewrites messages. `in_words`: calls and results are written as text, also where the template has a form
-    /// for them.
+    /// Rewrites messages for the template. `in_words`: calls and results are written as text, also where the template
+    /// has a form for them.
     pub fn prepare(&self, messages: &[Value], tools: &[Value], in_words: bool) -> Prepared {
         let writes_calls = self.facts.writes_calls && !in_words;
         let mut prepared = Prepared::default();
@@ -182,7 +182,7 @@ impl History {
                 let text = if text.trim().is_empty() { "{}".to_string() } else { text };
                 match serde_json::from_str(&text) {
                     Ok(object @ Value::Object(_)) => object,
-                    // What the model once wrote wrong stays as it was.
+                    // Invalid arguments of an earlier answer stay as they were.
                     _ => Value::from(text),
                 }
             }

@@ -32,7 +32,7 @@ enum State {
     Body { name: String, arguments: Arguments },
     /// Behind the arguments of a call that is a JSON object.
     Tail,
-    /// gpt-oss.
+    /// Reading the channels of gpt-oss.
     Channels(Channels),
     /// Nothing counts any more.
     Done,
@@ -42,13 +42,13 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     No,
-    /// By itself.
+    /// The model ended its answer.
     Whole,
-    /// In the middle.
+    /// The answer was cut off.
     CutOff,
 }
 
-/// Reads one answer.
+/// Parses one answer, piece by piece.
 #[derive(Clone, Debug)]
 pub struct Parser {
     dialect: Arc<Dialect>,
@@ -110,7 +110,8 @@ impl Parser {
         self.markup.clear();
     }
 
-    /// Takes in text of the prompt that is the beginning of the answer. What is named as a control token is one there.
+    /// Reads the end of the prompt that is the beginning of the answer. Names of control tokens are control tokens
+    /// there.
     pub fn begin_answer(&mut self, text: &str) -> Vec<Event> {
         let text = told(text, &self.options.hidden);
         self.push(&text)
@@ -128,7 +129,7 @@ impl Parser {
         self.taken()
     }
 
-    /// What is new, without control tokens.
+    /// New events, with control tokens taken out of their texts.
     fn taken(&mut self) -> Vec<Event> {
         let mut events = self.sink.take();
         for event in &mut events {
@@ -160,7 +161,7 @@ impl Parser {
         self.taken()
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub fn n_calls(&self) -> usize {
         self.sink.n_calls()
     }
@@ -273,7 +274,7 @@ impl Parser {
         true
     }
 
-    /// Whether a marker may mean something where the text is now. Others are text.
+    /// Whether this marker has a meaning at the present place. Otherwise it is text.
     fn counts(&self, which: usize) -> bool {
         let (role, mark) = &self.marks[which];
         match role {
@@ -413,7 +414,7 @@ impl Parser {
         self.go(State::Text)
     }
 
-    /// What looked like a call is none.
+    /// Turns what looked like a call into content.
     fn give_up(&mut self) -> bool {
         let mut text = std::mem::take(&mut self.undecided);
         if self.committed && text.trim_matches(is_between).is_empty() {

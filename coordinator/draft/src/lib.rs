@@ -1,15 +1,16 @@
-//! Drafters: which tokens a stream may say next.
+//! Drafters propose the next tokens of a stream (speculation).
 //!
-//! A line of workers serves a lone stream faster when it computes the stream's likely future beside its present. What is
-//! likely comes from here. Drafts never change what is said: a draft that is not the token that is drawn is thrown away.
+//! A line of workers serves a lone stream faster when it computes the stream's likely future beside its present.
+//! Drafters propose that future. Drafts never change an answer: a draft that differs from the drawn token is thrown
+//! away.
 //!
 //! Nothing here does I/O, reads a clock or draws random numbers. The same calls give the same drafts, so a scheduler that
 //! asks stays deterministic.
 //!
-//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects. It
-//!   takes what a grammar forces as it comes.
-//! - [`WithModel`] takes what the model's own block drafts beside that.
-//! - [`Forced`] drafts an answer that is known with a chosen share of wrong tokens, for benches.
+//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and its client's
+//!   prediction. It also drafts tokens that a grammar forces.
+//! - [`WithModel`] adds the drafts of the model's own drafting block.
+//! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benchmarks.
 
 #![deny(clippy::match_bool)]
 
@@ -27,12 +28,12 @@ pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// Whose stream it is. Drafts never come from texts of another one.
+/// The owner of a stream. Drafts never come from another owner's texts. Drafts never come from texts of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId {
-    /// Of whom.
+    /// The number of the owner's key.
     pub key: u64,
-    /// Which of its texts: those of one space are of no use in another.
+    /// The namespace within the owner's texts: texts of one are never drafted in another.
     pub space: u128,
 }
 
@@ -51,7 +52,7 @@ pub enum Source {
     Own,
     /// Recent answers to the same owner.
     Recent,
-    /// What the client said that it expects.
+    /// The client's prediction.
     Expected,
     /// An answer that is known, see [`Forced`].
     Forced,
@@ -62,7 +63,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Each of them.
+    /// All sources, in the order of counts.
     pub const ALL: [Self; 6] =
         [Self::Own, Self::Recent, Self::Expected, Self::Forced, Self::Grammar, Self::Model];
 
@@ -121,7 +122,7 @@ pub trait Drafter: Send + Debug {
         let _ = (stream, tokens);
     }
 
-    /// What the model's own block drafted behind the stream's sure tokens, each with the probability that the block gives it.
+    /// Takes the drafts of the model's own block behind the stream's sure tokens, each with the block's probability.
     fn model_drafted(&mut self, stream: StreamId, drafted: Vec<(u32, f32)>) {
         let _ = (stream, drafted);
     }
@@ -145,8 +146,8 @@ pub trait Drafter: Send + Debug {
     /// flight. There may be fewer where a text ends; what follows then comes with the next call.
     fn draft(&mut self, stream: StreamId, ahead: &[u32], most: usize) -> Draft;
 
-    /// What became of a token that was drafted. Only tokens count before which all were right. `matched` is the draft's
-    /// number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
+    /// Reports whether a drafted token was right. Only tokens count before which all were right. `matched` is the
+    /// draft's number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
     fn judged(&mut self, stream: StreamId, source: Source, matched: usize, right: bool);
 
     /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are made
@@ -162,6 +163,6 @@ pub trait Drafter: Send + Debug {
     /// Somebody is gone, as when a key was revoked: all that is kept of it is dropped, of all its spaces, its streams among it.
     fn forget(&mut self, key: u64);
 
-    /// Bytes used.
+    /// Bytes of memory in use.
     fn nbytes(&self) -> u64;
 }

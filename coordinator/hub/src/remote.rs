@@ -1,4 +1,5 @@
-//! A model of which only the beginnings are here: whoever needs weights is told where they are, and what came is remembered.
+//! A model of which only the beginnings are here. Workers get the addresses of its weights, and learned hashes are
+//! remembered.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +22,7 @@ use super::stores;
 /// The folder, in the own one, of what is on its way to workers that cannot fetch.
 pub const RELAY: &str = "relay";
 
-/// Such a model.
+/// A model whose weights are at its source.
 #[derive(Debug)]
 pub struct Remote {
     settings: Settings,
@@ -69,7 +70,7 @@ impl Remote {
         Ok(client_for(&self.settings, &self.name)?.named().to_vec())
     }
 
-    /// Where a file can be had by whoever has no token, for a while.
+    /// A temporary address of a file that needs no token.
     ///
     /// # Errors
     /// The source does not answer, has another file now, or gives it to holders of the token only.
@@ -91,7 +92,7 @@ impl Remote {
         Ok((client, FileAt { url, ..found }))
     }
 
-    /// Who has asked for a file, its own address, and the one that it is at for now.
+    /// The client for a file, its own address, and the address to which it redirects for now.
     fn asked(&self, file: usize) -> Result<(Client, String, FileAt), HubError> {
         let (Some(wanted), Some(url)) =
             (self.resolved.choice.files.get(file), self.resolved.urls.get(file))
@@ -151,7 +152,7 @@ impl Remote {
         }
         let mut seen = Ok(());
         let noted = Lock::update(&self.settings.data_dir, |lock| {
-            // What this process has seen counts even where the lock was moved away meanwhile.
+            // Hashes that this process has learned are kept, even if the lock file was moved away since.
             let ours: Vec<_> = known.iter().map(|(a, b)| (a.clone(), b.clone())).collect();
             seen = lock.see(&self.weights, &ours).and_then(|()| lock.see(&self.weights, found));
         });

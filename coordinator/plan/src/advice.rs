@@ -1,7 +1,7 @@
-//! What to do about a model that does not fit.
+//! Advice about a model that does not fit.
 //!
-//! For each way there is, it finds the smallest change that suffices by itself, by planning again. Kept
-//! sequences are not counted: the planner gives them up before anything else.
+//! For each kind of change, it finds the smallest one that suffices by itself, by planning again. Kept sequences are
+//! not counted: the planner gives them up before anything else.
 
 use std::ops::Range;
 
@@ -61,7 +61,7 @@ impl Case<'_> {
         cuts::cheapest(self.workers.len(), costs.n_layers(), Join::Max, cost).is_some()
     }
 
-    /// What the whole model takes as one stage.
+    /// Bytes of the whole model as one stage.
     fn total(&self) -> u64 {
         let costs = Costs::new(self.model, self.workers, &self.settings);
         let least = wishes(&self.settings).least;
@@ -74,7 +74,7 @@ impl Case<'_> {
         Case { model: self.model, workers: self.workers, settings }
     }
 
-    /// What a change of the settings frees, for people.
+    /// The memory that a change of the settings frees, for people.
     fn freed(&self, changed: &Case<'_>) -> String {
         format_bytes(self.total().saturating_sub(changed.total()))
     }

@@ -18,7 +18,7 @@ use super::MAX_WORKERS;
 use super::facts::{HostExperts, HostFacts, LinkFacts, WorkerFacts};
 use super::units::parse_bytes;
 
-/// What is wrong with a cluster file.
+/// An error in a cluster file.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterFileError {
     /// Not TOML of the documented shape.
@@ -27,9 +27,9 @@ pub enum ClusterFileError {
     /// A worker's field cannot be.
     #[error("cluster file: worker {worker}: {problem}")]
     Worker {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// What is wrong.
+        /// The problem, in words.
         problem: String,
     },
     /// No worker, or too many.

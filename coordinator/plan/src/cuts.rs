@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) enum Join {
     /// The slowest stage counts.
     Max,
-    /// All count.
+    /// The sum of all stages counts.
     Sum,
 }
 

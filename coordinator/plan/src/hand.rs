@@ -51,10 +51,10 @@ impl HandCut {
         Ok(Self::Shares(shares))
     }
 
-    /// Reads `12,24`.
+    /// Reads the first layers of stages, such as `12,24`.
     ///
     /// # Errors
-    /// What is wrong with the text, and what it may be.
+    /// The text is invalid; says what is allowed.
     pub fn borders(text: &str) -> Result<Self, String> {
         let border = |item: &str| {
             item.trim().parse().map_err(|_| {
@@ -171,7 +171,7 @@ impl fmt::Display for HandCut {
     }
 }
 
-/// As the operator says, with as much KV cache as fits.
+/// The operator's cut, with as much KV cache as fits.
 pub(super) fn place(costs: &Costs, cut: &HandCut) -> Result<Placement, PlanError> {
     cut.check_workers(costs.workers.len(), costs.n_layers())?;
     let ranges = cut.ranges(costs.n_layers())?;
@@ -246,7 +246,7 @@ fn most_layers(costs: &Costs, worker: usize, range: &Range<usize>, capacity: Cap
     (1..range.len()).rev().find(fits).unwrap_or(0)
 }
 
-/// `a 0..8, b 8..24`, and how to say it where it can be said.
+/// The planner's own cut as text, such as `a 0..8, b 8..24`, with the options for it where they can express it.
 fn own_cut(costs: &Costs, own: &Placement) -> String {
     let used: Vec<(usize, &Range<usize>)> =
         own.order.iter().copied().zip(&own.ranges).filter(|(_, range)| !range.is_empty()).collect();

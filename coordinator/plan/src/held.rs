@@ -57,7 +57,7 @@ pub(super) fn held_order(costs: &Costs) -> Vec<usize> {
     order
 }
 
-/// What stays in memory and what is loaded, for people; `None` where nobody has anything.
+/// The weights that stay in memory and those that are loaded, for people; `None` where no worker has any.
 pub(super) fn note(costs: &Costs, stages: &[(usize, Range<usize>)]) -> Option<String> {
     if costs.workers.iter().all(|worker| worker.holds.is_empty()) {
         return None;

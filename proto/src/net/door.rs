@@ -1,5 +1,5 @@
-//! Decides who may connect. There are caps on connections in all and from one address, and connections that
-//! send nothing are closed. Every accepted connection counts here until it closes.
+//! Admission of connections. There are caps on connections in all and from one address, and connections that send
+//! nothing are closed. Every accepted connection counts here until it closes.
 
 use std::collections::HashMap;
 use std::io;
@@ -70,14 +70,14 @@ pub struct Door {
     pub(super) prepares: Arc<Semaphore>,
 }
 
-/// What one address has.
+/// Connections and bytes of one address.
 #[derive(Debug, Default)]
 struct Account {
     connections: AtomicUsize,
     held: AtomicUsize,
 }
 
-/// An accepted connection.
+/// An accepted connection with its counts.
 #[derive(Debug)]
 struct Connection {
     door: Arc<Door>,
@@ -87,7 +87,7 @@ struct Connection {
     /// A call of it came from the coordinator that holds the worker.
     known: AtomicBool,
     cut: Arc<Cut>,
-    /// Who it is, once a handshake has said so.
+    /// The peer, once a handshake has told.
     who: OnceLock<Who>,
 }
 
@@ -112,7 +112,7 @@ impl Caller {
         self.0.peer
     }
 
-    /// Who it is.
+    /// The peer's identity.
     pub fn who(&self) -> Who {
         self.0.who.get().cloned().unwrap_or_default()
     }
@@ -289,7 +289,7 @@ async fn shake_hands(offer: Offer, socket: Socket, connection: Arc<Connection>) 
     caller.let_go(HANDSHAKE_BYTES);
     let why = match accepted {
         Ok(Ok(stream)) => {
-            // Nobody else sets it.
+            // It is set only here.
             let _ = connection.who.set(stream.who().clone());
             return Some(Guarded { stream, connection });
         }

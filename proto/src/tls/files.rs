@@ -13,7 +13,7 @@ use super::TlsError;
 /// Rights of what is secret: its owner's.
 const PRIVATE_FILE: u32 = 0o600;
 const PRIVATE_DIR: u32 = 0o700;
-/// Bytes of a file of ours; more is none.
+/// Limit of a file's bytes.
 const MAX_BYTES: u64 = 4 << 20;
 /// Between two looks at a lock that somebody has.
 const LOCK_LOOK: Duration = Duration::from_millis(20);
@@ -30,7 +30,7 @@ pub fn make_dir(path: &Path) -> Result<(), TlsError> {
     DirBuilder::new().recursive(true).mode(PRIVATE_DIR).create(path).map_err(failed(path))
 }
 
-/// Writes a file for its owner alone: whoever reads it sees the old one or all of the new one.
+/// Writes a file for its owner alone. A reader sees either the old file or all of the new one.
 ///
 /// # Errors
 /// [`TlsError::File`].
@@ -72,10 +72,10 @@ pub fn read(path: &Path) -> Result<Option<String>, TlsError> {
     Ok(Some(text))
 }
 
-/// As [`read`], of a file that must be there.
+/// The same as [`read`], for a file that must exist.
 ///
 /// # Errors
-/// As [`read`]; [`TlsError::File`] where there is none.
+/// As [`read`]; [`TlsError::File`] where the file does not exist.
 pub fn require(path: &Path) -> Result<String, TlsError> {
     let missing = || failed(path)(io::ErrorKind::NotFound.into());
     read(path)?.ok_or_else(missing)

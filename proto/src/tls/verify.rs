@@ -1,5 +1,5 @@
-//! Whom a process believes: certificates that the cluster's authority signed, that have not ended, and whose role
-//! is the one that is wanted. Names of hosts play no part.
+//! Verification of peers: their certificates must be signed by the cluster's authority, be valid now, and have the
+//! wanted role. Names of hosts play no part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub enum Refused {
     Expired {
         /// This machine's clock, in seconds since the Unix epoch.
         now: u64,
-        /// Its last second.
+        /// The last second of its validity.
         not_after: u64,
     },
     /// Its time has not begun.
@@ -40,10 +40,10 @@ pub enum Refused {
     NotYet {
         /// This machine's clock, in seconds since the Unix epoch.
         now: u64,
-        /// Its first second.
+        /// The first second of its validity.
         not_before: u64,
     },
-    /// Another authority signed it.
+    /// The certificate is signed by another authority.
     #[error("its certificate is of another cluster: join it with a token of this one")]
     OtherAuthority,
     /// The coordinator is not the one that the token is for.
@@ -51,15 +51,15 @@ pub enum Refused {
         "the coordinator there is not the one that made the token: its authority has another key"
     )]
     NotPinned,
-    /// It was revoked.
+    /// The key was revoked.
     #[error("its certificate was revoked")]
     Revoked,
     /// It has another role.
     #[error("it is a {is}, and a {wanted} was expected here")]
     Role {
-        /// What it is.
+        /// The peer's role.
         is: Role,
-        /// What it should be.
+        /// The wanted role.
         wanted: Role,
     },
     /// It has another key.
@@ -93,7 +93,7 @@ pub(super) fn not_yet_words(now: u64, not_before: u64) -> String {
 }
 
 impl Refused {
-    /// As TLS reports it: the alert that says most to the peer, and what `words` needs here.
+    /// The error in TLS's form: the alert that tells the peer most, and the details for `words`.
     fn into_rustls(self) -> Error {
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         Error::InvalidCertificate(match self {
@@ -116,7 +116,7 @@ pub fn key_of(certificate: &CertificateDer<'_>) -> Option<KeyId> {
     Some(KeyId::of_spki(&parsed.subject_public_key_info()))
 }
 
-/// Role, name and key of a certificate, whoever signed it.
+/// Role, name and key of a certificate, without a check of its signature.
 ///
 /// # Errors
 /// [`Refused::Malformed`].
@@ -148,8 +148,8 @@ impl Authorities {
         Ok(Self(anchors))
     }
 
-    /// Who a certificate was issued to, if one of these signed it and it is good at `now`, in seconds since the
-    /// Unix epoch, give or take [`CLOCK_SKEW_S`].
+    /// The owner of a certificate, if one of these authorities signed it and it is valid at `now`, in seconds since
+    /// the Unix epoch, with a tolerance of [`CLOCK_SKEW_S`].
     ///
     /// # Errors
     /// [`Refused`].
@@ -232,10 +232,10 @@ impl Trust {
     }
 }
 
-/// Who is expected where a process dials.
+/// The peer that a process expects where it dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Its role.
+    /// The peer's role.
     pub role: Role,
     /// Its key, where it is known.
     pub key: Option<KeyId>,
@@ -255,8 +255,8 @@ impl Expected {
     }
 }
 
-/// What both verifiers do alike: signatures of TLS 1.3 by the algorithms of [`provider`]. No other version is
-/// offered or taken.
+/// The common part of both verifiers: signatures of TLS 1.3 with the algorithms of [`provider`]. No other version is
+/// offered or accepted. No other version is offered or taken.
 macro_rules! verifies_signatures {
     () => {
         fn verify_tls12_signature(
@@ -284,7 +284,7 @@ macro_rules! verifies_signatures {
     };
 }
 
-/// Believes servers.
+/// Verifies servers' certificates.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub trust: Trust,
@@ -312,7 +312,7 @@ impl ServerCertVerifier for Servers {
     verifies_signatures!();
 }
 
-/// Believes clients.
+/// Verifies clients' certificates.
 #[derive(Debug)]
 pub(super) struct Clients {
     pub trust: Trust,
@@ -365,7 +365,7 @@ pub fn public_key_of(certificate: &CertificateDer<'_>) -> Option<PublicKey> {
     PublicKey::from_spki(&parsed.subject_public_key_info())
 }
 
-/// Who showed a certificate that a handshake has accepted.
+/// The owner of a certificate that a handshake has accepted.
 pub(super) fn who_of(certificate: &CertificateDer<'_>) -> Option<Who> {
     let party = party_of(certificate).ok()?;
     if party.role != Role::Newcomer {

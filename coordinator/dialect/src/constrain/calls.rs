@@ -1,5 +1,5 @@
-//! The grammar of a call of a tool, as the model writes calls: names and what stands around them are the
-//! template's, arguments fit the tool's schema.
+//! The grammar of a tool call, as the model writes calls. Names and markup are the template's; arguments match the
+//! tool's schema.
 
 use serde_json::{Map, Value, json};
 
@@ -16,21 +16,21 @@ use crate::{Calls, Dialect, Shape, Tool, Tools, TypedBy};
 pub struct CallGrammars<'a> {
     /// The model's way of writing.
     pub dialect: &'a Dialect,
-    /// What its template does.
+    /// The template's markup of calls.
     pub facts: &'a Facts,
-    /// The tools.
+    /// The tools that may be called.
     pub tools: &'a Tools,
-    /// Writes literals.
+    /// Writes literals as grammar text.
     pub literals: &'a dyn Literals,
     /// One call is enough.
     pub single: bool,
 }
 
 impl CallGrammars<'_> {
-    /// What follows a text that begins a call of `name`, up to the arguments' end.
+    /// The grammar behind the beginning of a call of `name`, up to the arguments' end.
     ///
     /// # Errors
-    /// A strict tool's schema cannot be held.
+    /// A strict tool's schema cannot be enforced.
     pub fn arguments_of(&self, name: &str) -> Result<Option<Grammar>, Refused> {
         let Some((at, tool)) = self.numbered().find(|(_, tool)| tool.name == name) else {
             return Ok(None);
@@ -41,8 +41,8 @@ impl CallGrammars<'_> {
         Ok(Some(parts.into_grammar(format!("start: {body} {rest}"))))
     }
 
-    /// What follows `before`, a text behind which the name of any tool may stand, up to the end of the call's
-    /// arguments. `n_before`: calls before this one.
+    /// The grammar behind `before`, up to the end of a call's arguments. `before` ends where the name of any tool may
+    /// stand. `n_before`: calls before this one.
     ///
     /// # Errors
     /// As [`Self::arguments_of`].
@@ -208,10 +208,10 @@ impl CallGrammars<'_> {
     }
 }
 
-/// Which part of a call's beginning is there already.
+/// The part of a call's beginning that is there already.
 #[derive(Clone, Copy)]
 enum Cut<'a> {
-    /// This.
+    /// Exactly this text.
     Prefix(&'a str),
     /// All up to the end of this, and white space behind it.
     Behind(&'a str),
@@ -242,7 +242,7 @@ fn object_of(schema: &Value) -> Value {
     match schema {
         Value::Object(words) if !words.is_empty() => {
             let mut words = words.clone();
-            // Arguments are an object whatever the schema forgets to say.
+            // Arguments are always an object, also where the schema does not say so.
             let is_object = ["type", "$ref", "anyOf", "oneOf", "allOf"];
             if !is_object.iter().any(|word| words.contains_key(*word)) {
                 words.insert("type".to_string(), json!("object"));

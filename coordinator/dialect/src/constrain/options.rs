@@ -1,4 +1,4 @@
-//! What the library of grammars has to know beside a schema.
+//! Options for the grammar library beside the schema.
 
 use serde_json::{Map, Value, json};
 

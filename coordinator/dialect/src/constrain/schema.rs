@@ -1,7 +1,7 @@
-//! JSON schemas: what of them can be held, and the place of what cannot.
+//! Checks which parts of a JSON schema can be enforced.
 //!
-//! A keyword that is not supported would be a promise that is not kept, so it is refused with its path. Words
-//! that schemas may have and that say nothing about values (annotations, unknown words) pass.
+//! An unsupported keyword would be a promise that is not kept, so it is refused with its path. Keywords that say
+//! nothing about values (annotations, unknown words) pass.
 
 use serde_json::{Map, Value, json};
 
@@ -33,7 +33,7 @@ const REFUSED: &[&str] = &[
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// Formats of strings that JSON Schema defines and that cannot be held. Others are annotations.
+/// Formats of strings that JSON Schema defines and that cannot be enforced. Other formats are annotations.
 const REFUSED_FORMATS: &[&str] = &[
     "idn-email",
     "idn-hostname",
@@ -194,7 +194,8 @@ impl Search<'_> {
         Some(self.innermost(path, part).unwrap_or((path.clone(), why)))
     }
 
-    /// Which of some parts cannot be compiled by itself, and why. It is found by halves: all trials together compile
+    /// Finds the first part that does not compile by itself, and the error. It searches by halves, so that all trials
+    /// together compile about as much as the whole schema has. It is found by halves: all trials together compile
     /// about as much as the whole has.
     fn first_of(&mut self, all: &[Part<'_>]) -> Option<(usize, String)> {
         match all {
@@ -217,7 +218,7 @@ impl Search<'_> {
         }
     }
 
-    /// What is wrong with a schema by itself; `None` too where enough was tried.
+    /// The error of a schema by itself; `None` also where enough was tried.
     fn wrong_with(&mut self, mut alone: Value) -> Option<String> {
         self.trials = self.trials.checked_sub(1)?;
         for word in ["$defs", "definitions"] {

@@ -1,4 +1,4 @@
-//! How often drafts are right, by where they come from and by how much matched.
+//! The accuracy of drafts from texts, by source and by length of the match.
 
 use crate::Source;
 
@@ -8,8 +8,8 @@ const N_SOURCES: usize = 4;
 const GROUPS: [usize; N_GROUPS - 1] = [1, 2, 3, 5, 8, 16, 32];
 /// Groups of numbers of matched tokens.
 const N_GROUPS: usize = 8;
-/// What is expected of a source and group before anything was seen: the share of right tokens, and the mean share of
-/// places that the likeliest token follows. Taken from edits and free texts of a repository of code and prose.
+/// The prior of each source and group: the share of right tokens, and the mean share of places that the likeliest
+/// token follows. Measured on edits and free texts of a repository of code and prose.
 const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
     // Own.
     [
@@ -99,7 +99,7 @@ impl Default for Calibration {
 }
 
 impl Calibration {
-    /// What a new stream expects of an owner that has these averages: as much as was seen, but it learns quickly.
+    /// A new stream's record from its owner's averages. It has the same counts, but learns quickly.
     pub fn for_a_stream(&self) -> Self {
         Self(self.0.map(|cells| {
             cells.map(|cell| Cell {

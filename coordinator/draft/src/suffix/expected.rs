@@ -1,4 +1,4 @@
-//! The text that a client expects, and where in it the stream is.
+//! The client's prediction, and the stream's place in it.
 //!
 //! A stream begins at its beginning. Where it says something else the place is lost; an edited text goes on some way
 //! further. So the place is found again at the next stretch, behind where it was last certain, that ends like the stream.
@@ -59,7 +59,7 @@ impl Expected {
         self.at = found;
     }
 
-    /// Those of `places` that may be right behind `token`: whole chunks of them, which are compared at once.
+    /// Those of `places` that may be right behind `token`. Places are compared in whole chunks.
     fn behind(&self, token: u32, places: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
         const CHUNK: usize = 64;
         let Range { start, end } = places;
@@ -150,7 +150,7 @@ mod tests {
                 let wanted = (ahead || behind).then_some(next);
                 assert_eq!(found(&text, home, end), wanted, "{next} from {home}");
             }
-            // What ends there has nothing behind it.
+            // Nothing follows at the end of the text.
             assert_eq!(found(&text, home, &text[text.len() - CERTAIN..]), None);
         }
         for n in 0..ANCHOR + 1 {

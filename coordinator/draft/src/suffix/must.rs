@@ -1,4 +1,4 @@
-//! What must follow a stream's sure tokens by its grammar.
+//! Tokens that must follow a stream's sure tokens by its grammar.
 
 use super::calibration::Calibration;
 use crate::{Draft, Source};
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(must.push(5), Some((0, true)));
         let draft = before(&must, &[], &[6], 16);
         assert_eq!((draft.tokens, draft.matched), (vec![7], 2));
-        // What goes on along it goes on.
+        // A continuation of the same tokens.
         let draft = before(&must, &[6, 7, 8], &[], 16);
         assert_eq!((draft.tokens, draft.source), (vec![6, 7, 8], Source::Own));
         assert_eq!(draft.odds, [0.9, 0.9, 0.3]);

@@ -1,4 +1,4 @@
-//! What is kept of an owner: recent answers, and how often drafts for it were right.
+//! The memory of an owner: recent answers, and the accuracy of its drafts.
 
 use super::calibration::Calibration;
 use super::cursor::{Context, DEPTH, Part};
@@ -51,7 +51,7 @@ impl Answer {
         self.tokens.len() - self.base
     }
 
-    /// What is before each of its places.
+    /// The tokens before each of its places.
     fn contexts(&self) -> impl Iterator<Item = &[u32]> {
         (self.base..self.tokens.len()).map(|next| &self.tokens[..next])
     }
@@ -60,7 +60,7 @@ impl Answer {
 /// For each bit: an answer's number.
 type Bits = [u8; MAX_ANSWERS];
 
-/// An owner.
+/// Recent answers of an owner, and the accuracy of its drafts.
 #[derive(Debug)]
 pub struct Owner {
     /// Its recent answers, the newest last.
@@ -73,7 +73,7 @@ pub struct Owner {
     /// How often `answers` changed: places in them that were found before are void.
     pub changes: u64,
     n_uses: u64,
-    /// Streams that run.
+    /// The number of running streams.
     pub n_streams: usize,
     /// Bytes of its streams.
     pub stream_bytes: usize,

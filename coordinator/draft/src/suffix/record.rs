@@ -1,4 +1,4 @@
-//! What a stream has shown of itself: whether its drafts are right, wherever they come from.
+//! The accuracy of a stream's drafts, from all sources.
 
 /// Drafts in a row that were right after which a stream is believed to go on like that ...
 const IN_A_ROW: u32 = 2;
@@ -11,7 +11,7 @@ const SHARE: f32 = 0.8;
 /// Drafts that the share reaches back to.
 const MEMORY: f32 = 32.0;
 
-/// Of one stream.
+/// The record of one stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
     /// Drafts that were right since the last wrong one.

@@ -7,8 +7,8 @@ use super::super::filter::WIDTH;
 use super::{OWNER, STREAM};
 use crate::{Drafter, Source, StreamId, Suffix};
 
-/// What is searched: texts from the newest to the oldest, each with where its places begin. A place is a text's number
-/// here and the position of the token behind it.
+/// The searched texts, newest first, each with the start of its places. A place is a text's number here and the
+/// position of the token behind it. A place is a text's number here and the position of the token behind it.
 struct Texts<'a> {
     texts: Vec<(&'a [u32], usize)>,
     /// Whether the text is the stream's own, and so goes on in what was drafted.
