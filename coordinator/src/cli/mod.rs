@@ -119,7 +119,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// What has to be done before the process has threads.
+    /// Work that must be done before the process has threads.
     pub fn prepare(&self) {
         if let Self::Worker(args) = self {
             worker::confine(args);
@@ -216,7 +216,7 @@ pub fn is_unread(error: &anyhow::Error) -> bool {
     })
 }
 
-/// What people type who come from other programs, and what does it here.
+/// Words of other programs' command lines, with brigade's equivalents.
 const HINTS: &[(&[&str], &str)] = &[
     (&["--host", "--port"], "--listen HOST:PORT says where a server listens"),
     (
@@ -254,7 +254,7 @@ const HINTS: &[(&[&str], &str)] = &[
     (&["--data_dir"], "--data-dir DIR"),
 ];
 
-/// What an argument that the command does not know may have meant.
+/// A suggestion for an argument that the command does not know.
 pub fn hint(argument: &str) -> Option<&'static str> {
     let name = argument.split('=').next().unwrap_or(argument);
     HINTS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)

@@ -155,8 +155,8 @@ pub struct WorkerArgs {
     exit_with_stdin: bool,
 }
 
-/// The token that was given, in one way or the other: the last word of what is there. A file that was named has one,
-/// until the worker has joined: without a token it would join as whoever speaks plain, or not at all.
+/// The given token, from an option or a file: the last word of the text. A named file must have a token until the
+/// worker has joined. Without one the worker would connect plain, or not at all.
 fn token(args: &WorkerArgs) -> Result<Option<String>> {
     let text = match &args.token_file {
         None => args.token.clone(),
@@ -310,7 +310,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
 /// A node with so many stages, of this process's arguments.
 fn node(config: Config, stages: usize) -> Result<Node> {
     let of_all = config.memory_bytes.or(config.host_memory_bytes);
-    // What is wrong is said once, and before anything is started.
+    // Errors are reported once, before anything is started.
     deal(Share::new(stages, stages), config)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if of_all.is_none() {

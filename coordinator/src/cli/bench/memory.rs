@@ -1,5 +1,5 @@
-//! What `bench` prints about memory after its last test: how much each worker process holds resident, beside
-//! the weights and states that it has to hold.
+//! Prints a table of memory after the last test: the resident memory of each worker process, beside the weights and
+//! states that it has to hold.
 
 use anyhow::Result;
 use brigade_line::handle::StageResident;

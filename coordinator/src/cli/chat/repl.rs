@@ -1,4 +1,4 @@
-//! The chat itself: reads, asks, shows, until the end.
+//! The loop of the chat: reads input, asks the model, shows the answer, until the end.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -26,7 +26,7 @@ pub struct Repl {
     screen: Screen,
 }
 
-/// How answers look.
+/// Properties of the terminal that decide how answers look.
 #[derive(Clone, Copy, Debug)]
 struct Screen {
     /// Remarks and thoughts are told apart by their brightness.
@@ -38,7 +38,7 @@ struct Screen {
 /// How an answer ended.
 enum Outcome {
     Whole,
-    /// By Ctrl-C.
+    /// The user stopped it with Ctrl-C.
     Stopped,
     Failed(anyhow::Error),
 }
@@ -49,12 +49,12 @@ struct Coming {
     usage: Option<Usage>,
     /// Times of the first and the last piece.
     span: Option<(Instant, Instant)>,
-    /// What is written now are thoughts.
+    /// Whether reasoning is being printed now.
     thinks: bool,
 }
 
 impl Repl {
-    /// Begins a chat.
+    /// A chat over `door`, with no request yet.
     ///
     /// # Errors
     /// Signals cannot be listened for.
@@ -70,7 +70,7 @@ impl Repl {
     /// Chats until the end.
     ///
     /// # Errors
-    /// Standard input or output fail. What the server refuses is told, and the chat goes on.
+    /// Standard input or output fail. A refusal of the server is shown, and the chat goes on.
     pub async fn run(mut self) -> Result<()> {
         if self.screen.greets {
             let model = self.talk.model.as_deref().unwrap_or("the server's model");
@@ -94,7 +94,7 @@ impl Repl {
         Ok(())
     }
 
-    /// The next input. A signal ends the wait for a pipe; for a person at a terminal Ctrl-C is a key.
+    /// Waits for the next input. A signal ends the wait for a pipe; for a person at a terminal Ctrl-C is a key.
     async fn read(&mut self) -> Result<Read> {
         tokio::select! {
             read = self.reader.next() => read,
@@ -253,13 +253,14 @@ impl Coming {
         Ok(())
     }
 
-    /// What follows begins on a line of its own.
+    /// Ends an unfinished line, so that the next text begins on its own line.
     fn end_line(&self, screen: Screen) -> io::Result<()> {
         let last = if self.thinks { &self.answer.reasoning } else { &self.answer.text };
         if last.is_empty() || last.ends_with('\n') { Ok(()) } else { screen.text("\n", false) }
     }
 
-    /// What the answer took. Its speed is that of the pieces after the first.
+    /// The answer's figures: tokens and seconds. The speed is that of the pieces after the first. Its speed is that
+    /// of the pieces after the first.
     fn figures(&self) -> String {
         let Some(usage) = self.usage else {
             return "the server does not say how many tokens these were".to_string();

@@ -1,4 +1,4 @@
-//! Names that are near to one that nobody knows.
+//! Finds the known names that are similar to an unknown one.
 
 /// A name this many letters away is not what was meant, however long it is.
 const FARTHEST: usize = 3;

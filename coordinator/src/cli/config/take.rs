@@ -1,5 +1,5 @@
-//! What stands of the file beside a command line: the model that it is about, and the options that nothing before the file
-//! has.
+//! Chooses the options of the file for a command line: the command's model, and the options that neither a flag nor a
+//! variable sets.
 
 use std::ffi::{OsStr, OsString};
 
@@ -22,11 +22,11 @@ const SERVED_NAME: &str = "served-model-name";
 /// A value that the file gave.
 #[derive(Debug)]
 pub struct Taken {
-    /// The option.
+    /// The definition of the option.
     pub option: &'static Opt,
-    /// Its value.
+    /// The value in the file.
     pub value: Value,
-    /// Where it stands.
+    /// The place of the value in the file.
     pub at: Place,
 }
 
@@ -76,7 +76,7 @@ pub fn is_chosen(said: &ArgMatches, own: &[Setting]) -> bool {
     said.get_raw(MODEL).is_some() || own.iter().any(|own| own.key == MODEL)
 }
 
-/// Which `[[model]]` the command is about: the one that is named, or the only one.
+/// The `[[model]]` of the command: the one that is named, or the only one.
 pub fn choose(
     section: &Section,
     loaded: &Loaded,
@@ -90,7 +90,7 @@ pub fn choose(
     let find = |name: &OsStr| models.iter().find(|model| OsStr::new(&model.name) == name).cloned();
     let names = || models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     if let Some(wanted) = said.get_raw(MODEL).and_then(|mut values| values.next()) {
-        // Whatever is no name of these is a file, which has none of their options.
+        // Any other name is a file, which has no options of these models.
         return Ok(find(wanted));
     }
     if let Some(setting) = own.iter().find(|setting| setting.key == MODEL) {

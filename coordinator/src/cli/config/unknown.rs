@@ -1,10 +1,10 @@
-//! What may have been meant by a name that nobody knows.
+//! Suggestions for unknown names.
 
 use super::near::near;
 use super::options::{self, MODEL, NAME, Opt, SECTIONS, SHARE, Section, VERSION_KEY};
 use crate::cli::hint;
 
-/// By a section's.
+/// A suggestion for an unknown section.
 pub fn unknown_section(name: &str) -> String {
     let in_them = options::sections().iter().filter(|section| section.option(name).is_some());
     let in_them: Vec<String> = in_them.map(|section| format!("[{}]", section.name)).collect();

@@ -1,5 +1,5 @@
-//! Writes rows of logits to a file while they arrive. The file gets its name only when it is whole, so that
-//! nobody ever reads half of one. Its header is that of a `.npy` file, or one that the caller gives.
+//! Writes rows of logits to a file while they arrive. The file gets its name only when it is complete, so that no
+//! reader ever sees half of it. Its header is that of a `.npy` file, or one that the caller gives.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use serde::Serialize;
 
-/// Prints one line. Unlike `println!` it does not panic where the reader has gone.
+/// Prints one line to standard output. Unlike `println!` it does not panic where the reader has gone.
 ///
 /// # Errors
 /// Standard output's.

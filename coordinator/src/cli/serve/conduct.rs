@@ -1,5 +1,5 @@
-//! Carries out what is decided about models that are loaded on demand. Lines end beside each other; one begins when those that
-//! go for it have ended, and holds up no other.
+//! Carries out decisions about models that are loaded on demand. Lines end in parallel. A new one begins when those
+//! that make room for it have ended, and holds up no other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often models are looked at that nobody has used for long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// A line that goes, and what keeps others from its model meanwhile.
+/// A line that is being ended, with the lock that keeps its model from being loaded.
 type Going = (Arc<Slot>, Loaded, OwnedMutexGuard<()>);
 
 impl Stable {
@@ -176,7 +176,8 @@ impl Stable {
         self.news.notify_one();
     }
 
-    /// Ends lines that nobody has used for as long as their options say, or whose workers a line lacks that is down.
+    /// Ends lines that were idle for the time in their options, and lines that are down while others lack their
+    /// workers.
     pub(super) async fn sweep(self: Arc<Self>) {
         let draining = self.door.draining.clone();
         while draining.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
