@@ -1,5 +1,5 @@
-//! What people get who have no certificate, the wrong one, or one that is right for something else: a table of attacks on a
-//! line that runs, each with its answer. The line must run on as if nothing had been.
+//! Attacks on a running line by peers without a certificate, with a wrong one, or with one for another role: a table
+//! of attacks and answers. The line must run on undisturbed.
 //!
 //!     cargo test --release --test cluster -- attacks::
 
@@ -70,13 +70,13 @@ impl Scene {
         Somebody::member(&self.authority, role, name)
     }
 
-    /// Who shows this certificate, and believes in the cluster.
+    /// A peer that shows this certificate, and trusts the cluster.
     fn showing(&self, by: &Authority, role: Role, validity: Validity) -> Somebody {
         Somebody::new(&self.authority, by, role, "desk", validity)
     }
 }
 
-/// What an attacker saw.
+/// The answer that an attacker got.
 type Seen = Result<String, String>;
 
 fn of_status(status: &Status) -> String {
@@ -251,7 +251,7 @@ async fn raw_tls(to: &Address, shown: Option<(brigade_proto::tls::Der, &NodeKey)
     }
 }
 
-/// Believes every server.
+/// A client that accepts every server.
 #[derive(Debug)]
 struct Credulous;
 

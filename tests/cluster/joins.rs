@@ -1,4 +1,4 @@
-//! What anybody may tell a coordinator by joining: nothing of it ends the coordinator or fills it up.
+//! Hostile joins: no message of a joining peer ends the coordinator or fills its memory.
 
 use std::time::{Duration, Instant};
 

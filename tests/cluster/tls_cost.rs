@@ -1,6 +1,6 @@
-//! What TLS between processes costs: the same line with it and without, in turns, so that a busy machine is busy for both.
-//! The time by the clock says what a client sees on a quiet machine. The processors' time says what it costs also on a
-//! busy one. Measured at night:
+//! The cost of TLS between processes: the same line with it and without, in turns, so that a busy machine is busy for
+//! both. The wall time is that of a client on a quiet machine. The processors' time is valid on a busy machine too.
+//! Measured at night:
 //!
 //!     cargo test --release --test cluster -- --ignored tls_cost::
 
@@ -156,7 +156,7 @@ fn the_same_line_with_and_without() {
     let mut seconds: [[[Vec<f64>; 2]; 2]; 2] = Default::default();
     for pair in 0..=PAIRS {
         for turn in 0..2 {
-            // Who is first changes from pair to pair.
+            // The order changes from pair to pair.
             let kind = (pair + turn) % 2;
             let taken = [
                 lines[kind].seconds(PROMPTS, PROMPT_TOKENS, 1),

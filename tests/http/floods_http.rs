@@ -1,5 +1,5 @@
-//! What clients that flood the HTTP port cost the coordinator: memory, gaps in the streams of others, and
-//! time to end.
+//! Clients that flood the HTTP port, and their cost for the coordinator: memory, gaps in other streams, and time to
+//! end.
 //!
 //! This is a measurement and not a part of the usual suite. It prints a table beside the named limits:
 //!
@@ -29,7 +29,7 @@ const TRICKLING_CLIENTS: usize = 200;
 /// Connections that send nothing.
 const IDLE_CLIENTS: usize = 2000;
 
-/// What one flood cost.
+/// The cost of one flood.
 struct Cost {
     flood: &'static str,
     /// Resident memory of the coordinator, MiB: before, and the most during the flood.
@@ -39,7 +39,7 @@ struct Cost {
     gap: Duration,
     /// Connections that are open at the end of it.
     open: usize,
-    /// What came of it, in words.
+    /// The outcome, in words.
     outcome: String,
 }
 

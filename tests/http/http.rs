@@ -137,8 +137,8 @@ fn an_unfinished_answer_goes_on_where_it_stands() {
     assert_ne!(text(&chat), continued, "a new answer begins behind it");
 }
 
-/// The demo model has never seen a tool: it goes on with the call that is begun for it as with any text. What
-/// becomes of that is the same for any cut, and no markup of the beginning is shown as content.
+/// The demo model was never trained on tools: it continues the beginning of a call like any text. The result is the
+/// same for any cut, and no markup of the beginning appears as content.
 fn a_forced_call_is_the_same_for_any_cut() {
     let parameters = json!({ "type": "object", "properties": { "verse": { "type": "string" } } });
     let tool =

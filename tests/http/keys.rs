@@ -1,5 +1,5 @@
-//! API keys over a real server: made, used, limited and revoked by commands while it runs; what is open without one;
-//! what the logs say of it all, and what they never do.
+//! API keys over a real server: made, used, limited and revoked by commands while it runs. Also the addresses that
+//! need no key, and the contents of the logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// What `brigade key ...` prints.
+/// The standard output of `brigade key ...`.
 fn key(data: &Path, args: &[&str]) -> String {
     let data = data.to_str().unwrap();
     let output = run(&[&["key"], args, &["--data-dir", data]].concat());

@@ -68,7 +68,7 @@ fn a_chat_in_a_browser() {
     assert!(!first[0].trim().is_empty(), "{first:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
 
-    // Another answer to the same question, and the question changed.
+    // Regenerates an answer, and edits the question.
     page.value("document.querySelector('#messages li.assistant .tools button').click()");
     page.wait(IDLE);
     assert_eq!((texts(page, "user").len(), texts(page, "assistant").len()), (1, 1));
@@ -227,7 +227,7 @@ fn several_chats_are_kept() {
     };
     let server = Server::start(&["--workers", "1", "--ctx", "4096"]);
     let page = &mut ready(&chromium, &server);
-    // What a page had kept that knew one chat, with a text that is hard to show.
+    // Data that an earlier version of the page stored, with one chat and a text that is hard to show.
     page.value(
         "localStorage.setItem('brigade-chat', JSON.stringify([
              { role: 'user', content: 'The first' }, { role: 'assistant', content: '>'.repeat(8000) }]))",
@@ -280,8 +280,8 @@ fn answered(page: &mut Page, n: usize) {
     page.wait(IDLE);
 }
 
-/// Waits until a tab that did not ask for them shows these answers. It may read the last one on from its beginning, and
-/// takes no question meanwhile.
+/// Waits until a tab that did not ask for them shows these answers. It may read the last one again from its
+/// beginning, and takes no question until then.
 fn shows_whole(page: &mut Page, answers: &[String]) {
     let shown =
         "[...document.querySelectorAll('#messages li.assistant .text')].map(e => e.innerText)";

@@ -1,9 +1,9 @@
-//! The scheduler over stages of real models, in one process: drafts change no token and no state, whatever the models
-//! remember of a sequence.
+//! The scheduler over stages of real models, in one process: drafts change no token and no state, for all kinds of
+//! state.
 //!
-//! A first run has no drafts. Others draft what it said, with a share of wrong tokens. Then all must be equal: tokens with
-//! their log-probabilities, what is kept of the sequence, its snapshots on every stage, and what the next request of the
-//! chat begins with.
+//! A first run has no drafts. Other runs draft its answers, with a share of wrong tokens. Then everything must be
+//! equal: tokens with their log-probabilities, the kept state of the sequence, its snapshots on every stage, and the
+//! state with which the next request of the chat begins.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -61,11 +61,11 @@ struct Drafts {
     costs: (u64, u64),
 }
 
-/// What of a chat is drawn how.
+/// A chat and its ways of drawing.
 struct Chat {
     prompt: Vec<u32>,
     sampler: SamplerSetup,
-    /// What each answer has to fit, wherever it begins.
+    /// The constraint of each answer, wherever it begins.
     held: Option<Constraint>,
 }
 
@@ -81,7 +81,7 @@ impl Chat {
 /// The token that ends an answer that is held to a grammar.
 const END: u32 = 2;
 
-/// What the tokens of a model mean to a grammar: a letter each.
+/// The texts of a model's tokens for grammars: a letter each.
 fn letters(n_vocab: u32) -> Vocabulary {
     let letter = |id: u32| vec![b'a' + (id % 26) as u8];
     Vocabulary::new((0..n_vocab).map(letter).collect(), |id| id == END, &[END]).unwrap()
@@ -323,7 +323,7 @@ fn drafts_change_no_token_and_no_state() {
     each(&models, |model| check(&golden, *model));
 }
 
-/// What tokens mean to [`choices`]: no two the same, and none the beginning of another.
+/// The texts of tokens for [`choices`]: no two are equal, and none is the beginning of another.
 fn words(n_vocab: u32) -> Vocabulary {
     let word = |id: u32| format!("<{id}>").into_bytes();
     Vocabulary::new((0..n_vocab).map(word).collect(), |id| id == END, &[END]).unwrap()

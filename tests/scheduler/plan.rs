@@ -422,8 +422,8 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
     assert!(tight.explain().contains("6 sequences are kept"), "{}", tight.explain());
 }
 
-/// Unequal workers of whom one is of no use: whether sequences are kept or not, the best order of the others
-/// is looked for.
+/// Unequal workers, one of which is useless: the best order of the others is searched with kept sequences and
+/// without.
 fn keeping_sequences_changes_no_order() {
     let layer = |weight: u64, expert: u64, elements: u64, kv: u64, scan: u64| LayerFacts {
         expert_matrices: [0; 6],

@@ -1,4 +1,5 @@
-//! Agents that start together read what they share once, though the one that reads leaves in the middle.
+//! Agents that start together compute their common beginning once, even if the one that computes it leaves in the
+//! middle.
 
 use brigade_sched::Micros;
 use brigade_sched::sim::{Sim, SimRequest, StageModel, Workload};

@@ -122,7 +122,7 @@ fn nor_on_a_line_that_is_fast() {
     }
 }
 
-/// As the usual key's requests fare where nobody is told apart: those that were not turned away.
+/// The waits of the usual key's requests where keys are not told apart. Refused ones are left out.
 fn usual_waits(outcome: &Outcome) -> Vec<f64> {
     let times: Vec<u64> = usual().iter().map(|request| request.at).collect();
     let own = outcome.clients.iter().filter(|client| times.contains(&client.request.at));

@@ -1,4 +1,4 @@
-//! What benches with options of their own have in common.
+//! Shared code of benchmarks that have options of their own.
 
 use std::process::ExitCode;
 

@@ -9,7 +9,7 @@ use brigade_worker::cache::Cache;
 use brigade_worker::pool::Pool;
 use libfuzzer_sys::fuzz_target;
 
-/// What the blob holds.
+/// The contents of the blob.
 const BLOB: &[u8] = b"the bytes of a tensor, which are known by their hash";
 
 fn cache() -> &'static Cache {

@@ -1,4 +1,4 @@
-//! What a test program's processes leave behind: the workers of a server that was killed, for example.
+//! Processes that a test program leaves behind, for example the workers of a killed server.
 
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
@@ -26,7 +26,7 @@ pub fn ended_within(within: Duration) -> Vec<String> {
         thread::sleep(Duration::from_millis(20));
     }
     let mut left = Vec::new();
-    // What a killed one leaves behind is killed as well.
+    // Processes that a killed one leaves behind are killed as well.
     loop {
         let pids = alive();
         if pids.is_empty() {
@@ -41,7 +41,7 @@ pub fn ended_within(within: Duration) -> Vec<String> {
     }
 }
 
-/// Children that run. Those that have ended are waited for.
+/// Children that still run. Those that have ended are waited for.
 fn alive() -> Vec<Pid> {
     let mut alive = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -240,7 +240,7 @@ fn addresses_and_registries_are_names_too() {
     assert!(!lock.contains("a-secret") && lock.contains("/files/"), "{lock}");
 }
 
-/// What starting by name costs on a warm cache, beside the same file by path: prints pairs.
+/// The time of a start by name on a warm cache, beside the same file by path. Prints pairs.
 fn a_name_starts_as_fast_as_a_path() {
     const PAIRS: usize = 20;
     let machine = Machine::with(&[]);
@@ -272,7 +272,7 @@ fn a_name_starts_as_fast_as_a_path() {
     let (mut by_name, mut by_path) = (Vec::new(), Vec::new());
     // The first of each is not counted: it reads the file.
     for pair in 0..=PAIRS {
-        // Which goes first changes, so that what else happens here favours neither.
+        // The order alternates, so that other load favours neither.
         let (a, b) = match pair % 2 {
             0 => (started(NAME), started(path)),
             _ => {

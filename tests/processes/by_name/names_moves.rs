@@ -1,5 +1,4 @@
-//! Layers of a model by name that move: they come from the worker that has them, and from the model's source only where nobody
-//! has them any more.
+//! Layers of a model by name that move. They come from the worker that has them, or else from the model's source.
 
 use std::process::Command;
 
@@ -54,7 +53,7 @@ fn what_moves_comes_from_the_worker_that_has_it() {
     let moved = blobs(&caches[0], header) - first;
     println!("{moved} bytes came from the other worker, none from the source");
     assert_eq!(blobs(&caches[0], header), all_but_one);
-    // What nobody has comes from the source.
+    // Layers that no worker has come from the source.
     drop(workers);
     machine.hub.mood(Mood::Good);
     std::fs::remove_dir_all(&caches[0]).unwrap();

@@ -1,5 +1,5 @@
-//! Models with recurrent state over real worker processes: many streams at once, some of which their clients
-//! leave, and nothing stays behind.
+//! Models with recurrent state over real worker processes: many streams at once, some of which are abandoned by their
+//! clients. Nothing is left behind.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Prefix reuse with real workers: the next turn of a chat computes what is new, and says what it would have
-//! said without.
+//! Prefix reuse with real workers: the next turn of a chat computes only its new tokens, and gives the same answer as
+//! without reuse.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const UNGUESSED: &[&str] = &["--speculate", "off"];
 /// One answer, and what it took.
 struct Turn {
     text: String,
-    /// Text and log-probabilities.
+    /// Text and log-probabilities of the answer.
     choice: Value,
     prompt: u64,
     cached: u64,
@@ -125,7 +125,7 @@ fn a_chat_on_two_workers_computes_only_what_is_new_and_says_the_same() {
     }
 }
 
-/// As the chat above, with a state at the end of each prompt and of each answer.
+/// The same chat on a hybrid model, with a state at the end of each prompt and of each answer.
 fn chat_on_a_hybrid(arch: &str, size: &str) {
     let path = synth(arch, size);
     let model = path.to_str().unwrap();

@@ -1,5 +1,5 @@
-//! Low-rank adapters over real workers: they reach the workers that hold the layers, each request uses its own, nothing
-//! that one computed begins another's, and streams go on with theirs when a worker is lost.
+//! Low-rank adapters over real workers. They reach the workers that hold the layers, and each request uses its own.
+//! States that one adapter computed are not reused with another, and streams go on with theirs when a worker is lost.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 /// Requests on the line when a worker is lost.
 const CLIENTS: usize = 6;
 
-/// What the manual promises (docs/cluster.md): so soon after a worker is lost that is known, and who does not wait for another line
-/// has an error.
+/// The manual's promise (docs/cluster.md): a lost worker is noticed within this time, and clients that do not wait
+/// for another line get an error.
 const PROMISED: Duration = Duration::from_secs(5);
 
 /// Twice what is promised, for slack. A hung worker is known by three heartbeats of a second each that it

@@ -265,7 +265,7 @@ fn a_client_that_was_cut_off_reads_on() {
         agent().post(server.url("/v1/chat/completions")).header("last-event-id", &got[100].0);
     let rest = read(post.send("{}").unwrap(), usize::MAX);
     assert_eq!(rest.len(), got.len() - 101);
-    // Nobody wants it: it is gone.
+    // The client deleted the stream: it is gone.
     let url = server.url(&format!("/v1/streams/{id}"));
     assert_eq!(agent().delete(&url).call().unwrap().status(), 204);
     assert_eq!(agent().get(&url).call().unwrap().status(), 404);

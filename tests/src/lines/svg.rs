@@ -29,7 +29,7 @@ const STYLES: [(&str, &str); 6] = [
 /// One chart: a line for each series, a point for each x.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it.
+    /// The text above the panel.
     pub title: String,
     /// Below the horizontal axis.
     pub x_label: String,

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use brigade_tidy::modules;
 
-/// The rooms of a crate, lowest first, and files beside them that count as rooms of their own. What is neither, as the
-/// crate's root, may use all.
+/// The rooms of a crate, lowest first, and files beside them that count as rooms of their own. Any other file, such
+/// as the crate's root, may use all rooms.
 const ROOMS: [(&str, &[&str]); 2] = [
     (
         "coordinator/http",
