@@ -46,10 +46,10 @@ pub enum Incompatible {
         what: &'static str,
         /// The required one.
         name: String,
-        /// Those that the worker offers.
+        /// The offered ones.
         has: String,
     },
-    /// It is of a release without something that is asked of it.
+    /// It is of an older release, without a required feature.
     #[error("it knows no {what}: upgrade it to {SOFTWARE}, or start without {option}")]
     Older {
         /// The kind of value that the worker does not know.

@@ -127,11 +127,11 @@ pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 pub const MAX_MARKERS: usize = 64;
 /// Bytes of a marker.
 pub const MAX_MARKER_BYTES: usize = 256;
-/// Of all set-ups in a frame.
+/// Limit for all set-ups in a frame.
 pub const MAX_FRAME_MARKERS: usize = 4096 * MAX_MARKERS;
 /// Adapters beside a model, and of one sequence.
 pub const MAX_ADAPTERS: usize = 64;
-/// Of all sequences that a frame opens.
+/// Limit for all sequences that a frame opens.
 pub const MAX_FRAME_ADAPTERS: usize = 4096 * MAX_ADAPTERS;
 /// Alternatives reported per sampled token.
 pub const MAX_TOP_LOGPROBS: u32 = 1024;

@@ -61,7 +61,7 @@ pub enum NetError {
     /// The address is malformed or not allowed.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// Nothing could be bound there.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Bind {
         /// The given address.
@@ -77,7 +77,7 @@ pub enum NetError {
         /// The transport's reason, with its causes.
         reason: String,
     },
-    /// One of the two does not believe the other: trying again changes nothing by itself.
+    /// One side refuses the other's certificate: trying again changes nothing by itself.
     #[error("{address}: {reason}")]
     Refused {
         /// The dialled address.

@@ -17,7 +17,7 @@ pub const NAME: &str = "hf:user/repo:Q8_0";
 
 /// A machine with folders and environment of its own.
 pub struct Machine {
-    /// All of its folders.
+    /// The folder with all of its folders.
     pub dir: PathBuf,
     /// The hub that it uses.
     pub hub: Hub,
@@ -35,12 +35,12 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// One with a hub that has the small model.
+    /// A machine with a hub that has the small model.
     pub fn new() -> Self {
         Self::with(&[(PATH, File::new(model()))])
     }
 
-    /// One whose hub has these files.
+    /// A machine whose hub has these files.
     pub fn with(files: &[(&str, File)]) -> Self {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);

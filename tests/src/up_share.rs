@@ -32,7 +32,7 @@ const LIVES_MS: [u64; 4] = [400, 900, 1700, 3100];
 pub struct Seen {
     /// The length of the window.
     pub window: Duration,
-    /// From the window's begin to the first answer.
+    /// Time from the window's begin to the first answer.
     pub first: Option<Duration>,
     /// The part of the window in which requests succeeded.
     pub up: Duration,
@@ -48,7 +48,7 @@ impl Seen {
         self.up.as_secs_f64() / self.window.as_secs_f64()
     }
 
-    /// One row of the table.
+    /// A row of the table.
     pub fn row(&self, case: &str) -> String {
         let first = self.first.map_or("never".into(), |d| format!("{:.1} s", d.as_secs_f64()));
         let gap = self.longest_gap.as_secs_f64();

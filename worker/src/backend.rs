@@ -80,7 +80,7 @@ pub struct BuildOrder {
     pub weights: Arc<Weights>,
     /// The layers of the stage and its limits.
     pub spec: StageSpec,
-    /// Told the bytes of each tensor as it is taken.
+    /// Called with the bytes of each tensor as it is taken.
     pub progress: Box<dyn FnMut(u64) + Send>,
 }
 
@@ -207,7 +207,7 @@ pub struct CopyFacts {
 /// The result of a ubatch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// For the next stage, or for the coordinator.
+    /// The output for the next stage, or for the coordinator.
     pub output: StageOutput,
     /// The part of the time that went into the model's own drafts.
     pub drafting: Duration,
@@ -279,7 +279,7 @@ pub trait StageRunner {
     /// The stage cannot be used again.
     fn reset(&mut self) -> Result<(), StageError>;
 
-    /// Its weights, for the next stage that is built; its sequences are gone.
+    /// Takes its weights out, for the next stage that is built; its sequences are gone.
     fn into_kept(self: Box<Self>) -> KeptWeights;
 
     /// Properties on which copies of its states depend; `None`: it cannot copy any.

@@ -347,7 +347,7 @@ impl Cache {
 /// How much of a blob is on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlobState {
-    /// All of it, verified.
+    /// The complete blob, verified.
     Complete(CachedBlob),
     /// This many bytes from its start.
     Partial(u64),

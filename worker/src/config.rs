@@ -103,7 +103,7 @@ pub enum Secured {
     No,
     /// The credentials come from the coordinator that started it, on standard input.
     Parent,
-    /// By the certificates of somebody else's authority.
+    /// The certificates of an external authority.
     External(External),
     /// The worker is a member of a coordinator's cluster.
     Member {
@@ -143,7 +143,7 @@ pub struct Config {
     pub matrix_units: bool,
     /// Whether its products of many rows are computed in f16, with bits of its own.
     pub fast_math: bool,
-    /// After so many batches of commands the GPU counts as lost, once: for tests.
+    /// For tests: the number of command batches after which the GPU counts as lost, once.
     pub gpu_lost_after: Option<u64>,
     /// CPUs that threads are pinned to; empty: not pinned.
     pub cpus: Vec<usize>,

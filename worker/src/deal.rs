@@ -35,7 +35,7 @@ pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
     Ok(stage)
 }
 
-/// Its address, of the node's: the ports of a node's stages follow each other.
+/// A stage's address, from the node's: the ports of a node's stages follow each other.
 fn address(share: Share, option: &'static str, node: Address) -> Result<Address, ConfigError> {
     match node {
         Address::Tcp { host, port: 0 } => Ok(Address::Tcp { host, port: 0 }),

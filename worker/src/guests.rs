@@ -10,7 +10,7 @@ use crate::measure::{Speeds, sent_per_second};
 /// Most matrices of an expert in a layer: three projections, and three of what groups of experts share.
 pub const MATRICES: usize = 6;
 
-/// In the name of a tensor that has a gate and a way up together.
+/// The part of a tensor's name that marks a fused gate and up projection.
 const FUSED: &str = "ffn_gate_up_";
 
 /// Bytes of each matrix of one expert that a tensor of experts has, packed.

@@ -55,35 +55,35 @@ pub enum Job {
         slot: u32,
         /// The snapshot's bytes.
         bytes: Vec<u8>,
-        /// Told when it is done.
+        /// Notified when it is done.
         answer: Answer<()>,
     },
     /// Say which sequences of a line before this one the stage still holds.
     FindHeld {
         /// Names of the sequences in question.
         names: Vec<CopyName>,
-        /// Told what is held.
+        /// Gets the states that are held.
         answer: Answer<HeldFound>,
     },
     /// Copy some of a sequence's state: its slot, positions, pages before those that are wanted, and bytes at most.
     Copy {
         /// `None`: report only the properties that the stage's states depend on.
         of: Option<(u32, u32, u32, usize)>,
-        /// Told what was copied.
+        /// Gets the copied part.
         answer: Answer<Copied>,
     },
     /// Give a sequence the state of a checkpoint.
     PutBack {
         /// The sequence to restore, with its copies.
         put: Box<PutBack>,
-        /// Told when it is done.
+        /// Notified when it is done.
         answer: Answer<()>,
     },
     /// Forget all sequences of the stage.
     Reset {
         /// How their states are kept; `None`: they are dropped.
         keep: Option<Keep>,
-        /// Told when it is done.
+        /// Notified when it is done.
         done: Answer<()>,
     },
     /// Build another stage out of the one there is.
@@ -107,6 +107,6 @@ impl std::fmt::Debug for Build {
 pub struct HeldFound {
     /// Properties on which its copies depend; `None`: it takes none.
     pub facts: Option<CopyFacts>,
-    /// For each sequence asked for, up to which position its pages are there.
+    /// For each of the given sequences, the position up to which its pages are there.
     pub up_to: Vec<u32>,
 }

@@ -78,10 +78,10 @@ enum Mode {
 pub struct Node {
     /// The open file of this program.
     program: File,
-    /// Of each stage, beside what says which it is.
+    /// Arguments of each stage, beside that with its number.
     arguments: Vec<OsString>,
     stages: usize,
-    /// By what they take turns.
+    /// The locks by which stages take turns.
     locks: Locks,
     /// Measured speeds of the machine, once a stage has measured them.
     speeds: OnceLock<String>,

@@ -66,7 +66,7 @@ pub struct TensorWanted {
     pub name: String,
     /// Bytes of the tensor.
     pub nbytes: u64,
-    /// Its content; `None` where the coordinator has not hashed.
+    /// The hash of its content; `None` where the coordinator has not hashed it.
     pub hash: Option<Hash>,
 }
 

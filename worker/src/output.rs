@@ -48,7 +48,7 @@ pub struct LaneRun {
     pub output_width: u32,
     /// Set when the lane is over: queued work is dropped, a blocked send gives up.
     pub cancel: CancellationToken,
-    /// Told once if a ubatch fails.
+    /// Notified once if a ubatch fails.
     pub failed: oneshot::Sender<Failure>,
     /// The worker's counters.
     pub meter: Arc<Meter>,

@@ -57,7 +57,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// Why a worker could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It is no member of the cluster that it should join.
+    /// It could not become a member of the cluster.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// It cannot listen or serve.
@@ -72,7 +72,7 @@ pub enum WorkerError {
     /// The op table named does not run here, or the system refuses threads.
     #[error(transparent)]
     Engine(#[from] KernelError),
-    /// No threads for the network.
+    /// No threads for the network could be started.
     #[error("cannot start network threads: {0}")]
     Runtime(io::Error),
     /// A part of the worker ended without a result.

@@ -15,7 +15,7 @@ pub struct Share {
     pub number: usize,
     /// The number of stages.
     pub of: usize,
-    /// By what it takes turns with the others; `None`: it computes when it likes.
+    /// The locks by which it takes turns with the others; `None`: it computes at any time.
     pub turns: Option<Inherited>,
 }
 
@@ -33,7 +33,7 @@ impl Share {
         }
     }
 
-    /// Its data folder, in that of its node.
+    /// The data folder of the stage, in that of its node.
     pub fn folder(self, node: &Path) -> PathBuf {
         node.join(format!("stage-{}", self.number))
     }

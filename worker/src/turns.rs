@@ -46,7 +46,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// By what was inherited.
+    /// Opens the inherited locks.
     ///
     /// # Errors
     /// There are no such files.

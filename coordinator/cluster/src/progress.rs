@@ -21,9 +21,9 @@ const LOG_EVERY: Duration = Duration::from_secs(5);
 /// A step that the bytes of a stage go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// For workers that may have them in another file or in their caches.
+    /// Hashing, for workers that may have the bytes in another file or in their caches.
     Hashing,
-    /// To workers that lack them.
+    /// Sending, to workers that lack the bytes.
     Sending,
     /// Into the workers' memory.
     Loading,
@@ -91,7 +91,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing done yet; it is told to `events`.
+    /// No progress yet. Reports go to `events`.
     pub fn new(events: mpsc::Sender<LineEvent>) -> Self {
         Self { counts: Arc::default(), events: Some(events) }
     }
@@ -101,7 +101,7 @@ impl Progress {
         Self { counts: Arc::default(), events: None }
     }
 
-    /// One stage's part of a phase, of so many bytes.
+    /// A stage's part of a phase, with its total of bytes.
     pub fn part(&self, phase: Phase, total: u64) -> Part {
         self.add(phase, 0, total);
         Part { progress: self.clone(), phase, done: Mutex::new(0) }

@@ -41,7 +41,7 @@ pub enum Presence {
     },
     /// Being started or dialled, for so long.
     Connecting {
-        /// Since the attempt began.
+        /// The time since the attempt began.
         since: Duration,
     },
     /// Handshake done, capabilities known and sufficient.
@@ -55,7 +55,7 @@ pub struct MemberSeen {
     pub id: MemberId,
     /// The state of the connection.
     pub presence: Presence,
-    /// Since it was last of use, or first wanted; a refusal does not begin this anew.
+    /// The time since it was last of use, or first wanted. A refusal does not restart it.
     pub missing_for: Duration,
     /// Named by the user or a child of ours: never forgotten.
     pub named: bool,
@@ -63,13 +63,13 @@ pub struct MemberSeen {
     pub known: bool,
     /// How often it broke lines lately; 0: trusted.
     pub doubts: u32,
-    /// Among these breaks were such as are not forgiven: it accepted work and did not do it.
+    /// Whether it broke a line in an unforgivable way: it accepted work and did not do it.
     pub broke_badly: bool,
     /// A child of ours that gets ready for the first time: within a bounded time it is ready, or has ended.
     pub gets_ready: bool,
-    /// It answered that it has no time for us (another coordinator has it, it drains).
+    /// Whether it answered that it has no time for us (another coordinator has it, or it drains).
     pub busy: bool,
-    /// It refused for a reason that does not pass by itself.
+    /// Whether it refused for a permanent reason.
     pub refuses: bool,
 }
 
@@ -209,7 +209,7 @@ enum Choice {
     Hopeless(String),
 }
 
-/// Over whom a line is built now, or what is waited for.
+/// The members to build a line over now, or the reason to wait.
 fn choose(
     goal: &Goal,
     members: &[MemberSeen],

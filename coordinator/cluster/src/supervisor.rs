@@ -138,7 +138,7 @@ pub(super) struct Supervisor {
     loading_ahead: JoinSet<Result<Ahead, String>>,
     /// A planned change whose line is taken down.
     change: Option<Change>,
-    /// At most one: until the line that is up is settled.
+    /// The task that waits until the line that is up is settled; one at most.
     settling: JoinSet<Option<Moved>>,
     rebalancing: Rebalancing,
     /// The cut of the next line, if it is fixed.
@@ -215,7 +215,7 @@ impl Supervisor {
         self.leave().await;
     }
 
-    /// One step, and the news it waits for.
+    /// Takes one step, and waits for the next news.
     async fn turn(&mut self) -> Result<(), GiveUp> {
         self.deal_with_the_pool();
         self.call_the_roll();

@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 /// How an arrangement treats system messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Systems {
-    /// They stay where they are.
+    /// System messages stay where they are.
     #[default]
     Stay,
-    /// All of them are one, which comes first.
+    /// All system messages are merged into one, which comes first.
     Merged,
     /// Their text begins the first message of a user.
     Moved,
@@ -18,14 +18,14 @@ pub enum Systems {
 /// How an arrangement treats calls of earlier answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallsGiven {
-    /// They stay as they are.
+    /// Calls stay as they are.
     #[default]
     Stay,
     /// Text beside calls is a message of its own, before them.
     Apart,
-    /// And every call is one, with its result behind it.
+    /// In addition, each call has a message of its own, with its result behind it.
     Single,
-    /// They are written into the text, as are their results.
+    /// Calls and their results are written into the text.
     InWords,
 }
 
@@ -43,7 +43,7 @@ pub struct Arrangement {
 }
 
 impl Arrangement {
-    /// All of them; those that change least come first.
+    /// All arrangements; those that change least come first.
     pub fn all() -> impl Iterator<Item = Self> {
         let calls = [CallsGiven::Stay, CallsGiven::Apart, CallsGiven::Single, CallsGiven::InWords];
         let systems = [Systems::Stay, Systems::Merged, Systems::Moved];

@@ -155,7 +155,7 @@ impl Tags {
         }
     }
 
-    /// Before an argument or behind the last. Whether anything happened.
+    /// Reads before an argument, or behind the last one. Whether anything happened.
     fn between(
         &mut self,
         text: &str,

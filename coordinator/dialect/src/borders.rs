@@ -4,7 +4,7 @@
 use brigade_text::Tokenizer;
 use serde_json::Value;
 
-/// Up to where a chat is to be kept, as its client marks it: others are likely to go on otherwise there.
+/// The places of a chat that its client marks: other chats are likely to differ there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marked {
     /// Whether the end of instructions and tools is marked.

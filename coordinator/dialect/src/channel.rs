@@ -14,7 +14,7 @@ use super::lex::{self, Begins, Found, begins, find};
 use super::sink::Sink;
 use super::tools::Tools;
 
-/// All of its markers.
+/// All markers of this format.
 pub const MARKERS: [&str; 7] = [
     "<|channel|>",
     "<|message|>",
@@ -34,13 +34,13 @@ const CONSTRAIN: usize = 6;
 
 /// The text before a recipient.
 const TO: &str = "to=";
-/// Before the names of the request's tools.
+/// The text before the names of the request's tools.
 const FUNCTIONS: &str = "functions.";
 
 /// Where in the series.
 #[derive(Clone, Debug, Default)]
 pub enum Channels {
-    /// At the beginning: the prompt may have ended within a header.
+    /// At the beginning of the answer: the prompt may have ended within a header.
     #[default]
     First,
     /// Within a header.
@@ -49,7 +49,7 @@ pub enum Channels {
     Reasoning,
     /// Within content.
     Content,
-    /// In a call's arguments: what copies them, until they turn out to be no JSON, and whether there are any.
+    /// Within a call's arguments: the copier, unless they turn out not to be JSON, and whether there are any.
     Call(Option<Mender>, bool),
     /// Between two messages.
     Between,

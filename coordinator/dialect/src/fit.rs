@@ -61,7 +61,7 @@ pub struct Fitting<'a> {
     pub template: &'a ChatTemplate,
     /// The forms in which it reads contents.
     pub forms: Forms,
-    /// All but the messages.
+    /// The template's input without the messages.
     pub input: TemplateInput<'a>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// In which form a template reads a message's content.
+/// The form in which a template reads a message's content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
     /// Content is a plain text.
@@ -47,7 +47,7 @@ pub struct Forms {
     pub assistant: Form,
     /// The form of system messages.
     pub system: Form,
-    /// For results of tools.
+    /// The form of results of tools.
     pub tool: Form,
 }
 

@@ -214,9 +214,9 @@ fn call(name: String, id: Option<String>, used: usize, body: Body) -> Head {
 enum Part {
     /// This, so many bytes long.
     Is(String, usize),
-    /// It is not complete.
+    /// The part is not complete.
     Open,
-    /// It is something else.
+    /// The text is something else.
     Bad,
 }
 

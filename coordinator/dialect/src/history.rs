@@ -39,7 +39,7 @@ pub struct Prepared {
 }
 
 impl History {
-    /// For the template of which `dialect` and `facts` were found.
+    /// A history for the template of which `dialect` and `facts` were found.
     pub fn new(template: &ChatTemplate, dialect: &Dialect, facts: &Facts) -> Self {
         Self {
             dialect: dialect.clone(),
@@ -214,7 +214,7 @@ impl History {
 /// A call that a result may name.
 struct Called {
     name: String,
-    /// Its id for the template, where that is another than the client's.
+    /// The call's id for the template, where it differs from the client's.
     id: Option<String>,
 }
 

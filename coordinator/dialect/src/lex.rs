@@ -15,7 +15,7 @@ pub enum Found {
 /// How a text begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// With this marker of the list.
+    /// It begins with this marker of the list.
     With(usize),
     /// Perhaps with one: more text is needed.
     Perhaps,

@@ -75,7 +75,7 @@ pub use tools::{Tool, Tools};
 pub struct Pair {
     /// The text before.
     pub open: String,
-    /// After it; may be empty.
+    /// The text after; may be empty.
     pub close: String,
 }
 
@@ -148,11 +148,11 @@ pub struct JsonShape {
 pub struct NamedShape {
     /// The text before the name.
     pub prefix: String,
-    /// Between name and id, where the model writes an id.
+    /// The text between name and id, where the model writes an id.
     pub id: Option<String>,
-    /// Between the name (or the id) and the arguments.
+    /// The text between the name (or the id) and the arguments.
     pub separator: String,
-    /// After the arguments, before the call's closing marker.
+    /// The text after the arguments, before the call's closing marker.
     pub suffix: String,
     /// The "name" that marks plain text.
     pub plain: Option<String>,
@@ -165,7 +165,7 @@ pub struct NamedShape {
 pub struct TaggedShape {
     /// Markers around the name. An empty `close`: the name ends where a line, an argument or the call does.
     pub name: Pair,
-    /// After the last argument.
+    /// The text after the last argument.
     pub end: String,
     /// Around an argument's key.
     pub key: Pair,

@@ -13,11 +13,11 @@ use super::{Calls, Dialect, Shape};
 pub struct Options {
     /// The tools; none: calls are not looked for.
     pub tools: Arc<Tools>,
-    /// Nothing after the first call counts.
+    /// Whether everything after the first call is ignored.
     pub single: bool,
     /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
     pub hidden: Arc<[String]>,
-    /// For ids that the model does not give.
+    /// The seed of ids that the model does not give.
     pub seed: IdSeed,
 }
 

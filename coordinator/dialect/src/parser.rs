@@ -20,21 +20,21 @@ const MAX_WHOLE_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
 enum State {
-    /// In content, or in reasoning if `thinks`.
+    /// Reading content, or reasoning if `thinks`.
     Text,
-    /// Among calls: between two, or before the first.
+    /// Reading between two calls, or before the first.
     Between,
     /// Where a call may begin.
     Head,
-    /// In a call that is read when it is complete.
+    /// Reading a call that is parsed when it is complete.
     Whole(Scan),
-    /// In a call's arguments.
+    /// Reading a call's arguments.
     Body { name: String, arguments: Arguments },
-    /// Behind the arguments of a call that is a JSON object.
+    /// Reading behind the arguments of a call that is a JSON object.
     Tail,
     /// Reading the channels of gpt-oss.
     Channels(Channels),
-    /// Nothing counts any more.
+    /// The answer is complete; further text is ignored.
     Done,
 }
 
@@ -77,7 +77,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// At the beginning of an answer.
+    /// A parser at the beginning of an answer.
     pub fn new(dialect: Arc<Dialect>, options: Options) -> Self {
         let calls = calls_to_read(&dialect, &options);
         let nine = calls.is_some_and(|calls| calls.ids == Ids::Nine);

@@ -40,7 +40,7 @@ pub struct Facts {
     pub two: Option<String>,
     /// Text before reasoning, between reasoning and content, and behind content.
     pub reasoning: Option<[String; 3]>,
-    /// In which form it reads contents.
+    /// The forms in which it reads contents.
     pub forms: Forms,
 }
 

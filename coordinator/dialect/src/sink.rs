@@ -32,7 +32,7 @@ pub enum Event {
 pub struct IdSeed([u8; 32]);
 
 impl IdSeed {
-    /// Of one choice: its prompt's tokens and its seed.
+    /// The seed for one choice, from its prompt's tokens and its seed.
     pub fn new(prompt: &[u32], seed: u64) -> Self {
         let mut hash = blake3::Hasher::new();
         hash.update(&seed.to_le_bytes());

@@ -96,7 +96,7 @@ impl TextModel {
         }
     }
 
-    /// One without a vocabulary, for reading requests and no more; any name will do.
+    /// A model without a vocabulary, for reading requests only. It has any name.
     pub fn without_text() -> Self {
         let data = VocabData { model: "none".to_string(), ..VocabData::default() };
         let tokenizer = Tokenizer::new(data).expect("nothing in it can be wrong");
@@ -554,7 +554,7 @@ pub struct Chat {
     pub continues: bool,
     /// Further variables for the template.
     pub extra: serde_json::Map<String, Value>,
-    /// Up to where the client wants it kept.
+    /// The places up to which the client wants it kept.
     pub marked: Marked,
     /// The prompt is looked at, and no answer made: what the template leaves out is then no error.
     pub is_shown: bool,
@@ -576,7 +576,7 @@ impl Chat {
 /// How far an answer is forced to be a call of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Force {
-    /// It is for the model to decide.
+    /// The model decides.
     #[default]
     Free,
     /// A call of any tool.

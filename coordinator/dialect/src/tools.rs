@@ -18,7 +18,7 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments; `Null`: the tool has no schema.
     pub parameters: Value,
-    /// Its arguments have to fit the schema.
+    /// Whether its arguments must match the schema.
     pub strict: bool,
 }
 

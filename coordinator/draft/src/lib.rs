@@ -85,8 +85,8 @@ impl Source {
 pub struct Draft {
     /// The tokens, in order. Empty: the drafter has no idea.
     pub tokens: Vec<u32>,
-    /// For each token, the estimated probability (0 to 1) that it is right where all before it are: those of `ahead`, and
-    /// those of this draft.
+    /// For each token of `ahead` and of this draft, the estimated probability (0 to 1) that it is right where all
+    /// before it are.
     pub odds: Vec<f32>,
     /// Where all of them come from.
     pub source: Source,

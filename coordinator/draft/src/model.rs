@@ -19,7 +19,7 @@ const LEAST_RIGHT: f32 = 0.1;
 /// First drafts that must have been seen before that is said of an owner.
 const ENOUGH: f32 = 48.0;
 
-/// Of the requests of an owner for whom the block did not pay, one of so many tries again.
+/// Of an owner's requests for which the block did not pay, one in this many tries again.
 const TRY_EVERY: u32 = 16;
 
 /// A stream that had no drafts for so many tokens may have some, as if nothing was known of it but whose it is.

@@ -96,7 +96,7 @@ impl Door {
 }
 
 impl App {
-    /// Under which requests may ask for the model.
+    /// All names by which requests may name the model.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.text.names().iter().map(String::as_str)
     }

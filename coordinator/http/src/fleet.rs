@@ -27,7 +27,7 @@ use crate::request::bodies::{FREE_BODY_BYTES, Taken};
 use crate::request::fields::Fields;
 use crate::request::keep_alive::{Keep, keep_alive};
 
-/// Below it are the addresses of an API where a model may also be called by `name`.
+/// The prefix of an API in which a model may also be called by `name`.
 const OLLAMA: &str = "/api/";
 
 /// Why models cannot stand behind one door.
@@ -44,11 +44,11 @@ pub enum FleetError {
 /// Why a model cannot be used now.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NotLoaded {
-    /// It comes; how far it is.
+    /// The model is being loaded; its progress.
     NotYet(Loading),
     /// All that would have to make room for it is in use.
     NoRoom,
-    /// It cannot be loaded here; the reason is for operators.
+    /// The model cannot be loaded here; the reason is for operators.
     Never(String),
 }
 
@@ -82,7 +82,7 @@ pub type Looking<'a> = Pin<Box<dyn Future<Output = Option<Vec<Member>>> + Send +
 
 /// Where models come from while the server runs.
 pub trait Source: Debug + Send + Sync {
-    /// All of its models, if they are others than those that it said last.
+    /// All of its models, if they have changed since the last call.
     fn look(&self) -> Looking<'_>;
 
     /// Whether the model called so is there, and cannot be used.
@@ -316,7 +316,7 @@ impl Fleet {
         }
     }
 
-    /// Its name, if there is but one.
+    /// The name of the only model; `None`: there are several.
     pub(crate) fn only_name(&self) -> Option<String> {
         self.only().map(|member| member.name().to_owned())
     }
@@ -451,7 +451,7 @@ pub(crate) fn of_query(uri: &Uri) -> Option<String> {
 /// A request with the model that it means, which may not be loaded.
 #[derive(Debug)]
 pub(crate) struct Choice {
-    /// Its handler finds the body where bodies are taken from.
+    /// The request, whose body the handler finds where bodies are taken from.
     pub request: Request,
     /// The chosen model, which may not be loaded.
     pub member: Member,

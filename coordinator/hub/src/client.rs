@@ -60,7 +60,7 @@ pub struct Answer {
 pub struct Part<'a> {
     /// The first byte.
     pub from: u64,
-    /// Up to this one, not included; `None`: to the end.
+    /// The end of the range, not included; `None`: the end of the file.
     pub until: Option<u64>,
     /// Only if the file is still this one; otherwise all of it comes.
     pub etag: Option<&'a str>,
@@ -124,7 +124,7 @@ impl Client {
         Ok(Self { agent, guard: Guard::new(hosts), endpoint, token: settings.token.clone() })
     }
 
-    /// One that has no token and no hub: it reaches the internet, and these hosts.
+    /// A client without token and hub: it reaches the internet, and these hosts.
     ///
     /// # Errors
     /// As [`Client::new`].
@@ -174,7 +174,7 @@ impl Client {
         }
     }
 
-    /// One request, and those that it is redirected to.
+    /// Sends one request, and follows its redirects.
     fn follow(&self, url: &str, part: Part<'_>) -> Result<Answer, HubError> {
         let (mut at, mut first) = (url.to_string(), None);
         for _ in 0..=MAX_REDIRECTS {

@@ -115,9 +115,9 @@ pub enum HubError {
     /// A redirect that must not be followed.
     #[error("{url} redirects to {to}: {why}")]
     Redirect {
-        /// From where, without the query.
+        /// The redirecting address, without its query.
         url: String,
-        /// To where, without the query.
+        /// The target's address, without its query.
         to: String,
         /// The reason for the refusal.
         why: String,
@@ -257,7 +257,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// For `map_err` at a call of the system's.
+    /// Makes an error of a system call, for `map_err`.
     pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { what, path, source }

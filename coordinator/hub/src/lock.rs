@@ -43,7 +43,7 @@ pub type Hashes = BTreeMap<String, String>;
 pub struct Entry {
     /// The name, with its quantisation.
     pub name: String,
-    /// It is what the name without a quantisation means.
+    /// Whether the name without a quantisation means this model.
     #[serde(default)]
     pub usual: bool,
     /// The source's commit; empty where it has none.
@@ -79,7 +79,7 @@ pub struct LockedFile {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// In brigade's own folder, which it was fetched into: by what leads there from the folder.
+    /// In brigade's own folder, into which it was fetched: the path within the folder.
     Own(String),
     /// Where another program has put it: its path, and the time stamp it had when its hash was computed.
     Elsewhere {
@@ -123,7 +123,7 @@ impl Entry {
 }
 
 impl Lock {
-    /// One of these models.
+    /// A lock of these models.
     pub fn of(models: &[Entry]) -> Self {
         Self { models: models.to_vec(), ..Self::default() }
     }

@@ -271,7 +271,7 @@ mod tests {
         dir
     }
 
-    /// All that lies outside, and inside what is not to be deleted.
+    /// The contents outside, and files inside that must not be deleted.
     fn outside(dir: &Path) -> Vec<PathBuf> {
         let files = ["outside/secret.gguf", "outside/deep/secret.gguf", "secret.gguf"];
         files.iter().map(|file| dir.join(file)).collect()

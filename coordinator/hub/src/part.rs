@@ -27,7 +27,7 @@ pub struct Whole {
 pub struct PartFile {
     target: PathBuf,
     file: File,
-    /// Of what it is a part.
+    /// The complete file that it is a part of.
     pub whole: Whole,
     /// Bytes that are there.
     pub length: u64,

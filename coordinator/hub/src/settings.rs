@@ -8,7 +8,7 @@ pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// Most bytes of a token's file.
 const MAX_TOKEN_BYTES: usize = 1024;
 
-/// All of it, found once.
+/// Settings of models by name, read once.
 #[derive(Clone)]
 pub struct Settings {
     /// Brigade's own folder of models.
@@ -19,7 +19,7 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// Address of the hub, without a slash at its end.
     pub endpoint: String,
-    /// For the hub, and for nobody else.
+    /// The token for the hub; no other host gets it.
     pub token: Option<String>,
     /// Whether the network must not be used.
     pub offline: bool,

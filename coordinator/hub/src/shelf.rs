@@ -17,7 +17,7 @@ use super::stores;
 /// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// By what name it is run.
+    /// The name by which it is run.
     pub name: String,
     /// The name of its quantisation.
     pub quant: String,

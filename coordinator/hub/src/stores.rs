@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 8;
 /// A model in another program's store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// By what name it can be run here.
+    /// The name by which it can be run here.
     pub name: String,
     /// The program whose store it is in.
     pub store: &'static str,

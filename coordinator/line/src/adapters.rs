@@ -67,7 +67,7 @@ pub enum AdapterError {
         "two adapters are called {0:?} (names are those of files, without .gguf): rename one of the files"
     )]
     SameName(String),
-    /// There are too many.
+    /// More adapters are given than are allowed.
     #[error("{0} adapters: at most {MAX_ADAPTERS}")]
     TooMany(usize),
     /// No adapter has this name.
@@ -76,7 +76,7 @@ pub enum AdapterError {
     /// No adapter has this number.
     #[error("there is no adapter with id {0} here; {1}")]
     NoSuchId(u32, String),
-    /// One was named twice.
+    /// An adapter is named twice.
     #[error("adapter {0:?} is named twice")]
     Twice(String),
     /// A scale that is not finite or out of range.
@@ -137,7 +137,7 @@ impl Adapters {
         Ok(Self { all: files.iter().map(adapter).collect::<Result<_, _>>()? })
     }
 
-    /// All of them; their place is their number.
+    /// All adapters; an adapter's position is its number.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Adapter> {
         self.all.iter()
     }

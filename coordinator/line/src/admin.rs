@@ -40,14 +40,14 @@ pub enum Question {
     Status,
     /// Move all layers of a worker to others, and use it no more until it connects again.
     Drain {
-        /// Its name or address.
+        /// The worker's name or address.
         worker: String,
     },
     /// Move layers to a worker, whose own they touch, or which has none. The next line after it is planned again.
     Move {
-        /// Its name or address.
+        /// The worker's name or address.
         worker: String,
-        /// From the first one up to before the last.
+        /// The layers, with the end excluded.
         layers: Range<usize>,
     },
     /// Dial a worker, so that the next line can use it.
@@ -66,10 +66,10 @@ pub enum Question {
     },
     /// Let a worker that was drained have layers again.
     Undrain {
-        /// Its name or address.
+        /// The worker's name or address.
         worker: String,
     },
-    /// Of a server whose models are loaded on demand: which there are, and which are loaded.
+    /// List a server's models on demand, and those that are loaded.
     Models,
     /// Load a model now.
     Load {
@@ -118,9 +118,9 @@ pub struct ModelState {
     pub name: String,
     /// `loaded`, `loading`, `unloaded`, or `quarantined` if it is not loaded again; `always` if it was loaded with the server.
     pub state: String,
-    /// It stays, by order.
+    /// Whether an operator's order keeps it loaded.
     pub pinned: bool,
-    /// It is loaded with the server, by order.
+    /// Whether it is loaded with the server, by an operator's order.
     #[serde(default)]
     pub ordered: bool,
     /// Why it is not loaded again.
@@ -140,7 +140,7 @@ pub struct ClusterStatus {
     pub epoch: u64,
     /// Whether it is up.
     pub up: bool,
-    /// Its stages, first one first.
+    /// Stages of the line, in order.
     pub stages: Vec<StageStatus>,
     /// Connected workers without layers.
     pub spare: Vec<String>,
@@ -151,7 +151,7 @@ pub struct ClusterStatus {
     /// A change of the line for which the next one loads, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changing: Option<String>,
-    /// All machines, and where each stands.
+    /// All machines, with their states.
     #[serde(default)]
     pub nodes: Vec<NodeStatus>,
     /// Why there is no line yet, as the log says it.
@@ -237,7 +237,7 @@ pub struct StageBytes {
     pub host_experts: u64,
     /// Rows that routed experts computed with the GPU and with the host, since loading.
     pub expert_rows: [u64; 2],
-    /// Of those of the GPU, rows of experts of the host's memory that had a copy there.
+    /// The part of the GPU's rows that was computed with copies of experts of the host's memory.
     #[serde(default)]
     pub copied_expert_rows: u64,
     /// Bytes of experts' weights that were sent there since loading.
@@ -264,7 +264,7 @@ pub struct Refused(pub String);
 pub struct Asked {
     /// The question or order.
     pub question: Question,
-    /// Told what came of it.
+    /// Gets the result.
     pub reply: oneshot::Sender<Result<Answer, Refused>>,
 }
 

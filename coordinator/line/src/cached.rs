@@ -14,7 +14,7 @@ pub struct CachedState {
     pub tokens: u32,
     /// Bytes on all stages together, those among them that others of its owner's share.
     pub bytes: u64,
-    /// Since it was last of use, or made.
+    /// Seconds since it was last used, or made.
     pub idle_seconds: u64,
     /// Requests that began with it.
     pub hits: u64,
@@ -22,7 +22,7 @@ pub struct CachedState {
     pub recorded: bool,
 }
 
-/// All that is kept of an owner.
+/// The kept states of an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedOwner {
     /// Name of the key.
@@ -37,12 +37,12 @@ pub struct CachedOwner {
     pub largest: Vec<CachedState>,
 }
 
-/// All that is kept, by owner.
+/// The kept states of all owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cached(pub BTreeMap<u64, CachedOwner>);
 
 impl Cached {
-    /// Of one owner; nothing where nothing is kept.
+    /// The kept states of one owner; empty if there are none.
     pub fn of(&self, owner: u64) -> CachedOwner {
         self.0.get(&owner).cloned().unwrap_or_default()
     }

@@ -57,7 +57,7 @@ pub struct Told {
 /// All words for a failure.
 struct Words {
     told: Told,
-    /// With what happened inside; `None`: the sentence says all.
+    /// The sentence with internals; `None`: the client's sentence says all.
     in_full: Option<String>,
 }
 

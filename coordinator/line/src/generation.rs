@@ -65,9 +65,9 @@ pub struct End {
     pub n_recomputed: u32,
     /// Whether it went on where other bits are computed than before.
     pub numerics_changed: bool,
-    /// From submission to the first token: queue and prefill.
+    /// Time from submission to the first token: queue and prefill.
     pub to_first: Duration,
-    /// From there to the end.
+    /// Time from there to the end.
     pub after_first: Duration,
 }
 
@@ -97,7 +97,7 @@ pub struct Generation {
     n_generated: u32,
     submitted: Instant,
     first: Option<Instant>,
-    /// To be returned by the next call.
+    /// The end, to be returned by the next call.
     end: Option<End>,
     /// Control tokens whose names are text here, ascending.
     visible: Arc<[u32]>,

@@ -65,7 +65,7 @@ pub struct LineInfo {
 }
 
 impl LineInfo {
-    /// By the numbers of its layers' kernels.
+    /// The fingerprint of the line's numerics, by its layers' kernels.
     pub fn numerics(&self) -> Numerics {
         let of_stage = |stage: &StageInfo| vec![stage.numerics; stage.layers.len()];
         Numerics::of_layers(self.stages.iter().flat_map(of_stage))
@@ -92,7 +92,7 @@ pub struct StageInfo {
 }
 
 impl StageInfo {
-    /// One line about it.
+    /// A line of text about the stage.
     pub fn describe(&self) -> String {
         let Range { start, end } = &self.layers;
         format!("layers {start}..{end}, {}, {} threads", self.kernels, self.threads)
@@ -122,9 +122,9 @@ pub enum SeqEvent {
 pub struct Finish {
     /// Whether a stop or the length ended it.
     pub reason: FinishReason,
-    /// From submission to the first drawn token (or logits row): queue and prefill.
+    /// Time from submission to the first drawn token (or logits row): queue and prefill.
     pub to_first: Duration,
-    /// From there to the end.
+    /// Time from there to the end.
     pub after_first: Duration,
 }
 
@@ -163,7 +163,7 @@ pub struct Submission {
     pub verdict: oneshot::Sender<Result<(), SubmitError>>,
     /// Where [`Sequence::reused`] and [`Sequence::recomputed`] are told.
     pub counts: Arc<Counts>,
-    /// Of a sequence that can be gone on with by another coordinator.
+    /// The journal's record of it, if it is resumable.
     pub past: Option<Past>,
 }
 
@@ -172,7 +172,7 @@ pub struct Submission {
 pub struct Past {
     /// Notes what it draws from here on.
     pub recorder: Recorder,
-    /// Its tokens so far; `None`: it begins here.
+    /// Tokens that it had drawn before; `None`: it is new.
     pub drawn: Option<Vec<SampledToken>>,
     /// Numerics of the line that drew the last of them.
     pub numerics: Option<Numerics>,
@@ -194,7 +194,7 @@ impl Counts {
         self.reused.store(tokens, Ordering::Release);
     }
 
-    /// Of the tokens that its client had said to expect, so many were drafted and drawn, and so many drafted in vain.
+    /// Counts of the predicted tokens that were drafted: right and wrong ones.
     pub fn set_expected(&self, right: u32, wrong: u32) {
         for (count, n) in self.expected.iter().zip([right, wrong]) {
             count.store(n, Ordering::Release);
@@ -206,7 +206,7 @@ impl Counts {
         self.recomputed.fetch_add(tokens, Ordering::AcqRel);
     }
 
-    /// It goes on where other bits are computed than before.
+    /// Notes that it goes on with other numerics than before.
     pub fn set_numerics_changed(&self) {
         self.numerics_changed.store(true, Ordering::Release);
     }
@@ -268,14 +268,14 @@ pub enum StateCall {
         tokens: Vec<u32>,
         /// The bytes of an earlier [`StateCall::Save`].
         snapshot: Vec<u8>,
-        /// Told when it is there.
+        /// Notified when the state is there.
         reply: oneshot::Sender<Result<(), StateError>>,
     },
     /// Drop what is kept of an owner, or of all; who asks is told when it is done.
     DropCached(Option<u64>, oneshot::Sender<Result<Dropped, StateError>>),
     /// Memory of every stage's process.
     Memory {
-        /// Told it, first stage first.
+        /// Gets the bytes of each stage, in order.
         reply: oneshot::Sender<Result<Vec<StageResident>, StateError>>,
     },
 }
@@ -439,7 +439,7 @@ impl Sequence {
         self.lingering.clone()
     }
 
-    /// One that has ended already: its tokens and how it did.
+    /// A sequence that has ended already, with its tokens and the reason.
     pub fn ended(id: RequestId, tokens: Vec<SampledToken>, reason: FinishReason) -> Self {
         let (events, receiver) = mpsc::channel(tokens.len() + 1);
         let (to_first, after_first) = (Duration::ZERO, Duration::ZERO);

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 /// A step towards a line, and its progress.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loading {
-    /// For people; may name workers.
+    /// The step in words; it may name workers.
     pub what: String,
     /// Bytes of it done so far, over all stages.
     pub done_bytes: u64,

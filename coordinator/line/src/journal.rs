@@ -64,7 +64,7 @@ pub enum JournalError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the journal holds as many resumable requests as it may ({} MiB)", .limit >> 20)]
 pub struct Full {
-    /// It is the key that has all that one may have.
+    /// Whether the key has used up its own part.
     pub is_own: bool,
     limit: u64,
 }
@@ -102,7 +102,7 @@ struct State {
 #[derive(Debug)]
 struct Live {
     owner: Option<u64>,
-    /// Its key leaves room to others.
+    /// Whether its key leaves room to others.
     shares: bool,
     /// Tokens of each sequence.
     drawn: Vec<u32>,
@@ -127,7 +127,7 @@ pub struct Recovered {
     pub opened: Opened,
     /// Tokens of each of its sequences.
     pub drawn: Vec<Drawn>,
-    /// Its place in the journal.
+    /// The handle to its place in the journal.
     pub entry: Entry,
 }
 
@@ -304,7 +304,7 @@ impl State {
 }
 
 impl Entry {
-    /// For sequence number `sequence` of the request.
+    /// A recorder for sequence number `sequence` of the request.
     pub fn recorder(&self, sequence: usize) -> Recorder {
         Recorder { entry: self.clone(), sequence: sequence as u32 }
     }

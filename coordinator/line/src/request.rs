@@ -44,7 +44,7 @@ pub struct Limits {
     /// Tokens that are sure for an answer whose client names no number, if there is room behind its prompt. It gets longer
     /// where nobody needs the room.
     pub answer: u32,
-    /// Of an encoder: rows of the largest ubatch, which has to hold a whole text.
+    /// For an encoder: rows of the largest ubatch, which must hold a whole text.
     pub encoder: Option<u32>,
 }
 
@@ -115,7 +115,7 @@ pub struct Drawing {
     pub top_logprobs: Option<u32>,
     /// Tokens that end the sequence when drawn.
     pub stop_tokens: Arc<[u32]>,
-    /// Of these none is drawn among the first `min_tokens`: ends of an answer that must be so long.
+    /// Tokens that are not drawn among the first `min_tokens`: they would end the answer.
     pub ends: Arc<[u32]>,
     /// The number of tokens before which none of `ends` is drawn.
     pub min_tokens: u32,
@@ -132,10 +132,10 @@ pub struct Drawing {
 /// Why a request cannot run, and on which field that lies.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum RequestError {
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
-    /// No room for a single generated token.
+    /// The context has no room for a single generated token.
     #[error(
         "this model's maximum context length is {n_ctx} tokens here, but the prompt has {n_prompt}: shorten it \
          or start the server with a larger --ctx"

@@ -20,7 +20,7 @@ const LEAST_UBATCH: u32 = 32;
 pub struct Advice {
     /// Each of these suffices by itself.
     pub suffices: Vec<String>,
-    /// These free something and do not suffice by themselves.
+    /// Changes that free something but do not suffice by themselves.
     pub helps: Vec<String>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// All ways that free anything.
+    /// All changes that free anything.
     pub(super) fn advice(&self) -> Advice {
         let mut advice = Advice::default();
         if let Some(memory) = self.one_more_worker() {
@@ -151,7 +151,7 @@ impl Case<'_> {
         Some((suffices, format!("--ubatch {rows} (frees {freed} of work memory on each worker)")))
     }
 
-    /// All that the settings can do, where nothing of it does alone.
+    /// The effect of all settings together, where no single one suffices.
     fn all_together(&self) -> Option<String> {
         let small = self.model.with_smallest_kv();
         let model = small.as_ref().unwrap_or(self.model);

@@ -21,7 +21,7 @@ use super::units::parse_bytes;
 /// An error in a cluster file.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterFileError {
-    /// Not TOML of the documented shape.
+    /// The file is not TOML of the documented shape.
     #[error("cluster file: {0}")]
     Toml(#[from] toml::de::Error),
     /// A worker's field cannot be.
@@ -32,7 +32,7 @@ pub enum ClusterFileError {
         /// The problem, in words.
         problem: String,
     },
-    /// No worker, or too many.
+    /// The file has no worker, or too many.
     #[error("cluster file: {0} workers; there must be 1 to {MAX_WORKERS}")]
     Count(usize),
 }

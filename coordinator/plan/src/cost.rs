@@ -129,7 +129,7 @@ pub(super) struct Costs<'a> {
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
     weights: Vec<u64>,
-    /// Of them, bytes of routed experts.
+    /// The part of these bytes that is routed experts.
     pub(super) routed: Vec<u64>,
     /// Whether some layers have the weights of others.
     pub(super) shares: bool,

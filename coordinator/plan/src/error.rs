@@ -51,7 +51,7 @@ pub enum PlanError {
     DoesNotFit(Shortage),
 }
 
-/// By how much a model does not fit, in the cuts that come closest.
+/// The memory that is lacking, for the cuts that come closest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shortage {
     /// Name of the model.

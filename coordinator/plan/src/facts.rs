@@ -14,7 +14,7 @@ use super::units::format_bytes;
 pub struct ModelFacts {
     /// The model's name, for explanations.
     pub name: String,
-    /// In order of computation.
+    /// Layers in order of computation.
     pub layers: Vec<LayerFacts>,
     /// Bytes of the embedding matrix; held by the first stage, which reads one row a token.
     pub embedding_bytes: u64,
@@ -42,7 +42,7 @@ pub struct DraftFacts {
     pub weight_bytes: u64,
     /// Weight elements that a row multiplies with in all of them.
     pub elements: u64,
-    /// Of these, those of a row from which nothing is drafted: it is only remembered.
+    /// The part of these elements for a row from which nothing is drafted.
     pub entry_elements: u64,
     /// Bytes of their caches for a position of a sequence.
     pub kv_bytes: u64,
@@ -92,7 +92,7 @@ impl ModelFacts {
 /// Bytes and operations of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerFacts {
-    /// All of its tensors.
+    /// Bytes of all tensors.
     pub weight_bytes: u64,
     /// The first layer that computes with the same tensors, where that is an earlier one: a stage that has both holds them
     /// once.
@@ -109,7 +109,7 @@ pub struct LayerFacts {
     pub expert_matrices: [u64; MATRICES],
     /// Weight elements that a row multiplies with (of experts: those it uses).
     pub elements: u64,
-    /// Of these, elements of experts that rows are sent to.
+    /// The part of these elements in routed experts.
     pub routed_elements: u64,
     /// KV cache for a position of a sequence.
     pub kv_bytes: u64,
@@ -138,7 +138,7 @@ impl LayerFacts {
         dense + self.expert_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
     }
 
-    /// Of [`LayerFacts::read_bytes`], those of experts that rows are sent to.
+    /// The part of [`LayerFacts::read_bytes`] for routed experts.
     pub fn routed_read(&self, rows: f64) -> f64 {
         self.routed_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
     }
@@ -226,7 +226,7 @@ pub struct WorkerFacts {
     pub gbps: f64,
     /// Matrix multiplication, 10^9 operations a second.
     pub gops: f64,
-    /// To the next worker; `None`: not a limit.
+    /// The link to the next worker; `None`: not a limit.
     pub link: Option<LinkFacts>,
     /// The host beside a GPU, where routed experts may lie in its memory.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -87,7 +87,7 @@ impl ModelFacts {
 }
 
 impl DraftFacts {
-    /// Of a model whose last stage has its own blocks of drafts; of one without any there is nothing.
+    /// The facts of a model, with its own drafting blocks if it has some.
     ///
     /// # Errors
     /// As [`ModelFacts::from_gguf`].

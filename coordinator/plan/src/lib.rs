@@ -91,7 +91,7 @@ pub enum Checkpoint {
     Off,
     /// Into the memory of the next worker of the line.
     Buddy,
-    /// To each worker's own disk.
+    /// Copies go to each worker's own disk.
     Disk,
 }
 
@@ -100,7 +100,7 @@ pub enum Checkpoint {
 pub struct PlanSettings {
     /// Longest sequence, in positions, if there is memory for it.
     pub ctx: u32,
-    /// At least this much KV cache there must be; less than `ctx` where nobody has asked for that.
+    /// The least KV cache, in positions; less than `ctx` where `ctx` is a default.
     pub least_ctx: u32,
     /// Positions that are wished for each sequence when all are open.
     pub share_ctx: u32,
@@ -167,7 +167,7 @@ impl Capacity {
 pub struct Plan {
     /// Name of the model.
     pub model: String,
-    /// In order of computation; none is empty.
+    /// Stages in order of computation; none is empty.
     pub stages: Vec<StagePlan>,
     /// Indices of workers that hold nothing.
     pub unused: Vec<usize>,

@@ -20,7 +20,7 @@ use super::{Capacity, PlanSettings};
 /// Slowdown of the slowest stage that more KV cache is worth.
 const SPEED_FOR_CAPACITY: f64 = 1.10;
 
-/// Up to this many workers, all orders are tried when the given one does not fit or leaves some idle.
+/// The number of workers up to which all orders are tried, when the given one does not fit or leaves some idle.
 const MAX_PERMUTED: usize = 6;
 
 /// An order of workers, a capacity and cuts.

@@ -25,10 +25,10 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeptId(pub u64);
 
-/// One sequence that somebody wants computed. `n` completions of a prompt are `n` requests.
+/// A sequence to compute. `n` completions of a prompt are `n` requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Its name in every event and action about it.
+    /// The request's id in all its events and actions.
     pub id: RequestId,
     /// The request's id in the logs of all processes; several may share one.
     pub label: Arc<str>,
@@ -58,7 +58,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// One that shows no key and asks for nothing besides: no adapters, no deadline, no copies, no guide, no drafts.
+    /// A request without key, adapters, deadline, copies, guide and drafts.
     pub fn new(id: RequestId, prompt: Vec<u32>, work: Work) -> Self {
         Self {
             id,
@@ -87,7 +87,7 @@ pub(crate) fn is_guided(sampler: &SamplerSetup) -> bool {
 pub struct Share {
     /// The owner's number.
     pub owner: u64,
-    /// Its share of the line's rows, beside those of others.
+    /// The owner's weight: its share of the line's rows beside those of others.
     pub weight: u32,
     /// Whether it leaves room for other owners, because there are some.
     pub leaves_room: bool,
@@ -166,8 +166,8 @@ pub enum Work {
     Generate {
         /// Ends with [`FinishReason::Length`] after this many; at least one.
         max_tokens: u32,
-        /// Of these, those whose places are reserved before it starts. It gets the others' while there are free ones that
-        /// nobody waits for, and ends with [`FinishReason::Length`] where there are none.
+        /// The part of these tokens whose places are reserved before it starts. It gets the others' while there are
+        /// free ones that nobody waits for, and ends with [`FinishReason::Length`] where there are none.
         sure: u32,
         /// How each token is drawn.
         sampler: Arc<SamplerSetup>,
@@ -245,9 +245,9 @@ pub enum Event {
     Part,
     /// The line is gone, with all its states. Its requests wait for the next line and go on there.
     LineDown {
-        /// For the error message of those for whom no other comes.
+        /// The reason, for errors of requests that get no other line.
         reason: String,
-        /// It was taken down in order: nobody on it can be what broke it.
+        /// Whether it was taken down in order, so that no request can have broken it.
         planned: bool,
     },
     /// Every kept sequence is given up, but those somebody holds on to.
@@ -270,7 +270,7 @@ pub enum Event {
 /// Part or all of what one ubatch returned. A ubatch without wanted rows returns once, with none.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// Of the line that computed them; results of an earlier epoch are ignored.
+    /// The epoch of the line that computed them; results of an earlier epoch are ignored.
     pub epoch: u64,
     /// Ubatches end in the order they were sent; rows of one may come in several events.
     pub ubatch: u64,
@@ -426,7 +426,7 @@ pub enum FinishReason {
 pub enum Unfinished {
     /// The line of workers it ran on is gone, and it cannot go on on another one.
     LineLost {
-        /// From [`Event::LineDown`], and why it was not computed again.
+        /// The reason of [`Event::LineDown`], and why it was not computed again.
         reason: String,
         /// Tokens that were reported before.
         generated: u32,
@@ -436,14 +436,14 @@ pub enum Unfinished {
         /// Tokens that were reported before.
         generated: u32,
     },
-    /// It waited, and its place in the full queue went to somebody who has fewer there.
+    /// It waited, and its place in the full queue went to an owner that has fewer there.
     Displaced {
         /// Whole seconds until a place is likely to be free.
         retry_after_s: u64,
     },
     /// The model's output gave no token; every other request goes on.
     NoToken {
-        /// From the last stage.
+        /// The reason from the last stage.
         reason: String,
         /// Tokens that were reported before.
         generated: u32,
@@ -476,7 +476,7 @@ pub enum Rejection {
         /// Positions that one sequence can have on this line.
         limit: u64,
     },
-    /// It is guided, and this line cannot do that (HTTP 400).
+    /// It is guided, which this line cannot do (HTTP 400).
     #[error("a guided request runs as two sequences: {0}")]
     CannotGuide(&'static str),
     /// The request makes no sense (HTTP 400).
@@ -494,7 +494,7 @@ pub enum LineFault {
     Overdue {
         /// The oldest in flight.
         ubatch: u64,
-        /// Since it was sent.
+        /// Microseconds since it was sent.
         waited_us: Micros,
         /// Several times what measured stage times predict.
         allowed_us: Micros,

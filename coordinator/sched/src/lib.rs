@@ -349,7 +349,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing more is drafted for a request.
+    /// Ends drafting for a request.
     fn end_drafts(&mut self, request: RequestId) {
         if let Some(drafter) = &mut self.drafter {
             drafter.end(drafting::stream(request));

@@ -41,7 +41,7 @@ pub(super) enum Parting {
     Done,
 }
 
-/// One epoch of the line.
+/// The state of one epoch of the line.
 #[derive(Debug)]
 pub(super) struct Line {
     pub epoch: u64,
@@ -70,9 +70,9 @@ pub(super) struct Line {
     pub prefill_owed: bool,
     /// Prompt rows admitted since prompts were last all sent.
     pub burst_rows: u64,
-    /// It broke a promise: nothing is sent or believed until the driver takes it down.
+    /// Whether it broke a promise: nothing is sent or believed until the driver takes it down.
     pub faulted: bool,
-    /// It is about to be taken down.
+    /// The progress of a planned change.
     pub parting: Parting,
     /// States that may hold invalid numbers, for the code that has written them elsewhere.
     pub spoilt: Vec<Spoilt>,

@@ -89,9 +89,9 @@ pub(super) struct Admitted {
     pub copied: bool,
     /// Whether the stages know its name.
     pub named: bool,
-    /// Up to which position its state was last copied, or what it began with.
+    /// The position up to which its state was last copied, or with which it began.
     pub checkpointed: u32,
-    /// Its state is being put back: nothing is sent before it is there.
+    /// Whether its state is being restored: nothing is sent before it is there.
     pub restoring: bool,
     /// Mirostat's, after its last token.
     pub mu: Option<f32>,
@@ -101,7 +101,7 @@ pub(super) struct Admitted {
     pub deadline: Option<Micros>,
     /// The sequence that guides its draws: places and positions of its own, and the same answer.
     pub guide: Option<Box<Admitted>>,
-    /// It is such a guide: nothing is drawn from it.
+    /// Whether it is such a guide: nothing is drawn from it.
     pub is_guide: bool,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,

@@ -117,7 +117,7 @@ struct Row {
     peak: Peak,
     /// `gop_per_second` over what the line's cores compute; none where they are elsewhere.
     share_of_peak: Option<f64>,
-    /// Of the line's cores together.
+    /// Limits of the line's cores together; `None`: they are elsewhere.
     limits: Option<Limits>,
     stage_busy: Vec<f64>,
     wire_bytes_per_token: f64,
@@ -277,7 +277,7 @@ struct Bench<'a> {
     args: &'a BenchArgs,
     info: &'a LineInfo,
     facts: ModelFacts,
-    /// Of all cores that the line uses.
+    /// Limits of all cores that the line uses; `None`: they are elsewhere.
     limits: Option<Limits>,
     /// Requests with a context that were made so far.
     n_requests: Cell<u32>,

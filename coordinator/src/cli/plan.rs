@@ -216,7 +216,7 @@ fn print_plan(args: &PlanArgs, facts: &ModelFacts, plan: &Plan) -> Result<()> {
 struct Predicted {
     #[serde(flatten)]
     plan: Plan,
-    /// By simulation at the workers' measured speeds.
+    /// Predictions by simulation at the workers' measured speeds.
     predictions: Vec<Prediction>,
 }
 

@@ -23,7 +23,7 @@ use crate::cli::options::security::ClusterFiles;
 use crate::cli::options::units;
 use crate::cli::running::interrupt::Interrupt;
 
-/// Of the line that `brigade token create` prints, when it comes from standard input.
+/// Limit of the line that `brigade token create` prints, when it comes from standard input.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Run one stage of a line for a coordinator.

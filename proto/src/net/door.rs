@@ -25,13 +25,13 @@ use crate::tls::stream::{Offer, Socket, Transport};
 use crate::tls::words::trouble;
 use crate::tls::{Cut, Who};
 
-/// Between two looks at what is idle, and the pause after the system refuses a connection.
+/// The time between two looks for idle connections, and the pause after the system refuses a connection.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Time from a connection to the end of its TLS handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_millis(FIRST_CALL_MS);
 /// A connection whose handshake failed counts for so long: handshakes cost us more than they cost a flood.
 const FAILED_COUNTS_FOR: Duration = Duration::from_secs(1);
-/// Between two warnings of connections that were turned away.
+/// The time between two warnings about refused connections.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Where a connection comes from, as far as caps go.
@@ -117,7 +117,7 @@ impl Caller {
         self.0.who.get().cloned().unwrap_or_default()
     }
 
-    /// It speaks for the coordinator that holds this worker: it may be silent.
+    /// Notes that it speaks for the coordinator that holds this worker, so it may be silent.
     pub fn known(&self) {
         self.0.known.store(true, Ordering::Relaxed);
     }

@@ -33,9 +33,10 @@ pub struct Network {
 /// How a listener with TLS treats plain connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
-    /// They get no answer.
+    /// Plain connections get no answer.
     Refused,
-    /// They are taken where plain ones alone would be: on this machine, or everywhere with `--insecure-network`.
+    /// Plain connections are accepted where they would be without TLS: on this machine, or everywhere with
+    /// `--insecure-network`.
     AsEver,
 }
 

@@ -24,7 +24,7 @@ const SERIAL_BYTES: usize = 16;
 const BOTH_ENDS: [ExtendedKeyUsagePurpose; 2] =
     [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
 
-/// From when to when a certificate is good, in seconds since the Unix epoch.
+/// The time in which a certificate is valid, in seconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// First second, since the Unix epoch.
@@ -34,7 +34,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// For `time` from `now` on, and a little before.
+    /// A validity of `time` from `now` on, with a margin before.
     pub fn from_now(now: u64, time: Duration) -> Self {
         let not_before = now.saturating_sub(BEFORE.as_secs());
         Self { not_before, not_after: now.saturating_add(time.as_secs()) }
@@ -79,7 +79,7 @@ impl Authority {
         Ok(Self { issuer, certificate, id })
     }
 
-    /// Its key, which tokens pin.
+    /// The id of its key, which tokens pin.
     pub fn id(&self) -> KeyId {
         self.id
     }

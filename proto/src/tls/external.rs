@@ -10,7 +10,7 @@ use super::identity::{Identity, certificates, private_key};
 use super::verify::Authorities;
 use super::{Role, TlsError};
 
-/// Between two looks at the files.
+/// The time between two looks at the files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Where the three files are.

@@ -15,7 +15,7 @@ const PRIVATE_FILE: u32 = 0o600;
 const PRIVATE_DIR: u32 = 0o700;
 /// Limit of a file's bytes.
 const MAX_BYTES: u64 = 4 << 20;
-/// Between two looks at a lock that somebody has.
+/// The pause between two attempts to take a lock.
 const LOCK_LOOK: Duration = Duration::from_millis(20);
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> TlsError + '_ {

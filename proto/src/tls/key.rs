@@ -46,7 +46,7 @@ impl KeyId {
         &self.0
     }
 
-    /// Its beginning, for logs.
+    /// The beginning of the id, for logs.
     pub fn short(&self) -> String {
         let mut text = self.to_string();
         text.truncate(SHORT);

@@ -12,7 +12,7 @@ use super::key::{KeyId, PublicKey};
 const SCHEME: &str = "brigade://";
 /// Bytes of a party's name.
 pub const MAX_PARTY_NAME_BYTES: usize = 63;
-/// Between the parts of a coordinator's id. No name has one.
+/// The separator between the parts of a coordinator's id. No name has one.
 const SEPARATOR: char = ':';
 
 /// The role of a process, which decides what it may call.
@@ -22,7 +22,7 @@ pub enum Role {
     Coordinator,
     /// Runs layers, and sends to the worker after it.
     Worker,
-    /// Nothing but to ask for a certificate: what a process says of its own key before it has one.
+    /// May only ask for a certificate: the role that a process claims before it has one.
     Newcomer,
 }
 

@@ -23,7 +23,7 @@ impl Revoked {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).contains(key)
     }
 
-    /// All of them, one behind the other, as they cross the wire.
+    /// All revoked keys, one behind the other, as they cross the wire.
     pub fn to_bytes(&self) -> Vec<u8> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.iter().flat_map(|key| *key.as_bytes()).collect()

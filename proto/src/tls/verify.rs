@@ -27,7 +27,7 @@ pub const CLOCK_SKEW_S: u64 = 300;
 /// Why a certificate is not believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Its time is over.
+    /// The certificate has expired.
     #[error("{}", expired_words(*.now, *.not_after))]
     Expired {
         /// This machine's clock, in seconds since the Unix epoch.
@@ -35,7 +35,7 @@ pub enum Refused {
         /// The last second of its validity.
         not_after: u64,
     },
-    /// Its time has not begun.
+    /// The certificate is not valid yet.
     #[error("{}", not_yet_words(*.now, *.not_before))]
     NotYet {
         /// This machine's clock, in seconds since the Unix epoch.
@@ -54,7 +54,7 @@ pub enum Refused {
     /// The key was revoked.
     #[error("its certificate was revoked")]
     Revoked,
-    /// It has another role.
+    /// The certificate has another role.
     #[error("it is a {is}, and a {wanted} was expected here")]
     Role {
         /// The peer's role.
@@ -62,7 +62,7 @@ pub enum Refused {
         /// The wanted role.
         wanted: Role,
     },
-    /// It has another key.
+    /// The certificate has another key.
     #[error("its key is {is} and not {wanted}: another process has its address now")]
     Key {
         /// Beginning of its key's id.
@@ -70,7 +70,7 @@ pub enum Refused {
         /// Beginning of the id that was expected.
         wanted: String,
     },
-    /// It cannot be read, or has no role and name.
+    /// The certificate cannot be parsed, or has no role and name.
     #[error("its certificate is no good: {0}")]
     Malformed(String),
 }
@@ -201,12 +201,12 @@ impl Authorities {
     }
 }
 
-/// By what a process knows those it talks to.
+/// The basis on which a process trusts its peers.
 #[derive(Clone, Debug)]
 pub enum Trust {
-    /// By the authorities of its cluster.
+    /// The authorities of its cluster.
     Cluster(Authorities),
-    /// By the key of the authority, which a token has named: the peer shows the authority's certificate.
+    /// The key of the authority, which a token has named: the peer shows the authority's certificate.
     Pinned(KeyId),
 }
 

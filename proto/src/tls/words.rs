@@ -13,7 +13,7 @@ pub struct Trouble {
     pub words: String,
     /// The peer does not speak TLS at all.
     pub is_plain: bool,
-    /// One of the two does not believe the other: trying again changes nothing.
+    /// Whether one side refuses the other's certificate: trying again changes nothing.
     pub is_refusal: bool,
 }
 

@@ -46,7 +46,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Of requests that came one after the other.
+    /// The tree of requests that came one after the other.
     pub fn new(all: &[Said]) -> Self {
         let mut bounds = Self { edges: Vec::new(), paths: Vec::new(), prompts: 0, n: all.len() };
         let mut roots: BTreeMap<u64, usize> = BTreeMap::new();

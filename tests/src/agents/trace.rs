@@ -7,7 +7,7 @@
 use brigade_sched::sim::Rng;
 use serde::{Deserialize, Serialize};
 
-/// By how much all lengths are less than those of real agents.
+/// The factor by which all lengths are less than those of real agents.
 const SCALE: f64 = 16.0;
 
 /// Keys, and conversations of each that are under way.
@@ -46,7 +46,7 @@ pub enum Kind {
     Begin,
     /// The first of an agent beside one.
     SubAgent,
-    /// All that was said, and the result of a tool.
+    /// A turn with all that was said before, and the result of a tool.
     Turn,
     /// The same behind an earlier turn.
     Branch,
@@ -73,7 +73,7 @@ pub struct Ask {
     pub own: u32,
     /// Tokens of its answer.
     pub answer: u32,
-    /// Behind so many of its own tokens the instructions end, or the last message begins.
+    /// The number of its own tokens behind which the instructions end, or the last message begins.
     pub border: u32,
 }
 

@@ -80,7 +80,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// One line about it.
+    /// A line of text about the costs.
     pub fn describe(&self) -> String {
         let one = |cost: &ModelCost| {
             let ms = |us: f64| {
@@ -133,7 +133,7 @@ pub struct Case {
     pub stages: usize,
     /// Name of the link.
     pub link: &'static str,
-    /// Its bytes a second.
+    /// Bandwidth of a link, in bytes per second.
     pub bytes_per_second: f64,
     /// Latency in one direction, in milliseconds.
     pub latency_ms: f64,

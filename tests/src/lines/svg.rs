@@ -31,9 +31,9 @@ const STYLES: [(&str, &str); 6] = [
 pub struct Panel {
     /// The text above the panel.
     pub title: String,
-    /// Below the horizontal axis.
+    /// The text below the horizontal axis.
     pub x_label: String,
-    /// Beside the vertical axis, with its unit.
+    /// The text beside the vertical axis, with its unit.
     pub y_label: String,
     /// Names of the x positions, evenly spaced.
     pub x: Vec<String>,

@@ -20,7 +20,7 @@ pub struct Buffers {
 
 #[derive(Debug, Default)]
 struct Spare {
-    /// By capacity; no list is empty.
+    /// Buffers by capacity; no list is empty.
     by_size: BTreeMap<usize, Vec<Vec<u8>>>,
     nbytes: usize,
 }
@@ -31,7 +31,7 @@ impl Spare {
         self.by_size.entry(buffer.capacity()).or_default().push(buffer);
     }
 
-    /// One whose size is in this range, the smallest of them.
+    /// The smallest buffer whose size is in this range.
     fn take(&mut self, sizes: impl RangeBounds<usize>) -> Option<Vec<u8>> {
         let (&size, list) = self.by_size.range_mut(sizes).next()?;
         let buffer = list.pop();

@@ -41,7 +41,7 @@ const SEND_QUEUE: usize = 4;
 /// Patience with the other end of a transfer.
 const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 
-/// One block's bytes, and what they belong to.
+/// One block's bytes, and the properties that they depend on.
 #[derive(Debug, Default)]
 struct Found {
     kind: Kind,

@@ -35,7 +35,7 @@ pub struct Parting {
 pub struct Keep {
     /// The store for the copies.
     pub parting: Arc<Parting>,
-    /// It is used as it is on the next line.
+    /// Whether the stage is used unchanged on the next line.
     pub stays: bool,
 }
 
@@ -63,7 +63,7 @@ impl Parting {
         self.budget.limit()
     }
 
-    /// From now on they may take so many bytes. Copies that have no room any more are dropped, sequence by sequence.
+    /// Sets the limit of the copies' bytes. Copies that have no room any more are dropped, sequence by sequence.
     pub fn fit(&self, nbytes: u64) {
         self.budget.set_limit(nbytes);
         for store in [&self.whole, &self.rests] {

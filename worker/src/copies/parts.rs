@@ -92,7 +92,7 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// One that puts copies together in `buffers`.
+    /// An assembler with this pool of buffers.
     pub fn new(buffers: Arc<Buffers>) -> Self {
         Self { buffers, ..Self::default() }
     }

@@ -37,7 +37,8 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Its first `len` bytes. In memory they are the same ones: what is behind them stays as long as they do.
+    /// The first `to` bytes of the piece. In memory they are the same ones: what is behind them stays as long as they
+    /// do.
     pub fn head(&self, to: u64) -> Self {
         self.part(0, to.min(self.len()))
     }
@@ -50,7 +51,7 @@ impl Piece {
         };
     }
 
-    /// All of it in parts of `nbytes`, without reading them.
+    /// The piece in parts of `nbytes`, without reading them.
     pub fn parts(self, nbytes: u64) -> impl Iterator<Item = Self> + Send {
         let len = self.len();
         let begins = (0..len).step_by(usize::try_from(nbytes.max(1)).unwrap_or(usize::MAX));

@@ -22,7 +22,7 @@ impl Default for Rate {
 }
 
 impl Rate {
-    /// One that nothing was sent at yet.
+    /// A rate limit at which nothing was sent yet.
     pub fn new() -> Self {
         Self { free_at: Instant::now() }
     }

@@ -28,7 +28,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// From now on they may take so many.
+    /// Sets the limit of bytes.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
@@ -211,7 +211,8 @@ impl Store {
             .is_some_and(|b| first + n <= b.n_pages())
     }
 
-    /// All parts of a position have been put. Nothing is noted where there is no room for layers that have none.
+    /// Notes that all parts of a position have been put. Nothing is noted where there is no room for layers that have
+    /// none.
     pub fn commit(&self, head: &Head, len: u32, mark: TokenMark) {
         let mut names = self.names();
         let has = |number: &u32| names.get(&head.name).is_some_and(|of| of.contains_key(number));

@@ -161,7 +161,7 @@ pub struct Taker {
 }
 
 impl Taker {
-    /// For a stage with these facts; `None`: it cannot copy.
+    /// A taker for a stage with these facts; `None`: the stage cannot copy.
     pub fn new(facts: Option<CopyFacts>) -> Self {
         let (named, held, written) = Default::default();
         Self { facts, named, held, written, lane: None }
@@ -264,7 +264,7 @@ impl Taker {
         self.lane = None;
     }
 
-    /// Up to which position the pages of each of these sequences are still here; those of all others are given up.
+    /// The position up to which pages of each of these sequences are still here. Those of all others are given up.
     pub fn find(&mut self, names: &[CopyName]) -> Vec<u32> {
         self.held.retain(|name, _| names.contains(name));
         let up_to = |name: &CopyName| {

@@ -40,7 +40,7 @@ pub struct Unusable;
 pub struct Progress {
     /// Microseconds of the ubatch that took longest.
     pub longest_us: AtomicU64,
-    /// It waits for another stage of this machine.
+    /// Whether it waits for another stage of this machine.
     pub waits: AtomicBool,
 }
 

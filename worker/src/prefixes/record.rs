@@ -30,7 +30,7 @@ pub struct Id {
     pub chain: Key,
     /// Stands for all else that it depends on: its layer, the weights up to there, what they are computed with.
     pub line: Key,
-    /// Of a rest: stands for the tokens behind the last full page.
+    /// For a rest: the hash of the tokens behind the last full page.
     pub tail: Option<Key>,
 }
 
@@ -52,7 +52,7 @@ pub struct About {
     pub id: Id,
     /// Layer of the model.
     pub layer: u32,
-    /// Of the layer's weights.
+    /// The fingerprint of the layer's weights.
     pub print: Hash,
     /// Positions up to its end.
     pub len: u32,

@@ -47,7 +47,7 @@ pub struct Used {
     pub bundles: u64,
 }
 
-/// One of the two.
+/// One of the two tiers.
 #[derive(Debug, Default)]
 struct Tier {
     limit: u64,
@@ -274,7 +274,7 @@ impl Store {
         run.iter().map(read).collect()
     }
 
-    /// These records were of use: their bundles stay longer. Blocks.
+    /// Notes a use of these records: their bundles stay longer. Blocks.
     pub fn touch<'a>(&self, ids: impl Iterator<Item = &'a Id>) {
         let mut inner = self.inner();
         let nos: BTreeSet<u64> =
@@ -432,7 +432,7 @@ impl Inner {
         held.is_on_disk
     }
 
-    /// All others go before it.
+    /// Moves a bundle to the end of the order of eviction.
     fn goes_last(&mut self, no: u64) -> Option<&mut Held> {
         self.uses += 1;
         let held = self.bundles.get_mut(&no)?;

@@ -17,7 +17,7 @@ use crate::copies::parts::bad;
 /// Keys of a prompt's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// For 0, 1, 2 ... full pages.
+    /// The keys for 0, 1, 2 ... full pages.
     pub chain: Vec<Key>,
     /// The range of layers.
     pub layers: Range<u32>,
@@ -28,7 +28,7 @@ pub struct Keys {
 /// A position of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Up to its last full page.
+    /// The keys up to its last full page.
     pub keys: Keys,
     /// Stands for the tokens behind that; `None`: there are none, and pages are all that is needed.
     pub tail: Option<Key>,

@@ -24,7 +24,7 @@ pub(super) struct EngineStage {
 }
 
 impl EngineStage {
-    /// One that waits for its turn where there are others.
+    /// A runner that takes turns where there are other stages.
     pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>) -> Self {
         Self { stage, begun: VecDeque::new(), turns }
     }

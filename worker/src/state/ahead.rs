@@ -38,7 +38,7 @@ pub(super) struct AheadWeights {
 }
 
 impl AheadWeights {
-    /// Its tensors that are what `order` asks for.
+    /// Those of its tensors that `order` asks for.
     pub(super) fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
         let same = self.key.same_tensors(order, host_id);
         self.kept.tensors().filter(|tensor| same.contains(*tensor)).map(str::to_owned).collect()

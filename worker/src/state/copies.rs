@@ -253,7 +253,7 @@ impl Worker {
         Ok(found)
     }
 
-    /// All sequences that go back have their states: what was kept for them alone is dropped.
+    /// Handles the coordinator's message that all restored sequences have their states: copies for them are dropped.
     ///
     /// # Errors
     /// Forbidden for an id that is not the caller's; the session's refusals.

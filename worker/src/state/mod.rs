@@ -49,7 +49,7 @@ pub struct Worker {
     loader: Loader,
     network: Network,
     inner: Mutex<Inner>,
-    /// One load, unload or reset at a time.
+    /// The lock for loading, unloading and resetting.
     stage_change: tokio::sync::Mutex<()>,
     lane_ended: Notify,
     stop: CancellationToken,
@@ -67,10 +67,10 @@ pub struct Worker {
 struct Inner {
     session: Session,
     order: Option<Arc<Order>>,
-    /// Beside a line, without an order: the keys of its workers.
+    /// For a worker beside a line, without an order: the keys of the line's workers.
     beside: Option<Vec<KeyId>>,
     resident: Option<Resident>,
-    /// For the next line.
+    /// Weights that were loaded for the next line.
     ahead: Option<Ahead>,
     /// The coordinator's result stream, until a lane takes it.
     results: Option<ResultSender>,

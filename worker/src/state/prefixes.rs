@@ -25,9 +25,9 @@ use crate::prefixes::wire::{At, Keys, owners};
 #[derive(Debug)]
 pub struct Prefixes {
     store: Arc<Store>,
-    /// One state at a time is saved.
+    /// The lock under which one state at a time is saved.
     saving: tokio::sync::Mutex<()>,
-    /// One at a time is read for another worker: it is whole in memory.
+    /// The permit to read a state for another worker, one at a time, since it is completely in memory.
     reading: Semaphore,
 }
 

@@ -38,7 +38,7 @@ pub struct Order {
     pub conns: Vec<(MemberId, Conn)>,
     /// The model to load.
     pub model: Arc<Model>,
-    /// For every stage of the next line.
+    /// Settings of every stage of the next line.
     pub options: StageOptions,
     /// The line that runs: its members and their layers.
     pub running: Vec<(MemberId, Range<usize>)>,

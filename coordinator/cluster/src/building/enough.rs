@@ -29,7 +29,7 @@ pub struct Enough {
 }
 
 impl Enough {
-    /// For lines of `model`.
+    /// A cache for lines of `model`.
     pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
         let facts = model.facts(place::engine_kv(options.kv_type)).ok();
         Self { model, options, answers: HashMap::new(), facts }

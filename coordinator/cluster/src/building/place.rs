@@ -431,7 +431,7 @@ fn kept_bytes(plan: &Plan) -> (u64, u64) {
     (sum(|memory| memory.kv) / pages.max(1), sum(|memory| memory.state) / states.max(1))
 }
 
-/// Of workers of which nothing is known but their places.
+/// The scheduler's sizes of a line with this plan.
 fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),

@@ -62,7 +62,7 @@ pub enum WorkerError {
         /// The failed call, or the silence.
         reason: String,
     },
-    /// It answers and will not or cannot do this; trying again changes nothing.
+    /// It answers, but cannot or will not do this; trying again changes nothing.
     #[error("{worker} refuses: {reason}")]
     Refused {
         /// The worker's name.
@@ -78,7 +78,7 @@ pub enum WorkerError {
         /// The coordinator that has it, or that it drains.
         reason: String,
     },
-    /// It answers heartbeats and does not get on with what it was asked.
+    /// It answers heartbeats, but a call to it makes no progress.
     #[error("{worker} is stalled: {reason}")]
     Stalled {
         /// The worker's name.
@@ -86,7 +86,7 @@ pub enum WorkerError {
         /// The call that it does not get on with.
         reason: String,
     },
-    /// It is there, and its stage failed: by itself, or because of a neighbour.
+    /// It is connected, but its stage failed: by itself, or because of a neighbour.
     #[error("{worker}: its stage failed: {reason}")]
     StageFailed {
         /// The worker's name.
@@ -230,7 +230,7 @@ impl Conn {
         f64::from_bits(self.slowdown.load(Ordering::Relaxed))
     }
 
-    /// It was seen to be so many times slower than it says.
+    /// Notes that it computes this many times slower than it reports.
     pub fn set_slowdown(&self, times: f64) {
         self.slowdown.store(times.to_bits(), Ordering::Relaxed);
     }

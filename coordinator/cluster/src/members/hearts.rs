@@ -12,7 +12,7 @@ use crate::members::pulse::busy_share;
 use crate::reconcile::MemberId;
 use brigade_line::measured::metrics;
 
-/// One task a connected member, which ends when the member is lost.
+/// The tasks that send heartbeats, one for each connected member. A task ends when its member is lost.
 #[derive(Debug, Default)]
 pub struct Hearts {
     tasks: JoinSet<(MemberId, u64, WorkerError)>,

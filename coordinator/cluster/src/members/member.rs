@@ -138,7 +138,7 @@ pub struct Member {
     state: State,
     /// Number of its connection: another one may be of a process with other memory.
     serial: u64,
-    /// Since when it is of no use; `None` while it is.
+    /// Since when the member is missing from the line; `None` while it serves.
     missing_since: Option<Instant>,
     /// Facts from its last connection; `None`: it was never connected.
     known: Option<Known>,
@@ -234,12 +234,12 @@ impl Member {
         self.drained
     }
 
-    /// It gets no layers until it connects again.
+    /// Notes an order: the member gets no layers until it connects again.
     pub fn drain(&mut self) {
         self.drained = true;
     }
 
-    /// It may get layers again.
+    /// Notes an order: the member may get layers again.
     pub fn undrain(&mut self) {
         self.drained = false;
     }
@@ -304,7 +304,7 @@ impl Member {
         self.recent_breaks(now).next().is_some()
     }
 
-    /// It broke a line, or kept one from coming up.
+    /// Notes that it broke a line, or kept one from coming up.
     pub fn broke(&mut self, now: Instant, weight: u32) {
         self.breaks.retain(|(at, _)| now.saturating_duration_since(*at) < DOUBT_FOR);
         if self.breaks.len() == MAX_BREAKS {
@@ -338,7 +338,7 @@ impl Member {
         self.state = State::Connected { conn: Box::new(conn), since: now };
     }
 
-    /// It is part of a line that is up.
+    /// Notes that it is part of a line that is up.
     pub fn serves(&mut self) {
         self.missing_since = None;
         self.failures = 0;
@@ -366,20 +366,20 @@ impl Member {
         }
     }
 
-    /// It answers, but has no time for us now; since when it is missing stays as it was.
+    /// Notes that it answers, but has no time for us now. The time since which it is missing stays.
     pub async fn is_busy(&mut self, now: Instant, why: String) {
         self.busy = true;
         self.lost(now, why).await;
     }
 
-    /// It answers and will not: not tried again soon.
+    /// Notes that it refuses; it is tried again later.
     pub async fn refused(&mut self, now: Instant, why: String) {
         self.lost(now, why).await;
         self.refuses = true;
         self.state = State::Absent { retry_at: now + REFUSED_PAUSE };
     }
 
-    /// It joined again, so that it is surely there.
+    /// Makes the next attempt due now, since it has joined again.
     pub fn try_now(&mut self, now: Instant) {
         self.failures = 0;
         if let State::Absent { retry_at } = &mut self.state

@@ -12,7 +12,7 @@ use crate::reconcile::MemberId;
 /// The coordinator that places, and the epoch.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Of the line that is being built.
+    /// The epoch of the line that is being built.
     pub epoch: u64,
     /// The id of this coordinator.
     pub coordinator_id: String,

@@ -50,7 +50,7 @@ pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -
     roll
 }
 
-/// All that a worker may use: of a GPU, and of the host beside it for experts.
+/// Bytes that a worker may use: of a GPU, and of the host beside it for experts.
 fn memory_of(caps: &Capabilities) -> u64 {
     let host = caps.host.as_ref().filter(|host| !host.is_shared);
     caps.memory_limit.saturating_add(host.map_or(0, |host| host.memory_limit))

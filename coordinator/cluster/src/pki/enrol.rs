@@ -54,7 +54,7 @@ pub enum Refusal {
     /// The token is not valid.
     #[error(transparent)]
     Token(#[from] BadToken),
-    /// It came without one, and nobody knows its key.
+    /// It came without a token, and its key is not known.
     #[error("this node has not joined the cluster: join it with a token (brigade token create)")]
     Stranger,
     /// The node was revoked.
@@ -67,7 +67,7 @@ pub enum Refusal {
         "this cluster's certificates come from somebody else's authority: give the worker --cluster-cert"
     )]
     Foreign,
-    /// Its name, or this coordinator's files.
+    /// The wished name is invalid, or this coordinator's files cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }

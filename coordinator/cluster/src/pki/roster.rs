@@ -48,9 +48,9 @@ pub struct Node {
 /// Where a node stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It belongs to the cluster.
+    /// It is a member of the cluster.
     Good,
-    /// Its certificate has ended: it has not been here for a while, and may come back.
+    /// Its certificate has expired: it was away for a while, and may come back.
     Away,
     /// It may not join again.
     Revoked,

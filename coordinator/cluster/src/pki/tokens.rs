@@ -37,10 +37,10 @@ pub enum BadToken {
     /// No such token was made here, or it was deleted, or its secret is wrong.
     #[error("the token is not one of this cluster: make one with `brigade token create`")]
     Unknown,
-    /// Its time is over.
+    /// The token has expired.
     #[error("the token has expired: make another one with `brigade token create`")]
     Expired,
-    /// It was used as often as it may be.
+    /// The token was used as often as it may be.
     #[error("the token was used already: make another one with `brigade token create`")]
     Used,
 }

@@ -16,7 +16,7 @@ use super::enrol::Pki;
 use super::roster::{FILE as NODES_FILE, Roster};
 
 const KEY_FILE: &str = "coordinator.key";
-/// Between two looks at the roster.
+/// The time between two looks at the roster.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Longest time for which certificates that have ended stay on the list of revoked ones.
 const READ_EVERY: Duration = Duration::from_secs(3600);

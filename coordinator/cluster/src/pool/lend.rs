@@ -20,7 +20,7 @@ pub struct Offer {
 const SIZE_BITS: u32 = 4;
 
 impl Offer {
-    /// Its memory, as far as it matters which of two workers is the smaller one.
+    /// The worker's memory, for comparing two workers.
     fn size(&self) -> u64 {
         let lower = (u64::BITS - self.memory.leading_zeros()).saturating_sub(SIZE_BITS);
         self.memory >> lower << lower
@@ -113,7 +113,7 @@ mod tests {
         memory.iter().enumerate().map(of).collect()
     }
 
-    /// For a model of so many bytes.
+    /// The smallest choice for a model of so many bytes.
     fn lent(
         offers: &[Offer],
         held: &[(WorkerId, u64)],

@@ -9,20 +9,20 @@ use crate::building::place;
 /// A line on machines that need not exist yet.
 #[derive(Clone, Debug)]
 pub struct PlannedLine {
-    /// Its workers, as numbers of those that were given.
+    /// The line's workers, as indices of the given ones.
     pub workers: Vec<usize>,
-    /// Its stages; the plan knows its workers in the order of `workers`.
+    /// The line's stages; the plan knows its workers in the order of `workers`.
     pub plan: Plan,
 }
 
 /// How a model stands to the others of a fleet.
 #[derive(Clone, Debug)]
 pub enum Standing {
-    /// It has its workers beside all those before it.
+    /// The model has its workers while all before it have theirs.
     Beside(PlannedLine),
-    /// It has them when these others, by number, have gone.
+    /// The model gets its workers when these other models, by number, are unloaded.
     InTurns(PlannedLine, Vec<usize>),
-    /// It has no room, whichever others went; what is lacking.
+    /// The model has no room, even without all others; the text says what is lacking.
     Never(String),
 }
 

@@ -37,7 +37,7 @@ pub struct Want {
     pub without: Vec<Address>,
     /// Workers that it should have, with those that count.
     pub at_least: usize,
-    /// It makes do with fewer, if the model fits on them.
+    /// Whether it accepts fewer, if the model fits on them.
     pub makes_do: bool,
     /// Positions that a sequence must have; `None`: the least that the options say.
     pub least_ctx: Option<u32>,
@@ -56,9 +56,9 @@ impl Want {
 pub enum Returned {
     /// The line does not need it.
     Spare,
-    /// It broke the line.
+    /// The worker broke the line.
     Doubted,
-    /// It would not serve the line, or could not be reached.
+    /// The worker refused the line, or could not be reached.
     Refused,
 }
 
@@ -68,7 +68,7 @@ struct Worker {
     /// `None`: it is being dialled, or was lost while it was lent.
     conn: Option<Conn>,
     lent: Option<SeatId>,
-    /// Its line lets go of it.
+    /// Whether its line is giving it back.
     returns: bool,
     doubted_until: Option<Instant>,
     /// The line that it refused, and until when it is not lent to that again.
@@ -398,7 +398,7 @@ impl State {
 }
 
 impl Worker {
-    /// It as it could be lent to a line; `None`: it cannot.
+    /// The worker as an offer to a line; `None`: it cannot be lent to it.
     fn offer(&self, id: WorkerId, seat: SeatId, line: &Line, now: Instant) -> Option<Offer> {
         let conn = self.conn.as_ref()?;
         let beat = conn.pulse().last();

@@ -43,7 +43,7 @@ const START: Goal = Goal {
 const AGAIN: Goal = Goal { was_up: true, last_line: 3, ..START };
 const DOWN: LineSeen = LineSeen::Down { retry_in: Duration::ZERO };
 
-/// With workers of equal memory, of which `n` suffice.
+/// The decision with workers of equal memory, of which `n` suffice.
 fn decide(goal: Goal, members: &[MemberSeen], n: usize) -> Step {
     next(&goal, members, DOWN, &mut |ids| {
         if ids.len() >= n { Ok(()) } else { Err(format!("{n} are needed")) }

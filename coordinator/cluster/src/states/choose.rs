@@ -10,13 +10,13 @@ use brigade_line::stages::states::{Choice, From};
 /// Copies that one worker has of a sequence: some layers, at some positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Has {
-    /// Its number: that of its stage; workers beside the line come after all stages.
+    /// The worker's number: that of its stage; workers beside the line come after all stages.
     pub worker: usize,
     /// The layers of these copies.
     pub layers: Range<u32>,
-    /// Its loaded stage holds them: of use to itself only.
+    /// Whether the worker's loaded stage holds them in place, so that only it can use them.
     pub in_place: bool,
-    /// They are parting copies, which do not stay.
+    /// Whether they are parting copies, which do not stay.
     pub parting: bool,
     /// Every position up to this one.
     pub up_to: u32,

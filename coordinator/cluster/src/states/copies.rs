@@ -29,8 +29,8 @@ impl StageStates {
         self.stages.iter().map(|stage| &stage.conn).chain(&self.beside)
     }
 
-    /// For each sequence, how it can go back, if it can. Copies of all others are dropped by the workers. A worker that
-    /// does not answer has none.
+    /// For each sequence, the way to restore it; `None`: it cannot be restored. Copies of all others are dropped by
+    /// the workers. A worker that does not answer has none.
     pub(crate) async fn find_all(&self, sought: &[Sought]) -> Vec<Option<Choice>> {
         let sought = &sought[..sought.len().min(MAX_COPY_NAMES)];
         let names: Vec<u8> = sought.iter().flat_map(|(name, _)| name.0).collect();

@@ -61,7 +61,7 @@ pub(super) struct Change {
     /// Stages of the line that it made, and bytes of weights that were read for that.
     n_stages: usize,
     read_bytes: u64,
-    /// Of weights that were read while the line before it ran.
+    /// Bytes of weights that were read while the line before it ran.
     ahead_bytes: u64,
     /// Epoch in which spares loaded them.
     spare_epoch: u64,

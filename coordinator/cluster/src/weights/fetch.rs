@@ -92,7 +92,7 @@ pub async fn fetch(
     Ok(())
 }
 
-/// One batch, from an address that is asked for now.
+/// Fetches one batch, from an address that is requested for it.
 async fn once(
     remote: &Arc<Remote>,
     file: usize,

@@ -16,11 +16,11 @@ const FINAL: &str = "<|channel|>final<|message|>";
 /// A chat's wishes for its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
-    /// Of the answer as a whole.
+    /// The form of the answer as a whole.
     pub form: Option<&'a Form>,
     /// How far the answer is forced to be a call.
     pub force: &'a Force,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
     /// The tools of the request.
     pub tools: &'a Tools,

@@ -17,10 +17,10 @@ pub const LOWEST: i128 = i64::MIN as i128 + 1024;
 /// The highest one: the real number behind it becomes this one again.
 pub const HIGHEST: i128 = i64::MAX as i128;
 
-/// From here on real numbers have no fractions, and not every whole number is one.
+/// The limit of exact integers in f64: from here on f64 has no fractions, and not every integer.
 const SPARSE: f64 = (1_u64 << 53) as f64;
 
-/// From here on a whole number that is bounded on one side has more digits than the library can count to.
+/// The limit of one-sided bounds: from here on an integer has more digits than the library can count to.
 const FAR: i128 = 1_000_000_000_000_000_000;
 
 /// The lower or the upper end of a range.

@@ -22,7 +22,7 @@ pub struct CallGrammars<'a> {
     pub tools: &'a Tools,
     /// Writes literals as grammar text.
     pub literals: &'a dyn Literals,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
 }
 
@@ -119,7 +119,8 @@ impl CallGrammars<'_> {
         self.tools.iter().enumerate()
     }
 
-    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments; and the rest of the list.
+    /// The calls of all tools, each with the rest of its beginning that `cut` leaves, and its arguments; and the rest
+    /// of the list.
     fn alternatives(
         &self,
         parts: &mut Parts,
@@ -131,7 +132,7 @@ impl CallGrammars<'_> {
         Ok(Some(format!("{calls} {rest}")))
     }
 
-    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments.
+    /// The calls of all tools, each with the rest of its beginning that `cut` leaves, and its arguments.
     fn one_of(
         &self,
         parts: &mut Parts,
@@ -213,7 +214,7 @@ impl CallGrammars<'_> {
 enum Cut<'a> {
     /// Exactly this text.
     Prefix(&'a str),
-    /// All up to the end of this, and white space behind it.
+    /// Everything up to the end of this text, and white space behind it.
     Behind(&'a str),
 }
 
@@ -226,14 +227,14 @@ impl Cut<'_> {
     }
 }
 
-/// Before the number of a call in a tag's attributes.
+/// The text before the number of a call in a tag's attributes.
 const INDEX: &str = "index=\"";
 
-/// Between two calls of a list, and behind the last.
+/// The text between two calls of a list, and behind the last.
 const NEXT_IN_LIST: &str = r"/[ \n]{0,8},[ \n]{0,8}/";
 const END_OF_LIST: &str = r"/[ \n]{0,8}\]/";
 
-/// Behind the arguments of a call that is a JSON object; the model may give it an id.
+/// The text behind the arguments of a call that is a JSON object; the model may give it an id.
 const END_OF_OBJECT: &str =
     r#"/[ \n]{0,8}(,[ \n]{0,8}"[a-z_]{1,16}":[ \n]{0,8}"[a-zA-Z0-9_-]{1,64}"[ \n]{0,8})?\}/"#;
 

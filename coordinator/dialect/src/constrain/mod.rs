@@ -52,7 +52,7 @@ fn literal_regex(text: &str) -> String {
 /// How exactly a schema must be enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// It does; what cannot be held is refused.
+    /// The whole schema is enforced; parts that cannot be are refused.
     Strict,
     /// Parts that cannot be enforced are left out.
     Lenient,

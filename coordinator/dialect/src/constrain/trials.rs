@@ -68,7 +68,7 @@ pub struct Asker(Arc<AtomicBool>);
 pub struct Waits(Asker);
 
 impl Asker {
-    /// It waits until this is dropped.
+    /// A guard for a waiting client. When it is dropped the client has left.
     pub fn waits(&self) -> Waits {
         Waits(self.clone())
     }

@@ -18,7 +18,7 @@ const WEIGHT_OF_OWNER: f32 = 32.0;
 /// Drafts that an average reaches back to.
 const MEMORY: f32 = 128.0;
 
-/// Nothing is sure, and nothing impossible.
+/// The least estimate: nothing is certain, and nothing impossible.
 const LEAST: f32 = 0.01;
 const MOST: f32 = 0.999;
 
@@ -46,7 +46,7 @@ impl Mean {
 pub(super) struct Seen {
     /// Share of right ones by what the block thinks of them.
     by_odds: [Mean; N_ODDS],
-    /// By distance: the share of right ones, and what was expected of them by what the block thought.
+    /// By depth: the share of right drafts, and the share that the block expected.
     by_depth: [[Mean; 2]; N_DEPTHS],
     /// The number of first drafts that were judged.
     n_first: f32,

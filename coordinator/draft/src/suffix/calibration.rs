@@ -51,7 +51,7 @@ const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
 const WEIGHT_AT_FIRST: f32 = 8.0;
 /// Tokens seen that an average reaches back to.
 const MEMORY: f32 = 128.0;
-/// Nothing is sure, and nothing impossible.
+/// The range of estimates: nothing is certain, and nothing impossible.
 const ODDS: (f32, f32) = (0.01, 0.999);
 
 /// Averages for one source and group.

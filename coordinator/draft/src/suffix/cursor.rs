@@ -51,7 +51,7 @@ pub struct Part<'a> {
     pub base: usize,
 }
 
-/// Before a token of a text.
+/// A place before a token of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The number of the text.

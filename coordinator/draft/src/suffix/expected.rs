@@ -18,7 +18,7 @@ pub const SCAN: usize = 8192;
 #[derive(Debug)]
 pub struct Expected {
     tokens: Vec<u32>,
-    /// Before what may come next; `None` while lost.
+    /// The place of the next token; `None` while it is lost.
     at: Option<Cursor>,
     /// The last certain place.
     home: usize,

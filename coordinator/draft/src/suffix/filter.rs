@@ -52,7 +52,7 @@ impl Filter {
         }
     }
 
-    /// One of the same size that names nothing.
+    /// A filter of the same size without any answer.
     #[cfg(test)]
     pub fn emptied(&self) -> Self {
         Self { masks: vec![0; self.masks.len()], bits: self.bits }

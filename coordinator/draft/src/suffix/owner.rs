@@ -15,7 +15,7 @@ pub struct Answer {
     tokens: Vec<u32>,
     /// Where the answer begins.
     base: usize,
-    /// Of the answer's places.
+    /// The index of the answer's places.
     index: Index,
     last_use: u64,
     /// Its bit in the owner's filter.
@@ -57,7 +57,7 @@ impl Answer {
     }
 }
 
-/// For each bit: an answer's number.
+/// For each bit of the filter: an answer's number.
 type Bits = [u8; MAX_ANSWERS];
 
 /// Recent answers of an owner, and the accuracy of its drafts.

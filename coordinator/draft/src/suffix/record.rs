@@ -5,7 +5,7 @@ const IN_A_ROW: u32 = 2;
 /// ... or fewer, where the next one is so likely.
 const FEWER: u32 = 1;
 const LIKELY: f32 = 0.9;
-/// From so many drafts on, a stream is believed where so large a share of them was right.
+/// The number of drafts after which a stream's own accuracy counts.
 const ENOUGH: f32 = 8.0;
 const SHARE: f32 = 0.8;
 /// Drafts that the share reaches back to.

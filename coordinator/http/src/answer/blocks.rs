@@ -68,7 +68,7 @@ pub enum Block {
     Text(String),
     /// A call of a tool.
     Call {
-        /// For its result to name it.
+        /// The call's id, which its result will name.
         id: String,
         /// The tool's name.
         name: String,

@@ -36,7 +36,7 @@ pub struct ChatAnswer {
     parser: Parser,
     /// The beginning of the answer's first call, where the prompt already has it; `None`: the parser has read it.
     opening: Option<String>,
-    /// To be told next: it was stopped.
+    /// The end to report next, if it was stopped.
     stopped: Option<End>,
 }
 
@@ -155,7 +155,7 @@ impl ChatAnswer {
         AnswerPart::Piece { events, tokens: piece.tokens }
     }
 
-    /// Behind a call of a tool its client comes back with the result.
+    /// The events and the reason at the end of a choice. After a tool call its client will come back with the result.
     fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
         // A stop text may stand in the middle of a call, as the limit of tokens may.
         let in_call = end.stop.is_some() && self.parser.is_in_call();

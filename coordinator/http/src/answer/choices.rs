@@ -38,7 +38,7 @@ pub struct Ended {
     /// spared.
     reused: Vec<Option<u32>>,
     recomputed: u32,
-    /// Of all choices, as in [`End::expected`].
+    /// Counts of all choices, as in [`End::expected`].
     expected: [u32; 2],
     numerics_changed: bool,
 }

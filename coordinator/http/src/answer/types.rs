@@ -15,7 +15,7 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Prompt tokens that were not computed again.
     pub prompt_tokens_details: PromptDetails,
-    /// Of the answer; left out where nothing was expected of it.
+    /// Counts of predicted tokens; left out where the client gave no prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionDetails>,
     /// Positions that were computed a second time because a worker was lost; left out where there are none.
@@ -51,7 +51,7 @@ pub struct CompletionDetails {
 }
 
 impl CompletionDetails {
-    /// Of so many drafts that were right and wrong; `None` where there were none.
+    /// The counts of right and wrong drafts; `None` where there were none.
     pub fn of(expected: [u32; 2]) -> Option<Self> {
         let [right, wrong] = expected;
         (right + wrong > 0).then_some(Self {
@@ -146,7 +146,7 @@ pub struct ChatMessage {
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
-    /// For the result to name it.
+    /// The call's id, which its result will name.
     pub id: String,
     /// Always `function`.
     #[serde(rename = "type")]
@@ -172,7 +172,7 @@ pub struct ToolCallDelta {
     /// The call's id; in its first delta only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// In the first: `function`.
+    /// In the first delta only: `function`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
     /// The new part of the call.
@@ -221,7 +221,7 @@ pub struct ChatChunkChoice {
     pub delta: ChatDelta,
     /// Present when asked for and there are tokens.
     pub logprobs: Option<ChatLogprobs>,
-    /// In the last piece.
+    /// The reason for the end; in the last event only.
     pub finish_reason: Option<FinishWord>,
     /// Ids of the tokens whose text is known with it, where they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -231,7 +231,7 @@ pub struct ChatChunkChoice {
 /// New parts of a message.
 #[derive(Debug, Default, Serialize)]
 pub struct ChatDelta {
-    /// In the first piece.
+    /// In the first event only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
     /// New text of the answer.
@@ -359,7 +359,7 @@ pub struct ModelObject {
     pub context_length: u32,
     /// The same, as vLLM has it.
     pub max_model_len: u32,
-    /// Of a model that is loaded when it is needed.
+    /// The state of a model that is loaded on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ModelStatus>,
     /// The model's sizes and file, beyond OpenAI's fields.

@@ -56,19 +56,19 @@ impl Peer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its request is here as a whole.
+    /// Notes that a whole request has arrived.
     pub(crate) fn has_asked(&self) {
         let mut manner = self.lock();
         manner.quiet_since = None;
         manner.shown = manner.shown.max(Shown::Request);
     }
 
-    /// Its request has a valid key.
+    /// Notes that its request has a valid key.
     pub(crate) fn has_shown_a_key(&self) {
         self.lock().shown = Shown::Key;
     }
 
-    /// Its answer has ended.
+    /// Notes that its answer has ended.
     pub(crate) fn is_answered(&self) {
         self.lock().quiet_since = Some(Instant::now());
     }

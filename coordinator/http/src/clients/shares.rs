@@ -42,7 +42,7 @@ struct Taken {
 pub(crate) enum Crowd {
     /// The key has all that one may have.
     Own,
-    /// All together have all.
+    /// All keys together have everything.
     All,
 }
 

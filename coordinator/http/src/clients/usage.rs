@@ -20,7 +20,7 @@ pub(crate) struct Owner {
     pub(crate) account: Account,
     /// The key's share of the scheduler.
     pub(crate) share: Share,
-    /// Among which prompts its own stand.
+    /// The namespace of kept prompts of its requests.
     pub(crate) namespace: Namespace,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct RequestUsage {
     sums: Mutex<Sums>,
     /// The key of the request, if it needed one.
     owner: OnceLock<Owner>,
-    /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
+    /// The slot for its key's limit, held until its answer is sent and its last sequence has ended.
     ticket: OnceLock<Arc<Ticket>>,
     /// Name of the model that it is for.
     model: OnceLock<String>,
@@ -59,7 +59,7 @@ struct Sums {
 }
 
 impl RequestUsage {
-    /// Of a request whose body is kept for the audit log, or not.
+    /// Usage of a request, with or without its content for the audit log.
     pub(crate) fn new(keeps_content: bool) -> Self {
         Self { content: keeps_content.then(OnceLock::new), ..Self::default() }
     }
@@ -80,7 +80,7 @@ impl RequestUsage {
         self.model.get_or_init(|| model.to_owned());
     }
 
-    /// Until its answer is sent and its last sequence has ended, the request uses a model.
+    /// Holds the model in use until the answer is sent and the last sequence has ended.
     pub(crate) fn uses(&self, in_use: Arc<()>) {
         // A request has one model.
         let _ = self.in_use.set(in_use);
@@ -107,7 +107,7 @@ impl RequestUsage {
         self.owner.get().map(|owner| owner.share).unwrap_or_default()
     }
 
-    /// Among which prompts the request's own stand.
+    /// The namespace of kept prompts of the request's key.
     pub(crate) fn namespace(&self) -> Namespace {
         let nobodys = || Namespace::of_owner(Share::default().owner);
         self.owner.get().map_or_else(nobodys, |owner| owner.namespace)

@@ -44,7 +44,7 @@ impl Position {
         self.counts.len() == n_choices + 1
     }
 
-    /// One more event has come.
+    /// Counts one more event.
     pub fn pass(&mut self, of: Of) {
         *self.count_mut(of) += 1;
     }

@@ -77,7 +77,7 @@ pub(crate) struct Stream {
     n_choices: usize,
     entry: Option<Entry>,
     state: Mutex<Kept>,
-    /// Among all streams, and those of its key.
+    /// Its part of the room for streams, in all and for its key.
     _place: Part,
     /// Number of events, and whether they are all.
     news: watch::Sender<(usize, bool)>,
@@ -89,7 +89,7 @@ struct Kept {
     events: Vec<(Of, Arc<str>)>,
     bytes: Part,
     readers: usize,
-    /// Since when nobody reads.
+    /// The time since which it has no reader.
     left: Instant,
 }
 
@@ -306,7 +306,7 @@ impl Kept {
     }
 }
 
-/// There is no room for another stream.
+/// The error when there is no room for another stream.
 fn full(crowd: Crowd, what: &str) -> ApiError {
     match crowd {
         Crowd::All => {

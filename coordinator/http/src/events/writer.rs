@@ -18,7 +18,7 @@ pub struct Writer(To);
 enum To {
     /// Straight to the client.
     Client { events: sse::Sender, position: Mutex<Position> },
-    /// To a stream that is kept for clients to read.
+    /// A stream that is kept for clients to read.
     Kept(Arc<Stream>),
 }
 

@@ -33,7 +33,7 @@ use crate::request::chat_request::{ChatRequest, Names};
 use crate::request::fields::Fields;
 use crate::request::messages::ROLE;
 
-/// Its address, and what the journal calls these requests.
+/// The endpoint's address, and its name in the journal.
 pub(crate) const PATH: &str = "/v1/chat/completions";
 
 /// Handles `POST /v1/chat/completions`.

@@ -37,7 +37,7 @@ use crate::request::unread;
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
-/// Its address, and what the journal calls these requests.
+/// The endpoint's address, and its name in the journal.
 pub(crate) const PATH: &str = "/v1/completions";
 
 /// A prompt as it came.
@@ -56,7 +56,7 @@ struct CompletionRequest {
     top_logprobs: Option<u32>,
     /// Log-probabilities are for the choice among answers, not for the client.
     hides_logprobs: bool,
-    /// Of the `common.n` answers that are drawn for a prompt, the client gets so many: the most probable ones.
+    /// The number of answers that the client gets, the most probable of the `common.n` ones that are drawn.
     n: usize,
     echo: bool,
 }

@@ -43,7 +43,7 @@ pub(crate) async fn list(
     })
 }
 
-/// One model by name.
+/// Handles `GET /v1/models/{id}`: one model by name.
 pub(crate) async fn one(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,

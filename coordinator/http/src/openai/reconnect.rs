@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::events::resumable::position;
 use crate::fleet::Fleet;
 
-/// Below it are streams, by their names.
+/// The prefix of streams' addresses.
 pub(crate) const STREAMS: &str = "/v1/streams/";
 
 /// A POST: of a client that comes back, or a new one.

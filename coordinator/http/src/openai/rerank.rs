@@ -32,10 +32,10 @@ struct Wanted {
     documents: Vec<String>,
     /// The query with each document.
     pairs: Vec<Vec<u32>>,
-    /// Of the best ones, so many.
+    /// The number of best documents in the answer.
     top_n: usize,
     with_text: bool,
-    /// In the shape that has `texts`.
+    /// Whether the request has the shape with `texts`.
     is_plain: bool,
     /// Adapters instead of those that the server was started with.
     lora: Option<Vec<AdapterWish>>,

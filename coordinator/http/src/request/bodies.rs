@@ -33,7 +33,7 @@ const SMALLER_BODIES: [(&str, usize); 2] = [("/tokenize", 8 << 20), ("/detokeniz
 /// Bytes of all bodies together that are held at once, beyond [`FREE_BODY_BYTES`] of each.
 pub const MAX_BODIES_BYTES: usize = 64 << 20;
 
-/// Of these, what one key's bodies may have: one of the largest, and a little beside it.
+/// The part of these bytes for one key's bodies: one of the largest, and a little beside it.
 pub const MAX_BODIES_BYTES_OF_A_KEY: usize = MAX_BODIES_BYTES / 4;
 
 /// Bytes that each body may have even where the common room is full.
@@ -48,10 +48,10 @@ pub const BODY_STALL: Duration = Duration::from_secs(10);
 /// Texts that are read, templated or tokenised at once.
 pub const MAX_ENCODERS: usize = 8;
 
-/// Of these, those of one key.
+/// The part of these for one key.
 pub const MAX_ENCODERS_OF_A_KEY: usize = MAX_ENCODERS / 2;
 
-/// Of bodies that are larger, one is read at a time.
+/// Of bodies larger than this, one is read at a time.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
 
 /// How long a body may take.
@@ -108,12 +108,12 @@ fn max_bytes(path: &str) -> usize {
 }
 
 impl Taken {
-    /// One that was taken before, and is here.
+    /// A body from the journal.
     pub(crate) fn of_journal(bytes: Vec<u8>, name: &Name) -> Self {
         Self { bytes, room: None, name: Some(name.clone()) }
     }
 
-    /// It was taken by who chose the request's model, and waits for its handler.
+    /// Puts a received body back, where the handler will find it.
     pub(crate) fn wait_in(self, request: &mut Request) {
         request.extensions_mut().insert(Waiting(Arc::new(Mutex::new(Some(self)))));
     }
@@ -285,7 +285,7 @@ impl Place for AtDesk {
     }
 }
 
-/// For closures that turn text into tokens.
+/// The error of a text that cannot be tokenised, for closures.
 pub(crate) fn text_error(error: TextError) -> ApiError {
     error.into()
 }

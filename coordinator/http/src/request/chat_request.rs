@@ -38,7 +38,7 @@ pub struct ChatRequest {
     chat: Chat,
     /// The functions that may be called.
     pub tools: Arc<Tools>,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
     /// Sampling and the like.
     pub common: Common,

@@ -21,7 +21,7 @@ pub struct ToolRequest {
     pub for_template: Vec<Value>,
     /// The same, for reading the answer.
     pub known: Tools,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
     /// Bytes of all descriptions.
     pub n_bytes: usize,

@@ -20,7 +20,7 @@ const SHOWN_CHARS: usize = 40;
 /// The type of a JSON value. Errors name it by its article and noun. Messages name it by its article and noun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It stands for none.
+    /// JSON's `null`, which stands for a missing value.
     Null,
     /// `true` or `false`.
     Boolean,

@@ -29,7 +29,7 @@ const MAX_TOLD_CHARS: usize = 100;
 pub struct Origins(Arc<[String]>);
 
 impl Origins {
-    /// These beside pages of this machine; `*`: all.
+    /// Allows these origins beside pages of this machine; `*`: all.
     pub fn new(origins: &[String]) -> Self {
         Self(origins.iter().map(|o| o.trim_end_matches('/').to_string()).collect())
     }

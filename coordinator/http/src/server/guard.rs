@@ -65,9 +65,9 @@ pub(crate) async fn guard(
 /// A request that may go on.
 struct Begun {
     ready: Ready,
-    /// Among those of its key that are answered.
+    /// The request's part of its key's limit of answers.
     place: Arc<Part>,
-    /// Among those of its key that run.
+    /// The request's part of its key's limit of running requests.
     ticket: Option<Arc<Ticket>>,
 }
 

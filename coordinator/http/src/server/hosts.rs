@@ -25,7 +25,7 @@ pub struct Hosts(Option<Arc<Known>>);
 
 #[derive(Debug)]
 struct Known {
-    /// In lower case; `*.example.com` stands for one label more, `*` for all.
+    /// Names in lower case; `*.example.com` stands for one label more, `*` for all.
     names: Vec<String>,
     /// The address on which the server listens.
     address: IpAddr,
@@ -34,7 +34,7 @@ struct Known {
 }
 
 impl Hosts {
-    /// Of a listener at `address`, on a machine that is called `machine`: also by the names of `tls`, and by `more`.
+    /// The names of a listener at `address`, on the machine `machine`, with those of `tls` and `more`.
     pub fn new(address: SocketAddr, machine: &str, tls: Option<Tls>, more: &[String]) -> Self {
         let machine = machine.to_ascii_lowercase();
         let first = machine.split('.').next().unwrap_or(&machine).to_owned();

@@ -153,7 +153,7 @@ impl Tls {
         TlsAcceptor::from(self.0.borrow().config.clone())
     }
 
-    /// For which names the certificate is.
+    /// The host names of the certificate.
     pub(crate) fn names(&self) -> Arc<[String]> {
         self.0.borrow().names.clone()
     }

@@ -40,7 +40,7 @@ pub const ANSWER_STALL: Duration = Duration::from_secs(60);
 /// Connections at once, or more where more requests may run and wait. A process may often open 1024 files.
 pub const MAX_CONNECTIONS: usize = 512;
 
-/// Of these, how many one address may have unless the operator says otherwise: half, so that nobody takes all.
+/// The divisor for the connections of one address, unless the operator says otherwise: half, so that none takes all.
 const SHARE_OF_ADDRESS: usize = 2;
 
 /// How long the handshake of TLS may take.
@@ -65,11 +65,11 @@ const CROWDED: &[u8] =
 pub struct ConnectionLimits {
     /// Connections that may be open at once.
     pub connections: usize,
-    /// From one address at once.
+    /// Connections from one address at once.
     pub of_address: usize,
-    /// For a request's head.
+    /// Limit of the time for a request's head.
     pub head_within: Duration,
-    /// For a client that does not read.
+    /// Limit of the time in which a client does not read.
     pub answer_stall: Duration,
 }
 

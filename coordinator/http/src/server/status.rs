@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::app::App;
 use crate::fleet::{self, Fleet, Member, Presence};
 
-/// For everybody: 200 while requests run, 503 otherwise, and one word.
+/// `GET /health` for everybody: 200 while requests run, 503 otherwise, and one word.
 pub(crate) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     let model = fleet::of_query(&uri);
     let asked = |app: &App| model.as_deref().is_none_or(|model| app.text.serves(model));
@@ -31,8 +31,7 @@ pub(crate) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     }
 }
 
-/// For the operator: the same with how far it is, who is there, what is being done and why something failed. It
-/// names workers.
+/// `GET /health` for the operator, with the progress, the workers, and the reasons of failures. It names workers.
 pub(crate) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response {
     let of = |app: &App| {
         let (health, mut body) = state(app);

@@ -71,7 +71,7 @@ fn openai(error: &ApiError) -> String {
     format!("{}data: {DONE}\n\n", data(&error.body()))
 }
 
-/// No response has been made yet that could fail: the event is the one for errors of the stream.
+/// The event for errors of the stream, since no response exists yet that could fail.
 fn responses(error: &ApiError) -> String {
     let of = &error.body()["error"];
     let event = json!({
@@ -89,9 +89,9 @@ type Waits<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A request that can be answered.
 pub(crate) enum Ready {
-    /// Its model is there.
+    /// The model is loaded.
     Now(Box<Request>),
-    /// Its client is told how its model is being loaded.
+    /// The client gets comments while the model is loaded.
     Early(Box<Early>),
 }
 

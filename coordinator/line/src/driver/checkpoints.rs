@@ -30,7 +30,7 @@ const NEWS_QUEUE: usize = 64;
 /// Results of tasks that deal with copies.
 #[derive(Debug)]
 pub(super) enum News {
-    /// It is known which requests can go back, and how.
+    /// The ways in which requests can go back are known.
     Found {
         /// The line's epoch.
         epoch: u64,
@@ -65,7 +65,7 @@ pub(super) struct Checkpoints {
     choices: HashMap<RequestId, Choice>,
     waiting: Vec<Waiting>,
     news: mpsc::Sender<News>,
-    /// Told when the line that parts may be taken down.
+    /// Notified when the line that parts may be taken down.
     parting: Option<oneshot::Sender<()>>,
     /// The stages of a line before this one keep states.
     parted: bool,

@@ -1,4 +1,4 @@
-//! One submitted request as the driver sees it: where its events go, and when things happened to it.
+//! A submitted request as the driver sees it: its channel of events, and its times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,8 @@ impl Client {
         }
     }
 
-    /// It is noted from here on, and gets what it had drawn before; the tokens' ids, and mirostat's mu after them.
+    /// Restores a sequence of the journal, which records it from here on. Returns the ids of its tokens, and
+    /// mirostat's mu after them.
     pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<(Vec<u32>, Option<f32>)> {
         self.recorder = Some(past.recorder);
         self.numerics = past.numerics;
@@ -80,7 +81,7 @@ impl Client {
         Some((ids, mu))
     }
 
-    /// Its first tokens need not be computed.
+    /// Reports that its first tokens were reused.
     pub(super) fn reused(&self, tokens: u32) {
         metrics::reused(tokens);
         self.counts.set_reused(tokens);
@@ -91,15 +92,15 @@ impl Client {
         self.counts.set_expected(right, wrong);
     }
 
-    /// It has a place again after its line was lost; so many positions are computed a second time, where before it was
-    /// on a line with these numerics.
+    /// Reports that it goes on after a lost line, where this many positions are computed again. `before`: the
+    /// numerics of the former line.
     pub(super) fn replayed(&mut self, tokens: u32, before: Option<Numerics>) {
         metrics::replayed(tokens);
         self.counts.add_recomputed(tokens);
         self.numerics = self.numerics.or(before);
     }
 
-    /// It is computed on a line with these numerics; what they are if that is news.
+    /// Notes the numerics of its present line; returns them if they have changed.
     fn computed_with(&mut self, numerics: Option<Numerics>) -> Option<Numerics> {
         let before = std::mem::replace(&mut self.numerics, numerics);
         if before.is_some() && before != numerics {
@@ -181,7 +182,7 @@ impl Client {
         self.events.try_send(SeqEvent::Logits { pos, row }).is_ok()
     }
 
-    /// It ended as asked.
+    /// The sequence ended as asked.
     pub(super) fn finish(self, now: Micros, reason: FinishReason) {
         self.recorder.iter().for_each(|recorder| recorder.finished(&reason));
         metrics::request_ended(match reason {

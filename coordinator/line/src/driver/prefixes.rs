@@ -58,7 +58,7 @@ pub(super) enum PrefixNews {
     Dropped { epoch: u64, result: Result<(), String> },
 }
 
-/// All about records of the line that is up.
+/// The driver's state about records of prefixes.
 #[derive(Debug)]
 pub(super) struct Prefixes {
     config: Option<PrefixConfig>,

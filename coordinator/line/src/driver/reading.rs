@@ -23,20 +23,20 @@ pub(super) struct Reading {
 /// A log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// It waits for its place.
+    /// The request waits for its place.
     Waits {
-        /// Since it was submitted.
+        /// Seconds since it was submitted.
         seconds: u64,
     },
-    /// Its prompt is read.
+    /// The request's prompt is being computed.
     Reads {
-        /// Since it was submitted.
+        /// Seconds since it was submitted.
         seconds: u64,
         /// Prompt positions computed so far.
         computed: u32,
         /// Prompt positions in all.
         prompt: u32,
-        /// At the rate so far; `None` before there is one.
+        /// Expected seconds at the rate so far; `None` before there is one.
         seconds_left: Option<u64>,
     },
 }

@@ -53,7 +53,7 @@ struct Waiting {
 /// A transfer that is over.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// Of the line it was made with.
+    /// The epoch of the line of the transfer.
     pub epoch: u64,
     /// The sequence whose state was moved.
     pub id: KeptId,

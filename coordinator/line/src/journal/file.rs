@@ -175,7 +175,7 @@ struct Lines(BufReader<File>);
 
 struct Line {
     bytes: Vec<u8>,
-    /// Its line end is there.
+    /// Whether its line end is there.
     is_whole: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct Opened {
     pub label: String,
     /// Seconds since the Unix epoch.
     pub created: u64,
-    /// Of its first sequence; those behind count on.
+    /// The seed of its first sequence; the others count on from it.
     pub seed: u64,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
@@ -117,7 +117,7 @@ impl Record {
 pub(super) struct Old {
     pub opened: Opened,
     pub drawn: Vec<Drawn>,
-    /// Of each sequence, whether a line is missing: what follows it is drawn again.
+    /// Whether a line of each sequence is missing. Tokens behind it are drawn again.
     has_hole: Vec<bool>,
 }
 

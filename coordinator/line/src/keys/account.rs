@@ -68,7 +68,7 @@ pub enum Refusal {
     Requests {
         /// Requests per minute.
         limit: u64,
-        /// Until the next one may come.
+        /// Time until the next one is allowed.
         retry: Duration,
     },
     /// Too many tokens lately.
@@ -76,7 +76,7 @@ pub enum Refusal {
     Tokens {
         /// Tokens per minute.
         limit: u64,
-        /// Until the debt is paid.
+        /// Time until the debt is paid.
         retry: Duration,
     },
     /// Too many at once.
@@ -105,7 +105,7 @@ pub struct Left {
     pub limit: u64,
     /// The part of it that is left now.
     pub remaining: u64,
-    /// Until all of it is there again.
+    /// Time until the whole quota is available again.
     pub reset: Duration,
 }
 

@@ -11,7 +11,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// A bucket with room for a minute's worth.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
-    /// In it at `at`; negative: a debt.
+    /// Units in the bucket at the time `at`; negative: a debt.
     level: f64,
     at: Instant,
     /// Whether anything was ever taken. An untouched bucket is full, also after its limit has changed.

@@ -67,7 +67,7 @@ impl KeyGroups {
         Ok(Self(groups.to_vec()))
     }
 
-    /// Among which prompts those of a key stand.
+    /// The namespace of a key's kept prompts.
     pub fn namespace(&self, account: &Account) -> Namespace {
         let group = self.0.iter().find(|group| group.0.contains(&account.record().name));
         match group {

@@ -107,7 +107,7 @@ impl Priority {
 /// A key as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyRecord {
-    /// For people and logs; one key at a time has it.
+    /// The key's name, for people and logs; it is unique.
     pub name: String,
     /// Hex digits of the secret's hash.
     pub hash: String,
@@ -115,7 +115,7 @@ pub struct KeyRecord {
     pub shown: String,
     /// When it was made, seconds since the Unix epoch.
     pub created: u64,
-    /// From when on it is refused.
+    /// The time from which it is refused, in seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
     /// Tokens of prompts and answers in a minute, over time.
@@ -133,7 +133,7 @@ pub struct KeyRecord {
     /// The key's share of the line.
     #[serde(default)]
     pub priority: Priority,
-    /// It opens the admin listener, and nothing else.
+    /// Whether it opens the admin listener, and nothing else.
     #[serde(default)]
     pub admin: bool,
 }
@@ -149,7 +149,7 @@ pub enum KeyError {
         /// The refused text.
         name: String,
     },
-    /// There is one of that name.
+    /// A key of that name exists already.
     #[error("there is a key {name} already: revoke it first, or take another name")]
     Taken {
         /// The name that is taken.

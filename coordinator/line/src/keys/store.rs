@@ -38,7 +38,7 @@ pub enum KeyFileError {
         /// The system's error.
         source: io::Error,
     },
-    /// It is not what this program writes.
+    /// The file was not written by this program, or is damaged.
     #[error("{path} is no file of keys: {reason}; restore it, or remove it and make new keys")]
     Damaged {
         /// The file's path.
@@ -78,7 +78,7 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// In this data folder, which need not exist.
+    /// The keys in this data folder, which need not exist.
     pub fn in_folder(folder: &Path) -> Self {
         Self { folder: folder.to_path_buf() }
     }
@@ -100,7 +100,7 @@ impl KeyFile {
         }
     }
 
-    /// All keys, and what the file looked like; `None` where no key was ever made.
+    /// All keys, and the file's metadata; `None` where no key was ever made.
     ///
     /// # Errors
     /// It cannot be read, is damaged, or can be written by others.

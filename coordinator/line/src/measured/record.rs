@@ -6,7 +6,7 @@ use brigade_sched::{Micros, StageTime};
 /// One ubatch's trip down the line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UbatchRecord {
-    /// Of the line it ran on.
+    /// The epoch of its line.
     pub epoch: u64,
     /// Consecutive within an epoch.
     pub id: u64,
@@ -24,7 +24,7 @@ pub struct UbatchRecord {
     pub rows_in_vain: u32,
     /// A whole window of drafts was of no use: the last stage may have left it out.
     pub has_stale: bool,
-    /// With prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
+    /// For prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,
     /// Per stage, first stage first.
     pub stages: Vec<StageTime>,

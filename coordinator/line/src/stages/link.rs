@@ -16,7 +16,7 @@ pub enum LineEvent {
     Up(Box<OpenLine>),
     /// The line will be taken down as planned: its stages are to keep the states of their sequences.
     Part {
-        /// Told when they do; dropped where they will not.
+        /// Notified when they do; dropped where they will not.
         done: oneshot::Sender<()>,
     },
     /// The line is gone and a new one is being built.

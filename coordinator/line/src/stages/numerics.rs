@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Numerics(u64);
 
 impl Numerics {
-    /// Of a line; for each layer the number of the kernel table that computes it.
+    /// The fingerprint of a line, from the numerics of each layer's kernel table.
     pub fn of_layers(numbers: impl IntoIterator<Item = u32>) -> Self {
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
         let mut first = [0; 8];

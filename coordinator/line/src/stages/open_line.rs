@@ -47,7 +47,7 @@ pub struct OpenLine {
     pub results: Streaming<ResultFrame>,
     /// Says nothing more once the lane is open; its end says why the lane ended.
     pub lane: Streaming<LaneEvent>,
-    /// Told once the sequences of lines before this one have their states.
+    /// Notified when sequences of earlier lines have their states.
     pub settled: Option<oneshot::Sender<Moved>>,
 }
 

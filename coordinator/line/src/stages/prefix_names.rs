@@ -104,7 +104,7 @@ impl Salt {
 pub struct Names {
     salt: Salt,
     tokens: Vec<u32>,
-    /// For 0, 1, 2 ... full pages.
+    /// The names for 0, 1, 2 ... full pages.
     chain: Vec<Key>,
     /// The hash of the owner.
     pub owner: Key,
@@ -131,12 +131,12 @@ impl Names {
         self.salt.realm()
     }
 
-    /// For 0, 1, 2 ... full pages up to position `len`.
+    /// The names for 0, 1, 2 ... full pages up to position `len`.
     pub fn chain(&self, len: u32) -> &[Key] {
         &self.chain[..=len as usize / KV_PAGE]
     }
 
-    /// For all full pages.
+    /// The names for all full pages.
     pub fn whole_chain(&self) -> &[Key] {
         &self.chain
     }

@@ -11,12 +11,12 @@ use brigade_sched::{Micros, StageTime};
 pub struct StaleTimes(Arc<[AtomicU64]>);
 
 impl StaleTimes {
-    /// For a line of so many stages.
+    /// Counts for a line of so many stages.
     pub fn new(n_stages: usize) -> Self {
         Self((0..n_stages).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Such a ubatch is back.
+    /// Adds the times of a ubatch with a stale part.
     pub fn add(&self, stages: &[StageTime]) {
         for (sum, time) in self.0.iter().zip(stages) {
             sum.fetch_add(time.compute_us, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use crate::stages::prefix_names::{Key, Names};
 /// Resolves to the stages' answer, or to the reason why there is none.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, String>> + Send + 'a>>;
 
-/// For each sequence, how it can go back, if it can.
+/// Resolves to the way of restoring each sequence; `None`: it cannot be restored.
 pub type Found<'a> = Pin<Box<dyn Future<Output = Vec<Option<Choice>>> + Send + 'a>>;
 
 /// A sequence whose copies are looked for: its name and its tokens.
@@ -34,10 +34,9 @@ pub struct From {
 pub struct Choice {
     /// The position to go back to.
     pub len: u32,
-    /// For each stage: where its layers come from; empty: it holds them itself.
+    /// For each stage: the sources of its layers; empty: it holds them itself.
     pub sources: Vec<Vec<From>>,
-    /// For each stage: whether its layers at this position are where its copies go, so that they need not go there
-    /// again.
+    /// For each stage: whether its copies at this position are already at their destination.
     pub kept: Vec<bool>,
     /// The sources have records of prefixes: by these names, and whether there is something for that position alone.
     pub records: Option<(Arc<Names>, bool)>,
@@ -50,7 +49,7 @@ pub struct PrefixChoice {
     pub len: u32,
     /// Whether there is something for that position alone; else pages are all that is needed.
     pub has_rest: bool,
-    /// For each stage: where its layers' records are.
+    /// For each stage: the workers with its layers' records.
     pub sources: Vec<Vec<From>>,
     /// About how many bytes the slowest worker reads.
     pub nbytes: u64,
@@ -81,8 +80,8 @@ pub trait StateAccess: Debug + Send + Sync {
     /// A worker did not answer; the text says why.
     fn memory(&self) -> Asked<'_, Vec<StageResident>>;
 
-    /// For each sequence, how it can go back, if it can. Copies of all others are dropped by the workers. A worker that
-    /// does not answer has none.
+    /// The way of restoring each sequence; `None`: it cannot be restored. Copies of all others are dropped by the
+    /// workers. A worker that does not answer has none.
     fn find_copies<'a>(&'a self, sought: &'a [Sought]) -> Found<'a>;
 
     /// Restores the state after `tokens` to the sequence in `slot`, on every stage. The sequence must be at rest and

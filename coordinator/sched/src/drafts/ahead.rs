@@ -58,7 +58,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Its token `at` was compared with what was drawn.
+    /// The judgement of its token `at`, which was compared with the drawn one.
     pub fn judged(&self, at: usize, right: bool) -> Judged {
         let (source, matched) = self.from;
         let depth = self.pos + at as u32 + 1 - self.n_drawn.min(self.pos + at as u32);
@@ -69,7 +69,7 @@ impl Window {
 /// The windows of a sequence that are in flight, and the counts of its drafts.
 #[derive(Debug, Default)]
 pub(crate) struct RunAhead {
-    /// In flight, oldest first.
+    /// Windows in flight, oldest first.
     pub windows: VecDeque<Window>,
     /// Rows that the windows have which were chosen last.
     pub wanted: u32,
@@ -85,7 +85,7 @@ pub(crate) struct RunAhead {
     pub judged: [u32; 2],
     /// The same for drafts from its client's prediction.
     pub expected: [u32; 2],
-    /// Until when two windows were in flight from which tokens were drawn, and for how long that is not yet counted.
+    /// The end of the last time with two useful windows in flight, and such time that is not counted yet.
     pub overlapped: (Micros, Micros),
 }
 

@@ -62,7 +62,7 @@ impl Admitted {
         end.saturating_sub(self.sent.max(self.n_tokens()))
     }
 
-    /// No draft stands at this position or behind it: see [`Self::room_ahead`].
+    /// The position from which on there are no drafts: see [`Self::room_ahead`].
     pub fn end_ahead(&self, max_tokens: u32, block_positions: u32) -> u32 {
         let end = self.n_prompt.saturating_add(max_tokens).saturating_sub(1);
         let pages = (self.blocks.len() as u32).saturating_mul(block_positions);
@@ -160,8 +160,8 @@ impl Admitted {
         outcome
     }
 
-    /// Nothing was drawn at a window's row, whose mask was not made. Whether that row is to be sent again: the stage keeps it
-    /// where it is the window's only one that a token is drawn from.
+    /// Handles a window's row without a token, whose mask was not made in time. Whether that row is to be sent again:
+    /// the stage keeps it where it is the window's only one that a token is drawn from.
     pub fn no_mask_ahead(&mut self, pos: u32) -> bool {
         let Some(window) = self.ahead.as_ref().and_then(|ahead| ahead.windows.front()) else {
             return false;
@@ -216,7 +216,7 @@ impl Admitted {
         Outcome::Ready(judged)
     }
 
-    /// All windows in flight are of no use: the sequence goes on behind its first `len` positions, whose state is in the
+    /// Takes all windows in flight back: the sequence goes on behind its first `len` positions, whose state is in the
     /// plane `from`.
     fn back(&mut self, len: u32, from: Option<SlotId>) {
         let slot = self.slot;

@@ -37,9 +37,9 @@ pub(crate) struct Chains {
 /// Drafts that a ubatch brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drafted {
-    /// Of how many sequences.
+    /// The number of sequences with drafts.
     pub sequences: u32,
-    /// Of each at most.
+    /// The largest number of drafts of a sequence.
     pub most: u32,
 }
 

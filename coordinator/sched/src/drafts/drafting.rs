@@ -272,7 +272,7 @@ fn cut_unlikely(draft: &mut Draft) {
     draft.odds.truncate(n);
 }
 
-/// Of tokens behind each other that are right with such odds, how many may well be right together.
+/// The number of tokens, with these odds one after the other, that may well be right together.
 fn n_likely(odds: &[f32]) -> usize {
     let mut all_right = 1.0;
     let likely = odds.iter().take_while(|odds| {

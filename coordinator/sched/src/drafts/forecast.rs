@@ -17,7 +17,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// For a line of so many stages and rows of a ubatch, of which nothing was measured yet.
+    /// A forecast for a line of so many stages and rows of a ubatch, without measurements.
     pub fn new(n_stages: usize, max_rows: u32, prefixes: Prefixes) -> Self {
         let spec = LineSpec { max_rows, prefixes, ..roomy(n_stages) };
         Self { times: LineTimes::new(n_stages), spec }

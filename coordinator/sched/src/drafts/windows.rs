@@ -61,12 +61,12 @@ pub(crate) const LEAST_CHANCE: f32 = 0.1;
 pub(crate) struct Windows {
     /// Rows of each window.
     pub rows: u32,
-    /// In flight at once.
+    /// The number of windows in flight at once.
     pub count: u32,
 }
 
 impl Windows {
-    /// One window, whose second row costs next to nothing: to see whether a stream goes on like that.
+    /// One window of two rows, to try whether drafts of a stream are right. The second row costs next to nothing.
     pub const TRY: Self = Self { rows: 2, count: 1 };
 
     /// One row at a time, without drafts.

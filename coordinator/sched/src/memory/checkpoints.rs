@@ -30,7 +30,7 @@ pub struct Interrupted {
     pub request: RequestId,
     /// The name of its copies.
     pub name: CopyName,
-    /// All tokens of it that are known. At least one is left to compute.
+    /// All known tokens of the sequence. At least one is left to compute.
     pub tokens: Vec<u32>,
     /// Their namespace, the same in every process, and whose they are.
     pub space: (Vec<u8>, u64),

@@ -83,7 +83,7 @@ impl Line {
         self.blocks.total() - self.blocks.n_running()
     }
 
-    /// One more page for the sequence and for its guide, as far as their pages are full.
+    /// Adds one page to the sequence and to its guide, as far as their pages are full.
     ///
     /// # Panics
     /// If there are none: [`Line::n_unused_pages`] was asked.

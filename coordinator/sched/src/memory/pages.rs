@@ -117,7 +117,7 @@ impl Pages {
         Some(ids)
     }
 
-    /// One more holds a page that somebody holds already.
+    /// Adds a holder to a page that is held already.
     ///
     /// # Panics
     /// If nobody does: its content would be anybody's.
@@ -126,7 +126,7 @@ impl Pages {
         self.add(id, holder);
     }
 
-    /// One of its holders lets go of a page.
+    /// Removes a holder of a page.
     ///
     /// # Panics
     /// If it has no such holder: two owners would then share a page and corrupt each other.

@@ -46,7 +46,7 @@ pub(super) enum Peak {
 }
 
 impl Peak {
-    /// Of a model most of whose weights have the type `quant`.
+    /// The arithmetic of a model most of whose weights have the type `quant`.
     pub(super) fn of(quant: &str) -> Self {
         match quant {
             "F32" | "F16" | "BF16" => Self::F32,

@@ -17,7 +17,7 @@ pub(super) fn print(stages: &[StageResident]) -> Result<()> {
     Ok(())
 }
 
-/// In 10^6 bytes, and by how much the most is beyond weights and states.
+/// A row of the table in 10^6 bytes, with the peak's excess over weights and states.
 fn describe(stage: &StageResident) -> String {
     let mb = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
     let held = stage.weight_bytes + stage.state_bytes;

@@ -32,19 +32,19 @@ pub(super) struct Mixed {
     pub(super) prompts: usize,
     /// Tokens of each prompt.
     pub(super) prompt_tokens: u32,
-    /// From handing in a prompt to its first token, median, milliseconds.
+    /// Median time from handing in a prompt to its first token, in milliseconds.
     pub(super) first_token_ms: f64,
-    /// Between tokens while a prompt was in work.
+    /// Gaps between tokens while a prompt was being computed.
     pub(super) during: Gaps,
     /// The scheduler's own bound of these gaps, in milliseconds: the largest of any ubatch with prompt rows. `None`:
     /// there was no such ubatch.
     pub(super) bound_ms: Option<f64>,
-    /// Between tokens while none was.
+    /// Gaps between tokens while no prompt was.
     pub(super) quiet: Gaps,
 }
 
 impl Gaps {
-    /// Of times in seconds.
+    /// Statistics of times in seconds.
     fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
         let at = |share: f64| {

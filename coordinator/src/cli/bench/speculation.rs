@@ -25,7 +25,7 @@ use crate::cli::running::session::{Session, SessionOptions, with_session};
 struct Drafts {
     /// Probability that one is right.
     odds: f64,
-    /// One part with drafts at a time.
+    /// Whether a stream has one part with drafts at a time.
     sync: bool,
 }
 
@@ -48,7 +48,7 @@ struct Row {
     tokens: u64,
     seconds: f64,
     tokens_per_second: f64,
-    /// Over that of the row without drafts.
+    /// The speed over that of the row without drafts.
     gain: f64,
     /// The measured speed over the forecast of one stream, from the measured times and the share of right drafts.
     of_forecast: Option<f64>,
@@ -127,7 +127,7 @@ fn options(
     options
 }
 
-/// One of several runs.
+/// The figures of one run.
 struct Measured {
     seconds: f64,
     records: Vec<UbatchRecord>,

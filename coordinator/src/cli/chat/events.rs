@@ -74,7 +74,7 @@ struct Delta {
 }
 
 impl Events {
-    /// Of an answer's body.
+    /// Reads the events of an answer's body.
     pub fn of(body: Body) -> Self {
         Self { body: body.into_data_stream(), rest: BytesMut::new() }
     }

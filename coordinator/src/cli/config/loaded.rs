@@ -39,7 +39,7 @@ pub struct Loaded {
     pub sections: BTreeMap<&'static str, Vec<Setting>>,
     /// Models in the order of the files.
     pub models: Vec<ModelEntry>,
-    /// All that is wrong.
+    /// All problems of the files.
     pub problems: Vec<Problem>,
 }
 

@@ -20,7 +20,7 @@ use crate::cli::{Cli, Command};
 
 /// The file that is read where none is named and it exists.
 pub const DEFAULT_FILE: &str = "/etc/brigade/brigade.toml";
-/// In the place of a file's name: no file is read.
+/// The value of `--config` with which no file is read.
 pub const NO_FILE: &str = "none";
 
 /// The purpose for which a command line is merged.
@@ -28,10 +28,10 @@ pub const NO_FILE: &str = "none";
 pub enum Purpose {
     /// To run the command.
     Run,
-    /// To show what it would do. Values that begin with systemd's folder of credentials stay as they are written: what only
-    /// looks is in no service.
+    /// To show the effective options. Values that begin with systemd's folder of credentials stay as they are
+    /// written: what only looks is in no service.
     Show,
-    /// To show what the file has for it; a command line may be needed to complete that.
+    /// To show the file's options; a command line may be needed to complete them.
     ShowFile,
 }
 

@@ -187,7 +187,7 @@ fn loaded() -> Result<Option<loaded::Loaded>> {
     Ok(Some(loaded))
 }
 
-/// All that is wrong with one text, as `check` says it of a file at `path`.
+/// All problems of a text, as `check` reports them for a file at `path`.
 pub fn wrong_in(path: &Path, text: &str) -> Vec<place::Problem> {
     let mut loaded = loaded::Loaded::default();
     one_file::OneFile { path, text, file_no: 0 }.add_to(&mut loaded);

@@ -3,7 +3,7 @@
 /// A name this many letters away is not what was meant, however long it is.
 const FARTHEST: usize = 3;
 
-/// Of `names` the one that is nearest to `typed`, if one is near.
+/// The one of `names` that is nearest to `typed`, if one is near.
 pub fn near<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let typed = typed.to_lowercase().replace('_', "-");
     let bound = (typed.chars().count() / 3).clamp(1, FARTHEST);

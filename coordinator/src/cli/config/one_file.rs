@@ -28,7 +28,7 @@ pub struct OneFile<'a> {
     pub path: &'a Path,
     /// The text of the file.
     pub text: &'a str,
-    /// Its number: 0 is the first.
+    /// The file's number: 0 is the first.
     pub file_no: usize,
 }
 

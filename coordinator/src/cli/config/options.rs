@@ -177,7 +177,7 @@ impl Opt {
         self.arg.get_help().map(StyledStr::to_string).unwrap_or_default()
     }
 
-    /// Under which heading `--help` has it.
+    /// The heading under which `--help` lists it.
     pub fn heading(&self) -> &str {
         self.arg.get_help_heading().unwrap_or("Options")
     }
@@ -212,7 +212,7 @@ impl Opt {
         }
     }
 
-    /// Its value where nobody names one.
+    /// The default value, where the option has one.
     pub fn default(&self) -> Option<String> {
         let first = self.arg.get_default_values().first()?;
         (self.kind() != Kind::Switch).then(|| first.to_string_lossy().into_owned())

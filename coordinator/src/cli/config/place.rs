@@ -11,7 +11,7 @@ use thiserror::Error;
 pub struct Place {
     /// The file's path.
     pub file: PathBuf,
-    /// Its line, from 1; 0 is the file as a whole.
+    /// The line, from 1; 0 means the file as a whole.
     pub line: usize,
 }
 

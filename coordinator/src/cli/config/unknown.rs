@@ -21,7 +21,7 @@ pub fn unknown_section(name: &str) -> String {
     }
 }
 
-/// By a key that a section does not have.
+/// A suggestion for an unknown key of a section.
 pub fn unknown(section: &Section, of_model: bool, key: &str) -> String {
     let place = if of_model { "[[model]]".to_owned() } else { format!("[{}]", section.name) };
     let known: Vec<&Opt> =

@@ -11,9 +11,9 @@ use super::options::{Kind, Opt};
 pub enum Value {
     /// The value of a switch.
     Switch(bool),
-    /// Of an option that has one.
+    /// The value of an option that may be given once.
     One(String),
-    /// Of an option that may be given several times.
+    /// The values of an option that may be given several times.
     List(Vec<String>),
 }
 

@@ -149,7 +149,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// One that has shown nothing yet.
+    /// A progress display that has shown nothing yet.
     pub fn new() -> Self {
         Self { bar: Bar::new(), told: Cell::new(None) }
     }

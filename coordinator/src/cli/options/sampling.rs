@@ -86,7 +86,7 @@ struct Typed {
     default: String,
 }
 
-/// All of them, in the table's order.
+/// All of these options, in the table's order.
 fn typed() -> &'static [Typed] {
     static TYPED: LazyLock<Vec<Typed>> = LazyLock::new(|| {
         let defaults = SamplingParams::default();

@@ -68,9 +68,9 @@ pub enum Speculate {
     Off,
     /// Drafts from earlier texts, with a limit of memory.
     Auto {
-        /// Of all texts together.
+        /// Limit of the bytes of all texts together.
         memory: u64,
-        /// And the model's own blocks of drafts, where they are loaded.
+        /// Whether the model's own drafting blocks are used, where they are loaded.
         own_drafts: bool,
     },
     /// Drafts of known answers with a given share of errors, for measurements.
@@ -82,7 +82,7 @@ pub enum Speculate {
     },
 }
 
-/// Of forced drafts: which of them are wrong.
+/// The seed that decides which forced drafts are wrong.
 const FORCED_SEED: u64 = 0x5eed;
 
 impl Speculate {

@@ -35,7 +35,7 @@ impl Scored {
         self.chunks.len() * (self.n_ctx - 1 - self.n_ctx / 2) as usize
     }
 
-    /// All that comes before the rows.
+    /// Writes everything before the rows.
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         out.write_all(&MAGIC)?;
         for value in [self.n_vocab, self.n_ctx, self.chunks.len() as u32] {

@@ -14,7 +14,8 @@ struct Card {
     is_hardware: bool,
 }
 
-/// For each of `count` workers its bytes; `None` where it has no GPU, or one to itself. `devices` are taken in turn.
+/// The bytes of a GPU for each of `count` workers; `None` where a worker has no GPU, or one to itself. `devices` are
+/// taken in turn.
 pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
     let wishes: Vec<DeviceWish> = (0..count).map(|index| wish(devices, index)).collect();
     let n_on_gpus = wishes.iter().filter(|wish| !is_cpu(wish)).count();

@@ -105,7 +105,7 @@ impl KeepArgs {
 }
 
 impl Keeping {
-    /// Its name, and the folder that [`journal`] is in.
+    /// The server's id, and the folder that [`journal`] is in.
     pub fn into_parts(self) -> (OwnName, PathBuf) {
         (self.own_name, self.folder)
     }

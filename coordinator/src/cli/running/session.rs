@@ -82,7 +82,7 @@ pub struct SessionOptions {
     pub max_waiting: usize,
     /// How long requests wait for another line when theirs is lost.
     pub repair_within: Duration,
-    /// No other process sends requests: slots beyond those that are asked for are nobody's.
+    /// Whether no other process sends requests, so that slots beyond the command's own are free.
     pub alone: bool,
     /// The drafter of next tokens.
     pub speculate: Speculate,
@@ -98,7 +98,7 @@ pub struct SessionOptions {
     pub slow_after: Duration,
     /// How its metrics call it, where there are others beside it.
     pub called: Option<String>,
-    /// Under which name workers are held; `None`: a fresh one.
+    /// The id by which workers know the coordinator; `None`: a fresh one.
     pub own_name: Option<OwnName>,
     /// Settings for records of prefixes on the workers; `None`: no records.
     pub prefixes: Option<PrefixConfig>,
@@ -115,7 +115,7 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    /// For a command that runs one thing and ends.
+    /// Options of a command that runs one thing and ends.
     pub fn command(model: &ModelArgs, line: &LineArgs, kv_type: KvArg) -> Self {
         Self {
             model: model.clone(),

@@ -53,12 +53,12 @@ struct Seen {
     is: Is,
 }
 
-/// Its files: path, bytes, and when they were written to.
+/// The state of a model's files: path, bytes, and time of writing.
 type Stamp = Vec<(PathBuf, u64, Option<SystemTime>)>;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Is {
-    /// At this place of the stable.
+    /// The model can be used; its index in the stable.
     Good(usize),
     /// Why it cannot be used.
     Bad(String),
@@ -104,7 +104,7 @@ impl Folder {
         bad.map(state).collect()
     }
 
-    /// Its models that can be used, by name.
+    /// The models of the folder that can be used, by name.
     pub fn members(&self) -> Vec<Member> {
         let found = self.found();
         let places = found.values().filter_map(|seen| match seen.is {

@@ -93,7 +93,7 @@ impl FrontArgs {
 pub struct Front {
     public: Listening,
     admin: Listening,
-    /// For the admin listener.
+    /// The keys that the admin listener accepts.
     keys: Option<KeyRing>,
     /// Access to the public listener.
     pub access: Access,
@@ -123,7 +123,7 @@ impl Listening {
         is_local(&self.address)
     }
 
-    /// By which names it may be asked.
+    /// The host names by which the server may be asked.
     fn hosts(&self, allowed: &[String]) -> Hosts {
         let more: Vec<String> = self.host.iter().chain(allowed).cloned().collect();
         Hosts::new(self.address, &node_name(), self.tls.clone(), &more)

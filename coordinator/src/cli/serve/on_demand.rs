@@ -31,7 +31,7 @@ const FAILURES: u32 = 3;
 /// The models of a server that are loaded on demand.
 #[derive(Debug)]
 pub struct Stable {
-    /// They have the same places for ever.
+    /// The models. Their indices never change.
     slots: RwLock<Vec<Arc<Slot>>>,
     /// Memory of this machine for all of them.
     pub(super) memory: Arc<Memory>,
@@ -108,7 +108,7 @@ impl Stable {
         Member::on_demand(self.slot(at).asleep.clone(), Arc::new(Stall(self.clone(), at)))
     }
 
-    /// One more model; its place.
+    /// Adds a model; returns its index.
     ///
     /// # Errors
     /// Its journal cannot be read.

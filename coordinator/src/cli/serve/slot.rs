@@ -22,14 +22,14 @@ use super::turns::{Key, Sight, Stage};
 /// A model with its state.
 #[derive(Debug)]
 pub struct Slot {
-    /// Its place among the others.
+    /// The model's index among the others.
     pub at: usize,
     /// The model and its options.
     pub served: Served,
     /// The model without a line.
     pub asleep: App,
     loaded: Mutex<Option<Loaded>>,
-    /// Its line is about to be begun, when others have ended.
+    /// Whether its line is about to be started, when others have ended.
     pub comes: AtomicBool,
     /// The lock for beginning or ending its line.
     pub turn: Arc<tokio::sync::Mutex<()>>,
@@ -61,7 +61,7 @@ pub struct Loaded {
     pub line: Line,
     /// The handlers' state for it.
     pub app: App,
-    /// Its place at the pool, if it has one.
+    /// The line's seat at the pool, if it has one.
     pub seat: Option<SeatId>,
     begun: Instant,
     /// How long it took until it was up; `None`: it has not been yet.
@@ -175,7 +175,7 @@ impl Slot {
         self.tries.send_modify(|_| ());
     }
 
-    /// Its place at the pool, if it has one, and when it was last used.
+    /// The seat of its line at the pool, if it has one, and when the model was last used.
     pub fn seat(&self, may_go: bool) -> Option<(Instant, SeatId)> {
         let loaded = self.loaded();
         let loaded = loaded.as_ref()?;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Name of the file in the data folder.
 const FILE: &str = "orders.json";
 
-/// Of that file's form.
+/// Version of the file's form.
 const VERSION: u32 = 1;
 
 /// Most bytes of it that are read.
@@ -40,13 +40,13 @@ struct Book {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Standing {
-    /// It stays once it is loaded.
+    /// Whether it stays loaded.
     #[serde(default)]
     pub pinned: bool,
-    /// It is loaded with the server.
+    /// Whether it is loaded with the server.
     #[serde(default)]
     pub loaded: bool,
-    /// It is not loaded.
+    /// The reason for which it is not loaded, if it is in quarantine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
 }

@@ -20,9 +20,9 @@ pub type Key = Option<u64>;
 pub enum Stage {
     /// The model has no line.
     Away,
-    /// It is not up yet.
+    /// The line is not up yet.
     Coming,
-    /// It came up then, after so long.
+    /// The line came up at `since`, after a load of `took`.
     Up { since: Instant, took: Duration },
 }
 
@@ -59,9 +59,9 @@ pub trait Room {
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// To wait until something changes.
+    /// Wait until something changes.
     Wait,
-    /// To end the lines of some models, and to begin that of another.
+    /// End the lines of some models, and start that of another.
     Load {
         /// The model to load.
         model: usize,
@@ -103,7 +103,7 @@ struct Giving {
 pub struct Turns {
     /// Most models that have a line at once.
     max_loaded: Option<usize>,
-    /// In the order in which they came.
+    /// Wishes in the order in which they came.
     wants: Vec<Want>,
     /// The number of loads so far.
     loads: u64,
@@ -117,7 +117,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// At most so many models have a line at once.
+    /// An order with at most `max_loaded` models loaded at once.
     pub fn new(max_loaded: Option<usize>) -> Self {
         Self { max_loaded, ..Self::default() }
     }

@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// Until all clients have all answers; how long each of them waited at most, in loads.
+    /// Runs until all clients have all answers; returns the longest wait of each, in loads.
     fn run(&mut self) -> Vec<f64> {
         let mut begun = vec![None; self.sights.len()];
         for _ in 0..1_000_000 {

@@ -8,7 +8,7 @@ use crate::request::caching::{CACHE_CONTROL, Marking, mark, put_mark};
 use crate::request::fields::report;
 use crate::request::unread;
 
-/// One message there may be several here: results of tools have messages of their own.
+/// Adds one message, which becomes several here: results of tools have messages of their own.
 pub fn add_message(
     path: &str,
     message: &Value,
@@ -199,7 +199,7 @@ impl MarkedText {
         self.text.push_str(text);
     }
 
-    /// It is to be kept so far.
+    /// Marks the end of the text so far.
     pub fn mark(&mut self) {
         self.marks.push(self.text.len());
     }
@@ -237,7 +237,7 @@ struct Part {
     thinking: String,
     text: MarkedText,
     calls: Vec<Value>,
-    /// Up to its end it is to be kept.
+    /// Whether its end is marked.
     is_marked: bool,
 }
 

@@ -27,7 +27,7 @@ use crate::fleet::Meant;
 use crate::request::chat_request::ChatRequest;
 use crate::request::fields::Fields;
 
-/// Below which the addresses of this API are.
+/// The prefix of this API's addresses.
 pub(crate) const ROOT: &str = "/v1/messages";
 
 /// An error in Anthropic's form, whole or as a stream's last event.
@@ -128,7 +128,7 @@ fn message(stamp: &Stamp, n_prompt: u32) -> Value {
 #[derive(Clone, Copy, Debug)]
 struct Spent {
     n_prompt: u32,
-    /// Up to the last mark, where anything is kept.
+    /// Tokens up to the last mark, where anything is kept.
     marked: u32,
 }
 

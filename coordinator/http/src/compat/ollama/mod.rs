@@ -32,7 +32,7 @@ use request::{Asked, Load};
 /// The version of Ollama whose API this is: programs ask for a least one.
 const API_VERSION: &str = "0.12.6";
 
-/// Below which the addresses of this API are.
+/// The prefix of this API's addresses.
 pub(crate) const ROOT: &str = "/api";
 
 /// An error in Ollama's form: a word about it, and nothing else.
@@ -271,7 +271,7 @@ pub(crate) fn check_generate(body: &[u8]) -> Result<(), ApiError> {
     request::generate(body).map(drop)
 }
 
-/// For addresses that would change what is served.
+/// Refuses addresses that would change which models are served.
 pub(crate) async fn fixed() -> Response {
     let body = json!({ "error": "the model is fixed when brigade starts: this server pulls and deletes nothing" });
     (StatusCode::NOT_IMPLEMENTED, Json(body)).into_response()

@@ -46,7 +46,7 @@ pub enum Asked {
     Chat(Map<String, Value>, Names),
     /// The continuation of a plain prompt, as a completion in OpenAI's form.
     Completion(Map<String, Value>, Names),
-    /// Nothing but that the model be loaded, or unloaded.
+    /// An order to load or unload a model, without a prompt.
     ToLoad(Load),
 }
 

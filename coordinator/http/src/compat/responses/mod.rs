@@ -31,7 +31,7 @@ pub(crate) struct Echo {
     fields: Map<String, Value>,
     /// Tools that are no plain functions.
     called: Called,
-    /// There is nothing to answer: some programs ask so whether anybody is there.
+    /// Whether there is nothing to answer: some programs only test whether a server is there.
     is_empty: bool,
 }
 
@@ -44,7 +44,7 @@ struct ToolName {
     name: String,
     /// The namespace that it is in.
     space: Option<String>,
-    /// Its input is a text.
+    /// Whether the tool's input is a plain text.
     is_custom: bool,
 }
 
@@ -110,7 +110,7 @@ fn response(stamp: &Stamp, echo: &Echo) -> Value {
     response
 }
 
-/// Its end: status and counts.
+/// Fills in the end of a response: status and counts.
 fn finish(response: &mut Value, finish: FinishWord, n_prompt: u32, end: &End) {
     if finish == FinishWord::Length {
         response["status"] = json!("incomplete");

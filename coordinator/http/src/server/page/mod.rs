@@ -4,7 +4,7 @@
 use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;
 
-/// Nothing is loaded from elsewhere, no page may show this one in a frame.
+/// The page's content security policy: nothing is loaded from elsewhere, and no page may show this one in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

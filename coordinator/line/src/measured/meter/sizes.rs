@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::measured::record::UbatchRecord;
 
-/// Of all hops, one in this many is faster: the time of an undisturbed one.
+/// The quantile of hops that counts as undisturbed: the fastest one in this many.
 const UNDISTURBED: usize = 10;
 
 /// Ubatches of one size in a stretch of work.

@@ -62,8 +62,7 @@ struct NameArgs<'a> {
 /// About the whole trace.
 #[derive(Serialize)]
 struct About {
-    /// By how much times of two processes may be wrong against each other, in microseconds; the
-    /// largest over all epochs.
+    /// The uncertainty between times of two processes, in microseconds; the largest over all epochs.
     clock_uncertainty_us: i64,
     /// Ubatches that were too old to be kept.
     dropped_ubatches: u64,

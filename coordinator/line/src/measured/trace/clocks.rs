@@ -21,7 +21,7 @@ use crate::measured::record::UbatchRecord;
 pub(super) struct Clocks {
     /// Microseconds to add to a stage's time, first stage first.
     pub offsets: Vec<i64>,
-    /// By how much times of different machines may be wrong against each other.
+    /// The uncertainty between times of different machines, in microseconds.
     pub uncertainty_us: i64,
 }
 

@@ -43,7 +43,7 @@ struct Phase {
 pub struct Trace {
     ubatches: VecDeque<UbatchRecord>,
     phases: VecDeque<Phase>,
-    /// Of the newest line, first stage first.
+    /// Workers of the newest line's stages, in order.
     stages: Vec<String>,
     /// Ubatches that had to go for newer ones.
     dropped: u64,

@@ -129,7 +129,7 @@ mod tests {
         })
     }
 
-    /// In which order states go while these wait.
+    /// The order of eviction while these requests wait.
     fn order(line: &mut Line, waiting: &mut Waiting) -> Vec<KeptId> {
         line.want(&Live::default(), waiting);
         let mut gone = Vec::new();

@@ -3,11 +3,11 @@
 use crate::events::Micros;
 use crate::sequence::SeqNo;
 
-/// For whom a request waits.
+/// A request's wait for a sequence that computes their common beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub reader: SeqNo,
-    /// Up to which position.
+    /// The position up to which it waits.
     pub until: u32,
     /// Where it would have to begin by itself.
     pub begin: u32,

@@ -55,11 +55,11 @@ pub(crate) struct Kept {
     pub filled: bool,
     /// Somebody reads or fills it on the stages: it must not go.
     pub pinned: bool,
-    /// Its numbers may be no good: it goes when it is not pinned any more.
+    /// Its numbers may be invalid: it is dropped when it is not pinned any more.
     pub spoilt: bool,
     /// A request that waits would begin with it: it goes last.
     pub wanted: bool,
-    /// Until then its client is expected back: it goes last of its owner's.
+    /// The time until which its client is expected back: it is evicted last of its owner's.
     pub lingers: Micros,
     /// A prompt that repeats most of it has gone another way since it was used.
     pub left: bool,
@@ -212,12 +212,12 @@ impl KeptPool {
         self.tree.insert(prompt.space, prompt.tokens, Holder::Live(no, half))
     }
 
-    /// It does not any more.
+    /// Removes a running sequence as a holder of a node.
     pub fn leave(&mut self, node: NodeId, no: SeqNo, half: Half) {
         self.tree.remove(node, Holder::Live(no, half));
     }
 
-    /// It was just of use.
+    /// Notes a use of the state.
     pub fn touch(&mut self, id: KeptId) {
         self.uses += 1;
         if let Some(kept) = self.all.get_mut(&id) {
@@ -270,8 +270,8 @@ impl KeptPool {
         }
     }
 
-    /// From where the tokens of a prompt leave the tree back to its root; all that is behind a level shares so many tokens
-    /// with them.
+    /// The levels from the point where a prompt's tokens leave the tree, back to its root. Everything behind a level
+    /// shares so many tokens with them.
     fn levels(&self, walk: &Walk) -> Vec<Level> {
         let within = walk.within.map(|node| Level { node, common: walk.common });
         let passed = walk.passed.iter().rev();
@@ -341,7 +341,7 @@ impl KeptPool {
         best
     }
 
-    /// All that holds something behind a node, but not behind `seen`, which was looked at before.
+    /// All holders behind a node, but not behind `seen`, which was visited before.
     fn holders_behind(&self, node: NodeId, seen: Option<NodeId>) -> impl Iterator<Item = Holder> {
         let nodes = self.tree.behind(node, seen);
         nodes.flat_map(|node| self.tree.holders(node).iter().copied())
@@ -404,7 +404,7 @@ impl KeptPool {
         }
     }
 
-    /// One with exactly these tokens.
+    /// The state with exactly these tokens.
     pub fn same(&self, prompt: Prompt<'_>) -> Option<KeptId> {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let last = walk.passed.last().filter(|_| walk.common as usize == prompt.tokens.len())?;

@@ -566,7 +566,7 @@ impl Line {
         self.set_pinned(id, true)
     }
 
-    /// It may go again.
+    /// Ends the pin of a state.
     pub fn unpin(&mut self, id: KeptId) {
         self.set_pinned(id, false);
     }

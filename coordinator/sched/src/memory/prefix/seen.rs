@@ -17,13 +17,13 @@ pub struct SeenState {
     pub tokens: u32,
     /// KV pages that it holds, those that it shares among them.
     pub pages: u32,
-    /// Since it was last of use, or made.
+    /// Microseconds since it was last used, or made.
     pub idle_us: Micros,
     /// Requests that began with it.
     pub hits: u64,
 }
 
-/// All that an owner has.
+/// The totals of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenOwner {
     /// The owner's number.
@@ -36,10 +36,10 @@ pub struct SeenOwner {
     pub hits: u64,
 }
 
-/// All that is kept on a line.
+/// All kept states of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// By number of owner.
+    /// Totals by the owner's number.
     pub owners: Vec<SeenOwner>,
     /// States, the oldest first.
     pub states: Vec<SeenState>,
@@ -90,7 +90,7 @@ impl Line {
 }
 
 impl Scheduler {
-    /// All that is kept on the line.
+    /// Lists all kept states of the line.
     pub fn seen(&self, now: Micros) -> Seen {
         self.line.as_ref().map(|line| line.seen(now)).unwrap_or_default()
     }

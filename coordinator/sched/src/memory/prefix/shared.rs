@@ -37,7 +37,7 @@ impl Line {
         reads && !is_long
     }
 
-    /// For whom a request that waits should wait, if it has not done so before for too long.
+    /// The sequence for which a queued request should wait, unless it has waited too long before.
     pub fn hold(&mut self, now: Micros, live: &mut Live, pending: &Pending) -> Option<Hold> {
         if pending.interrupted {
             return None;

@@ -52,7 +52,7 @@ struct Node<H> {
     edge: Vec<u32>,
     /// Tokens from the root to its end.
     end: u32,
-    /// By the first token of each.
+    /// Children by the first token of each.
     children: BTreeMap<u32, NodeId>,
     holders: Vec<H>,
 }
