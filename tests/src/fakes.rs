@@ -40,7 +40,7 @@ pub enum Phase {
     NoPrepare(Box<HelloReply>),
 }
 
-/// A fake worker. Dropping it ends it. Dropping it ends it.
+/// A fake worker. Dropping it ends it.
 pub struct Fake {
     /// The address on which it listens.
     pub address: Address,

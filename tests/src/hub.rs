@@ -103,7 +103,7 @@ struct State {
 /// A status, fields of a head and a body.
 type Bad = (&'static str, Vec<(&'static str, String)>, String);
 
-/// The running hub. It serves until the process ends. It serves until the process ends.
+/// The running hub. It serves until the process ends.
 #[derive(Clone)]
 pub struct Hub {
     /// Its address, without a slash at the end.

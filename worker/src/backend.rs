@@ -52,8 +52,7 @@ pub struct Abilities {
 pub struct HostAbility {
     /// How fast it is.
     pub speeds: Speeds,
-    /// Measured speed of copies to the GPU, 10^9 bytes a second; 0: no experts are sent there. See `HostPart`. See
-    /// `HostPart`.
+    /// Measured speed of copies to the GPU, 10^9 bytes a second; 0: no experts are sent there. See `HostPart`.
     pub sent_gb_per_second: f64,
     /// The number of first layers whose experts lie here: see `HostPart` of the protocol.
     pub experts_before: Option<u32>,
@@ -121,8 +120,7 @@ pub trait StageBackend: Send + Sync + 'static {
 
     /// The tensors and the memory of a stage of this model. Reads metadata and directory only.
     ///
-    /// # Errors
-    /// Unsupported, naming what cannot be run.
+    /// # Errors Unsupported, naming the part of the order that cannot be run.
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure>;
 
     /// Builds a stage, on the thread that will own it. Weights that are in `kept` are the order's, and are not
@@ -236,7 +234,8 @@ pub trait StageRunner {
         true
     }
 
-    /// Waits until no other stage of this machine computes, where they take turns; others wait until what it gives is dropped.
+    /// Waits until no other stage of this machine computes, where they take turns. The other stages wait until the
+    /// returned turn is dropped.
     fn take_turn(&mut self) -> Option<Turn> {
         None
     }
@@ -255,7 +254,7 @@ pub trait StageRunner {
     /// Waits for so long at most; whether the first ubatch that was begun and not finished is computed, or failed.
     fn is_done_within(&mut self, within: Duration) -> bool;
 
-    /// Waits for the first ubatch that was begun and not finished: what it gives.
+    /// Waits for the first ubatch that was begun and not finished, and returns its results.
     ///
     /// # Errors
     /// As [`StageRunner::begin`].

@@ -7,14 +7,14 @@
 //! - `parts/<hex>`: blobs that are being received;
 //! - `verified/<hex>`: the state ([`FileState`]) that a blob was in when its bytes were known to be right.
 //!
-//! A blob gets its name only after it was synced to the disk and its hash was right. A blob in another state
-//! than the noted one is hashed again before it is used. The state includes the system's change time, which
-//! nobody can set back. A verified blob's modification time is set to [`VERIFIED_MTIME`], so that a write
-//! within one tick of the file system's clock shows too.
+//! A blob gets its name only after it was synced to the disk and its hash was right. A blob in another state than the
+//! noted one is hashed again before it is used. The state includes the change time of the file's metadata, which no
+//! program can set back. A verified blob's modification time is set to [`VERIFIED_MTIME`], so that a write within one
+//! tick of the file system's clock shows too.
 //!
-//! Eviction goes by the access times of the notes in `verified`. Several workers may share one directory:
-//! parts are locked and renames are atomic. A blob that is evicted while a stage is read from it makes that
-//! loading fail with an error. A directory that cannot be written still serves what it has.
+//! Eviction goes by the access times of the notes in `verified`. Several workers may share one directory: parts are
+//! locked and renames are atomic. A blob that is evicted while a stage is read from it makes that loading fail with
+//! an error. A directory that cannot be written still serves the blobs in it.
 
 mod space;
 
@@ -68,7 +68,7 @@ pub struct CachedBlob {
 /// Why the cache cannot serve or keep a blob.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The bytes do not have their hash; what was received is deleted.
+    /// The received bytes do not match their hash, and are deleted.
     #[error("blob {hash} is corrupt: the {nbytes} bytes received have the hash {found}")]
     Corrupt {
         /// The hash that names it.
@@ -78,7 +78,7 @@ pub enum CacheError {
         /// Bytes received.
         nbytes: u64,
     },
-    /// A chunk that does not follow what is on disk.
+    /// A chunk that does not follow the bytes on disk.
     #[error(
         "blob {hash}: a chunk of {len} bytes at {offset} does not fit {have} of {nbytes} bytes"
     )]
@@ -309,7 +309,7 @@ impl Cache {
         Ok(BlobWriter { cache, file, path, hash, is_named: false, nbytes, have, done })
     }
 
-    /// Deletes a blob that nobody needs any more.
+    /// Deletes a blob that is not needed any more.
     ///
     /// # Errors
     /// [`CacheError::Io`].
@@ -357,7 +357,7 @@ pub enum BlobState {
 /// free, it is opened anew.
 fn lock_part(path: &Path, hash: Hash) -> Result<File, CacheError> {
     let patience = Instant::now() + LOCK_WAIT;
-    // Asked for its error alone: what is there and is no file.
+    // Called for its error alone, in case the path is not a regular file.
     open_if_there(path)?;
     loop {
         let file =

@@ -168,7 +168,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Checks and completes what was typed. `env` looks up environment variables (for the default
+    /// Checks the command line's values, and completes them. `env` looks up environment variables (for the default
     /// cache directory).
     ///
     /// # Errors

@@ -41,7 +41,7 @@ const LOAD_QUEUE: usize = 4;
 /// Least time between two progress events.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// How far a load is, and what came of it.
+/// The stream of a load's progress and result.
 type LoadEvents = ReceiverStream<Result<LoadEvent, Status>>;
 
 /// The stream of a fetch's progress.
@@ -63,7 +63,7 @@ impl ControlService {
         Self { worker, pace }
     }
 
-    /// Lets the coordinator that holds the worker pass; anybody else waits for a turn.
+    /// Lets the coordinator that holds the worker pass; other callers wait for a turn.
     ///
     /// # Errors
     /// Forbidden for an id that is not the caller's; Busy, late, where too many wait.
@@ -108,10 +108,9 @@ impl ControlService {
         Ok(order)
     }
 
-    /// Loads what was prepared, now or ahead of the next line, and streams how far it is and what came of it.
+    /// Loads the prepared stage, now or ahead of the next line, and streams its progress and result.
     ///
-    /// # Errors
-    /// Forbidden, Busy or StaleEpoch; what loading fails with comes in the stream.
+    /// # Errors Forbidden, Busy or StaleEpoch; errors of loading come in the stream.
     async fn loading(
         &self,
         request: Request<LoadRequest>,
@@ -120,7 +119,7 @@ impl ControlService {
         let (from, request) = (Origin::of(&request), request.into_inner());
         let LoadRequest { epoch, coordinator_id } = request;
         self.turn(&from, &coordinator_id).await?;
-        // A load waits for the one before it: nobody else may make a task that does.
+        // A load waits for the one before it, so the caller is checked before it may start such a task.
         self.worker.check(&coordinator_id, epoch)?;
         let (events, stream) = mpsc::channel(LOAD_QUEUE);
         let worker = self.worker.clone();
@@ -132,7 +131,7 @@ impl ControlService {
             } else {
                 worker.load(&coordinator_id, epoch, progress).await
             };
-            // The coordinator may have left; what is loaded stays until another order comes.
+            // The coordinator may have left; the loaded stage stays until another order comes.
             let _ = events.send(loaded_event(loaded)).await;
         });
         Ok(ReceiverStream::new(stream))
@@ -197,7 +196,7 @@ impl worker_server::Worker for ControlService {
         let (from, request) = (Origin::of(&request), request.into_inner());
         let (coordinator_id, epoch) = (request.coordinator_id.clone(), request.epoch);
         self.turn(&from, &coordinator_id).await?;
-        // Before any work is done for somebody who cannot have the worker.
+        // Checked before any work is done for a coordinator that cannot have the worker.
         self.worker.check_free_for(&coordinator_id)?;
         let order = self.order(request).await?;
         let reply = self.worker.prepare(&coordinator_id, epoch, order).await?;
@@ -387,8 +386,8 @@ fn told(
     (step, events, ReceiverStream::new(stream))
 }
 
-/// Waits for the end of a fetch, and says why it failed. Where nobody listens any more, the room that it had is free at once:
-/// the work ends with its next piece.
+/// Waits for the end of a fetch, and reports why it failed. If the caller has gone, the fetch's room is free at once,
+/// and the work ends with its next piece.
 async fn answered(
     work: impl Future<Output = Result<(), Failure>>,
     room: Reserved,

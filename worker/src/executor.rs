@@ -25,8 +25,8 @@ use crate::lane_work::{LaneWork, Progress, panic_text};
 /// in HTTP/2's windows.
 const QUEUE_UBATCHES: usize = 2;
 
-/// How long a stage may take to come to an end of what it does, once nobody wants it any more. A
-/// ubatch takes well under this; what takes longer is stuck, unless [`SLOWER_THAN_EVER`] says otherwise.
+/// How long a stage may take to finish its ubatch, once it is not wanted any more. A ubatch takes well under this; a
+/// stage that takes longer is stuck, unless [`SLOWER_THAN_EVER`] allows more.
 pub const REST_WITHIN: Duration = Duration::from_secs(10);
 /// A stage that has taken long for a ubatch before is given as many times that.
 const SLOWER_THAN_EVER: u64 = 3;
@@ -39,7 +39,7 @@ pub struct Executor {
     progress: Arc<Progress>,
 }
 
-/// A stage that is stuck in what it does: its thread cannot be ended, nor its memory freed.
+/// A stage that is stuck in a computation: its thread cannot be ended, nor its memory freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the stage has been at one ubatch for more than {} s and cannot be ended", .waited.as_secs()
@@ -68,8 +68,8 @@ impl Executor {
     }
 
     /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread has:
-    /// those of its stage until now, or what the last failure has left. Weights that it does not take are dropped
-    /// with the next one.
+    /// those of its stage until now, or those that the last failure has left. Weights that it does not take are
+    /// dropped with the next one.
     ///
     /// # Errors
     /// The error of `build`; Compute if it panics. The thread has no stage then.
@@ -170,7 +170,8 @@ pub fn gone() -> Failure {
     Failure::refusal(FailureKind::Compute, "the stage has stopped after a failure: load it again")
 }
 
-/// The thread: builds stages and runs them, each of the weights of the one before, until nobody asks any more.
+/// The thread's body: builds stages and runs them, until all senders of jobs are gone. Each stage may take weights of
+/// the one before.
 fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, progress: &Progress) {
     let mut kept = KeptWeights::default();
     let mut asked = None;
@@ -198,7 +199,8 @@ fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
     }
 }
 
-/// Runs a stage until another one is asked for; `None` when nobody asks any more, or it cannot be used again.
+/// Runs a stage until another one is asked for. Returns `None` when all senders of jobs are gone, or the stage cannot
+/// be used again.
 fn run_stage(
     runner: &mut dyn StageRunner,
     queue: &mut mpsc::Receiver<Job>,

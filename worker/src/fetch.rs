@@ -221,8 +221,8 @@ impl Fetch {
         let mut filler = Filler { fetch: self, cache, keys, spans, at: 0, open: None, bytes, step };
         filler.begin()?;
         let Some(open) = &filler.open else { return Ok(()) };
-        // Bytes of the first span that are here are not requested again. Those of later spans are skipped while
-        // reading.
+        // Bytes of the first span that are here are not requested again. Bytes of later spans that are here are
+        // skipped while reading.
         filler.at = self.spans[filler.spans.start].start + open.have();
         let range = filler.at..self.spans[filler.spans.end - 1].end;
         ranges::read(client, &self.file, range, &mut |data| filler.take(data))

@@ -122,7 +122,7 @@ impl Gather {
         Ok(())
     }
 
-    /// The blobs that are not complete here. Complete ones are reported. What is whole is told.
+    /// The blobs that are not complete here. Complete ones are reported to `step`.
     async fn wanted<S>(&self, cache: &Cache, step: S) -> Result<Vec<Wanted>, Failure>
     where
         S: Fn(Step) -> bool + Send + 'static,

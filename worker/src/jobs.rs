@@ -30,7 +30,7 @@ pub struct Work {
     pub checked: Instant,
 }
 
-/// Where the outcome of a job goes; nobody may be there any more.
+/// The receiver of a job's outcome; it may be gone.
 pub type Answer<T> = oneshot::Sender<Result<T, Failure>>;
 
 /// A job of the executor's thread. Jobs run in order.

@@ -42,7 +42,7 @@ use crate::wire::{boundary_from_wire, ubatch_from_wire};
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// Time to pass the reason of a failure on.
 const ABORT_WITHIN: Duration = Duration::from_secs(1);
-/// Time for the rest of the line to finish what it has, once no more comes.
+/// Time for the rest of the line to finish its ubatches, once no more come.
 const CLOSE_WITHIN: Duration = Duration::from_secs(30);
 
 /// The pipeline service of a worker.
@@ -160,8 +160,7 @@ async fn admit(
     Ok((worker.begin_lane(&open, who)?, inbound))
 }
 
-/// Whether somebody who may do so ended the lane: by another epoch, an unload, or by stopping a
-/// worker.
+/// Whether the lane was ended on purpose: by another epoch, an unload, or by stopping a worker.
 fn is_ordered(failure: &Failure) -> bool {
     matches!(failure.kind(), FailureKind::StaleEpoch | FailureKind::Draining)
 }

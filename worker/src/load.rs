@@ -192,9 +192,9 @@ impl Loader {
         Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
     }
 
-    /// Loads what the stage of an order lacks beside the layers that are there, while those are computed. Returns it,
-    /// its bytes in memory, and those that were read for it. Between two tensors it ends early once `given_up` is
-    /// cancelled.
+    /// Loads the weights that an order's stage lacks, beside the layers that are there, while those are computed.
+    /// Returns it, its bytes in memory, and those that were read for it. Between two tensors it ends early once
+    /// `given_up` is cancelled.
     ///
     /// # Errors
     /// NoMemory, saying how much is lacking, and else as [`Loader::load`].
@@ -334,8 +334,8 @@ impl Loader {
         // The header's blob and then one a tensor, in the manifest's order.
         let names = std::iter::once("").chain(order.tensors.iter().map(|t| t.name.as_str()));
         for (&(hash, nbytes), name) in blobs.iter().zip(names) {
-            // Several parts of a stage are made of what is outside the layers: that one of them is here says nothing of
-            // the others.
+            // Several parts of a stage are made of tensors outside the layers, so that one of them is here does not
+            // mean that the others are.
             let in_memory = held.contains(name) && brigade_spec::layer_of(name).is_some();
             match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
                 BlobState::Complete(blob) => drop(found.insert(name.to_owned(), blob)),

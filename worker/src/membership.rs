@@ -217,7 +217,7 @@ fn free_place(wish: &Wish) -> Result<Place, MembershipError> {
             None => is_in_use = true,
         }
     }
-    // A coordinator that began a new authority: what the old one gave is worth nothing.
+    // The coordinator may have begun a new authority, so certificates of the old one are worth nothing.
     let stale = known.iter().filter(|folder| wish.token.is_some() && joined_here(folder));
     for folder in stale {
         if let Some(place) = place(folder)? {

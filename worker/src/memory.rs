@@ -9,8 +9,8 @@ use brigade_proto::failure::{Failure, FailureKind};
 /// Left to the process itself and the rest of the machine when `--memory` is not given.
 pub const RESERVE_BYTES: u64 = 256 << 20;
 
-/// Bytes free for this process now, without swapping: `MemAvailable`, or what its cgroups (v2, or
-/// v1's memory controller) leave, page cache counted as free. `None` where that cannot be known.
+/// Bytes free for this process now, without swapping: `MemAvailable`, or the bytes that its cgroups (v2, or v1's
+/// memory controller) leave. The page cache counts as free. `None` where that cannot be known.
 pub fn available_bytes() -> Option<u64> {
     let machine = meminfo_available(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

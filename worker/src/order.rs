@@ -132,7 +132,7 @@ impl StageKey {
         same.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The key of what is left of a stage when only these tensors are in memory.
+    /// The key of the rest of a stage when only these tensors are in memory.
     pub fn rest(mut self, left: &HashSet<String>) -> Self {
         let has_hashes = self.content.hashes.len() == self.tensors.len();
         let is_left: Vec<bool> = self.tensors.iter().map(|name| left.contains(name)).collect();

@@ -35,7 +35,7 @@ pub enum LaneOut {
     Results(ResultSender),
 }
 
-/// One lane's use of the stage: what its results need on their way.
+/// A lane's use of the stage, with everything that its results need on their way.
 #[derive(Debug)]
 pub struct LaneRun {
     /// This stage's number, for failures and timings.

@@ -42,7 +42,7 @@ impl Pool {
             .map_err(|reason| PoolError { threads, reason })
     }
 
-    /// Does `work` on these threads; what it does in parallel stays on them.
+    /// Runs `work` on these threads, including its parallel parts.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.0.install(work)
     }

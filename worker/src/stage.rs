@@ -74,7 +74,7 @@ impl EngineBackend {
             pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
             matrix_units: config.matrix_units,
             fast_math: config.fast_math,
-            // The plan has what is needed; a little more is for kernels and for the slack of slabs.
+            // The plan counts the needed bytes; a little more is for kernels and for the slack of slabs.
             memory_limit: config.memory_bytes.map(|bytes| bytes + memory::RESERVE_BYTES),
             lose_after: config.gpu_lost_after,
             ..GpuOptions::default()
@@ -516,7 +516,7 @@ fn model_failure(error: ModelError) -> Failure {
             fault: DeviceFault::Failed, ..
         })) => FailureKind::Compute,
         ModelError::Kernel(KernelError::Threads { .. }) => FailureKind::Io,
-        // The file is not what it was, or cannot be read now: the next attempt looks anew.
+        // The file has changed, or cannot be read now: the next attempt opens it again.
         ModelError::Gguf(GgufError::Io { .. } | GgufError::Changed { .. }) => FailureKind::Io,
         _ => FailureKind::Unsupported,
     };

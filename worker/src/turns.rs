@@ -58,7 +58,7 @@ impl Turns {
         Ok(Arc::new(Self { next: open(next)?, turn: open(turn)? }))
     }
 
-    /// Waits until nobody else computes.
+    /// Waits until no other stage computes.
     ///
     /// # Errors
     /// The system has no locks left.
@@ -118,7 +118,7 @@ mod tests {
         }
         for _ in 0..TURNS {
             let _turn = turns.take().unwrap();
-            // Another stage that is inside has made it.
+            // If another stage were inside, the file would exist.
             File::create_new(&inside).unwrap();
             std::fs::remove_file(&inside).unwrap();
         }

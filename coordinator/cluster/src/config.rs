@@ -26,7 +26,7 @@ pub enum Source {
 /// How to treat workers that cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// Give up at once: a command with somebody waiting.
+    /// Give up at once: the user of a command is waiting.
     FailFast,
     /// Try again with growing pauses, and go without those that others can stand in for: a server.
     Forever,

@@ -90,7 +90,7 @@ pub enum SpawnError {
     },
 }
 
-/// A running child process. Dropping it kills it. Dropping it kills it.
+/// A running child process. Dropping it kills it.
 #[derive(Debug)]
 pub struct LocalWorker {
     child: Child,

@@ -281,7 +281,7 @@ fn is_a_second(member: &MemberSeen) -> bool {
     !member.broke_badly && !member.busy && member.doubts <= DOUBTS_OF_A_SECOND
 }
 
-/// Whether it had no time for us for longer than anybody is waited for.
+/// Whether it was busy for longer than a line waits for a worker.
 fn is_late(goal: &Goal, member: &MemberSeen) -> bool {
     member.busy && member.missing_for >= patience(goal)
 }

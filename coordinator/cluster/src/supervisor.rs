@@ -125,7 +125,7 @@ pub(super) struct Supervisor {
     line: Line,
     epoch: u64,
     goal: Goal,
-    /// Lines in a row that failed soon, with nobody to blame.
+    /// Consecutive lines that failed soon, without a worker to blame.
     quick_failures: u32,
     enough: Enough,
     attempts: JoinSet<(MemberId, Result<Connected, WorkerError>)>,
@@ -162,7 +162,7 @@ impl Supervisor {
             origins.map(|origin| Member::new(origin, now)).enumerate().collect();
         let goal = Goal {
             expect: config.expect,
-            // A cut by hand names its workers: nobody stands in for them.
+            // A cut by hand names its workers: no other worker replaces them.
             all_named: config.patience == Patience::FailFast || config.stage.cut.is_some(),
             joins: ends.joins.is_some(),
             was_up: false,
@@ -207,7 +207,7 @@ impl Supervisor {
             if let Err(GiveUp(reason)) = result {
                 // This is the reason, besides other symptoms.
                 let reason = self.check_model().err().map_or(reason, |GiveUp(why)| why);
-                // The driver may be gone already; then nobody needs to know.
+                // The driver may be gone already; then the message is not needed.
                 let _ = self.ends.events.send(LineEvent::Failed { reason }).await;
                 break;
             }

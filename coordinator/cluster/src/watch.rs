@@ -119,7 +119,7 @@ mod tests {
         // A large prefill on a slow machine: 12 s, where 40 s are within what such ubatches take.
         assert_eq!(stuck(&computing(12), Some(40_000_000)), None);
         assert!(stuck(&computing(41), Some(40_000_000)).unwrap().contains("41000 ms"));
-        // Nothing was measured: nobody knows what is too long.
+        // Nothing was measured, so no time is known to be too long.
         assert_eq!(stuck(&computing(300), None), None);
     }
 }

@@ -113,7 +113,7 @@ fn is(message: &Value, role: &str) -> bool {
     message.get("role").and_then(Value::as_str) == Some(role)
 }
 
-/// Whether a message is for the model and from nobody in the conversation.
+/// Whether a message is an instruction (`system` or `developer`), and not a turn of the conversation.
 pub fn is_system(message: &Value) -> bool {
     is(message, "system") || is(message, "developer")
 }

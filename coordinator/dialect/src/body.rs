@@ -278,7 +278,7 @@ impl Tags {
         Some(used)
     }
 
-    /// Reads within a value. True when the value is complete. Whether it is complete.
+    /// Reads within a value. Returns whether the value is complete.
     fn value(
         &mut self,
         text: &str,

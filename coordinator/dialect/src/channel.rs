@@ -81,8 +81,7 @@ impl<'a> Setting<'a> {
 }
 
 impl Channels {
-    /// Reads from `text`. Returns the number of bytes that are done with; `None`: more text is needed. Bytes that are
-    /// done with; `None`: more text is needed.
+    /// Reads from `text`. Returns the number of bytes that are done with; `None`: more text is needed.
     pub fn step(&mut self, text: &str, sink: &mut Sink, setting: Setting<'_>) -> Option<usize> {
         match self {
             Self::First => {

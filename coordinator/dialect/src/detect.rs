@@ -79,7 +79,7 @@ pub fn calls(facts: &Facts) -> Option<Calls> {
 /// A part of a text, by places.
 type Span = (usize, usize);
 
-/// Splits what stands around two calls into what is around each and what is around both.
+/// Splits the text around two calls into the text around each and the text around both.
 fn wrap(one: &str, span: Span, two: Option<(&str, Span, Span)>) -> (Option<Pair>, Option<Pair>) {
     let strip =
         |text: &str| text.trim().trim_end_matches('[').trim_start_matches(']').trim().to_string();

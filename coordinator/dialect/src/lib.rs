@@ -70,7 +70,7 @@ pub use parser::Parser;
 pub use sink::{Event, IdSeed};
 pub use tools::{Tool, Tools};
 
-/// Text before and after something. An empty `close`: there is no text after it. An empty `close`: nothing does.
+/// Text before and after something. An empty `close`: there is no text after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pair {
     /// The text before.

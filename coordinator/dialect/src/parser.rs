@@ -202,8 +202,7 @@ impl Parser {
         }
     }
 
-    /// Stays in `state` until more text is there. If none comes because the answer was cut off, what is
-    /// undecided is dropped.
+    /// Stays in `state` until more text is there. If the answer was cut off, the undecided text is dropped.
     fn wait(&mut self, state: State) -> bool {
         if self.ended == Ended::CutOff {
             self.text.clear();
@@ -434,7 +433,7 @@ impl Parser {
         text.trim_matches(is_between).is_empty()
     }
 
-    /// Shows text without the special tokens in it that nobody should see.
+    /// Emits text without its special tokens.
     fn show_visible(&mut self, text: &str) {
         let text = without_controls(text, &self.options.hidden);
         self.show(&text);

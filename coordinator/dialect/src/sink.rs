@@ -205,7 +205,7 @@ impl Sink {
         }
     }
 
-    /// The call is complete; white space between calls is nobody's.
+    /// Completes the call. White space between calls belongs to neither of them.
     pub fn end_call(&mut self) {
         self.content.at_start = true;
     }

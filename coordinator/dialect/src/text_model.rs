@@ -120,7 +120,7 @@ impl TextModel {
         Ok(Self { pooling, bad_template, ..Self::new(name, tokenizer, template) })
     }
 
-    /// Why the model's own chat template cannot be used, where nobody has named another one.
+    /// Why the model's own chat template cannot be used, where no other template was given.
     pub fn bad_template(&self) -> Option<&str> {
         self.bad_template.as_deref()
     }
@@ -140,8 +140,7 @@ impl TextModel {
         })
     }
 
-    /// Serves the model under these names instead of its own; `*` allows any other name. An empty list changes
-    /// nothing.
+    /// Serves the model under these names instead of its own; `*`: under any. Without names nothing changes.
     pub fn set_names(&mut self, names: &[String]) {
         self.any_name = names.iter().any(|name| name == "*");
         let given: Vec<String> = names.iter().filter(|name| *name != "*").cloned().collect();
@@ -556,7 +555,7 @@ pub struct Chat {
     pub extra: serde_json::Map<String, Value>,
     /// The places up to which the client wants it kept.
     pub marked: Marked,
-    /// The prompt is looked at, and no answer made: what the template leaves out is then no error.
+    /// The prompt is only shown, without an answer: a message that the template leaves out is then no error.
     pub is_shown: bool,
 }
 

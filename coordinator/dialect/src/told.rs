@@ -28,7 +28,7 @@ fn wanted(message: &Value) -> &str {
     text[behind.max().unwrap_or(0)..].trim()
 }
 
-/// Messages whose text cannot be seen in `prompt` at its place, word for word and not as a part of other words.
+/// Indices of messages whose text is not in `prompt` at its place, verbatim and as whole words.
 pub fn not_seen(messages: &[Value], prompt: &str) -> Vec<usize> {
     let mut unseen = Vec::new();
     let mut from = 0;
@@ -71,7 +71,7 @@ pub fn marked(message: &Value, i: usize) -> String {
     format!("{}{}{}{}{}", &all[..a], mark(2 * i), &all[a..b], mark(2 * i + 1), &all[b..])
 }
 
-/// Those of `messages` whose marks are not in `prompt`.
+/// The indices of `messages` whose marks are not in `prompt`.
 pub fn without_marks(messages: &[usize], prompt: &str) -> Vec<usize> {
     let prompt = prompt.to_ascii_lowercase();
     let mut found = std::collections::BTreeSet::new();

@@ -28,7 +28,7 @@ pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// The owner of a stream. Drafts never come from another owner's texts. Drafts never come from texts of another one.
+/// The owner of a stream. Drafts never come from another owner's texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId {
     /// The number of the owner's key.
@@ -38,7 +38,7 @@ pub struct OwnerId {
 }
 
 impl OwnerId {
-    /// Somebody's who has one space.
+    /// The id of an owner with a single space.
     pub const fn of(key: u64) -> Self {
         Self { key, space: 0 }
     }
@@ -150,17 +150,18 @@ pub trait Drafter: Send + Debug {
     /// draft's number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
     fn judged(&mut self, stream: StreamId, source: Source, matched: usize, right: bool);
 
-    /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are made
-    /// ready to be found. Returns how many are still to do. Drafts are made without it as well, from what is ready.
+    /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are
+    /// made ready to be found. Returns how many are still to do. Drafts are made without it as well, from finished
+    /// work.
     fn prepare(&mut self, stream: StreamId, most: usize) -> usize {
         let _ = (stream, most);
         0
     }
 
-    /// The stream is over. Its answer, what is behind its prompt, is kept among its owner's.
+    /// The stream is over. Its answer, the tokens behind its prompt, is kept among its owner's texts.
     fn end(&mut self, stream: StreamId);
 
-    /// Somebody is gone, as when a key was revoked: all that is kept of it is dropped, of all its spaces, its streams among it.
+    /// An owner is gone, as when a key was revoked: all its texts and streams are dropped, in all its spaces.
     fn forget(&mut self, key: u64);
 
     /// Bytes of memory in use.

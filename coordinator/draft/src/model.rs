@@ -28,7 +28,7 @@ const AGAIN_AFTER: u32 = 32;
 /// Owners that are remembered; the one that was asked for longest ago is forgotten first.
 const MAX_OWNERS: usize = 1024;
 
-/// A drafter of texts, and what the model's own block says.
+/// A drafter of texts, joined with the drafts of the model's own block.
 #[derive(Debug)]
 pub struct WithModel {
     texts: Box<dyn Drafter>,
@@ -49,8 +49,7 @@ struct Stream {
     /// Tokens that were drawn since the block drafted.
     n_without: u32,
     /// A text's draft of the next token, where the block's draft was taken instead: its source, the length of the
-    /// match, and the token. It is judged as well, so that a text that has become right is noticed. It is judged, so
-    /// that a text that has become right is noticed.
+    /// match, and the token. It is judged as well, so that a text that has become right is noticed.
     unsaid: Option<(Source, usize, u32)>,
 }
 
@@ -68,7 +67,7 @@ impl Owner {
         self.seen.n_first() < ENOUGH || self.seen.share(0) >= LEAST_RIGHT
     }
 
-    /// Whether that many are worth what they take, or nobody knows.
+    /// Whether that many are worth their time, or too little is known to tell.
     fn pays(&self, most: usize, pays: &dyn Fn(&[f32]) -> bool) -> bool {
         self.seen.n_first() < ENOUGH || (self.hopes() && pays(&self.seen.shares(most)))
     }

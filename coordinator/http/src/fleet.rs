@@ -160,7 +160,7 @@ impl Member {
         }
     }
 
-    /// A client wants it to stay for so long when nobody uses it.
+    /// Notes a client's wish: how long the model stays loaded when it is idle.
     pub(crate) fn keep(&self, key: Option<u64>, keep: Keep) {
         if let Some(loader) = &self.loader {
             let keep = match keep {

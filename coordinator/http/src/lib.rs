@@ -1,9 +1,10 @@
 //! The HTTP server: OpenAI's JSON outside, [`Engine`](brigade_line::handle::Engine) inside. No other crate knows that
 //! JSON.
 //!
-//! There are two listeners: clients' ([`router`]), where a request may need a key, and the operator's ([`admin_router`]).
-//! Requests are read leniently and answered strictly. What cannot be done is refused by name. What clients may take of time,
-//! connections and memory is bounded. The server knows nothing of workers or schedules, and tells clients nothing of them.
+//! There are two listeners: clients' ([`router`]), where a request may need a key, and the operator's
+//! ([`admin_router`]). Requests are read leniently and answered strictly. A field or value that cannot be honoured is
+//! refused by name. Time, connections and memory of each client are bounded. The server knows nothing of workers or
+//! schedules, and tells clients nothing of them.
 //!
 //! Each room uses those above it in this list only; `tests/tidy` holds that:
 //!

@@ -78,7 +78,7 @@ pub enum HubError {
         /// The name of the model.
         name: String,
     },
-    /// Some other answer than what was asked for.
+    /// The server answers with another status than success.
     #[error("{url} answers with status {status}{}", said(.text))]
     Status {
         /// Address without its query.
@@ -122,7 +122,7 @@ pub enum HubError {
         /// The reason for the refusal.
         why: String,
     },
-    /// An address inside this network that nobody named.
+    /// An address inside this network that the operator has not allowed.
     #[error(
         "{host} is at {address}, an address of this machine or network: only what the operator names may be there \
          (HF_ENDPOINT, the address itself, or --private-host {host})"

@@ -11,7 +11,7 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-/// An address inside, of a host that nobody named.
+/// An address inside this network, of a host that the operator has not allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivateAddress {
     /// The host's name.

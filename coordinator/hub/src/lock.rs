@@ -107,8 +107,7 @@ impl Entry {
         }
     }
 
-    /// The place of its first file, under which processes lock it. `None`: another program owns the file. `None`: it
-    /// is not ours.
+    /// The place of its first file, under which processes lock it. `None`: another program owns the file.
     pub fn own_place(&self) -> Option<&str> {
         match &self.files.first()?.place {
             Place::Own(place) => Some(place),
@@ -128,7 +127,7 @@ impl Lock {
         Self { models: models.to_vec(), ..Self::default() }
     }
 
-    /// Reads the file. A missing file is an empty lock. One that is not there is empty.
+    /// Reads the file. A missing file is an empty lock.
     ///
     /// # Errors
     /// It is damaged, or of a newer program.
@@ -181,8 +180,8 @@ impl Lock {
         }
     }
 
-    /// Remembers hashes of tensors of the weights `sha256`. One that is another than it was when it was first seen is refused,
-    /// and what was known stays.
+    /// Remembers hashes of tensors of the weights `sha256`. A hash that differs from the first one of its tensor is
+    /// refused, and the first one stays.
     ///
     /// # Errors
     /// Such a tensor, and the hash that it had.

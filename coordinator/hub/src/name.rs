@@ -16,7 +16,7 @@ pub const OLLAMA_REGISTRY: &str = "registry.ollama.ai";
 pub enum ModelName {
     /// A file on this machine.
     Path(PathBuf),
-    /// A repository of Hugging Face's, or of what has its interface.
+    /// A repository of Hugging Face, or of a server with the same interface.
     Hub(HubName),
     /// A model of Ollama's store or registry.
     Ollama(OllamaName),

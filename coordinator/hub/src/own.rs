@@ -101,8 +101,8 @@ impl Own {
         all.map(|place| self.check(&place).map(|()| place)).collect()
     }
 
-    /// Says that this process uses what `place` is the first file of, until it ends. Fails nowhere: a folder that cannot be
-    /// written to is one that nobody prunes.
+    /// Says that this process uses what `place` is the first file of, until it ends. It never fails: a folder that
+    /// cannot be written to cannot be pruned either.
     pub fn hold(&self, place: &str) {
         let held = self.lock_file(place).and_then(|file| {
             file.lock_shared().map(|()| file).map_err(HubError::io("lock", &self.folder))
@@ -147,8 +147,8 @@ impl Own {
         opened.map_err(HubError::io("open", &path))
     }
 
-    /// Notes that the lock in `data_dir` names files of this folder: several may, where their operators have one folder for all.
-    /// Where that cannot be written, nobody else can delete either.
+    /// Notes that the lock in `data_dir` names files of this folder: several may, where their operators have one
+    /// folder for all. Where the note cannot be written, no other process can delete files either.
     pub fn add_owner(&self, data_dir: &Path) {
         let Ok(data_dir) = fs::canonicalize(data_dir) else { return };
         let mut owners = self.owners();

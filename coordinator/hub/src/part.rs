@@ -34,7 +34,7 @@ pub struct PartFile {
     hash: HashState,
 }
 
-/// The hash of what is there.
+/// The hash of the bytes so far.
 #[derive(Clone)]
 struct HashState(Sha256);
 
@@ -45,7 +45,7 @@ impl std::fmt::Debug for HashState {
 }
 
 impl PartFile {
-    /// Opens the part of `target`, or begins it: what is there of another file is thrown away.
+    /// Opens the partial download of `target`, or begins it; bytes of another file are deleted.
     ///
     /// # Errors
     /// The system's.
@@ -72,7 +72,7 @@ impl PartFile {
         Ok(part)
     }
 
-    /// Throws away what is there: the file begins again, in the state that `etag` names.
+    /// Deletes the bytes so far: the download begins again, of the file's state `etag`.
     ///
     /// # Errors
     /// The system's.
@@ -86,7 +86,7 @@ impl PartFile {
         self.keep()
     }
 
-    /// Writes down what it is a part of.
+    /// Records which file it is a part of.
     ///
     /// # Errors
     /// The system's.

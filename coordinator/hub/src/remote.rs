@@ -139,8 +139,8 @@ impl Remote {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(tensor).cloned()
     }
 
-    /// Remembers hashes of tensors, in the lock too. One that differs from what was seen before is refused, with the tensor's
-    /// name, whichever process or machine saw it.
+    /// Remembers hashes of tensors, in the lock too. A hash that differs from an earlier one is refused, with the
+    /// tensor's name, whichever process or machine saw the earlier one.
     ///
     /// # Errors
     /// Such a hash. That they cannot be written down is told in the log: they are seen anew.

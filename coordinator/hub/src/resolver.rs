@@ -137,7 +137,7 @@ impl<'a> Resolver<'a> {
         let resolved = self.asked(&name)?;
         let entry = self.obtained(&name, &resolved, true)?;
         let is_news = before != Some(entry.sha256());
-        // The whole file is the right one: what its tensors were taken for is not needed any more.
+        // The whole file was checked, so the hashes of its single tensors are not needed any more.
         if Lock::read(&self.settings.data_dir)?.tensors.contains_key(&entry.sha256()) {
             let forget = |lock: &mut Lock| drop(lock.tensors.remove(&entry.sha256()));
             Lock::update(&self.settings.data_dir, forget)?;
@@ -279,7 +279,6 @@ impl<'a> Resolver<'a> {
     }
 
     /// The files of a resolved name, from the cheapest place. `usual`: the source itself chose the quantisation.
-    /// `usual`: the source itself said what the name means.
     fn obtained(
         &self,
         name: &ModelName,
@@ -304,7 +303,7 @@ impl<'a> Resolver<'a> {
         self.noted(name, resolved, files, usual)
     }
 
-    /// Takes files where they lie. Each is read once, to know that it is what its source says.
+    /// Uses files where they lie. Each is read once, to check it against the hash of its source.
     fn adopted(
         &self,
         name: &ModelName,

@@ -148,8 +148,8 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
     take_entries(settings, &own, &states, &of_others(settings, &own)?)
 }
 
-/// Takes away what was not used for `unused_s` seconds: models, and files of downloads that nobody finished. Without `yes`
-/// it only says what it would do.
+/// Deletes models that were not used for `unused_s` seconds, and files of unfinished downloads. Without `yes` it only
+/// reports them.
 ///
 /// # Errors
 /// The lock cannot be read or written, or a file not be deleted.
@@ -266,7 +266,8 @@ fn relayed(place: &str) -> Option<&str> {
     place.get(..RELAY.len() + 1 + model.len())
 }
 
-/// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
+/// Files of the folder that no entry names, and that were not written to since: ends of downloads, states that were
+/// replaced.
 fn leftovers<'e>(
     own: &Own,
     entries: impl Iterator<Item = &'e Entry>,
@@ -383,7 +384,7 @@ mod tests {
                 for kept in ["outside/x.gguf", "x.gguf"] {
                     prop_assert!(dir.join(kept).is_file(), "{kept}: {places:?}");
                 }
-                // A lock is brigade's own: what it names in the folder was fetched. Nothing else there goes.
+                // A lock is brigade's own: a file of the folder that it names was fetched. Nothing else there goes.
                 for kept in ["mine.gguf", "mine/hf/y.gguf"] {
                     let is_named = places.iter().any(|place| place == kept);
                     prop_assert!(is_named || settings.folder.join(kept).is_file(), "{kept}: {places:?}");

@@ -33,7 +33,7 @@ pub struct Stored {
 }
 
 /// Resolves `name` from files on this machine alone, and returns their paths. Hugging Face's cache comes before
-/// llama.cpp's. Hugging Face's cache is asked before llama.cpp's.
+/// llama.cpp's.
 ///
 /// # Errors
 /// The model is here, but lacks the requested quantisation.

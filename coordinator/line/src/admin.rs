@@ -59,7 +59,7 @@ pub enum Question {
     Rebalance,
     /// The kept prompt states, by owner.
     Cache,
-    /// Drop what is kept of an owner, in memory and on the workers.
+    /// Drop the kept prompts of an owner, in memory and on the workers.
     DropCache {
         /// The key's name, or `all`.
         owner: String,
@@ -76,7 +76,7 @@ pub enum Question {
         /// The model's name, or one of its aliases.
         model: String,
     },
-    /// Unload a model that nobody uses.
+    /// Unload an idle model.
     Unload {
         /// The model's name, or one of its aliases.
         model: String,
@@ -128,7 +128,7 @@ pub struct ModelState {
     pub reason: Option<String>,
     /// Memory of the server's machine that its line has, or would have.
     pub bytes: u64,
-    /// How long nobody has used it; none where somebody does, or it is not loaded.
+    /// For how long it has been idle; `None` where it is in use or not loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<u64>,
 }
@@ -328,7 +328,7 @@ enum Line {
 /// The socket cannot be made.
 pub fn listen(folder: &Path, admin: Admin, stop: CancellationToken) -> std::io::Result<PathBuf> {
     let path = folder.join(SOCKET);
-    // One that a killed process has left; the folder is locked, so nobody else has it.
+    // A socket that a killed process has left; the folder is locked, so no other process uses it.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -381,8 +381,7 @@ async fn serve(stream: UnixStream, admin: Admin) {
 
 /// Puts a question to the cluster whose socket is at `path`.
 ///
-/// # Errors
-/// Nobody answers there, or [`Refused`].
+/// # Errors No process answers there, or [`Refused`].
 pub async fn ask_at(path: &Path, question: &Question) -> Result<Answer, Refused> {
     let no_answer = |error: &dyn std::fmt::Display| {
         Refused(format!("no coordinator answers at {}: {error}", path.display()))

@@ -14,10 +14,10 @@ pub const NO_KEY: &str = "(none)";
 /// Names what belongs to keys that are not in force any more.
 const GONE: &str = "(gone)";
 
-/// Drops what is kept of everybody.
+/// Drops the kept prompts of all owners.
 pub const ALL: &str = "all";
 
-/// Shows and drops what is kept, by the names of keys; clones share it.
+/// Shows and drops kept prompts, by the names of keys; clones share it.
 #[derive(Clone, Debug)]
 pub struct Cache {
     engine: Engine,
@@ -48,10 +48,9 @@ impl Cache {
         owners
     }
 
-    /// Drops what is kept of `owner`, by its name, or of all.
+    /// Drops the kept prompts of `owner`, by its name, or of all owners.
     ///
-    /// # Errors
-    /// Nobody is called so; there is no line; a worker did not do it.
+    /// # Errors No key has this name; there is no line; a worker did not do it.
     pub async fn drop_of(&self, owner: &str) -> Result<Dropped, String> {
         let number = match owner {
             ALL => None,

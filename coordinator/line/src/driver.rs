@@ -60,7 +60,7 @@ const SWEEPS_PER_TICK: u32 = 5;
 /// Sweeps between two looks at what is kept: one a second. It is a multiple of [`SWEEPS_PER_TICK`].
 const SWEEPS_PER_LOOK: u32 = 4 * SWEEPS_PER_TICK;
 
-/// Why a line is given up that does not take what it is sent.
+/// The reason for giving up a line that takes no more ubatches.
 const TAKES_NO_MORE: &str = "stage 0 takes no more ubatches";
 
 /// How long clients of a broken line wait until the supervisor knows which worker broke it.
@@ -369,7 +369,7 @@ impl Driver {
         }
     }
 
-    /// Sends a ubatch, and says whether the line took it; without a line nobody waits for it.
+    /// Sends a ubatch. Returns whether the line took it; without a line it is dropped, and the result is `true`.
     fn send(&mut self, ubatch: brigade_engine::batch::UBatch) -> bool {
         let Some(line) = &self.line else { return true };
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);

@@ -15,7 +15,7 @@ use brigade_text::{StopMatcher, StreamDecoder, TextError};
 
 use crate::handle::{Failure, FinishReason, Lingering, RequestId, SeqEvent, Sequence};
 
-/// A drawn token with its text and what was asked about it.
+/// A drawn token with its text and the values that were asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenPiece {
     /// The token's id in the vocabulary.
@@ -256,7 +256,7 @@ impl Generation {
         }
     }
 
-    /// The sequence ended by itself: what was withheld comes out, before the end if there is any.
+    /// The sequence ended by itself: withheld text is emitted before the end.
     fn finish(&mut self, reason: EndReason, to_first: Duration, after_first: Duration) -> Part {
         let end = End {
             reason,

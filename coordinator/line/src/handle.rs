@@ -56,7 +56,7 @@ pub enum Status {
 pub struct LineInfo {
     /// Stages of the line, in order.
     pub stages: Vec<StageInfo>,
-    /// Positions of the longest sequence; 0 where nobody has said.
+    /// Positions of the longest sequence; 0 where it is not known.
     pub n_ctx: u32,
     /// Positions there are KV pages for, by the sequences that may share them.
     pub share: u32,
@@ -87,7 +87,7 @@ pub struct StageInfo {
     pub gb_per_second: f64,
     /// Int8 products measured there, 10^9 operations a second.
     pub gop_per_second: f64,
-    /// Number of what its kernel table computes.
+    /// The version number of its kernel table's arithmetic.
     pub numerics: u32,
 }
 
@@ -167,10 +167,10 @@ pub struct Submission {
     pub past: Option<Past>,
 }
 
-/// Where a sequence is noted, and what it had drawn under the coordinator before this one.
+/// The journal's place for a sequence, and the tokens that it had drawn under the coordinator before this one.
 #[derive(Clone, Debug)]
 pub struct Past {
-    /// Notes what it draws from here on.
+    /// Records the tokens that it draws from now on.
     pub recorder: Recorder,
     /// Tokens that it had drawn before; `None`: it is new.
     pub drawn: Option<Vec<SampledToken>>,
@@ -250,7 +250,7 @@ pub struct StageResident {
     pub peak_bytes: u64,
 }
 
-/// Something to be asked of the stages: a sequence's state, or what they hold.
+/// A question for the stages: a sequence's state, or which sequences they hold.
 #[derive(Debug)]
 pub enum StateCall {
     /// Keep the state of an ended request for a while, since its client will come back. One that runs is cancelled.
@@ -271,7 +271,7 @@ pub enum StateCall {
         /// Notified when the state is there.
         reply: oneshot::Sender<Result<(), StateError>>,
     },
-    /// Drop what is kept of an owner, or of all; who asks is told when it is done.
+    /// Drop the kept states of an owner, or of all; the sender is answered when it is done.
     DropCached(Option<u64>, oneshot::Sender<Result<Dropped, StateError>>),
     /// Memory of every stage's process.
     Memory {

@@ -33,7 +33,7 @@ pub use records::{Bounds, Opened};
 /// How long a record may wait before it is written.
 const WRITE_EVERY: Duration = Duration::from_millis(20);
 
-/// How long what was written may wait before it is on the disk for certain.
+/// How long written bytes may wait until they are synced to the disk.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 
 /// Bytes of requests that are not over, and of these those of one key where there are several. New ones are refused
@@ -77,7 +77,7 @@ pub struct Journal(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     news: Condvar,
-    /// [`State::noted`] of what is in the file, or was refused by it.
+    /// The value of [`State::noted`] up to which entries are in the file, or could not be written.
     written: watch::Sender<u64>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }

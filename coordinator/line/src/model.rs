@@ -329,13 +329,14 @@ impl Model {
         }
     }
 
-    /// How many sequences to keep when `wanted` was asked for. `windows`: layers with a window keep only what it sees.
+    /// How many sequences to keep when `wanted` was asked for. `windows`: layers with a window keep only the
+    /// positions in it.
     pub fn keep(&self, wanted: Option<u32>, max_seqs: u32, windows: bool) -> u32 {
         wanted.unwrap_or_else(|| default_keep(self.spec.prefixes(windows), max_seqs))
     }
 
-    /// Whether layers with a window need less memory when they keep only what it sees: where a window and a ubatch of
-    /// `max_rows` are less than the context.
+    /// Whether layers with a window need less memory when they keep only the positions in it: where a window and a
+    /// ubatch of `max_rows` are less than the context.
     pub fn gains_by_windows(&self, ctx: Option<u32>, max_rows: u32) -> bool {
         let blocks = self.spec.layers.iter().flat_map(|layer| &layer.blocks);
         let narrowest = blocks.filter_map(|block| block.kind.window()).min();

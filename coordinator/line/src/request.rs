@@ -41,8 +41,8 @@ pub struct Limits {
     pub n_ctx: u32,
     /// Token ids are below this.
     pub n_vocab: u32,
-    /// Tokens that are sure for an answer whose client names no number, if there is room behind its prompt. It gets longer
-    /// where nobody needs the room.
+    /// Tokens that are sure for an answer whose client names no number, if there is room behind its prompt. It gets
+    /// longer where no other request needs the room.
     pub answer: u32,
     /// For an encoder: rows of the largest ubatch, which must hold a whole text.
     pub encoder: Option<u32>,
@@ -81,8 +81,8 @@ pub struct Request {
     pub adapters: Option<Arc<[AdapterUse]>>,
     /// Whether copies of its state are taken while it runs, where the server takes any.
     pub copied: bool,
-    /// The prompt of the sequence that guides its draws, if one does: not empty, every id below `n_vocab`, and what is
-    /// generated fits behind it too.
+    /// The prompt of the sequence that guides its draws, if there is one: not empty, every id below `n_vocab`, and
+    /// with room for the generated tokens.
     pub guide: Option<Arc<[u32]>>,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
@@ -218,7 +218,7 @@ impl RequestError {
 }
 
 impl Request {
-    /// A prompt to be continued. `max_tokens` is cut to what the context leaves, which is what it is where nobody says it.
+    /// A prompt to be continued. `max_tokens` is cut to the room that the context leaves, which is also its default.
     pub fn generate(
         tokens: Vec<u32>,
         drawing: Drawing,
@@ -318,8 +318,8 @@ impl Request {
         Ok(Self::of(tokens, Work::Logits))
     }
 
-    /// The same under the name that logs are to have for it, cut to what the wire allows: a worker that is sent another one
-    /// breaks the line for everybody.
+    /// The same with a label for logs. It is cut to the wire's limit, since a worker that receives a longer one
+    /// breaks the line for all requests.
     pub fn named(self, label: &str) -> Self {
         let mut end = label.len().min(MAX_REQUEST_ID_BYTES);
         while !label.is_char_boundary(end) {
@@ -328,7 +328,7 @@ impl Request {
         Self { label: label[..end].replace(char::is_control, " ").into(), ..self }
     }
 
-    /// The same as somebody's, to be answered within some time, and while `force` lasts.
+    /// The same for an owner with a `share`, to be answered within a time and while the key is in `force`.
     pub fn owned(self, share: Share, force: Force, within: Option<Duration>) -> Self {
         Self { share, force, within, ..self }
     }

@@ -26,7 +26,7 @@ use super::{Capacity, Checkpoint, PlanSettings};
 /// of the transport, the allocator's slack.
 pub const PROCESS_BYTES: u64 = 96 << 20;
 
-/// Copies that wait to be sent, and what has come of a neighbour's.
+/// Bytes of copies that wait to be sent, and of those of a neighbour that have arrived.
 const ON_THEIR_WAY: u64 = (QUEUE_BYTES + IN_QUEUE_BYTES) as u64;
 
 /// Tokens that a model's own blocks draft for each token that is drawn: so many at up to eight streams over two workers, by the
@@ -249,8 +249,7 @@ impl<'a> Costs<'a> {
     }
 
     /// Memory for copies of the states of layers `range`. A stage keeps its neighbour's copies, which are assumed to
-    /// be as large as its own; larger ones are not kept. What a stage keeps is its neighbour's, which is taken to be
-    /// as large; what is beyond that is not kept.
+    /// be as large as its own; larger ones are not kept.
     fn copies(&self, range: &Range<usize>, capacity: Capacity) -> u64 {
         let of = |sums: &[u64]| sums[range.end] - sums[range.start];
         let (n_slots, n_pages) = (u64::from(capacity.n_slots), u64::from(capacity.n_blocks));

@@ -155,7 +155,7 @@ fn ends(
     })
 }
 
-/// A layer that so far has only what it remembers.
+/// The facts of a layer with its state only; the caller adds weights and costs.
 fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
     let sum = |bytes: &dyn Fn(StateSpec) -> usize| {
         blocks.iter().map(|block| bytes(block.kind.state()) as u64).sum()

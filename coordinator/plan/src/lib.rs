@@ -247,7 +247,7 @@ pub struct StagePlan {
     pub cut_bytes: u64,
     /// Share of the slowest stage's time, `0.0..=1.0`.
     pub share: f64,
-    /// Why it holds what it holds.
+    /// The reasons for its range of layers.
     pub reasons: Vec<String>,
 }
 

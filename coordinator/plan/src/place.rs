@@ -36,7 +36,7 @@ pub(super) struct Placement {
     pub by_hand: Option<String>,
 }
 
-/// Chooses, or says what is missing.
+/// Chooses the order of the workers, the cuts and the room.
 pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
     let given: Vec<usize> = (0..costs.workers.len()).collect();
     // The order is chosen as if nothing were kept: kept states are to cost no speed.

@@ -43,8 +43,8 @@ pub struct SchedConfig {
     pub max_windows: Option<u32>,
     /// Whether states are kept in the middle of prompts, where a model has recurrent ones.
     pub marks: bool,
-    /// Kept states are evicted by age alone, whatever they would save. This is the baseline that other rules are
-    /// compared with.
+    /// Kept states are evicted by age alone, regardless of the rows that they would save. This is the baseline that
+    /// other rules are compared with.
     pub by_age: bool,
     /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
     pub checkpoint_every: Option<u32>,
@@ -97,7 +97,7 @@ pub struct Stats {
     pub decoding: usize,
     /// KV pages in use by admitted sequences.
     pub blocks_used: u32,
-    /// KV pages held for kept sequences alone, free to anybody who needs them.
+    /// KV pages held for kept sequences alone; any request that needs them can have them.
     pub blocks_kept: u32,
     /// KV pages there are.
     pub blocks_total: u32,

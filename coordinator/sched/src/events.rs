@@ -52,8 +52,8 @@ pub struct Request {
     pub guide: Option<Arc<[u32]>>,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
-    /// Positions of its prompt, the more important first, at which others are likely to go on otherwise, as far as anybody
-    /// says: borders of a chat's messages.
+    /// Positions of its prompt at which other prompts are likely to diverge, the more important first: borders of a
+    /// chat's messages. May be empty.
     pub borders: Arc<[u32]>,
 }
 
@@ -94,7 +94,7 @@ pub struct Share {
 }
 
 impl Default for Share {
-    /// Everybody's, where nobody is told apart.
+    /// The common share, where owners are not told apart.
     fn default() -> Self {
         Self { owner: 0, weight: 1, leaves_room: false }
     }
@@ -106,8 +106,7 @@ impl Request {
         self.namespace.unwrap_or_else(|| Namespace::of_owner(self.share.owner))
     }
 
-    /// Positions that must be reserved before the request may start: prompt and what is sure of what it may
-    /// generate.
+    /// Positions that must be reserved before the request may start: its prompt, and the assured part of its answer.
     pub fn positions(&self) -> u64 {
         self.prompt.len() as u64 + self.most_generated()
     }
@@ -166,8 +165,8 @@ pub enum Work {
     Generate {
         /// Ends with [`FinishReason::Length`] after this many; at least one.
         max_tokens: u32,
-        /// The part of these tokens whose places are reserved before it starts. It gets the others' while there are
-        /// free ones that nobody waits for, and ends with [`FinishReason::Length`] where there are none.
+        /// The part of these tokens whose places are reserved before it starts. It gets further ones while there are
+        /// free ones that no request waits for, and ends with [`FinishReason::Length`] where there are none.
         sure: u32,
         /// How each token is drawn.
         sampler: Arc<SamplerSetup>,
@@ -250,15 +249,15 @@ pub enum Event {
         /// Whether it was taken down in order, so that no request can have broken it.
         planned: bool,
     },
-    /// Every kept sequence is given up, but those somebody holds on to.
+    /// Drops every kept sequence that is not pinned.
     ClearKept,
     /// Drops the kept states of an owner, or of all owners. Pinned states stay.
     Forget(Option<u64>),
     /// The answer of an ended request calls a tool, so its client will soon come back with the result. Until then its
     /// kept state is evicted last of its owner's.
     Linger(RequestId),
-    /// Somebody has read the kept sequence of [`super::Scheduler::pin_kept`], or put its state into the
-    /// one of [`super::Scheduler::open_kept`]: it may be used and may go.
+    /// The kept sequence of [`super::Scheduler::pin_kept`] was read, or the state of the one of
+    /// [`super::Scheduler::open_kept`] was put in: it may be used and evicted again.
     KeptReady(KeptId),
     /// The state of the kept sequence of [`super::Scheduler::open_kept`] did not come.
     DropKept(KeptId),
@@ -312,7 +311,7 @@ pub struct LineSpec {
     pub max_rows: u32,
     /// Whether every stage knows what a guide is.
     pub guides: bool,
-    /// Whether every stage knows sequences that run ahead of what was drawn.
+    /// Whether every stage supports sequences that run ahead of their last drawn token.
     pub ahead: bool,
     /// Whether every stage lets sequences have more pages than they began with.
     pub grows: bool,

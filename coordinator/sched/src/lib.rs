@@ -68,12 +68,12 @@ pub use memory::prefix::{
 /// millisecond.
 const PREPARED_AT_ONCE: usize = 8192;
 
-/// Places that are taken though nobody lives in them: a bug.
+/// A bug: places are taken although no sequence is in them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("scheduler leak: {0}")]
 pub struct Leak(pub String);
 
-/// The scheduler's state: all live and waiting sequences, and what is in flight.
+/// The scheduler's state: all live and waiting sequences, and the ubatches in flight.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedConfig,
@@ -111,7 +111,7 @@ impl Scheduler {
         }
     }
 
-    /// The same with somebody who drafts the next tokens of sequences, so that these can run ahead; `None`: nobody.
+    /// The same with a drafter, so that sequences can run ahead; `None`: without one.
     pub fn with_drafter(self, drafter: Option<Box<dyn Drafter>>) -> Self {
         Self { drafter, ..self }
     }
@@ -164,7 +164,8 @@ impl Scheduler {
         }
     }
 
-    /// Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
+    /// Takes a request in. It goes straight to a free place when no other request is ahead; the queue's limit is for
+    /// requests that wait.
     fn take_in(
         &mut self,
         now: Micros,
@@ -173,7 +174,7 @@ impl Scheduler {
     ) -> Result<(), Rejection> {
         let waiting = self.waiting.owners();
         self.live.owners.arrive(now, request.share, &waiting);
-        // In a full queue nobody waits who need not.
+        // If the queue is full, only requests that must wait do.
         let waits = !self.waiting.is_full()
             && self
                 .line

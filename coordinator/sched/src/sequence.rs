@@ -97,7 +97,7 @@ pub(super) struct Admitted {
     pub mu: Option<f32>,
     /// The owner and its share of the line.
     pub share: Share,
-    /// When nobody wants it any more.
+    /// The time after which its client does not want it any more.
     pub deadline: Option<Micros>,
     /// The sequence that guides its draws: places and positions of its own, and the same answer.
     pub guide: Option<Box<Admitted>>,
@@ -105,7 +105,7 @@ pub(super) struct Admitted {
     pub is_guide: bool,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
-    /// Whether the model's own block reads what it reads.
+    /// Whether the model's own block reads its rows too.
     pub own_drafts: bool,
     /// Its windows in flight; `None`: it has never run ahead.
     pub ahead: Option<Box<RunAhead>>,
@@ -212,7 +212,7 @@ impl Admitted {
         }
     }
 
-    /// Rows of what was known that are not yet sent, its guide's among them.
+    /// Rows of known tokens that are not yet sent, its guide's among them.
     pub fn prompt_left(&self) -> u32 {
         self.halves().map(Admitted::own_left).sum()
     }
@@ -495,7 +495,7 @@ impl Live {
         decoding.map(Admitted::n_slots).max().unwrap_or(1)
     }
 
-    /// Whether anybody would feel a gap between tokens.
+    /// Whether any stream would show a gap between tokens.
     pub fn has_streams(&self) -> bool {
         self.seqs.values().any(Admitted::is_stream)
     }

@@ -110,12 +110,12 @@ struct Row {
     seconds: f64,
     tokens_per_second: f64,
     gb_per_second: f64,
-    /// `gb_per_second` over what the line's cores read; none where they are elsewhere.
+    /// `gb_per_second` over the speed at which the line's cores read memory; `None` where they are elsewhere.
     share_of_memory: Option<f64>,
     gop_per_second: f64,
     /// The arithmetic of the products, whose limit counts.
     peak: Peak,
-    /// `gop_per_second` over what the line's cores compute; none where they are elsewhere.
+    /// `gop_per_second` over the arithmetic speed of the line's cores; `None` where they are elsewhere.
     share_of_peak: Option<f64>,
     /// Limits of the line's cores together; `None`: they are elsewhere.
     limits: Option<Limits>,

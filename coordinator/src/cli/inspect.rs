@@ -52,7 +52,7 @@ pub struct InspectArgs {
 }
 
 impl InspectArgs {
-    /// Finds what the name means; a path means itself.
+    /// Resolves the name to a file; a path stays as it is.
     ///
     /// # Errors
     /// There is no such model, or it cannot be had.

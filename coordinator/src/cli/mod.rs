@@ -153,7 +153,7 @@ impl Command {
         find(model, line, false)
     }
 
-    /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.
+    /// The log level without RUST_LOG: servers log their actions, other commands only problems.
     pub fn default_log(&self) -> &'static str {
         match self {
             Self::Serve(_) | Self::Worker(_) => "info",
@@ -207,7 +207,7 @@ pub fn is_interrupt(error: &anyhow::Error) -> bool {
     error.is::<interrupt::Interrupted>()
 }
 
-/// Whether a command ended because nobody reads its output any more, as in `brigade inspect | head`.
+/// Whether a command ended because its output was closed, as in `brigade inspect | head`.
 pub fn is_unread(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -36,7 +36,8 @@ struct FromArgs {
 
 impl FromArgs {
     fn settings(&self) -> Result<Settings> {
-        // As `serve` has them: what is pulled is what it uses, and what is deleted is what it has fetched.
+        // The settings of `serve`, so that it uses the pulled files, and only files that it may have fetched are
+        // deleted.
         let (mut hub, mut data_dir) = (self.hub.clone(), self.data_dir.clone());
         for (folder, key) in [
             (&mut data_dir.data_dir, "data-dir"),

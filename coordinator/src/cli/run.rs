@@ -183,7 +183,7 @@ impl RunArgs {
         self.model.model = file;
     }
 
-    /// Whether somebody sits there who wants to chat: no prompt, and nothing that only one prompt can have.
+    /// Whether the command is a chat: no prompt, none of the options for a single prompt, and a terminal.
     fn is_talk(&self) -> bool {
         let has_prompt = self.text.is_some() || self.prompt.is_some() || self.file.is_some();
         let of_one_prompt =
@@ -237,7 +237,7 @@ impl RunArgs {
         Ok(Prompt::Text(text))
     }
 
-    /// The prompt where none was given: what is piped in, or for the demo model its own.
+    /// The prompt where none was given: the piped text, or the demo model's own prompt.
     fn piped(&self) -> Result<String> {
         match self.model.model {
             None => {

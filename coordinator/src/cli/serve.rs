@@ -298,7 +298,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         result.is_ok() && wait_for_answers(&mut serving.public, &mut interrupt).await;
     let ended = models.end().await;
     if !all_answered {
-        // Streams have had their last event; what is still open now is a client that does not read.
+        // Streams have had their last event; connections that are still open belong to clients that do not read.
         let _ = tokio::time::timeout(CUT_WITHIN, &mut serving.public).await;
     }
     serving.end();
@@ -399,8 +399,7 @@ fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<Prefix
     }
 }
 
-/// Ends a server that has stopped: running answers get [`GRACE`]. True if all of them ended. Whether all of them
-/// ended.
+/// Ends a server that has stopped: running answers get [`GRACE`]. Returns whether all of them ended.
 async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt) -> bool {
     tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
     tokio::select! {

@@ -194,8 +194,9 @@ fn is_node(args: &WorkerArgs) -> bool {
     args.stages > 1 && args.stage.is_none()
 }
 
-/// Mesa's drivers keep what they compiled in a folder of their user, to which a worker may not write. So this process begins
-/// anew, once, with the variable that names its own folder: that is how a process changes what its libraries see of it.
+/// Mesa's drivers keep compiled shaders in a folder of their user, to which a worker may not write. So this process
+/// executes itself again, once, with the variable that names its own folder: libraries read their environment at the
+/// start.
 fn keep_what_drivers_compile(cache: Option<&Path>) {
     let (Some(cache), Ok(program)) = (cache, std::env::current_exe()) else { return };
     if std::env::var_os(MESA_CACHE_VARIABLE).is_some() {
@@ -314,7 +315,7 @@ fn node(config: Config, stages: usize) -> Result<Node> {
     deal(Share::new(stages, stages), config)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if of_all.is_none() {
-        // Shared now: a stage that is started again finds what the others have left.
+        // Divided now: a stage that is started again would find only the memory that the others leave.
         let free = memory::available_bytes().context(
             "cannot tell how much memory is free on this system: give --memory, for all stages together",
         )?;

@@ -111,8 +111,7 @@ pub fn bytes_kept(model: &Path, budget: Budget) -> Result<(u64, u64), String> {
 }
 
 impl Ours {
-    /// A server that is not started yet. `disk`: the limit of records on each worker's disk. `disk`: the most that
-    /// each worker keeps there.
+    /// A server that is not started yet. `disk`: the limit of records on each worker's disk.
     ///
     /// # Errors
     /// If the budget does not hold one request.

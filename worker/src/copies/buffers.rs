@@ -68,7 +68,7 @@ impl Buffers {
         self.used_before(nbytes).unwrap_or_else(|| Vec::with_capacity(nbytes))
     }
 
-    /// The bytes of a buffer, which is used again when nobody has them any more.
+    /// The bytes of a buffer, which is used again when all clones of them are dropped.
     pub fn share(self: &Arc<Self>, buffer: Vec<u8>) -> Bytes {
         if buffer.capacity() < LEAST_BYTES {
             buffer.into()

@@ -60,7 +60,7 @@ pub struct Gathered {
     pub fetched: u64,
 }
 
-/// Full pages in runs, and what is good for the position alone.
+/// Full pages in runs, and the bytes that are good for the position alone.
 type BlockBytes<'a> = (Vec<&'a [u8]>, &'a [u8]);
 
 impl Gathered {

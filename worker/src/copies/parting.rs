@@ -85,7 +85,7 @@ impl Parting {
         self.awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody may still come for them.
+    /// Whether a worker may still come for them.
     pub fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::Relaxed)
     }

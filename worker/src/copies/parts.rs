@@ -102,7 +102,7 @@ impl Assembler {
         self.head.as_ref()
     }
 
-    /// Takes a message; what it completes.
+    /// Takes a message; returns the part that it completes.
     ///
     /// # Errors
     /// BadMessage, naming the field.

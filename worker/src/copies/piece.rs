@@ -37,8 +37,8 @@ impl Piece {
         self.len() == 0
     }
 
-    /// The first `to` bytes of the piece. In memory they are the same ones: what is behind them stays as long as they
-    /// do.
+    /// The first `to` bytes of the piece. In memory they are not copied, so the rest of the piece is kept for as long
+    /// as they are.
     pub fn head(&self, to: u64) -> Self {
         self.part(0, to.min(self.len()))
     }
@@ -69,7 +69,7 @@ impl Piece {
         }
     }
 
-    /// The bytes of the piece. Blocks where they are in a file. Blocks where they are in a file.
+    /// The bytes of the piece. Blocks where they are in a file.
     ///
     /// # Errors
     /// The file cannot be read.

@@ -89,7 +89,7 @@ impl Buddy {
                 () = over.cancelled() => return,
                 () = sleep(AGAIN_AFTER) => {}
             }
-            // A line that was lost is over by now, and what it sent is of no interest.
+            // A lost line would be over by now, and its copies not needed.
             tracing::warn!(buddy = %self.address, why, "checkpoints were not kept: trying again");
         }
     }

@@ -39,7 +39,7 @@ pub struct Outbox {
     own: Arc<Store>,
     /// The pool of buffers for copies.
     buffers: Arc<Buffers>,
-    /// How often all had to begin anew, because what was sent may be lost.
+    /// How often all copies had to begin anew, because sent ones may be lost.
     restarts: Arc<AtomicU64>,
 }
 
@@ -136,8 +136,7 @@ struct Held {
 pub struct PutBack {
     /// The sequence's slot.
     pub slot: u32,
-    /// The sequence's name, which the slot must have been given. `None`: a kept state, which has none. `None`: a kept
-    /// state, which has none.
+    /// The sequence's name, which the slot must have been given.`None`: a kept state, which has none.
     pub name: Option<CopyName>,
     /// The position, as a number of tokens.
     pub len: u32,
@@ -199,7 +198,7 @@ impl Taker {
         Ok(())
     }
 
-    /// After a ubatch was computed: follows names, and what was written to.
+    /// Called after a ubatch was computed: notes new names and the pages that were written to.
     pub fn after(&mut self, runner: &dyn StageRunner, ubatch: &UBatch) {
         for op in &ubatch.ops {
             match op {
@@ -243,8 +242,8 @@ impl Taker {
         self.lane.as_ref()?.outbox.as_ref()
     }
 
-    /// The stage is about to forget all sequences, and keeps its memory: what it holds may be put back. Parting copies
-    /// are taken as `keep` says.
+    /// Called before the stage forgets all sequences but keeps its memory: their pages may be put back. Parting
+    /// copies are taken as `keep` says.
     pub fn reset(&mut self, runner: &dyn StageRunner, keep: Option<&Keep>) {
         let written = std::mem::take(&mut self.written);
         let mut held = std::mem::take(&mut self.held);
@@ -264,7 +263,8 @@ impl Taker {
         self.lane = None;
     }
 
-    /// The position up to which pages of each of these sequences are still here. Those of all others are given up.
+    /// The position up to which pages of each of these sequences are still here. Pages of all other sequences are
+    /// given up.
     pub fn find(&mut self, names: &[CopyName]) -> Vec<u32> {
         self.held.retain(|name, _| names.contains(name));
         let up_to = |name: &CopyName| {
@@ -356,7 +356,7 @@ impl Taker {
     }
 }
 
-/// Whether nobody has written to the pages of the first `len` positions.
+/// Whether the pages of the first `len` positions are unchanged.
 fn is_intact(held: &Held, len: u32, written: &HashSet<PageId>) -> bool {
     let n_pages = (len as usize).div_ceil(KV_PAGE);
     let pages = held.blocks.get(..n_pages);
@@ -451,7 +451,7 @@ struct Checkpoint {
     mark: TokenMark,
 }
 
-/// Copies what is new of a sequence, as far as there is room for it.
+/// Copies the new part of a sequence's state, as far as there is room for it.
 fn take(
     outbox: &Outbox,
     facts: &CopyFacts,

@@ -178,7 +178,7 @@ impl<'a> LaneWork<'a> {
         Ok(())
     }
 
-    /// Waits for the first ubatch in work, and sends on what it gives, if its lane is not over.
+    /// Waits for the first ubatch in work, and sends its results on, if its lane is not over.
     fn finish_first(&mut self) -> Result<(), Unusable> {
         let Some(InWork { id, mut frame, wire_bytes, received, checked, begun }) =
             self.in_work.pop_front()

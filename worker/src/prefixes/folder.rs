@@ -26,7 +26,7 @@ const DRAFT: &str = "draft";
 /// Workers that share a cache at most.
 const MAX_SHARING: usize = 256;
 
-/// A folder that nobody has had for so long is left over; a worker that starts again is back sooner.
+/// A folder that was unlocked for so long is left over; a worker that starts again is back sooner.
 const LEFT_AFTER: Duration = Duration::from_secs(600);
 
 /// How long a new worker waits for the folder of one that is ending, and how often it looks.
@@ -64,7 +64,7 @@ pub fn on_disk(nbytes: u64) -> u64 {
 }
 
 impl Folder {
-    /// The first folder in `dir` that nobody has, and what is in it. Blocks.
+    /// Locks the first folder in `dir` that no worker has, and lists the bundles in it. Blocks.
     ///
     /// # Errors
     /// It cannot be made or read.
@@ -102,7 +102,8 @@ impl Folder {
         }
     }
 
-    /// Removes what was not read for so long from folders that nobody has: records are not kept any more. Blocks.
+    /// Removes bundles that were not read for `age` from folders that no worker has. It is for workers that do not
+    /// keep records. Blocks.
     pub fn expire(dir: &Path, age: Duration) {
         for left in left_over(dir, Duration::ZERO) {
             let old =
@@ -112,7 +113,7 @@ impl Folder {
         }
     }
 
-    /// A folder, if nobody else has it.
+    /// A folder, if no other worker has it.
     fn locked(dir: PathBuf) -> io::Result<Option<Self>> {
         let lock = create(&dir.join(LOCK_FILE), OpenOptions::new().create(true))?;
         Ok(lock.try_lock().is_ok().then_some(Self { dir, _lock: lock }))
@@ -167,7 +168,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// Writes a bundle. Blocks. Blocks.
+    /// Writes a bundle. Blocks.
     ///
     /// # Errors
     /// The disk refuses. The bundle is not in the folder then.
@@ -219,7 +220,7 @@ impl Folder {
     }
 }
 
-/// The folders in `dir` that nobody has, and in which nothing was read or written for so long.
+/// The folders in `dir` that no worker has, and in which nothing was read or written for the time `since`.
 fn left_over(dir: &Path, since: Duration) -> Vec<Folder> {
     let all = (0..MAX_SHARING).map(|place| dir.join(place.to_string()));
     let folders =

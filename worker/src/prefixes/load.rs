@@ -144,7 +144,7 @@ impl Made<'_> {
         Ok(read)
     }
 
-    /// A state is of one kind: who asked for it compares that with what it computes.
+    /// Checks that all bundles of a state are of one kind. The caller compares the kind with its own.
     fn check_kind(&mut self, bundle: &Bundle) -> Result<(), Failure> {
         if *self.kind.get_or_insert(bundle.kind) == bundle.kind {
             Ok(())

@@ -27,10 +27,10 @@ pub type Key = [u8; 16];
 /// Where records lie, in the cache's folder.
 pub const FOLDER: &str = "prefixes";
 
-/// Records that nobody has read for so many days are dropped.
+/// Records that were not read for so many days are dropped.
 pub const MAX_AGE_DAYS: u64 = 30;
 
-/// Bundles that are known at most, in memory and on the disk: what is known of them takes memory too.
+/// Most bundles in the index, in memory and on the disk: their entries take memory too.
 pub const MAX_BUNDLES: usize = 256 << 10;
 
 /// Bytes that are copied out of a stage at once, between two ubatches: as far as they are not one page or one state.

@@ -28,7 +28,8 @@ const MAX_HEAD_BYTES: usize = 4 << 20;
 pub struct Id {
     /// Stands for the tokens of its page and of all before it; of a rest, of all full pages before its position.
     pub chain: Key,
-    /// Stands for all else that it depends on: its layer, the weights up to there, what they are computed with.
+    /// Stands for everything else that it depends on: its layer, the weights up to there, and the way they are
+    /// computed.
     pub line: Key,
     /// For a rest: the hash of the tokens behind the last full page.
     pub tail: Option<Key>,
@@ -62,7 +63,7 @@ pub struct About {
     pub alone: bool,
 }
 
-/// A layer's part of a page, or what is good for one position alone.
+/// A layer's part of a page, or the part of a state that is good for one position alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The record's contents and properties.

@@ -64,7 +64,7 @@ impl Saving {
         else {
             return Err(bad(format!("prefix.keys are not of position {}", self.len)));
         };
-        // Says what the layers are like, and costs nothing.
+        // Describes the layers, and costs nothing.
         let about = copy(full, 0).await?;
         if about.layers != self.at.keys.layers {
             return Err(bad("prefix.keys are not of the stage's layers"));
@@ -124,7 +124,7 @@ impl Saving {
         None
     }
 
-    /// A bundle for each page that was copied, and one for what is good for this position alone.
+    /// A bundle for each page that was copied, and one for the part that is good for this position alone.
     fn bundles(&self, copied: Copied, shapes: &BTreeMap<u32, Shape>, tail: Key) -> Vec<Vec<u8>> {
         let Copied {
             copy: StageCopy { first_page, n_pages, complete, blocks, .. },

@@ -14,7 +14,7 @@ use super::folder::{Folder, Found, on_disk};
 use super::record::{Bundle, Id, Record, Whose, verify};
 use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
 
-/// How long a record that nobody reads stays.
+/// How long a record stays that is not read.
 pub const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
 
 /// How long after its start a worker looks for folders that are left over: those who share the cache have started then.
@@ -141,7 +141,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder in `dir`, if the disk may be used at all, and looks through what is there. Blocks.
+    /// Opens the folder in `dir`, if the disk may be used at all, and lists its bundles. Blocks.
     ///
     /// # Errors
     /// The folder cannot be used.
@@ -321,7 +321,7 @@ impl Store {
         spoilt.into_iter().for_each(|no| self.drop_bundle(&mut inner, no));
     }
 
-    /// Drops what belongs to nobody of `owners` in this realm.
+    /// Drops the bundles of this realm whose owner is not in `owners`; returns their number.
     pub fn keep_owners(&self, realm: Key, owners: &HashSet<Key>) -> usize {
         let mut inner = self.inner();
         let is_gone = |whose: &Whose| whose.realm == realm && !owners.contains(&whose.owner);
@@ -331,8 +331,8 @@ impl Store {
         gone.len()
     }
 
-    /// Lets go what is too old, and what was unused longest until there is room for a bundle of so many bytes. One that
-    /// is larger than a tier has no place there, and drives nothing out.
+    /// Drops bundles that are too old, and then the longest unused ones, until there is room for a bundle of
+    /// `nbytes`. A bundle that is larger than a tier has no place there, and evicts nothing.
     fn make_room(&self, inner: &mut Inner, nbytes: u64) {
         let takes = on_disk(nbytes);
         let now = SystemTime::now();

@@ -38,7 +38,7 @@ pub(super) struct AheadWeights {
 }
 
 impl AheadWeights {
-    /// Those of its tensors that `order` asks for.
+    /// The names of its tensors that `order` asks for.
     pub(super) fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
         let same = self.key.same_tensors(order, host_id);
         self.kept.tensors().filter(|tensor| same.contains(*tensor)).map(str::to_owned).collect()
@@ -116,7 +116,7 @@ impl Worker {
         Ok(reply)
     }
 
-    /// Loads what was prepared ahead. `progress` is told `(done, total)` bytes.
+    /// Loads the stage that was prepared ahead. `progress` is told `(done, total)` bytes.
     ///
     /// # Errors
     /// The session's refusals; WrongPhase where nothing was prepared, or its bytes are missing; NoMemory where there is
@@ -159,7 +159,7 @@ impl Worker {
         })
     }
 
-    /// Whether a blob belongs to what is prepared ahead.
+    /// Whether a blob belongs to the stage that is prepared ahead.
     pub(super) fn wants_ahead(inner: &Inner, blob: &brigade_proto::control::Blob) -> bool {
         inner.ahead.as_ref().is_some_and(|ahead| ahead.order.wants(blob))
     }

@@ -188,7 +188,7 @@ impl Worker {
         Ok(inner.epoch_over.clone())
     }
 
-    /// Keys of the workers that may fetch what is here.
+    /// Keys of the workers that may fetch the copies.
     fn line_keys(&self) -> Vec<KeyId> {
         let inner = self.inner();
         let of_order = inner.order.as_ref().map(|order| &order.line_keys);

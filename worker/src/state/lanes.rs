@@ -174,7 +174,7 @@ pub fn check_speaker(who: &Who, id: &str) -> Result<(), Failure> {
     Err(Failure::refusal(FailureKind::Forbidden, why))
 }
 
-/// Whether the caller shows a key that the order names. Over plain connections nobody shows any.
+/// Whether the caller shows a key that the order names. Over plain connections callers show none.
 pub(super) fn is_named(who: &Who, is_one: impl FnOnce(KeyId) -> bool) -> bool {
     match who {
         Who::Anybody => true,

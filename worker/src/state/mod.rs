@@ -236,7 +236,7 @@ impl Worker {
         held
     }
 
-    /// Tensors of an order whose weights the stage has, or what is left of one.
+    /// Tensors of an order whose weights are in memory, in a stage or in the rest of one.
     fn held_tensors(&self, order: &Order) -> HashSet<String> {
         let inner = self.inner();
         let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive());
@@ -283,8 +283,7 @@ impl Worker {
         Err(Failure::refusal(FailureKind::BadMessage, why))
     }
 
-    /// Loads what was prepared, or empties the stage that serves it already. `progress` is told
-    /// `(done, total)` bytes.
+    /// Loads the prepared stage, or empties the one that serves it already. `progress` is told `(done, total)` bytes.
     ///
     /// # Errors
     /// The session's refusals, [`Loader::load`]'s; the epoch has failed then.
@@ -343,7 +342,8 @@ impl Worker {
         Ok(facts)
     }
 
-    /// Makes what is in memory the order's stage. After a failure, what is there may serve the next one.
+    /// Builds the order's stage from the weights in memory and those that it lacks. After a failure, the weights in
+    /// memory may serve the next one.
     async fn load_stage(
         &self,
         order: &Arc<Order>,
@@ -421,8 +421,9 @@ impl Worker {
         Ok(true)
     }
 
-    /// The thread of what is in memory, with no lane and no sequence left, or a new one. States that move stay, as far
-    /// as there is room for them beside the stage that is there and beside the one that comes, which `needs` so much.
+    /// The thread of the stage in memory, with no lane and no sequence left, or a new one. States that move stay, as
+    /// far as there is room for them beside the stage that is there and beside the one that comes, which `needs` so
+    /// much.
     async fn emptied(&self, order: &Order, needs: &StageNeeds) -> Result<Executor, Failure> {
         let old = self.inner().resident.take();
         let needed = needs.weight_bytes.saturating_add(needs.state_bytes);
@@ -517,8 +518,8 @@ impl Worker {
         Err(Failure::refusal(FailureKind::Forbidden, why))
     }
 
-    /// Takes no new epoch from now on; ready when no lane is open, and nobody waits for states that it has. Returns the
-    /// epoch that ran.
+    /// Refuses new epochs from now on. Completes when no lane is open, and no worker waits for its states. Returns
+    /// the epoch that ran.
     pub async fn drain(&self) -> u64 {
         let epoch = {
             let mut inner = self.inner();

@@ -142,7 +142,7 @@ impl Worker {
         });
         let experts = reading.experts;
         let session = &inner.session;
-        // Another coordinator's number means nothing, and might be the same.
+        // An epoch of another coordinator means nothing here, and might be the same number.
         let is_owner = session.owner() == Some(coordinator_id);
         let running = session.phase() == Phase::Running;
         HealthReply {
@@ -175,7 +175,7 @@ impl Worker {
     }
 }
 
-/// The loaded stage, and what it is known by.
+/// The loaded stage, and its key.
 fn stage(inner: &Inner) -> Option<(&StageKey, &ReadyStage)> {
     let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive())?;
     Some((&resident.key, resident.stage.as_ref()?))

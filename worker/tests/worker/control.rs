@@ -177,7 +177,7 @@ async fn corrupt_gapped_and_unwanted_pushes_are_refused() {
     assert_eq!(kind(client.push(vec![other]).await), FailureKind::BadMessage);
     let stale = TensorChunk { epoch: 9, ..wrong };
     assert_eq!(kind(client.push(vec![stale]).await), FailureKind::StaleEpoch);
-    // Loading what is not there is refused, and the epoch is over.
+    // A load of missing weights is refused, and the epoch is over.
     assert_eq!(kind(client.load().await), FailureKind::WrongPhase);
     assert_eq!(client.health().await.phase(), Phase::Failed);
 }

@@ -80,7 +80,8 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
     );
 }
 
-/// Has a worker load what was prepared; `ahead`: of the line after the one of `request.epoch`, which runs.
+/// Has a worker load the prepared stage. With `ahead`, the stage is that of the next line, while the line of
+/// `request.epoch` runs.
 ///
 /// # Errors
 /// What the worker says, or that it is lost or stalled.

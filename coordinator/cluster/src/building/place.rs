@@ -189,7 +189,7 @@ pub async fn place(
     Ok(placement)
 }
 
-/// Plans the model over `conns`; nobody is told of it yet.
+/// Plans the model over `conns`; the workers are not told yet.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -326,7 +326,7 @@ fn plan_holding<'a>(
     Ok(plan_line(&facts_of, &facts, &settings, options.cut.as_ref())?)
 }
 
-/// The model's own blocks of drafts, if they are to be loaded: all stages must know what is said of them.
+/// The model's own blocks of drafts, if they are to be loaded: all stages must understand the messages about them.
 fn own_drafts<'m, 'a>(
     model: &'m Model,
     mut conns: impl Iterator<Item = &'a Conn>,

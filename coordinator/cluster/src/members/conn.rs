@@ -370,7 +370,7 @@ impl Conn {
         let worker = self.name.clone();
         // An older release names no instance, so it differs from one that does.
         if reply.instance != self.capabilities.instance {
-            // It knows nothing of what was agreed with the one before, such as that it takes no layers.
+            // The new process knows nothing that was agreed with the old one, such as that it takes no layers.
             let reason = "its process was started anew".to_owned();
             return Some(WorkerError::Lost { worker, reason });
         }

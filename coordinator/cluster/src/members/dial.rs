@@ -20,7 +20,7 @@ use crate::pki::Pki;
 /// How long reaching a worker and shaking hands may take together.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whom to reach, as whom, and what it must have.
+/// The worker to reach, the identity to use, and the features that the worker must have.
 #[derive(Clone, Debug)]
 pub struct Dial {
     /// Where the worker comes from.

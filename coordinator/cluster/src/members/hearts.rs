@@ -30,8 +30,8 @@ impl Hearts {
         self.put(id, async move { conn.silence(0, |_| None).await });
     }
 
-    /// Looks after a member on the line of `epoch`, renews its lease, and shows what it does.
-    /// That it drains counts as its loss ([`WorkerError::Busy`]).
+    /// Looks after a member on the line of `epoch`, renews its lease, and shows what it does. If it drains, it counts
+    /// as lost ([`WorkerError::Busy`]).
     pub fn listen_on_line(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
         self.on_line(id, conn, epoch, stage, true);
     }

@@ -25,7 +25,7 @@ const PAUSE_A_BREAK: Duration = Duration::from_millis(250);
 /// ... but no longer than this.
 const LONGEST_BREAK_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pause after a refusal that does not pass by itself: until somebody has mended the worker.
+/// Pause after a refusal that will not go away until an operator has repaired the worker.
 const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 
 /// A member that was connected this long starts over with its pauses.
@@ -40,7 +40,7 @@ pub const BROKE: u32 = 1;
 /// This many broken lines are forgiven, since processes are restarted, sometimes more than once.
 const FORGIVEN: u32 = 3;
 
-/// Weight of what is not forgiven: accepting work and not doing it, or coming in the place of one that
+/// Weight of a break that is not forgiven: a worker accepted work and did not do it, or took the place of one that
 /// broke a line.
 pub const BROKE_BADLY: u32 = FORGIVEN + 1;
 
@@ -288,7 +288,7 @@ impl Member {
             && matches!(self.state, State::Connecting { .. })
     }
 
-    /// Weight of the lines it broke lately, less what is forgiven.
+    /// Weight of the lines it broke lately, less [`FORGIVEN`].
     pub fn doubts(&self, now: Instant) -> u32 {
         self.recent_breaks(now).sum::<u32>().saturating_sub(FORGIVEN)
     }
@@ -318,8 +318,7 @@ impl Member {
         self.state = State::Connecting { since: now };
     }
 
-    /// Notes a successful attempt. Only a line can show whether the worker is of use. Whether it is of use, only a
-    /// line can show.
+    /// Notes a successful attempt. Only a line can show whether the worker is of use.
     pub fn connected(&mut self, now: Instant, child: Option<LocalWorker>, conn: Conn) {
         tracing::info!(
             worker = conn.name(),

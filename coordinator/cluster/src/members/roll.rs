@@ -56,8 +56,8 @@ fn memory_of(caps: &Capabilities) -> u64 {
     caps.memory_limit.saturating_add(host.map_or(0, |host| host.memory_limit))
 }
 
-/// How many workers are there of how many, and their memory of what is needed: `1 of 3 workers joined, 12.00
-/// GiB of 40.00 GiB`. Workers that the user names "are there"; others have "joined".
+/// The number of workers that are there of those expected, and their memory of the amount needed: `1 of 3 workers
+/// joined, 12.00 GiB of 40.00 GiB`. Workers that the user names "are there"; others have "joined".
 pub fn headline(lacking: &Lacking, roll: &Roll, joins: bool) -> String {
     let come = match (joins, lacking) {
         (true, _) => "joined",

@@ -37,7 +37,7 @@ pub enum PkiError {
         /// The name, address or key that was given.
         which: String,
     },
-    /// More is revoked than anybody remembers.
+    /// The list of revocations is full.
     #[error(
         "{most} nodes are revoked whose certificates have not ended: wait until some have, or begin a new authority \
          with `brigade serve --new-ca`"

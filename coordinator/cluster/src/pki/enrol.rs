@@ -17,8 +17,8 @@ use super::folder::Folder;
 use super::roster::{Node, Roster};
 use super::tokens::{self, BadToken, MadeToken};
 
-/// Certificates that somebody else's authority issued end when that authority says so: they are believed to be good
-/// for at most this long.
+/// The longest time for which the books take a certificate of a foreign authority to be good: only that authority
+/// knows when it ends.
 const FOREIGN_FOR_S: u64 = 10 * 365 * 86_400;
 
 /// Characters of an address that the books keep: longer ones are no host's.
@@ -28,7 +28,7 @@ const MAX_ADDRESS_CHARS: usize = 256;
 #[derive(Debug)]
 pub struct Pki {
     folder: Folder,
-    /// `None` where certificates come from somebody else.
+    /// `None` where certificates come from a foreign authority.
     authority: Option<Authority>,
     certificates_for: Duration,
     /// Where each node said last that it can be dialled: it says so every few seconds.
@@ -83,7 +83,7 @@ impl Pki {
         Ok(Self { folder, authority, certificates_for, seen: Mutex::default() })
     }
 
-    /// The books of a data folder, where certificates come from somebody else.
+    /// The books of a data folder, where certificates come from a foreign authority.
     pub fn of_foreign(data_dir: &Path) -> Self {
         let (folder, seen) = (Folder::within(data_dir), Mutex::default());
         Self { folder, authority: None, certificates_for: Duration::ZERO, seen }
@@ -163,7 +163,7 @@ impl Pki {
         Ok(Issued { certificate, authority: authority.certificate().clone(), name, renew_in })
     }
 
-    /// Remembers where a node can be dialled, for `brigade nodes`; one of somebody else's authority is entered in the
+    /// Remembers where a node can be dialled, for `brigade nodes`. A node of a foreign authority is entered in the
     /// books, so that it can be revoked.
     ///
     /// # Errors

@@ -38,8 +38,7 @@ impl Folder {
 
     /// Makes the folder, and waits until nobody else changes anything in it.
     ///
-    /// # Errors
-    /// It cannot be made, or somebody keeps the lock.
+    /// # Errors It cannot be made, or another process keeps the lock.
     pub fn lock(&self) -> Result<Lock, TlsError> {
         files::make_dir(&self.0)?;
         let path = self.file(LOCK_FILE);

@@ -35,7 +35,7 @@ pub struct Node {
     pub joined: u64,
     /// Last second of its latest certificate.
     pub expires: u64,
-    /// The token it joined with; empty where somebody else's authority let it in.
+    /// The token it joined with; empty where a foreign authority certified it.
     pub token: String,
     /// Where it said it can be dialled.
     #[serde(default)]
@@ -66,7 +66,7 @@ impl Node {
         }
     }
 
-    /// Whether somebody might still believe its certificate.
+    /// Whether its certificate may still be valid.
     fn is_believed(&self, now: u64) -> bool {
         now <= self.expires.saturating_add(CLOCK_SKEW_S)
     }
@@ -161,7 +161,7 @@ impl Roster {
         revoked
     }
 
-    /// Keys that nobody may believe any longer, though their certificates have not ended.
+    /// Revoked keys whose certificates have not ended.
     pub fn revoked_keys(&self, now: u64) -> Vec<KeyId> {
         let gone = self.nodes.iter().filter(|node| node.revoked.is_some() && node.is_believed(now));
         gone.filter_map(|node| node.key.parse().ok()).collect()

@@ -57,7 +57,7 @@ pub fn credentials(pki: &Arc<Pki>, name: &str) -> Result<Upkeep, PkiError> {
     Ok(upkeep)
 }
 
-/// The credentials of a coordinator by somebody else's authority.
+/// The credentials of a coordinator whose certificate a foreign authority issued.
 ///
 /// # Errors
 /// A file is no good.

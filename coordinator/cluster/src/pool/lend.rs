@@ -16,7 +16,7 @@ pub struct Offer {
     pub doubted: bool,
 }
 
-/// Bits of a size that tell it from others: machines of one kind differ in what is free by less.
+/// Leading bits of a size that count in a comparison: equal machines differ in free memory by less than the others.
 const SIZE_BITS: u32 = 4;
 
 impl Offer {

@@ -181,7 +181,7 @@ fn the_first_line_waits_for_as_many_as_are_expected() {
     let goal = Goal { expect: 3, joins: true, ..START };
     waits(&decide(goal, &[there(0), there(1)], 1));
     assert_eq!(decide(goal, &[there(0), there(1), there(2)], 1), Step::Build(vec![0, 1, 2]));
-    // A later one does not: who is there can be up.
+    // A later line does not wait: the workers that are there can form it.
     let goal = Goal { was_up: true, last_line: 3, ..goal };
     let lost = missing(2, WAIT_FOR_LOST);
     assert_eq!(decide(goal, &[there(0), there(1), lost], 1), Step::Build(vec![0, 1]));

@@ -298,7 +298,7 @@ impl StageStates {
         self.ask_all(|_| Ask::Forget(keys.clone())).await.map(drop)
     }
 
-    /// Drops the records of a realm that belong to nobody of `owners`.
+    /// Drops the records of a realm whose owner is not among `owners`.
     ///
     /// # Errors
     /// A worker did not do it.
@@ -311,7 +311,8 @@ impl StageStates {
     }
 }
 
-/// The lines of all layers; for each stage, its layers' fingerprints and what its states belong to besides.
+/// The lines of all layers. `stages` has, for each stage, the fingerprints of its layers and the properties that its
+/// states depend on.
 fn lines_of(stages: &[(Vec<[u8; HASH_BYTES]>, Bytes)], cuts_lose_bits: bool) -> Vec<Key> {
     let (mut lines, mut last) = (Vec::new(), *blake3::hash(LINE).as_bytes());
     for (prints, kind) in stages {

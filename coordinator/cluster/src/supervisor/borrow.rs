@@ -25,7 +25,8 @@ impl Supervisor {
         self.ends.seat.clone()
     }
 
-    /// Says to the pool what the line lacks, takes what is lent, and gives back whom the line does not need.
+    /// Tells the pool what the line lacks, takes the workers that are lent, and gives back those that the line does
+    /// not need.
     pub(super) fn deal_with_the_pool(&mut self) {
         let Some(seat) = self.seat() else { return };
         self.let_the_leaver_go();

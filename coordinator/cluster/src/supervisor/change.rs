@@ -30,7 +30,7 @@ use brigade_line::stages::link::LineEvent;
 use brigade_line::stages::open_line::Moved;
 use brigade_proto::task::joined;
 
-/// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
+/// How many times faster the slowest stage must become, by the plan, for a cut without an order ...
 const PAYS: f64 = 1.15;
 
 /// ... and for one that an operator asked for.
@@ -40,13 +40,13 @@ const PAYS_WHEN_ASKED: f64 = 1.02;
 /// workers that join in a row are used together, and workers that come and go are not.
 const STANDS: Duration = Duration::from_secs(30);
 
-/// Least time between two cuts that nobody asked for.
+/// Least time between two cuts without an order.
 const REBALANCE_EVERY: Duration = Duration::from_secs(300);
 
 /// Digits of a key that name a worker.
 const MIN_KEY_DIGITS: usize = 8;
 
-/// How long a line may take to run empty; then it is taken down with what is on it.
+/// How long a line may take to finish its sequences before it is taken down with them.
 const PART_WITHIN: Duration = Duration::from_secs(10);
 
 /// A change that is under way: an order is answered when streams go on.
@@ -359,7 +359,7 @@ impl Supervisor {
         before.iter().filter_map(conn).collect()
     }
 
-    /// A line is up: what comes back is to be told when its sequences have their states.
+    /// Notes that a line is up. The returned sender is to be used when its sequences have their states.
     pub(super) fn changed(&mut self, n_stages: usize, read_bytes: u64) -> oneshot::Sender<Moved> {
         if let Some(change) = &mut self.change {
             (change.n_stages, change.read_bytes) = (n_stages, change.read_bytes + read_bytes);
@@ -413,8 +413,8 @@ impl Supervisor {
         }
     }
 
-    /// States that were kept for the line that is up are dropped, also those that a coordinator left behind; who has no
-    /// layers on it is free.
+    /// Drops states that were kept for the line that is up, also those of an earlier coordinator, and frees workers
+    /// without layers on it.
     fn let_go(&self, before: &[MemberId]) {
         let Line::Up { stages, .. } = &self.line else { return };
         let epoch = self.epoch;

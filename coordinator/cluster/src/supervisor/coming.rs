@@ -29,8 +29,8 @@ pub(super) struct Coming {
 }
 
 impl Supervisor {
-    /// Begins a change of the line that is up: what the next one needs is loaded first, as far as that is done `within`
-    /// a time.
+    /// Begins a change of the line that is up. Weights that the next line needs are loaded first, for at most
+    /// `within`.
     pub(super) fn change(&mut self, what: String, asked: Option<Asked>, within: Option<Duration>) {
         self.give_up_coming(&what);
         let Line::Up { stages, layers, n_ctx, .. } = &self.line else { return };

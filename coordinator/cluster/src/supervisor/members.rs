@@ -101,7 +101,7 @@ impl Supervisor {
         };
         let before: Vec<MemberId> =
             self.members.iter().filter(|(_, m)| left(m)).map(|(id, _)| *id).collect();
-        // One that came back has left its place to nobody; the newest loss is the likeliest.
+        // A worker that came back was not replaced; the newest loss is the likeliest.
         if let Some(&gone) = before.iter().rfind(|gone| self.members[*gone].is_proven()) {
             self.forget(gone);
         }

@@ -104,7 +104,7 @@ impl Supervisor {
         }
     }
 
-    /// A command for the operator that would help with what is lacking.
+    /// A command with which the operator can provide the lacking memory or workers.
     pub(super) fn step_towards(&self, lacking: &Lacking) -> Option<String> {
         let hint = self.ends.config.how_to_join.as_ref()?;
         let machines = match lacking {

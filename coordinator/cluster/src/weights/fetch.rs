@@ -19,10 +19,10 @@ use crate::progress::{Part, Phase, Progress};
 /// Why a worker did not fetch.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The source, as it is seen from here: nobody can fetch.
+    /// The source fails for the coordinator too, so no worker can fetch from it.
     #[error("{0}")]
     Source(String),
-    /// The worker, or what it says of the source.
+    /// The worker failed, or reports that its source did.
     #[error("{0}")]
     Worker(#[from] WorkerError),
 }

@@ -146,7 +146,7 @@ impl Passing<'_> {
             .iter()
             .filter_map(|(i, hash)| Some((batch.get(*i)?.name.clone(), hash.to_hex().to_string())));
         if let Err(error) = self.remote.record(&named.collect::<Vec<_>>()) {
-            // Other bytes than those that were seen first: nobody is sent them.
+            // The bytes differ from those that were seen first, so no worker is sent them.
             let forgotten = found.iter().try_for_each(|(_, hash)| cache.forget(hash));
             forgotten.unwrap_or_else(|error| tracing::warn!(%error, "they are still there"));
             return Err(error.into());

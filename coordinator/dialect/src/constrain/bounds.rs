@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::number::{self, Number};
 
-/// Keywords that bound a number from below, and from above: the second excludes what it says.
+/// Keywords that bound a number from below, and from above: the second one excludes its value.
 pub const LEAST: [&str; 2] = ["minimum", "exclusiveMinimum"];
 /// The keywords of upper bounds; see [`LEAST`].
 pub const MOST: [&str; 2] = ["maximum", "exclusiveMaximum"];

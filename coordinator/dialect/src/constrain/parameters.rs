@@ -454,7 +454,7 @@ fn tags(
     Some(format!("{all}{SPACE}? {}", literals.literal(end.trim())))
 }
 
-/// `KEY=VALUE, ...)`: what is required first, as calls are written.
+/// `KEY=VALUE, ...)`: the required parameters first, as in calls of Python.
 fn python(items: &[(String, bool)]) -> String {
     let of = |wanted: bool| -> Vec<&str> {
         items.iter().filter(|(_, r)| *r == wanted).map(|(item, _)| item.as_str()).collect()

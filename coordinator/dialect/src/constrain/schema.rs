@@ -51,8 +51,8 @@ const MAX_TRIALS: usize = 32;
 
 /// The grammar of a schema, known to be usable.
 ///
-/// # Errors
-/// What cannot be held, by its path; with [`Strictness::Lenient`] only what is no schema at all.
+/// # Errors The part that cannot be enforced, by its path; with [`Strictness::Lenient`] only a value that is not a
+/// schema.
 pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(Refused::new(path, format!("{path} must be a JSON schema: an object")));
@@ -113,7 +113,7 @@ pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Gramma
     }
 }
 
-/// Refuses what is known to restrict values and cannot be held.
+/// Refuses keywords that restrict values and cannot be enforced.
 fn check_words(path: &str, schema: &Value) -> Result<(), Refused> {
     let Some(words) = schema.as_object() else { return Ok(()) };
     let refuse = |word: &str, what: &str| {
@@ -195,8 +195,7 @@ impl Search<'_> {
     }
 
     /// Finds the first part that does not compile by itself, and the error. It searches by halves, so that all trials
-    /// together compile about as much as the whole schema has. It is found by halves: all trials together compile
-    /// about as much as the whole has.
+    /// together compile about as much as the whole schema has.
     fn first_of(&mut self, all: &[Part<'_>]) -> Option<(usize, String)> {
         match all {
             [] => None,

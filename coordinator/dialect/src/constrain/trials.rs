@@ -114,7 +114,8 @@ impl Default for Trials {
 }
 
 impl Trials {
-    /// Reads an owner's request by `work` on this thread, for `asker`. Beside its result: what was compiled for it.
+    /// Reads an owner's request by `work` on this thread, for `asker`. Returns its result and the grammars that were
+    /// compiled for it.
     pub fn within<T>(
         self: &Arc<Self>,
         owner: u64,

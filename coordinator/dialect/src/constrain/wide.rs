@@ -118,7 +118,7 @@ impl Writer<'_> {
             return Some(name.clone());
         }
         let target = pointed(self.root, to)?;
-        // Its place is taken first: what is behind it may point here again.
+        // The rule is reserved first, because its body may refer to it.
         let (at, name) = (self.rules.len(), self.rule(""));
         self.known.insert(to.to_string(), name.clone());
         let body = self.part(target)?;

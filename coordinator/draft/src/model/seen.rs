@@ -44,7 +44,7 @@ impl Mean {
 /// Running averages of accuracy.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
-    /// Share of right ones by what the block thinks of them.
+    /// Share of right drafts, by the probability that the block gave them.
     by_odds: [Mean; N_ODDS],
     /// By depth: the share of right drafts, and the share that the block expected.
     by_depth: [[Mean; 2]; N_DEPTHS],

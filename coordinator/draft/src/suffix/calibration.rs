@@ -72,7 +72,7 @@ struct Mean {
 }
 
 impl Mean {
-    /// One that was chosen here, or elsewhere, and soon follows what is seen.
+    /// A mean that begins at a chosen value, and soon follows observations.
     fn at_first(mean: f32) -> Self {
         Self { mean, n: WEIGHT_AT_FIRST }
     }
@@ -127,7 +127,7 @@ impl Calibration {
     }
 }
 
-/// Forced drafts and the model's have odds of their own: they are counted with nobody's.
+/// The row of a source. Forced drafts and the model's have odds of their own, which are not calibrated here.
 fn row(source: Source) -> usize {
     match source {
         Source::Own | Source::Forced | Source::Model => 0,

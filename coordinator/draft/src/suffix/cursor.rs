@@ -139,7 +139,7 @@ impl Cursor {
         let tokens = &tokens[..self.n];
         let (mut best, mut most) = (None, 0);
         for (i, token) in tokens.iter().enumerate() {
-            // As many can only stand behind this one as are left.
+            // A token from here on occurs at most as often as tokens are left.
             if self.n - i <= most {
                 break;
             }

@@ -95,8 +95,8 @@ impl Path {
         }
     }
 
-    /// Makes the path `ahead`, of which it keeps what it knows. Returns the places along which it goes on, if what is in
-    /// flight ends in its stretch and their texts do not end there.
+    /// Sets the path to `ahead`, and keeps the guesses of the part that is unchanged. Returns the places along which
+    /// it goes on, if the tokens in flight end in its stretch and their texts do not end there.
     pub fn lead_to(&mut self, ahead: &[u32], texts: Texts<'_>) -> Option<(Source, Cursor)> {
         if !self.tokens.starts_with(ahead) {
             self.clear();

@@ -19,7 +19,7 @@ impl<'a> Texts<'a> {
         Self { own, expected: expected.tokens(), answers: owner.answers() }
     }
 
-    /// The token behind a place. The stream's own text goes on in `beyond`, what is drafted behind it.
+    /// The token behind a place. The stream's own text continues in `beyond`, the tokens that are drafted behind it.
     pub fn behind(&self, source: Source, beyond: &[u32], place: Place) -> Option<u32> {
         let next = place.next as usize;
         let token = match source {

@@ -32,13 +32,13 @@ pub(crate) fn check_sequences(opened: &Opened, n: usize) -> Result<(), ApiError>
 }
 
 impl Common {
-    /// Makes what was read again from its body what it was: its seed may have been drawn, and some of its time has
-    /// passed.
+    /// Restores the values that cannot be read from the body again: the seed may have been drawn, and some of the
+    /// time has passed.
     pub(crate) fn restore(&mut self, opened: &Opened) {
         self.seed = opened.seed;
         let passed = Duration::from_secs(clock::unix_now().saturating_sub(opened.created));
         self.within = self.within.map(|within| within.saturating_sub(passed));
-        // A chat template may know the date: what was rendered once stays.
+        // A chat template may write the date, so the first rendering is kept.
         if let Some(guide) = &opened.guide {
             self.guide.set_tokens(guide);
         }

@@ -126,7 +126,7 @@ impl Audit {
         }
     }
 
-    /// Waits until what was handed in is in the file, for [`FLUSH_WITHIN`] at most.
+    /// Waits until all entries so far are in the file, for [`FLUSH_WITHIN`] at most.
     pub fn flush(&self) {
         let (done, flushed) = sync_channel(1);
         let sent = self.lines.try_send(Message::Flush(done)).is_ok();

@@ -26,7 +26,7 @@ use crate::error::ApiError;
 use crate::events::position::{Of, Position};
 use crate::events::sse::{self, DONE, Gone};
 
-/// How long a stream is kept that nobody reads.
+/// How long a stream without a reader is kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(300);
 
 /// Resumable streams at once, and of these those of one key where there are several.
@@ -40,7 +40,7 @@ const MAX_EVENT_BYTES_OF_A_KEY: usize = MAX_EVENT_BYTES / 4;
 /// Bytes of one stream's events beyond which it ends.
 const MAX_STREAM_BYTES: usize = 64 << 20;
 
-/// How often streams that nobody wants are looked for.
+/// How often streams without readers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The header that browsers send when they come back.
@@ -93,7 +93,7 @@ struct Kept {
     left: Instant,
 }
 
-/// A resumable request: its stream, and what its sequences had drawn.
+/// A resumable request: its stream, and the tokens that its sequences had drawn.
 #[derive(Debug)]
 pub(crate) struct Resumable {
     pub stream: Arc<Stream>,
@@ -182,7 +182,7 @@ impl Streams {
         })
     }
 
-    /// Lets go of streams that nobody wants, until `stop`.
+    /// Drops streams without readers, until `stop`.
     pub async fn sweep(self, stop: CancellationToken) {
         let mut due = tokio::time::interval(SWEEP_EVERY);
         loop {
@@ -261,13 +261,13 @@ impl Stream {
         kept.end(&self.news);
     }
 
-    /// Ends the stream because nobody wants more of it.
+    /// Ends the stream because it has no reader any more.
     fn give_up(&self) {
         self.gone.cancel();
         self.entry.iter().for_each(Entry::over);
     }
 
-    /// Ready when nobody wants it any more.
+    /// Completes when the stream is given up.
     pub async fn abandoned(&self) {
         self.gone.cancelled().await;
     }

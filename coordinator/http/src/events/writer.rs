@@ -64,7 +64,7 @@ impl Writer {
         }
     }
 
-    /// Waits for something, but not longer than anybody wants the stream.
+    /// Waits for `future`, but not longer than the stream is wanted.
     pub async fn unless_gone<T>(&self, wait: impl Future<Output = T>) -> Result<T, Gone> {
         match &self.0 {
             To::Client { events, .. } => events.unless_gone(wait).await,

@@ -235,7 +235,7 @@ impl Chunks {
         out.done().await
     }
 
-    /// Sends what is new of a choice; the tokens' values, if they are wanted, with the first part of it.
+    /// Sends the new parts of a choice; log-probabilities, if they are wanted, go with the first part.
     async fn events(
         &self,
         index: usize,

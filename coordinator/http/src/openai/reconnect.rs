@@ -56,7 +56,7 @@ pub(crate) async fn read_on(
     fleet.door().streams.get(&id, &name)?.follow(position)
 }
 
-/// `DELETE /v1/streams/{id}`: nobody wants it any more.
+/// `DELETE /v1/streams/{id}`: ends a stream that its client does not want any more.
 pub(crate) async fn cancel(
     State(fleet): State<Fleet>,
     Extension(name): Extension<Name>,

@@ -126,7 +126,7 @@ pub fn response_format(
     Ok(form)
 }
 
-/// The same as a tree, for the chat that a request becomes: without what nobody knows, which was told already.
+/// The same as a tree, for the chat that a request becomes. Unknown fields are left out; the log has named them.
 pub fn checked_format(path: &str, raw: Given<'_>, left: &mut usize) -> Result<Value, ApiError> {
     // Errors name the field inside.
     response_format(path, raw, left)?;
@@ -154,7 +154,7 @@ fn named_schema(named: &mut Fields<'_>, left: &mut usize) -> Result<Form, ApiErr
         "description",
         "the answer is held to the schema, and the model told nothing",
     )?;
-    // Without a word about it, what is promised is kept.
+    // Without `strict`, the schema is enforced.
     let strict = named.take("strict")?.unwrap_or(true);
     let strictness = if strict { Strictness::Strict } else { Strictness::Lenient };
     let raw = named.require_raw("schema")?;
@@ -189,7 +189,7 @@ pub fn schema(
     Ok(Form { path: path.to_string(), kind: FormKind::Schema(schema, strictness) })
 }
 
-/// llama.cpp's grammars have `::=`; what has not is Lark.
+/// A grammar with `::=` is llama.cpp's; any other is Lark.
 fn grammar(path: String, text: String) -> Form {
     let is_gbnf = text.contains("::=");
     Form { path, kind: if is_gbnf { FormKind::Gbnf(text) } else { FormKind::Lark(text) } }

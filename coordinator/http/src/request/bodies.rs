@@ -193,7 +193,7 @@ impl Bodies {
         }
     }
 
-    /// Makes room for `more` bytes, which are reserved in powers of two: what is reserved is what is counted.
+    /// Makes room for `more` bytes. Buffers grow in powers of two, and their whole capacity is counted.
     fn make_room(&self, taken: &mut Taken, more: usize) -> Result<(), ApiError> {
         let wanted = taken.bytes.len() + more;
         if wanted <= taken.bytes.capacity() {
@@ -280,7 +280,7 @@ impl Place for AtDesk {
 
     fn come_back(&mut self) {
         let taken = self.runtime.block_on(self.bodies.encoders.take(self.tenant));
-        // They are never closed; if they were, nobody would wait for them.
+        // They are never closed; if they were, no request would wait for them.
         self.desks = taken.ok().map(|desk| (None, desk));
     }
 }

@@ -110,7 +110,7 @@ impl ChatRequest {
         Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs, names })
     }
 
-    /// The chat as the model reads it; what its answer has to fit is known then.
+    /// The chat as the model reads it. This also determines the form that the answer must have.
     pub fn prompt(&mut self, text: &TextModel) -> Result<Prompt, ApiError> {
         let chat = std::mem::take(&mut self.chat);
         let prompt = text.encode_chat(&chat).map_err(text_error)?;

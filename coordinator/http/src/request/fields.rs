@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
         self.fields.clear();
     }
 
-    /// The end of an object: what is left of it must be among `unread`, the fields that mean nothing here, each with the
+    /// Ends an object. Fields that are left must be among `unread`, the fields without effect here, each with the
     /// reason. The log names every other one once.
     pub fn end(self, endpoint: &'static str, unread: &[Unread]) {
         for (name, _) in self.fields {
@@ -156,8 +156,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Says to the log which fields of a message are left that nobody here knows: the chat template has them, and may not
-    /// write them. Whether there is one.
+    /// Logs the unread and unknown fields of a message: the chat template gets them, but may not write them. Returns
+    /// whether there is such a field.
     pub fn tell_for_template(&self, known: &[&str], unread: Unread) -> bool {
         let mut is_told = false;
         for (name, _) in &self.fields {
@@ -226,7 +226,7 @@ const MAX_NAMED: usize = 256;
 /// Unknown fields that the log has named.
 static NAMED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A field that nobody here knows: a word in the log, once.
+/// Logs a field that this server does not know, once.
 fn unknown(endpoint: &'static str, path: &str) {
     #[cfg(test)]
     tests::UNKNOWN.with_borrow_mut(|paths| paths.push(path.to_string()));

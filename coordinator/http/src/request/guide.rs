@@ -9,7 +9,7 @@ use brigade_text::TextError;
 use crate::error::ApiError;
 use crate::request::fields::Fields;
 
-/// The guidance of a request's answer. By default there is none. The default is nothing.
+/// The guidance of a request's answer. By default there is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Guide {
     /// The guidance with its tokens, once the endpoint has its prompt.

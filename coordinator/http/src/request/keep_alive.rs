@@ -1,4 +1,4 @@
-//! Ollama's `keep_alive`: how long a model stays when nobody uses it. It counts where models are loaded on demand.
+//! Ollama's `keep_alive`: how long an idle model stays loaded. It counts where models are loaded on demand.
 
 use std::time::Duration;
 

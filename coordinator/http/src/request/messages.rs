@@ -174,7 +174,7 @@ fn check_call(path: &str, function: Given<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks what a message has beside its content that a model has to read, or that nobody here can.
+/// Checks a message's fields beside its content: texts for the model, and fields that this server refuses.
 fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Result<(), ApiError> {
     fields.refuse("audio", "this server takes text only")?;
     for name in ["name", "tool_call_id"] {

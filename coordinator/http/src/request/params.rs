@@ -278,7 +278,7 @@ fn max_tokens(fields: &mut Fields<'_>) -> Result<Option<Option<u32>>, ApiError> 
     match fields.take_any::<i64>(&["max_completion_tokens", "max_tokens", "n_predict"])? {
         None => Ok(None),
         Some(-1) => Ok(Some(None)),
-        // The context ends what is longer.
+        // A larger number is bounded by the context.
         Some(n) if n >= 0 => Ok(Some(Some(u32::try_from(n).unwrap_or(u32::MAX)))),
         Some(n) => {
             let message =

@@ -12,10 +12,10 @@ use crate::error::ApiError;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, Given, Kind, list, read};
 
-/// Most parts of what is expected.
+/// Most parts of the expected text.
 const MAX_PARTS: usize = 256;
 
-/// Reads both fields: what is expected, as far as anything is; `None`: nothing is to be drafted.
+/// Reads both fields. Returns the expected text, which may be empty, or `None` where no drafts are wanted.
 ///
 /// # Errors
 /// A field of another form, or a text longer than the context holds.

@@ -17,7 +17,7 @@ use crate::error::ApiError;
 /// Characters of a client's number that a message repeats.
 const SHOWN_CHARS: usize = 40;
 
-/// The type of a JSON value. Errors name it by its article and noun. Messages name it by its article and noun.
+/// The type of a JSON value. Errors name it by its article and noun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// JSON's `null`, which stands for a missing value.

@@ -49,7 +49,7 @@ fn is_loopback(origin: &str) -> bool {
     matches!(host, "localhost" | "127.0.0.1" | "[::1]")
 }
 
-/// Whether a browser sends this for a page of somebody else, without having asked whether it may.
+/// Whether a browser sends this request for a page of another origin without a preflight request.
 fn is_of_a_foreign_page(request: &Request, origin: &str) -> bool {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());

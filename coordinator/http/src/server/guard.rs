@@ -85,9 +85,9 @@ async fn begin(
     Ok(Begun { ready, place, ticket })
 }
 
-/// The request, with its model, or with what comes until that is there.
+/// The request, with its model, or with the events that are sent until the model is loaded.
 async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, ApiError> {
-    // Whether there is anybody, everybody may ask; of streams, their own names say whose they are.
+    // Anyone may ask for the server's health; a stream's owner follows from its id.
     match request.uri().path() {
         HEALTH => Ok(Ready::Now(Box::new(request))),
         path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => {

@@ -116,7 +116,7 @@ impl TlsFiles {
 
     fn stamp(&self) -> Stamp {
         [&self.cert, &self.key].map(|path| {
-            // What cannot be seen is told apart from what can, and read again when that changes.
+            // A file that cannot be read has no stamp, so it is read again when it becomes readable.
             let data = fs::metadata(path).ok()?;
             Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
         })

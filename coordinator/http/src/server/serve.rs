@@ -1,7 +1,8 @@
 //! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, plain or in TLS, and ended in order.
 //!
-//! A client that does not say what it wants, or does not read what it asked for, is given up after a named
-//! time. Where there are too many connections, one that has shown little is closed ([`connections`](crate::clients::connections)).
+//! A client that does not complete its request, or does not read its answer, is disconnected after a timeout. The
+//! error names it. Where there are too many connections, one that has shown little is closed
+//! ([`connections`](crate::clients::connections)).
 
 use std::io;
 use std::net::SocketAddr;

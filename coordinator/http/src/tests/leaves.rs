@@ -128,7 +128,7 @@ fn check(
         Err(error) => {
             let body = error.body();
             let param = body["error"]["param"].as_str().unwrap_or_default();
-            // The place of a text, or of what it is a part of, or of what says so.
+            // The error names a text's place, its parent's, or that of the field that contradicts it.
             let up = param.rsplit_once('.').map_or(param, |(up, _)| up);
             let named = words.iter().any(|(path, _)| path.starts_with(up) && !up.is_empty())
                 || (up != items && up.starts_with(items));

@@ -149,7 +149,7 @@ async fn what_keeps_it_from_being_loaded_is_the_streams_last_event() {
         let said = text(response.into_body()).await;
         let event = said.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
         assert!(event.contains("there is no room for the model m"), "{path}: {said}");
-        // So is what its handler refuses.
+        // A refusal of the handler arrives as an event too.
         verdict.send_replace(None);
         let mut bad = body_of(path);
         bad["temperature"] = json!("hot");

@@ -96,7 +96,7 @@ impl Checkpoints {
         self.parting = Some(done);
     }
 
-    /// Whether somebody waits for it to have parted.
+    /// Whether the supervisor waits until the line is empty.
     fn is_parting(&self) -> bool {
         self.parting.is_some()
     }
@@ -222,7 +222,7 @@ impl Checkpoints {
         }
     }
 
-    /// The line is gone, and what was to be put back on it.
+    /// Forgets the states that were to be put back, since the line is lost.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.choices.clear();
@@ -231,7 +231,7 @@ impl Checkpoints {
 }
 
 impl Driver {
-    /// A line is open: the scheduler hears of it when it is known what its sequences can go back to.
+    /// Takes over an open line. The scheduler is told when it is known which positions its sequences can go back to.
     pub(super) fn line_opened(&mut self, mut line: OpenLine) {
         let (epoch, spec) = (line.epoch, line.spec);
         if let Some(told) = line.settled.take() {

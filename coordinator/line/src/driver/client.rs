@@ -109,7 +109,7 @@ impl Client {
         numerics.filter(|_| before != numerics)
     }
 
-    /// Says how far its prompt is, where that takes long; `read` is what the scheduler knows.
+    /// Reports the progress of a long prompt; `read` is the progress according to the scheduler.
     pub(super) fn tell_of_prompt(&mut self, now: Micros, read: Option<(u32, u32)>) {
         if self.first.is_some() {
             return;

@@ -156,7 +156,7 @@ impl Driver {
         self.salt_of(line).filter(|_| !self.prefixes.is_in_doubt())
     }
 
-    /// Takes note of what is to be dropped: nothing of it is loaded any more.
+    /// Notes the prompts whose numbers were bad: their records are to be dropped, and are not loaded any more.
     pub(super) fn take_spoilt(&mut self) {
         let spoilt = self.sched.take_spoilt();
         let prefixes = &mut self.prefixes;
@@ -166,8 +166,8 @@ impl Driver {
         }
     }
 
-    /// Has the workers asked what they have of a request's prompt, if there may be more than in memory; the request comes
-    /// back if not.
+    /// Asks the workers for records of a request's prompt, if they may have more of it than is in memory. Otherwise
+    /// the request is returned.
     pub(super) fn look_up(&mut self, request: Request) -> Option<Request> {
         self.take_spoilt();
         let Some((salt, line)) = self.salt().zip(self.line.as_ref()) else { return Some(request) };
@@ -333,7 +333,7 @@ impl Driver {
         self.keep_prefixes();
     }
 
-    /// Drops what is to go, or writes the next state.
+    /// Drops the records that are to be dropped, or else writes the next state.
     pub(super) fn keep_prefixes(&mut self) {
         self.take_spoilt();
         // A state that is being written or read stays where it is.
@@ -410,7 +410,7 @@ impl Driver {
         held.into_iter().for_each(|request| self.let_go(request));
     }
 
-    /// Says what is lost with the process.
+    /// Logs how many kept states are lost with the process.
     pub(super) fn tell_unsaved(&self) {
         let n = self.salt().map_or(0, |_| self.sched.n_unsaved(&self.prefixes.known));
         if n > 0 {

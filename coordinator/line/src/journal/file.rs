@@ -41,8 +41,8 @@ const MAX_LINE_BYTES: u64 = 256 << 20;
 /// Damaged lines that the log is told of one by one.
 const MAX_TOLD: usize = 16;
 
-/// Requests of `model` that were not over. A line that cannot be read costs what it says of its own request. Where it is not
-/// the last one, which a process or a machine may have ended in, the file is kept beside its successor.
+/// Requests of `model` that were not over. A line that cannot be read loses its own request's entry only. Where it is
+/// not the last one, which a process or a machine may have ended in, the file is kept beside its successor.
 pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found> {
     read_keeping(path, model, bounds, &keep_beside)
 }
@@ -180,7 +180,7 @@ struct Line {
 }
 
 impl Lines {
-    /// The next line; what is too long for one is cut into several, which are none.
+    /// The next line. A line that is too long comes in several parts, and none of them is valid.
     fn next(&mut self) -> io::Result<Option<Line>> {
         let mut bytes = Vec::new();
         (&mut self.0).take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
@@ -251,7 +251,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Syncs what was written if the last time is longer ago than `every`, or `now`.
+    /// Syncs written bytes, if the last sync is longer ago than `every` or `now` is set.
     pub fn sync_if_due(&mut self, every: Duration, now: bool) -> io::Result<()> {
         if self.dirty && (now || self.synced.elapsed() >= every) {
             self.file.sync_data()?;

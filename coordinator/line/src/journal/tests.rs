@@ -271,7 +271,7 @@ fn a_damaged_field_costs_its_own_request_at_most() {
                     let lost = all.iter().filter(|(id, drawn)| found.get(*id) != Some(drawn));
                     let lost: Vec<_> = lost.map(|(id, _)| id.clone()).collect();
                     assert!(lost.len() <= 1 || !has_sums, "{place}, {damage:?}: {lost:?}");
-                    // With its sum, what is left of the one is its own as well.
+                    // With checksums, the tokens that are left of the damaged request are its own too.
                     for (id, drawn) in found.iter().filter(|_| has_sums) {
                         let begins = |(had, has): (&Vec<u32>, &Vec<u32>)| had.starts_with(has);
                         let is_own = all[id].iter().zip(drawn).all(begins);

@@ -21,7 +21,7 @@ pub struct Account {
 /// Why a key is not in force any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyEnd {
-    /// Somebody took it out of the file.
+    /// The key was removed from the file.
     Revoked,
     /// Its time is over.
     Expired,
@@ -92,7 +92,7 @@ impl Refusal {
     pub fn retry(&self) -> Duration {
         match self {
             Self::Requests { retry, .. } | Self::Tokens { retry, .. } => *retry,
-            // As soon as one ends; nobody knows when.
+            // A place is free as soon as a request ends; that time is unknown.
             Self::Concurrent { .. } => Duration::from_secs(1),
         }
     }
@@ -132,7 +132,7 @@ impl Ticket {
         Self { account, has_ended: AtomicBool::new(false) }
     }
 
-    /// The request has ended, although somebody may still keep this.
+    /// The request has ended, although this value may still be held.
     pub fn end(&self) {
         if !self.has_ended.swap(true, Ordering::Relaxed) {
             let mut usage = self.account.lock();

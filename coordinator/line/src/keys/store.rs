@@ -24,7 +24,7 @@ pub const MAX_KEYS: usize = 10_000;
 /// Larger files are refused: a key takes some 300 bytes without its models.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Permission bits with which somebody else could add keys.
+/// Permission bits with which other users could add keys.
 const OTHERS_WRITE: u32 = 0o022;
 
 /// Why keys cannot be read or written.
@@ -46,7 +46,7 @@ pub enum KeyFileError {
         /// The parser's error.
         reason: String,
     },
-    /// Somebody else could add keys.
+    /// Other users could add keys.
     #[error("{path} can be written by others: chmod 600 {path}")]
     Open {
         /// The file's path.

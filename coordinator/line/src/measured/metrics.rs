@@ -1,7 +1,6 @@
 //! Every metric of the coordinator: its name, its help text, and one function for each thing that happens.
 //!
-//! `/metrics` renders them. In `run` and `bench` nobody records them, and calling these functions costs
-//! nothing.
+//! `/metrics` renders them. In `run` and `bench` they are not recorded, and calling these functions costs nothing.
 //!
 //! Labels are stage numbers, workers' names and a few fixed words. Only so many names are told apart, so that
 //! the number of series stays small.

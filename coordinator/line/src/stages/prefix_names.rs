@@ -1,5 +1,5 @@
 //! Names of records of prefixes on the workers: hashes with a salt that only this coordinator has. Workers see
-//! nothing else of a prompt, so nobody can test whether a prompt was used.
+//! nothing else of a prompt, so no worker can test whether a prompt was used.
 //!
 //! The name of a page stands for its tokens, for all tokens before it, and for the namespace that may reuse them. The
 //! name of a position stands for the last full page before it and for the tokens behind that.

@@ -130,7 +130,7 @@ pub trait StateAccess: Debug + Send + Sync {
     /// A worker did not do it.
     fn forget_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, ()>;
 
-    /// Drops the records of this realm that belong to nobody of `owners`.
+    /// Drops the records of this realm whose owner is not among `owners`.
     ///
     /// # Errors
     /// A worker did not do it.

@@ -1,4 +1,4 @@
-//! Sequences that run ahead of what was drawn: parts with drafts, several behind each other on the line.
+//! Sequences that run ahead of their last drawn token: parts with drafts, several behind each other on the line.
 //!
 //! Such a part is a *window*. The last stage draws at each of its rows and stops where the drawn token is not the
 //! window's next one. Drafts behind a wrong token are taken back: the stages forget their positions, and the next
@@ -28,12 +28,12 @@ pub(crate) struct NextWindow {
     pub drafts: Draft,
     /// Whether it leaves its state elsewhere than where it found it.
     pub in_planes: bool,
-    /// How many tokens the model's own block is to draft behind what is drawn of it.
+    /// How many tokens the model's own block is to draft behind the token that is drawn from it.
     pub asked: u32,
 }
 
 impl NextWindow {
-    /// Only what is sure.
+    /// A window of the sure tokens alone, without drafts.
     pub fn of_nothing(spec: LineSpec) -> Self {
         let in_planes = spec.prefixes == Prefixes::Whole;
         Self { drafts: Draft::default(), in_planes, asked: 0 }
@@ -79,7 +79,7 @@ pub(crate) struct RunAhead {
     pub take_back: Option<SeqOp>,
     /// Planes that are lent to it and that nothing is read from.
     pub spare: Vec<SlotId>,
-    /// The plane of the state behind what was sent, if it is not its slot's own.
+    /// The plane of the state behind the last row sent, if it is not its slot's own.
     pub plane: Option<SlotId>,
     /// Drafts that were drawn, and those that were not.
     pub judged: [u32; 2],
@@ -89,7 +89,7 @@ pub(crate) struct RunAhead {
     pub overlapped: (Micros, Micros),
 }
 
-/// A draft that was compared with what was drawn.
+/// A draft that was compared with the drawn token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Judged {
     pub source: Source,
@@ -102,7 +102,7 @@ pub(crate) struct Judged {
 /// The state of a sequence after a token was drawn at a window's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// More of what it has in flight will tell.
+    /// Later rows in flight will decide.
     Goes(Option<Judged>),
     /// Nothing useful of it is in flight any more: its next part can be sent.
     Ready(Option<Judged>),
@@ -123,7 +123,7 @@ impl RunAhead {
         self.windows.len()
     }
 
-    /// Counts a draft that was compared with what was drawn.
+    /// Counts a draft that was compared with the drawn token.
     pub fn count(&mut self, judged: Option<Judged>) {
         let Some(Judged { source, right, .. }) = judged else { return };
         self.judged[usize::from(!right)] += 1;
@@ -169,7 +169,7 @@ impl RunAhead {
         self.take_back.take()
     }
 
-    /// Whether its next part begins elsewhere than what was sent ends.
+    /// Whether its next part does not begin where the sent rows end.
     pub fn is_taken_back(&self) -> bool {
         self.take_back.is_some()
     }

@@ -22,7 +22,7 @@ impl Admitted {
         self.ahead.as_ref().map_or(0, |ahead| ahead.n_windows())
     }
 
-    /// Whether its next part begins elsewhere than what was sent ends.
+    /// Whether its next part does not begin where the sent rows end.
     pub fn is_taken_back(&self) -> bool {
         self.ahead.as_ref().is_some_and(|ahead| ahead.is_taken_back())
     }

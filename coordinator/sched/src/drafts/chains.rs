@@ -14,7 +14,7 @@ const RECENT: f64 = 1.0 / 16.0;
 /// Times that count as much as the hope that a step takes none. So one slow time does not end drafts for good.
 const AS_THE_HOPE: f64 = 1.0;
 
-/// Ubatches after which times count half: a step may have become quicker, and where none are made, nobody would see it.
+/// Ubatches after which times count half: a step may have become quicker, which is not seen while none are made.
 const HALF_LIFE: f64 = 1024.0;
 
 /// Times of steps of about so many sequences.

@@ -22,9 +22,9 @@ pub struct Given {
     pub ubatch: u64,
     /// Tokens that were drawn from its rows.
     pub tokens: u32,
-    /// Rows that gave no token: what came behind a wrong draft, and what was read again.
+    /// Rows that gave no token: those behind a wrong draft, and those that were read again.
     pub rows_in_vain: u32,
-    /// Whether all of a part was of no use, so that the last stage left out what it could.
+    /// Whether a whole part was useless, so that the last stage skipped some of its work.
     pub has_stale: bool,
 }
 
@@ -53,13 +53,13 @@ pub struct DraftCounts {
 }
 
 impl DraftCounts {
-    /// A draft was compared with what was drawn.
+    /// Counts a draft that was compared with the drawn token.
     pub(crate) fn note(&mut self, Judged { source, depth, right, .. }: Judged) {
         let group = DEPTH_ENDS.iter().position(|end| depth <= *end).unwrap_or(DEPTH_ENDS.len());
         self.judged[source as usize][group][usize::from(!right)] += 1;
     }
 
-    /// A ubatch is back: what it has given.
+    /// Counts the results of a ubatch that came back.
     pub(crate) fn note_done(
         &mut self,
         done: &InFlight,

@@ -68,7 +68,7 @@ impl Drafting<'_> {
         Some(self.asking(sizing, line, live, no, window, of_text))
     }
 
-    /// A window of what is sure alone, where the model's own block is to draft behind it.
+    /// A window of the sure tokens alone, where the model's own block is to draft behind it.
     pub fn of_nothing(
         &self,
         sizing: Sizing<'_>,
@@ -81,8 +81,8 @@ impl Drafting<'_> {
         (window.asked > 0).then_some(window)
     }
 
-    /// A sequence's next window, with what the model's own block is to draft behind it, if tokens come sooner with that than
-    /// with a text's drafts.
+    /// A sequence's next window. The model's own block is asked for drafts behind it if tokens come sooner with those
+    /// than with a text's drafts.
     fn asking(
         &self,
         sizing: Sizing<'_>,
@@ -117,9 +117,9 @@ impl Drafting<'_> {
         is_any.then(|| self.asking(sizing, line, live, no, window, of_text))
     }
 
-    /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: what the windows in flight by
-    /// then and the one behind them have room for. `None`: they are not worth the last stage's time, or tokens come as soon
-    /// `of_text`.
+    /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: as many as fit in
+    /// the windows that are in flight by then and in the one behind them. `None`: they are not worth the last stage's
+    /// time, or drafts `of_text` are as good.
     fn asked(
         &self,
         sizing: Sizing<'_>,
@@ -217,7 +217,7 @@ impl Drafting<'_> {
         let lent = sequence.ahead.as_ref().map_or(0, |a| a.lent(sequence.slot).len() as u32);
         let most = match line.spec.prefixes {
             Prefixes::All => u32::MAX,
-            // It has what it was lent, and all that nobody waits for.
+            // It has the slots that it was lent, and all free ones that no request waits for.
             Prefixes::Whole if self.lends => free + lent,
             Prefixes::Whole | Prefixes::None => 0,
         };
@@ -265,7 +265,8 @@ impl Drafting<'_> {
     }
 }
 
-/// Leaves out what is hardly right any more, since all before it would have to be.
+/// Drops the drafts at the end that are unlikely to be right, since all drafts before them would have to be right
+/// too.
 fn cut_unlikely(draft: &mut Draft) {
     let n = n_likely(&draft.odds);
     draft.tokens.truncate(n);

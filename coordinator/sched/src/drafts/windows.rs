@@ -44,7 +44,7 @@ const LEAST_GAIN: f64 = 1.1;
 /// ... and more windows so much: each is a ubatch, which costs more than the stages' time.
 const LEAST_GAIN_OF_MORE: f64 = 1.03;
 
-/// Where somebody else's prompt may come, windows may hold it up by this share of its own time.
+/// Where another owner's prompt may come, windows may delay it by this share of its own time.
 const HOLDS_UP: f64 = 0.02;
 
 /// Rows of such a prompt: a short one notices most.
@@ -89,12 +89,12 @@ pub(crate) enum Drafts<'a> {
     /// Drafts that are there, and as many behind them as one likes: each is right with this probability.
     Had(f64),
     /// Drafts that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are
-    /// no more. There are no more.
+    /// no more.
     ToMake(&'a [f64]),
 }
 
 impl Drafts<'_> {
-    /// Rows of a window that has all drafts which may well be right together, behind what is sure.
+    /// Rows of a window with the sure tokens, and all drafts that are likely enough to be right together.
     fn most_rows(self) -> u32 {
         match self {
             Self::Had(odds) if odds > 0.0 => {
@@ -143,7 +143,7 @@ pub(crate) fn even_odds(odds: &[f32]) -> Vec<f64> {
 pub(crate) struct Leave {
     /// Windows in flight, at most.
     pub most: u32,
-    /// Somebody else's prompt may come, and is to find little before it.
+    /// Another owner's prompt may come, and should find little in flight before it.
     pub another_may_come: bool,
     /// Ubatches have sizes that were measured lately.
     pub only_known: bool,
@@ -206,7 +206,8 @@ impl Sizing<'_> {
         (f64::from(n_stages.div_ceil(n_groups)) + outside).ceil() as u32 + 1
     }
 
-    /// Whether tokens come sooner with drafts of the model's own block that are as likely as `even`, if somebody is alone.
+    /// Whether a stream that is alone gets its tokens sooner with drafts of the model's own block that are as likely
+    /// as `even`.
     pub fn own_drafts_pay(&self, even: &[f64]) -> bool {
         let drafts = Drafts::ToMake(even);
         let rate = |rows| self.rate(Windows { rows, count: 1 }, drafts, 1);
@@ -247,7 +248,7 @@ impl Sizing<'_> {
         let count = windows.count;
         let (in_flight, trip) =
             (f64::from(n_groups * count) * slowest, through + self.times.overhead());
-        // Half of what it is at, and all that queues.
+        // Half of the ubatch that a stage is at, and all that queue.
         slowest / 2.0 * (in_flight / trip).min(1.0) + (in_flight - trip).max(0.0)
     }
 
@@ -258,7 +259,7 @@ impl Sizing<'_> {
         let d = f64::from(windows.count);
         let n_groups = n_streams.min(self.spec.n_stages as u32);
         let [slowest, through] = self.of_windows(windows, drafts, n_streams);
-        // Alone on the line, a ubatch has what is beside the stages in its trip.
+        // If a ubatch is alone on the line, its trip already includes the time beside the stages.
         let beside = if d * f64::from(n_groups) > 1.0 { self.times.beside_stages() } else { 0.0 };
         let step = f64::from(n_groups) * (slowest + beside);
         let trip = (through + self.times.overhead_alone()).max(step);
@@ -319,7 +320,7 @@ mod tests {
         choose_beside(stages, outside, odds, n_streams, false)
     }
 
-    /// The same where somebody else's prompt may come.
+    /// The same where another owner's prompt may come.
     fn choose_beside(
         stages: &[fn(f64) -> f64],
         outside: f64,

@@ -44,7 +44,7 @@ impl Scheduler {
     /// Whether there are pages for the row so many positions behind the next one.
     fn has_place(&mut self, no: SeqNo, ahead: u32) -> bool {
         let (Some(line), Some(sequence)) = (&mut self.line, self.live.of(no)) else { return false };
-        // No page lies behind what was asked for.
+        // An answer gets no pages beyond its `max_tokens`.
         let Work::Generate { max_tokens, .. } = sequence.work else { return false };
         let most = sequence.n_prompt.saturating_add(max_tokens).min(line.spec.max_positions);
         let ahead = ahead.min(most.saturating_sub(sequence.n_tokens()));

@@ -1,8 +1,8 @@
 //! Namespaces of kept prompts. A prompt may reuse only states of its own namespace, so that the time of an answer
 //! tells nothing about others.
 
-/// Names a namespace of prompts: an owner's, or that of owners who share one, each narrowed by a client's salt. A hash, so
-/// that nobody who chooses a salt comes into another one.
+/// Names a namespace of prompts: an owner's, or that of owners who share one, each narrowed by a client's salt. It is
+/// a hash, so that no choice of a salt leads into another namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(u128);
 

@@ -11,7 +11,7 @@ use brigade_engine::batch::PageId;
 /// On whose account a page is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// A sequence that somebody waits for: it gives the page back when it ends.
+    /// A running sequence: it gives the page back when it ends.
     Running,
     /// A kept sequence: it gives the page back as soon as another needs it.
     Kept,
@@ -119,8 +119,7 @@ impl Pages {
 
     /// Adds a holder to a page that is held already.
     ///
-    /// # Panics
-    /// If nobody does: its content would be anybody's.
+    /// # Panics If the page is free: its content could change at any time.
     pub fn share(&mut self, id: PageId, holder: Holder) {
         assert!(self.holds[id.0 as usize].any(), "page {} was shared but is free", id.0);
         self.add(id, holder);

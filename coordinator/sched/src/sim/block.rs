@@ -29,7 +29,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Where it is `alone`, nobody else drafts.
+    /// Where it is `alone`, there is no other drafter.
     pub fn new(odds: f64, seed: u64, stop_every: u64, alone: bool) -> Self {
         Self { odds, seed, stop_every, runs: BTreeMap::new(), alone }
     }

@@ -103,8 +103,8 @@ impl Workload {
             let other = rng.between(i.saturating_sub(8), i.saturating_sub(1)) as usize;
             let begins = rng.between(0, longest.min(800)) as u32;
             let after = (i > 0 && !rng.one_in(3)).then_some((other, begins));
-            // Mostly as those whose tokens the prompt begins with. Not drawn from `rng`: what is drawn from that is as it
-            // was before there were adapters.
+            // Mostly those of the request whose tokens the prompt begins with. They are not drawn from `rng`, so that
+            // its draws stay as they were before there were adapters.
             let drawn = mix(seed ^ mix(i));
             let own = (drawn % 5 < 2).then_some((drawn % 5) as u32);
             let same =
@@ -173,7 +173,7 @@ pub struct Client {
     pub reused: u32,
     /// Times that it went on after its line was lost.
     pub replays: u32,
-    /// Tokens that its present line computes as a prompt: the prompt, and what it had before that line.
+    /// Tokens that its present line computes as a prompt: the prompt, and the tokens drawn before that line.
     n_known: u32,
     /// When each generated token (or logits row) came.
     pub received: Vec<Micros>,
@@ -476,7 +476,7 @@ impl Client {
                 let got = self.received.len() as u32;
                 let right = match reason {
                     FinishReason::Stop(_) => self.next(stop_every) == STOP_TOKEN,
-                    // Its room was what was sure and more, of which others may have left none.
+                    // Beyond the assured room, others may have left none.
                     FinishReason::Length => match self.request.sure {
                         Some(sure) => got > sure && Some(got) <= self.request.max_tokens,
                         None => self.request.max_tokens == Some(got),

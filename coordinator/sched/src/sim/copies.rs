@@ -58,7 +58,7 @@ impl Copies {
         !self.waiting.is_empty() || !self.arrived.is_empty()
     }
 
-    /// A ubatch is sent; an error says what it asks for in vain.
+    /// Follows a ubatch that is sent; the error names an operation that cannot be done.
     pub fn sent(&mut self, ubatch: &UBatch) -> Result<(), String> {
         for op in &ubatch.ops {
             match op {

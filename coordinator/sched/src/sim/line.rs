@@ -128,7 +128,7 @@ impl SimLine {
         }
     }
 
-    /// Everything under way is lost; what was busy stays recorded.
+    /// Drops everything under way; recorded busy times stay.
     pub fn lose_all(&mut self) {
         self.events.clear();
         for stage in &mut self.stages {

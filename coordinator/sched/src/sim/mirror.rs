@@ -95,7 +95,7 @@ impl Mirror {
         self.late_every > 0 && mix(self.draws).is_multiple_of(self.late_every)
     }
 
-    /// Draws what was put off, or puts it off once more.
+    /// Draws a token that was put off, or puts it off once more.
     fn draw(&mut self, ubatch: u64, slot: SlotId) -> Result<RowOutput, String> {
         let is_late = self.is_late();
         // Windows that are of no use any more may still be on their way.
@@ -175,7 +175,7 @@ impl Mirror {
         self.open.values().map(OpenSlot::sequence)
     }
 
-    /// `sources`: what was copied from in this ubatch, whose pages the copy may have taken over.
+    /// `sources`: sequences that were copied in this ubatch; the copy may have taken over their pages.
     fn apply_op(&mut self, op: &SeqOp, sources: &mut BTreeSet<SlotId>) -> Result<(), String> {
         self.block.follow(op, self.spec)?;
         match op {
@@ -293,7 +293,8 @@ impl Mirror {
         self.read_back(name)
     }
 
-    /// A sequence's state is read in one plane and written in another: whether the one has it and the other is nobody's.
+    /// Checks the planes of a part: the one that is read has the sequence's state, and no other sequence uses the one
+    /// that is written.
     fn check_planes(&self, name: SlotId, planes: Planes) -> Result<(), String> {
         let tokens = &self.open[&name].tokens;
         ensure(self.planes.get(&planes.from) == Some(tokens), || {
@@ -403,7 +404,7 @@ impl Mirror {
         (0..n_draws).map(|_| self.is_late()).collect()
     }
 
-    /// `guide`: what the guide before this part has absorbed, and its adapters.
+    /// `guide`: the tokens that the guide before this part has absorbed, and its adapters.
     fn apply_part(
         &mut self,
         ubatch: u64,

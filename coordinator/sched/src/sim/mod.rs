@@ -510,7 +510,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Gives up what is kept, and waits until the stages have closed it.
+    /// Drops all kept sequences, and waits until the stages have closed them.
     fn forget_kept(&mut self) -> Result<(), String> {
         self.scheduler.check_idle().map_err(|leak| leak.to_string())?;
         if self.mirror.n_open() != self.scheduler.stats().kept as usize {

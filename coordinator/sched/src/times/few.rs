@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn no_size_is_quicker_than_the_next_smaller_one() {
-        // Somebody else had the machine when two rows were measured.
+        // The machine was busy with other work when two rows were measured.
         let few = measured(&[(1, 8_000.0), (2, 12_000.0), (6, 10_000.0)]);
         near(few.of(4), 12_000.0);
         near(few.of(7), 10_000.0);

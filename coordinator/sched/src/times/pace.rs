@@ -16,7 +16,7 @@ const RECENT: f64 = 1.0 / 16.0;
 /// Times that count as much as the hope that there is nothing beside the stages.
 const AS_THE_HOPE: f64 = 1.0;
 
-/// Ubatches after which times count half: where only one is on the line at a time, nobody sees that it has become less.
+/// Ubatches after which times count half: where only one is on the line at a time, a decrease is not observed.
 const HALF_LIFE: f64 = 1024.0;
 
 /// A ubatch that came back.
@@ -52,8 +52,8 @@ struct Alone {
 }
 
 impl Alone {
-    /// Learns from a ubatch and the next one, if that was sent when the first was back, and soon: a longer pause is somebody
-    /// else's.
+    /// Learns from a ubatch and the next one, if that was sent soon after the first was back: a longer pause has
+    /// other causes.
     fn observe(&mut self, before: Returned, after: Returned) {
         let trip = before.at.saturating_sub(before.sent_at);
         let Some(pause) = after.sent_at.checked_sub(before.at).filter(|pause| *pause < trip) else {

@@ -3,11 +3,10 @@
 //! Each stage is modelled as `fixed + per_row * rows` microseconds. `fixed` does not shrink with the ubatch:
 //! it is the reading of weights and the hand-over. `per_row` is what each row adds.
 //!
-//! Measurements are averaged in buckets by number of rows, so that a long spell of decoding does not erase
-//! what is known about prefill. The line through the buckets is fitted by relative error, so that small
-//! ubatches count as much as large ones. Large ubatches have a line of their own: a few rows wait for memory,
-//! many rows for arithmetic, and one line through both would fit neither. Nothing here knows what the rows
-//! are.
+//! Measurements are averaged in buckets by number of rows, so that a long spell of decoding does not erase the
+//! measurements of prefill. The line through the buckets is fitted by relative error, so that small ubatches count as
+//! much as large ones. Large ubatches have a line of their own: a few rows wait for memory, many rows for arithmetic,
+//! and one line through both would fit neither. The kind of the rows does not matter here.
 
 use crate::drafts::chains::{Chains, Drafted};
 use crate::events::{Micros, StageTime};
@@ -48,7 +47,7 @@ const MOST_HOPE: f64 = 0.2;
 /// Where times vary by less than this the line is right ...
 const STEADY: f64 = 0.05;
 
-/// ... and what they vary more it may be wrong by so many times.
+/// ... and where they vary by more, it may be wrong by this many times the excess.
 const HOPE_OF_VARIATION: f64 = 3.0;
 
 /// Standard deviation over mean deviation, of normal times.
@@ -103,8 +102,8 @@ impl StageFit {
         self.large.filter(|_| rows >= LARGE_ROWS).unwrap_or(self.all)
     }
 
-    /// A time that `rows` rows surely do not take much more than. It is the line's. Where the line goes far
-    /// beyond what was measured, it is as if all that the largest measured ubatch took grew with its rows.
+    /// A time that `rows` rows surely do not take much more than. It is the line's. Far beyond the measured sizes,
+    /// the whole time of the largest measured ubatch is assumed to grow with its rows.
     fn surely(&self, rows: u32) -> f64 {
         let by_line = self.at(rows).of(rows);
         let Some(largest) = self.buckets.iter().rfind(|b| b.n > 0.0) else { return by_line };

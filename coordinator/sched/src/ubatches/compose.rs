@@ -147,7 +147,7 @@ impl Draft {
         }
     }
 
-    /// All draws that were put off: what is asked first comes first.
+    /// Takes all draws that were put off, in the order in which they were asked for.
     fn take_draws(&mut self, live: &mut Live) {
         for no in std::mem::take(&mut live.draws).into_iter().rev() {
             let Some(sequence) = live.of(no) else { continue };
@@ -225,7 +225,7 @@ impl Draft {
         }
     }
 
-    /// Says what is to be said before a sequence's next part.
+    /// Adds the operations that must precede a sequence's next part.
     fn take_back(&mut self, live: &mut Live, no: SeqNo) {
         let ahead = live.get_mut(no).and_then(|s| s.ahead.as_mut());
         self.opens.extend(ahead.and_then(|ahead| ahead.take_back()));
@@ -291,7 +291,7 @@ impl Draft {
         drafting: &Drafting<'_>,
     ) {
         let mut left = limit.min(self.rows_left);
-        // Those that end at a mark here: what is behind it has to come in another ubatch.
+        // Sequences that end at a mark here: the rows behind it have to come in another ubatch.
         let mut cut = Vec::new();
         while let Some(at) = live.next_prompt_but(&cut) {
             let no = live.prefilling[at];

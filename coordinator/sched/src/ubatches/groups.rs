@@ -69,7 +69,7 @@ impl Sizing<'_> {
         if is_better { best } else { last.groups }
     }
 
-    /// The best by what was measured up to now.
+    /// The best number of groups by the measurements up to now.
     fn best_groups(&self, n_decoding: usize) -> Groups {
         if n_decoding == 0 {
             return Groups { count: 1, rows: 0 };

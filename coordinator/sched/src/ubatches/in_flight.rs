@@ -81,12 +81,12 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Rows of windows that gave no token: what comes behind a wrong draft, and what was read again.
+    /// Rows of windows that gave no token: those behind a wrong draft, and those that were read again.
     pub fn rows_in_vain(&self) -> u32 {
         self.in_windows.saturating_sub(self.tokens_of_windows)
     }
 
-    /// Takes the next wanted row if `row` is it; else says what is wrong.
+    /// Takes the next wanted row if `row` is it. The error says how it differs.
     pub fn claim(&mut self, row: &RowOutput) -> Result<Wanted, String> {
         let Some(next) = self.wanted.front().copied() else {
             return Err(format!("a row of slot {} but none was wanted any more", row.slot.0));

@@ -201,7 +201,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells the drafter what was drawn and what must follow that, and whether its draft was that.
+    /// Tells the drafter the drawn token, the tokens that must follow it, and whether its draft was right.
     fn note_drawn(
         &mut self,
         request: RequestId,

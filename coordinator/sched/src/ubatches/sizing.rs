@@ -27,9 +27,9 @@ pub(crate) const MIN_CHUNK: u32 = 16;
 /// that a straight line through a few sizes does not show.
 const MIN_PREFILL_CHUNK: u32 = 64;
 
-/// A short burst of prompts: where there are several stages, its ubatches may have as few as [`MIN_CHUNK`] rows, so that
-/// all stages have some of it. So has what is new behind a long prompt that is there already. Fewer rows are not cut: each
-/// ubatch costs some of itself.
+/// A short burst of prompts: where there are several stages, its ubatches may have as few as [`MIN_CHUNK`] rows, so
+/// that all stages have some of it. The same holds for the new rows behind a long cached prompt. Fewer rows are not
+/// cut: each ubatch costs some of itself.
 const SHORT_BURST: std::ops::RangeInclusive<u64> = 2 * MIN_CHUNK as u64 + 1..=256;
 
 /// Limit of the prompt rows in flight before a newcomer's prompt: as many as a short prompt has. On a fast line the
@@ -164,8 +164,8 @@ impl Sizing<'_> {
         rows.min(wish).min(room).min(self.spec.max_rows.saturating_sub(decode_rows))
     }
 
-    /// Ubatches in flight while sequences decode in `n_groups`: one more than there are groups, so that
-    /// prompt rows can fill what they leave idle.
+    /// Ubatches in flight while sequences decode in `n_groups`: one more than there are groups, so that prompt rows
+    /// can fill the time that they leave idle.
     pub fn decode_in_flight(&self, n_groups: usize) -> usize {
         (n_groups.max(self.spec.n_stages) + 1).min(self.hard_limit())
     }

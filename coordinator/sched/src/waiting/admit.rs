@@ -76,7 +76,7 @@ impl Waiting {
         self.queue.iter().filter(|pending| !pending.interrupted).count()
     }
 
-    /// Whether somebody would have to give up a place in the queue for another one.
+    /// Whether a new request would need another one's place in the queue.
     pub fn is_full(&self) -> bool {
         self.n_new() >= self.limit
     }

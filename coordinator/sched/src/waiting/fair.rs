@@ -72,7 +72,7 @@ fn weight(share: Share) -> u64 {
 /// The order among owners: the smallest goes first.
 pub(crate) type Rank = (u64, u64);
 
-/// All owners that were active since anybody was not.
+/// All owners that were active since the line was last without any.
 #[derive(Debug, Default)]
 pub(crate) struct Owners(BTreeMap<u64, Owner>);
 
@@ -87,20 +87,20 @@ impl Owners {
         owner
     }
 
-    /// Somebody has a new request, while these have some that wait.
+    /// Notes a new request of an owner; `waiting` are the owners whose requests wait.
     pub fn arrive(&mut self, now: Micros, share: Share, waiting: &BTreeSet<u64>) {
         self.rank_newcomer(share, waiting);
         self.get_mut(share).came = Some(now);
     }
 
-    /// Whether a request of somebody else may come soon.
+    /// Whether a request of another owner may come soon.
     pub fn another_may_come(&self, now: Micros, share: Share) -> bool {
         let is_soon = |came: Micros| now.saturating_sub(came) < COMES_AGAIN_WITHIN;
         let mut others = self.0.iter().filter(|(id, _)| **id != share.owner);
         others.any(|(_, other)| other.came.is_some_and(is_soon))
     }
 
-    /// Somebody who was away has a place among those that were not.
+    /// Gives an owner that was away a rank among those that were not.
     fn rank_newcomer(&mut self, share: Share, waiting: &BTreeSet<u64>) {
         let active = |id: &u64, owner: &Owner| owner.running > 0 || waiting.contains(id);
         if self.0.get(&share.owner).is_some_and(|owner| active(&share.owner, owner)) {
@@ -147,26 +147,26 @@ impl Owners {
         }
     }
 
-    /// Rows of somebody's are on their way, so many of them of a prompt.
+    /// Counts rows of an owner that were sent; `of_prompt` of them are a prompt's.
     pub fn sent(&mut self, share: Share, rows: u32, of_prompt: u32) {
         let owner = self.get_mut(share);
         owner.promised = owner.promised.saturating_sub(of_prompt.into());
         owner.served += u64::from(rows) * ROW / owner.weight;
     }
 
-    /// Something else was done for somebody that counts as so many rows.
+    /// Charges an owner for other work that counts as so many rows.
     pub fn charge(&mut self, share: Share, rows: u64) {
         let owner = self.get_mut(share);
         owner.served += rows.saturating_mul(ROW) / owner.weight;
     }
 
-    /// For a place: by what was served and is promised; of equals, who holds fewer places for its weight.
+    /// The rank for a place: rows served and promised for its weight, then places held for its weight.
     pub fn rank_for_place(&self, share: Share) -> Rank {
         let (owner, weight) = (self.get(share), weight(share));
         (owner.served + owner.promised * ROW / weight, u64::from(owner.running) * ROW / weight)
     }
 
-    /// For the next rows of a prompt: by what was served.
+    /// The rank for the next rows of a prompt: rows served for its weight.
     pub fn rank_for_rows(&self, share: Share) -> Rank {
         let owner = self.get(share);
         (owner.served, u64::from(owner.running) * ROW / weight(share))

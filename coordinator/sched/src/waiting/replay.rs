@@ -43,7 +43,7 @@ pub(crate) struct Pending {
     pub restorable: Option<u32>,
     /// Mirostat's, after its last token.
     pub mu: Option<f32>,
-    /// Whether the model's own block is to read what it reads.
+    /// Whether the model's own block is to read its rows too.
     pub own_drafts: bool,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,

@@ -134,7 +134,7 @@ struct Measured {
     counts: DraftCounts,
 }
 
-/// The median of the runs with or without drafts, and what was said.
+/// The median of the runs with or without drafts, and the answers.
 async fn measured(
     session: &Session,
     args: &BenchArgs,
@@ -217,7 +217,7 @@ fn right_by_depth(counts: &DraftCounts) -> Vec<(&'static str, Option<f64>)> {
     DRAFT_DEPTHS.into_iter().zip(shares).collect()
 }
 
-/// One request for each sequence, with its answer as what is expected.
+/// One request for each sequence, with its answer as the expected text.
 fn requests(
     session: &Session,
     n_gen: u32,

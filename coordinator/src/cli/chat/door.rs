@@ -118,7 +118,7 @@ where
     Ok(sender.send_request(request).await?.map(Body::new))
 }
 
-/// Trusts who is signed by an authority of `ca`, or else by one that the system trusts.
+/// Trusts servers whose certificate is signed by an authority in `ca`, or without it by one that the system trusts.
 fn trusting(ca: Option<&Path>) -> Result<TlsConnector> {
     let file = match ca {
         Some(file) => file.to_path_buf(),

@@ -104,7 +104,7 @@ impl Events {
     }
 }
 
-/// The payload of a line, if it is a data line. Others are comments, names and empty lines.
+/// The payload of a line, if it is a data line. The other lines are comments, names and empty ones.
 fn data(line: &[u8]) -> Result<Option<&str>> {
     let line = std::str::from_utf8(line).context("the server sent what is no UTF-8")?;
     Ok(line.strip_prefix("data:").map(str::trim))

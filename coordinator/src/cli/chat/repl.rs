@@ -16,7 +16,7 @@ use super::typed::{self, Typed};
 use crate::cli::printing::output;
 use crate::cli::running::interrupt::Interrupted;
 
-/// A chat with somebody.
+/// A chat at a terminal, or with lines from standard input.
 pub struct Repl {
     door: Door,
     talk: Talk,
@@ -31,7 +31,7 @@ pub struct Repl {
 struct Screen {
     /// Remarks and thoughts are told apart by their brightness.
     dims: bool,
-    /// Whether somebody types, who is told what can be typed.
+    /// Whether a user types, who is shown the possible commands.
     greets: bool,
 }
 
@@ -259,8 +259,7 @@ impl Coming {
         if last.is_empty() || last.ends_with('\n') { Ok(()) } else { screen.text("\n", false) }
     }
 
-    /// The answer's figures: tokens and seconds. The speed is that of the pieces after the first. Its speed is that
-    /// of the pieces after the first.
+    /// The answer's figures: tokens and seconds. The speed is that of the pieces after the first.
     fn figures(&self) -> String {
         let Some(usage) = self.usage else {
             return "the server does not say how many tokens these were".to_string();

@@ -90,7 +90,7 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
     Ok(cli)
 }
 
-/// Whether somebody has said which model it is to be.
+/// Whether the command line, a variable or the file chooses the model.
 fn is_model_chosen(args: &[OsString], loaded: &Loaded, section: &Section) -> bool {
     let said = leniently(args).map(|(_, matches)| matches).unwrap_or_default();
     is_chosen(&said, loaded.section(section.name))
@@ -195,7 +195,7 @@ fn merge_for(
     }
 }
 
-/// The command line's definition, where no variable turns on what is turned off.
+/// The command line's definition without the variables of switches that are turned off.
 fn without_variables(switched: &Switched, section: &Section) -> clap::Command {
     let off = |command: clap::Command| {
         switched.off.iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.env(None)))

@@ -33,7 +33,7 @@ pub struct OneFile<'a> {
 }
 
 impl OneFile<'_> {
-    /// Adds what it says, and what is wrong with it.
+    /// Adds its values and its errors.
     pub fn add_to(&self, loaded: &mut Loaded) {
         let (table, errors) = DeTable::parse_recoverable(self.text);
         let mut bad_lines = Vec::new();

@@ -192,7 +192,7 @@ impl Opt {
         matches!(self.arg.get_action(), ArgAction::Append)
     }
 
-    /// Whether its value is for nobody's eyes.
+    /// Whether its value must not be shown.
     pub fn is_secret(&self) -> bool {
         self.arg.is_hide_env_values_set()
     }

@@ -44,8 +44,8 @@ fn unreadable(file: PathBuf, error: &io::Error) -> Problem {
     Problem { at: Place { file, line: 0 }, key: String::new(), what: error.to_string() }
 }
 
-/// Whether a file or folder exists, as far as can be seen: one in a folder that nobody may look into is to be read, so that
-/// this is said.
+/// Whether a file or folder exists. If this cannot be determined, it counts as there, so that reading it reports the
+/// reason.
 pub fn is_there(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)
 }

@@ -49,7 +49,7 @@ impl Switched {
     }
 }
 
-/// The switch that an argument is about, and what it says; `None` for the latter: the switch alone.
+/// The switch that an argument names, and its value, if it has one.
 fn switch<'s>(text: &str, section: &'s Section) -> Option<(&'s Opt, Option<bool>)> {
     let (name, value) = match text.strip_prefix("--")?.split_once('=') {
         Some((name, value)) => (name, Some(value.parse::<bool>().ok()?)),

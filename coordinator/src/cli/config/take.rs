@@ -57,7 +57,7 @@ impl Taken {
     }
 }
 
-/// The `[[model]]`s that `serve` is about where nobody has chosen one and there are several: all of them.
+/// All `[[model]]`s, where there are several and the command line of `serve` chooses none.
 pub fn all<'l>(
     section: &Section,
     loaded: &'l Loaded,

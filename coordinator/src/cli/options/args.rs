@@ -141,7 +141,7 @@ impl ModelArgs {
         }
     }
 
-    /// Finds what the name means, once; a path means itself.
+    /// Resolves the name to a file, once; a path stays as it is.
     ///
     /// # Errors
     /// There is no such model, or it cannot be had.

@@ -23,7 +23,7 @@ use crate::cli::options::units;
 use crate::cli::printing::machines;
 use crate::cli::printing::output;
 
-/// Time a worker's certificate is good for unless it is said: a day, so that what is lost is soon worth nothing.
+/// The default lifetime of a worker's certificate: a day, so that a lost key is soon worthless.
 const CERTIFICATES_FOR: &str = "24h";
 /// Shortest time a certificate may be good for: renewing takes a connection.
 const CERTIFICATES_FOR_AT_LEAST: Duration = Duration::from_secs(2);

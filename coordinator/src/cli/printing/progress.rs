@@ -48,7 +48,7 @@ impl Bar {
         self.draw(template, what, done_bytes, total_bytes);
     }
 
-    /// Whether anybody sees it.
+    /// Whether the bar is visible.
     pub fn is_drawn(&self) -> bool {
         !self.bar.is_hidden()
     }

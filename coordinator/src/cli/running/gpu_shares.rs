@@ -1,8 +1,8 @@
 //! Divides a GPU's memory among several local workers that share it.
 //!
 //! A worker that has a GPU to itself looks how much is free. Several workers would each find all of it free, and
-//! would be given more layers than there is room for. A worker that is started again would find only what the others
-//! leave, which may be less than it had.
+//! would be given more layers than there is room for. A worker that is started again would find only the memory that
+//! the others leave, which may be less than it had.
 
 use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus, split_beside};
 use brigade_worker::memory::RESERVE_BYTES;

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use crate::cli::options::args::{KvArg, LineArgs};
 use crate::cli::options::data_dir::DataDirArgs;
 
-/// Where the models of a server that has several keep what is theirs, below its folder.
+/// Name of the folder, below the server's, that has a folder for each of several models.
 pub const MODELS: &str = "models";
 
 /// Name of the folder of a model.
@@ -111,7 +111,7 @@ impl Keeping {
     }
 }
 
-/// Opens the journal of requests to `model` in a server's folder; what it has of them.
+/// Opens the journal of requests to `model` in a server's folder; returns it with the requests in it.
 ///
 /// # Errors
 /// It cannot be read or written.

@@ -151,8 +151,8 @@ impl SessionOptions {
 }
 
 impl SessionOptions {
-    /// Workers of a server tell what they do; those of a command only what went wrong, because
-    /// the command says itself what came of it.
+    /// Workers of a server log their actions; those of a command only problems, because the command prints the
+    /// results.
     pub fn worker_log(&self) -> &'static str {
         match self.patience {
             Patience::Forever => "info",
@@ -200,7 +200,7 @@ pub async fn with_session<T>(
     with_session_until(options, CtrlC::Ends, body).await
 }
 
-/// The effect of SIGINT once the body runs. Before that it ends everything. Before that it ends everything.
+/// The effect of SIGINT once the body runs. Before that it ends everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtrlC {
     /// SIGINT ends the session.

@@ -17,7 +17,7 @@ use super::turns::Next;
 /// How often models that are in use are looked at again while one waits for its room.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How often models are looked at that nobody has used for long.
+/// How often idle models are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// A line that is being ended, with the lock that keeps its model from being loaded.
@@ -41,7 +41,7 @@ impl Stable {
         }
     }
 
-    /// The model whose line is to be begun now, and the lines that go for it, which nobody can use any more.
+    /// The model whose line is to be begun now, and the lines that go for it. No request can use these any more.
     fn decide(&self) -> Option<(usize, Vec<Going>)> {
         let slots = self.all();
         let now = Instant::now();
@@ -70,7 +70,7 @@ impl Stable {
                 Some((loaded, turn))
             });
             let Some((loaded, turn)) = loaded else {
-                // Somebody looks at it, or an operator was quicker: the others stay, and all is decided again.
+                // It is in use for a moment, or an operator was quicker: the others stay, and all is decided again.
                 for (slot, loaded, _) in going {
                     *slot.loaded() = Some(loaded);
                     slot.tell();
@@ -167,7 +167,7 @@ impl Stable {
         }
     }
 
-    /// Ends a model's line, unless somebody has come for it.
+    /// Ends a model's line, unless a request has come for it.
     async fn unload_idle(&self, slot: &Slot, why: &str) {
         let _doing = self.doing.read().await;
         let _turn = slot.turn.lock().await;

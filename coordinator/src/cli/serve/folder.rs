@@ -119,7 +119,7 @@ impl Folder {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks what is there; whether that is something else than before.
+    /// Reads the folder again. Returns whether its models have changed.
     async fn update(&self) -> Result<bool> {
         let (path, own) = (self.path.clone(), self.own.clone());
         let listed = tokio::task::spawn_blocking(move || {

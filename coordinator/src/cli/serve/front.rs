@@ -230,7 +230,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Ends what is left, and the audit log last.
+    /// Ends the remaining tasks, and the audit log last.
     pub fn end(self) {
         self.stop.cancel();
         if let Some(audit) = self.audit {
@@ -247,7 +247,7 @@ fn open_tls(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<Tls>> {
     Ok(Some(tls))
 }
 
-/// The keys of the data folder; `None` where there is no such folder, so that nobody can have made one.
+/// The keys of the data folder; `None` where there is no such folder, so that no key can exist.
 fn open_keys(data_dir: &DataDirArgs, stop: &CancellationToken) -> Result<Option<KeyRing>> {
     let Some(folder) = data_dir.find() else { return Ok(None) };
     let (ring, follower) = KeyRing::open(KeyFile::in_folder(&folder))?;

@@ -35,7 +35,7 @@ pub struct Served {
     pub model: Arc<Model>,
     /// The model's name, where there are several.
     name: Option<String>,
-    /// Memory of all its local workers; `None`: what they find.
+    /// Memory of all its local workers, in bytes; `None`: all that they find.
     pub grant: Option<u64>,
     keys: Option<KeyRing>,
     /// The pool that lends it workers; `None`: it has its own.
@@ -123,8 +123,8 @@ fn check(all: &[&ServeArgs]) -> Result<()> {
     }
 }
 
-/// Local workers may have the memory of their model's weights, and of what is free beyond all weights as much as the others.
-/// Where not all models fit at once, each may have a share of the whole for its states.
+/// Local workers may have the memory of their model's weights, and an equal share of the memory that is free beyond
+/// all weights. Where not all models fit at once, each may have a share of the whole for its states.
 fn grant(all: &mut [Served], free: Option<u64>) {
     let Some(free) = free.map(|free| free.saturating_sub(memory::RESERVE_BYTES)) else { return };
     let said: u64 = all.iter().filter_map(Served::said_memory).sum();
@@ -191,7 +191,7 @@ impl Served {
         args.control.is_some() && args.line.worker.is_empty() && args.line.workers.is_none()
     }
 
-    /// Whether its local workers have what is free.
+    /// Whether its local workers have no memory limit of their own, and share the free memory.
     fn shares_memory(&self) -> bool {
         let line = &self.args().line;
         let is_local = line.worker.is_empty() && !self.borrows();

@@ -196,7 +196,7 @@ impl Stable {
         };
         let ordered = of(|slot| !slot.goes_on && slot.standing().loaded);
         for at in of(|slot| slot.goes_on).into_iter().chain(ordered) {
-            // Its reason is in the log, and in what is said of the model.
+            // The reason of a failure is in the log, and in the model's state.
             drop(self.loaded(at, OF_NO_KEY).await);
         }
     }
@@ -222,10 +222,9 @@ impl Stable {
         }
     }
 
-    /// Unloads a model that nobody uses. It is loaded again when a request needs it.
+    /// Unloads an idle model. It is loaded again when a request needs it.
     ///
-    /// # Errors
-    /// Somebody does; the order cannot be kept.
+    /// # Errors It is in use; the order cannot be kept.
     pub async fn unload(&self, at: usize) -> Result<String, Refused> {
         let _doing = self.doing.read().await;
         let slot = self.slot(at);
@@ -343,7 +342,7 @@ impl Stable {
         }
     }
 
-    /// Refuses what can never be loaded.
+    /// Refuses a model that can never be loaded.
     fn may_be_loaded(&self, slot: &Slot) -> Result<(), NotLoaded> {
         if self.door.draining.is_cancelled() {
             return Err(shutting_down());

@@ -41,7 +41,7 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct Shown {
     models: Vec<Row>,
-    /// Workers that are nobody's when all others are loaded, with their memory.
+    /// Workers that are free when all models have theirs, with their memory.
     free: Vec<(String, u64)>,
 }
 

@@ -70,7 +70,7 @@ pub struct Loaded {
     used: Instant,
     /// Keys that have used it.
     keys: BTreeSet<Key>,
-    /// How long a client wants it to stay when nobody uses it.
+    /// How long it stays loaded when idle, by a client's wish.
     keep: Option<Duration>,
     /// Its part of this machine's memory, until its end.
     memory: Taken,
@@ -84,12 +84,12 @@ impl Loaded {
         Self { line, app, seat, begun: now, took: None, used: now, keys, keep, memory }
     }
 
-    /// Whether somebody uses it.
+    /// Whether a request or another task uses it.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.app.in_use) > 1
     }
 
-    /// Whether nobody uses it, and it has been there as long as its loading took.
+    /// Whether it is idle, and has been loaded for at least as long as its loading took.
     pub fn may_go(&self) -> bool {
         !self.is_used() && self.took.is_none_or(|took| self.begun.elapsed() >= 2 * took)
     }
@@ -110,7 +110,7 @@ impl Loaded {
         matches!(self.app.engine.status(), Status::Failed { .. } | Status::Stopping)
     }
 
-    /// Notes what has changed by itself.
+    /// Updates the times: when it was loaded, and when it was last in use.
     fn look(&mut self, now: Instant) {
         if self.took.is_none() && matches!(self.app.engine.status(), Status::Ready(_)) {
             (self.took, self.used) = (Some(now - self.begun), now);
@@ -153,7 +153,7 @@ impl Slot {
         self.served.model.name()
     }
 
-    /// Whether nobody asks for it any more.
+    /// Whether the model was removed, so that no request asks for it any more.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
     }
@@ -210,7 +210,8 @@ impl Slot {
         }
     }
 
-    /// A client of this key wants it to stay for so long when nobody uses it. It counts where no other key has used it.
+    /// Notes the wish of a client with this key: how long it stays when idle. It counts where no other key has used
+    /// it.
     pub fn keep(&self, key: Key, keep: Option<Duration>) {
         if let Some(loaded) = self.loaded().as_mut()
             && loaded.keys.iter().all(|other| other.is_none() || *other == key)

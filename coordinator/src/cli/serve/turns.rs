@@ -31,7 +31,7 @@ pub enum Stage {
 pub struct Sight {
     /// The state of its line.
     pub stage: Stage,
-    /// Whether somebody uses it.
+    /// Whether it is in use.
     pub is_used: bool,
     /// When it was last in use.
     pub used: Instant,
@@ -43,8 +43,8 @@ pub struct Sight {
 
 /// The room that models need.
 pub trait Room {
-    /// Those of `go` that must go so that there is room for a model, the first ones first; `None`: all of them
-    /// together are not enough.
+    /// The models in `go` that must be unloaded to make room for `model`, chosen from its beginning; `None`: all of
+    /// them together are not enough.
     fn in_the_way(&self, model: usize, go: &[usize]) -> Option<Vec<usize>>;
 
     /// Models that take of the same have the same number.
@@ -73,7 +73,7 @@ pub enum Next {
 /// Why a model that is wanted is not being loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Others are before it, or its key has another load in progress.
+    /// Other models are before it, or its key has another load in progress.
     Turn,
     /// All that would have to make room is in use.
     Used,
@@ -159,8 +159,7 @@ impl Turns {
         self.why.get(&model).copied().unwrap_or(Why::Turn)
     }
 
-    /// Decides the next step. The caller must carry it out before it asks again. What it says has to be done before
-    /// it is asked again.
+    /// Decides the next step. The caller must carry it out before it asks again.
     pub fn next(&mut self, now: Instant, sights: &[Sight], room: &dyn Room) -> Next {
         self.under_way.retain(|(_, model)| sights[*model].stage == Stage::Coming);
         let idle = self.idle(now, sights);
@@ -194,7 +193,7 @@ impl Turns {
                 self.giving.push(Giving { to: want.model, models });
             } else if !self.has_room_later(want.model, sights, room) {
                 self.why.insert(want.model, Why::Lacks);
-                // Others of its kind need not wait for it.
+                // Other models of its kind need not wait for it.
                 if is_first {
                     waits.remove(&room.kind(want.model));
                 }
@@ -258,7 +257,7 @@ impl Turns {
         idle
     }
 
-    /// Those of `may_go` that must go for a model.
+    /// The models in `may_go` that must be unloaded for a model.
     fn fit(
         &self,
         model: usize,

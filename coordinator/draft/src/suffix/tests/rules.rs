@@ -9,7 +9,7 @@ use crate::{Drafter, OwnerId, Source, StreamId};
 const N_OWNERS: u64 = 3;
 const N_STREAMS: u64 = 6;
 
-/// A call of the drafter. Tokens are unique to an owner. Tokens are those of the owner: no other has one of them.
+/// A call of the drafter. Tokens are unique to an owner.
 #[derive(Clone, Debug)]
 enum Call {
     Begin { stream: u64, owner: u64, tokens: Vec<u32>, n_answer: usize, expected: Vec<u32> },

@@ -8,10 +8,10 @@ use super::{OWNER, STREAM};
 use crate::{Drafter, Source, StreamId, Suffix};
 
 /// The searched texts, newest first, each with the start of its places. A place is a text's number here and the
-/// position of the token behind it. A place is a text's number here and the position of the token behind it.
+/// position of the token behind it.
 struct Texts<'a> {
     texts: Vec<(&'a [u32], usize)>,
-    /// Whether the text is the stream's own, and so goes on in what was drafted.
+    /// Whether the text is the stream's own, and so continues in the draft.
     is_own: bool,
 }
 

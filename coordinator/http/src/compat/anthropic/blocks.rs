@@ -1,5 +1,5 @@
-//! The blocks of Anthropic's messages as messages in OpenAI's form. Their texts keep their order: what cannot
-//! stand behind another in one message begins a message of its own.
+//! The blocks of Anthropic's messages as messages in OpenAI's form. Blocks keep their order: one that cannot follow
+//! another in the same message begins a new message.
 
 use serde_json::{Map, Value, json};
 
@@ -75,7 +75,7 @@ fn add_block(
             }
             part.thinking.push_str(thought);
         }
-        // Nobody but who made it can read it.
+        // Only the server that encrypted it can read it.
         Some("redacted_thinking") => report(API, path, block, &["type", "data"], unread::BLOCK),
         Some("tool_use") => {
             part.calls.push(call(path, block)?);

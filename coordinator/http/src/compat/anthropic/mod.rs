@@ -133,7 +133,7 @@ struct Spent {
 }
 
 impl Spent {
-    /// Here neither what was reused is part of the input, nor what was computed up to the last mark.
+    /// Anthropic's `input_tokens` exclude reused tokens and those computed up to the last mark.
     fn usage(self, end: &End) -> Value {
         let Self { n_prompt, marked } = self;
         let created = marked.saturating_sub(end.n_reused);

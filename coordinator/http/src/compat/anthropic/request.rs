@@ -37,7 +37,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("mcp_servers", "tools are run by whoever asks: send them as tools"),
 ];
 
-/// Makes a chat's fields of a body; with what they are called in the chat and there.
+/// Translates a body to a chat's fields. The names map the chat's fields to those of the body, for errors.
 pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
@@ -146,8 +146,8 @@ fn without_billing(text: &str) -> &str {
     }
 }
 
-/// Tools as functions, in their order. Those whose type says what their input is, and those that Anthropic's own servers
-/// run, are left out with a word: nobody here knows them.
+/// Tools as functions, in their order. Tools whose input is defined by their type, and tools that Anthropic's own
+/// servers run, are left out with a warning in the log: this server does not know them.
 fn tools(
     raw: Given<'_>,
     left: &mut usize,

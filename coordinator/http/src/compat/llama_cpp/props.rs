@@ -64,8 +64,8 @@ pub(crate) async fn slots(Meant(app): Meant) -> Json<Value> {
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 
-/// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's, and of what is kept
-/// everybody sees its own.
+/// `GET /line`: the figures of the line for the page. Workers are not named, since their names are for the operator;
+/// of the kept prompts, each client sees its own.
 pub(crate) async fn line(
     State(fleet): State<Fleet>,
     Meant(app): Meant,

@@ -42,7 +42,7 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
 /// A parsed request of Ollama's API.
 #[derive(Debug)]
 pub enum Asked {
-    /// A chat, in OpenAI's form, and what its fields are called here and there.
+    /// A chat in OpenAI's form, and the names of its fields in both interfaces.
     Chat(Map<String, Value>, Names),
     /// The continuation of a plain prompt, as a completion in OpenAI's form.
     Completion(Map<String, Value>, Names),
@@ -50,8 +50,7 @@ pub enum Asked {
     ToLoad(Load),
 }
 
-/// An order to load a model, or to unload it. A model is unloaded only where it is loaded on demand and nobody uses
-/// it.
+/// An order to load a model, or to unload it. A model is unloaded only if it was loaded on demand and is idle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     /// The model's name; `None`: the default model.

@@ -215,7 +215,7 @@ fn other_output(item: &Value) -> String {
     }
 }
 
-/// A call of a tool that is not run here: what it says is a call all the same, and its result is what came of it.
+/// A call of a tool that is not run here. Its item becomes an ordinary call, and its outcome the call's result.
 fn other_call(
     path: &str,
     kind: &str,

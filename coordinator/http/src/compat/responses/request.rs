@@ -50,7 +50,7 @@ const ECHOED: &[&str] = &[
     "top_p",
 ];
 
-/// Makes a chat's fields of a body; with what they are called in the chat and there.
+/// Translates a body to a chat's fields. The names map the chat's fields to those of the body, for errors.
 pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names, Echo), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
@@ -220,7 +220,7 @@ impl Functions {
         Ok(())
     }
 
-    /// Adds a tool; `space`: that in which it is, and what is said of that.
+    /// Adds a tool; `space`: the namespace that contains it, with its description.
     fn add(
         &mut self,
         tool: &mut Fields<'_>,

@@ -17,7 +17,7 @@ struct Writer<'a> {
     number: u64,
     /// Items that are done.
     output: Vec<Value>,
-    /// The item that grows, and what it is so far.
+    /// The item in progress, and its block up to now.
     open: Option<(Value, Block)>,
 }
 

@@ -1,5 +1,5 @@
-//! The page at `/`: a chat with the model and a view of the line, from files in the binary. It asks nobody but
-//! this server for anything.
+//! The page at `/`: a chat with the model and a view of the line, from files in the binary. It sends requests to this
+//! server only.
 
 use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;

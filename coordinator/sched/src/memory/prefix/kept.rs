@@ -11,7 +11,7 @@ use crate::memory::prefix::place::Place;
 use crate::memory::prefix::tree::{NodeId, Space, Tree, Walk};
 use crate::sequence::{Half, SeqNo};
 
-/// Tokens, and what has to be the same besides for one prompt to begin with another.
+/// A prompt's tokens and space. Both must match for one prompt to begin with another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt<'a> {
     pub tokens: &'a [u32],
@@ -53,7 +53,7 @@ pub(crate) struct Kept {
     pub place: Place,
     /// Whether the stages hold its state already.
     pub filled: bool,
-    /// Somebody reads or fills it on the stages: it must not go.
+    /// It is being read or filled on the stages, so it must not be evicted.
     pub pinned: bool,
     /// Its numbers may be invalid: it is dropped when it is not pinned any more.
     pub spoilt: bool,
@@ -88,7 +88,7 @@ pub(crate) struct NewKept<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     Kept(KeptId),
-    /// A sequence that runs: what it knew when it got its place.
+    /// A running sequence: the tokens that it knew when it got its place.
     Live(SeqNo, Half),
 }
 
@@ -106,7 +106,7 @@ const LINGERS_US: Micros = 10_000_000;
 /// A way is left for good where a prompt has repeated one part in so many of it.
 const LEFT_AFTER: u32 = 2;
 
-/// How far into the tree a place is, and what is behind it.
+/// A node of the tree; the holders behind it share their first `common` tokens with a prompt.
 struct Level {
     node: NodeId,
     common: u32,

@@ -84,12 +84,12 @@ impl Admitted {
         Some(next.at - self.sent)
     }
 
-    /// Whether it or its guide has a mark where what was sent ends.
+    /// Whether it or its guide has a mark at the end of the rows sent.
     pub fn is_at_mark(&self) -> bool {
         self.halves().any(|half| half.marks.iter().any(|mark| mark.at == half.sent))
     }
 
-    /// The mark at the end of what was sent, once.
+    /// Takes the mark at the end of the rows sent, if there is one.
     pub fn take_mark(&mut self) -> Option<Mark> {
         while let Some(mark) = self.marks.front().copied().filter(|mark| mark.at <= self.sent) {
             self.marks.pop_front();
@@ -100,8 +100,8 @@ impl Admitted {
         None
     }
 
-    /// Keeps the state at `at`, or at a mark a little before it; where that is. `None`: what is there to be read is beyond
-    /// that.
+    /// Marks `at`, or uses a mark a little before it; returns the mark's position. `None`: the sequence has been read
+    /// beyond that.
     pub fn mark_fork(&mut self, at: u32) -> Option<u32> {
         if at <= self.sent {
             return None;

@@ -55,13 +55,13 @@ pub struct PrefixCounts {
     pub evicted_for_pages: u64,
     /// States whose last pages went because pages were needed.
     pub shortened: u64,
-    /// States that went because somebody's numbers were no good.
+    /// States that were dropped because a sequence had invalid numbers.
     pub spoilt: u64,
     /// States that went because a longer one stands for them.
     pub covered: u64,
     /// States that an operator dropped.
     pub dropped: u64,
-    /// Requests that waited until another had read what they share.
+    /// Requests that waited until another had computed their common beginning.
     pub waits: u64,
     /// Rows that these did not compute for it.
     pub rows_avoided: u64,

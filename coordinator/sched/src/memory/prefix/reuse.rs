@@ -35,7 +35,7 @@ impl Admitted {
         if self.is_guide { Half::Guide } else { Half::Own }
     }
 
-    /// How much of what it knew at first others can begin with.
+    /// How many of the tokens that it knew at first other sequences can begin with.
     fn readable(&self) -> u32 {
         if self.restoring { 0 } else { self.sent.min(self.n_known) }
     }
@@ -56,7 +56,7 @@ struct Begins<'a> {
     request: &'a Request,
     /// The sequence of the request that begins: its own, or its guide.
     half: Half,
-    /// The model's own block reads what it reads.
+    /// Whether the model's own block reads its rows too.
     own_drafts: bool,
     slot: SlotId,
     n_pages: u32,
@@ -105,7 +105,8 @@ impl Line {
         }
     }
 
-    /// Takes back what a sequence that runs ahead does not need, whose next part is not sent yet: somebody waits for a place.
+    /// Takes back the spare planes of a sequence whose next part is not sent yet, because a request waits for a
+    /// place.
     pub fn take_spare(&mut self, sequence: &mut Admitted) {
         for plane in sequence.go_home() {
             self.slots.give_back(plane.0);
@@ -113,7 +114,7 @@ impl Line {
         }
     }
 
-    /// Takes back what was lent to a sequence that ends.
+    /// Takes back the planes that were lent to a sequence that ends.
     fn take_lent(&mut self, sequence: &Admitted) {
         let lent = sequence.ahead.as_ref().map(|ahead| ahead.lent(sequence.slot));
         for plane in lent.into_iter().flatten() {
@@ -330,7 +331,7 @@ impl Line {
         }
     }
 
-    /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
+    /// Drops a sequence with invalid numbers, and the kept states that it began with or left behind.
     pub fn discard(&mut self, sequence: &Admitted) {
         for half in sequence.halves() {
             self.note_spoilt(half);
@@ -457,7 +458,7 @@ impl Line {
         }
     }
 
-    /// The state of a sequence at the end of what was sent of it is copied before it goes on.
+    /// Has the state of a sequence copied at the end of its rows sent, before it goes on.
     fn keep_mark(&mut self, no: SeqNo, sequence: &Admitted, mark: Mark) {
         let (len, owner) = (mark.at, sequence.share.owner);
         let prompt = sequence.as_prompt(&sequence.tokens[..len as usize]);
@@ -503,9 +504,9 @@ impl Line {
         })
     }
 
-    /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
-    /// to nobody, until it is filled. It is of those who show no key. `None` if kept sequences that are pinned, and running ones, leave
-    /// no room. Stages refuse the state of one that had other adapters.
+    /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere. It is pinned and cannot be
+    /// reused until it is filled. Its owner is that of requests without a key. `None` if kept sequences that are
+    /// pinned, and running ones, leave no room. Stages refuse the state of one that had other adapters.
     pub fn open_kept(&mut self, tokens: Vec<u32>, adapters: Arc<[AdapterUse]>) -> Option<KeptInfo> {
         let owner = Share::default().owner;
         self.open_kept_in(
@@ -561,7 +562,7 @@ impl Line {
         self.unpin(id);
     }
 
-    /// Holds on to a kept sequence; whether it was there and nobody did.
+    /// Pins a kept sequence. Returns whether it was there and not pinned before.
     pub fn pin(&mut self, id: KeptId) -> bool {
         self.set_pinned(id, true)
     }
@@ -571,7 +572,7 @@ impl Line {
         self.set_pinned(id, false);
     }
 
-    /// Pages of a pinned sequence count as those of a running one: nobody else can have them.
+    /// Pages of a pinned sequence count as those of a running one: other sequences cannot have them.
     fn set_pinned(&mut self, id: KeptId, pinned: bool) -> bool {
         let Some(kept) = self.kept.get_mut(id).filter(|kept| kept.pinned != pinned) else {
             return false;

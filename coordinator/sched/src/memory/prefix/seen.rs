@@ -79,7 +79,7 @@ impl Line {
         seen
     }
 
-    /// Drops what is kept of an owner, or all; not what somebody reads on the stages.
+    /// Drops the kept states of an owner, or of all; pinned ones stay.
     pub fn forget(&mut self, owner: Option<u64>) {
         let is_theirs = |whose: u64| owner.is_none_or(|owner| owner == whose);
         let gone = self.kept.iter().filter(|kept| !kept.pinned && is_theirs(kept.owner));

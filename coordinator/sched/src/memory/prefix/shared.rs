@@ -22,7 +22,7 @@ pub(super) const LEAST_ROWS: u32 = 64;
 /// The longest wait for another request's prompt, as a multiple of the time that computing it alone would take.
 const MOST_TIMES: u64 = 4;
 
-/// Whether a sequence still has to read what is before a position, and nothing but that keeps it.
+/// Whether a sequence will read the rows up to a position without waiting for anything else.
 fn is_reading(reader: &Admitted, until: u32) -> bool {
     !reader.restoring && !is_suspect(reader.losses) && reader.own_left() > 0 && reader.sent < until
 }
@@ -69,7 +69,7 @@ impl Line {
         (until > begin).then_some(Hold { reader, until, begin, since: now })
     }
 
-    /// Whether a request may begin with what is still being read.
+    /// Whether a request may begin with a prompt that is still being computed.
     pub(super) fn waits_for_readers(&self, request: &Request) -> bool {
         let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
         self.reuses(request) && leaves_states && request.guide.is_none()

@@ -60,7 +60,7 @@ impl Line {
         self.spoilt.push(Spoilt { tokens, space });
     }
 
-    /// The same of what it left behind.
+    /// The same for the tokens of a state that it left behind.
     pub(super) fn note_spoilt_at(&mut self, node: NodeId) {
         let tokens = self.kept.tree.tokens(node);
         let space = self.kept.tree.space_of(node).map(|space| space.bytes());

@@ -119,7 +119,7 @@ impl<H: Copy + PartialEq> Tree<H> {
         std::iter::successors(Some(node), |node| self.parent(*node))
     }
 
-    /// The node and all behind it, but not `but` and what is behind that.
+    /// The node and all behind it, except `but` and the nodes behind that.
     pub fn behind(&self, node: NodeId, but: Option<NodeId>) -> impl Iterator<Item = NodeId> {
         let mut left = vec![node];
         std::iter::from_fn(move || {
@@ -195,10 +195,9 @@ impl<H: Copy + PartialEq> Tree<H> {
         node
     }
 
-    /// Takes a holder away, and what nobody needs any more.
+    /// Removes a holder, and the nodes that have none any more.
     ///
-    /// # Panics
-    /// If the node has no such holder: somebody else's would be lost.
+    /// # Panics If the node has no such holder.
     pub fn remove(&mut self, node: NodeId, holder: H) {
         self.changes += 1;
         let holders = &mut self.get_mut(node).holders;

@@ -159,7 +159,7 @@ fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> 
 pub fn worker_address(worker: &str, line: &LineArgs) -> Result<Address> {
     let known = || {
         let folder = Folder::within(&line.data_dir.find()?);
-        // Where there are no books, nobody is in them.
+        // Without books no worker is known by name.
         Pki::address_of(&folder, worker).ok().flatten()
     };
     match (worker.parse::<Address>(), known) {
