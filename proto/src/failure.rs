@@ -52,9 +52,7 @@ impl Failure {
 }
 
 /// The words for a status of the transport. A broken connection is called that. HTTP/2's own words ("h2 protocol
-/// error: http2 error") help only developers, so they are logged at debug. A connection that broke is called that:
-/// what HTTP/2 makes of it ("h2 protocol error: http2 error") helps nobody but a developer, for whom it is logged at
-/// debug.
+/// error: http2 error") help only developers, so they are logged at debug.
 fn in_words(kind: FailureKind, status: &Status) -> String {
     if kind == FailureKind::PeerLost && status.message().starts_with(BROKEN_CONNECTION) {
         tracing::debug!(?status, "a connection broke");

@@ -35,8 +35,7 @@ const ENROL: &str = "/brigade.control.Cluster/Enrol";
 const CLUSTER: &str = "/brigade.control.Cluster/";
 const WORKER: &str = "/brigade.control.Worker/";
 
-/// Checks a peer's role for a call. Services check themselves whether the lane or the epoch is the peer's. Whose lane
-/// or epoch it is, the services find out.
+/// Checks a peer's role for a call. Services check themselves whether the lane or the epoch is the peer's.
 ///
 /// # Errors
 /// Forbidden, for a party of another role, and for a stranger's calls other than enrolment.

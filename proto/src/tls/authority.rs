@@ -126,7 +126,7 @@ impl std::fmt::Debug for Authority {
 }
 
 /// The self-signed certificate of a process that has none yet. TLS proves that the process has the key; its name and
-/// role are not trusted. TLS proves that it has the key; nothing else of it is believed.
+/// role are not trusted.
 ///
 /// # Errors
 /// The name is invalid, or the system gives no randomness.

@@ -256,7 +256,7 @@ impl Expected {
 }
 
 /// The common part of both verifiers: signatures of TLS 1.3 with the algorithms of [`provider`]. No other version is
-/// offered or accepted. No other version is offered or taken.
+/// offered or accepted.
 macro_rules! verifies_signatures {
     () => {
         fn verify_tls12_signature(
