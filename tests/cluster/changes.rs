@@ -112,7 +112,8 @@ impl Cluster {
         self.server.metric("brigade_sequences_put_back_total{outcome=\"done\"}")
     }
 
-    /// Runs `change` while all streams draw; they must get what they got without it, and nothing is computed again.
+    /// Runs `change` while all streams draw. Their answers must be those without it, and nothing may be computed
+    /// again.
     fn during_streams(&self, what: &str, change: impl FnOnce()) {
         let again = || self.server.metric("brigade_tokens_replayed_total");
         let before = again();
@@ -226,7 +227,7 @@ fn layers_are_moved_by_order_while_streams_run() {
         };
         let before = ends();
         let (first, last) = (workers[0].ready.trim(), workers[2].ready.trim());
-        // One layer of the middle goes to the first, and what is left of it to the last.
+        // One layer of the middle worker goes to the first, and its other layers to the last.
         let one = format!("{}..{}", before[0], before[0] + 1);
         cluster.during_streams("move", || {
             let said = cluster.ask(&["move", &one, first]).unwrap();
@@ -317,8 +318,7 @@ fn a_worker_that_is_slower_than_it_says_loses_layers() {
     std::fs::remove_file(model).unwrap();
 }
 
-/// Every worker is asked to leave, and begun again at its address, one after the other: as somebody does who
-/// upgrades them.
+/// Every worker is asked to leave, and started again at its address, one after the other, as in an upgrade.
 fn workers_are_restarted_one_by_one_while_streams_run() {
     let model = synth("granitehybrid", "tiny");
     let mut workers: Vec<Running> = (0..3).map(|_| worker()).collect();

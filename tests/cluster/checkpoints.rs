@@ -291,7 +291,7 @@ fn a_spare_goes_on_from_the_copies_of_the_one_it_stands_in_for() {
     std::fs::remove_file(model).unwrap();
 }
 
-/// A worker that comes back finds what it wrote before.
+/// A worker that comes back finds the copies that it wrote before.
 fn copies_on_a_disk_are_there_when_the_worker_is_again() {
     let model = synth("granitehybrid", "tiny");
     let cache = std::env::temp_dir().join(format!("brigade-copies-{}", std::process::id()));
@@ -438,8 +438,8 @@ fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
     [back, spare]
 }
 
-/// Times that a line is started. Lines differ by more than checkpoints cost, through the memory that they get: what is
-/// compared is of one line.
+/// Times that a line is started. Lines differ by more than the cost of checkpoints, because of the memory that they
+/// get. So both cases are measured on one line.
 const STARTS: usize = 2;
 
 /// Rounds of each start: without copies and with them, in an order in which a drift falls on both.

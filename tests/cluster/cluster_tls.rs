@@ -58,7 +58,7 @@ fn a_line_over_tls_from_the_first_token_on() {
     for word in ["lab", "attic", "stage 0", workers[0].ready.trim()] {
         assert!(nodes.contains(word), "{nodes}");
     }
-    // A token that was used lets nobody in, and says so.
+    // A used token is refused, and the error says so.
     let refused = cluster.refused(&cluster.worker_args("cellar", Some(token), &[]));
     assert!(refused.contains("the token was used already"), "{refused}");
     // Nodes that have joined come back without a token, also with an invalid one.
@@ -260,7 +260,7 @@ fn a_lost_authority_is_begun_anew_only_when_that_is_said() {
     wait_until("it serves again", SOON, || completes(&server.ready));
 }
 
-/// With a cluster, the flag is about HTTP: it opens the control address to nobody.
+/// With a cluster, the flag is about HTTP only: it does not open the control address.
 fn the_insecure_flag_opens_no_cluster() {
     let mut cluster = Cluster::new();
     let local: Address = cluster.control.parse().unwrap();
@@ -324,7 +324,7 @@ fn certificates_of_somebody_elses_authority() {
     cluster.admin(&["revoke", "lab"]);
     wait_until("it is out", SOON, || !completes(&server.ready));
     drop(lab);
-    // A peer with an expired certificate is told so.
+    // A peer with an expired certificate gets an error that says so.
     let over = Validity { not_before: unix_now() - 7200, not_after: unix_now() - 3600 };
     let log = cluster.dir.join("expired.log");
     let expired = Running::start_logged(&args(&worker("attic", over, &[])), READY, &log);

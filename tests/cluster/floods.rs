@@ -245,7 +245,7 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Its streams end with it, so that nobody holds it any more.
+        // Its streams end with it, so that no client holds it any more.
         signal("KILL", self.server.process.pid());
         self.clients.drain(..).for_each(|client| drop(client.join()));
     }

@@ -111,7 +111,7 @@ impl Worker {
     }
 }
 
-/// A line of three, and what its streams get when nothing happens.
+/// A line of three workers, and the answers of its streams without a loss.
 struct Line {
     server: Server,
     folder: PathBuf,

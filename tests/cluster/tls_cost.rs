@@ -152,7 +152,7 @@ fn the_same_line_with_and_without() {
         push[usize::from(is_tls)].push(Line::new(path, is_tls).push_speed());
     }
     let lines = [Line::new(path, false), Line::new(path, true)];
-    // By what is done, by clock or processors, and by kind.
+    // By operation, by wall clock or processor time, and by kind of connection.
     let mut seconds: [[[Vec<f64>; 2]; 2]; 2] = Default::default();
     for pair in 0..=PAIRS {
         for turn in 0..2 {
@@ -182,7 +182,7 @@ fn the_same_line_with_and_without() {
     println!("| push of weights, MB/s | {plain:.0} | {tls:.0} | {:.3} |", tls / plain);
 }
 
-/// Keeps the shape of what is measured honest: a log line that is read, and a median that is one.
+/// Checks the measurement itself: colours of log lines are removed, and the median is a median.
 fn what_the_measurement_reads() {
     assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
     assert_eq!(strip_colours("\u{1b}[2ma\u{1b}[0m b"), "a b");

@@ -178,8 +178,8 @@ fn median_and_noise(times: &[f64]) -> (f64, f64) {
     (middle, median(times.iter().map(|time| (time - middle).abs()).collect()))
 }
 
-/// The published attacks, by time: a guesser compares a prompt that somebody else has sent lately with one that
-/// nobody did. The times are printed, of its owner's repetition too, which show what a hit would be. The test asserts
+/// The published attacks, by time: a guesser compares a prompt that another key has sent lately with one that no key
+/// has sent. The times are printed, of its owner's repetition too, which show what a hit would be. The test asserts
 /// the cause: no token of any of the guesser's prompts was reused.
 fn times_of_prompts_that_another_key_has_sent() {
     const PAIRS: u64 = 30;

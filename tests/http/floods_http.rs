@@ -7,8 +7,8 @@
 //! cargo test --release --test http -- --ignored floods_http::
 //! ```
 //!
-//! One stream of the built-in model is read while each flood goes on. A flood ends by itself, and what it
-//! holds open is dropped with it.
+//! One stream of the built-in model is read while each flood goes on. A flood ends by itself, and its open
+//! connections are dropped with it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -104,7 +104,7 @@ fn watch_stream(to: SocketAddr, over: &AtomicBool, gap: &AtomicUsize) {
     }
 }
 
-/// Runs `flood` on clients of its own beside a stream, and says what it cost.
+/// Runs `flood` on clients of its own beside a stream, and returns its cost.
 fn measure(
     flood: &'static str,
     clients: usize,

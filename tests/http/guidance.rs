@@ -186,7 +186,7 @@ fn guides_over_http(model: &Path, args: &[&str]) {
     assert_eq!(drawn(&choices[0]), expected, "{args:?}");
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(90), &json!(N)));
 
-    // Again, with what is kept of both.
+    // Again, with the kept states of both.
     let (again, usage) = complete(&server, &body);
     assert_eq!(again, choices);
     let kept = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();

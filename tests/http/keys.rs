@@ -285,7 +285,7 @@ fn a_requests_own_time_limit_ends_it() {
     }
 }
 
-/// Posts a request of a key that runs for longer than this test; what came of it, and when it ended.
+/// Posts a request of a key that would run for longer than this test; returns its outcome, and when it ended.
 fn post_endless(server: &Server, secret: &str, more: Value) -> (Reply, Instant) {
     let mut body = json!({ "prompt": "In the", "max_tokens": 50_000, "ignore_eos": true });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -73,7 +73,7 @@ fn a_chat_in_a_browser() {
     page.wait(IDLE);
     assert_eq!((texts(page, "user").len(), texts(page, "assistant").len()), (1, 1));
 
-    // An answer without end is stopped by the keyboard; what came of it stays, and the server hears of it.
+    // An endless answer is stopped by the keyboard. Its text so far stays, and the server ends the request.
     page.value(ENDLESS);
     ask(page, "And it came to pass");
     page.wait(
@@ -307,7 +307,7 @@ fn an_answer_that_had_not_begun_is_asked_for_again() {
     let answers = texts(page, "assistant");
     assert!(answers.len() == 1 && !answers[0].trim().is_empty(), "{answers:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
-    // In another tab the chat is shown as it is, and an answer that nobody can read on is not asked for by both.
+    // Another tab shows the chat in its present state, and an interrupted answer is not requested by both tabs.
     page.value("window.fetch = () => new Promise(() => {})");
     ask(page, "And then");
     let first = page.open_tab(&server.url("/"));

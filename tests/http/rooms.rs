@@ -33,7 +33,7 @@ struct Rooms {
     polite: String,
 }
 
-/// A status and what came with it.
+/// A status and its body.
 type Told = (u16, String);
 
 impl Rooms {
@@ -82,7 +82,7 @@ impl Rooms {
         (status, answer)
     }
 
-    /// A connection on which a request is begun: its head, and `body`, which may be a part of what the head says.
+    /// A connection on which a request is begun: its head, and `body`, which may be shorter than the head declares.
     fn begin(&self, secret: &str, path: &str, length: usize, body: &[u8]) -> TcpStream {
         let ready = self.server.process.ready.trim_start_matches("http://");
         let address: SocketAddr = ready.parse().unwrap();
@@ -93,7 +93,7 @@ impl Rooms {
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\napi-key: {secret}\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
-        // A client that is refused before its end is told so.
+        // A client that is refused before its body is complete gets the refusal.
         let _ = stream.write_all(body);
         stream
     }
@@ -113,7 +113,7 @@ impl Rooms {
     }
 }
 
-/// The message of an error, or what came instead of one.
+/// The message of an error, or the body that came instead of one.
 fn words(body: &str) -> String {
     let json = body.find('{').and_then(|at| serde_json::from_str::<Value>(&body[at..]).ok());
     let message = json.and_then(|json| Some(json["error"]["message"].as_str()?.to_owned()));

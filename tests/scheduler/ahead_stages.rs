@@ -33,7 +33,7 @@ const PROMPT: usize = 59;
 /// Tokens drawn by each request: the second page's end lies among them.
 const ANSWER: u32 = 84;
 
-/// Requests of a chat, each of which goes on from what the one before it left.
+/// Requests of a chat, each of which continues the one before it.
 const TURNS: u64 = 2;
 
 /// Slots of running sequences; the others are for kept ones.
@@ -48,14 +48,14 @@ struct Said {
     tokens: Vec<SampledToken>,
     /// Tokens of its prompt that were not computed.
     reused: u32,
-    /// The tokens of what is kept of it, and its state on each stage.
+    /// The tokens of its kept state, and that state on each stage.
     kept: Option<(Vec<u32>, Vec<Vec<u8>>)>,
 }
 
 /// How a run drafts.
 #[derive(Clone, Copy, Debug)]
 struct Drafts {
-    /// The share of right ones; `None`: what is found in texts and what a grammar forces.
+    /// The share of right drafts; `None`: drafts are found in texts, or forced by a grammar.
     acceptance: Option<f64>,
     /// Microseconds that a stage is said to take for so many rows: windows follow from it.
     costs: (u64, u64),
@@ -402,7 +402,7 @@ fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
     let (tokens, want) = (prompt.to_vec(), Want::Sample);
     let first = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
     stage.forward(&ubatch(vec![Line::open_slot(0, Some(Line::greedy()))], first), None).unwrap();
-    // Four rows, four rows, then four of which the second is wrong, and what comes behind that.
+    // Four rows, four rows, then four of which the second is wrong, and the rows behind that.
     let mut wrong = answer.clone();
     wrong[9] = (wrong[9] + 1) % 200;
     let window = |i: u32, tokens: &[u32]| {

@@ -29,8 +29,8 @@ const HORIZON: Duration = Duration::from_secs(120);
 /// Pause before a member that was lost is dialled again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// A line that could be up, by who is there, must be up after this: everything that is worth waiting for, a dial
-/// that hangs, and building twice.
+/// If the present workers suffice for a line, it must be up after this time: all permitted waits, a dial that hangs,
+/// and two builds.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// One entry of a script: what happens to a member.
@@ -185,7 +185,7 @@ impl<'a> World<'a> {
                 Seen::Absent { .. } | Seen::Connected => None,
             });
             let built = match &self.line {
-                // One that hangs ends with somebody's heart.
+                // A hanging build ends when a worker's heartbeat stops.
                 Line::Building { until, .. } if *until > self.now => Some(*until),
                 Line::Building { .. } | Line::Up(_) | Line::Down => None,
             };
@@ -280,7 +280,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Asks the supervisor's mind, and does what it says. Until when it waits, if it does.
+    /// Asks the supervisor for its decision, and carries it out. Until when it waits, if it does.
     fn step(&mut self) -> Result<Option<Duration>, String> {
         for _ in 0..100 {
             let seen: Vec<MemberSeen> = (0..self.members.len()).map(|id| self.seen(id)).collect();
@@ -367,8 +367,8 @@ fn play(seed: u64) -> Result<[usize; 3], String> {
     let script = Script::random(seed);
     let told = |what: String| format!("seed {seed}: {what}\n{script:#?}");
     let outages = World::new(&script, seed).play().map_err(told)?;
-    // So uneven that two ubatches must be in flight and not one a stage: what is measured on lines that are soon lost
-    // says little about the best number.
+    // So uneven that two ubatches must be in flight and not one a stage: lines that are soon lost give too few
+    // measurements to find the best number.
     let stage = StageModel { fixed_us: 3_000.0, per_row_us: 400.0, jitter: 0.2 };
     let mut sim = Sim::equal(script.needed, stage);
     sim.seed = seed;

@@ -149,7 +149,7 @@ fn each_goal_is_reached_at_the_cost_of_the_other() {
     let at = |plan: &Plan, balance| (plan.balance_of(balance) * 200.0).round();
     assert_eq!((at(&prefill, Balance::PREFILL), at(&decode, Balance::PREFILL)), (200.0, 188.0));
     assert_eq!((at(&prefill, Balance::DECODE), at(&decode, Balance::DECODE)), (188.0, 199.0));
-    // Between the two, what is balanced for counts: no other cut is better at it.
+    // Between the two, the chosen goal counts: no other cut is better at it.
     assert!(mixed.balance() >= prefill.balance_of(Balance::MIXED));
     assert!(mixed.balance() >= decode.balance_of(Balance::MIXED));
     assert!(prefill.describe_balance().starts_with("2.00x of 2 in prefill, 1.88x"));

@@ -106,7 +106,7 @@ fn so_many_layers_are_placed_as_ordered() {
         text.contains("lie in the host's memory and are computed there (as ordered)"),
         "{text}"
     );
-    // It is slower by what the host takes for them.
+    // It is slower by the host's time for them.
     let none = of(HostExperts::Layers(0));
     assert!(all.time.decode_us > none.time.decode_us && all.time.prefill_us > none.time.prefill_us);
     let refused = ordered(HostExperts::Layers(n + 1)).unwrap_err();

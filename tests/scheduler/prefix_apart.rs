@@ -27,7 +27,7 @@ fn of(owner: u64, namespace: Option<Namespace>) -> SimRequest {
     SimRequest { share, namespace, prompt: PROMPT, max_tokens, ..SimRequest::default() }
 }
 
-/// The victim asks, and then somebody else the same, or something else.
+/// The victim sends a prompt, and then another owner sends the same one, or a different one.
 fn attack(sim: &Sim, victim: SimRequest, guess: SimRequest, at: Micros, is_right: bool) -> Outcome {
     let probe = match is_right {
         true => SimRequest { at, after: Some((0, PROMPT)), prompt: 1, ..guess },

@@ -167,7 +167,7 @@ fn ceiling(out: &Outcome) -> u64 {
     (0..all.len()).map(best).sum()
 }
 
-/// A line whose pages hold a part of what is computed at all, and so many states.
+/// A line whose pages hold a part of all computed positions, and so many states.
 fn line(prefixes: Prefixes, pages: u32, n_kept: u32) -> Sim {
     let stage = StageModel { fixed_us: 2_000.0, per_row_us: 100.0, jitter: 0.1 };
     let mut sim = Sim::equal(2, stage);

@@ -174,8 +174,8 @@ fn answers_get_as_long_as_there_is_room_and_nobody_waits_for_them() {
             with_many_changes(random.clone(), seed),
             random,
         ] {
-            // The simulator checks that pages are of one sequence each, that tokens are right, and that nobody waits who
-            // would have a place if answers held only what they have used.
+            // The simulator checks that pages are of one sequence each, that tokens are right, and that no request
+            // waits that would have a place if answers held only the pages that they have used.
             let outcome = sim
                 .run(&workload)
                 .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
@@ -215,7 +215,7 @@ fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {
             with_many_changes(random.clone(), seed),
             random,
         ] {
-            // The simulator checks that every token is the undisturbed run's, and that nobody waits without need.
+            // The simulator checks that every token is the undisturbed run's, and that no request waits without need.
             let outcome = sim
                 .run(&workload)
                 .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));

@@ -56,7 +56,7 @@ pub enum Mood {
     BadToken,
     /// The listing knows a file that is not there.
     Gone,
-    /// A page for people in the place of what is asked of the hub.
+    /// The hub answers with an HTML page instead of the requested file.
     Page,
     /// A page in the place of the file, with the status of one.
     PageForFile,
@@ -70,7 +70,7 @@ pub enum Mood {
     LongerHead,
     /// Bytes without an end, and without a length.
     Endless,
-    /// The file is at an address of this network that nobody named.
+    /// The file is at an address of this network that was not allowed.
     Inside,
     /// The same under a name, which resolves to it.
     InsideByName,
@@ -408,7 +408,7 @@ fn error(out: &mut TcpStream, status: &str, code: &str, message: &str) -> std::i
     reply(out, status, &fields, body.as_bytes())
 }
 
-/// The file, and then more of it for as long as anybody listens.
+/// The file, and then more bytes for as long as the client reads.
 fn endless(bytes: &[u8], out: &mut TcpStream) -> std::io::Result<()> {
     out.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")?;
     loop {

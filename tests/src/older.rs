@@ -78,7 +78,7 @@ impl Older {
         self.wire.dropped.load(Ordering::Relaxed)
     }
 
-    /// Calls that the older release did not have: nobody should make them.
+    /// Calls that the older release did not have: they must not be made.
     pub fn unknown(&self) -> usize {
         self.wire.unknown.load(Ordering::Relaxed)
     }
@@ -154,7 +154,7 @@ impl Wire {
         out
     }
 
-    /// The first whole message of what has come, as it goes on, with its prefix.
+    /// The first whole message among the received bytes, as it is passed on, with its prefix.
     fn next(&self, held: &mut BytesMut, of: &str) -> Option<Bytes> {
         let length = held.get(1..PREFIX)?.try_into().expect("four bytes");
         let end = PREFIX + u32::from_be_bytes(length) as usize;

@@ -35,7 +35,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster of nobody yet, on a free port of this machine.
+    /// A cluster without workers yet, on a free port of this machine.
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Cluster {
         self.join_line(more).split_whitespace().last().unwrap().to_owned()
     }
 
-    /// Runs `brigade COMMAND --data-dir ...` of the coordinator's folder; what it prints.
+    /// Runs `brigade COMMAND --data-dir ...` of the coordinator's folder; returns its output.
     pub fn admin(&self, command: &[&str]) -> String {
         let data = self.data("desk");
         let mut args = command.to_vec();
@@ -172,7 +172,7 @@ pub fn refusal(command: &mut Command) -> String {
     text
 }
 
-/// Somebody with a key, a certificate and a cluster to believe in.
+/// A process with a key, a certificate and the cluster's authority.
 pub struct Somebody {
     /// The certificate and key of this peer.
     pub credentials: Arc<Credentials>,
@@ -205,8 +205,7 @@ impl Somebody {
 
     /// Dials a process of that role.
     ///
-    /// # Errors
-    /// One of the two does not believe the other, or nobody is there.
+    /// # Errors One of the two does not accept the other's certificate, or there is no server.
     pub async fn dial(&self, address: &Address, role: Role) -> Result<Connection, NetError> {
         let network = Network::with_credentials(self.credentials.clone(), false);
         network.dial(address, Some(Expected { role, key: None })).await

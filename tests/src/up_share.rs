@@ -105,7 +105,8 @@ pub fn worker(listen: &str, more: &[&str]) -> Running {
     Running::start(&args, READY)
 }
 
-/// Ports below those that systems choose by themselves: nobody who asks for any port, or calls, gets one of these.
+/// Ports below those that systems choose: they are given neither to listeners on any port nor to outgoing
+/// connections.
 const PORTS: Range<u32> = 12_000..32_000;
 
 /// A free port of this machine, for a process that is told its own, and that no other test of this program is told.

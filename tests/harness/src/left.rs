@@ -5,12 +5,12 @@ use std::{fs, process, thread};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// How long processes may take to notice, on a busy machine, that who has started them has gone.
+/// How long processes may take to notice, on a busy machine, that their parent has gone.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// From now on, a process whose parent ends becomes a child of this one.
 pub fn take_in() {
-    // Where the system has no such thing, what is left behind is not known.
+    // On a system without it, processes that are left behind are not known.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }

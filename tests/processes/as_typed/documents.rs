@@ -26,7 +26,7 @@ const OF_THEIR_TIME: [&str; 2] = ["CHANGELOG.md", "tests/benches/history/"];
 const MESSAGES: &str = "docs/troubleshooting.md";
 /// How each page of the manual begins, behind its heading.
 const PROMISE: &str = "After this page you ";
-/// Lines that are left out of what is run, by how they begin, and why.
+/// Beginnings of lines that are not run, with the reasons.
 const LEFT_OUT: [(&str, &str); 3] = [
     ("install ", "it writes to the system's folders"),
     ("cargo build ", "the binary that is run here was built so"),
@@ -268,7 +268,7 @@ impl Page {
         Self { dir, table, running: BTreeMap::new() }
     }
 
-    /// A machine's folder, with what the page takes for granted.
+    /// A machine's folder, with the files that the page assumes.
     fn folder(&self, machine: &str) -> PathBuf {
         let folder = self.dir.join(machine);
         if !folder.exists() {

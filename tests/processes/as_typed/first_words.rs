@@ -116,7 +116,7 @@ fn a_wrong_port_is_called_that() {
     let worker = join(&http);
     let words = ["cannot join", "speaks HTTP: is it serve's --listen instead of its --control?"];
     wait_for("the explanation", || lines(&log, &words).pop());
-    // A worker's port speaks gRPC, and nobody can join there.
+    // A worker's port speaks gRPC, and a worker cannot join there.
     let other = worker.ready.trim().to_owned();
     let log = scratch("port2.log");
     let args = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--join", &other];

@@ -361,7 +361,7 @@ fn one_file_starts_the_server_and_the_workers_that_join_it() {
     let server = Running::spawn(command(&["serve"], &[config]), SERVING);
     scratch.write("credentials/token", &cluster.join_line(&["--uses", "2"]));
     let credentials = ("CREDENTIALS_DIRECTORY", &*scratch.path("credentials"));
-    // Outside of a service nobody has set the folder.
+    // Outside of a service the folder is not set.
     let refused = output(&["worker"], &[config]);
     assert!(errors(&refused).contains("$CREDENTIALS_DIRECTORY is not set"), "{}", errors(&refused));
     let worker = |name: &str| {

@@ -229,7 +229,7 @@ fn nothing_here_needs_a_home() {
     }
 }
 
-/// Runs a command whose output and whose remarks nobody reads.
+/// Runs a command whose output and remarks are not read.
 fn unread(args: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(brigade());
     command.env("BRIGADE_DATA_DIR", std::env::temp_dir().join("brigade-test-unread"));

@@ -22,7 +22,7 @@ fn a_model_is_fetched_once_and_gives_the_same_as_its_file() {
         assert_eq!(token, (request.host == "hub").then_some(&bearer), "{request:?}");
     }
     assert!(seen.iter().any(|request| request.host == "second"));
-    // From now on nobody is asked, whichever way the name is written.
+    // From now on no server is asked, whichever way the name is written.
     for name in [NAME, "hf.co/user/repo:q8_0"] {
         assert_eq!(machine.ids(name), by_path);
         assert!(machine.hub.seen().is_empty(), "{name}");

@@ -143,7 +143,7 @@ fn models_are_listed_and_pruned_when_nobody_uses_them() {
     let kept = configured.env("BRIGADE_MODEL", "hf:user/repo:Q8_0").output().unwrap();
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.contains("the configuration names it") && kept.contains("0 files"), "{kept}");
-    // So does a file of options; and of a wrong one nobody knows what it names.
+    // A file of options keeps models as well. If it cannot be parsed, its models are unknown.
     let file = machine.dir.join("brigade.toml");
     for (text, says) in [
         (

@@ -75,7 +75,7 @@ fn each_worker_fetches_its_own_layers_and_the_coordinator_none() {
     let lock: serde_json::Value = serde_json::from_str(&lock).unwrap();
     let seen = lock["tensors"][sha256(&model())].as_object().unwrap();
     assert_eq!(seen.len(), gguf.tensors().len());
-    // The second time everybody has what it needs, and nobody is asked.
+    // The second time every worker has its blobs, and no server is asked.
     assert_eq!(machine.out(&line), by_path);
     assert_eq!((machine.hub.sent(), machine.hub.seen().len()), (0, 0));
 }
@@ -164,7 +164,7 @@ fn what_a_dead_worker_has_of_a_tensor_goes_on_as_the_same_state_only() {
     for is_same in [true, false] {
         let machine = Machine::new();
         let cache = machine.dir.join("cache");
-        // The beginning comes for the coordinator, and a piece for the worker; then nobody answers any more.
+        // The coordinator gets the beginning, and the worker a piece; then the server does not answer any more.
         machine.hub.mood(Mood::Dead(300_000, 3));
         let workers = [worker(&cache, None)];
         machine.error(&args(&workers, "1", &[]));

@@ -46,7 +46,7 @@ fn what_moves_comes_from_the_worker_that_has_it() {
     assert_eq!(blobs(&caches[0], header), first);
     machine.hub.sent();
     machine.hub.seen();
-    // Nothing is to be had there any more, and nobody asks.
+    // The server has nothing any more, and is not asked.
     machine.hub.mood(Mood::Dead(0, 0));
     assert_eq!(run_cut(&last), ids);
     assert_eq!((machine.hub.sent(), machine.hub.seen().len()), (0, 0));
@@ -63,7 +63,7 @@ fn what_moves_comes_from_the_worker_that_has_it() {
     assert!(machine.hub.sent() >= model().len() as u64 / 2);
 }
 
-/// A worker that joins, with the speed of all others, and what it keeps.
+/// A worker that joins, with the speed of all others, and its cache.
 fn joins(cluster: &Cluster, name: &str, token: &str) -> (Running, std::path::PathBuf) {
     let cache = cluster.dir.join(format!("cache-{name}"));
     let more = ["--no-model-files", "--speed", "20,200", "--cache-dir", cache.to_str().unwrap()];

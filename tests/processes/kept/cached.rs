@@ -121,7 +121,7 @@ fn what_is_kept_is_seen(scene: &Scene) {
     let at_admin = get(&format!("{}/admin/cache", scene.server.admin())).unwrap().body;
     let at_admin: Value = serde_json::from_str(&at_admin).unwrap();
     assert_eq!(names(at_admin["cache"].as_array().unwrap()), ["ann", "bob"]);
-    // Everybody sees its own on the page, and nobody's name.
+    // Each client sees its own on the page, and no names.
     let pages = [scene.page(0), scene.page(1)];
     assert_eq!((&pages[0]["hits"], &pages[1]["hits"]), (&json!(1), &json!(0)), "{pages:?}");
     assert!(!pages.iter().any(|page| page.to_string().contains("ann")));
@@ -191,7 +191,7 @@ fn dropped_while_requests_run(arch: &str) {
     let (same, cached) = scene.ask(0, &first, 400);
     assert_eq!((same, cached), (long, 0), "computed anew, it says what it said");
     assert!(scene.ask(1, &theirs, 8).1 >= 256, "bob's is there");
-    // All: nothing is left anywhere, after a moment for what was being written.
+    // All: nothing is left anywhere, once pending writes are done.
     let deadline = Instant::now() + PATIENCE;
     loop {
         assert!(scene.cluster(&["--drop", "all"]).0);

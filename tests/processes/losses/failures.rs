@@ -39,7 +39,7 @@ fn decode_request(i: usize) -> Value {
     })
 }
 
-/// Keeps clients busy, loses the middle one of three workers, and says what the clients saw.
+/// Keeps clients busy, loses the middle one of three workers, and returns what the clients got.
 fn lose_a_worker(signal_name: &'static str, request: fn(usize) -> Value) {
     let line = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--repair-within", "0"];
     // All three shall be on the line, however busy the machine was when they measured themselves.

@@ -50,7 +50,7 @@ fn each_model_is_shown_with_the_machines_that_it_would_be_lent() {
         (json!(["m0", "m3"]), json!([]))
     );
     assert_eq!((of("asked", "ctx"), &shown["free"]), (json!(512), &json!([])));
-    // With fewer machines they take turns; what never goes is in nobody's way.
+    // With fewer machines they take turns; a model that never fits does not hinder the others.
     let shown = plan(&scratch, &models, &["1G", "1G", "1G"]);
     let row = |name: &str| -> Value {
         let rows = shown["models"].as_array().unwrap().iter();

@@ -24,7 +24,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A server with this file of options; nobody has joined it.
+    /// A server with this file of options, without workers yet.
     pub fn start(config: &str) -> Self {
         let cluster = Cluster::new();
         let process = cluster.serve(&["--config", config]);

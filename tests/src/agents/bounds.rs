@@ -146,7 +146,7 @@ impl Bounds {
         spared
     }
 
-    /// Makes room: drops what is wanted last, and positions that this request does not have before those that it has.
+    /// Makes room. Positions that this request does not have go first, and of these the ones that are wanted last.
     fn make_room(&self, there: &mut [u64], at: usize, positions: u64) {
         let mut over = there.iter().sum::<u64>().saturating_sub(positions);
         if over == 0 {

@@ -13,7 +13,7 @@ const PAUSE_US: u64 = 20_000_000;
 /// The rules to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// The least recently used state goes first, whatever it would save.
+    /// The least recently used state goes first, regardless of the rows that it would save.
     pub by_age: bool,
     /// Prompts have marks where instructions end and where the last message begins.
     pub borders: bool,

@@ -17,7 +17,7 @@ const TALKS: usize = 3;
 /// A block of instructions and tools, in tokens before scaling.
 const BLOCK: (f64, f64) = (2_000.0, 20_000.0);
 
-/// Means of what is drawn, in tokens before scaling, and how widely: the standard deviation of the logarithm.
+/// Means of drawn lengths, in tokens before scaling, and their spread: the standard deviation of the logarithm.
 const RESULT: (f64, f64) = (6_400.0, 1.2);
 const ANSWER: (f64, f64) = (523.0, 0.7);
 const TASK: (f64, f64) = (3_000.0, 0.8);
@@ -54,7 +54,7 @@ pub enum Kind {
     Edit,
     /// Something before it was changed.
     EditBefore,
-    /// A summary stands for what was said.
+    /// A summary stands for the earlier messages.
     Compaction,
     /// The list of tools is another one.
     Tools,
@@ -96,7 +96,7 @@ struct Talk {
     left: u64,
 }
 
-/// A request's block: who has it, and how long it is.
+/// A request's block: its owner and its length.
 type Block = (usize, u32);
 
 struct Drawing {

@@ -125,8 +125,8 @@ fn jitter(row: &BenchRow) -> f64 {
     (JITTER_OF_DEVIATION * sum / n.max(1) as f64).min(MOST_JITTER)
 }
 
-/// The stages as this row met them: lines through what all rows of the same test measured, each scaled
-/// so that the row's own ubatches take what they took.
+/// The stages of this row: lines through the measurements of all rows of the same test, each scaled so that the row's
+/// own ubatches take their measured times.
 fn stages(rows: &[BenchRow], row: &BenchRow) -> Vec<StageModel> {
     let alike = |other: &&BenchRow| other.test == row.test && other.workers == row.workers;
     let stage = |stage: usize| {
