@@ -123,7 +123,7 @@ fn endpoint(endpoint: Endpoint) -> Endpoint {
         .tcp_nodelay(true)
 }
 
-/// Whether a plain HTTP server is at `address`, because somebody mixed two ports up. It only improves an error
+/// Whether a plain HTTP server is at `address`, so that an error can name a mixed-up port. It only improves an error
 /// message, so any failure means `false`.
 pub async fn speaks_http(address: &Address) -> bool {
     let ask = async {

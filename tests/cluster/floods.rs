@@ -1,5 +1,5 @@
-//! Each flood that a hostile peer can make, against a real `brigade worker`. The table says what was sent,
-//! the most memory that was resident, the caps that bound it, and what a line over that worker lost.
+//! Each flood that a hostile peer can make, against a real `brigade worker`. The table has the bytes sent, the
+//! highest resident memory, the caps that bound it, and the losses of a line over that worker.
 //!
 //! ```text
 //! cargo test --release --test cluster -- --ignored floods::

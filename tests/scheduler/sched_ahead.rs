@@ -1,5 +1,6 @@
-//! Sequences that run ahead of what was drawn, under simulation. Besides what every run of the simulator checks: drafts
-//! change no token, states that are put back are those of exactly the sure tokens, and lent planes come back.
+//! Sequences that run ahead of their last drawn token, under simulation. Besides what every run of the simulator
+//! checks: drafts change no token, states that are put back are those of exactly the sure tokens, and lent planes
+//! come back.
 
 use brigade_sched::Share;
 use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, SimRequest, StageModel, Workload};

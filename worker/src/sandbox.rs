@@ -98,7 +98,7 @@ fn gpu_devices() -> impl Iterator<Item = PathBuf> {
     entries.filter(move |e| e.file_name().to_str().is_some_and(is_gpu)).map(|e| e.path())
 }
 
-/// The rule for what is beneath `path`, if that is there.
+/// The rule for everything beneath `path`, if `path` exists.
 fn beneath(
     path: impl AsRef<Path>,
     access: BitFlags<AccessFs>,

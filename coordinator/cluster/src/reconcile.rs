@@ -92,7 +92,7 @@ pub enum LineSeen {
 pub struct Goal {
     /// Workers to wait for before the first line.
     pub expect: usize,
-    /// All named workers must be there: for a command that measures or prints, with somebody waiting, or for a line
+    /// All named workers must be there: for a command that measures or prints while its user waits, or for a line
     /// that is cut by hand.
     pub all_named: bool,
     /// Whether workers may join.

@@ -32,7 +32,7 @@ pub const MAX_TRIED: usize = 2;
 pub struct Said(Mutex<Vec<&'static str>>);
 
 impl Said {
-    /// Says to the log what is new.
+    /// Logs the arrangements that were not logged before.
     pub fn say(&self, model: &str, words: &[&'static str]) {
         // A panic cannot leave the list half changed, so a poisoned lock is fine.
         let mut said = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -15,7 +15,7 @@ pub struct Options {
     pub tools: Arc<Tools>,
     /// Whether everything after the first call is ignored.
     pub single: bool,
-    /// Control tokens that are shown to the parser and to nobody else, as [`super::control`] names them.
+    /// Control tokens that only the parser sees, as [`super::control`] names them.
     pub hidden: Arc<[String]>,
     /// The seed of ids that the model does not give.
     pub seed: IdSeed,

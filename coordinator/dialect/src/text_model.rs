@@ -501,7 +501,7 @@ fn leaves_out_reasoning(prepared: &Prepared, prompt: &str) -> bool {
     thoughts.map(str::trim).any(|thought| !prompt.contains(thought))
 }
 
-/// Marks the end of the last answer; gives what it has so far.
+/// Marks the end of the last answer; returns its text so far.
 fn leave_open(messages: &mut [Value]) -> Option<String> {
     let last = messages.last_mut()?.as_object_mut()?;
     let begun = last.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
@@ -515,7 +515,7 @@ fn not_open() -> TextError {
     TextError::Template(what.to_string())
 }
 
-/// The prompt of a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
+/// The prompt of a conversation whose last answer is unfinished, up to its end so far; and that answer.
 fn continued(text: &str, begun: String) -> Result<(String, String), TextError> {
     let mut parts = text.split(UNFINISHED);
     match (parts.next(), parts.next(), parts.next()) {

@@ -219,7 +219,7 @@ impl ApiError {
         self
     }
 
-    /// The word by which programs know what is wrong.
+    /// The code by which programs recognise the error.
     pub fn set_code(&mut self, code: &'static str) {
         self.0.code = Some(code);
     }

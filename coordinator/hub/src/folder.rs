@@ -124,7 +124,7 @@ impl Walk {
         let is_own = self.own.is_some() && fs::canonicalize(folder).ok() == self.own;
         let entries = match fs::read_dir(folder) {
             Err(error) if depth == 0 => return Err(HubError::io("read", folder)(error)),
-            // A folder below it that nobody may look into has no models for us.
+            // An unreadable folder below it counts as one without models.
             Err(_) => return Ok(()),
             Ok(entries) => entries,
         };

@@ -19,7 +19,7 @@ use super::resolver::{
 use super::settings::Settings;
 use super::stores;
 
-/// The folder, in the own one, of what is on its way to workers that cannot fetch.
+/// Name of the folder, in brigade's own one, for bytes on their way to workers that cannot fetch.
 pub const RELAY: &str = "relay";
 
 /// A model whose weights are at its source.
@@ -113,8 +113,8 @@ impl Remote {
         Ok((client, url.clone(), FileAt { url: answer.at, size: wanted.size, etag }))
     }
 
-    /// The folder of what is on its way to a worker, where there is room for `needed` bytes more. In use until this process
-    /// ends.
+    /// The folder for bytes on their way to a worker, if it has room for `needed` bytes more. In use until this
+    /// process ends.
     ///
     /// # Errors
     /// There is no such room.

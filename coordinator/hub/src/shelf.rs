@@ -311,7 +311,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Files that are nobody's to delete: outside of the own folder, and the operator's in it.
+    /// Files that must not be deleted: those outside of the own folder, and the operator's in it.
     const KEPT: [&str; 4] = ["outside/x.gguf", "x.gguf", "own/mine.gguf", "own/mine/hf/y.gguf"];
 
     /// Such files, one of ours, links that lead out, and settings whose own folder is also the operator's.

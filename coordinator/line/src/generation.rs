@@ -48,7 +48,7 @@ pub enum EndReason {
     Length,
 }
 
-/// How a generation ended, and what it took.
+/// How a generation ended, with its counts and times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct End {
     /// Whether a stop or the length ended it.

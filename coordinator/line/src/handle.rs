@@ -117,7 +117,7 @@ pub enum SeqEvent {
     Failed(Failure),
 }
 
-/// Why a sequence ended well, and what it took.
+/// Why a sequence ended without an error, with its counts and times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     /// Whether a stop or the length ended it.
@@ -333,7 +333,8 @@ impl Engine {
         self.cached.borrow().clone()
     }
 
-    /// Drops what is kept of an owner, or of everybody, in memory and in the workers' records. Running requests go on.
+    /// Drops the kept prompts of an owner, or of all owners, in memory and in the workers' records. Running requests
+    /// go on.
     pub async fn drop_cached(&self, owner: Option<u64>) -> Result<Dropped, StateError> {
         let (reply, dropped) = oneshot::channel();
         let call = StateCall::DropCached(owner, reply);

@@ -159,8 +159,8 @@ impl Journal {
         Ok(!found.requests.is_empty())
     }
 
-    /// Opens the journal in `folder`, and what it has of requests of `model` (a name for everything that tokens
-    /// depend on); those of another one are dropped.
+    /// Opens the journal in `folder`, and reads the requests of `model` (a name for everything that tokens depend
+    /// on). Requests of another model are dropped.
     ///
     /// # Errors
     /// [`JournalError`].
@@ -225,7 +225,7 @@ impl Journal {
         Ok(Entry { journal: self.clone(), no, noted: state.noted })
     }
 
-    /// Writes what is pending; blocks until it is on the disk. Nothing is noted from now on.
+    /// Writes pending entries; blocks until they are on the disk. Nothing is noted from now on.
     pub fn close(&self) {
         self.state().closed = true;
         self.0.news.notify_one();

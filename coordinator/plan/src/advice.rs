@@ -24,7 +24,7 @@ pub struct Advice {
     pub helps: Vec<String>,
 }
 
-/// A model, workers on which it does not fit, and what is asked for.
+/// A model, the workers on which it does not fit, and the settings that were asked for.
 pub(super) struct Case<'a> {
     pub model: &'a ModelFacts,
     pub workers: &'a [WorkerFacts],

@@ -189,7 +189,7 @@ pub struct SequenceBytes {
 }
 
 impl SequenceBytes {
-    /// The sum over `layers`. `windows`: those with a window keep only what it sees.
+    /// The sum over `layers`. `windows`: layers with a window keep only the positions in it.
     pub fn of(layers: &[LayerFacts], windows: bool) -> Self {
         let sum = |bytes: &dyn Fn(&LayerFacts) -> u64| layers.iter().map(bytes).sum();
         Self {

@@ -30,8 +30,7 @@ pub enum HandCut {
 impl HandCut {
     /// Reads `3,1,1` (or `3/1/1`).
     ///
-    /// # Errors
-    /// What is wrong with the text, and what it may be.
+    /// # Errors The text is invalid; the error shows the valid forms.
     pub fn shares(text: &str) -> Result<Self, String> {
         let share = |item: &str| {
             let good = |share: &f64| (0.0..=MAX_SHARE).contains(share);
@@ -53,8 +52,7 @@ impl HandCut {
 
     /// Reads the first layers of stages, such as `12,24`.
     ///
-    /// # Errors
-    /// The text is invalid; says what is allowed.
+    /// # Errors The text is invalid; the error names the allowed values.
     pub fn borders(text: &str) -> Result<Self, String> {
         let border = |item: &str| {
             item.trim().parse().map_err(|_| {
@@ -214,7 +212,7 @@ fn does_not_fit(
 ) -> PlanError {
     let own = match place::place(costs) {
         Ok(own) => own,
-        // No cut fits: what is missing matters more than where it was cut.
+        // No cut fits: the error is about missing memory, not about the cut.
         Err(error) => return error,
     };
     let each = short(costs, ranges, capacity).map(|w| {

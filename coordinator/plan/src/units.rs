@@ -36,7 +36,7 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
-/// The same as [`format_bytes`], rounded up: a size that somebody has to provide.
+/// The same as [`format_bytes`], rounded up: for a size that has to be provided.
 pub fn format_bytes_up(bytes: u64) -> String {
     let mut step = 1;
     while bytes / step >= 1024 && step < 1 << 50 {

@@ -42,7 +42,7 @@ pub struct Request {
     pub share: Share,
     /// The namespace of kept prompts that it may begin with; `None`: its owner's.
     pub namespace: Option<Namespace>,
-    /// When nobody wants it any more.
+    /// The time after which its client does not want it any more.
     pub deadline: Option<Micros>,
     /// Whether copies of its state are taken while it runs, where any are. Without, it is computed again after a lost
     /// line.

@@ -7,9 +7,9 @@
 //! | ready       | `== tokens.len() - 1`      | no         | `ready`         |
 //! | logits tail | `== n_known`, [`Work::Logits`] | rows outstanding | nowhere |
 //!
-//! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer.
-//! `n_known` is what was known when the sequence got its place on this line: the prompt, and after a lost
-//! line also what had been generated. These rows are computed as a prompt is.
+//! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer. `n_known`
+//! counts the tokens known when the sequence got its place on this line: the prompt, and after a lost line also the
+//! tokens generated before. These rows are computed as a prompt is.
 //!
 //! A guided request is two sequences. They are admitted, sent, kept and released together. The guide is in the
 //! sequence that it guides and in no queue. Its prompt is computed first; the last known rows of both are in one

@@ -37,7 +37,7 @@ const WARN_EVERY: Duration = Duration::from_secs(10);
 /// Where a connection comes from, as far as caps go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// A Unix socket: somebody on this machine.
+    /// A Unix socket: a process of this machine.
     Local,
     /// An address; of IPv6 the first 64 bits, of which everybody has as many as he likes.
     Ip(IpAddr),

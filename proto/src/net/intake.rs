@@ -24,7 +24,7 @@ use crate::limits::{MAX_PEER_BYTES, MAX_STRANGER_BYTES, MESSAGE_MS, PREPARES_AT_
 
 /// Bytes before a message: whether it is compressed, and its length.
 const HEAD_BYTES: usize = 5;
-/// Smaller pieces are copied together, so that what they take is what they have.
+/// Smaller pieces are copied together, so that they occupy no more memory than their bytes.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// The limits of a call's messages; in the extensions of every request.

@@ -85,7 +85,7 @@ impl Network {
         Listener::on(address, &resolved, offer).await
     }
 
-    /// Connects to `address` over TLS, to whom is `expected`, or without TLS where nobody is.
+    /// Connects to `address` over TLS, to the party that is `expected`, or without TLS if this is `None`.
     ///
     /// # Errors
     /// [`NetError::Address`], [`NetError::Dial`], and [`NetError::Refused`] where one of the two does not believe
@@ -218,7 +218,7 @@ impl Failed {
                 is_plain: tls.is_plain,
                 is_refusal: tls.is_refusal,
             },
-            // A server without TLS may close what it does not understand.
+            // A server without TLS may close a connection that it does not understand.
             None => Self {
                 address,
                 is_plain: closed_by_peer(error),

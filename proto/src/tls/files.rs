@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::TlsError;
 
-/// Rights of what is secret: its owner's.
+/// Permissions of secret files: for the owner only.
 const PRIVATE_FILE: u32 = 0o600;
 const PRIVATE_DIR: u32 = 0o700;
 /// Limit of a file's bytes.
@@ -39,7 +39,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), TlsError> {
     part.push(".new");
     let part = Path::new(&part);
     let written = (|| {
-        // One that an earlier attempt left has rights that nobody knows.
+        // A file that an earlier attempt left has unknown permissions.
         match fs::remove_file(part) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -89,7 +89,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits for the lock `path` for at most `patience`; `None` where somebody else keeps it.
+    /// Waits for the lock `path` for at most `patience`; `None` where another process keeps it.
     ///
     /// # Errors
     /// [`TlsError::File`].

@@ -156,7 +156,7 @@ impl PublicKeyData for PublicKey {
     }
 }
 
-/// Bytes that nobody can guess, from the system.
+/// Random bytes of the system, for secrets.
 ///
 /// # Errors
 /// The system has none.

@@ -72,12 +72,12 @@ impl fmt::Display for Party {
 /// The peer at the other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Who {
-    /// A plain connection: anybody who may reach this socket.
+    /// A plain connection: any process that can reach this socket.
     #[default]
     Anybody,
-    /// Somebody whose certificate the cluster's authority signed.
+    /// A party whose certificate the cluster's authority signed.
     Known(Arc<Party>),
-    /// Somebody who has shown that it has this key, and nothing else.
+    /// A party that has proved that it has this key, and nothing else.
     Stranger(PublicKey),
 }
 

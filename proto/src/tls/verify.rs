@@ -316,7 +316,7 @@ impl ServerCertVerifier for Servers {
 #[derive(Debug)]
 pub(super) struct Clients {
     pub trust: Trust,
-    /// Whether somebody without a certificate of the cluster gets in, to ask for one.
+    /// Whether a party without a certificate of the cluster is let in, to ask for one.
     pub newcomers: bool,
     pub revoked: Arc<Revoked>,
 }

@@ -143,7 +143,7 @@ fn each_request_uses_its_own_adapters_and_no_other_ones_prefix() {
             assert!(round == 0 || reused > 0, "round {round}, {lora}: {reused} tokens were kept");
         }
     }
-    // A prompt that others have asked, with adapters that nobody had.
+    // A prompt that other requests had, with adapters that none of them had.
     let (_, reused) = complete(&server, &prompt, &json!([{"id": 0, "scale": 0.125}]));
     assert_eq!(reused, 0, "another one's prefix");
     let listed: Value =

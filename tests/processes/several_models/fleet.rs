@@ -366,7 +366,7 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     assert_eq!(second[1], first[1], "it has the same weights");
     assert_eq!((word("first"), word("second")), ("unloaded".to_owned(), "loaded".to_owned()));
     assert_eq!(server.process.children().len(), 1, "one line at a time");
-    // All at once, in no order: each answer is its model's, and nobody waits for ever.
+    // All at once, in no order: each answer is its model's, and no request waits for ever.
     let answers: Vec<(usize, Value)> = std::thread::scope(|scope| {
         let server = &server;
         let asking: Vec<_> =
@@ -460,7 +460,7 @@ fn a_model_that_is_always_in_use_yields_to_one_that_waits() {
         busy.into_iter().for_each(|busy| assert_eq!(busy.join().unwrap(), undisturbed));
     });
     assert_eq!(server.process.children().len(), 1, "one at a time");
-    // Ollama's way to unload what nobody uses; it loads nothing for that.
+    // Ollama's way to unload an idle model; it loads nothing for that.
     for model in ["busy", "waits"] {
         let answer = ask(&server, "/api/generate", &json!({ "model": model, "keep_alive": 0 }));
         assert_eq!(answer["done_reason"], "unload");

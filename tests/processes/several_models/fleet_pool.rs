@@ -107,7 +107,7 @@ fn three_models_share_workers_for_two_of_them() {
     };
     assert_eq!(loaded(), ["first", "hybrid"], "what was used least recently has gone");
     assert_eq!(fleet.spares("first").len(), 1, "it had two workers");
-    // All at once, in no order: each answer is its model's, and nobody waits for ever.
+    // All at once, in no order: each answer is its model's, and no request waits for ever.
     let answers: Vec<(usize, Value)> = std::thread::scope(|scope| {
         let server = &fleet.server;
         let asking: Vec<_> =

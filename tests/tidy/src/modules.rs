@@ -219,7 +219,7 @@ impl File {
     }
 }
 
-/// The first `use` of a text: what is before it, whether it is `pub`, what it names, what is after it.
+/// The first `use` of a text: the text before it, whether it is `pub`, the path that it names, and the text after it.
 fn next_use(text: &str) -> Option<(&str, bool, &str, &str)> {
     let mut from = 0;
     loop {
@@ -327,7 +327,7 @@ fn without_tests(text: &str) -> String {
     out
 }
 
-/// A file without comments and without what is in its strings and character literals; its lines stay.
+/// A file without its comments and without the contents of its strings and character literals; its lines stay.
 fn code_alone(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

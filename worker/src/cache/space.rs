@@ -20,7 +20,7 @@ struct Entry {
     note: Option<PathBuf>,
 }
 
-/// Room that a call has for what it fetches, until it is dropped.
+/// Room that a call has reserved for the bytes it fetches, until it is dropped.
 #[derive(Debug)]
 pub struct Reserved {
     of: Arc<AtomicU64>,

@@ -58,7 +58,7 @@ struct Open {
 }
 
 impl Disk {
-    /// Opens a folder of copies and looks through what is there. Blocks.
+    /// Opens a folder of copies and lists the files in it. Blocks.
     ///
     /// # Errors
     /// The folder cannot be made or read. A sequence that cannot be read is left out with a warning.

@@ -43,8 +43,7 @@ impl Enough {
 
     /// Checks that a line over these members, all connected, could be built.
     ///
-    /// # Errors
-    /// Says what is lacking, and what would help.
+    /// # Errors Names the missing memory or workers, and a remedy.
     pub fn ask(
         &mut self,
         members: &BTreeMap<MemberId, Member>,

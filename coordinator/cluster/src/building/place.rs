@@ -79,7 +79,7 @@ pub struct Placement {
     kernels: Option<String>,
     /// Where copies of states go.
     checkpoint: Checkpoint,
-    /// Whether layers with a window keep only what it sees.
+    /// Whether layers with a window keep only the positions in it.
     windows: bool,
     /// Whether values lose bits between workers.
     cuts_lose_bits: bool,

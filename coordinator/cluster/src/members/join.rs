@@ -1,8 +1,7 @@
 //! `serve --control ADDR`: the address where workers say where they can be dialled.
 //!
-//! What a worker says there is only a hint. The coordinator dials the address, and the handshake decides. An
-//! address that joins several times is one worker.
-//! A newcomer with a token is given a certificate first.
+//! A worker's statements there are only hints. The coordinator dials the address, and the handshake decides. An
+//! address that joins several times is one worker. A newcomer with a token is given a certificate first.
 
 use brigade_proto::task;
 use std::sync::Arc;

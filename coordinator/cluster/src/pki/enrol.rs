@@ -48,7 +48,7 @@ pub struct Issued {
     pub renew_in: Duration,
 }
 
-/// Why nobody was given a certificate.
+/// Why a node was given no certificate.
 #[derive(Debug, Error)]
 pub enum Refusal {
     /// The token is not valid.
@@ -62,7 +62,7 @@ pub enum Refusal {
         "this node was revoked: remove its data folder and join it with a new token if it is to come back"
     )]
     Revoked,
-    /// Certificates come from somebody else.
+    /// Certificates come from a foreign authority.
     #[error(
         "this cluster's certificates come from somebody else's authority: give the worker --cluster-cert"
     )]

@@ -36,7 +36,7 @@ impl Folder {
         &self.0
     }
 
-    /// Makes the folder, and waits until nobody else changes anything in it.
+    /// Makes the folder, and waits until no other process changes anything in it.
     ///
     /// # Errors It cannot be made, or another process keeps the lock.
     pub fn lock(&self) -> Result<Lock, TlsError> {

@@ -31,7 +31,7 @@ struct Record {
     uses_left: u32,
 }
 
-/// Why a token lets nobody in.
+/// Why a token is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
     /// No such token was made here, or it was deleted, or its secret is wrong.
@@ -76,7 +76,7 @@ pub fn create(
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MadeToken {
-    /// The token's public id, which lets nobody in.
+    /// The token's public id, which is useless without its secret.
     pub id: String,
     /// When it ends, in seconds since the Unix epoch.
     pub expires: u64,
@@ -111,8 +111,7 @@ pub fn check(
 
 /// Takes one use of a token, while the lock is held.
 ///
-/// # Errors
-/// The files cannot be read or written. Inside: why the token lets nobody in.
+/// # Errors The files cannot be read or written. Inside: why the token is not valid.
 pub fn redeem(
     folder: &Folder,
     lock: &Lock,

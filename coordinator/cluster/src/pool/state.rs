@@ -23,7 +23,7 @@ const MAX_UNPROVEN: usize = 64;
 /// Addresses under way to a line; a worker that finds no room there is lent a moment later.
 const LOAN_QUEUE: usize = 2 * MAX_WORKERS;
 
-/// How long a line waits for a worker that is free or comes back, before models that nobody uses go for it.
+/// How long a line waits for a worker that is free or comes back, before idle models are unloaded for it.
 const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
 
 /// Number of a seat; never used twice.

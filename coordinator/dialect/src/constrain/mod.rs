@@ -58,7 +58,7 @@ pub enum Strictness {
     Lenient,
 }
 
-/// Why an answer cannot be held to what was asked for.
+/// Why an answer cannot be held to the requested form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refused {

@@ -97,7 +97,7 @@ pub fn is_whole_call(arguments: &str, finish: FinishWord) -> bool {
     finish == FinishWord::ToolCalls || serde_json::from_str::<IgnoredAny>(arguments).is_ok()
 }
 
-/// Arguments as a value; what is no JSON (the model wrote it so) is an empty object.
+/// Arguments as a value. If the model wrote invalid JSON, they are an empty object.
 pub fn arguments_value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::Object(serde_json::Map::new()))
 }

@@ -1,7 +1,7 @@
 //! The audit log: one JSON object a line for each request, with its key and its token counts.
 //!
 //! Prompts are in it only where the operator asked for them; secrets never are. Entries go to a thread of their own,
-//! so that a slow disk delays nobody. Entries that the thread cannot keep up with are lost, and the log says how
+//! so that a slow disk delays no request. Entries that the thread cannot keep up with are lost, and the log says how
 //! many. The file is rotated by size: `FILE` is the newest, `FILE.1` the one before, up to [`KEPT_FILES`].
 
 use std::fs::{self, File, OpenOptions};

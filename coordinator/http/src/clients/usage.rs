@@ -143,7 +143,7 @@ impl RequestUsage {
         }
     }
 
-    /// A sequence with this many prompt tokens was submitted. Those of its guide are charged to the key because they
+    /// A sequence with this many prompt tokens was submitted. Tokens of its guide are charged to the key because they
     /// are computed, but they are not reported.
     pub(crate) fn submitted(&self, n_prompt: usize, n_guide: usize) {
         self.charge((n_prompt + n_guide) as u64);

@@ -2,10 +2,10 @@
 //!
 //! A request with `"resumable": true` writes its events here, and clients read them from here: the one that asked,
 //! and one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the
-//! same POST again with that header). While nobody reads, the request goes on for [`KEPT_FOR`]. A stream that has
-//! ended can be read for the same time. With a journal it also goes on after the coordinator was killed (`recover`).
-//! Its tokens are then the same, and so are its events. A stream belongs to the API key that asked for it. For other
-//! keys it does not exist. `reconnect` has the addresses.
+//! same POST again with that header). Without a reader the request goes on for [`KEPT_FOR`]. A stream that has ended
+//! can be read for the same time. With a journal it also goes on after the coordinator was killed (`recover`). Its
+//! tokens are then the same, and so are its events. A stream belongs to the API key that asked for it. For other keys
+//! it does not exist. `reconnect` has the addresses.
 
 use brigade_proto::task;
 use std::collections::HashMap;

@@ -136,7 +136,7 @@ fn workers(roll: &Roll) -> Value {
 /// Handles `GET /metrics`, in Prometheus's text format.
 pub(crate) async fn metrics(State(fleet): State<Fleet>) -> impl IntoResponse {
     let door = fleet.door();
-    // Histograms collect samples until somebody drains them.
+    // Histograms collect samples until they are drained.
     door.metrics.run_upkeep();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], door.metrics.render())
 }

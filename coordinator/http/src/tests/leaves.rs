@@ -356,7 +356,7 @@ fn every_text_is_in_the_prompt_or_refused_by_its_place() {
     all.push((Api::Generate, input("prompt"), "prompt", json!(""), true));
     let around: Around = Box::new(|system| json!({ "system": system, "prompt": "x" }));
     all.push((Api::Generate, around, "system", json!(""), true));
-    // Without a prompt the model is loaded, and nobody would read it.
+    // Without a prompt the model is loaded, and the text would not be read.
     all.push((Api::Generate, input("system"), "system", json!(""), false));
     for (api, around, name, list, is_taken) in all {
         n += 1;

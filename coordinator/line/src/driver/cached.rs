@@ -26,7 +26,7 @@ pub(super) struct Drop {
 }
 
 impl Driver {
-    /// Shows what is kept.
+    /// Publishes the list of kept states.
     pub(super) fn show_cached(&self) {
         let seen = self.sched.seen(self.now());
         let info = self.line.as_ref().map(|line| line.info.clone()).unwrap_or_default();
@@ -55,7 +55,7 @@ impl Driver {
         self.cached.send_replace(Arc::new(cached));
     }
 
-    /// Drops what is kept of an owner, or of all, when nothing of it is being written or loaded.
+    /// Drops the kept states of an owner, or of all, once none of them is being written or loaded.
     pub(super) fn drop_cached(
         &mut self,
         owner: Option<u64>,

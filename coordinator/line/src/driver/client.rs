@@ -155,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Sends a token that a line with these numerics drew; `false` if nobody wants it.
+    /// Sends a token that a line with these numerics drew; returns `false` if the client is gone.
     pub(super) fn token(
         &mut self,
         now: Micros,
@@ -175,7 +175,7 @@ impl Client {
         self.events.try_send(SeqEvent::Token(token)).is_ok()
     }
 
-    /// Sends a logits row; `false` if nobody wants it.
+    /// Sends a logits row; returns `false` if the client is gone.
     pub(super) fn logits(&mut self, now: Micros, pos: u32, row: Vec<f32>) -> bool {
         self.first.get_or_insert(now);
         self.latest = now;

@@ -42,7 +42,7 @@ pub(super) async fn save(
     access.save_prefix(slot, &names).await
 }
 
-/// Loads what was found.
+/// Loads the records that were found.
 pub(super) async fn load(access: &Arc<dyn StateAccess>, slot: SlotId, load: Load) -> Loaded {
     let Load { request, names, choice } = load;
     let (begun, len, nbytes) = (Instant::now(), choice.len, choice.nbytes);

@@ -128,7 +128,7 @@ impl Old {
         Self { opened, drawn, has_hole }
     }
 
-    /// A line about a sequence cannot be read; `None`: nobody knows about which one.
+    /// A line about a sequence cannot be read; `None`: the sequence is unknown.
     pub fn lose(&mut self, sequence: Option<u32>) {
         match sequence.and_then(|sequence| self.has_hole.get_mut(sequence as usize)) {
             Some(has_hole) => *has_hole = true,

@@ -180,7 +180,7 @@ impl Account {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a request, or says which limit forbids it; only what is begun counts.
+    /// Begins a request, or returns the limit that forbids it; refused requests are not counted.
     ///
     /// # Errors
     /// [`Refusal`].

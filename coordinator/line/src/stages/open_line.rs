@@ -23,7 +23,7 @@ pub const LANE: u32 = 0;
 /// a full queue means a line that takes nothing any more.
 pub const LANE_QUEUE: usize = 256;
 
-/// How long a line may take to finish what is on its way when no one wants it any more.
+/// How long a line that is not needed any more may take to finish its ubatches.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A line that is ready for ubatches from id 0 on.
@@ -52,9 +52,9 @@ pub struct OpenLine {
 }
 
 impl OpenLine {
-    /// Ends the lane in order: nothing more is sent, and what is on its way comes out unread.
-    /// Returns the line if it still computes after a second; it is best dropped when its workers
-    /// have been told that the epoch is over.
+    /// Ends the lane in order: nothing more is sent, and results on their way are received but not read. Returns the
+    /// line if it still computes after a second; it is best dropped when its workers have been told that the epoch is
+    /// over.
     pub async fn close(mut self) -> Option<OpenLine> {
         // The stages see the lane's end when the only sender is gone.
         self.ubatches = mpsc::channel(1).0;
@@ -180,7 +180,7 @@ mod silence {
     }
 
     impl OpenLine {
-        /// A line without stages, and what is sent into it.
+        /// A line without stages, and the receiver of its ubatches.
         pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
             let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
             let states = Arc::new(Nobody);

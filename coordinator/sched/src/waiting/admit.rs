@@ -316,7 +316,7 @@ pub(crate) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
     }
 }
 
-/// Checks that `line` can run a sequence with its guide. The error says what is to be done.
+/// Checks that `line` can run a sequence with its guide. The error names a remedy.
 fn check_guide(request: &Request, line: &LineSpec) -> Result<(), &'static str> {
     let page = u64::from(line.block_positions);
     let pages =

@@ -1,6 +1,6 @@
 //! Finds the known names that are similar to an unknown one.
 
-/// A name this many letters away is not what was meant, however long it is.
+/// The largest distance of a suggested name, in letters, however long the name is.
 const FARTHEST: usize = 3;
 
 /// The one of `names` that is nearest to `typed`, if one is near.

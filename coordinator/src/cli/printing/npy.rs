@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use brigade_gguf::npy;
 
-/// Refuses to replace what is there, unless it is a file and `force` is given.
+/// Refuses to replace an existing file without `force`, and anything that is not a file.
 ///
 /// # Errors
 /// It would be replaced.

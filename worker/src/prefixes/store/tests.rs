@@ -263,7 +263,7 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
         assert!(of.is_none_or(|bytes| bytes == bytes_of(n, 40)), "{n}");
     }
     drop(store);
-    // Without room on the disk what is too old goes all the same.
+    // Without room on the disk, records that are too old are dropped as well.
     let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);
     fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
     drop(Store::open(&dir, Sizes { ram: 1 << 20, disk: 0 }).unwrap());

@@ -214,7 +214,7 @@ impl Client {
         reply.map(tonic::Response::into_inner).map_err(|s| Failure::from_status(&s))
     }
 
-    /// Chunks of `step` bytes that bring what is missing.
+    /// Chunks of `step` bytes with the missing blobs.
     pub fn chunks(&self, model: &Model, missing: &[MissingBlob], step: usize) -> Vec<TensorChunk> {
         let mut chunks = Vec::new();
         for MissingBlob { blob, offset } in missing {

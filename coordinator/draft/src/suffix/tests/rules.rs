@@ -159,7 +159,7 @@ fn what_ends_or_is_forgotten_leaves_nothing() {
     assert_eq!(suffix.nbytes(), 0);
 }
 
-/// Those of the answers `answer(0)`, `answer(1)` … that the drafter knows for an owner.
+/// The answers `answer(0)`, `answer(1)` … that the drafter knows for an owner.
 fn known(suffix: &mut Suffix, owner: OwnerId, n: u32) -> Vec<u32> {
     let is_known = |suffix: &mut Suffix, i: u32| {
         suffix.begin(STREAM, owner, &answer(i)[..2], 2, &[]);
@@ -183,7 +183,7 @@ fn who_holds_most_loses_the_answer_that_was_used_longest_ago() {
     suffix.begin(STREAM, rich, &answer(0)[..2], 2, &[]);
     assert_eq!(suffix.draft(STREAM, &[], 1).tokens, [2]);
     suffix.begin(STREAM, OWNER, &[], 0, &[]);
-    // One more of somebody else does not fit: the rich one loses its second.
+    // One more text of another owner does not fit: the owner with the most loses its second.
     let memory = suffix.nbytes() + 16_000;
     suffix.limit(memory);
     answered(&mut suffix, OwnerId::of(3), &answer(0));

@@ -166,7 +166,7 @@ proptest! {
             if path.len() < 2 {
                 break;
             }
-            // One is sure; what is left goes on as it did.
+            // One is sure; the others continue as before.
             let whole = [&path[..], &suffix.draft(STREAM, &path, 5).tokens].concat();
             suffix.push(STREAM, whole[0]);
             let behind = suffix.draft(STREAM, &path[1..], whole.len() - path.len()).tokens;

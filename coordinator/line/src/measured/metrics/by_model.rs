@@ -21,7 +21,7 @@ pub(super) fn current() -> Option<Arc<str>> {
     OF.try_with(Clone::clone).ok().flatten()
 }
 
-/// Runs `future`; what it counts is of `model`, or of the only one.
+/// Runs `future`; its counts belong to `model`, or to the only one.
 pub fn of_model<F: Future>(
     model: Option<Arc<str>>,
     future: F,
