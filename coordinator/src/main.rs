@@ -58,9 +58,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the arguments, or what was asked for: help, the version.
+/// Prints the error in the arguments, or the help or version that was asked for.
 fn refused(error: &clap::Error, remarks: &[String]) -> ExitCode {
-    // Where nobody reads it, nothing is lost.
+    // Failures to write are ignored.
     let _ = error.print();
     for remark in remarks {
         output::remark(format_args!("note: {remark}"));

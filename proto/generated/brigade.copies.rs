@@ -43,18 +43,18 @@ pub mod copy_part {
         Data(::prost::bytes::Bytes),
         #[prost(message, tag = "4")]
         End(super::CopyEnd),
-        /// The name of a sequence whose copies nobody needs any more.
+        /// The name of a sequence whose copies are not needed any more.
         #[prost(bytes, tag = "5")]
         Forget(::prost::bytes::Bytes),
     }
 }
-/// Whose copies follow.
+/// The sequence and the layers of the copies that follow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyHead {
     /// 16 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub name: ::prost::bytes::Bytes,
-    /// What they belong to: model, cache type, numerics. 32 bytes.
+    /// A hash of the properties that they depend on: model, cache type, numerics. 32 bytes.
     #[prost(bytes = "bytes", tag = "2")]
     pub kind: ::prost::bytes::Bytes,
     /// Layers \[layer_begin, layer_end): of those without items in it, nothing need be kept.
@@ -109,7 +109,7 @@ pub struct FindReply {
     #[prost(message, repeated, tag = "1")]
     pub found: ::prost::alloc::vec::Vec<Found>,
 }
-/// What is here of a sequence.
+/// Copies of a sequence that are here.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Found {
     /// Which of the names asked for.
@@ -243,24 +243,24 @@ pub struct PrefixesRequest {
 pub mod prefixes_request {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Ask {
-        /// What the stage's states belong to.
+        /// The properties that the stage's states depend on.
         #[prost(bool, tag = "3")]
         Facts(bool),
         /// Writes the state of a kept sequence, which is at rest.
         #[prost(message, tag = "4")]
         Save(super::PrefixSave),
-        /// What is here of a prompt.
+        /// Finds the records of a prompt.
         #[prost(message, tag = "5")]
         Find(super::PrefixKeys),
-        /// Drops what is here of a prompt: its numbers were no good.
+        /// Drops the records of a prompt, because its numbers were invalid.
         #[prost(message, tag = "6")]
         Forget(super::PrefixKeys),
-        /// Drops the records of a realm that belong to nobody named here.
+        /// Drops the records of a realm whose owners are not named here.
         #[prost(message, tag = "7")]
         Owners(super::PrefixOwners),
     }
 }
-/// What records of a prompt are found by. None of it says what the prompt is.
+/// The names by which records of a prompt are found. They do not reveal the prompt.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefixKeys {
     /// For 0, 1, 2 ... full pages from the beginning: stands for their tokens. 16 bytes each.
@@ -306,7 +306,7 @@ pub struct PrefixOwners {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefixesReply {
-    /// Of facts: the fingerprints of the stage's layers, and what its states belong to besides. 32 bytes each.
+    /// Of facts: the fingerprints of the stage's layers, and a hash of the other properties. 32 bytes each.
     #[prost(bytes = "bytes", tag = "1")]
     pub prints: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "2")]
@@ -318,7 +318,7 @@ pub struct PrefixesReply {
     #[prost(uint64, tag = "4")]
     pub saved_bytes: u64,
 }
-/// What is here of some layers of a prompt.
+/// Records of some layers of a prompt that are here.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefixFound {
     /// Layers \[layer_begin, layer_end).
@@ -337,7 +337,7 @@ pub struct PrefixFound {
     pub positions: ::prost::alloc::vec::Vec<u32>,
     #[prost(bytes = "bytes", tag = "6")]
     pub tails: ::prost::bytes::Bytes,
-    /// Bytes of the layers' pages, all together, and of what is good for one position alone at most.
+    /// Bytes of the layers' pages, all together, and of the largest state that is good for one position alone.
     #[prost(uint64, tag = "7")]
     pub page_bytes: u64,
     #[prost(uint64, tag = "8")]
@@ -458,7 +458,7 @@ pub mod copies_client {
                 .insert(GrpcMethod::new("brigade.copies.Copies", "Keep"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// Which positions of these sequences can be put back from what is here. Copies of all others are dropped.
+        /// Which positions of these sequences can be put back from copies here. Copies of all others are dropped.
         pub async fn find(
             &mut self,
             request: impl tonic::IntoRequest<super::FindRequest>,
@@ -553,7 +553,7 @@ pub mod copies_client {
                 .insert(GrpcMethod::new("brigade.copies.Copies", "Weights"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// All sequences that go back have their states: parting copies, and what was held in place, are dropped.
+        /// All sequences that go back have their states: parting copies, and states held in place, are dropped.
         pub async fn settle(
             &mut self,
             request: impl tonic::IntoRequest<super::SettleRequest>,
@@ -618,7 +618,7 @@ pub mod copies_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::KeepRequest>>,
         ) -> std::result::Result<tonic::Response<super::KeepReply>, tonic::Status>;
-        /// Which positions of these sequences can be put back from what is here. Copies of all others are dropped.
+        /// Which positions of these sequences can be put back from copies here. Copies of all others are dropped.
         async fn find(
             &self,
             request: tonic::Request<super::FindRequest>,
@@ -651,7 +651,7 @@ pub mod copies_server {
             &self,
             request: tonic::Request<super::WeightsRequest>,
         ) -> std::result::Result<tonic::Response<Self::WeightsStream>, tonic::Status>;
-        /// All sequences that go back have their states: parting copies, and what was held in place, are dropped.
+        /// All sequences that go back have their states: parting copies, and states held in place, are dropped.
         async fn settle(
             &self,
             request: tonic::Request<super::SettleRequest>,

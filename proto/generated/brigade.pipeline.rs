@@ -196,7 +196,7 @@ pub struct GrowOp {
     #[prost(uint32, repeated, tag = "2")]
     pub blocks: ::prost::alloc::vec::Vec<u32>,
 }
-/// From here on the model's own block of drafts reads what the sequence reads: behind its open or copy.
+/// From here on the model's own block of drafts reads the sequence's rows too: behind its open or copy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DraftOp {
     #[prost(uint32, tag = "1")]
@@ -220,14 +220,14 @@ pub struct SeqPart {
     pub tokens: ::prost::alloc::vec::Vec<u32>,
     #[prost(enumeration = "Want", tag = "4")]
     pub want: i32,
-    /// With mirostat: what came back with the sequence's last token; absent: it begins.
+    /// With mirostat: the value that came back with the sequence's last token; absent: it begins.
     #[prost(float, optional, tag = "5")]
     pub mu: ::core::option::Option<f32>,
     /// Absent: all tokens are sure. Only where all stages name FEATURE_AHEAD.
     #[prost(message, optional, tag = "6")]
     pub ahead: ::core::option::Option<Ahead>,
 }
-/// Of a part whose sequence runs ahead of what was drawn: its tokens may be drafts.
+/// Of a part whose sequence runs ahead of its last drawn token: its tokens may be drafts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ahead {
     /// Positions before this one are never taken back.
@@ -341,7 +341,7 @@ pub struct NotBefore {
     #[prost(uint32, repeated, tag = "2")]
     pub tokens: ::prost::alloc::vec::Vec<u32>,
 }
-/// What an answer has to fit: a grammar for all of it, or for parts of it. Grammars are in llguidance's dialect of Lark.
+/// The form of an answer: a grammar for all of it, or for parts of it. Grammars are in llguidance's dialect of Lark.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Constraint {
     /// Position of the answer's first token.
@@ -360,7 +360,7 @@ pub struct Constraint {
     /// The coordinator knows RowResult.not_yet; without, the ubatch waits for its masks.
     #[prost(bool, tag = "6")]
     pub later: bool,
-    /// Whose it is, for turns among masks: they do not depend on it.
+    /// The owner of the request, for turns among masks: they do not depend on it.
     #[prost(uint64, tag = "7")]
     pub owner: u64,
 }
@@ -368,7 +368,7 @@ pub struct Constraint {
 pub struct Grammar {
     #[prost(string, tag = "1")]
     pub text: ::prost::alloc::string::String,
-    /// What follows when it is complete is free; otherwise nothing follows.
+    /// Set: the text behind the complete grammar is free. Otherwise nothing follows.
     #[prost(bool, tag = "2")]
     pub then_free: bool,
 }
@@ -399,7 +399,7 @@ pub struct Boundary {
     #[prost(bytes = "bytes", tag = "4")]
     pub data: ::prost::bytes::Bytes,
 }
-/// What one stage did with one ubatch.
+/// The times of one stage for one ubatch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StageTiming {
     /// Microseconds between receipt and start.
@@ -479,7 +479,7 @@ pub mod row_result {
         /// Why no token can be drawn from the row. Only its sequence fails.
         #[prost(string, tag = "5")]
         Failed(::prost::alloc::string::String),
-        /// f32 \[n_embd\], little-endian: what the head's norm made of the row.
+        /// f32 \[n_embd\], little-endian: the row behind the head's norm.
         #[prost(bytes, tag = "6")]
         Hidden(::prost::bytes::Bytes),
         /// The mask of the draw is still being made. The stage has the row: DrawOp asks for the token.
@@ -505,7 +505,7 @@ pub struct Sampled {
     /// Tokens whose text must follow by the answer's grammar, 8 at most: drafts. It may come in other tokens.
     #[prost(uint32, repeated, tag = "5")]
     pub forced: ::prost::alloc::vec::Vec<u32>,
-    /// What the model's own block drafts behind it, 16 at most.
+    /// Drafts of the model's own block behind it, 16 at most.
     #[prost(message, repeated, tag = "6")]
     pub drafted: ::prost::alloc::vec::Vec<Drafted>,
 }
@@ -552,7 +552,7 @@ pub enum FailureKind {
     Io = 11,
     /// The worker is leaving.
     Draining = 12,
-    /// The worker's cache cannot keep what has to be sent to it: somebody must act.
+    /// The worker's cache cannot keep the weights that have to be sent to it: the operator must act.
     Storage = 13,
     /// The peer's certificate does not allow this.
     Forbidden = 14,

@@ -1,5 +1,5 @@
-//! Addresses of processes: `HOST:PORT` or `unix:PATH`. Here is also the rule that nothing beyond this machine
-//! is bound or dialled unless the user said so.
+//! Addresses of processes: `HOST:PORT` or `unix:PATH`. This module also has the rule that nothing beyond this machine
+//! is bound or dialled unless the user allows it.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,22 +16,22 @@ const UNIX_PREFIX: &str = "unix:";
 pub enum Address {
     /// A TCP endpoint; the host is a name or an IP address (IPv6 in brackets).
     Tcp {
-        /// Host, without brackets.
+        /// The host, an IPv6 address without brackets.
         host: String,
         /// Port; 0 asks for any when binding.
         port: u16,
     },
-    /// A Unix socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 
 /// Why an address was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// Not an address.
+    /// The text is not an address.
     #[error("\"{text}\" is not an address: write HOST:PORT, [IPV6]:PORT or unix:PATH")]
     Malformed {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// Beyond this machine without permission.
@@ -41,15 +41,15 @@ pub enum AddressError {
          address or a Unix socket, or pass --insecure-network"
     )]
     NotLoopback {
-        /// What was given.
+        /// The given address.
         address: String,
     },
     /// The name does not resolve.
     #[error("cannot resolve {address}: {source}")]
     Unresolved {
-        /// What was given.
+        /// The given address.
         address: String,
-        /// The resolver's reason.
+        /// The resolver's error.
         source: std::io::Error,
     },
 }
@@ -129,8 +129,8 @@ impl Address {
     }
 }
 
-/// Refuses `address` when one of the addresses it resolved to is not on this machine's loopback,
-/// unless `insecure_network` is set; then it logs, once in a process, what crosses the network in the clear.
+/// Refuses `address` when it resolves to any address beyond this machine's loopback. With `insecure_network` it is
+/// allowed, and a warning about clear text is logged once in a process.
 ///
 /// # Errors
 /// [`AddressError::NotLoopback`].

@@ -1,4 +1,4 @@
-//! Who can run what: the checks of a handshake, which are made before any layer is placed.
+//! Checks of workers' capabilities at the handshake, before any layer is placed.
 
 use crate::control::{Capabilities, Feature, KvType, WireType};
 use crate::limits::{
@@ -6,10 +6,10 @@ use crate::limits::{
 };
 use crate::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 
-/// What a model and a run ask of every worker.
+/// The capabilities that a model and a run require of every worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Requirements {
-    /// `general.architecture`.
+    /// The architecture, as in `general.architecture`.
     pub architecture: String,
     /// Types of the tensors the worker would get.
     pub quant_types: Vec<String>,
@@ -42,17 +42,17 @@ pub enum Incompatible {
     /// Something the worker does not have.
     #[error("it has no {what} \"{name}\" (it has: {has})")]
     Lacks {
-        /// Kind of capability.
+        /// The kind of capability.
         what: &'static str,
-        /// What was asked for.
+        /// The required one.
         name: String,
-        /// What the worker offers.
+        /// The offered ones.
         has: String,
     },
-    /// It is of a release without something that is asked of it.
+    /// It is of an older release, without a required feature.
     #[error("it knows no {what}: upgrade it to {SOFTWARE}, or start without {option}")]
     Older {
-        /// What it does not know.
+        /// The kind of value that the worker does not know.
         what: &'static str,
         /// The option that asks for it.
         option: &'static str,
@@ -65,9 +65,9 @@ pub enum Incompatible {
     Absurd {
         /// Field of the capabilities.
         field: &'static str,
-        /// What it claims.
+        /// The claimed value.
         value: String,
-        /// What it could be.
+        /// The possible values.
         expected: String,
     },
 }
@@ -76,7 +76,7 @@ pub enum Incompatible {
 /// alone).
 ///
 /// # Errors
-/// [`Incompatible::Version`]: there is none.
+/// [`Incompatible::Version`]: the two have no common version.
 pub fn check_version(oldest: u32, newest: u32, software: &str) -> Result<u32, Incompatible> {
     let newest = newest.max(oldest);
     let spoken = newest.min(WIRE_VERSION);
@@ -151,7 +151,7 @@ fn possible(
     Err(Incompatible::Absurd { field, value: value.to_string(), expected })
 }
 
-/// The number of what a kernel table of a worker computes. Releases that do not say have 1.
+/// The number of a kernel table's numerics on a worker. Releases that do not report it have 1.
 pub fn numerics(caps: &Capabilities, table: &str) -> u32 {
     let mut tables = caps.kernel_tables.iter().zip(&caps.kernel_numerics);
     tables.find(|(name, _)| *name == table).map_or(1, |(_, numerics)| *numerics)

@@ -28,11 +28,11 @@ type Field = (u64, Kind);
 enum Kind {
     /// A message that has repeated fields.
     One(&'static Shape),
-    /// A repeated message.
+    /// A repeated message, with its cap.
     Many(Cap, &'static Shape),
     /// Repeated integers, packed or not.
     Numbers(Cap),
-    /// Repeated text.
+    /// A repeated text, with its cap.
     Texts(Cap),
 }
 

@@ -1,8 +1,8 @@
 //! Why something failed, in a form that crosses the wire.
 //!
 //! A [`Failure`] has a kind, a stage and a reason in words. A refused call carries it as the detail of its
-//! `tonic::Status`. A lane or a result stream carries it in its last frame. Callers decide by the kind, and
-//! nobody has to read the words.
+//! `tonic::Status`. A lane or a result stream carries it in its last frame. Callers decide by the kind, and need not
+//! parse the words.
 
 use prost::Message;
 use tonic::{Code, Status};
@@ -19,7 +19,7 @@ impl Failure {
         Self { kind: kind.into(), stage, reason: cut_reason(reason.into()) }
     }
 
-    /// A refusal of the control plane, where no stage is meant.
+    /// A refusal of the control plane, which concerns no stage.
     pub fn refusal(kind: FailureKind, reason: impl Into<String>) -> Self {
         Self::new(kind, 0, reason)
     }
@@ -30,7 +30,7 @@ impl Failure {
         Status::with_details(code, self.reason.clone(), self.encode_to_vec().into())
     }
 
-    /// What a status says: the failure it carries, or one that quotes it.
+    /// The failure that a status carries, or one that quotes it.
     ///
     /// A status without details comes from the transport, so it means that the peer is gone,
     /// unless its code says that the message itself was refused.
@@ -51,8 +51,8 @@ impl Failure {
     }
 }
 
-/// What a status of the transport means. A connection that broke is called that: what HTTP/2 makes of it
-/// ("h2 protocol error: http2 error") helps nobody but a developer, for whom it is logged at debug.
+/// The words for a status of the transport. A broken connection is called that. HTTP/2's own words ("h2 protocol
+/// error: http2 error") help only developers, so they are logged at debug.
 fn in_words(kind: FailureKind, status: &Status) -> String {
     if kind == FailureKind::PeerLost && status.message().starts_with(BROKEN_CONNECTION) {
         tracing::debug!(?status, "a connection broke");

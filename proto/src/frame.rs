@@ -1,7 +1,7 @@
 //! Checks frames that arrived, before anything is allocated or computed from them.
 //!
-//! These are pure functions: bytes and limits go in, a verdict comes out. What they accept is well-formed and
-//! within the stage's limits. Whether it fits the states of the sequences, the stage itself decides.
+//! These are pure functions: bytes and limits go in, a verdict comes out. Accepted frames are well-formed and within
+//! the stage's limits. The stage itself decides whether a frame fits the states of its sequences.
 
 use prost::Message;
 
@@ -14,14 +14,14 @@ use crate::pipeline::{
 };
 use crate::sampling::check_numbers;
 
-/// What a stage accepts; from its spec and its model.
+/// The limits of a stage, from its spec and its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameLimits {
     /// Rows of a ubatch.
     pub max_rows: u32,
-    /// Sequence slots.
+    /// Number of sequence slots.
     pub max_seqs: u32,
-    /// KV pages.
+    /// Number of KV pages.
     pub n_blocks: u32,
     /// Positions of a sequence.
     pub max_ctx: u32,
@@ -58,7 +58,7 @@ pub const Q8_0_VALUES: usize = 32;
 /// Bytes of a Q8_0 block: the scale and a byte for each value.
 pub const Q8_0_BYTES: usize = 2 + Q8_0_VALUES;
 
-/// Bytes of a boundary row of `width` values; `None` for a type that is none.
+/// Bytes of a boundary row of `width` values; `None` for an unknown type.
 pub fn wire_row_bytes(dtype: WireType, width: usize) -> Option<usize> {
     match dtype {
         WireType::Unspecified => None,
@@ -298,7 +298,7 @@ fn over(field: &'static str, value: u64, limit: u64) -> FrameError {
     FrameError::OverLimit { field, value, limit }
 }
 
-/// `value <= limit`.
+/// Checks that `value <= limit`.
 pub fn at_most(field: &'static str, value: u64, limit: u64) -> Result<(), FrameError> {
     if value <= limit { Ok(()) } else { Err(over(field, value, limit)) }
 }

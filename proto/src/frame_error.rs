@@ -1,9 +1,9 @@
-//! Why a peer's message is refused before anything acts on it.
+//! Reasons to refuse a peer's message before anything acts on it.
 
 /// Why a frame was refused. Every variant names the field and the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not a frame.
+    /// The bytes are not a frame.
     #[error("frame does not decode: {0}")]
     Decode(String),
     /// A frame with nothing in it.
@@ -14,9 +14,9 @@ pub enum FrameError {
     OverLimit {
         /// Path of the field.
         field: &'static str,
-        /// What came.
+        /// The received value.
         value: u64,
-        /// What is allowed at most.
+        /// The largest allowed value.
         limit: u64,
     },
     /// A number that must equal another.
@@ -24,9 +24,9 @@ pub enum FrameError {
     Mismatch {
         /// Path of the field.
         field: &'static str,
-        /// What came.
+        /// The received value.
         value: u64,
-        /// What had to come.
+        /// The required value.
         expected: u64,
     },
     /// A value without meaning.
@@ -34,7 +34,7 @@ pub enum FrameError {
     Invalid {
         /// Path of the field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The problem, in words.
         why: &'static str,
     },
 }

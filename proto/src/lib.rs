@@ -3,12 +3,12 @@
 //! Reading order:
 //!
 //! - [`control`], [`pipeline`] and [`copies`] are the messages, documented in the `.proto` files.
-//! - [`limits`] has every cap, and [`address`] the rule for what may be dialled.
-//! - [`tls`] has keys, certificates and who may speak with whom.
-//! - [`net`] has one set of HTTP/2 settings, binds and dials, and says what a stranger may send.
+//! - [`limits`] has every cap, and [`address`] the rule about addresses beyond this machine.
+//! - [`tls`] has keys, certificates and the checks of peers.
+//! - [`net`] has one set of HTTP/2 settings, binds and dials, and limits what a stranger may send.
 //! - [`count`] and [`codec`] see to it that nothing is decoded uncounted. [`frame`] checks what arrived.
 //! - [`task`] spawns tasks.
-//! - [`failure`] has reasons that cross the wire. [`capability`] says who can run what.
+//! - [`failure`] has reasons that cross the wire. [`capability`] checks a worker's capabilities.
 //!
 //! Nothing here knows engines, schedulers or processes.
 
@@ -27,25 +27,24 @@ pub mod tls;
 
 /// Newest version of everything in `proto/`. Two processes speak the newest that both know.
 ///
-/// A version that only adds fields can be spoken with the one before: a process drops what it does not know, so a
-/// field's absence has to mean what the older process does. One that changes more makes itself the oldest
+/// A version that only adds fields is compatible with the one before: a process drops unknown fields, so an absent
+/// field must mean what the older process does. A version that changes more becomes the oldest one
 /// ([`OLDEST_WIRE_VERSION`]).
 ///
 /// - 1: first release.
 /// - 2: Open and Copy name their request; a result row may say why it has no token;
 ///   Snapshot and Restore.
-/// - 3: stage timings say when, and what receiving and sending took; boundaries in Q8_0.
+/// - 3: stage timings have start times, and the times of receiving and sending; boundaries in Q8_0.
 /// - 4: an epoch is compared only with those of the same coordinator.
-/// - 5: TLS between processes: stages know the keys of their neighbours, heartbeats bring what was revoked, and
-///   newcomers enrol.
-/// - 6: answers held to a grammar, more settings of the sampling chain, rows for embeddings.
+/// - 5: TLS between processes: stages know the keys of their neighbours, heartbeats carry revocations, and newcomers
+///   enrol.
+/// - 6: grammars for answers, more settings of the sampling chain, rows for embeddings.
 /// - 7: sequences have names, and copies of their states are taken, kept and put back.
 /// - 8: draws with mirostat; layers move with the states of their sequences: parting copies, and workers that retire
 ///   from a line.
-/// - 9: heartbeats say which start of a process answers; handshakes say from which version to which one speaks.
+/// - 9: heartbeats have the instance of a process; handshakes have a range of versions.
 ///
-/// A new call that one can do without needs no new version: a worker names what it can do besides in
-/// `Capabilities.features`.
+/// An optional new call needs no new version: a worker lists it in `Capabilities.features`.
 pub const WIRE_VERSION: u32 = 9;
 
 /// Oldest version that is still spoken: the one before, so that a cluster can be upgraded worker by worker.

@@ -1,19 +1,18 @@
 //! Every cap on what a peer may send. A message over one of them is refused with the cap's name.
 //!
-//! A peer is a **stranger** until one of its calls names the coordinator that holds the worker. What all
-//! strangers together can make a process hold is about:
+//! A peer is a **stranger** until one of its calls names the coordinator that holds the worker. The memory that all
+//! strangers together can occupy is about:
 //!
 //! - [`MAX_STRANGER_BYTES`] of messages that are not complete, and [`PREPARES_AT_ONCE`] decoded manifests;
 //! - for each of [`MAX_CONNECTIONS`] connections, one HTTP/2 frame, 64 KiB more over TLS, and [`MAX_STREAMS`] calls of
 //!   some 20 KiB;
-//! - what is on its way into the gate within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] for each
-//!   call).
+//! - bytes on their way into the gate, within HTTP/2's windows ([`crate::net::STREAM_WINDOW_BYTES`] for each call).
 
 /// Bytes of one lane or result frame: 512 rows of nine 7168-wide f32 vectors and room to spare.
 /// Only a lane that was accepted may have frames above [`MAX_SMALL_BYTES`].
 pub const MAX_FRAME_BYTES: usize = 256 << 20;
-/// Bytes of an accepted lane's frame beside its boundary and its tokens: opens with their lists of
-/// pages (some 50 KiB each for a million positions) and sampler settings for every slot at once.
+/// Bytes of a lane's frame beside its boundary and its tokens. This is enough for sampler settings and lists of pages
+/// for every slot at once; a list of pages has some 50 KiB for a million positions.
 pub const MAX_FRAME_OPS_BYTES: usize = 64 << 20;
 /// Bytes of a Prepare and its answer, the largest control messages: about 100 bytes a tensor.
 pub const MAX_CONTROL_BYTES: usize = 32 << 20;
@@ -25,7 +24,7 @@ pub const MAX_PIECE_BYTES: usize = MAX_CHUNK_BYTES + MAX_SMALL_BYTES;
 /// Bytes received, on all connections together, of messages that are not complete yet, and of
 /// Prepares that are being answered: four of the largest. Accepted streams do not count.
 pub const MAX_STRANGER_BYTES: usize = 4 * MAX_CONTROL_BYTES;
-/// As [`MAX_STRANGER_BYTES`], from one address: the half, so that nobody takes all.
+/// The same as [`MAX_STRANGER_BYTES`], from one address: the half, so that no address takes all.
 pub const MAX_PEER_BYTES: usize = MAX_STRANGER_BYTES / 2;
 /// Prepares that a process decodes and answers at a time. A manifest of [`MAX_TENSORS`] takes some
 /// 30 MB; one coordinator has one on its way to a worker.
@@ -39,11 +38,11 @@ pub const MAX_PEER_CONNECTIONS: usize = 128;
 pub const MAX_STREAMS: u32 = 16;
 /// Bytes of a call's headers: a path and a few fixed ones; a failure travels in an answer's.
 pub const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// Bytes that a TLS handshake counts as, with all other strangers' bytes, until it is over: rustls keeps messages of up
-/// to 64 KiB of it, and as much is read off the socket at once.
+/// Bytes that a TLS handshake counts as, among all strangers' bytes, until it is over. rustls keeps messages of up to
+/// 64 KiB, and as much is read off the socket at once.
 pub const HANDSHAKE_BYTES: usize = 128 << 10;
-/// Time from a connection to its first call, the handshakes below it included. A coordinator that
-/// has nothing to say yet dials again when it has.
+/// Time from a connection to its first call, the handshakes below it included. A coordinator that has no call to make
+/// yet dials again later.
 pub const FIRST_CALL_MS: u64 = 10_000;
 /// Time a stranger's connection may have no open call.
 pub const IDLE_MS: u64 = 60_000;
@@ -63,8 +62,8 @@ pub const MAX_PEERS: usize = 1024;
 pub const STATES_AT_ONCE: usize = 1;
 /// Silence after which a transfer of a state is given up, and time one waits for its turn.
 pub const STATE_STALL_MS: u64 = 30_000;
-/// How far an epoch may be above the last one of the same coordinator, or above 0 for its first: a new
-/// one a second for 136 years. Keeps 2^64 - 1, after which there is none, out of reach.
+/// Limit of the step from a coordinator's last epoch, or from 0, to a new one: one a second for 136 years. So 2^64 -
+/// 1, after which there is no further epoch, is out of reach.
 pub const MAX_EPOCH_STEP: u64 = 1 << 32;
 /// Coordinators whose last epoch a worker remembers after others have held it.
 pub const MAX_PAST_OWNERS: usize = 16;
@@ -128,11 +127,11 @@ pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 pub const MAX_MARKERS: usize = 64;
 /// Bytes of a marker.
 pub const MAX_MARKER_BYTES: usize = 256;
-/// Of all set-ups in a frame.
+/// Limit for all set-ups in a frame.
 pub const MAX_FRAME_MARKERS: usize = 4096 * MAX_MARKERS;
 /// Adapters beside a model, and of one sequence.
 pub const MAX_ADAPTERS: usize = 64;
-/// Of all sequences that a frame opens.
+/// Limit for all sequences that a frame opens.
 pub const MAX_FRAME_ADAPTERS: usize = 4096 * MAX_ADAPTERS;
 /// Alternatives reported per sampled token.
 pub const MAX_TOP_LOGPROBS: u32 = 1024;
@@ -140,12 +139,12 @@ pub const MAX_TOP_LOGPROBS: u32 = 1024;
 pub const MAX_FRAME_TOPS: usize = 4096 * MAX_TOP_LOGPROBS as usize;
 /// Names in one list of a worker's abilities.
 pub const MAX_ABILITIES: usize = 256;
-/// Bytes a worker may say it has: 1 PiB.
+/// Bytes of memory that a worker may claim: 1 PiB.
 pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
-/// Compute threads a worker may say it has.
+/// Compute threads that a worker may claim.
 pub const MAX_CLAIMED_THREADS: u32 = 65_536;
-/// 10^9 bytes or operations a second a worker may say it reads or computes: a hundred times what the
-/// fastest machines of today do.
+/// The speed that a worker may claim, in 10^9 bytes or operations a second: a hundred times that of today's fastest
+/// machines.
 pub const MAX_CLAIMED_SPEED: f64 = 1e9;
 /// Tokens of a vocabulary.
 pub const MAX_VOCAB: u32 = 1 << 24;
@@ -158,13 +157,13 @@ pub const HASH_BYTES: usize = 32;
 pub const COPY_NAME_BYTES: usize = 16;
 /// Sequences that are looked for at a time after a line was lost; more are computed again.
 pub const MAX_COPY_NAMES: usize = 1024;
-/// Runs of layers that a worker may say it has copies of: a few for each sequence.
+/// Runs of layers for which a worker may list copies: a few for each sequence.
 pub const MAX_FOUND: usize = 8 * MAX_COPY_NAMES;
 /// Positions of a sequence that a worker says it has copies of: the newest.
 pub const COPY_POSITIONS: usize = 64;
 /// Places that the copies of one stage's layers may come from.
 pub const MAX_COPY_SOURCES: usize = MAX_STAGES;
-/// Runs of layers of which a worker may say that it has records of a prompt.
+/// Runs of layers for which a worker may list records of a prompt.
 pub const MAX_PREFIX_RUNS: usize = MAX_LAYERS as usize;
 /// Positions of a prompt, beside the ends of pages, at which a worker says that it has records: the longest.
 pub const PREFIX_POSITIONS: usize = 256;

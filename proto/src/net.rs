@@ -1,10 +1,10 @@
-//! How brigade's processes connect: one set of HTTP/2 settings for both ends, and the only places that bind
+//! Connections between brigade's processes: one set of HTTP/2 settings for both ends, and the only places that bind
 //! and dial.
 //!
-//! [`Network`] says how a process does so: plain, or over TLS as somebody. Control calls, lanes and weights each
-//! get a connection of their own (one `dial` each), so that none waits behind another's bytes. What a peer may
-//! send before it is known is decided in [`door`] (connections), [`intake`] (messages) and [`calls`] (who may
-//! make which call, and what that may send).
+//! [`Network`] says how a process connects: plain, or over TLS with its credentials. Control calls, lanes and weights
+//! each get a connection of their own (one `dial` each), so that none waits behind another's bytes. Limits for peers
+//! that are not known yet are in [`door`] (connections), [`intake`] (messages) and [`calls`] (permitted calls and
+//! their sizes).
 
 pub mod calls;
 pub mod door;
@@ -30,14 +30,14 @@ use crate::address::{Address, AddressError};
 use crate::limits::{MAX_HEADER_BYTES, MAX_STREAMS};
 use crate::tls::TlsError;
 
-/// What stands around every service.
+/// The layers around every service.
 pub type ServerLayer = Stack<GateLayer, Identity>;
 
 /// Bytes of an HTTP/2 frame: large enough that a decode boundary is one write, small enough that
 /// a heartbeat on the same connection waits for microseconds only.
 const HTTP2_FRAME_BYTES: u32 = 256 << 10;
-/// Flow control window of a stream: several prefill boundaries. What a stranger's call can have on its
-/// way into the gate, beside what the gate counts.
+/// Flow control window of a stream: several prefill boundaries. A stranger's call can have this much on its way into
+/// the gate, beside the bytes that the gate counts.
 pub const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 /// Flow control window of a connection; also what the HTTP/2 library's allowance for small frames
 /// grows with, which a stream of tokens needs.
@@ -50,7 +50,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time in which a plain HTTP server answers a plain question.
 const HTTP_ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// What is asked to find out. gRPC begins otherwise, so that its servers close the connection.
+/// The probe of an HTTP server. gRPC begins in another way, so its servers close the connection.
 const HTTP_QUESTION: &[u8] = b"HEAD / HTTP/1.1\r\nhost: brigade\r\nconnection: close\r\n\r\n";
 /// How every answer to it begins.
 const HTTP_ANSWER: &[u8] = b"HTTP/1.";
@@ -61,37 +61,37 @@ pub enum NetError {
     /// The address is malformed or not allowed.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// Nothing could be bound there.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// What was asked for.
+        /// The given address.
         address: Address,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing answers there.
+    /// No process answers at the address.
     #[error("cannot connect to {address}: {reason}")]
     Dial {
-        /// What was dialled.
+        /// The dialled address.
         address: Address,
         /// The transport's reason, with its causes.
         reason: String,
     },
-    /// One of the two does not believe the other: trying again changes nothing by itself.
+    /// One side refuses the other's certificate: trying again changes nothing by itself.
     #[error("{address}: {reason}")]
     Refused {
-        /// What was dialled.
+        /// The dialled address.
         address: Address,
         /// Why, and what to do.
         reason: String,
     },
-    /// What this process would show of itself is no good.
+    /// The process's own credentials are invalid.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The server stopped with an error.
     #[error("serving on {address} failed: {reason}")]
     Serve {
-        /// Where it listened.
+        /// The address on which it listened.
         address: Address,
         /// The transport's reason, with its causes.
         reason: String,
@@ -123,8 +123,8 @@ fn endpoint(endpoint: Endpoint) -> Endpoint {
         .tcp_nodelay(true)
 }
 
-/// Whether a plain HTTP server is at `address`: somebody took one port for another. For a better message only:
-/// whatever goes wrong means no.
+/// Whether a plain HTTP server is at `address`, so that an error can name a mixed-up port. It only improves an error
+/// message, so any failure means `false`.
 pub async fn speaks_http(address: &Address) -> bool {
     let ask = async {
         // The question says nothing that needs to be kept secret.

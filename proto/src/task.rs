@@ -1,5 +1,5 @@
-//! Tasks of the runtime, all of one type. What the runtime makes for the type of a task is some thousand lines of machine
-//! code, which a program with a hundred of them waits for when it is compiled.
+//! Tasks of the runtime, all of one type. For each type of task the runtime generates some thousand lines of machine
+//! code. With a hundred types that would slow compilation down.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,8 +15,8 @@ pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static
     tokio::spawn(future)
 }
 
-/// What a task brought that nobody aborts. Its panic is its caller's too. A runtime that ends cancels its tasks, and whoever waits
-/// for them ends with it: that wait has no end of its own.
+/// The result of a task that is never aborted. Its panic is its caller's too. A runtime that ends cancels its tasks.
+/// The caller then waits for ever, because it ends with the runtime as well.
 pub async fn joined<T>(task: Result<T, JoinError>) -> T {
     match task.map_err(JoinError::try_into_panic) {
         Ok(brought) => brought,

@@ -13,7 +13,7 @@ use brigade_proto::pipeline::*;
 use proptest::prelude::*;
 use prost::Message;
 
-/// A length-delimited field.
+/// Encodes a length-delimited field.
 fn field(number: u8, value: &[u8]) -> Vec<u8> {
     let mut bytes = vec![number << 3 | 2];
     prost::encode_length_delimiter(value.len(), &mut bytes).unwrap();
@@ -147,7 +147,7 @@ fn abilities_of_a_real_worker_pass() {
 }
 
 proptest! {
-    /// Whatever prost decodes has been counted to its end: nothing it takes is refused as no message.
+    /// Every message that prost decodes has been counted to its end: none of them is refused as invalid.
     #[test]
     fn what_decodes_is_counted(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let has_groups = matches!(count_fields::<LaneFrame>(&bytes),

@@ -1,4 +1,4 @@
-//! Checks of frames as bytes: what a stage accepts is within its limits, whatever was sent.
+//! Checks of frames as bytes: accepted frames are within the stage's limits, for any input.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -169,7 +169,7 @@ fn what_is_not_a_frame_is_a_decode_error() {
     assert!(matches!(error, FrameError::Decode(_)), "{error}");
 }
 
-/// What acceptance promises, stated again.
+/// The promise about accepted frames, stated a second time.
 fn assert_within_limits(ubatch: &Ubatch) {
     let rows: usize = ubatch.parts.iter().map(|p| p.tokens.len()).sum();
     assert!(rows <= 8 && ubatch.parts.len() <= 4);

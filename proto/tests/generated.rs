@@ -1,5 +1,5 @@
-//! The types in `generated` are what the `.proto` files say. They lie in the repository because making them takes 28 crates,
-//! which a build then does without. `BRIGADE_BLESS=1` writes them anew.
+//! The types in `generated` agree with the `.proto` files. They are committed because generating them takes 28
+//! crates, which a build then does without. `BRIGADE_BLESS=1` writes them again.
 
 use std::path::{Path, PathBuf};
 

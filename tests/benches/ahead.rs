@@ -1,18 +1,20 @@
-//! One stream that runs ahead of its draws, on lines that are not at hand: workers that are far away, and stages that
-//! take as long as those of a larger model on machines of their own.
+//! Benchmarks one stream that runs ahead of its draws, on emulated lines: with workers that are far away, and with
+//! stages that take as long as those of a larger model on machines of their own.
 //!
 //! ```text
 //! cargo bench -p brigade-tests --bench ahead -- --model M --hop-ms 10 --speculate 0.6,0.9
 //! cargo bench -p brigade-tests --bench ahead -- --stages 4 --costs one.json --speculate 0.9
 //! ```
 //!
-//! `--hop-ms` is how long bytes take over each hop: to the first worker, from each to the next, and from the last one back.
-//! With `--costs` stages sleep. The file is what `brigade bench --json` printed of a whole model on one worker; each stage takes
-//! an equal share of its time for so many rows. What a stage computes in earnest (the demo model, or `--model`) is a part of
-//! that time. Without `--costs` stages compute, on one thread each, pinned to a core where there are enough.
+//! `--hop-ms` is the latency of each hop: to the first worker, from each to the next, and from the last one back.
+//! With `--costs` stages sleep. The file is what `brigade bench --json` printed of a whole model on one worker; each
+//! stage takes an equal share of its time for so many rows. The real computing of a stage (the demo model, or
+//! `--model`) is a part of that time. Without `--costs` stages compute, on one thread each, pinned to a core where
+//! there are enough.
 //!
-//! Prints what `brigade bench --speculate` prints on that line, with one window at a time beside (`--sync`). `--hold` measures
-//! nothing: it prints the options that make other commands use these workers, and waits for the end of its input.
+//! Prints the rows of `brigade bench --speculate` on that line, and the same with one window at a time (`--sync`).
+//! `--hold` measures nothing: it prints the options that make other commands use these workers, and waits for the end
+//! of its input.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 

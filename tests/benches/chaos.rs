@@ -76,7 +76,7 @@ fn process(address: SocketAddr) -> Running {
     Running::spawn(command, brigade_worker::run::READY_PREFIX)
 }
 
-/// What all clients have seen.
+/// Counts over all clients.
 #[derive(Default)]
 struct Seen {
     stop: AtomicBool,
@@ -161,7 +161,7 @@ fn harm(fault: Fault, worker: &mut Worker, seen: &Seen) -> Duration {
         Fault::Cut => worker.proxy.cut(),
         Fault::Hold => worker.proxy.hold(Duration::from_millis(1500)),
     }
-    // What was under way at the fault has come by then.
+    // Events that were under way at the fault have come by then.
     std::thread::sleep(Duration::from_millis(20));
     let before = counts();
     let mut going = [false; STREAMS];

@@ -1,5 +1,5 @@
-//! What a GPU reaches, beside what was set as a goal for one: decode of one sequence as a share of its memory's speed,
-//! decode of 32 beside one, prefill, and two stages on one GPU beside one.
+//! Benchmarks a GPU against the goals that were set for it: decode of one sequence as a share of its memory's speed,
+//! decode of 32 sequences compared with one, prefill, and two stages on one GPU compared with one.
 //!
 //! ```text
 //! cargo bench -p brigade-tests --bench gpu                             on vulkan:0, models of real sizes
@@ -160,7 +160,7 @@ fn title((arch, size, quant, _): &Model) -> String {
     format!("{arch} {size} {quant}")
 }
 
-/// The model's file.
+/// Path of the model's file, which is made if needed.
 fn synth((arch, size, quant, _): &Model) -> Result<PathBuf, String> {
     let path = std::env::temp_dir().join(format!("brigade-gpu-{arch}-{size}-{quant}.gguf"));
     if !path.is_file() {

@@ -1,5 +1,5 @@
-//! What lines of 4 to 64 stages would do, by simulation under the real scheduler: throughput, the stages'
-//! busy share, and the time between two tokens, over links of 1 to 100 Gb Ethernet.
+//! Simulates lines of 4 to 64 stages under the real scheduler: throughput, the stages' busy share, and the time
+//! between two tokens, over links of 1 to 100 Gb Ethernet.
 //!
 //! ```text
 //! cargo bench -p brigade-tests --bench lines                      tables as Markdown
@@ -7,8 +7,7 @@
 //! cargo bench -p brigade-tests --bench lines -- --svg lines.svg   and a picture
 //! ```
 //!
-//! The model is given by what one machine of the line would take for all of it, and each stage takes an even
-//! share:
+//! The options give the cost of the whole model on one machine of the line, and each stage takes an even share:
 //!
 //! - `--fixed-ms F` for a ubatch, whatever its rows;
 //! - `--row-ms R` for each row;
@@ -27,7 +26,7 @@
 //! cargo bench -p brigade-tests --bench lines -- --compare b.json
 //! ```
 //!
-//! `tests/benches/lines.md` and `lines.svg` are what the first and the third command print.
+//! `tests/benches/lines.md` and `lines.svg` are the output of the first and the third command.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! How much of agents' prompts is computed again, over HTTP: what was spared beside what a cache without end would spare, and
-//! beside the most that any cache of the same size could.
+//! Measures how much of agents' prompts is reused, over HTTP. It compares that with a cache without end, and with the
+//! best possible cache of the same size.
 //!
 //! ```text
 //! cargo bench -p brigade-tests --bench prefixes                         llama and hybrids, memory alone
@@ -8,19 +8,19 @@
 //! cargo bench -p brigade-tests --bench prefixes -- --rules              rules compared on a simulated line
 //! ```
 //!
-//! The trace is drawn from `--seeds`: `brigade_tests::agents::trace` says what agents do. Rules are tuned on seeds 1 to 3, and
-//! figures come from others. `--memory 4,2` are the parts of the trace's distinct tokens that a line holds as pages, running
-//! sequences included. There are as many pages as all sequences that may run need, so `--max-seqs` and `--ctx` set that. Of
-//! models that need kept states, one is kept for each 512 of these tokens (`--per-state`). `--models` are
-//! architectures and sizes of `brigade synth`; their text is babble, and what is kept does not depend on it.
+//! The trace is drawn from `--seeds`, see `brigade_tests::agents::trace`. Rules are tuned on seeds 1 to 3, and
+//! figures come from others. `--memory 4,2` are the parts of the trace's distinct tokens that a line holds as pages,
+//! running sequences included. There are as many pages as all sequences that may run need, so `--max-seqs` and
+//! `--ctx` set that. Of models that need kept states, one is kept for each 512 of these tokens (`--per-state`).
+//! `--models` are architectures and sizes of `brigade synth`; their text is random, and reuse does not depend on it.
 //!
-//! Prompts are tokens, so nobody says where instructions end: what the borders of chats are worth is to be seen with `--rules`
-//! only. Owners are told apart by `cache_salt`.
+//! Prompts are tokens, so they have no marks where instructions end: the value of a chat's borders is only measured
+//! with `--rules`. Owners are told apart by `cache_salt`.
 //!
-//! With `--disk` all processes are killed in the middle of the trace and started again, and at three quarters again with the
-//! layers cut otherwise. `--peer` is a program like llama-server, or the URL of one that runs. It gets the same bytes for
-//! what it keeps, in two ways: one slot and the rest as its cache in RAM, and as many slots and cells as there is memory for.
-//! Its checkpoints of recurrent states come on top, as it makes them.
+//! With `--disk` all processes are killed in the middle of the trace and started again, and at three quarters again
+//! with the layers cut otherwise. `--peer` is a program like llama-server, or the URL of one that runs. It gets the
+//! same bytes for kept states, in two ways: with one slot and the rest as its cache in RAM, and with as many slots
+//! and cells as fit. Its checkpoints of recurrent states are not counted in that.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -133,7 +133,7 @@ struct Removed(PathBuf);
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        // Nobody else has it.
+        // No other test uses it.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -212,7 +212,7 @@ impl Replays<'_> {
         let (prompts, ceiling) = (bounds.prompts() as f64, sum(bounds.without_end()));
         let cached: u64 = replayed.cached.iter().map(|n| u64::from(*n)).sum();
         let drawn: u64 = self.trace.asks.iter().map(|ask| u64::from(ask.answer) - 1).sum();
-        // What the line has computed, where it says so.
+        // Rows that the line has computed, if the server reports them.
         let read = match seen.rows {
             0 => bounds.prompts() - cached,
             rows => rows - drawn,
@@ -238,7 +238,7 @@ impl Replays<'_> {
     }
 }
 
-/// What there is to be known of a trace's tokens: where nothing is short, on a simulated line.
+/// The bounds of a trace, from a simulated line where nothing is short.
 fn roomy(trace: &Trace) -> Result<Bounds, String> {
     let room = Room { pages: None, places: None };
     Ok(Bounds::new(&simulate(trace, Prefixes::All, room, RULES[0].1)?.said))

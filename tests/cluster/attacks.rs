@@ -1,5 +1,5 @@
-//! What people get who have no certificate, the wrong one, or one that is right for something else: a table of attacks on a
-//! line that runs, each with its answer. The line must run on as if nothing had been.
+//! Attacks on a running line by peers without a certificate, with a wrong one, or with one for another role: a table
+//! of attacks and answers. The line must run on undisturbed.
 //!
 //!     cargo test --release --test cluster -- attacks::
 
@@ -70,13 +70,13 @@ impl Scene {
         Somebody::member(&self.authority, role, name)
     }
 
-    /// Who shows this certificate, and believes in the cluster.
+    /// A peer that shows this certificate, and trusts the cluster.
     fn showing(&self, by: &Authority, role: Role, validity: Validity) -> Somebody {
         Somebody::new(&self.authority, by, role, "desk", validity)
     }
 }
 
-/// What an attacker saw.
+/// The answer that an attacker got.
 type Seen = Result<String, String>;
 
 fn of_status(status: &Status) -> String {
@@ -183,7 +183,7 @@ async fn asks_for_results(who: &Somebody, to: &Address) -> Seen {
     answer(PipelineClient::new(connection).results(request).await.map(quiet))
 }
 
-/// Asks a worker for so many blobs of its cache, by hashes that were made up; what it sends.
+/// Asks a worker for so many blobs of its cache, by made-up hashes; returns the blobs that it sends.
 async fn asks_for_weights(who: &Somebody, to: &Address, n: usize, offset: u64) -> Seen {
     let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
     let blob = WantedBlob { blake3: vec![7; 32].into(), nbytes: 1 << 20, offset };
@@ -210,7 +210,7 @@ async fn opens_a_lane(who: &Somebody, to: &Address, stage: u32, coordinator_id: 
     }
 }
 
-/// Bytes to a port; what comes back until it is closed.
+/// Sends bytes to a port; returns the reply until the connection is closed.
 fn sends(to: &Address, bytes: &[u8]) -> Seen {
     let mut stream = TcpStream::connect(to.to_string()).map_err(|e| e.to_string())?;
     stream.set_read_timeout(Some(ANSWERS_WITHIN)).map_err(|e| e.to_string())?;
@@ -224,7 +224,8 @@ fn sends(to: &Address, bytes: &[u8]) -> Seen {
     }
 }
 
-/// A TLS client of its own, which believes everybody, with a certificate or none; what it sees.
+/// Connects with a TLS client that accepts every certificate, with or without one of its own; returns what the server
+/// sends.
 async fn raw_tls(to: &Address, shown: Option<(brigade_proto::tls::Der, &NodeKey)>) -> Seen {
     use rustls::ClientConfig;
     use rustls::pki_types::ServerName;
@@ -251,7 +252,7 @@ async fn raw_tls(to: &Address, shown: Option<(brigade_proto::tls::Der, &NodeKey)
     }
 }
 
-/// Believes every server.
+/// A client that accepts every server.
 #[derive(Debug)]
 struct Credulous;
 
@@ -292,7 +293,7 @@ impl rustls::client::danger::ServerCertVerifier for Credulous {
     }
 }
 
-/// A connection to the coordinator by somebody who has a key and nothing else.
+/// A connection to the coordinator by a process that has a key and no certificate.
 async fn dials_as_newcomer(scene: &Scene, key: &NodeKey) -> Result<Connection, String> {
     let pin = scene.authority.id();
     let shown = Credentials::of_newcomer(key, "newcomer", pin, unix_now()).unwrap();
@@ -335,7 +336,7 @@ struct Table {
 }
 
 impl Table {
-    /// Enters what was seen. It must be a refusal that says `words`.
+    /// Records an observation. It must be a refusal that says `words`.
     fn enter(&mut self, attack: &str, words: &str, seen: Seen) {
         let (said, is_refusal) = match seen {
             Ok(said) => (format!("ANSWERED: {said}"), false),

@@ -1,5 +1,5 @@
-//! Planned changes while streams run: workers are drained, added and asked to leave; every stream goes on with the bytes
-//! of an undisturbed run, only what moves is loaded, and no position is computed again.
+//! Planned changes while streams run: workers are drained, added and asked to leave. Every stream goes on with the
+//! bytes of an undisturbed run. Only layers that move are loaded, and no position is computed again.
 //!
 //! The table of pauses takes minutes:
 //! `cargo test --release --test cluster -- --ignored changes::pauses`.
@@ -36,11 +36,11 @@ fn answer(server: &Server, seed: usize) -> Value {
     let mut body = json!({
         "prompt": "In the", "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true, "logprobs": 1,
     });
-    // Whose model has adapters takes another share of them each time.
+    // With adapters, each round uses another share of them.
     if get(&server.url("/lora-adapters")).unwrap().body != "[]" {
         body["lora"] = json!([{ "id": seed % 2, "scale": seed as f64 / 2.0 }]);
     }
-    // What a sampler looks back at moves too.
+    // The sampler's window of tokens moves too.
     if seed.is_multiple_of(2) {
         body["repeat_penalty"] = 1.2.into();
         body["presence_penalty"] = 0.3.into();
@@ -112,7 +112,8 @@ impl Cluster {
         self.server.metric("brigade_sequences_put_back_total{outcome=\"done\"}")
     }
 
-    /// Runs `change` while all streams draw; they must get what they got without it, and nothing is computed again.
+    /// Runs `change` while all streams draw. Their answers must be those without it, and nothing may be computed
+    /// again.
     fn during_streams(&self, what: &str, change: impl FnOnce()) {
         let again = || self.server.metric("brigade_tokens_replayed_total");
         let before = again();
@@ -120,7 +121,7 @@ impl Cluster {
         assert_eq!(again() - before, 0.0, "{what}: positions computed again");
     }
 
-    /// As [`Self::during_streams`], where something may be computed again.
+    /// The same as [`Self::during_streams`], where positions may be computed again.
     fn disturb(&self, what: &str, change: impl FnOnce()) {
         let put_back = self.put_back();
         self.stream_through(what, change);
@@ -226,7 +227,7 @@ fn layers_are_moved_by_order_while_streams_run() {
         };
         let before = ends();
         let (first, last) = (workers[0].ready.trim(), workers[2].ready.trim());
-        // One layer of the middle goes to the first, and what is left of it to the last.
+        // One layer of the middle worker goes to the first, and its other layers to the last.
         let one = format!("{}..{}", before[0], before[0] + 1);
         cluster.during_streams("move", || {
             let said = cluster.ask(&["move", &one, first]).unwrap();
@@ -252,7 +253,7 @@ fn layers_are_moved_by_order_while_streams_run() {
     }
 }
 
-/// What adapters add to layers goes with them, loaded ahead as these are; each stream goes on with its own.
+/// Adapters of layers move with them and are loaded ahead too. Each stream goes on with its own adapters.
 fn layers_move_with_their_adapters_while_streams_run() {
     for (arch, size) in kinds_of_state(2) {
         let model = synth(arch, size);
@@ -317,8 +318,7 @@ fn a_worker_that_is_slower_than_it_says_loses_layers() {
     std::fs::remove_file(model).unwrap();
 }
 
-/// Every worker is asked to leave, and begun again at its address, one after the other: as somebody does who
-/// upgrades them.
+/// Every worker is asked to leave, and started again at its address, one after the other, as in an upgrade.
 fn workers_are_restarted_one_by_one_while_streams_run() {
     let model = synth("granitehybrid", "tiny");
     let mut workers: Vec<Running> = (0..3).map(|_| worker()).collect();
@@ -329,7 +329,7 @@ fn workers_are_restarted_one_by_one_while_streams_run() {
         cluster.stream_through("restart", || {
             signal("TERM", worker.pid());
             until("it has ended", || !brigade_tests::process::is_alive(worker.pid()));
-            // Nobody takes the port before it is back.
+            // No other process takes the port before it is back.
             *worker = worker_at(&address);
             until("it may have layers again", || {
                 let status = cluster.status();
@@ -397,7 +397,7 @@ fn checkpoints_go_on_after_a_planned_change() {
         let drawn = cluster.drawn();
         until("checkpoints are taken", || cluster.drawn() > drawn + 60.0 * STREAMS as f64);
         let address = workers[2].ready.trim().to_owned();
-        // More, where a busy machine had the line begun anew meanwhile.
+        // There are more on a busy machine, where the line was begun anew in between.
         let begun = cluster.put_back();
         assert!(begun >= STREAMS as f64, "{begun}");
         workers[2] = {
@@ -430,7 +430,7 @@ fn states_move_again_and_again() {
     std::fs::remove_file(model).unwrap();
 }
 
-/// Who fetches a state shows its key, to a worker beside the line too.
+/// A worker that fetches a state shows its key, also to a worker beside the line.
 fn over_tls_states_move_from_a_worker_that_leaves() {
     let model = synth("llama", "tiny");
     let desk = secure::Cluster::new();

@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 /// How long anything may take on a machine that runs other tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a server and a worker say before their addresses.
+/// The beginnings of the ready lines of a server and of a worker.
 const SERVING: &str = "brigade serve listening on ";
 const WORKER_READY: &str = "brigade worker ready on ";
 
-/// Streams at once.
+/// Number of streams at once.
 const STREAMS: u64 = 8;
 
 /// Positions of each stream's prompt: several pages, and far more than lie between two checkpoints.
@@ -66,10 +66,10 @@ fn requests() -> Vec<Value> {
     ]
 }
 
-/// What came of a request.
+/// The answer to a request.
 #[derive(Debug)]
 struct Answer {
-    /// What must be the same byte for byte.
+    /// The part that must be the same, byte for byte.
     choices: Value,
     /// Positions computed again, of all choices.
     again: u64,
@@ -101,8 +101,8 @@ fn go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) {
     assert!(2 * again < prompts, "{again} of {prompts}: as much as without checkpoints");
 }
 
-/// As [`go_on`], whatever is computed again. Returns how many sequences were put back, how many positions were computed
-/// again, and how many their prompts have.
+/// The same as [`go_on`], without a limit of positions that are computed again. Returns how many sequences were put
+/// back, how many positions were computed again, and how many their prompts have.
 fn answers_go_on(server: &Running, expected: &[Value], lose: impl FnOnce()) -> [u64; 3] {
     let url = &server.ready;
     let drawn = || metric(server, "brigade_generated_tokens_total");
@@ -166,7 +166,7 @@ fn every_worker_comes_back(model: Option<&Path>) {
     assert_eq!(metric(&server.process, "brigade_requests_total{outcome=\"error\"}"), 0.0);
 }
 
-/// Streams that run ahead when a worker is lost say the same, with copies and without.
+/// Streams that run ahead when a worker is lost give the same answers, with copies and without.
 fn drafts_change_no_answer_when_workers_are_lost() {
     for (arch, mode) in [("llama", "buddy"), ("granitehybrid", "buddy"), ("rwkv7", "off")] {
         let model = synth(arch, "tiny");
@@ -291,7 +291,7 @@ fn a_spare_goes_on_from_the_copies_of_the_one_it_stands_in_for() {
     std::fs::remove_file(model).unwrap();
 }
 
-/// A worker that comes back finds what it wrote before.
+/// A worker that comes back finds the copies that it wrote before.
 fn copies_on_a_disk_are_there_when_the_worker_is_again() {
     let model = synth("granitehybrid", "tiny");
     let cache = std::env::temp_dir().join(format!("brigade-copies-{}", std::process::id()));
@@ -321,7 +321,7 @@ fn copies_on_a_disk_are_there_when_the_worker_is_again() {
     std::fs::remove_file(model).unwrap();
 }
 
-/// What a worker says to somebody who would have it keep copies, and to the same one when it asks for some.
+/// A worker's answers to a peer that wants it to keep copies, and that asks for some.
 async fn keeps_and_hands_out(who: &Somebody, to: &Address) -> [FailureKind; 2] {
     let connection = who.dial(to, Role::Worker).await.unwrap();
     let mut client = CopiesClient::new(connection);
@@ -334,7 +334,7 @@ async fn keeps_and_hands_out(who: &Somebody, to: &Address) -> [FailureKind; 2] {
     [kept, handed_out].map(|status| Failure::from_status(&status).kind())
 }
 
-/// Whoever may do something is told that the epoch is another; anybody else, that he may not.
+/// A peer with the right to call is told that the epoch is another one; any other peer is forbidden.
 fn only_the_line_has_copies(cluster: &Cluster, workers: &[(&str, Address)]) {
     use FailureKind::{Forbidden, StaleEpoch};
     let authority = cluster.authority();
@@ -438,8 +438,8 @@ fn pauses(model: &Path, mode: &str, context: u64) -> [Duration; 2] {
     [back, spare]
 }
 
-/// Times that a line is started. Lines differ by more than checkpoints cost, through the memory that they get: what is
-/// compared is of one line.
+/// Times that a line is started. Lines differ by more than the cost of checkpoints, because of the memory that they
+/// get. So both cases are measured on one line.
 const STARTS: usize = 2;
 
 /// Rounds of each start: without copies and with them, in an order in which a drift falls on both.

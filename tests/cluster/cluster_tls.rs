@@ -1,5 +1,5 @@
-//! A cluster from its first start to a revocation, over real processes: a coordinator makes its authority, workers join
-//! by token and come back without, a line runs over TLS, and nobody else gets an answer.
+//! A cluster from its first start to a revocation, over real processes. A coordinator makes its authority, workers
+//! join by token and come back without one, and a line runs over TLS. No other peer gets an answer.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -58,10 +58,10 @@ fn a_line_over_tls_from_the_first_token_on() {
     for word in ["lab", "attic", "stage 0", workers[0].ready.trim()] {
         assert!(nodes.contains(word), "{nodes}");
     }
-    // A token that was used lets nobody in, and says so.
+    // A used token is refused, and the error says so.
     let refused = cluster.refused(&cluster.worker_args("cellar", Some(token), &[]));
     assert!(refused.contains("the token was used already"), "{refused}");
-    // Who has joined comes back without a token, also with one that is worth nothing.
+    // Nodes that have joined come back without a token, also with an invalid one.
     let [lab, attic] = workers;
     drop(lab);
     drop(attic);
@@ -172,7 +172,7 @@ fn workers_of_one_folder_are_two_machines_to_the_cluster() {
         names.collect::<Vec<_>>()
     };
     assert_eq!(names(&cluster), ["lab", "lab-2"]);
-    // Nobody has a third identity, and both come back as themselves without a token.
+    // There is no third identity to use, and both come back as themselves without a token.
     let refused = cluster.refused(&cluster.worker_args("lab", None, &[]));
     assert!(refused.contains("use all identities in"), "{refused}");
     drop((first, second));
@@ -250,7 +250,7 @@ fn a_lost_authority_is_begun_anew_only_when_that_is_said() {
     let server = Running::start_logged(&anew, "brigade serve listening on ", &log);
     let said = std::fs::read_to_string(&log).unwrap();
     assert!(said.contains("Join these anew") && said.contains("lab"), "{said}");
-    // What the old authority gave is worth nothing; a new token is all that it takes.
+    // Certificates of the old authority are invalid; a new token is all that is needed.
     let lab = cluster.worker("lab", &cluster.token(&[]));
     wait_up(&server);
     // And it is taken for the new one's from then on.
@@ -260,7 +260,7 @@ fn a_lost_authority_is_begun_anew_only_when_that_is_said() {
     wait_until("it serves again", SOON, || completes(&server.ready));
 }
 
-/// With a cluster, the flag is about HTTP: it opens the control address to nobody.
+/// With a cluster, the flag is about HTTP only: it does not open the control address.
 fn the_insecure_flag_opens_no_cluster() {
     let mut cluster = Cluster::new();
     let local: Address = cluster.control.parse().unwrap();
@@ -324,7 +324,7 @@ fn certificates_of_somebody_elses_authority() {
     cluster.admin(&["revoke", "lab"]);
     wait_until("it is out", SOON, || !completes(&server.ready));
     drop(lab);
-    // One whose time is over is told so.
+    // A peer with an expired certificate gets an error that says so.
     let over = Validity { not_before: unix_now() - 7200, not_after: unix_now() - 3600 };
     let log = cluster.dir.join("expired.log");
     let expired = Running::start_logged(&args(&worker("attic", over, &[])), READY, &log);

@@ -1,5 +1,5 @@
-//! Each flood that a hostile peer can make, against a real `brigade worker`. The table says what was sent,
-//! the most memory that was resident, the caps that bound it, and what a line over that worker lost.
+//! Each flood that a hostile peer can make, against a real `brigade worker`. The table has the bytes sent, the
+//! highest resident memory, the caps that bound it, and the losses of a line over that worker.
 //!
 //! ```text
 //! cargo test --release --test cluster -- --ignored floods::
@@ -245,7 +245,7 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Its streams end with it, so that nobody holds it any more.
+        // Its streams end with it, so that no client holds it any more.
         signal("KILL", self.server.process.pid());
         self.clients.drain(..).for_each(|client| drop(client.join()));
     }
@@ -278,7 +278,7 @@ async fn calls(victim: Arc<Victim>, path: &'static str, bytes: Bytes, n: u64) ->
             outcome(answer).await
         });
     }
-    // What hangs is over when its worker is.
+    // Hung connections end with the worker.
     let _ =
         tokio::time::timeout(FLOOD_FOR, async { while tasks.join_next().await.is_some() {} }).await;
     sent.load(Ordering::Relaxed)
@@ -359,7 +359,7 @@ fn greeting() -> Vec<u8> {
     words
 }
 
-/// What a stranger says before it falls silent, on each of its connections.
+/// The bytes that a stranger sends before it falls silent, on each of its connections.
 fn half_handshakes() -> [(&'static str, Vec<u8>); 4] {
     let whole = greeting();
     // The largest message that a first record may announce, with half of the record behind it.
@@ -412,7 +412,7 @@ fn half_handshakes_stay_within_their_caps() {
         let more = peak.saturating_sub(before);
         assert!(more <= HANDSHAKES + SLACK, "{name}: {} MiB more", mib(more));
     }
-    // Who means well is let in as soon as the flood is over, also from its address.
+    // An honest peer is let in as soon as the flood is over, also from its address.
     let desk = Somebody::member(&cluster.authority(), Role::Coordinator, "other");
     let worker: Address = victim.process.ready.trim().parse().unwrap();
     wait_until("a member is let in", Duration::from_secs(30), || {

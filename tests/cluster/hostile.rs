@@ -1,5 +1,5 @@
-//! Peers that lie to a worker. What they send cannot make it abort, or hold more memory than the named caps,
-//! and it goes on serving others. Memory is the process's own peak, not an estimate.
+//! Peers that lie to a worker. They cannot make it abort, or hold more memory than the named caps, and it goes on
+//! serving others. Memory is the process's own peak, not an estimate.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ const PUSH: &str = "/brigade.control.Worker/PushTensors";
 const HELLO: &str = "/brigade.control.Worker/Hello";
 const UNLOAD: &str = "/brigade.control.Worker/Unload";
 
-/// gRPC's InvalidArgument.
+/// gRPC's code InvalidArgument.
 const INVALID: u32 = 3;
-/// What a process may take beside what its caps count: pieces being copied, HTTP/2's own buffers.
+/// The allowance for memory that no cap counts: pieces being copied, HTTP/2's own buffers.
 const SLACK: u64 = 64 << 20;
 
 async fn connect(victim: &Victim) -> Peer {
@@ -163,7 +163,7 @@ fn connections_have_caps_and_those_that_say_nothing_are_closed() {
     });
 }
 
-/// A coordinator that had nothing to say for a while finds the worker as if nothing had been.
+/// A coordinator that had no call to make for a while finds the worker as before.
 fn a_connection_that_was_closed_for_its_silence_is_made_again() {
     in_runtime(async {
         let victim = Victim::ours();

@@ -1,4 +1,4 @@
-//! What anybody may tell a coordinator by joining: nothing of it ends the coordinator or fills it up.
+//! Hostile joins: no message of a joining peer ends the coordinator or fills its memory.
 
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,7 @@ fn a_worker_that_is_none_ends_nothing() {
     assert!(completes(&server.ready), "the line is not disturbed");
 }
 
-/// Addresses that answer nothing, more of them than are dialled at once and out of step, keep nobody out.
+/// Addresses that do not answer, more of them than are dialled at once, do not keep other workers out.
 fn a_flood_of_joins_keeps_nobody_out() {
     let control = free_address();
     let server = serve(&["--control", &control]);

@@ -1,5 +1,5 @@
-//! A coordinator holds its workers while it builds a line, however long one of them loads, and however little
-//! that one says meanwhile.
+//! A coordinator holds its workers while it builds a line, however long one of them loads, and even if that one is
+//! silent.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -143,7 +143,7 @@ fn a_worker_that_is_long_at_loading_stays_with_its_coordinator() {
     });
 }
 
-/// Another coordinator's order, as far as it is looked at by a worker that is not free.
+/// Another coordinator's order, with the fields that a busy worker reads.
 fn other_order() -> PrepareRequest {
     let spec = StageSpec {
         n_stages: 1,

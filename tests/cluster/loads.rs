@@ -1,6 +1,6 @@
-//! Loads one stage after the other in one worker process. The fourth load costs what the first did. What a
-//! stage reserves and does not use (pages of keys and values, most of all) is not touched, however often
-//! memory was used before. What a stage held is given back.
+//! Loads one stage after the other in one worker process. The fourth load costs as much as the first. Memory that a
+//! stage reserves and does not use (most of all pages of keys and values) is not touched, however often it was used
+//! before. The memory of an unloaded stage is given back.
 //!
 //! This prints a table for a model of 0.6 billion weights, or for the one that `BRIGADE_LOADS_MODEL` names:
 //!

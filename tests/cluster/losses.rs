@@ -58,11 +58,11 @@ fn requests() -> Vec<Value> {
     ]
 }
 
-/// What a stream brought.
+/// The events of a stream.
 struct Streamed {
-    /// What has to be the same: the choices of its events, by their numbers.
+    /// The part that must be the same: the choices of its events, by their numbers.
     choices: BTreeMap<u64, Vec<Value>>,
-    /// When events came.
+    /// The times of the events.
     at: Vec<Instant>,
     again: u64,
 }
@@ -111,7 +111,7 @@ impl Worker {
     }
 }
 
-/// A line of three, and what its streams get when nothing happens.
+/// A line of three workers, and the answers of its streams without a loss.
 struct Line {
     server: Server,
     folder: PathBuf,
@@ -120,7 +120,7 @@ struct Line {
 }
 
 impl Line {
-    /// Who is lost is waited for so many seconds.
+    /// A line that waits this many seconds for a lost worker.
     fn start(model: &str, replace_after: &str) -> Self {
         let workers: Vec<Worker> = (0..3).map(|_| Worker::start()).collect();
         let addresses: Vec<String> = workers.iter().map(|w| w.address.to_string()).collect();
@@ -163,7 +163,7 @@ impl Line {
         bodies.iter().map(begin).collect()
     }
 
-    /// Loses the worker of a stage while all streams run; `harm` does it, and whatever follows. Prints a row.
+    /// Loses the worker of a stage while all streams run; `harm` does it. Prints a row.
     fn lose(&mut self, what: &str, stage: usize, harm: impl FnOnce(&mut Worker)) {
         let which = self.worker_of(stage);
         let (requests, events) = (requests(), Arc::<AtomicUsize>::default());

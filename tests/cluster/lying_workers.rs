@@ -1,5 +1,5 @@
-//! Workers that lie to a coordinator. What one says of itself is refused by the name of the field. An epoch
-//! number that one claims reaches no other worker.
+//! Workers that lie to a coordinator. A false capability is refused by the name of the field. A false epoch number
+//! reaches no other worker.
 
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Capabilities, HelloReply, HelloRequest};
@@ -10,7 +10,7 @@ use brigade_tests::hostile::Victim;
 use brigade_tests::liar::Liar;
 use brigade_tests::process::run;
 
-/// What an honest worker says.
+/// The handshake of an honest worker.
 async fn honest(worker: &Victim) -> HelloReply {
     let channel = dial(&worker.address.into(), false).await.unwrap();
     let hello = HelloRequest {
@@ -22,7 +22,7 @@ async fn honest(worker: &Victim) -> HelloReply {
     WorkerClient::new(channel).hello(hello).await.unwrap().into_inner()
 }
 
-/// What `brigade run` over these workers says on standard error.
+/// The standard error of `brigade run` over these workers.
 async fn run_over(workers: Vec<String>) -> String {
     let ran = tokio::task::spawn_blocking(move || {
         let mut args = vec!["run", "-p", "In the beginning", "-n", "4"];

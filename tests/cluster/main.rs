@@ -1,4 +1,4 @@
-//! Workers that join, leave, are lost, lie and attack: what becomes of the line, over real processes.
+//! The line when workers join, leave, are lost, lie and attack, over real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

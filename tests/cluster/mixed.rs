@@ -1,5 +1,5 @@
-//! Requests for whole rows of logits beside requests for tokens, in the same ubatches over real workers. Each
-//! gets what it gets alone.
+//! Requests for whole rows of logits beside requests for tokens, in the same ubatches over real workers. Each gets
+//! the same answer as alone.
 
 use std::sync::Arc;
 use std::time::Duration;

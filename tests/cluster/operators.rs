@@ -1,5 +1,5 @@
-//! The first hours of an operator: what is waited for and what to type next, machines under one name everywhere, who is
-//! lost, and orders that are taken back.
+//! The first hours of an operator. Messages name the missing workers and the next command, machines have one name
+//! everywhere, losses are shown, and orders can be taken back.
 
 use std::process::Command;
 use std::time::Duration;
@@ -112,7 +112,7 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
     planned.sort_unstable();
     assert_eq!(planned, ["attic", "lab"]);
 
-    // Any of its three names means it; what was drained can be had back.
+    // A worker can be named in three ways, and a drained one can be used again.
     let key = node(&cluster, "lab")["key"].as_str().unwrap()[..12].to_owned();
     for called in ["lab", lab.ready.trim(), &key] {
         cluster.admin(&["cluster", "drain", called]);

@@ -197,7 +197,7 @@ fn who_may_not_join(net: &Net, cluster: &Cluster, lines: &[String]) {
     other_certificate(net, cluster, &other);
 }
 
-/// A worker with a certificate of another cluster: it can start, and nobody speaks with it.
+/// A worker with a certificate of another cluster can start, but no process accepts it.
 fn other_certificate(net: &Net, cluster: &Cluster, other: &Cluster) {
     let (ours, theirs, key) =
         (cluster.authority(), other.authority(), NodeKey::generate().unwrap());

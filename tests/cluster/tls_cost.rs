@@ -1,6 +1,6 @@
-//! What TLS between processes costs: the same line with it and without, in turns, so that a busy machine is busy for both.
-//! The time by the clock says what a client sees on a quiet machine. The processors' time says what it costs also on a
-//! busy one. Measured at night:
+//! The cost of TLS between processes: the same line with it and without, in turns, so that a busy machine is busy for
+//! both. The wall time is that of a client on a quiet machine. The processors' time is valid on a busy machine too.
+//! Measured at night:
 //!
 //!     cargo test --release --test cluster -- --ignored tls_cost::
 
@@ -152,11 +152,11 @@ fn the_same_line_with_and_without() {
         push[usize::from(is_tls)].push(Line::new(path, is_tls).push_speed());
     }
     let lines = [Line::new(path, false), Line::new(path, true)];
-    // By what is done, by clock or processors, and by kind.
+    // By operation, by wall clock or processor time, and by kind of connection.
     let mut seconds: [[[Vec<f64>; 2]; 2]; 2] = Default::default();
     for pair in 0..=PAIRS {
         for turn in 0..2 {
-            // Who is first changes from pair to pair.
+            // The order changes from pair to pair.
             let kind = (pair + turn) % 2;
             let taken = [
                 lines[kind].seconds(PROMPTS, PROMPT_TOKENS, 1),
@@ -182,7 +182,7 @@ fn the_same_line_with_and_without() {
     println!("| push of weights, MB/s | {plain:.0} | {tls:.0} | {:.3} |", tls / plain);
 }
 
-/// Keeps the shape of what is measured honest: a log line that is read, and a median that is one.
+/// Checks the measurement itself: colours of log lines are removed, and the median is a median.
 fn what_the_measurement_reads() {
     assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
     assert_eq!(strip_colours("\u{1b}[2ma\u{1b}[0m b"), "a b");

@@ -15,7 +15,7 @@ fn no_gpu() -> bool {
     reason.is_some()
 }
 
-/// What `brigade run` prints and says with these options of experts.
+/// The answer and the remarks of `brigade run` with these options of experts.
 fn ids(workers: &str, device: &str, more: &[&str]) -> (bool, String, String) {
     let fixed = ["run", "-m", MODEL, "--tokens", "5,9,11,2", "-n", "8", "--temp", "0", "--ids"];
     let line = ["--workers", workers, "--threads", "1", "--device", device];

@@ -1,6 +1,6 @@
-//! Lines of CPU and GPU workers in real processes: they chat, and a GPU that is lost in the middle costs no stream. What is
-//! printed without a GPU, with too little memory or a damaged file of kernels is here too.
-//! Machines without a Vulkan driver skip.
+//! Lines of CPU and GPU workers in real processes: they chat, and a GPU that is lost in the middle costs no stream.
+//! Messages without a GPU, with too little memory and with a damaged file of kernels are tested here too. Machines
+//! without a Vulkan driver skip.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use brigade_engine::device::gpus;
 use brigade_tests::process::{Running, Server, run};
 use serde_json::{Value, json};
 
-/// What a worker says before its address.
+/// The words before the address in a worker's log.
 const READY: &str = "brigade worker ready on ";
 
 /// Batches of commands after which the GPU is lost: the test at start and the prompt take fewer, the answer many more.

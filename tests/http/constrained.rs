@@ -1,5 +1,5 @@
-//! Answers held to schemas, expressions and grammars, through real workers: whatever the model would rather
-//! say, what comes out fits, and it is the same on any line.
+//! Answers constrained by schemas, expressions and grammars, through real workers. Every answer matches, and it is
+//! the same on any line.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ fn choice(server: &Server, path: &str, body: &Value) -> Value {
     json_of(&reply.body)["choices"][0].clone()
 }
 
-/// Counts of answers.
+/// Counts of answers by result.
 #[derive(Debug, Default)]
 struct Count {
     ended: AtomicUsize,
@@ -116,13 +116,13 @@ fn ten_thousand_answers_fit_their_schemas() {
 /// Streams at once where the cost of masks is measured.
 const STREAMS: usize = 32;
 
-/// Tokens of each.
+/// Tokens of each stream.
 const STREAM_TOKENS: usize = 96;
 
 /// Runs of each kind, in turns.
 const PAIRS: usize = 7;
 
-/// What a token costs.
+/// The cost of a token.
 #[derive(Clone, Copy)]
 struct Cost {
     /// Milliseconds from one to the next of the same stream.
@@ -143,10 +143,10 @@ fn busy_ms(server: &Server) -> f64 {
     server.process.children().into_iter().map(of).sum()
 }
 
-/// What the streams are held to. No answer ends before its last token is drawn.
+/// The constraint of the streams. No answer ends before its last token is drawn.
 #[derive(Clone, Copy)]
 enum Held {
-    /// Nothing.
+    /// The streams are not constrained.
     Free,
     /// A JSON schema: objects with strings, numbers and choices.
     Schema,

@@ -1,4 +1,4 @@
-//! A crowd of connections that want nothing, and one client that works: what it waits for, beside an idle server.
+//! A crowd of idle connections beside one client that works: its delays, compared with those at a quiet server.
 //!
 //! A measurement, not a part of the usual suite; it prints a table:
 //!
@@ -19,7 +19,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
-/// Connections that say nothing.
+/// Number of connections that send nothing.
 const IDLE: usize = 10_000;
 /// Connections that send a head a byte at a time, and those that send a body so.
 const TRICKLING: usize = 1_000;
@@ -27,7 +27,7 @@ const TRICKLING: usize = 1_000;
 const REQUESTS: usize = 200;
 /// How long a closed connection waits before it comes back.
 const COMES_BACK: Duration = Duration::from_secs(10);
-/// What the crowd may cost the working client: this many times, and this much more.
+/// Allowed delay of the working client: this factor, and this much more.
 const ALLOWED: (f64, f64) = (2.0, 20.0);
 
 /// A connection from one of 250 addresses.

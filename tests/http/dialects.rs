@@ -82,12 +82,12 @@ impl Fixtures {
     }
 }
 
-/// What a parser made of an answer.
+/// The result of parsing an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Answer {
     reasoning: String,
     content: String,
-    /// Id, name, arguments.
+    /// Id, name and arguments of each call.
     calls: Vec<(String, String, String)>,
 }
 
@@ -248,7 +248,7 @@ fn an_answer_cut_off_anywhere_is_a_beginning_of_the_whole() {
     println!("{n_cuts} beginnings");
 }
 
-/// What ids look like where the model writes them, and that others are the same again.
+/// Ids of calls are the model's where it writes them; others are the same in every run.
 fn ids_are_the_models_or_made_from_the_seed() {
     let fixtures = Fixtures::read();
     for (family, want) in [

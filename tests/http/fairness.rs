@@ -77,7 +77,7 @@ fn two_hundred_requests_of_one_key_do_not_make_another_wait() {
     assert!(answered >= 100 && answered + refused == 204);
 }
 
-/// What a prompt took: tokens that were there already, and rows that the line computed.
+/// The cost of a prompt: reused tokens, and rows that the line computed.
 fn asked(server: &Server, secret: &str, prompt: &str) -> (u64, u64) {
     let rows = || server.metric("brigade_ubatch_rows_total") as u64;
     let body = json!({ "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": true });
@@ -178,9 +178,9 @@ fn median_and_noise(times: &[f64]) -> (f64, f64) {
     (middle, median(times.iter().map(|time| (time - middle).abs()).collect()))
 }
 
-/// The published attacks, by time: a guesser compares a prompt that somebody else has sent lately with one that nobody did.
-/// The times are printed, of its owner's repetition too, which show what a hit would be. What is asserted is what they
-/// follow from: no token of any of the guesser's prompts was there.
+/// The published attacks, by time: a guesser compares a prompt that another key has sent lately with one that no key
+/// has sent. The times are printed, of its owner's repetition too, which show what a hit would be. The test asserts
+/// the cause: no token of any of the guesser's prompts was reused.
 fn times_of_prompts_that_another_key_has_sent() {
     const PAIRS: u64 = 30;
     const TOKENS: u64 = 900;
@@ -194,7 +194,7 @@ fn times_of_prompts_that_another_key_has_sent() {
         let took = first_token(to, secret, &body.to_string());
         (took, reused() - before)
     };
-    // Memory is touched, and times are known to the scheduler. There are 200 prompts, and these are none of those below.
+    // Memory is touched, and times are known to the scheduler. None of these 200 prompts is used below.
     for seed in 100..105 {
         ask(&guesser, seed);
     }

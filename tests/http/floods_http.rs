@@ -1,5 +1,5 @@
-//! What clients that flood the HTTP port cost the coordinator: memory, gaps in the streams of others, and
-//! time to end.
+//! Clients that flood the HTTP port, and their cost for the coordinator: memory, gaps in other streams, and time to
+//! end.
 //!
 //! This is a measurement and not a part of the usual suite. It prints a table beside the named limits:
 //!
@@ -7,8 +7,8 @@
 //! cargo test --release --test http -- --ignored floods_http::
 //! ```
 //!
-//! One stream of the built-in model is read while each flood goes on. A flood ends by itself, and what it
-//! holds open is dropped with it.
+//! One stream of the built-in model is read while each flood goes on. A flood ends by itself, and its open
+//! connections are dropped with it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ const TRICKLING_CLIENTS: usize = 200;
 /// Connections that send nothing.
 const IDLE_CLIENTS: usize = 2000;
 
-/// What one flood cost.
+/// The cost of one flood.
 struct Cost {
     flood: &'static str,
     /// Resident memory of the coordinator, MiB: before, and the most during the flood.
@@ -39,7 +39,7 @@ struct Cost {
     gap: Duration,
     /// Connections that are open at the end of it.
     open: usize,
-    /// What came of it, in words.
+    /// The outcome, in words.
     outcome: String,
 }
 
@@ -104,7 +104,7 @@ fn watch_stream(to: SocketAddr, over: &AtomicBool, gap: &AtomicUsize) {
     }
 }
 
-/// Runs `flood` on clients of its own beside a stream, and says what it cost.
+/// Runs `flood` on clients of its own beside a stream, and returns its cost.
 fn measure(
     flood: &'static str,
     clients: usize,

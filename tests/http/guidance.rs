@@ -1,5 +1,5 @@
-//! Classifier-free guidance: what is drawn, and its log-probabilities, are those of two separate sequences' logits put
-//! together, bit for bit, whatever the cut, the ubatches and the way in.
+//! Classifier-free guidance: tokens and log-probabilities are those of two separate sequences' combined logits, bit
+//! for bit, for any cut, any ubatches and any API.
 
 use std::path::{Path, PathBuf};
 
@@ -186,7 +186,7 @@ fn guides_over_http(model: &Path, args: &[&str]) {
     assert_eq!(drawn(&choices[0]), expected, "{args:?}");
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(90), &json!(N)));
 
-    // Again, with what is kept of both.
+    // Again, with the kept states of both.
     let (again, usage) = complete(&server, &body);
     assert_eq!(again, choices);
     let kept = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
@@ -250,7 +250,7 @@ fn a_guide_passes_through_the_adapters_of_its_request() {
     };
     let (adapted, bare) = (expected(vec![(0, 1.0)]), expected(vec![]));
     assert_ne!(adapted, bare);
-    // The same prompts again: what is kept of one is none of the other's, of the guides neither.
+    // The same prompts again: kept states of one are not reused by the other, and neither are those of guides.
     for (lora, expected) in [(json!([name]), &adapted), (json!([]), &bare)].iter().cycle().take(4) {
         let choices = complete(&server, &with(&body, json!({ "lora": lora }))).0;
         assert_eq!(&drawn(&choices[0]), *expected, "{lora}");

@@ -1,5 +1,5 @@
-//! Requests that are for another server, or written so that two programs could read them differently: a server without
-//! keys on this machine's own address answers none of them, on either of its listeners.
+//! Requests for another server, or written so that two programs could read them differently. A server without keys on
+//! this machine answers none of them, on either of its listeners.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,13 +9,13 @@ use brigade_tests::process::Server;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a listener at `url` answers to these bytes, in whole.
+/// The complete answer of a listener at `url` to these bytes.
 fn exchange(url: &str, send: &str) -> String {
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(send.as_bytes()).unwrap();
     let mut answer = String::new();
-    // What is refused may be reset behind its answer.
+    // A refused connection may be reset behind its answer.
     let _ = stream.read_to_string(&mut answer);
     answer
 }

@@ -110,7 +110,7 @@ fn the_best_of_several_answers_are_those_with_the_most_probable_tokens() {
         assert_eq!((&best["text"], &best["index"]), (&all["text"], &json!(i)));
     }
     assert_eq!(best.len(), 2);
-    // All that was drawn is counted, and what nobody asked for is not shown.
+    // All drawn tokens are counted, and values that were not asked for are not shown.
     let reply = completion(&server, &body(json!({ "best_of": 3, "logprobs": null })));
     assert_eq!(reply["choices"].as_array().unwrap().len(), 1);
     assert!(reply["choices"][0]["logprobs"].is_null());
@@ -137,8 +137,8 @@ fn an_unfinished_answer_goes_on_where_it_stands() {
     assert_ne!(text(&chat), continued, "a new answer begins behind it");
 }
 
-/// The demo model has never seen a tool: it goes on with the call that is begun for it as with any text. What
-/// becomes of that is the same for any cut, and no markup of the beginning is shown as content.
+/// The demo model was never trained on tools: it continues the beginning of a call like any text. The result is the
+/// same for any cut, and no markup of the beginning appears as content.
 fn a_forced_call_is_the_same_for_any_cut() {
     let parameters = json!({ "type": "object", "properties": { "verse": { "type": "string" } } });
     let tool =
@@ -264,7 +264,7 @@ fn a_client_that_leaves_makes_room() {
 
 fn a_stop_signal_lets_running_answers_end() {
     let server = Arc::new(Server::start(&["--workers", "2"]));
-    // As many tokens as take two seconds of the twenty that the server waits, however busy the machine is.
+    // A number of tokens that takes two seconds of the twenty that the server waits, however busy the machine is.
     let few = 20;
     completion(&server, &greedy("In the", few));
     let began = Instant::now();

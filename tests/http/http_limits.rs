@@ -1,5 +1,5 @@
-//! What HTTP clients may take and what they are told, against a real server: fields as other servers have
-//! them, requests that never become whole, floods of connections, and errors that name no worker.
+//! Limits of HTTP clients and their errors, against a real server: fields in the forms of other servers, requests
+//! that never become complete, floods of connections, and errors that name no worker.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

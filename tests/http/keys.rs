@@ -1,5 +1,5 @@
-//! API keys over a real server: made, used, limited and revoked by commands while it runs; what is open without one;
-//! what the logs say of it all, and what they never do.
+//! API keys over a real server: made, used, limited and revoked by commands while it runs. Also the addresses that
+//! need no key, and the contents of the logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// What `brigade key ...` prints.
+/// The standard output of `brigade key ...`.
 fn key(data: &Path, args: &[&str]) -> String {
     let data = data.to_str().unwrap();
     let output = run(&[&["key"], args, &["--data-dir", data]].concat());
@@ -285,7 +285,7 @@ fn a_requests_own_time_limit_ends_it() {
     }
 }
 
-/// Posts a request of a key that runs for longer than this test; what came of it, and when it ended.
+/// Posts a request of a key that would run for longer than this test; returns its outcome, and when it ended.
 fn post_endless(server: &Server, secret: &str, more: Value) -> (Reply, Instant) {
     let mut body = json!({ "prompt": "In the", "max_tokens": 50_000, "ignore_eos": true });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

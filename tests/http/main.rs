@@ -1,4 +1,4 @@
-//! What clients of a server see: the HTTP interface, its limits and keys, and what answers hold.
+//! The HTTP interface as its clients see it: its limits, its keys, and constraints of answers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

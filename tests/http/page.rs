@@ -68,12 +68,12 @@ fn a_chat_in_a_browser() {
     assert!(!first[0].trim().is_empty(), "{first:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
 
-    // Another answer to the same question, and the question changed.
+    // Regenerates an answer, and edits the question.
     page.value("document.querySelector('#messages li.assistant .tools button').click()");
     page.wait(IDLE);
     assert_eq!((texts(page, "user").len(), texts(page, "assistant").len()), (1, 1));
 
-    // An answer without end is stopped by the keyboard; what came of it stays, and the server hears of it.
+    // An endless answer is stopped by the keyboard. Its text so far stays, and the server ends the request.
     page.value(ENDLESS);
     ask(page, "And it came to pass");
     page.wait(
@@ -227,7 +227,7 @@ fn several_chats_are_kept() {
     };
     let server = Server::start(&["--workers", "1", "--ctx", "4096"]);
     let page = &mut ready(&chromium, &server);
-    // What a page had kept that knew one chat, with a text that is hard to show.
+    // Data that an earlier version of the page stored, with one chat and a text that is hard to show.
     page.value(
         "localStorage.setItem('brigade-chat', JSON.stringify([
              { role: 'user', content: 'The first' }, { role: 'assistant', content: '>'.repeat(8000) }]))",
@@ -280,8 +280,8 @@ fn answered(page: &mut Page, n: usize) {
     page.wait(IDLE);
 }
 
-/// Waits until a tab that did not ask for them shows these answers. It may read the last one on from its beginning, and
-/// takes no question meanwhile.
+/// Waits until a tab that did not ask for them shows these answers. It may read the last one again from its
+/// beginning, and takes no question until then.
 fn shows_whole(page: &mut Page, answers: &[String]) {
     let shown =
         "[...document.querySelectorAll('#messages li.assistant .text')].map(e => e.innerText)";
@@ -307,7 +307,7 @@ fn an_answer_that_had_not_begun_is_asked_for_again() {
     let answers = texts(page, "assistant");
     assert!(answers.len() == 1 && !answers[0].trim().is_empty(), "{answers:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
-    // In another tab the chat is shown as it is, and an answer that nobody can read on is not asked for by both.
+    // Another tab shows the chat in its present state, and an interrupted answer is not requested by both tabs.
     page.value("window.fetch = () => new Promise(() => {})");
     ask(page, "And then");
     let first = page.open_tab(&server.url("/"));

@@ -1,4 +1,4 @@
-//! `/v1/rerank`: a model with a head that judges texts, at any cut; and what others say.
+//! `/v1/rerank`: a model with a head that judges texts, at any cut; and the errors of other models.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ fn post(server: &Server, path: &str, body: &Value) -> Value {
     serde_json::from_str(&reply.body).unwrap()
 }
 
-/// What the head has to say of a text: the share of the first class.
+/// The head's judgement of a text: the share of the first class.
 fn wanted(server: &Server, text: &str, n_embd: usize) -> f64 {
     let tokens = post(server, "/tokenize", &json!({ "content": text, "parse_special": true }));
     let body = json!({ "input": tokens["tokens"], "pooling": "last", "normalize": false });

@@ -1,9 +1,9 @@
-//! Every room that keys share (docs/limits.md has the table), on one server: a greedy key takes all that it gets, and a
-//! polite one is served beside it. What each got is printed as a table.
+//! Every resource that keys share (docs/limits.md has the table), on one server: a greedy key takes all that it gets,
+//! and a polite one is served beside it. A table of their shares is printed.
 //!
-//! What is refused is counted exactly. Where keys take turns, the greedy key's work is all there before the polite key
-//! comes, and more of it is left when that has its answer: in one queue, all would have been before it. Order in detail is
-//! for the unit tests of each room.
+//! Refusals are counted exactly. Where keys take turns, the greedy key's work is all there before the polite key
+//! comes, and more of it is left when that has its answer: in one queue, all would have been before it. Order in
+//! detail is for the unit tests of each room.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 /// Nothing on a busy machine takes longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What the server is started with.
+/// The server's `--max-seqs`.
 const MAX_SEQS: usize = 8;
 const MAX_QUEUE: usize = 32;
 
@@ -33,7 +33,7 @@ struct Rooms {
     polite: String,
 }
 
-/// A status and what came with it.
+/// A status and its body.
 type Told = (u16, String);
 
 impl Rooms {
@@ -73,7 +73,7 @@ impl Rooms {
         self.post(secret, "/v1/completions", body)
     }
 
-    /// The polite key's small request, which is answered whatever the other does.
+    /// The polite key's small request, which is always answered.
     fn polite_completes(&self, more: &Value) -> Told {
         let mut body = json!({ "prompt": "In the", "max_tokens": 2 });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -82,7 +82,7 @@ impl Rooms {
         (status, answer)
     }
 
-    /// A connection on which a request is begun: its head, and `body`, which may be a part of what the head says.
+    /// A connection on which a request is begun: its head, and `body`, which may be shorter than the head declares.
     fn begin(&self, secret: &str, path: &str, length: usize, body: &[u8]) -> TcpStream {
         let ready = self.server.process.ready.trim_start_matches("http://");
         let address: SocketAddr = ready.parse().unwrap();
@@ -93,7 +93,7 @@ impl Rooms {
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\napi-key: {secret}\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
-        // Whoever is refused before the end is told so.
+        // A client that is refused before its body is complete gets the refusal.
         let _ = stream.write_all(body);
         stream
     }
@@ -113,14 +113,14 @@ impl Rooms {
     }
 }
 
-/// The message of an error, or what came instead of one.
+/// The message of an error, or the body that came instead of one.
 fn words(body: &str) -> String {
     let json = body.find('{').and_then(|at| serde_json::from_str::<Value>(&body[at..]).ok());
     let message = json.and_then(|json| Some(json["error"]["message"].as_str()?.to_owned()));
     message.unwrap_or_else(|| body.chars().take(100).collect())
 }
 
-/// What a server says on a connection within its time-out.
+/// The server's bytes on a connection, within its time limit.
 fn read_some(stream: &mut TcpStream) -> Option<String> {
     let mut bytes = [0; 4096];
     let n = stream.read(&mut bytes).ok().filter(|n| *n > 0)?;
@@ -477,7 +477,8 @@ fn a_key_pays_for_its_grammars() {
     assert!(next.body.contains("10 tokens per minute"), "{}", next.body);
 }
 
-/// Whoever hangs up has nothing compiled any more: of many requests one or a few were, which were being compiled then.
+/// Grammars are not compiled for clients that have hung up. Of many requests only those few were compiled that were
+/// in progress at that time.
 fn nothing_is_compiled_for_clients_that_have_left() {
     const LEFT: usize = 24;
     let rooms = Rooms::open_with(&[]);

@@ -1,4 +1,4 @@
-//! Drafts of next tokens over HTTP: answers do not depend on them, and what they did is told.
+//! Drafts of next tokens over HTTP: answers do not depend on them, and the server reports their counts.
 
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 /// Attention; windows; recurrent layers beside attention, and alone.
 const MODELS: [&str; 4] = ["llama", "gemma3", "qwen35", "rwkv7"];
 
-/// Tokens drawn.
+/// Tokens to draw.
 const N: usize = 96;
 
-/// Requests within which drafts come, whatever the machine does beside: they depend on measured times.
+/// Requests within which drafts must come. They depend on measured times, so on a busy machine it may take some.
 const MOST_TRIES: usize = 40;
 
 fn path(model: &str) -> PathBuf {
@@ -49,7 +49,7 @@ fn answers_are_the_same_with_and_without_drafts() {
         let model = path(model);
         let server =
             Server::start(&["-m", model.to_str().unwrap(), "--workers", "2", "--max-seqs", "6"]);
-        // What repeats is drafted.
+        // A repeating text is drafted.
         let prompt: Vec<u32> = (0..60).map(|i| 3 + (i % 12) * 7).collect();
         let body = json!({
             "prompt": prompt, "max_tokens": N, "ignore_eos": true, "return_token_ids": true, "logprobs": 2,
@@ -105,7 +105,7 @@ fn what_a_client_expects_is_drafted_and_counted() {
     let drafts = line["drafts"].as_array().unwrap();
     assert_eq!(drafts.len(), DRAFT_DEPTHS.len(), "{line}");
     assert!(drafts.iter().any(|depth| depth["right"].as_f64() > Some(0.0)), "{line}");
-    // What the answer will not be is no worse than nothing.
+    // A wrong prediction is no worse than none.
     let other =
         json!({ "prediction": { "type": "content", "content": "Once upon a time there was" } });
     assert_eq!(complete(&server, &body, &other)["choices"], without["choices"]);

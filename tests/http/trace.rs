@@ -100,7 +100,7 @@ fn assert_apart(spans: &[Span], what: &str) {
     }
 }
 
-/// What any trace of two stages must hold.
+/// Checks that hold for any trace of two stages.
 fn check(trace: &Value) {
     let trips = overlapping(trace, "ubatch", 0);
     let back = overlapping(trace, "hop", 0);

@@ -1,9 +1,9 @@
-//! The scheduler over stages of real models, in one process: drafts change no token and no state, whatever the models
-//! remember of a sequence.
+//! The scheduler over stages of real models, in one process: drafts change no token and no state, for all kinds of
+//! state.
 //!
-//! A first run has no drafts. Others draft what it said, with a share of wrong tokens. Then all must be equal: tokens with
-//! their log-probabilities, what is kept of the sequence, its snapshots on every stage, and what the next request of the
-//! chat begins with.
+//! A first run has no drafts. Other runs draft its answers, with a share of wrong tokens. Then everything must be
+//! equal: tokens with their log-probabilities, the kept state of the sequence, its snapshots on every stage, and the
+//! state with which the next request of the chat begins.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const PROMPT: usize = 59;
 /// Tokens drawn by each request: the second page's end lies among them.
 const ANSWER: u32 = 84;
 
-/// Requests of a chat, each of which goes on from what the one before it left.
+/// Requests of a chat, each of which continues the one before it.
 const TURNS: u64 = 2;
 
 /// Slots of running sequences; the others are for kept ones.
@@ -48,24 +48,24 @@ struct Said {
     tokens: Vec<SampledToken>,
     /// Tokens of its prompt that were not computed.
     reused: u32,
-    /// The tokens of what is kept of it, and its state on each stage.
+    /// The tokens of its kept state, and that state on each stage.
     kept: Option<(Vec<u32>, Vec<Vec<u8>>)>,
 }
 
 /// How a run drafts.
 #[derive(Clone, Copy, Debug)]
 struct Drafts {
-    /// The share of right ones; `None`: what is found in texts and what a grammar forces.
+    /// The share of right drafts; `None`: drafts are found in texts, or forced by a grammar.
     acceptance: Option<f64>,
     /// Microseconds that a stage is said to take for so many rows: windows follow from it.
     costs: (u64, u64),
 }
 
-/// What of a chat is drawn how.
+/// A chat and its ways of drawing.
 struct Chat {
     prompt: Vec<u32>,
     sampler: SamplerSetup,
-    /// What each answer has to fit, wherever it begins.
+    /// The constraint of each answer, wherever it begins.
     held: Option<Constraint>,
 }
 
@@ -81,7 +81,7 @@ impl Chat {
 /// The token that ends an answer that is held to a grammar.
 const END: u32 = 2;
 
-/// What the tokens of a model mean to a grammar: a letter each.
+/// The texts of a model's tokens for grammars: a letter each.
 fn letters(n_vocab: u32) -> Vocabulary {
     let letter = |id: u32| vec![b'a' + (id % 26) as u8];
     Vocabulary::new((0..n_vocab).map(letter).collect(), |id| id == END, &[END]).unwrap()
@@ -323,7 +323,7 @@ fn drafts_change_no_token_and_no_state() {
     each(&models, |model| check(&golden, *model));
 }
 
-/// What tokens mean to [`choices`]: no two the same, and none the beginning of another.
+/// The texts of tokens for [`choices`]: no two are equal, and none is the beginning of another.
 fn words(n_vocab: u32) -> Vocabulary {
     let word = |id: u32| format!("<{id}>").into_bytes();
     Vocabulary::new((0..n_vocab).map(word).collect(), |id| id == END, &[END]).unwrap()
@@ -402,7 +402,7 @@ fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
     let (tokens, want) = (prompt.to_vec(), Want::Sample);
     let first = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
     stage.forward(&ubatch(vec![Line::open_slot(0, Some(Line::greedy()))], first), None).unwrap();
-    // Four rows, four rows, then four of which the second is wrong, and what comes behind that.
+    // Four rows, four rows, then four of which the second is wrong, and the rows behind that.
     let mut wrong = answer.clone();
     wrong[9] = (wrong[9] + 1) % 200;
     let window = |i: u32, tokens: &[u32]| {

@@ -1,8 +1,7 @@
 //! The supervisor's decisions and the scheduler under seeded faults, in virtual time: workers die, hang, come back,
-//! hang while they connect, and are lost while a line is built. What the supervisor makes of that, lines that go down
-//! and come up, is what the scheduler then lives through, under all the checks of its simulator: no request lost or
-//! answered twice, tokens those of an undisturbed run, no page or slot leaked. Some models have a block of their own that
-//! drafts.
+//! hang while they connect, and are lost while a line is built. The scheduler then runs over the supervisor's lines,
+//! which go down and come up, under all checks of its simulator: no request is lost or answered twice, tokens are
+//! those of an undisturbed run, and no page or slot leaks. Some models have a drafting block of their own.
 //!
 //! 100 seeds each time, 10,000 at night:
 //! `cargo test --release --test scheduler -- --ignored fault_sim::`. A seed that fails prints its
@@ -30,8 +29,8 @@ const HORIZON: Duration = Duration::from_secs(120);
 /// Pause before a member that was lost is dialled again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// A line that could be up, by who is there, must be up after this: everything that is worth waiting for, a dial
-/// that hangs, and building twice.
+/// If the present workers suffice for a line, it must be up after this time: all permitted waits, a dial that hangs,
+/// and two builds.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// One entry of a script: what happens to a member.
@@ -56,7 +55,7 @@ enum What {
 #[derive(Clone, Debug)]
 struct Script {
     members: usize,
-    /// So many hold the model.
+    /// The number of workers that hold the model.
     needed: usize,
     /// Building a line takes this long.
     build: Duration,
@@ -186,13 +185,13 @@ impl<'a> World<'a> {
                 Seen::Absent { .. } | Seen::Connected => None,
             });
             let built = match &self.line {
-                // One that hangs ends with somebody's heart.
+                // A hanging build ends when a worker's heartbeat stops.
                 Line::Building { until, .. } if *until > self.now => Some(*until),
                 Line::Building { .. } | Line::Up(_) | Line::Down => None,
             };
             let fault = faults.peek().map(|fault| fault.at);
             let until = soonest.chain(built).chain(fault).chain(waits).min().unwrap_or(end);
-            // What is due now was done: time goes on.
+            // All due events have happened: time goes on.
             self.now = until.max(self.now + Duration::from_micros(1)).min(end);
         }
         Err("it does not come to an end".to_owned())
@@ -216,7 +215,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What is due happens.
+    /// Handles all due events.
     fn settle(&mut self) {
         for id in 0..self.members.len() {
             let member = &mut self.members[id];
@@ -264,14 +263,14 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whoever answers suffices for long enough, and there is no line: that must not be.
+    /// Fails if enough workers have answered for long enough, and there is still no line.
     fn check_bounds(&mut self) -> Result<(), String> {
         let there = self.members.iter().filter(|member| member.answers).count();
         if matches!(self.line, Line::Up(_)) || there < self.script.needed {
             self.could_be_up_since = None;
             return Ok(());
         }
-        // Whoever comes and goes begins the wait for a line anew, as each loss while it is built does.
+        // A worker that comes and goes restarts the wait for a line, as each loss during its building does.
         let since = *self.could_be_up_since.get_or_insert(self.now);
         let quiet = self.script.faults.iter().map(|f| f.at).filter(|at| *at <= self.now).max();
         let since = since.max(quiet.unwrap_or_default());
@@ -281,7 +280,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Asks the supervisor's mind, and does what it says. Until when it waits, if it does.
+    /// Asks the supervisor for its decision, and carries it out. Until when it waits, if it does.
     fn step(&mut self) -> Result<Option<Duration>, String> {
         for _ in 0..100 {
             let seen: Vec<MemberSeen> = (0..self.members.len()).map(|id| self.seen(id)).collect();
@@ -361,15 +360,15 @@ impl<'a> World<'a> {
     }
 }
 
-/// Plays one seed: requests that went on over outages, and those given up because three lines in a row were lost under
-/// them before they got any further (the simulator checks that no other ends so). And drafts of the model's own that were
-/// right.
+/// Plays one seed. Returns the number of requests that went on over outages, of those that were given up, and of
+/// right drafts of the model's own. A request is given up if three lines in a row were lost under it without
+/// progress; the simulator checks that no other request ends so.
 fn play(seed: u64) -> Result<[usize; 3], String> {
     let script = Script::random(seed);
     let told = |what: String| format!("seed {seed}: {what}\n{script:#?}");
     let outages = World::new(&script, seed).play().map_err(told)?;
-    // So uneven that two ubatches must be in flight and not one a stage: what is measured on lines that are soon lost
-    // says little about the best number.
+    // So uneven that two ubatches must be in flight and not one a stage: lines that are soon lost give too few
+    // measurements to find the best number.
     let stage = StageModel { fixed_us: 3_000.0, per_row_us: 400.0, jitter: 0.2 };
     let mut sim = Sim::equal(script.needed, stage);
     sim.seed = seed;

@@ -1,5 +1,5 @@
-//! The program that simulates lines (`tests/benches/lines.rs`): what it finds for lines longer than any at
-//! hand, and that it predicts a line that was measured.
+//! The program that simulates lines (`tests/benches/lines.rs`): its results for long lines, and its prediction of a
+//! measured line.
 
 use brigade_sched::sim::{LinkModel, StageModel, Workload};
 use brigade_tests::lines::measured::{compare, model_costs, read};

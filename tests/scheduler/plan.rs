@@ -149,7 +149,7 @@ fn each_goal_is_reached_at_the_cost_of_the_other() {
     let at = |plan: &Plan, balance| (plan.balance_of(balance) * 200.0).round();
     assert_eq!((at(&prefill, Balance::PREFILL), at(&decode, Balance::PREFILL)), (200.0, 188.0));
     assert_eq!((at(&prefill, Balance::DECODE), at(&decode, Balance::DECODE)), (188.0, 199.0));
-    // Between the two, what is balanced for counts: no other cut is better at it.
+    // Between the two, the chosen goal counts: no other cut is better at it.
     assert!(mixed.balance() >= prefill.balance_of(Balance::MIXED));
     assert!(mixed.balance() >= decode.balance_of(Balance::MIXED));
     assert!(prefill.describe_balance().starts_with("2.00x of 2 in prefill, 1.88x"));
@@ -422,8 +422,8 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
     assert!(tight.explain().contains("6 sequences are kept"), "{}", tight.explain());
 }
 
-/// Unequal workers of whom one is of no use: whether sequences are kept or not, the best order of the others
-/// is looked for.
+/// Unequal workers, one of which is useless: the best order of the others is searched with kept sequences and
+/// without.
 fn keeping_sequences_changes_no_order() {
     let layer = |weight: u64, expert: u64, elements: u64, kv: u64, scan: u64| LayerFacts {
         expert_matrices: [0; 6],

@@ -1,4 +1,5 @@
-//! Workers of two devices: which routed experts lie with the host beside a GPU, what both memories hold, and how fast that is.
+//! Workers of two devices: the layers whose routed experts lie with the host beside a GPU, the contents of both
+//! memories, and the speed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -105,7 +106,7 @@ fn so_many_layers_are_placed_as_ordered() {
         text.contains("lie in the host's memory and are computed there (as ordered)"),
         "{text}"
     );
-    // It is slower by what the host takes for them.
+    // It is slower by the host's time for them.
     let none = of(HostExperts::Layers(0));
     assert!(all.time.decode_us > none.time.decode_us && all.time.prefill_us > none.time.prefill_us);
     let refused = ordered(HostExperts::Layers(n + 1)).unwrap_err();
@@ -158,8 +159,9 @@ fn gpt_oss() -> ModelFacts {
     ModelFacts { layers: vec![layer; 36], cut_bytes: vec![4 * width; 36], ..mixture() }
 }
 
-/// What people measured with two thirds of its experts in two channels of DDR5-6000 beside an RTX 5090, in ubatches of 4096 rows:
-/// prompts of 4066 tokens a second, decode at 39. The plan's figures are within a factor of two.
+/// Speeds that users measured with two thirds of its experts in two channels of DDR5-6000 beside an RTX 5090, in
+/// ubatches of 4096 rows: prompts of 4066 tokens a second, decode at 39. The plan's figures are within a factor of
+/// two.
 fn gpt_oss_is_predicted_as_people_measured_it() {
     let host = HostFacts {
         memory: Some(128 << 30),

@@ -1,5 +1,5 @@
-//! Plans Kimi K3 at its full size, from a file that has only the header. It checks the bytes of layers, of
-//! states and over each cut, and where the planner cuts when the bytes over a cut matter.
+//! Plans Kimi K3 at its full size, from a file that has only the header. It checks the bytes of layers, of states and
+//! over each cut, and the planner's cuts when the bytes over a cut matter.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Models that go through their layers more than once: the plan counts the weights of a layer once for each stage, whatever
-//! passes through it the stage has.
+//! Models that go through their layers more than once: the plan counts a layer's weights once for each stage, for any
+//! number of passes.
 
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;

@@ -1,8 +1,8 @@
-//! Owners are apart from each other: what one has computed is of no use to another, and no time tells of it.
+//! Owners are separated: an owner's kept states are of no use to another one, and times reveal nothing about them.
 //!
-//! The attack is that of Gu et al., "Auditing Prompt Caching in Language Model APIs" (2025): somebody sends a prompt, somebody
-//! else sends it again, and the time to its first token is compared with that of a prompt that nobody has sent. On a simulated
-//! line times are exact. So the two must not differ at all.
+//! The attack is that of Gu et al., "Auditing Prompt Caching in Language Model APIs" (2025): one client sends a
+//! prompt and another one sends it again. The time to the first token is compared with that of a new prompt. On a
+//! simulated line times are exact. So the two must not differ at all.
 
 use brigade_sched::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
 use brigade_sched::{Micros, Namespace, Share};
@@ -27,7 +27,7 @@ fn of(owner: u64, namespace: Option<Namespace>) -> SimRequest {
     SimRequest { share, namespace, prompt: PROMPT, max_tokens, ..SimRequest::default() }
 }
 
-/// The victim asks, and then somebody else the same, or something else.
+/// The victim sends a prompt, and then another owner sends the same one, or a different one.
 fn attack(sim: &Sim, victim: SimRequest, guess: SimRequest, at: Micros, is_right: bool) -> Outcome {
     let probe = match is_right {
         true => SimRequest { at, after: Some((0, PROMPT)), prompt: 1, ..guess },

@@ -1,4 +1,5 @@
-//! Of an owner's requests that wait, those go first whose prompts are there; nobody waits long for it, and no other owner.
+//! Among an owner's waiting requests, those with cached prompts go first. No request waits long because of it, and no
+//! other owner is affected.
 
 use brigade_sched::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
 use brigade_sched::{Micros, Share};
@@ -121,7 +122,7 @@ fn owners(apart: Micros) -> Vec<usize> {
     requests.push(of(3, SimRequest { at: 10_000_000, ..blocker(6_000) }));
     for i in 0..6 {
         for owner in [1, 2] {
-            // As many rows for each of them, whoever comes first.
+            // Each of them computes as many rows, in any order.
             let after = Some((owner as usize - 1, 200 * (i + 1)));
             let at = 20_000_000 + u64::from(i) * apart;
             requests.push(of(owner, SimRequest { after, ..member(at, Some(0), 700) }));

@@ -1,5 +1,5 @@
-//! The scheduler over stages of real models, in one process: whatever a prompt begins with, its answer is that of a prompt
-//! that was computed as a whole, whatever the models remember of a sequence.
+//! The scheduler over stages of real models, in one process: with any reused prefix, a prompt's answer is that of a
+//! prompt that was computed as a whole, for all kinds of state.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const FORKS: [usize; 6] = [128, 100, 65, 64, 63, 30];
 /// Slots of running sequences; the others are for kept states.
 const RUNNING: u32 = 3;
 
-/// What a client got: its tokens with their log-probabilities, and how many of its prompt were not computed.
+/// A client's result: its tokens with their log-probabilities, and the number of prompt tokens that were reused.
 #[derive(Debug, Default)]
 struct Got {
     tokens: Vec<SampledToken>,

@@ -1,4 +1,5 @@
-//! Agents that start together read what they share once, though the one that reads leaves in the middle.
+//! Agents that start together compute their common beginning once, even if the one that computes it leaves in the
+//! middle.
 
 use brigade_sched::Micros;
 use brigade_sched::sim::{Sim, SimRequest, StageModel, Workload};
@@ -15,7 +16,7 @@ const LEAVES_AT: Micros = 2_500_000;
 /// Most rows that all of them compute, over those of one read.
 const MOST_OF_ONE_READ: f64 = 1.05;
 
-/// Rows of all agents, so long after each other, with `own` tokens each behind what they share.
+/// Rows of all agents that start at this distance, with `own` tokens each behind their common beginning.
 fn rows(prefixes: Prefixes, apart: Micros, own: impl Fn(u64) -> u32, leaves: bool) -> u64 {
     let stage = StageModel { fixed_us: 8_000.0, per_row_us: 1_000.0, jitter: 0.1 };
     let mut sim = Sim::equal(2, stage);

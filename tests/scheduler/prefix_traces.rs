@@ -1,10 +1,10 @@
-//! Traces of agents, drawn from a seed, on a simulated line: how much of all prompts is computed again, beside a memory
-//! without end.
+//! Traces of agents, drawn from a seed, on a simulated line: how much of all prompts is computed again, compared with
+//! a memory without end.
 //!
-//! Agents of a key share a block of instructions and tools. A turn repeats all that was said, with the result of a tool
-//! behind it. Some turns are told again with another ending, some conversations branch, begin anew beside others or several
-//! at once, are changed in the middle, or shrink to a summary. Whatever is not changed is a beginning that somebody had
-//! before: the ceiling is the longest one with any earlier request of the same key.
+//! Agents of a key share a block of instructions and tools. A turn repeats all that was said, with the result of a
+//! tool behind it. Some turns are told again with another ending, some conversations branch, begin anew beside others
+//! or several at once, are changed in the middle, or shrink to a summary. The unchanged beginning of a prompt was
+//! computed before: the ceiling is its longest common prefix with any earlier request of the same key.
 
 use brigade_sched::Share;
 use brigade_sched::sim::{Client, Outcome, Rng, Sim, SimRequest, StageModel, Workload};
@@ -13,10 +13,10 @@ use brigade_spec::Prefixes;
 /// Requests of a trace.
 const REQUESTS: usize = 300;
 
-/// Longest sequence.
+/// Positions of the longest sequence.
 const CONTEXT: u32 = 8_192;
 
-/// Keys.
+/// The number of keys.
 const OWNERS: u64 = 3;
 
 /// A conversation as far as it got.
@@ -81,7 +81,7 @@ impl Trace {
         self.prompts[request] + self.requests[request].max_tokens.unwrap_or(0)
     }
 
-    /// What a tool says: mostly little, now and then much.
+    /// The length of a tool's result: mostly short, now and then long.
     fn result(&mut self) -> u32 {
         let scale = [60, 200, 600, 1_500][self.rng.between(0, 3) as usize];
         10 + self.rng.between(0, scale) as u32
@@ -151,13 +151,13 @@ fn prompt(client: &Client) -> &[u32] {
     &client.tokens[..client.n_prompt as usize]
 }
 
-/// What a memory without end would have spared each client: a row is left to the first token of each.
+/// The tokens that a memory without end would have reused: one row of each prompt is left to compute.
 fn ceiling(out: &Outcome) -> u64 {
     let all = &out.clients;
     let best = |i: usize| {
         let own = &prompt(&all[i])[..all[i].n_prompt as usize - 1];
         let same = all[..i].iter().filter(|c| c.request.share.owner == all[i].request.share.owner);
-        // Of whoever is not done only the prompt is there.
+        // A request that is not done has only its prompt.
         let had = same.map(|c| match c.ended.is_some_and(|(at, _)| at <= all[i].request.at) {
             true => common(own, &c.tokens[..c.tokens.len() - 1]),
             false => common(own, prompt(c)),
@@ -167,7 +167,7 @@ fn ceiling(out: &Outcome) -> u64 {
     (0..all.len()).map(best).sum()
 }
 
-/// A line whose pages hold a part of what is computed at all, and so many states.
+/// A line whose pages hold a part of all computed positions, and so many states.
 fn line(prefixes: Prefixes, pages: u32, n_kept: u32) -> Sim {
     let stage = StageModel { fixed_us: 2_000.0, per_row_us: 100.0, jitter: 0.1 };
     let mut sim = Sim::equal(2, stage);

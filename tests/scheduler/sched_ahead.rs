@@ -1,5 +1,6 @@
-//! Sequences that run ahead of what was drawn, under simulation. Besides what every run of the simulator checks: drafts
-//! change no token, states that are put back are those of exactly the sure tokens, and lent planes come back.
+//! Sequences that run ahead of their last drawn token, under simulation. Besides what every run of the simulator
+//! checks: drafts change no token, states that are put back are those of exactly the sure tokens, and lent planes
+//! come back.
 
 use brigade_sched::Share;
 use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, SimRequest, StageModel, Workload};
@@ -124,8 +125,8 @@ fn one_stream_is_faster_with_drafts() {
     }
 }
 
-/// What is far away is kept busy by as many windows as a trip holds. A short copy gains as well, though all sizes are new to the
-/// line, and so does an answer whose client names no length, whose pages come with its windows.
+/// A distant line is kept busy by as many windows as a trip holds. A short copy gains as well, though all sizes are
+/// new to the line, and so does an answer whose client names no length, whose pages come with its windows.
 fn a_copy_on_a_far_line_fills_its_trips() {
     let tokens = 400;
     let seconds = |drafts, sure| {
@@ -170,9 +171,9 @@ fn streams_that_fill_the_line_lose_nothing_by_drafts() {
     }
 }
 
-/// Streams of a key that drafts nothing, beside as many of another one with drafts: what the first key gets when the other's
-/// are drafted, over what it gets when they are not. Tokens, and the mean time to the first of them; and the tokens of the
-/// other key likewise.
+/// Streams of a key without drafts, beside as many of another key with drafts. Returns the ratios between a run with
+/// the drafts and one without them: the first key's tokens, its mean time to the first token, and the other key's
+/// tokens.
 fn beside_drafts(n_each: u64) -> [f64; 3] {
     let of = |owner, at, max_tokens| SimRequest {
         at,

@@ -22,7 +22,7 @@ fn line() -> Sim {
     sim.spec.n_kept = 0;
     sim.spec.n_blocks = 16 * 64;
     sim.sched.max_waiting = 256;
-    // It checks that nobody waits beside a free place, and owners leave some to others.
+    // The simulator checks that no request waits beside a free place, and that owners leave some to others.
     sim.audit = false;
     sim
 }
@@ -102,8 +102,8 @@ fn one_keys_overload_does_not_make_another_wait() {
     assert!(waits[waits.len() * 95 / 100] > 10.0 * p95_alone, "else this test shows nothing");
 }
 
-/// A row takes 40 us on a stage here: what is on its way before a newcomer's prompt weighs more than the prompt does,
-/// unless it has few rows.
+/// A row takes 40 us on a stage here: rows in flight before a newcomer's prompt cost more than the prompt itself,
+/// unless they are few.
 fn nor_on_a_line_that_is_fast() {
     let stage = StageModel { fixed_us: 500.0, per_row_us: 40.0, jitter: 0.05 };
     let fast = Sim { stages: vec![stage; 2], ..line() };
@@ -122,7 +122,7 @@ fn nor_on_a_line_that_is_fast() {
     }
 }
 
-/// As the usual key's requests fare where nobody is told apart: those that were not turned away.
+/// The waits of the usual key's requests where keys are not told apart. Refused ones are left out.
 fn usual_waits(outcome: &Outcome) -> Vec<f64> {
     let times: Vec<u64> = usual().iter().map(|request| request.at).collect();
     let own = outcome.clients.iter().filter(|client| times.contains(&client.request.at));

@@ -1,6 +1,5 @@
-//! A model's own block that drafts, under simulation. Besides what every run of the simulator checks: drafts change no token,
-//! what is asked of the block fits the sequence and the block, and each draft on the line is one that it told and that belongs
-//! there.
+//! A model's own drafting block, under simulation. Besides the checks of every run: drafts change no token, requests
+//! to the block fit the sequence and the block, and each draft on the line is one of the block's, in its right place.
 
 use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, StageModel, Workload};
 use brigade_spec::Prefixes;

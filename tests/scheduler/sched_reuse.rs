@@ -1,4 +1,4 @@
-//! What the scheduler keeps and reuses, under simulation. The promises of `sched_sim` are checked here too:
+//! Kept states and their reuse by the scheduler, under simulation. The promises of `sched_sim` are checked here too:
 //! every token that a client gets follows from its own prompt.
 
 use brigade_sched::sim::{Outcome, Sim, SimRequest, StageModel, Workload};

@@ -1,5 +1,5 @@
-//! Golden scripts of the scheduler. A file in `tests/golden/sched/*.txt` is a transcript: events above the
-//! `---`, and the actions that must follow below it. `BRIGADE_UPDATE_GOLDEN=1` rewrites what is below.
+//! Golden scripts of the scheduler. A file in `tests/golden/sched/*.txt` is a transcript: events above the `---`, and
+//! the actions that must follow below it. `BRIGADE_UPDATE_GOLDEN=1` rewrites the part below.
 //!
 //! | event | |
 //! |---|---|

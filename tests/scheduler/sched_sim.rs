@@ -4,10 +4,10 @@
 //! - Each request ends exactly once. Its tokens are right and in order, and its positions contiguous.
 //! - Ubatch ids are consecutive. A decoding sequence is in one ubatch at most, and no ubatch takes more than
 //!   an even share of the decoding sequences.
-//! - Pages hold what their sequences wrote. What is copied is the state of exactly those tokens.
+//! - Pages hold the tokens that their sequences wrote. Copies are states of exactly those tokens.
 //! - Checkpoints are of the right tokens too, and sequences go on from them after a lost line.
 //! - Nothing that can be sent is held back while fewer ubatches than (equal) stages are in flight.
-//! - Nobody waits who would have a place if nothing were kept. Nothing is left behind.
+//! - No request waits that would have a place without kept states. Nothing is left behind.
 //!
 //! `cargo test --release --test scheduler -- sched_sim::busy` prints the tables.
 
@@ -174,8 +174,8 @@ fn answers_get_as_long_as_there_is_room_and_nobody_waits_for_them() {
             with_many_changes(random.clone(), seed),
             random,
         ] {
-            // The simulator checks that pages are of one sequence each, that tokens are right, and that nobody waits who
-            // would have a place if answers held only what they have used.
+            // The simulator checks that pages are of one sequence each, that tokens are right, and that no request
+            // waits that would have a place if answers held only the pages that they have used.
             let outcome = sim
                 .run(&workload)
                 .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
@@ -215,7 +215,7 @@ fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {
             with_many_changes(random.clone(), seed),
             random,
         ] {
-            // The simulator checks that every token is the undisturbed run's, and that nobody waits without need.
+            // The simulator checks that every token is the undisturbed run's, and that no request waits without need.
             let outcome = sim
                 .run(&workload)
                 .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
@@ -384,7 +384,7 @@ fn busy_in_decode() {
             let out = run(&sim, &Workload::at_once(streams, 32, 128));
             let test = format!("decode, {streams} streams, times +-{:.0} %", jitter * 100.0);
             let least = row(n, &test, &out, streams * 128, out.steady_decode());
-            // Fewer streams than stages leave the rest idle whatever the schedule.
+            // With fewer streams than stages, the other stages are idle under any schedule.
             let bound = (streams as f64 / n as f64).min(1.0);
             assert!(least > 0.90 * bound, "{n} stages, {streams} streams: {least}");
         }
@@ -426,8 +426,8 @@ fn stages_that_vary_get_slack() {
     let spells = Some(Spells { slower: 1.4, every_us: 8e6, last_us: 2e6 });
     println!("| streams | times | spells | groups as stages: tokens/s | busy | as chosen | busy |");
     println!("|---|---|---|---|---|---|---|");
-    // Groups of 10 rows are computed as 12; what varies little has little to gain, and spells make a stage
-    // slower than the other whatever the groups.
+    // Groups of 10 rows take as long as 12. A line with little variation has little to gain, and spells make a stage
+    // slower than the other for any groups.
     let gains =
         [(8, 0.99, 0.99), (16, 0.99, 1.03), (20, 1.2, 1.2), (32, 1.03, 1.05), (40, 1.03, 1.05)];
     for (streams, gain_20, gain_30) in gains {

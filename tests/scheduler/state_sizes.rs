@@ -1,5 +1,4 @@
-//! What known models remember of a sequence, computed from their metadata: the sizes are those that are
-//! published.
+//! State sizes of known models, computed from their metadata, compared with published figures.
 
 use std::fs::File;
 
@@ -163,7 +162,7 @@ fn json_of(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// As wide as mamba-1.4b, with 16 layers.
+/// The widths of mamba-1.4b, with 16 layers.
 fn inspect_and_plan_say_it_layer_by_layer_and_in_all() {
     let folder = std::env::temp_dir();
     let path = folder.join(format!("brigade-sizes-{}.gguf", std::process::id()));

@@ -1,9 +1,9 @@
-//! What benches with options of their own have in common.
+//! Shared code of benchmarks that have options of their own.
 
 use std::process::ExitCode;
 
-/// Runs a bench with what it was told; an error is printed behind its name. `cargo test --benches` asks for a smoke test only, in
-/// which nothing runs.
+/// Runs a bench with its arguments; an error is printed behind its name. `cargo test --benches` asks for a smoke test
+/// only, in which nothing runs.
 pub fn main<O>(
     name: &str,
     options: impl FnOnce() -> Result<O, String>,

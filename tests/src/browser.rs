@@ -84,7 +84,7 @@ impl Page {
         before
     }
 
-    /// What follows happens in this tab; returns the one before.
+    /// Switches to this tab; returns the one before.
     pub fn show_tab(&mut self, tab: Option<Value>) -> Option<Value> {
         std::mem::replace(&mut self.session, tab)
     }
@@ -126,7 +126,7 @@ impl Page {
         }
     }
 
-    /// What an expression is in the page.
+    /// The value of an expression in the page.
     ///
     /// # Panics
     /// If it throws.
@@ -160,7 +160,7 @@ impl Page {
         let deadline = Instant::now() + PATIENCE;
         let is_new =
             json!({ "expression": "!window.before && document.readyState === 'complete'" });
-        // Between the two pages there is none that could be asked.
+        // Between the two pages there is none that could answer.
         while !self
             .try_call("Runtime.evaluate", is_new.clone())
             .is_ok_and(|answer| answer["result"]["value"] == true)

@@ -1,4 +1,4 @@
-//! The repository's documents, read: their fenced blocks, headings and links.
+//! Parses the repository's documents: fenced blocks, headings and links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ const NOT_RUN: &str = "not-run";
 /// Machine of blocks that name none.
 pub const HERE: &str = "here";
 
-/// The repository's root.
+/// The root of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate lies in the repository")
 }
@@ -38,13 +38,13 @@ pub fn documents() -> BTreeMap<String, String> {
     found
 }
 
-/// A fenced block.
+/// A fenced block of a document.
 pub struct Block {
     /// The words behind the backticks.
     pub info: Vec<String>,
     /// The number of its first line.
     pub first: usize,
-    /// Its lines.
+    /// The lines of the block.
     pub lines: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Block {
         if named.is_empty() { vec![HERE] } else { named }
     }
 
-    /// Its command lines: those that end in `\` with the next one, without what is empty or a remark.
+    /// Its command lines: those that end in `\` with the next one, without empty lines and comments.
     pub fn commands(&self) -> Vec<String> {
         let text = self.lines.join("\n").replace("\\\n", " ");
         let lines = text.lines().map(str::trim);

@@ -1,4 +1,4 @@
-//! Fake workers. They listen, and go along for a part of the way to a line.
+//! Fake workers: hung, lying or outdated peers. They listen, and go along for a part of the way to a line.
 //!
 //! Tests use them to try what a hung, lying or outdated peer may do to a coordinator. Each takes a free port
 //! on loopback, and runs until it is dropped.
@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use tokio_stream::Empty;
 use tonic::{Request, Response, Status, Streaming};
 
-/// An HTTP/2 server's first frame: its settings, none of them.
+/// The first frame of an HTTP/2 server: empty settings.
 const EMPTY_SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
 /// How far a fake goes.
@@ -42,14 +42,14 @@ pub enum Phase {
 
 /// A fake worker. Dropping it ends it.
 pub struct Fake {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: Address,
     over: Arc<AtomicBool>,
     _runtime: Option<Runtime>,
 }
 
 impl Fake {
-    /// Starts one.
+    /// Starts a fake worker.
     ///
     /// # Panics
     /// If there is no free port.
@@ -116,10 +116,10 @@ pub fn in_runtime(test: impl Future<Output = ()>) {
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(test);
 }
 
-/// What a worker answers to a handshake.
+/// The answer of a worker to a handshake.
 ///
 /// # Panics
-/// If it does not.
+/// If it does not answer.
 pub fn hello(worker: &Address) -> HelloReply {
     runtime().block_on(async {
         let channel = dial(worker, false).await.unwrap();

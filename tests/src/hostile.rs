@@ -15,7 +15,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::process::{Running, brigade};
 
-/// What a worker says before its address.
+/// The beginning of a worker's ready line.
 const READY: &str = "brigade worker ready on ";
 
 /// Where hostile peers come from.
@@ -28,11 +28,11 @@ pub fn binary() -> PathBuf {
     std::env::var_os("BRIGADE_VICTIM").map_or_else(brigade, PathBuf::from)
 }
 
-/// A worker process.
+/// A worker process under attack.
 pub struct Victim {
-    /// The process.
+    /// The running process.
     pub process: Running,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
 }
 
@@ -58,7 +58,7 @@ impl Victim {
         std::fs::write(format!("/proc/{}/clear_refs", self.process.pid()), "5").unwrap();
     }
 
-    /// As [`Victim::start`], of [`binary`], under 8 GiB.
+    /// The same as [`Victim::start`], of [`binary`], under 8 GiB.
     pub fn ours() -> Self {
         Self::start(&binary(), 8 << 20)
     }
@@ -91,7 +91,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects from `from`.
+    /// Connects from the loopback address `from`.
     ///
     /// # Errors
     /// The system's, or that the other end closed the connection at once.
@@ -101,7 +101,7 @@ impl Peer {
         builder.max_concurrent_reset_streams(10_000);
         let (calls, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
         tokio::spawn(async move {
-            // How it ends, its calls say.
+            // Its calls report how it ends.
             let _ = connection.await;
         });
         Ok(Self { calls })
@@ -132,7 +132,7 @@ impl Peer {
         bytes: Bytes,
     ) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Error> {
         let (answer, mut body) = self.begin(path).await?;
-        // What is refused early is not an error here: the answer says so.
+        // An early refusal is not an error here: the answer has it.
         if push(&mut body, bytes).await.is_ok() {
             let _ = body.send_data(Bytes::new(), true);
         }

@@ -13,24 +13,24 @@ use serde_json::{Value, json};
 /// Where the second host is: another address of loopback.
 pub const SECOND_HOST: &str = "127.0.0.2";
 
-/// What the token of the tests is.
+/// The token that this hub accepts.
 pub const TOKEN: &str = "hf_the_token_of_the_tests";
 
 /// A file of the hub.
 #[derive(Clone, Debug)]
 pub struct File {
-    /// What the listing says of its hash.
+    /// The hash in the hub's listing.
     pub sha256: String,
-    /// What the listing says of its length.
+    /// The length in the hub's listing.
     pub listed: u64,
-    /// What the second host sends.
+    /// The bytes that the second host sends.
     pub bytes: Arc<Vec<u8>>,
-    /// What the second host calls this state of it.
+    /// The ETag that the second host sends.
     pub etag: String,
 }
 
 impl File {
-    /// An honest one.
+    /// A file whose listing is right.
     pub fn new(bytes: Vec<u8>) -> Self {
         let sha256 = sha256(&bytes);
         Self {
@@ -45,32 +45,32 @@ impl File {
 /// How the hub behaves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Mood {
-    /// As it should.
+    /// The hub behaves well.
     #[default]
     Good,
     /// Terms have to be accepted.
     Gated,
-    /// A token is needed, or there is no such repository: it does not say which.
+    /// The answer for a private repository and for a missing one, which are not told apart.
     Private,
-    /// The token is none.
+    /// The token is refused.
     BadToken,
     /// The listing knows a file that is not there.
     Gone,
-    /// A page for people in the place of what is asked of the hub.
+    /// The hub answers with an HTML page instead of the requested file.
     Page,
     /// A page in the place of the file, with the status of one.
     PageForFile,
-    /// So many answers of 429, each asking for so many seconds.
+    /// This many answers with status 429, each asking for a pause in seconds.
     Busy(u32, u64),
     /// Each connection breaks after so many bytes of a file.
     Cut(usize),
-    /// So many connections break so, and later ones have no answer at all.
+    /// Connections break after this many bytes, and so many of them; later ones get no answer at all.
     Dead(usize, u32),
     /// The length in the answer's head is larger than the listing's.
     LongerHead,
     /// Bytes without an end, and without a length.
     Endless,
-    /// The file is at an address of this network that nobody named.
+    /// The file is at an address of this network that was not allowed.
     Inside,
     /// The same under a name, which resolves to it.
     InsideByName,
@@ -83,7 +83,7 @@ pub enum Mood {
 /// A request that came.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Which host: `hub` or `second`.
+    /// The host that got the request: `hub` or `second`.
     pub host: &'static str,
     /// The path and query.
     pub target: String,
@@ -170,7 +170,7 @@ impl Hub {
     fn listen(&self, host: &'static str, listener: &TcpListener) {
         for stream in listener.incoming().flatten() {
             let this = self.clone();
-            // Whoever asked has gone where it cannot be written to.
+            // A client that cannot be written to has gone.
             thread::spawn(move || drop(this.serve(host, stream)));
         }
     }
@@ -217,7 +217,7 @@ impl Hub {
         }
     }
 
-    /// What the hub answers in a bad mood: a status, fields and a body.
+    /// The answer of the hub in a bad mood: a status, fields and a body.
     fn bad(&self, path: &str, is_api: bool) -> Option<Bad> {
         let mut state = self.state();
         let to = |address: &str| {
@@ -408,7 +408,7 @@ fn error(out: &mut TcpStream, status: &str, code: &str, message: &str) -> std::i
     reply(out, status, &fields, body.as_bytes())
 }
 
-/// The file, and then more of it for as long as anybody listens.
+/// The file, and then more bytes for as long as the client reads.
 fn endless(bytes: &[u8], out: &mut TcpStream) -> std::io::Result<()> {
     out.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")?;
     loop {

@@ -1,5 +1,5 @@
-//! A worker that says of itself what a test tells it to say, and refuses everything else. It shows what a
-//! coordinator makes of lies.
+//! A worker that reports the capabilities that a test sets, and refuses everything else. It shows how a coordinator
+//! treats lies.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::hostile::framed;
 
 /// A worker that lies.
 pub struct Liar {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     prepared: Arc<Mutex<Vec<u64>>>,
 }
@@ -23,7 +23,7 @@ pub struct Liar {
 impl Liar {
     /// Listens, and answers every handshake with `hello`.
     pub async fn start(mut hello: HelloReply) -> Self {
-        // Its heartbeats say nothing.
+        // Its heartbeats name no instance.
         hello.capabilities.iter_mut().for_each(|capabilities| capabilities.instance = 0);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

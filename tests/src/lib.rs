@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: real processes, fake and hostile peers, simulated lines, and the documents.
+//! Shared code of the end-to-end tests: real processes, fake and hostile peers, simulated lines, and the documents.
 
 pub mod agents;
 pub mod bench;

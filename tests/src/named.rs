@@ -15,11 +15,11 @@ pub const PATH: &str = "Q8_0/model-Q8_0.gguf";
 /// A name of it.
 pub const NAME: &str = "hf:user/repo:Q8_0";
 
-/// The machine.
+/// A machine with folders and environment of its own.
 pub struct Machine {
-    /// All of its folders.
+    /// The folder with all of its folders.
     pub dir: PathBuf,
-    /// Its hub.
+    /// The hub that it uses.
     pub hub: Hub,
 }
 
@@ -35,18 +35,18 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// One with a hub that has the small model.
+    /// A machine with a hub that has the small model.
     pub fn new() -> Self {
         Self::with(&[(PATH, File::new(model()))])
     }
 
-    /// One whose hub has these files.
+    /// A machine whose hub has these files.
     pub fn with(files: &[(&str, File)]) -> Self {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let dir =
             std::env::temp_dir().join(format!("brigade-names-{}-{number}", std::process::id()));
-        // What a killed test of the same process id has left.
+        // Remains of a killed test with the same process id.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         Self { dir, hub: Hub::start(files) }
@@ -101,14 +101,14 @@ impl Machine {
         self.command(args).output().unwrap()
     }
 
-    /// What it prints, of a command that succeeds.
+    /// The standard output of a command, which must succeed.
     pub fn out(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What a command that fails says.
+    /// The error of a command, which must fail.
     pub fn error(&self, args: &[&str]) -> String {
         said(&self.run(args), args)
     }
@@ -161,7 +161,7 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<String>) {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // What cannot be removed is in the system's folder for temporary files.
+        // The folder is temporary: the system removes what is left.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

@@ -1,4 +1,5 @@
-//! A worker of the release before this one: a real worker behind a proxy that loses what that release did not know.
+//! A worker of the release before this one: a real worker behind a proxy that drops fields which that release did not
+//! know.
 //!
 //! The older release is kept as its messages (`data/wire-8`). A process of it would decode a message and drop the
 //! fields that it does not know; the proxy drops them from all that passes, in both directions. Connections are
@@ -27,7 +28,7 @@ const WINDOW: u32 = 4 << 20;
 /// Time for what a worker said before it ended.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
-/// The proxy.
+/// The proxy in front of a worker.
 pub struct Older {
     /// Where the older worker seems to listen.
     pub address: SocketAddr,
@@ -37,7 +38,7 @@ pub struct Older {
 /// Fields of a message by number; of those that are messages, their type.
 type Fields = HashMap<u32, Option<String>>;
 
-/// What the older release knew.
+/// The messages that the older release knew.
 struct Wire {
     messages: HashMap<String, Fields>,
     /// Types of question and answer by path.
@@ -77,7 +78,7 @@ impl Older {
         self.wire.dropped.load(Ordering::Relaxed)
     }
 
-    /// Calls that the older release did not have: nobody should make them.
+    /// Calls that the older release did not have: they must not be made.
     pub fn unknown(&self) -> usize {
         self.wire.unknown.load(Ordering::Relaxed)
     }
@@ -115,7 +116,7 @@ impl Wire {
     /// Types of question and answer of a call; `None`: the older release has no such call.
     fn types(&self, path: &str) -> Option<(String, String)> {
         match self.is_upgraded.load(Ordering::Relaxed) {
-            // What passes is not looked at.
+            // Passing messages are not inspected.
             true => Some(Default::default()),
             false => self.methods.get(path).cloned(),
         }
@@ -153,7 +154,7 @@ impl Wire {
         out
     }
 
-    /// The first whole message of what has come, as it goes on, with its prefix.
+    /// The first whole message among the received bytes, as it is passed on, with its prefix.
     fn next(&self, held: &mut BytesMut, of: &str) -> Option<Bytes> {
         let length = held.get(1..PREFIX)?.try_into().expect("four bytes");
         let end = PREFIX + u32::from_be_bytes(length) as usize;
@@ -172,7 +173,7 @@ impl Wire {
 }
 
 async fn connection(caller: TcpStream, target: SocketAddr, wire: Arc<Wire>) {
-    // Nobody listens there: the caller sees a connection that ends.
+    // Nothing listens there: the caller sees a connection that ends.
     let Ok(worker) = TcpStream::connect(target).await else { return };
     let _ = (caller.set_nodelay(true), worker.set_nodelay(true));
     let mut to_callers = h2::server::Builder::new();

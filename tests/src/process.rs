@@ -1,6 +1,6 @@
 //! Real processes: the `brigade` binary as a user runs it, and plain HTTP to talk to it.
 //!
-//! Whatever a test starts ends with it. Dropping a [`Running`] kills the process, and the workers that it
+//! All processes that a test starts end with it. Dropping a [`Running`] kills the process, and the workers that it
 //! started leave with it; the harness fails a program that leaves some behind.
 
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use brigade_model_tests::line::kernels_option;
 
-/// How long a process may take to say its ready line, on a machine busy with other tests.
+/// How long a process may take until its ready line, on a machine that is busy with other tests.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
 /// How long an answer may take, on a machine busy with other tests and other work.
@@ -45,10 +45,10 @@ pub fn kinds_of_state(turn: usize) -> impl Iterator<Item = (&'static str, &'stat
 /// no layers, and who wants to lose it loses nothing.
 pub const SPEED: (&str, &str) = ("BRIGADE_SPEED", "20,200");
 
-/// What a server says before its address.
+/// The beginning of a server's ready line.
 const SERVING: &str = "brigade serve listening on ";
 
-/// What it says before its address for operators.
+/// The beginning of the line with its address for operators.
 const ADMIN: &str = "brigade admin on ";
 
 /// The binary that was built with this program.
@@ -57,8 +57,8 @@ static BINARY: OnceLock<PathBuf> = OnceLock::new();
 /// Servers make no drafts where they are not told otherwise.
 static WITHOUT_DRAFTS: AtomicBool = AtomicBool::new(false);
 
-/// Says, when a test program starts, that its servers make no drafts unless `--speculate` says otherwise: streams are to be
-/// under way when something happens, and drafts would end some of them before.
+/// Turns drafts off for the servers of a test program, unless `--speculate` is given. Its streams must be running
+/// when something happens, and drafts would end some of them before.
 pub fn without_drafts() {
     WITHOUT_DRAFTS.store(true, Ordering::Relaxed);
 }
@@ -70,13 +70,13 @@ pub fn use_binary(path: &str) {
 
 /// The binary that was built with the test program.
 ///
-/// # Panics
-/// If nobody has said where it is.
+/// # Panics If its place was not set.
 pub fn brigade() -> PathBuf {
     BINARY.get().expect("main calls `use_binary`").clone()
 }
 
-/// As [`use_binary`], of a bench, for which cargo names none: the one beside it in the target folder.
+/// The same as [`use_binary`] for a benchmark, for which cargo names no binary: takes the one beside it in the target
+/// folder.
 ///
 /// # Panics
 /// If it was not built.
@@ -88,7 +88,7 @@ pub fn use_binary_beside() {
     use_binary(binary.to_str().unwrap());
 }
 
-/// The data folder of processes that are given none: no test may meet the keys of whoever runs it.
+/// The data folder of processes that are given none. No test may find the keys of the user who runs it.
 fn no_data() -> PathBuf {
     std::env::temp_dir().join(format!("brigade-test-data-{}", std::process::id()))
 }
@@ -105,7 +105,7 @@ pub struct Running {
     child: Child,
     /// The rest of its ready line.
     pub ready: String,
-    /// What it said before that.
+    /// Lines that it printed before that.
     pub said: Vec<String>,
     _stdout: BufReader<ChildStdout>,
 }
@@ -118,14 +118,14 @@ impl Running {
         Self::spawn(command, prefix)
     }
 
-    /// As [`Running::start`], with its log (standard error) in a file.
+    /// The same as [`Running::start`], with its log (standard error) in a file.
     pub fn start_logged(args: &[&str], prefix: &'static str, log: &Path) -> Self {
         let mut command = Command::new(brigade());
         command.args(args).stderr(std::fs::File::create(log).unwrap());
         Self::spawn(command, prefix)
     }
 
-    /// As [`Running::start`], of any command.
+    /// The same as [`Running::start`], for any command.
     pub fn spawn(mut command: Command, prefix: &'static str) -> Self {
         command.env(SPEED.0, SPEED.1);
         let has = |wanted: &str| command.get_args().any(|arg| arg == wanted);
@@ -167,7 +167,7 @@ impl Running {
         named.unwrap_or(&self.ready)
     }
 
-    /// Its process id.
+    /// The id of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -204,7 +204,7 @@ pub fn signal(name: &str, pid: u32) {
     assert!(try_signal(name, pid), "cannot send {name} to {pid}");
 }
 
-/// As [`signal`], to a process that may be gone; whether it was there.
+/// The same as [`signal`], for a process that may be gone. True if it was there.
 pub fn try_signal(name: &str, pid: u32) -> bool {
     Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap().success()
 }
@@ -256,7 +256,7 @@ pub fn synth(arch: &str, size: &str) -> PathBuf {
 
 /// A server with its own local workers.
 pub struct Server {
-    /// The coordinator's process.
+    /// The process of the coordinator.
     pub process: Running,
 }
 
@@ -266,14 +266,14 @@ impl Server {
         Self::ready(Running::start(&Self::args(args), SERVING))
     }
 
-    /// As [`Server::start`], of another binary.
+    /// The same as [`Server::start`], with another binary.
     pub fn start_of(binary: &Path, args: &[&str]) -> Self {
         let mut command = Command::new(binary);
         command.args(Self::args(args));
         Self::ready(Running::spawn(command, SERVING))
     }
 
-    /// As [`Server::start`], with its log and that of its workers in a file.
+    /// The same as [`Server::start`], with its log and that of its workers in a file.
     pub fn start_logged(args: &[&str], log: &Path) -> Self {
         Self::ready(Running::start_logged(&Self::args(args), SERVING, log))
     }
@@ -355,7 +355,7 @@ impl Server {
         assert_eq!(events.take(n).count(), n, "the stream ended before it was left");
     }
 
-    /// Value of a metric without labels, or with exactly those in `name`; 0 where there is none.
+    /// Value of a metric without labels, or with exactly those in `name`; 0 where there is no such metric.
     pub fn metric(&self, name: &str) -> f64 {
         let text = get(&self.admin("/metrics")).unwrap().body;
         let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|r| r.starts_with(' ')));
@@ -366,22 +366,22 @@ impl Server {
 /// A whole HTTP answer.
 #[derive(Debug)]
 pub struct Reply {
-    /// Its status code.
+    /// The HTTP status code.
     pub status: u16,
     /// Its headers, names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Its body.
+    /// The response body as text.
     pub body: String,
 }
 
 impl Reply {
-    /// A header's value.
+    /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
     }
 }
 
-/// What a client of a stream saw.
+/// A stream as its client saw it.
 #[derive(Debug, Default)]
 pub struct Streamed {
     /// Text of all deltas.
@@ -404,7 +404,7 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-/// Gets a page.
+/// Sends a GET request.
 pub fn get(url: &str) -> Result<Reply, ureq::Error> {
     agent().get(url).call().and_then(whole)
 }
@@ -419,7 +419,7 @@ pub fn post(url: &str, body: &str) -> Result<Reply, ureq::Error> {
     post_with(url, body, ("accept", "*/*"))
 }
 
-/// As [`post`], with one more header.
+/// The same as [`post`], with one more header.
 pub fn post_with(url: &str, body: &str, header: (&str, &str)) -> Result<Reply, ureq::Error> {
     let request = agent().post(url).header("content-type", "application/json");
     request.header(header.0, header.1).send(body).and_then(whole)

@@ -1,5 +1,5 @@
-//! A TCP proxy on this machine whose connections a test can cut or hold up, and behind which a machine is as far away as
-//! is asked: a network that needs no rights.
+//! A TCP proxy on this machine. A test can cut or delay its connections, and set the distance to the machine behind
+//! it. It needs no special rights.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Forwards every connection to one address.
 pub struct Proxy {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -24,7 +24,7 @@ impl Proxy {
     /// Listens on a free port, for as long as the process lives.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no port is free.
     pub fn to(target: SocketAddr) -> Self {
         Self::far_from(target, Duration::ZERO)
     }
@@ -41,7 +41,7 @@ impl Proxy {
         let of_connections = shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // Nobody listens there: the client sees a connection that ends.
+                // Nothing listens there: the client sees a connection that ends.
                 let Ok(server) = TcpStream::connect(target) else { continue };
                 connect(client, server, &of_connections);
             }
@@ -86,7 +86,7 @@ fn pump(mut from: TcpStream, to: TcpStream, shared: &Shared) {
         for (at, bytes) in written {
             std::thread::sleep(at.saturating_duration_since(Instant::now()));
             if out.write_all(&bytes).is_err() {
-                // Nobody reads any more: the other end hears of it.
+                // The reader is gone: the other end is told.
                 let _ = out.shutdown(Shutdown::Both);
                 break;
             }

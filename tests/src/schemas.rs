@@ -1,5 +1,5 @@
-//! JSON schemas of many kinds, made from a number, and a validator of its own for them: what brigade holds
-//! answers to is checked by other code than what held it.
+//! JSON schemas of many kinds, made from a number, and an independent validator. So answers are checked by other code
+//! than the code that constrains them.
 
 use fancy_regex::Regex;
 use serde_json::{Map, Value, json};
@@ -100,7 +100,7 @@ fn object(numbers: &mut Numbers, depth: u32) -> Value {
         0 => json!({ "type": "integer", "minimum": 0, "maximum": 99 }),
         _ => json!(false),
     };
-    // A number of properties can be held where none of those named may be missing.
+    // A number of properties can be enforced where none of the named ones may be missing.
     let all = additional.is_object();
     let required: Vec<&String> =
         properties.keys().filter(|_| all || numbers.below(3) > 0).collect();

@@ -1,5 +1,5 @@
-//! A cluster with certificates, of real processes: a coordinator that lets workers in by token, the workers, and people
-//! who have other certificates than they should.
+//! A cluster with certificates, of real processes: a coordinator that admits workers by token, the workers, and peers
+//! with wrong certificates.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -17,11 +17,11 @@ use brigade_proto::tls::{Authority, Credentials, Identity, NodeKey, Role, unix_n
 use crate::process::{Running, brigade, run};
 use crate::up_share::{free_address, serve};
 
-/// What a worker says before its address.
+/// The beginning of a worker's ready line.
 pub const READY: &str = "brigade worker ready on ";
 /// How soon a revocation is in force everywhere, beside other tests: on a machine that does nothing else it takes a second.
 pub const IN_FORCE_WITHIN: Duration = Duration::from_secs(30);
-/// Behind it whatever held for a second has ended: times are told in whole seconds.
+/// Longer than anything that is valid for a second, since times are in whole seconds.
 pub const PAST_A_SECOND: Duration = Duration::from_millis(2100);
 /// Time that a test's certificates are good for.
 const GOOD_FOR: Duration = Duration::from_secs(3600);
@@ -30,17 +30,17 @@ const GOOD_FOR: Duration = Duration::from_secs(3600);
 pub struct Cluster {
     /// Holds a data folder for each process.
     pub dir: PathBuf,
-    /// Where workers join.
+    /// The address where workers join.
     pub control: String,
 }
 
 impl Cluster {
-    /// A cluster of nobody yet, on a free port of this machine.
+    /// A cluster without workers yet, on a free port of this machine.
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("brigade-cluster-{}-{n}", std::process::id()));
-        // What a killed test has left.
+        // Remains of a test that was killed.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         Self { dir, control: free_address() }
@@ -72,7 +72,7 @@ impl Cluster {
         self.join_line(more).split_whitespace().last().unwrap().to_owned()
     }
 
-    /// Runs `brigade COMMAND --data-dir ...` of the coordinator's folder; what it prints.
+    /// Runs `brigade COMMAND --data-dir ...` of the coordinator's folder; returns its output.
     pub fn admin(&self, command: &[&str]) -> String {
         let data = self.data("desk");
         let mut args = command.to_vec();
@@ -99,16 +99,16 @@ impl Cluster {
         Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
     }
 
-    /// What a worker that may not join says when it ends.
+    /// The error of a worker that may not join, when it ends.
     ///
     /// # Panics
-    /// If it does not end by itself, or well.
+    /// If it does not end by itself, or succeeds.
     pub fn refused(&self, args: &[String]) -> String {
         let mut command = Command::new(brigade());
         refusal(command.args(args))
     }
 
-    /// A worker that has joined: whoever has its folder is it.
+    /// The identity of a worker that has joined, from its folder.
     pub fn node(&self, name: &str) -> Somebody {
         let read = |file: &str| {
             std::fs::read_to_string(Path::new(&self.data(name)).join("node").join(file)).unwrap()
@@ -118,7 +118,7 @@ impl Cluster {
         Somebody::showing(&self.authority(), &key, chain[0].clone())
     }
 
-    /// The authority itself: whoever has its folder can be anybody.
+    /// The authority's key, from its folder, with which any certificate can be made.
     pub fn authority(&self) -> Authority {
         let read = |name: &str| {
             std::fs::read_to_string(Path::new(&self.data("desk")).join("cluster").join(name))
@@ -141,13 +141,13 @@ impl Drop for Cluster {
     }
 }
 
-/// What a command that succeeds prints.
+/// The standard output of a command, which must succeed.
 fn said(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// What a command says when it ends with an error.
+/// The error of a command.
 ///
 /// # Panics
 /// If it does not end within a minute, or ends well.
@@ -172,9 +172,9 @@ pub fn refusal(command: &mut Command) -> String {
     text
 }
 
-/// Somebody with a key, a certificate and a cluster to believe in.
+/// A process with a key, a certificate and the cluster's authority.
 pub struct Somebody {
-    /// Its credentials.
+    /// The certificate and key of this peer.
     pub credentials: Arc<Credentials>,
 }
 
@@ -186,7 +186,7 @@ impl Somebody {
         Self::showing(of, &key, own)
     }
 
-    /// Who shows this certificate, and believes in `of`'s cluster.
+    /// A peer that shows this certificate, and trusts the cluster of `of`.
     pub fn showing(of: &Authority, key: &NodeKey, own: brigade_proto::tls::Der) -> Self {
         let believed = Authorities::new("ca", std::slice::from_ref(of.certificate())).unwrap();
         let identity = Identity::new(vec![own, of.certificate().clone()], &key.to_der()).unwrap();
@@ -198,22 +198,21 @@ impl Somebody {
         Self::new(of, of, role, name, Validity::from_now(unix_now(), GOOD_FOR))
     }
 
-    /// Who it is, as the holder of workers.
+    /// Its id as a coordinator.
     pub fn coordinator_id(&self) -> String {
         brigade_proto::tls::party::coordinator_id(&self.credentials.party(), "a-test")
     }
 
     /// Dials a process of that role.
     ///
-    /// # Errors
-    /// One of the two does not believe the other, or nobody is there.
+    /// # Errors One of the two does not accept the other's certificate, or there is no server.
     pub async fn dial(&self, address: &Address, role: Role) -> Result<Connection, NetError> {
         let network = Network::with_credentials(self.credentials.clone(), false);
         network.dial(address, Some(Expected { role, key: None })).await
     }
 }
 
-/// Waits until `is_so`.
+/// Waits until `is_so`, and returns how long it took.
 ///
 /// # Panics
 /// If it is not within `patience`.

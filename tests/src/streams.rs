@@ -1,4 +1,4 @@
-//! Streams as their clients see them: when each event came, and how long the pauses were.
+//! Streams as their clients see them: the times of events, and the pauses between them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -23,7 +23,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// So many streams of `url`, each behind `context` tokens and `max_tokens` long.
+    /// Starts `n` streams at `url`, each behind `context` tokens and `max_tokens` long.
     pub fn start(url: &str, n: usize, context: u64, max_tokens: usize) -> Self {
         let (tell, heard) = mpsc::channel();
         for i in 0..n {

@@ -1,4 +1,4 @@
-//! Somebody who talks with `brigade chat`: over pipes, or at a terminal of their own.
+//! A user of `brigade chat`, over pipes or at a pseudo-terminal.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::process::{SPEED, brigade, signal};
 /// How long anything may take on a machine busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a process has written so far.
+/// The bytes that a process has written so far.
 #[derive(Clone, Default)]
 struct Said(Arc<Mutex<Vec<u8>>>);
 
@@ -40,24 +40,24 @@ impl Said {
 pub struct Talker {
     child: Child,
     input: Option<Box<dyn Write>>,
-    /// What was written to standard output; at a terminal everything.
+    /// Standard output; at a terminal everything.
     out: Said,
-    /// What was written to standard error.
+    /// Standard error.
     remarks: Said,
-    /// Who reads what it writes to pipes.
+    /// The threads that read the pipes.
     readers: Vec<JoinHandle<()>>,
     /// Lines typed at the terminal.
     lines: usize,
 }
 
-/// What the line editor writes when it begins a line: from here on it hears every key.
+/// The line editor writes this when it begins a line. From here on it gets every key.
 const LINE_BEGINS: &str = "\x1b[?2004h";
 
-/// What it writes when a line is whole: from here on the terminal is an ordinary one, which keeps Ctrl-D to itself.
+/// It writes this when a line is complete. From here on the terminal is an ordinary one, which handles Ctrl-D itself.
 const LINE_ENDS: &str = "\x1b[?2004l";
 
 impl Talker {
-    /// Chats over pipes.
+    /// Starts a chat over pipes.
     pub fn piped(args: &[&str]) -> Self {
         let mut command = Command::new(brigade());
         command.arg("chat").args(args).env(SPEED.0, SPEED.1);
@@ -89,15 +89,15 @@ impl Talker {
         Self { child, input, out, remarks, readers: Vec::new(), lines: 0 }
     }
 
-    /// Types.
+    /// Types text, without waiting for the editor.
     pub fn types(&mut self, text: &str) {
         let input = self.input.as_mut().unwrap();
         input.write_all(text.as_bytes()).unwrap();
         input.flush().unwrap();
     }
 
-    /// Types into the next line of the editor, when it is there. Lines typed otherwise are not counted: whoever does that
-    /// waits for what came of them first.
+    /// Types into the next line of the editor, when it is there. Lines typed in another way are not counted: a test
+    /// that does so must first wait for their effect.
     pub fn line(&mut self, keys: &str) {
         self.lines += 1;
         let n = self.lines;
@@ -108,12 +108,12 @@ impl Talker {
         self.types(keys);
     }
 
-    /// What came on standard output.
+    /// The text on standard output so far.
     pub fn out(&self) -> String {
         self.out.text()
     }
 
-    /// What came on standard error.
+    /// The text on standard error so far.
     pub fn remarks(&self) -> String {
         self.remarks.text()
     }
@@ -153,7 +153,7 @@ impl Talker {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                // What it wrote last may not have been read yet.
+                // Its last output may not have been read yet.
                 self.readers.drain(..).for_each(|reader| reader.join().unwrap());
                 return status;
             }

@@ -1,6 +1,5 @@
-//! Measures the share of time in which a completion of one token succeeds, while other workers misbehave.
-//! That is what the promise "a line that can be up is up" comes to. `tests/cluster/up_share.rs` prints the
-//! table.
+//! Measures the share of time in which a completion of one token succeeds, while other workers misbehave. This tests
+//! the promise "a line that can be up is up". `tests/cluster/up_share.rs` prints the table.
 
 use std::net::TcpListener;
 use std::ops::Range;
@@ -13,7 +12,7 @@ use serde_json::json;
 use crate::fakes::{Fake, Phase, drain, hello};
 use crate::process::Running;
 
-/// What a worker says before its address.
+/// The beginning of a worker's ready line.
 const READY: &str = "brigade worker ready on ";
 
 /// How long a completion may take before it counts as none.
@@ -28,14 +27,14 @@ const UP_WITHIN: Duration = Duration::from_secs(120);
 /// Lives of the crash-looping worker, one after the other: before, while and after it is used.
 const LIVES_MS: [u64; 4] = [400, 900, 1700, 3100];
 
-/// What a client saw in a window of time.
+/// A client's observations in a window of time.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// The window.
+    /// The length of the window.
     pub window: Duration,
-    /// From the window's begin to the first answer.
+    /// Time from the window's begin to the first answer.
     pub first: Option<Duration>,
-    /// Of the window.
+    /// The part of the window in which requests succeeded.
     pub up: Duration,
     /// Longest time between two answers, the window's ends counted as answers.
     pub longest_gap: Duration,
@@ -49,7 +48,7 @@ impl Seen {
         self.up.as_secs_f64() / self.window.as_secs_f64()
     }
 
-    /// One row of the table.
+    /// A row of the table.
     pub fn row(&self, case: &str) -> String {
         let first = self.first.map_or("never".into(), |d| format!("{:.1} s", d.as_secs_f64()));
         let gap = self.longest_gap.as_secs_f64();
@@ -106,7 +105,8 @@ pub fn worker(listen: &str, more: &[&str]) -> Running {
     Running::start(&args, READY)
 }
 
-/// Ports below those that systems choose by themselves: nobody who asks for any port, or calls, gets one of these.
+/// Ports below those that systems choose: they are given neither to listeners on any port nor to outgoing
+/// connections.
 const PORTS: Range<u32> = 12_000..32_000;
 
 /// A free port of this machine, for a process that is told its own, and that no other test of this program is told.

@@ -1,7 +1,7 @@
-//! What a hop costs beside raw TCP on the same loopback: `cargo bench -p brigade-worker`.
+//! The cost of a hop, compared with raw TCP on the same loopback: `cargo bench -p brigade-worker`.
 //!
-//! The stages compute nothing. So what is measured is encoding, sending, receiving, checking, the hand-over
-//! to the executor, and the way back. Each worker has a runtime of its own, as a process would.
+//! The stages compute nothing. So the benchmark measures encoding, sending, receiving, checking, the hand-over to the
+//! executor, and the way back. Each worker has a runtime of its own, as a process would.
 //!
 //! - decode: one row of 1024 f32 (4 KiB) at a time, through one to three workers, and the result back. One
 //!   worker is two hops, and each further worker is one more. Beside it stands the round trip over raw TCP.
@@ -22,7 +22,7 @@ use common::fake::FakeBackend;
 use common::model::{Model, write_model};
 use common::*;
 
-/// As in the `brigade` binary: large messages come and go.
+/// The allocator of the `brigade` binary, since large messages are allocated and freed.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,5 +1,5 @@
-//! What the user typed ([`RawConfig`]), and what a worker runs with ([`Config`]). One pure function turns the
-//! first into the second, before anything is bound, created or measured.
+//! The command line as the user typed it ([`RawConfig`]), and a worker's valid settings ([`Config`]). One pure
+//! function turns the first into the second, before anything is bound, created or measured.
 
 use std::fs;
 use std::io;
@@ -26,9 +26,9 @@ use crate::prefixes::store::Sizes;
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
 /// Where a worker that joins listens unless `--listen` says otherwise.
 pub const DEFAULT_PORT: u16 = 7070;
-/// Compute threads accepted.
+/// Limit of `--threads`.
 pub const MAX_THREADS: usize = 1024;
-/// CPU numbers accepted.
+/// Limit of CPU numbers in `--cpus`.
 pub const MAX_CPUS: usize = 4096;
 
 /// The command line of `brigade worker`, as typed.
@@ -96,22 +96,22 @@ pub struct RawConfig {
     pub exit_with_stdin: bool,
 }
 
-/// Whether and as whom a worker speaks TLS.
+/// The source of a worker's TLS credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Secured {
-    /// It does not.
+    /// The worker speaks plain TCP.
     No,
-    /// As what the coordinator that started it says.
+    /// The credentials come from the coordinator that started it, on standard input.
     Parent,
-    /// By the certificates of somebody else's authority.
+    /// The certificates of an external authority.
     External(External),
-    /// As a member of a coordinator's cluster.
+    /// The worker is a member of a coordinator's cluster.
     Member {
         /// Where its key and its certificate are kept.
         data_dir: PathBuf,
-        /// What lets it in the first time.
+        /// The token for the first enrolment.
         token: Option<Token>,
-        /// What it would like to be called.
+        /// The name that it asks for.
         name: String,
     },
 }
@@ -121,7 +121,7 @@ pub enum Secured {
 pub struct Config {
     /// Where to listen; `None`: on [`DEFAULT_PORT`] of the address by which this machine reaches the coordinator.
     pub listen: Option<Address>,
-    /// Coordinator to join.
+    /// The coordinator to join.
     pub join: Option<Address>,
     /// Where others dial this worker; `None`: where it listens.
     pub advertise: Option<Address>,
@@ -133,7 +133,7 @@ pub struct Config {
     pub gpu_memory_bytes: Option<u64>,
     /// Compute threads; `None`: one a CPU of `cpus`, or one a core.
     pub threads: Option<usize>,
-    /// What computes.
+    /// The device that computes.
     pub device: DeviceWish,
     /// Where routed experts are beside a GPU.
     pub experts: Experts,
@@ -143,7 +143,7 @@ pub struct Config {
     pub matrix_units: bool,
     /// Whether its products of many rows are computed in f16, with bits of its own.
     pub fast_math: bool,
-    /// After so many batches of commands the GPU counts as lost, once: for tests.
+    /// For tests: the number of command batches after which the GPU counts as lost, once.
     pub gpu_lost_after: Option<u64>,
     /// CPUs that threads are pinned to; empty: not pinned.
     pub cpus: Vec<usize>,
@@ -159,16 +159,16 @@ pub struct Config {
     pub model_files: bool,
     /// Allows plain connections beyond loopback.
     pub insecure_network: bool,
-    /// Whether and as whom it speaks TLS.
+    /// The source of its TLS credentials.
     pub secured: Secured,
     /// Leave when standard input ends.
     pub exit_with_stdin: bool,
-    /// Which stage of a node it is; `None`: a worker of its own.
+    /// The stage of a node that this process is; `None`: a worker of its own.
     pub share: Option<Share>,
 }
 
 impl Config {
-    /// Checks and completes what was typed. `env` looks up environment variables (for the default
+    /// Checks the command line's values, and completes them. `env` looks up environment variables (for the default
     /// cache directory).
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl Config {
     }
 }
 
-/// What computes, and where routed experts are beside it.
+/// The device that computes, and the place of routed experts beside it.
 fn device_and_experts(raw: &RawConfig) -> Result<(DeviceWish, Experts), ConfigError> {
     let said = Raw {
         device: raw.device.as_deref(),
@@ -250,7 +250,7 @@ fn device_and_experts(raw: &RawConfig) -> Result<(DeviceWish, Experts), ConfigEr
     device_of(&said).map_err(|Wrong { option, value, problem }| bad(option, value, problem))
 }
 
-/// Whether and as whom: a token, a data folder that was given, or files say so.
+/// The source of credentials: a token, a given data folder, or files.
 fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secured, ConfigError> {
     if raw.credentials_on_stdin {
         return Ok(Secured::Parent);
@@ -296,7 +296,7 @@ fn fit_name(machine: &str) -> String {
     }
 }
 
-/// `$XDG_DATA_HOME/brigade`, or `~/.local/share/brigade`.
+/// The default data folder: `$XDG_DATA_HOME/brigade`, or `~/.local/share/brigade`.
 ///
 /// # Errors
 /// Neither variable is set.
@@ -342,8 +342,8 @@ const NO_HOME: &str = "neither XDG_CACHE_HOME nor HOME is set";
 /// Said once by each process.
 static HOMELESS: Once = Once::new();
 
-/// A folder in the system's temporary place, for who has no home: cron, a container, a unit of systemd. Others can write
-/// to that place, so the folder has to be this user's alone.
+/// A folder in the system's temporary place for users without a home: cron, a container, a unit of systemd. Others
+/// can write to that place, so the folder must belong to this user alone.
 fn homeless_cache_dir(temporary: &Path, homeless: &str) -> Result<PathBuf, ConfigError> {
     let refuse = |folder: &Path, why: String| {
         let problem = format!(
@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(folder.parent(), Some(&*place));
         assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
         assert_eq!(Config::validate(raw(), &env).unwrap().cache_dir, folder, "it is there now");
-        // What somebody else may have put there is not used.
+        // A folder that another user may have made is not used.
         fs::remove_dir(&folder).unwrap();
         std::os::unix::fs::symlink("/", &folder).unwrap();
         let message = Config::validate(raw(), &env).unwrap_err().to_string();

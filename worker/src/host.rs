@@ -8,9 +8,8 @@ use std::hash::{BuildHasher, Hasher};
 
 use crate::config::{ConfigError, parse_cpus};
 
-/// Identity of this machine and this boot, and of the mount namespace, without which equal paths
-/// need not mean equal files. Where the system does not say, an identity that equals no other, so
-/// that nothing is shared by mistake.
+/// Identity of this machine and this boot, and of the mount namespace, without which equal paths need not mean equal
+/// files. Where the system does not tell, the identity is unique, so that nothing is shared by mistake.
 pub fn host_id() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let mounts = fs::read_link("/proc/self/ns/mnt");
@@ -30,8 +29,8 @@ pub fn instance() -> u64 {
     RandomState::new().build_hasher().finish().max(1)
 }
 
-/// Cores that this process may use: each once, whatever threads it has, and no more than its CPU
-/// affinity and quota allow.
+/// Cores that this process may use. A core with several hardware threads counts once, and CPU affinity and quota are
+/// respected.
 pub fn cores() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
     let cpus = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
@@ -41,7 +40,7 @@ pub fn cores() -> usize {
     if siblings.is_empty() { allowed } else { allowed.min(siblings.len()) }
 }
 
-/// CPUs that this process may use, from the system; `None` where it does not say.
+/// CPUs that this process may use; `None` where the system does not tell.
 fn allowed_cpus() -> Option<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;

@@ -40,7 +40,8 @@ use crate::weights::hashes::HashStore;
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";
 
-/// What a stage says to its node on standard output before that, with its speeds as `--speed` takes them: those of the machine.
+/// Start of the line by which a stage tells its node the machine's speeds, on standard output before the ready line.
+/// They have the form of `--speed`.
 pub const SPEEDS_PREFIX: &str = "brigade worker speeds ";
 
 /// Ports that are tried where `--listen` says none: as many workers of one machine find one.
@@ -56,7 +57,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// Why a worker could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It is no member of the cluster that it should join.
+    /// It could not become a member of the cluster.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// It cannot listen or serve.
@@ -65,13 +66,13 @@ pub enum WorkerError {
     /// The system refuses the threads that read weights.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Its stage cannot be ended: whoever started this worker should start it again.
+    /// The stage hangs and cannot be ended: this process must be restarted from outside.
     #[error(transparent)]
     Stuck(#[from] Stuck),
     /// The op table named does not run here, or the system refuses threads.
     #[error(transparent)]
     Engine(#[from] KernelError),
-    /// No threads for the network.
+    /// No threads for the network could be started.
     #[error("cannot start network threads: {0}")]
     Runtime(io::Error),
     /// A part of the worker ended without a result.
@@ -80,15 +81,15 @@ pub enum WorkerError {
     /// The folder of records cannot be used.
     #[error("--prefix-disk: {}: {source}; give the worker another --cache-dir", .dir.display())]
     Prefixes {
-        /// Which.
+        /// The folder of records.
         dir: std::path::PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// The memory limit cannot be found out.
     #[error("cannot tell how much memory is free on this system: give --memory")]
     MemoryUnknown,
-    /// What several stages may take of one GPU is not said.
+    /// Several stages share a GPU, and no memory limit is given.
     #[error(
         "the stages of a node share their GPU's memory: give --memory, for all of them together"
     )]
@@ -102,7 +103,7 @@ pub enum WorkerError {
 async fn open_prefixes(config: &Config) -> Result<Option<Prefixes>, WorkerError> {
     let (dir, limits) = (config.cache_dir.join(FOLDER), config.prefixes);
     if !limits.any() {
-        // What was kept before does not stay for ever.
+        // Old folders are deleted after a time.
         let expired = tokio::task::spawn_blocking(move || Folder::expire(&dir, MAX_AGE)).await;
         return expired.map(|()| None).map_err(|error| WorkerError::Lost(error.to_string()));
     }
@@ -272,8 +273,8 @@ async fn listen_address(config: &Config) -> Result<Address, NetError> {
     }
 }
 
-/// What the coordinator is told: as said, or where it listens, by the address that the coordinator sees where it listens
-/// on all of them.
+/// The address that the coordinator is to dial: the advertised one, or else the listening one. A worker that listens
+/// on all addresses takes the one from which the coordinator sees it.
 async fn advertised(config: &Config, listens: &Address) -> Address {
     if let Some(advertise) = &config.advertise {
         return advertise.clone();
@@ -288,9 +289,9 @@ async fn advertised(config: &Config, listens: &Address) -> Address {
     }
 }
 
-/// Runs a worker with the engine of this machine until `shutdown` is ready, or until its standard input ends where the
-/// settings say so. When `wish` is ready, it leaves in order: as soon as no lane is open, or after [`DRAIN_WITHIN`]. When
-/// it can be dialled it says so on standard output: [`READY_PREFIX`] and the address, one line.
+/// Runs a worker with the engine of this machine until `shutdown` is ready, or until its standard input ends where
+/// the settings say so. When `wish` is ready, it leaves in order: as soon as no lane is open, or after
+/// [`DRAIN_WITHIN`]. When it can be dialled it prints one line on standard output: [`READY_PREFIX`] and the address.
 ///
 /// # Errors
 /// [`WorkerError`].
@@ -397,7 +398,7 @@ async fn serve_until(
     bound.serve(leave).await
 }
 
-/// How long a worker whose parent has gone may take to leave in order. Nobody is there who would end it later.
+/// Time limit for a worker whose parent has gone to leave in order. No other process would end it later.
 const ORPHANED_FOR: Duration = Duration::from_secs(30);
 
 /// Ready when standard input ends. A thread of its own, because a read cannot be cancelled; it ends the process if what
@@ -405,7 +406,7 @@ const ORPHANED_FOR: Duration = Duration::from_secs(30);
 async fn stdin_ended() {
     let (ended, wait) = tokio::sync::oneshot::channel();
     let spawned = std::thread::Builder::new().name("stdin".into()).spawn(move || {
-        // Whatever is said on it is of no interest.
+        // Data on standard input is ignored; only its end counts.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = ended.send(());
         std::thread::sleep(ORPHANED_FOR);

@@ -1,4 +1,5 @@
-//! The engine behind the worker's traits: what it can run, what a stage needs, and how one is built and run.
+//! The engine behind the worker's traits: the models that it can run, the needs of a stage, and building and running
+//! one.
 
 mod runner;
 
@@ -62,7 +63,7 @@ impl EngineBackend {
     /// some tens of milliseconds.
     ///
     /// # Errors
-    /// The device or the op table named in the settings does not run here; the system refuses threads.
+    /// The device or the op table in the settings does not run here, or the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
         let turns = config.share.and_then(|share| share.turns).map(Turns::open).transpose();
         let turns = turns.unwrap_or_else(|error| {
@@ -73,7 +74,7 @@ impl EngineBackend {
             pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
             matrix_units: config.matrix_units,
             fast_math: config.fast_math,
-            // The plan has what is needed; a little more is for kernels and for the slack of slabs.
+            // The plan counts the needed bytes; a little more is for kernels and for the slack of slabs.
             memory_limit: config.memory_bytes.map(|bytes| bytes + memory::RESERVE_BYTES),
             lose_after: config.gpu_lost_after,
             ..GpuOptions::default()
@@ -157,7 +158,7 @@ impl EngineBackend {
     }
 }
 
-/// What the host has for experts beside a GPU.
+/// The host's speed and the way to the GPU, where experts may lie in the host's memory.
 fn host_beside(
     devices: &Devices,
     device: &DeviceName,
@@ -183,7 +184,7 @@ fn host_beside(
     let visits = if is_own && config.speeds.is_none() {
         visiting_experts::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
     } else {
-        // In one memory for both there is nothing to send, and told speeds say nothing of the way.
+        // With one memory for both there is nothing to send, and given speeds do not include the way.
         Visits::Never
     };
     tracing::info!(
@@ -200,7 +201,7 @@ fn host_beside(
     Ok((Some(HostAbility { speeds, sent_gb_per_second, experts_before }), visits))
 }
 
-/// What can be asked for here, best first, each with the number of what it computes.
+/// Kernel tables and devices that may be asked for here, best first, each with the number of its numerics.
 fn tables(devices: &Devices, device: &DeviceName) -> Result<Vec<(String, u32)>, KernelError> {
     let own =
         if device.is_cpu() { None } else { Some((device.to_string(), devices.numerics(device)?)) };
@@ -208,7 +209,7 @@ fn tables(devices: &Devices, device: &DeviceName) -> Result<Vec<(String, u32)>, 
     Ok(own.into_iter().chain(of_cpu.map(|k| (k.name.to_owned(), k.numerics))).collect())
 }
 
-/// For people: tenths say enough of a speed.
+/// A speed for people: tenths are precise enough.
 fn rounded(speed: f64) -> f64 {
     (speed * 10.0).round() / 10.0
 }
@@ -406,7 +407,7 @@ fn compile_kernels(stage: &mut Stage) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is added behind the stage's layers; the order was checked when it was parsed.
+/// Control vectors behind the stage's layers; the order was checked when it was parsed.
 fn control_vectors(spec: &StageSpec) -> Option<StageVectors> {
     let id = blake3::Hash::from_slice(&spec.control_vectors_id).ok()?;
     let (values, _) = spec.control_vectors.as_chunks::<4>();
@@ -515,7 +516,7 @@ fn model_failure(error: ModelError) -> Failure {
             fault: DeviceFault::Failed, ..
         })) => FailureKind::Compute,
         ModelError::Kernel(KernelError::Threads { .. }) => FailureKind::Io,
-        // The file is not what it was, or cannot be read now: the next attempt looks anew.
+        // The file has changed, or cannot be read now: the next attempt opens it again.
         ModelError::Gguf(GgufError::Io { .. } | GgufError::Changed { .. }) => FailureKind::Io,
         _ => FailureKind::Unsupported,
     };

@@ -23,16 +23,16 @@ pub enum Source {
     JoinOnly,
 }
 
-/// What to do about workers that cannot be reached.
+/// How to treat workers that cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// Give up at once: a command with somebody waiting.
+    /// Give up at once: the user of a command is waiting.
     FailFast,
     /// Try again with growing pauses, and go without those that others can stand in for: a server.
     Forever,
 }
 
-/// What every stage is told.
+/// Settings that every stage gets.
 #[derive(Clone, Debug)]
 pub struct StageOptions {
     /// Type of KV cache values.
@@ -43,7 +43,7 @@ pub struct StageOptions {
     pub ctx: Option<u32>,
     /// Positions without which there is no line, where `ctx` names none; `None`: as few as are of use.
     pub least_ctx: Option<u32>,
-    /// Sequences at once.
+    /// Limit of sequences that run at once.
     pub max_seqs: u32,
     /// Sequences kept beside those for later requests; `None`: as many as suit the model.
     pub keep: Option<u32>,
@@ -55,7 +55,7 @@ pub struct StageOptions {
     pub max_rows: u32,
     /// Kernel table all stages must use.
     pub kernels: Option<String>,
-    /// What cuts are balanced for.
+    /// The goal for which cuts are balanced.
     pub balance: Balance,
     /// Where copies of sequences' states go.
     pub checkpoint: Checkpoint,
@@ -64,7 +64,7 @@ pub struct StageOptions {
     pub cut: Option<HandCut>,
 }
 
-/// How a machine is brought into the cluster, for whoever waits for one.
+/// A command that brings a machine into the cluster, shown while workers are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JoinHint {
     /// This command makes a token.
@@ -83,7 +83,7 @@ impl JoinHint {
     }
 }
 
-/// What the supervisor is built from.
+/// Settings of the supervisor.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
     /// Where workers come from.
@@ -94,9 +94,9 @@ pub struct ClusterConfig {
     pub expect: usize,
     /// How this process speaks with workers.
     pub network: Network,
-    /// Who lets workers into the cluster, where it has one.
+    /// The authority that admits workers; `None`: the cluster has none.
     pub pki: Option<Arc<Pki>>,
-    /// What is said to whoever waits for machines; `None`: none can join.
+    /// The command shown while machines are missing; `None`: machines cannot join.
     pub how_to_join: Option<JoinHint>,
     /// About workers that cannot be reached.
     pub patience: Patience,
@@ -106,6 +106,6 @@ pub struct ClusterConfig {
     pub rebalance: bool,
     /// How long a worker must be slower than planned to lose layers.
     pub slow_after: Duration,
-    /// For every stage.
+    /// Settings of every stage.
     pub stage: StageOptions,
 }

@@ -7,17 +7,18 @@
 //! Reading order:
 //!
 //! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
-//! - `members`: `member` is one worker as the supervisor wants it, `departed` remembers those that left. `dial`, `reach` and
-//!   `conn` reach a worker, `hearts` says whether it is still there, and `pulse` what it said last. `join` hears of workers
-//!   that come by themselves, `roll` says in words who is there, and `own_name` under which name they are held.
-//! - `building` goes from connected workers to an open line: `place`, `load` and `lane` are its steps, `enough` says whether
-//!   the model fits at all, and `progress` how far it is.
-//! - `weights`: `prepare` sees to it that a worker has its bytes. `fetch` lets it fetch them, `gather` ask others, `relay` and
-//!   `push` send them.
-//! - `states`: `transfer` reads and writes sequences' states. `copies` puts them back from checkpoints, to the position that
-//!   `choose` names; `prefixes` keeps the beginnings of prompts.
+//! - `members`: `member` is one worker as the supervisor wants it, `departed` remembers those that left. `dial`,
+//!   `reach` and `conn` connect to a worker. `hearts` sends heartbeats, and `pulse` has the last answer. `join`
+//!   accepts workers that come by themselves, `roll` lists workers in words, and `own_name` is the coordinator's own
+//!   id.
+//! - `building` goes from connected workers to an open line: `place`, `load` and `lane` are its steps. `enough` says
+//!   whether the model fits at all, and `progress` counts bytes.
+//! - `weights`: `prepare` sees to it that a worker has its bytes. With `fetch` the worker fetches them, with `gather`
+//!   it asks other workers, and `relay` and `push` send them.
+//! - `states`: `transfer` reads and writes sequences' states. `copies` restores them from checkpoints, at the
+//!   position that `choose` finds. `prefixes` keeps records of prompts' prefixes.
 //! - `pool` lends workers that joined to the lines of several models; `supervisor/borrow` is a line's side of that.
-//! - `local` starts child processes. `watch` finds who broke a line. [`pki`] says who is let in.
+//! - `local` starts child processes. `watch` finds the workers that broke a line. [`pki`] is the cluster's authority.
 
 #![deny(clippy::match_bool)]
 

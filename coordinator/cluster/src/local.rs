@@ -32,12 +32,12 @@ const LOG_VARIABLE: &str = "RUST_LOG";
 /// Environment variables that are arguments of this process and not of its children.
 const OWN_VARIABLES: [&str; 2] = ["BRIGADE_DATA_DIR", "BRIGADE_TOKEN"];
 
-/// What every local worker is started with.
+/// Settings of every local worker.
 #[derive(Clone, Debug)]
 pub struct LocalOptions {
-    /// The `brigade` binary.
+    /// Path of the `brigade` binary.
     pub program: PathBuf,
-    /// How many.
+    /// The number of workers.
     pub count: usize,
     /// CPUs of each, by number of the worker; a missing entry leaves it to the system.
     pub cpus: Vec<Vec<usize>>,
@@ -59,13 +59,13 @@ pub struct LocalOptions {
     pub no_coopmat: bool,
     /// Whether GPUs compute products of many rows in f16.
     pub fast_math: bool,
-    /// Kernel table.
+    /// Name of the kernel table; `None`: each worker's best.
     pub kernels: Option<String>,
     /// How much records of kept prefixes may take on each.
     pub prefixes: Box<Sizes>,
     /// `--log-format` of this process, passed on.
     pub log_format: &'static str,
-    /// What they log where RUST_LOG does not say.
+    /// Log level of workers where `RUST_LOG` is not set.
     pub log_level: &'static str,
 }
 
@@ -75,9 +75,9 @@ pub enum SpawnError {
     /// The process could not be created.
     #[error("cannot start {program}: {source}")]
     Spawn {
-        /// What was to be run.
+        /// The program that could not be run.
         program: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// It ended, or said something else, before it was ready.
@@ -85,12 +85,12 @@ pub enum SpawnError {
     NotReady {
         /// Number of the worker.
         index: usize,
-        /// What happened.
+        /// The worker's last output, or how it ended.
         reason: String,
     },
 }
 
-/// A running child. Dropping it kills it.
+/// A running child process. Dropping it kills it.
 #[derive(Debug)]
 pub struct LocalWorker {
     child: Child,
@@ -144,7 +144,7 @@ impl LocalWorker {
         Ok(Self { child, stdin, address })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -221,7 +221,7 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     for (option, nbytes) in [("--prefix-ram", ram), ("--prefix-disk", disk)] {
         command.arg(option).arg(nbytes.to_string());
     }
-    // What says where this process keeps its own things, and who may join it.
+    // Variables that name this process's own files, and its token.
     for variable in OWN_VARIABLES {
         command.env_remove(variable);
     }
@@ -244,8 +244,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Held from writing a script until it runs: a child that another test starts meanwhile has the file open, and a file that
-    /// is open for writing cannot be run.
+    /// Held from writing a script until it runs. Another test could start a child in between, which would inherit the
+    /// open file, and a file that is open for writing cannot be run.
     static STARTS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
     fn script(name: &str, body: &str) -> LocalOptions {
@@ -278,7 +278,7 @@ mod tests {
         let set = command.as_std().get_envs().find(|(name, _)| *name == MESA_CACHE_VARIABLE);
         let set = set.and_then(|(_, value)| value).map(PathBuf::from);
         let from = |name: &str| std::env::var(name).ok();
-        // What whoever starts the server says is left as it is.
+        // A value that the user has set is left as it is.
         let said = std::env::var_os(MESA_CACHE_VARIABLE).is_some();
         assert_eq!(set, default_cache_dir(&from).ok().filter(|_| !said));
     }

@@ -1,9 +1,9 @@
-//! Workers that join a server of several models, and belong to none of them: a line is lent what it needs.
+//! A pool of workers that join a server of several models. They belong to no model, and are lent to lines.
 //!
-//! The pool dials who joins, and knows by heartbeats who is there. A line has a [`Seat`], by which its supervisor hears of
-//! the workers that are lent to it, as it would of workers that join; says what it lacks; and gives back who is not needed.
-//! Who is lent belongs to one line, until that gives it back or ends. What a line lacks it gets whole or not at all, so that
-//! no two lines wait for each other's workers.
+//! The pool dials workers that join, and sends them heartbeats. A line has a [`Seat`]. By it the supervisor hears of
+//! lent workers as of workers that join, says what the line lacks, and gives back workers that it does not need. A
+//! lent worker belongs to one line, until the line gives it back or ends. A line gets all that it lacks or nothing,
+//! so that no two lines wait for each other's workers.
 
 mod lend;
 mod planned;
@@ -39,12 +39,12 @@ pub struct Pool {
     joined: mpsc::Sender<Address>,
 }
 
-/// What a line is to be made of.
+/// The model of a line, and what it needs.
 #[derive(Clone, Debug)]
 pub struct Demand {
-    /// Its model.
+    /// The model to serve.
     pub model: Arc<Model>,
-    /// What its stages are told.
+    /// Settings of its stages.
     pub options: StageOptions,
     /// Workers that it has at least.
     pub at_least: usize,
@@ -82,7 +82,7 @@ impl Pool {
         Ok(Self { state, control, joined })
     }
 
-    /// Where workers join.
+    /// The address at which workers join.
     pub fn control(&self) -> &Address {
         &self.control
     }
@@ -107,16 +107,16 @@ impl Pool {
         Arc::new(Seat { id, state, joined, loans: Mutex::new(Some(loans)) })
     }
 
-    /// Which of these seats must be given up so that a line gets what it needs; the last ones stay if they can.
+    /// The seats that must be given up so that a line gets what it needs. The last ones in the list stay if they can.
     ///
     /// # Errors
-    /// What is lacking even without all of them.
+    /// Says what is lacking even without all of these seats.
     pub fn in_the_way(&self, demand: &Demand, seats: &[SeatId]) -> Result<Vec<SeatId>, String> {
         locked(&self.state).in_the_way(demand, seats)
     }
 
-    /// Which of these seats must be given up for a line that has been without enough workers for a while; none: no such line
-    /// would be helped.
+    /// The seats that must be given up for a line that has lacked workers for a while. Empty where giving up seats
+    /// helps no such line.
     pub fn helps_others(&self, seats: &[SeatId]) -> Vec<SeatId> {
         locked(&self.state).helps_others(seats, Instant::now())
     }
@@ -126,14 +126,14 @@ impl Pool {
         locked(&self.state).changes()
     }
 
-    /// Those that are there and belong to no line.
+    /// Workers that are there and belong to no line.
     pub fn spares(&self) -> Vec<NodeStatus> {
         locked(&self.state).spares()
     }
 }
 
 impl Seat {
-    /// Which it is.
+    /// The number of this seat.
     pub fn id(&self) -> SeatId {
         self.id
     }
@@ -143,7 +143,7 @@ impl Seat {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// What the line lacks now; `None`: nothing.
+    /// Tells the pool what the line lacks now; `None`: nothing.
     pub(crate) fn want(&self, want: Option<Want>) {
         locked(&self.state).want(self.id, want);
     }
@@ -175,7 +175,7 @@ impl Seat {
         });
     }
 
-    /// Those of the pool that belong to no line.
+    /// The pool's workers that belong to no line.
     pub(crate) fn spares(&self) -> Vec<NodeStatus> {
         locked(&self.state).spares()
     }

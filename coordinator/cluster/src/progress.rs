@@ -1,7 +1,7 @@
 //! How far the building of a line is: one count of bytes over all stages, with its rate and the time left.
 //!
-//! Each stage goes through hashing, sending and loading at its own pace. The phase that is told is the first
-//! one that some stage has not finished.
+//! Each stage goes through hashing, sending and loading at its own pace. The reported phase is the first one that
+//! some stage has not finished.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ const MEASURED_AFTER: Duration = Duration::from_secs(1);
 /// The log says how far a long load is this often.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// What has to be done with the bytes of a stage.
+/// A step that the bytes of a stage go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// For workers that may have them in another file or in their caches.
+    /// Hashing, for workers that may have the bytes in another file or in their caches.
     Hashing,
-    /// To workers that lack them.
+    /// Sending, to workers that lack the bytes.
     Sending,
     /// Into the workers' memory.
     Loading,
@@ -72,7 +72,7 @@ impl Counts {
         }
     }
 
-    /// Whether the log should say it now.
+    /// Whether a log line is due.
     fn is_due(&mut self, now: Instant) -> bool {
         let last = *self.logged.get_or_insert(now);
         let due = now.saturating_duration_since(last) >= LOG_EVERY;
@@ -91,17 +91,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing done yet; it is told to `events`.
+    /// No progress yet. Reports go to `events`.
     pub fn new(events: mpsc::Sender<LineEvent>) -> Self {
         Self { counts: Arc::default(), events: Some(events) }
     }
 
-    /// Nothing done yet; a line is up meanwhile, so only the log is told.
+    /// No progress yet. A line is up at the same time, so only the log is told.
     pub fn beside_a_line() -> Self {
         Self { counts: Arc::default(), events: None }
     }
 
-    /// One stage's part of a phase, of so many bytes.
+    /// A stage's part of a phase, with its total of bytes.
     pub fn part(&self, phase: Phase, total: u64) -> Part {
         self.add(phase, 0, total);
         Part { progress: self.clone(), phase, done: Mutex::new(0) }
@@ -134,7 +134,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// So many bytes of it are done; less than before counts as nothing new.
+    /// Sets the bytes that are done; less than before changes nothing.
     pub fn at(&self, done: u64) {
         let more = {
             let mut before = self.done.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,25 +1,24 @@
-//! Decides the next step towards a line, from what is wanted and what is there.
+//! Decides the next step towards a line, from the goal and the observed state.
 //!
-//! This is a pure function without a clock: durations are passed in. The supervisor observes, asks [`next`],
-//! performs the step, hears news, and observes again. Whatever went wrong in between is just another
-//! observation.
+//! This is a pure function without a clock: durations are passed in. The supervisor observes, asks [`next`], performs
+//! the step, hears news, and observes again. A failure in between is just another observation.
 //!
-//! The promise: **a line that can be up is up**. As soon as the members that are connected and trusted have
-//! the memory, the line is built over them. Others that are worth waiting for are waited for first, for a
-//! named time, and children of ours that get ready for as long as that takes them. A member that lately broke lines, refuses, hangs or is full is used only where the others do
-//! not suffice, and is never waited for.
+//! The promise: **a line that can be up is up**. As soon as the members that are connected and trusted have the
+//! memory, the line is built over them. Before that it waits a named time for others that are worth it, and for child
+//! processes as long as they take to start. A member that lately broke lines, refuses, hangs or is full is used only
+//! where the others do not suffice, and is never waited for.
 
 use std::time::Duration;
 
-/// How long a worker that was lost from a running line is waited for before the others go on without it,
-/// if they have the memory and nobody stands in for it: where the operator does not say.
+/// How long a line waits for a worker that was lost before it is rebuilt without it, unless the operator says
+/// otherwise. It is not rebuilt if the others lack the memory, and does not wait if a spare takes the worker's place.
 pub const DEFAULT_REPLACE_AFTER: Duration = Duration::from_secs(10);
 
 /// How long a worker must compute slower than planned, unless the operator says otherwise.
 pub const DEFAULT_SLOW_AFTER: Duration = Duration::from_secs(120);
 
-/// How long named workers are waited for before the first line is built without them. Children of ours that get ready, be it
-/// because a driver compiles its kernels, are waited for until they are ready or end.
+/// How long the first line waits for named workers before it is built without them. Child processes are waited for
+/// until they are ready or end, since a driver may have to compile its kernels.
 pub const WAIT_AT_START: Duration = Duration::from_secs(15);
 
 /// How long a worker that is just being dialled is waited for: it may be about to answer.
@@ -37,26 +36,26 @@ pub type MemberId = usize;
 pub enum Presence {
     /// Not connected; the next attempt is due in this long.
     Absent {
-        /// Zero: now.
+        /// Zero: the attempt is due.
         retry_in: Duration,
     },
     /// Being started or dialled, for so long.
     Connecting {
-        /// Since the attempt began.
+        /// The time since the attempt began.
         since: Duration,
     },
     /// Handshake done, capabilities known and sufficient.
     Connected,
 }
 
-/// What is known of one worker.
+/// A worker as the supervisor observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberSeen {
-    /// Which.
+    /// The member's number.
     pub id: MemberId,
-    /// Where it stands.
+    /// The state of the connection.
     pub presence: Presence,
-    /// Since it was last of use, or first wanted; a refusal does not begin this anew.
+    /// The time since it was last of use, or first wanted. A refusal does not restart it.
     pub missing_for: Duration,
     /// Named by the user or a child of ours: never forgotten.
     pub named: bool,
@@ -64,39 +63,39 @@ pub struct MemberSeen {
     pub known: bool,
     /// How often it broke lines lately; 0: trusted.
     pub doubts: u32,
-    /// Among these breaks were such as are not forgiven: it accepted work and did not do it.
+    /// Whether it broke a line in an unforgivable way: it accepted work and did not do it.
     pub broke_badly: bool,
     /// A child of ours that gets ready for the first time: within a bounded time it is ready, or has ended.
     pub gets_ready: bool,
-    /// It answered that it has no time for us (another coordinator has it, it drains).
+    /// Whether it answered that it has no time for us (another coordinator has it, or it drains).
     pub busy: bool,
-    /// It refused for a reason that does not pass by itself.
+    /// Whether it refused for a permanent reason.
     pub refuses: bool,
 }
 
-/// What is known of the line.
+/// The line as the supervisor observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineSeen {
     /// Nothing runs; the next line may be built in this long.
     Down {
-        /// Zero: now.
+        /// Zero: it may be built at once.
         retry_in: Duration,
     },
     /// Layers are being placed, loaded and connected.
     Building,
-    /// Ubatches flow.
+    /// The line is open and takes ubatches.
     Up,
 }
 
-/// What is wanted.
+/// The goal of the supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Goal {
     /// Workers to wait for before the first line.
     pub expect: usize,
-    /// Nobody who is named may be missing: a command that measures or prints, with somebody waiting, or a
-    /// line that is cut by hand.
+    /// All named workers must be there: for a command that measures or prints while its user waits, or for a line
+    /// that is cut by hand.
     pub all_named: bool,
-    /// Workers may join.
+    /// Whether workers may join.
     pub joins: bool,
     /// Whether there was ever a line.
     pub was_up: bool,
@@ -111,18 +110,18 @@ pub struct Goal {
 /// Why there is no line yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lacking {
-    /// So many workers are there of those that the line waits for.
+    /// Fewer workers are connected than the line waits for.
     Workers {
-        /// Connected.
+        /// Workers that are connected.
         there: usize,
-        /// Wanted.
+        /// Workers that the line waits for.
         wanted: usize,
     },
-    /// So many workers are there, and the model does not fit on them.
+    /// The model does not fit on the connected workers.
     Memory {
-        /// Connected.
+        /// Workers that are connected.
         there: usize,
-        /// What is lacking, and what would help.
+        /// The lack, and a remedy.
         why: String,
     },
     /// Nothing: others are waited for, or the next attempt is due.
@@ -150,7 +149,7 @@ pub enum Step {
     Build(Vec<MemberId>),
     /// Nothing can be done before something happens or this long has passed.
     Wait {
-        /// At most.
+        /// The longest time to wait.
         within: Duration,
         /// Why there is no line yet, for people; `None` where there is one or it is being built.
         lacking: Option<Lacking>,
@@ -210,7 +209,7 @@ enum Choice {
     Hopeless(String),
 }
 
-/// Over whom a line is built now, or what is waited for.
+/// The members to build a line over now, or the reason to wait.
 fn choose(
     goal: &Goal,
     members: &[MemberSeen],
@@ -241,15 +240,15 @@ fn choose(
     }
 }
 
-/// All who are trusted, and as few as will do of the others, those who broke least first. Where copies are kept in pairs,
-/// one is not enough if there is a second of use: a line that breaks once more and goes on from copies costs less
-/// than one that loses all states with its only worker.
+/// All trusted members, and as few as will do of the others, those that broke fewest lines first. Where workers keep
+/// copies for each other, a second worker is taken as well if there is a useful one. A line that breaks once more and
+/// goes on from copies costs less than one that loses all states with its only worker.
 fn trusted_first(
     goal: &Goal,
     connected: &[&MemberSeen],
     enough: &mut dyn FnMut(&[MemberId]) -> Result<(), String>,
 ) -> Result<Vec<MemberId>, String> {
-    // Where all broke lines, nobody stands out: whoever did so much more often than the best does.
+    // Where all members broke lines, only those stand out that did so much more often than the best one.
     let usual = connected.iter().map(|m| m.doubts).min().unwrap_or(0);
     let stands_out = |m: &MemberSeen| m.doubts > 2 * usual || is_late(goal, m);
     let doubted = |m: &MemberSeen| !goal.all_named && stands_out(m);
@@ -282,7 +281,7 @@ fn is_a_second(member: &MemberSeen) -> bool {
     !member.broke_badly && !member.busy && member.doubts <= DOUBTS_OF_A_SECOND
 }
 
-/// Whether it had no time for us for longer than anybody is waited for.
+/// Whether it was busy for longer than a line waits for a worker.
 fn is_late(goal: &Goal, member: &MemberSeen) -> bool {
     member.busy && member.missing_for >= patience(goal)
 }
@@ -304,7 +303,7 @@ fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration>
         Presence::Connecting { since } => SETTLE.checked_sub(since).filter(|d| !d.is_zero()),
         Presence::Absent { .. } => None,
     };
-    // One worker alone would have no copies: whoever was just lost may be back at once.
+    // A single worker would have no copies, and a worker that was just lost may be back at once.
     let second = (goal.in_pairs && n < 2 && goal.was_up && member.known && !member.refuses)
         .then(|| SETTLE.checked_sub(member.missing_for).filter(|d| !d.is_zero()))
         .flatten();
@@ -314,7 +313,7 @@ fn worth_waiting(goal: &Goal, member: &MemberSeen, n: usize) -> Option<Duration>
     settling.max(second).max(left.filter(|_| waited_for))
 }
 
-/// Those who are there do not suffice.
+/// The choice where the connected members do not suffice.
 fn lacking(goal: &Goal, members: &[MemberSeen], why: Lacking) -> Choice {
     let is_settled = |m: &MemberSeen| m.presence == Presence::Connected || m.refuses;
     let hopeless = !goal.joins && !goal.was_up && members.iter().all(is_settled);

@@ -25,12 +25,12 @@ use brigade_line::measured::metrics;
 use brigade_line::model::Model;
 use brigade_line::stages::link::ClusterLink;
 
-/// A running supervisor.
+/// A supervisor that runs as a task.
 #[derive(Debug)]
 pub struct Cluster {
     /// Where workers can join, if they can.
     pub control: Option<Address>,
-    /// The driver's ends.
+    /// The driver's ends of the channels.
     pub link: ClusterLink,
     /// Takes an operator's questions and orders.
     pub admin: Admin,

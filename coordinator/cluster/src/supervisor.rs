@@ -1,9 +1,8 @@
 //! The loop that performs what [`reconcile`](super::reconcile) asks for.
 //!
-//! It owns the members and the line. Attempts to connect, the building of a line and heartbeats run as tasks
-//! beside it. It hears of them as news, changes what is known, and asks again. So starting and recovering
-//! take the same way, and nobody who hangs is waited for. The loop ends on `stop`, or when nothing that it
-//! may do would help.
+//! It owns the members and the line. Attempts to connect, the building of a line and heartbeats run as tasks beside
+//! it. It hears of them as news, updates its state, and asks again. So starting and recovering take the same way, and
+//! a worker that hangs holds nothing up. The loop ends on `stop`, or when nothing that it may do would help.
 
 mod borrow;
 mod change;
@@ -57,7 +56,7 @@ use change::{Change, Rebalancing};
 use coming::Coming;
 use slow::Window;
 
-/// What the supervisor is connected to.
+/// The supervisor's settings and channels.
 pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
     /// Its place at the pool that lends it workers, if there is one.
@@ -84,14 +83,14 @@ enum Line {
     Building {
         who: Vec<MemberId>,
     },
-    /// Who is in it, first stage first.
+    /// The line is up over these members, first stage first.
     Up {
         stages: Vec<MemberId>,
-        /// Of each.
+        /// Layers of each stage.
         layers: Vec<Range<usize>>,
-        /// What each takes, by the plan.
+        /// Planned time of a unit of work on each stage.
         paces: Vec<Pace>,
-        /// What says nothing about who is slow.
+        /// Computing times to leave out when a slow stage is looked for.
         stale: StaleTimes,
         /// Positions of its longest sequence.
         n_ctx: u32,
@@ -99,12 +98,12 @@ enum Line {
     },
 }
 
-/// What happens outside.
+/// An event for the supervisor.
 enum News {
     Joined(Address),
     Asked(Asked),
     Connected(MemberId, Box<Result<Connected, WorkerError>>),
-    /// A heart stopped.
+    /// A member does not answer heartbeats.
     Silent(MemberId, WorkerError),
     ChildEnded(MemberId, String),
     Built(Box<Result<Built, BuildError>>),
@@ -116,7 +115,7 @@ enum News {
     Time,
 }
 
-/// The supervisor.
+/// The supervisor's state.
 pub(super) struct Supervisor {
     ends: Ends,
     needs: Requirements,
@@ -126,31 +125,31 @@ pub(super) struct Supervisor {
     line: Line,
     epoch: u64,
     goal: Goal,
-    /// Lines in a row that failed soon, with nobody to blame.
+    /// Consecutive lines that failed soon, without a worker to blame.
     quick_failures: u32,
     enough: Enough,
     attempts: JoinSet<(MemberId, Result<Connected, WorkerError>)>,
-    /// At most one.
+    /// The task that builds the next line; one at most.
     building: JoinSet<Result<Built, BuildError>>,
     hearts: Hearts,
     /// A planned change for which the next line loads.
     coming: Option<Coming>,
-    /// At most one.
+    /// The task that loads ahead; one at most.
     loading_ahead: JoinSet<Result<Ahead, String>>,
     /// A planned change whose line is taken down.
     change: Option<Change>,
-    /// At most one: until the line that is up is settled.
+    /// The task that waits until the line that is up is settled; one at most.
     settling: JoinSet<Option<Moved>>,
     rebalancing: Rebalancing,
-    /// What the next line is to be.
+    /// The cut of the next line, if it is fixed.
     ordered: Option<Ordered>,
-    /// Who leaves the line when another one has been lent.
+    /// The worker that leaves the line when another one has been lent.
     leaver: Option<Leaver>,
     /// How fast the stages compute is measured in it.
     window: Option<Window>,
-    /// What was said last while there was no line.
+    /// The last message about the missing line.
     said: String,
-    /// What an operator may type about that.
+    /// A command for the operator that goes with it.
     next_step: Option<String>,
 }
 
@@ -163,7 +162,7 @@ impl Supervisor {
             origins.map(|origin| Member::new(origin, now)).enumerate().collect();
         let goal = Goal {
             expect: config.expect,
-            // A cut by hand names its workers: nobody stands in for them.
+            // A cut by hand names its workers: no other worker replaces them.
             all_named: config.patience == Patience::FailFast || config.stage.cut.is_some(),
             joins: ends.joins.is_some(),
             was_up: false,
@@ -206,9 +205,9 @@ impl Supervisor {
                 result = self.turn() => result,
             };
             if let Err(GiveUp(reason)) = result {
-                // Whatever else was seen: this is why.
+                // This is the reason, besides other symptoms.
                 let reason = self.check_model().err().map_or(reason, |GiveUp(why)| why);
-                // The driver may be gone already; then nobody needs to know.
+                // The driver may be gone already; then the message is not needed.
                 let _ = self.ends.events.send(LineEvent::Failed { reason }).await;
                 break;
             }
@@ -216,7 +215,7 @@ impl Supervisor {
         self.leave().await;
     }
 
-    /// One step, and the news it waits for.
+    /// Takes one step, and waits for the next news.
     async fn turn(&mut self) -> Result<(), GiveUp> {
         self.deal_with_the_pool();
         self.call_the_roll();
@@ -240,7 +239,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// That the model's files are what they were: no line can be built of others, however often it is tried.
+    /// Checks that the model's files have not changed: no line can be built of changed ones.
     fn check_model(&self) -> Result<(), GiveUp> {
         self.ends.model.check_unchanged().map_err(|error| {
             GiveUp(format!("{error}; start brigade anew, and it reads the file as it is now"))
@@ -249,7 +248,7 @@ impl Supervisor {
 
     fn next_step(&mut self) -> Step {
         let now = Instant::now();
-        // Whoever is drained and still there is not there for a line.
+        // A drained worker that is still connected does not count for a line.
         let may = |m: &(&MemberId, &Member)| m.1.conn().is_none() || !m.1.is_drained();
         let seen = self.members.iter().filter(may).map(|(id, m)| m.seen(*id, now));
         let seen: Vec<_> = seen.collect();
@@ -307,7 +306,7 @@ impl Supervisor {
 
     // Words.
 
-    /// Who is there, to whoever watches.
+    /// Publishes the list of workers.
     fn call_the_roll(&self) {
         let stages = match &self.line {
             Line::Down { .. } => None,
@@ -331,7 +330,7 @@ impl Supervisor {
         });
     }
 
-    /// What is lacking and who is there, to `/health`, and to the log when it is news.
+    /// Reports what is lacking and which workers are there: to `/health`, and to the log when it is news.
     fn say(&mut self, lacking: &Lacking) {
         let headline = roll::headline(lacking, &self.ends.roll.borrow(), self.goal.joins);
         let said = match self.ends.seat.as_ref().map(|seat| seat.why()) {

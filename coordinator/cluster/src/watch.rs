@@ -1,7 +1,7 @@
-//! Finds out who broke a line.
+//! Finds the workers that broke a line.
 //!
-//! The driver sees only that a stream ended or that a ubatch did not come back. Here the processes and the
-//! heartbeats are asked, and what the failing stage itself said is read.
+//! The driver sees only that a stream ended or that a ubatch did not come back. Here the processes and the heartbeats
+//! are checked, and the failing stage's own report is read.
 //!
 //! A stage that computes for long does not yet hang. How long a ubatch may take is measured, grows with its
 //! rows, and comes with the driver's report. Before anything was measured, no stage is called stuck.
@@ -25,9 +25,9 @@ const CHILD_ENDS_WITHIN: Duration = Duration::from_millis(200);
 /// A member that is to blame for a broken line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Culprit {
-    /// Which.
+    /// The member to blame.
     pub member: MemberId,
-    /// What it did, for everybody who was on the line.
+    /// The fault, in words, for every client of the line.
     pub how: String,
     /// Whether it is gone or stuck, and no call to it is of use; else it failed and may do better.
     pub is_gone: bool,
@@ -80,7 +80,7 @@ pub async fn silent(
     silent
 }
 
-/// Whether a stage has computed one ubatch for longer than any may take.
+/// The fault, in words, if a stage has computed one ubatch for longer than any may take.
 fn stuck(health: &HealthReply, stuck_after_us: Option<u64>) -> Option<String> {
     let after = stuck_after_us?;
     let ms = health.computing_us / 1000;
@@ -119,7 +119,7 @@ mod tests {
         // A large prefill on a slow machine: 12 s, where 40 s are within what such ubatches take.
         assert_eq!(stuck(&computing(12), Some(40_000_000)), None);
         assert!(stuck(&computing(41), Some(40_000_000)).unwrap().contains("41000 ms"));
-        // Nothing was measured: nobody knows what is too long.
+        // Nothing was measured, so no time is known to be too long.
         assert_eq!(stuck(&computing(300), None), None);
     }
 }

@@ -9,8 +9,8 @@
 //!
 //! - Its events do not depend on how the text was cut.
 //! - It never gives up a stream.
-//! - Text that parses as nothing comes out as content, word for word.
-//! - What may be the beginning of a marker is held back until that is decided.
+//! - Text that does not parse is returned as content, unchanged.
+//! - Text that may be the beginning of a marker is held back until that is decided.
 //!
 //! Nothing here knows of HTTP, tokens or sequences.
 //!
@@ -25,7 +25,7 @@
 //!   template takes. It arranges them otherwise where the template refuses them or leaves a text out.
 //! - [`text_model`] is the text side of a model: tokenizer, template and dialect in one. [`pooling`] says how its rows
 //!   become one vector.
-//! - [`constrain`] says what an answer has to fit.
+//! - [`constrain`] makes the grammar that an answer has to match.
 
 #![deny(clippy::match_bool)]
 
@@ -45,17 +45,17 @@ pub use template::borders::{Marked, TextEnd};
 pub use template::history::History;
 pub use values::tools::{Tool, Tools};
 
-/// What stands before and after something. An empty `close`: nothing does.
+/// Text before and after something. An empty `close`: there is no text after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pair {
-    /// Before it.
+    /// The text before.
     pub open: String,
-    /// After it; may be empty.
+    /// The text after; may be empty.
     pub close: String,
 }
 
 impl Pair {
-    /// Both markers.
+    /// A pair of these two texts.
     pub fn new(open: &str, close: &str) -> Self {
         Self { open: open.to_string(), close: close.to_string() }
     }
@@ -64,7 +64,7 @@ impl Pair {
 /// The markup of one model's answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
-    /// Around reasoning.
+    /// Markers around reasoning.
     pub reasoning: Option<Pair>,
     /// How tools are called; `None`: the model's template has no way that is known.
     pub calls: Option<Calls>,
@@ -79,12 +79,12 @@ pub struct Dialect {
 pub struct Calls {
     /// Around all calls of an answer.
     pub section: Option<Pair>,
-    /// Around each call.
+    /// Markers around each call.
     pub call: Option<Pair>,
     /// Whether an answer that begins as a call is one, without any marker. Only names of tools that the
     /// request has count then.
     pub bare: bool,
-    /// What a call looks like between its markers.
+    /// The notation of a call between its markers.
     pub shape: Shape,
     /// The form of ids that the model's template wants.
     pub ids: Ids,
@@ -121,13 +121,13 @@ pub struct JsonShape {
 /// Calls as a name before JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamedShape {
-    /// Before the name.
+    /// The text before the name.
     pub prefix: String,
-    /// Between name and id, where the model writes an id.
+    /// The text between name and id, where the model writes an id.
     pub id: Option<String>,
-    /// Between the name (or the id) and the arguments.
+    /// The text between the name (or the id) and the arguments.
     pub separator: String,
-    /// After the arguments, before the call's closing marker.
+    /// The text after the arguments, before the call's closing marker.
     pub suffix: String,
     /// The "name" that marks plain text.
     pub plain: Option<String>,
@@ -135,20 +135,20 @@ pub struct NamedShape {
     pub name_is_id: bool,
 }
 
-/// Calls as tags.
+/// The notation of calls as tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaggedShape {
-    /// Around the name. An empty `close`: the name ends where a line, an argument or the call does.
+    /// Markers around the name. An empty `close`: the name ends where a line, an argument or the call does.
     pub name: Pair,
-    /// After the last argument.
+    /// The text after the last argument.
     pub end: String,
     /// Around an argument's key.
     pub key: Pair,
-    /// Around its value.
+    /// Markers around an argument's value.
     pub value: Pair,
     /// Tags have attributes behind name and key, up to this.
     pub tag_end: Option<String>,
-    /// What the attributes behind a key say of its value.
+    /// Attributes behind a key that give the type of its value.
     pub typed_by: TypedBy,
     /// Values stand on lines of their own: one line break on each side is not theirs.
     pub padded: bool,
@@ -157,7 +157,7 @@ pub struct TaggedShape {
 /// An attribute that says of which type a value is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TypedBy {
-    /// There is none.
+    /// There is no such attribute.
     #[default]
     Nothing,
     /// `string="true"` for text, `string="false"` for JSON.
@@ -166,7 +166,7 @@ pub enum TypedBy {
     TypeName,
 }
 
-/// What ids of calls look like.
+/// The form of calls' ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ids {
     /// `call_` and 24 letters and digits.

@@ -1,20 +1,20 @@
-//! The ways to make one vector of a text's rows.
+//! Ways to pool a text's rows into one vector.
 
 use brigade_gguf::Gguf;
 
 /// How the rows of a text become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// The mean of all rows.
     Mean,
-    /// The first one.
+    /// The first row.
     First,
     /// The last one: the one that has seen the whole text, in a decoder.
     Last,
 }
 
 impl Pooling {
-    /// As `ARCHITECTURE.pooling_type` says, by llama.cpp's numbers. A reranker's head judges the first row, which its
+    /// Reads `ARCHITECTURE.pooling_type`, by llama.cpp's numbers. A reranker's head judges the first row, which its
     /// classification token makes. `None` where the file does not say.
     pub fn of(gguf: &Gguf) -> Option<Self> {
         let key = format!("{}.pooling_type", gguf.architecture().ok()?);

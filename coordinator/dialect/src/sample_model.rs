@@ -1,4 +1,4 @@
-//! The text side of a model that is in no file: for tests, those of the crates above included.
+//! The text side of a made-up model, for tests of this crate and of those above.
 
 use brigade_text::{ChatTemplate, SpecialIds, TemplateTokens, Tokenizer, VocabData};
 

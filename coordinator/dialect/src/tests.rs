@@ -1,5 +1,5 @@
-//! Answers that are not as they should be: nothing of them is lost, no stream is given up, and the cut of the
-//! text does not matter. Well-formed answers are in `tests/http/dialects.rs`.
+//! Malformed answers: no text of them is lost, no stream is given up, and the cut of the text does not matter.
+//! Well-formed answers are in `tests/http/dialects.rs`.
 
 use std::sync::{Arc, LazyLock};
 

@@ -21,7 +21,7 @@ use crate::template::probe::Facts;
 use crate::{Dialect, History, IdSeed, Parser, Shape, Tools};
 use brigade_proto::tls::unix_now;
 
-/// What turns text into token ids and back.
+/// Converts text to token ids and back, and renders chats.
 #[derive(Debug)]
 pub struct TextModel {
     /// The first one is what answers call it.
@@ -32,7 +32,7 @@ pub struct TextModel {
     is_encoder: bool,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
-    /// Why there is none, where the model's file has one that cannot be used.
+    /// The reason why the file's template cannot be used, if it has one.
     bad_template: Option<String>,
     eog: Arc<[u32]>,
     /// Found out when the first chat needs it.
@@ -47,7 +47,7 @@ struct Markup {
     told: Arc<Dialect>,
     facts: Facts,
     history: History,
-    /// What had to be done for the template so far.
+    /// Log messages about arrangements that were needed so far.
     said: Said,
     /// Control tokens that are markers, ascending.
     visible: Arc<[u32]>,
@@ -58,7 +58,7 @@ struct Markup {
 /// The template for a query and a document.
 const RERANK: &str = "rerank";
 
-/// What is said to whoever wants tokens or logits of an encoder.
+/// The error for a client that wants tokens or logits of an encoder.
 pub const ENCODER: &str = "this model is an encoder: it makes vectors of texts and writes none; use /v1/embeddings, \
                            /v1/rerank if it is a reranker, or brigade embed";
 
@@ -71,11 +71,11 @@ const UNFINISHED: &str = "\u{f8ff}brigade-unfinished\u{f8ff}";
 /// A place in a text that is to be filled.
 #[derive(Clone, Copy, Debug)]
 pub struct Gap<'a> {
-    /// What stands before it.
+    /// The text before it.
     pub prefix: &'a str,
-    /// What stands behind it.
+    /// The text behind it.
     pub suffix: &'a str,
-    /// What stands in it already.
+    /// The beginning of its own text.
     pub begun: &'a str,
 }
 
@@ -96,7 +96,7 @@ impl TextModel {
         }
     }
 
-    /// One without a vocabulary, for reading requests and no more; any name will do.
+    /// A model without a vocabulary, for reading requests only. It has any name.
     pub fn without_text() -> Self {
         let data = VocabData { model: "none".to_string(), ..VocabData::default() };
         let tokenizer = Tokenizer::new(data).expect("nothing in it can be wrong");
@@ -120,15 +120,15 @@ impl TextModel {
         Ok(Self { pooling, bad_template, ..Self::new(name, tokenizer, template) })
     }
 
-    /// Why the model's own chat template cannot be used, where nobody has named another one.
+    /// Why the model's own chat template cannot be used, where no other template was given.
     pub fn bad_template(&self) -> Option<&str> {
         self.bad_template.as_deref()
     }
 
-    /// Whether there is a template for chats.
+    /// Checks that the model has a usable template for chats.
     ///
     /// # Errors
-    /// There is none, or one that cannot be used.
+    /// The model has no template, or an unusable one.
     pub fn check_template(&self) -> Result<(), TextError> {
         self.template().map(|_| ())
     }
@@ -140,7 +140,7 @@ impl TextModel {
         })
     }
 
-    /// Serves it under these names instead of its own; `*`: any beside. None: nothing changes.
+    /// Serves the model under these names instead of its own; `*`: under any. Without names nothing changes.
     pub fn set_names(&mut self, names: &[String]) {
         self.any_name = names.iter().any(|name| name == "*");
         let given: Vec<String> = names.iter().filter(|name| *name != "*").cloned().collect();
@@ -164,7 +164,7 @@ impl TextModel {
         Ok(())
     }
 
-    /// What requests and answers call it.
+    /// The name in requests and answers.
     #[inline]
     pub fn name(&self) -> &str {
         &self.names[0]
@@ -257,7 +257,7 @@ impl TextModel {
         Ok(tokens)
     }
 
-    /// The tokenizer.
+    /// The model's tokenizer.
     #[inline]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
@@ -268,7 +268,7 @@ impl TextModel {
         self.tokenizer.n_vocab() as u32
     }
 
-    /// All end-of-generation ids.
+    /// The ids of all end-of-generation tokens.
     #[inline]
     pub fn eog(&self) -> Arc<[u32]> {
         self.eog.clone()
@@ -453,7 +453,7 @@ impl TextModel {
         let (mut ids, mut names) = (Vec::new(), Vec::new());
         for id in 0..self.n_vocab() {
             let name = self.tokenizer.token_text(id).unwrap_or_default();
-            // Markers of channels are single tokens, of whatever kind.
+            // Markers of channels are single tokens, of any kind.
             let is_channel = dialect.channels && MARKERS.contains(&name);
             if self.tokenizer.is_eog(id) || !(self.tokenizer.is_special(id) || is_channel) {
                 continue;
@@ -473,7 +473,7 @@ impl TextModel {
 }
 
 impl Markup {
-    /// What a prompt has begun of the answer.
+    /// The beginning of the answer that a prompt has.
     fn begun(&self, prompt: &str) -> String {
         let prompt = prompt.trim_end();
         let open = self.dialect.reasoning.as_ref().map(|pair| pair.open.as_str());
@@ -489,7 +489,7 @@ impl Markup {
 /// A chat as text.
 struct Rendered {
     text: String,
-    /// What it has begun of the answer.
+    /// The beginning of the answer, for the parser.
     begins: String,
     /// Calls in the messages.
     n_calls: usize,
@@ -501,7 +501,7 @@ fn leaves_out_reasoning(prepared: &Prepared, prompt: &str) -> bool {
     thoughts.map(str::trim).any(|thought| !prompt.contains(thought))
 }
 
-/// Marks the end of the last answer; gives what it has so far.
+/// Marks the end of the last answer; returns its text so far.
 fn leave_open(messages: &mut [Value]) -> Option<String> {
     let last = messages.last_mut()?.as_object_mut()?;
     let begun = last.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
@@ -515,7 +515,7 @@ fn not_open() -> TextError {
     TextError::Template(what.to_string())
 }
 
-/// The prompt of a conversation whose last answer is unfinished, up to its end so far; and what it has so far.
+/// The prompt of a conversation whose last answer is unfinished, up to its end so far; and that answer.
 fn continued(text: &str, begun: String) -> Result<(String, String), TextError> {
     let mut parts = text.split(UNFINISHED);
     match (parts.next(), parts.next(), parts.next()) {
@@ -536,26 +536,26 @@ fn continued(text: &str, begun: String) -> Result<(String, String), TextError> {
 pub enum TemplateSource {
     /// The usual one where nothing better is known.
     ChatMl,
-    /// Jinja.
+    /// The template's text, in Jinja.
     Text(String),
 }
 
 /// Input of a chat template.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
-    /// Objects with `role` and `content` and whatever else the template knows.
+    /// Messages: objects with `role` and `content`, and any fields that the template knows.
     pub messages: Vec<Value>,
     /// Functions that may be called, as in the OpenAI API.
     pub tools: Vec<Value>,
-    /// Whether one must be.
+    /// How far the answer is forced to be a call.
     pub force: Force,
     /// The last message is an answer that is to be continued.
     pub continues: bool,
     /// Further variables for the template.
     pub extra: serde_json::Map<String, Value>,
-    /// Up to where the client wants it kept.
+    /// The places up to which the client wants it kept.
     pub marked: Marked,
-    /// The prompt is looked at, and no answer made: what the template leaves out is then no error.
+    /// The prompt is only shown, without an answer: a message that the template leaves out is then no error.
     pub is_shown: bool,
 }
 
@@ -572,29 +572,29 @@ impl Chat {
     }
 }
 
-/// Whether an answer has to be a call.
+/// How far an answer is forced to be a call of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Force {
-    /// It is for the model to decide.
+    /// The model decides.
     #[default]
     Free,
-    /// Of any tool.
+    /// A call of any tool.
     Any,
-    /// Of this one.
+    /// A call of this tool.
     Tool(String),
 }
 
 /// A chat as the model reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its tokens.
+    /// Token ids of the whole prompt.
     pub tokens: Vec<u32>,
     /// Positions at which another chat is likely to go on otherwise, the more important first.
     pub borders: Vec<u32>,
     /// Tokens up to the last place that the client marked; 0: none.
     pub marked: u32,
-    /// What it has of the answer that is not a part of it: the answer's parser begins with this.
+    /// Text at the prompt's end that the parser must read first, but that is not part of the answer.
     pub begins: String,
-    /// What it has of the answer and is a part of it: the beginning of a forced call.
+    /// Text at the prompt's end that is part of the answer: the beginning of a forced call.
     pub opening: String,
 }

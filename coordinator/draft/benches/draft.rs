@@ -1,4 +1,4 @@
-//! What drafts cost beside a token's time on a line: `cargo bench -p brigade-draft`.
+//! The cost of drafting, to compare with a token's time on a line: `cargo bench -p brigade-draft`.
 //!
 //! Each line is one kind of text, with microseconds for each call or token. The texts are a stretch that repeats (drafts are
 //! always right), tokens drawn like words of a language (short matches everywhere, drafts are mostly wrong), and evenly
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use brigade_draft::{Drafter, OwnerId, StreamId, Suffix};
 
-/// As in the `brigade` binary.
+/// The allocator of the `brigade` binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

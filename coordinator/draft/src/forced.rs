@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::{Draft, Drafter, OwnerId, Source, StreamId};
 
-/// Drafts what a stream is expected to say, each token spoiled with probability `1 - acceptance`.
+/// Drafts the recorded answer of a stream, with each token made wrong with probability `1 - acceptance`.
 ///
-/// Whether a token is spoiled follows from the seed and the token's position in the answer. So it does not depend on how or
-/// how often drafts are asked for. What follows a spoiled token is the rest of the answer.
+/// The seed and the token's position in the answer decide whether a token is wrong. So it does not depend on how or
+/// how often drafts are asked for. A wrong token is followed by the rest of the right answer.
 #[derive(Clone, Debug)]
 pub struct Forced {
     acceptance: f64,
@@ -19,7 +19,7 @@ pub struct Forced {
 /// A stream that runs.
 #[derive(Clone, Debug)]
 struct Stream {
-    /// What it is expected to say.
+    /// The recorded answer.
     answer: Vec<u32>,
     /// Tokens of it that are sure.
     n_sure: usize,

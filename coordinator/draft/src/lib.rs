@@ -1,15 +1,16 @@
-//! Drafters: which tokens a stream may say next.
+//! Drafters propose the next tokens of a stream (speculation).
 //!
-//! A line of workers serves a lone stream faster when it computes the stream's likely future beside its present. What is
-//! likely comes from here. Drafts never change what is said: a draft that is not the token that is drawn is thrown away.
+//! A line of workers serves a lone stream faster when it computes the stream's likely future beside its present.
+//! Drafters propose that future. Drafts never change an answer: a draft that differs from the drawn token is thrown
+//! away.
 //!
 //! Nothing here does I/O, reads a clock or draws random numbers. The same calls give the same drafts, so a scheduler that
 //! asks stays deterministic.
 //!
-//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and what its client expects. It
-//!   takes what a grammar forces as it comes.
-//! - [`WithModel`] takes what the model's own block drafts beside that.
-//! - [`Forced`] drafts an answer that is known with a chosen share of wrong tokens, for benches.
+//! - [`Suffix`] finds the stream's last tokens in texts: its own, its owner's recent answers, and its client's
+//!   prediction. It also drafts tokens that a grammar forces.
+//! - [`WithModel`] adds the drafts of the model's own drafting block.
+//! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benchmarks.
 
 #![deny(clippy::match_bool)]
 
@@ -27,17 +28,17 @@ pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// Whose stream it is. Drafts never come from texts of another one.
+/// The owner of a stream. Drafts never come from another owner's texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId {
-    /// Of whom.
+    /// The number of the owner's key.
     pub key: u64,
-    /// Which of its texts: those of one space are of no use in another.
+    /// The namespace within the owner's texts: texts of one are never drafted in another.
     pub space: u128,
 }
 
 impl OwnerId {
-    /// Somebody's who has one space.
+    /// The id of an owner with a single space.
     pub const fn of(key: u64) -> Self {
         Self { key, space: 0 }
     }
@@ -51,7 +52,7 @@ pub enum Source {
     Own,
     /// Recent answers to the same owner.
     Recent,
-    /// What the client said that it expects.
+    /// The client's prediction.
     Expected,
     /// An answer that is known, see [`Forced`].
     Forced,
@@ -62,7 +63,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Each of them.
+    /// All sources, in the order of counts.
     pub const ALL: [Self; 6] =
         [Self::Own, Self::Recent, Self::Expected, Self::Forced, Self::Grammar, Self::Model];
 
@@ -84,8 +85,8 @@ impl Source {
 pub struct Draft {
     /// The tokens, in order. Empty: the drafter has no idea.
     pub tokens: Vec<u32>,
-    /// For each token, the estimated probability (0 to 1) that it is right where all before it are: those of `ahead`, and
-    /// those of this draft.
+    /// For each token of `ahead` and of this draft, the estimated probability (0 to 1) that it is right where all
+    /// before it are.
     pub odds: Vec<f32>,
     /// Where all of them come from.
     pub source: Source,
@@ -121,7 +122,7 @@ pub trait Drafter: Send + Debug {
         let _ = (stream, tokens);
     }
 
-    /// What the model's own block drafted behind the stream's sure tokens, each with the probability that the block gives it.
+    /// Takes the drafts of the model's own block behind the stream's sure tokens, each with the block's probability.
     fn model_drafted(&mut self, stream: StreamId, drafted: Vec<(u32, f32)>) {
         let _ = (stream, drafted);
     }
@@ -145,23 +146,24 @@ pub trait Drafter: Send + Debug {
     /// flight. There may be fewer where a text ends; what follows then comes with the next call.
     fn draft(&mut self, stream: StreamId, ahead: &[u32], most: usize) -> Draft;
 
-    /// What became of a token that was drafted. Only tokens count before which all were right. `matched` is the draft's
-    /// number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
+    /// Reports whether a drafted token was right. Only tokens count before which all were right. `matched` is the
+    /// draft's number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
     fn judged(&mut self, stream: StreamId, source: Source, matched: usize, right: bool);
 
-    /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are made
-    /// ready to be found. Returns how many are still to do. Drafts are made without it as well, from what is ready.
+    /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are
+    /// made ready to be found. Returns how many are still to do. Drafts are made without it as well, from finished
+    /// work.
     fn prepare(&mut self, stream: StreamId, most: usize) -> usize {
         let _ = (stream, most);
         0
     }
 
-    /// The stream is over. Its answer, what is behind its prompt, is kept among its owner's.
+    /// The stream is over. Its answer, the tokens behind its prompt, is kept among its owner's texts.
     fn end(&mut self, stream: StreamId);
 
-    /// Somebody is gone, as when a key was revoked: all that is kept of it is dropped, of all its spaces, its streams among it.
+    /// An owner is gone, as when a key was revoked: all its texts and streams are dropped, in all its spaces.
     fn forget(&mut self, key: u64);
 
-    /// Bytes used.
+    /// Bytes of memory in use.
     fn nbytes(&self) -> u64;
 }

@@ -1,9 +1,9 @@
-//! Drafts of the model's own block beside those of texts.
+//! Combines drafts of the model's own drafting block with those of texts.
 //!
-//! The block's drafts come with a drawn token, each with the probability that the block gives it. How often such drafts are
-//! right is learned by that probability and by how far behind the drawn token they stand, for each stream and for each
-//! owner. What is drafted is what promises more right tokens: the block's drafts, or a text's. Behind the block's, when they
-//! are in flight, texts go on.
+//! The block's drafts come with a drawn token, each with the probability that the block gives it. How often such
+//! drafts are right is learned by that probability and by how far behind the drawn token they stand, for each stream
+//! and for each owner. The drafts with more expected right tokens are chosen: the block's, or a text's. While the
+//! block's are in flight, texts draft behind them.
 
 mod seen;
 
@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use crate::{Draft, Drafter, OwnerId, Source, StreamId};
 use seen::Seen;
 
-/// Where less than this share of the first drafts was right, they are of no use whatever they take: an owner's prompts do not
-/// pass through the block any more, and a stream has none for a while.
+/// Below this share of right first drafts the block's drafts are useless at any cost. An owner's prompts do not pass
+/// through the block any more, and a stream has no drafts of it for a while.
 const LEAST_RIGHT: f32 = 0.1;
 
 /// First drafts that must have been seen before that is said of an owner.
 const ENOUGH: f32 = 48.0;
 
-/// Of the requests of an owner for whom the block did not pay, one of so many tries again.
+/// Of an owner's requests for which the block did not pay, one in this many tries again.
 const TRY_EVERY: u32 = 16;
 
 /// A stream that had no drafts for so many tokens may have some, as if nothing was known of it but whose it is.
@@ -28,7 +28,7 @@ const AGAIN_AFTER: u32 = 32;
 /// Owners that are remembered; the one that was asked for longest ago is forgotten first.
 const MAX_OWNERS: usize = 1024;
 
-/// A drafter of texts, and what the model's own block says.
+/// A drafter of texts, joined with the drafts of the model's own block.
 #[derive(Debug)]
 pub struct WithModel {
     texts: Box<dyn Drafter>,
@@ -38,7 +38,7 @@ pub struct WithModel {
     n_asked: u64,
 }
 
-/// What the block drafted behind a stream's last tokens.
+/// The block's drafts behind a stream's last tokens.
 #[derive(Debug)]
 struct Stream {
     owner: u64,
@@ -48,8 +48,8 @@ struct Stream {
     seen: Seen,
     /// Tokens that were drawn since the block drafted.
     n_without: u32,
-    /// What a text said of the next token where the block's draft was taken: where from, how much of the text stood before it,
-    /// and the token. It is judged, so that a text that has become right is noticed.
+    /// A text's draft of the next token, where the block's draft was taken instead: its source, the length of the
+    /// match, and the token. It is judged as well, so that a text that has become right is noticed.
     unsaid: Option<(Source, usize, u32)>,
 }
 
@@ -67,7 +67,7 @@ impl Owner {
         self.seen.n_first() < ENOUGH || self.seen.share(0) >= LEAST_RIGHT
     }
 
-    /// Whether that many are worth what they take, or nobody knows.
+    /// Whether that many are worth their time, or too little is known to tell.
     fn pays(&self, most: usize, pays: &dyn Fn(&[f32]) -> bool) -> bool {
         self.seen.n_first() < ENOUGH || (self.hopes() && pays(&self.seen.shares(most)))
     }
@@ -78,7 +78,7 @@ impl Stream {
         self.run.get(self.n_came..).unwrap_or_default()
     }
 
-    /// What was drafted behind `ahead`, if what is in flight is what was drafted.
+    /// The drafts behind `ahead`, if the tokens in flight are those that were drafted.
     fn behind(&self, ahead: &[u32]) -> &[(u32, f32)] {
         let left = self.left();
         let goes = ahead.len() <= left.len() && left.iter().zip(ahead).all(|(d, t)| d.0 == *t);
@@ -225,7 +225,7 @@ impl Drafter for WithModel {
             odds.for_each(|(odds, of_model)| *odds = odds.max(*of_model));
             return both;
         }
-        // What a grammar leaves no choice of is not what the block thinks of it.
+        // Where a grammar leaves no choice, the block's opinion does not count.
         let is_sure = of_text.source == Source::Grammar && of_text.tokens[0] != of_model.tokens[0];
         let is_better = of_text.is_proven && expected(&of_text) > expected(&of_model);
         if !of_text.tokens.is_empty() && (is_sure || is_better) {

@@ -1,4 +1,4 @@
-//! What a handler has: a model with its line, and the door that all models stand behind.
+//! The state that handlers share: a model with its line, and the door that all models stand behind.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,23 +28,23 @@ use crate::request::bodies::Bodies;
 /// Everything a handler needs of the model that it was asked for; clones share it.
 #[derive(Clone, Debug)]
 pub struct App {
-    /// Runs sequences.
+    /// Submits sequences to the model's line.
     pub engine: Engine,
     /// Text to tokens and back.
     pub text: Arc<TextModel>,
-    /// What judges texts, where the model has it.
+    /// Classification heads that judge texts; empty where the model has none.
     pub heads: Arc<Heads>,
-    /// What requests must fit in.
+    /// Limits of prompts and answers. They change when the line is rebuilt.
     pub limits: CurrentLimits,
-    /// The model's adapters.
+    /// LoRA adapters that requests may name.
     pub adapters: Arc<Adapters>,
-    /// For `/v1/models`.
+    /// Sizes of the model, for `/v1/models`.
     pub meta: Arc<ModelMeta>,
     /// Seconds since the Unix epoch when the model was opened.
     pub created: u64,
-    /// Who is there.
+    /// The workers that are connected, as they come and go.
     pub roll: RollWatch,
-    /// Sequences at once.
+    /// Limit of sequences that run at once.
     pub max_seqs: u32,
     /// Whether anything is kept of prompts.
     pub keeps: bool,
@@ -52,24 +52,24 @@ pub struct App {
     pub journal: Option<Journal>,
     /// Answers operators about its line.
     pub admin: Admin,
-    /// Whoever has a copy of this uses the model: it is not unloaded meanwhile.
+    /// Reference count of the model's users: the model is not unloaded while a clone of this is alive.
     pub in_use: Arc<()>,
-    /// What it shares with other models.
+    /// State that all models of the server share.
     pub door: Door,
 }
 
-/// What all models of a server have in common; clones share it.
+/// State that all models of a server share. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Door {
-    /// Renders `/metrics`.
+    /// Renders the text of `/metrics`.
     pub metrics: PrometheusHandle,
     /// Cancelled when the server takes nothing new.
     pub draining: CancellationToken,
-    /// Counts sequences.
+    /// Counter from which sequences get their ids.
     pub sequences: Arc<AtomicU64>,
     /// Room for request bodies, and permits to read them.
     pub bodies: Bodies,
-    /// Who may ask.
+    /// The API keys, or free access.
     pub access: Access,
     /// Where it is written down who asked.
     pub audit: Option<Audit>,
@@ -80,7 +80,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// That of whoever is in this process: no keys, no pages.
+    /// A door for requests from within this process: without keys and without web pages.
     pub fn of_this_process(metrics: PrometheusHandle, draining: CancellationToken) -> Self {
         Self {
             metrics,
@@ -96,7 +96,7 @@ impl Door {
 }
 
 impl App {
-    /// Under which requests may ask for the model.
+    /// All names by which requests may name the model.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.text.names().iter().map(String::as_str)
     }

@@ -219,12 +219,12 @@ impl ApiError {
         self
     }
 
-    /// The word by which programs know what is wrong.
+    /// The code by which programs recognise the error.
     pub fn set_code(&mut self, code: &'static str) {
         self.0.code = Some(code);
     }
 
-    /// The HTTP status.
+    /// The HTTP status of the answer.
     pub fn status(&self) -> StatusCode {
         self.0.status
     }
@@ -333,7 +333,7 @@ impl From<TextError> for ApiError {
     }
 }
 
-/// What a client is told. Reasons name workers and their addresses: those are for the log, where they stand
+/// The error that a client sees. A failure's reason names workers and their addresses, so it goes to the log only,
 /// under the request's id.
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {

@@ -1,7 +1,8 @@
 //! The models behind one door, and which of them a request means.
 //!
-//! A request names its model in its body, or, where it has none, in its address (`?model=`). Whoever names none means the
-//! first model that its key may use. A key is checked against the model that came of it, whatever it was called.
+//! A request names its model in its body, or, where it has none, in its address (`?model=`). Where a request names
+//! none, it gets the first model that its key may use. A key's permission is checked against the chosen model, not
+//! against the name in the request.
 //!
 //! A model that is not loaded has a [`Loader`]. Until then there is its text side: its tokenizer, its template, its facts.
 
@@ -26,13 +27,13 @@ use crate::request::bodies::{FREE_BODY_BYTES, Taken};
 use crate::request::fields::Fields;
 use crate::request::keep_alive::{Keep, keep_alive};
 
-/// Below it are the addresses of an API where a model may also be called by `name`.
+/// The prefix of an API in which a model may also be called by `name`.
 const OLLAMA: &str = "/api/";
 
 /// Why models cannot stand behind one door.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FleetError {
-    /// There is none.
+    /// There is no model.
     #[error("a server needs a model: name one with --model")]
     Empty,
     /// A name means one model.
@@ -40,24 +41,24 @@ pub enum FleetError {
     Twice(String),
 }
 
-/// What keeps a model from being used now.
+/// Why a model cannot be used now.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NotLoaded {
-    /// It comes; how far it is.
+    /// The model is being loaded; its progress.
     NotYet(Loading),
     /// All that would have to make room for it is in use.
     NoRoom,
-    /// It cannot be loaded here; the reason is for operators.
+    /// The model cannot be loaded here; the reason is for operators.
     Never(String),
 }
 
-/// A model with its line, or why there is none.
+/// Resolves to the model with its line, or to the reason why it is not loaded.
 pub type Coming<'a> = Pin<Box<dyn Future<Output = Result<App, NotLoaded>> + Send + 'a>>;
 
-/// What wants a model, and for how long.
+/// A request's wish for a model, and its patience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// What stands for the key of the request; `None`: it needed none.
+    /// The number of the request's key; `None`: it needed none.
     pub key: Option<u64>,
     /// How long it waits.
     pub within: Duration,
@@ -71,16 +72,17 @@ pub trait Loader: Debug + Send + Sync {
     /// The model with its line, if it is loaded or being loaded.
     fn now(&self) -> Option<App>;
 
-    /// A client with this key wants the model to stay for so long when nobody uses it; `None`: as long as its options say.
+    /// Sets how long the model stays loaded after its last use, as a client with this key wishes. `None`: as long as
+    /// the options say.
     fn keep(&self, _key: Option<u64>, _keep: Option<Duration>) {}
 }
 
-/// Whether there are other models now, and which.
+/// Resolves to the models that there are now, or to `None` where nothing has changed.
 pub type Looking<'a> = Pin<Box<dyn Future<Output = Option<Vec<Member>>> + Send + 'a>>;
 
 /// Where models come from while the server runs.
 pub trait Source: Debug + Send + Sync {
-    /// All of its models, if they are others than those that it said last.
+    /// All of its models, if they have changed since the last call.
     fn look(&self) -> Looking<'_>;
 
     /// Whether the model called so is there, and cannot be used.
@@ -95,7 +97,7 @@ pub struct Member {
     loader: Option<Arc<dyn Loader>>,
 }
 
-/// Whether a model that is loaded on demand is there.
+/// The state of a model that is loaded on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     Unloaded,
@@ -131,7 +133,7 @@ impl Member {
         loaded.unwrap_or_else(|| self.app.clone())
     }
 
-    /// Whether it is loaded; `None`: it always is.
+    /// Whether the model is loaded. `None` for a model that is always there.
     pub(crate) fn presence(&self) -> Option<Presence> {
         let now = self.loader.as_ref()?.now();
         Some(match now.map(|app| app.engine.status()) {
@@ -158,7 +160,7 @@ impl Member {
         }
     }
 
-    /// A client wants it to stay for so long when nobody uses it.
+    /// Notes a client's wish: how long the model stays loaded when it is idle.
     pub(crate) fn keep(&self, key: Option<u64>, keep: Keep) {
         if let Some(loader) = &self.loader {
             let keep = match keep {
@@ -211,9 +213,9 @@ const OF_TEXT_ALONE: &[&str] = &[
 /// Models by their names; clones share them.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    /// Those that are there for good.
+    /// Models that are there for as long as the server runs.
     fixed: Arc<[Member]>,
-    /// All of them.
+    /// All models, those of the source included.
     members: Arc<RwLock<Arc<[Member]>>>,
     source: Option<Arc<dyn Source>>,
     door: Door,
@@ -222,7 +224,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// One model alone.
+    /// A fleet of one model.
     pub fn of_one(app: App) -> Self {
         Self::of(app.door.clone(), vec![Member::fixed(app)])
     }
@@ -233,7 +235,7 @@ impl Fleet {
         Self { fixed, members, source: None, door, operators: None }
     }
 
-    /// Several models, each of which has the same door. The first one is meant where a request names none.
+    /// Several models behind the same door. The first one is the default of requests that name none.
     ///
     /// # Errors
     /// [`FleetError`].
@@ -262,7 +264,7 @@ impl Fleet {
         Ok(Self { source: Some(source), ..fleet })
     }
 
-    /// The source has these models now. Whoever was there first keeps its name.
+    /// Takes over the source's present models. Where two have one name, the first one keeps it.
     fn join(&self, found: Vec<Member>) {
         let mut all = self.fixed.to_vec();
         for member in found {
@@ -295,12 +297,12 @@ impl Fleet {
         self.door.draining.is_cancelled()
     }
 
-    /// What all models have in common.
+    /// The state that all models share.
     pub(crate) fn door(&self) -> &Door {
         &self.door
     }
 
-    /// All models.
+    /// A snapshot of all models.
     pub(crate) fn all(&self) -> Arc<[Member]> {
         // It is changed as a whole.
         self.members.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -314,12 +316,12 @@ impl Fleet {
         }
     }
 
-    /// Its name, if there is but one.
+    /// The name of the only model; `None`: there are several.
     pub(crate) fn only_name(&self) -> Option<String> {
         self.only().map(|member| member.name().to_owned())
     }
 
-    /// The models that whoever asks may use.
+    /// The models that the request's key may use.
     pub(crate) fn usable(&self, name: &Name) -> Vec<Member> {
         let may_use = |member: &&Member| name.usage.may_use(member.name());
         self.all().iter().filter(may_use).cloned().collect()
@@ -346,7 +348,7 @@ impl Fleet {
         if name.usage.may_use(member.name()) { Ok(member) } else { Err(forbidden(member.name())) }
     }
 
-    /// Who answers an operator about the line of the model called `model`, or of the only one.
+    /// The operators' interface of the line of the model called `model`, or of the only one.
     ///
     /// # Errors
     /// There are several, none is called so, or it is not loaded.
@@ -381,12 +383,12 @@ impl Fleet {
         crate::request::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
-    /// Chooses the model of a request, and takes its body where the model is named there, or where it says whether the client
-    /// can be told that the model is being loaded. What its handler finds: an [`App`], and the body at the place where bodies
+    /// Chooses the model of a request. The body is read here where it names the model, or says whether the client can
+    /// be told that the model is being loaded. The handler finds an [`App`], and the body at the place where bodies
     /// are taken from.
     ///
     /// # Errors
-    /// As [`Fleet::meant`]; the body is not there.
+    /// As [`Fleet::meant`]; or the body could not be read.
     pub(crate) async fn choose(
         &self,
         name: &Name,
@@ -449,15 +451,15 @@ pub(crate) fn of_query(uri: &Uri) -> Option<String> {
 /// A request with the model that it means, which may not be loaded.
 #[derive(Debug)]
 pub(crate) struct Choice {
-    /// Its handler finds the body where bodies are taken from.
+    /// The request, whose body the handler finds where bodies are taken from.
     pub request: Request,
-    /// The model.
+    /// The chosen model, which may not be loaded.
     pub member: Member,
-    /// What its body says of that.
+    /// Fields of the body that choosing and loading need.
     pub head: Head,
 }
 
-/// What is read of a body before its handler reads it.
+/// Fields that are read from a body before its handler reads it.
 #[derive(Debug, Default)]
 pub(crate) struct Head {
     /// The model that it names.
@@ -470,7 +472,8 @@ pub(crate) struct Head {
     pub only_unloads: bool,
 }
 
-/// What a body says of its model. One that cannot be read names none: its handler says what is wrong with it.
+/// Reads the model, `stream` and `keep_alive` of a body. An invalid body has none of them: its handler reports the
+/// error.
 async fn head_of(body: Taken, is_ollamas: bool) -> Result<(Head, Taken), ApiError> {
     let read = move |body: Taken| {
         let head = Fields::parse(&body.bytes).map(|fields| Head::read(fields, is_ollamas));

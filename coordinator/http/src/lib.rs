@@ -1,23 +1,26 @@
 //! The HTTP server: OpenAI's JSON outside, [`Engine`](brigade_line::handle::Engine) inside. No other crate knows that
 //! JSON.
 //!
-//! There are two listeners: clients' ([`router`]), where a request may need a key, and the operator's ([`admin_router`]).
-//! Requests are read leniently and answered strictly. What cannot be done is refused by name. What clients may take of time,
-//! connections and memory is bounded. The server knows nothing of workers or schedules, and tells clients nothing of them.
+//! There are two listeners: clients' ([`router`]), where a request may need a key, and the operator's
+//! ([`admin_router`]). Requests are read leniently and answered strictly. A field or value that cannot be honoured is
+//! refused by name. Time, connections and memory of each client are bounded. The server knows nothing of workers or
+//! schedules, and tells clients nothing of them.
 //!
 //! Each room uses those above it in this list only; `tests/tidy` holds that:
 //!
-//! - `clients`: who asks. `access` knows keys, `usage` counts what a request took, `audit` writes it down, and `shares` has
-//!   what all clients have together.
-//! - `request`: what is asked. `bodies` takes a body, `fields` and `value` read it, `params` and its like what several
-//!   addresses share, `chat_request` a chat; `unread` lists what is left.
+//! - `clients`: the client behind a request. `access` checks keys, `usage` counts tokens, `audit` logs requests, and
+//!   `shares` divides common resources between keys.
+//! - `request`: parsing. `bodies` receives a body, `fields` and `value` read its JSON. `params` and its neighbours
+//!   read fields that several addresses share, `chat_request` reads a chat. `unread` lists the fields that are
+//!   ignored.
 //! - `events`: server-sent events (`sse`, `writer`), and streams that outlive their readers (`resumable`).
-//! - `answer`: `choices` runs sequences, `chat_answer` and `blocks` read what comes, `pooled` makes vectors.
-//! - `openai` and `compat`: handlers, those of other interfaces than OpenAI's in the latter.
-//! - `server`: `router` has the addresses. `serve` takes connections, `trace` wraps every request, `hosts`, `cors` and
-//!   `content_encoding` refuse what is not for this server, `guard` asks for its key and chooses its model.
+//! - `answer`: `choices` runs sequences, `chat_answer` and `blocks` parse their text, `pooled` makes vectors.
+//! - `openai` and `compat`: handlers of OpenAI's interface, and of other interfaces.
+//! - `server`: `router` has the addresses. `serve` takes connections, `trace` wraps every request, `hosts`, `cors`
+//!   and `content_encoding` refuse requests that are not for this server, `guard` checks a request's key and chooses
+//!   its model.
 //!
-//! [`App`] is what every handler has of its model, [`Fleet`] which models there are, [`ApiError`] every refusal.
+//! [`App`] is a model as handlers see it, [`Fleet`] holds all models, and [`ApiError`] is the type of every refusal.
 
 #![deny(clippy::match_bool)]
 

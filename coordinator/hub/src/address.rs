@@ -1,4 +1,4 @@
-//! A file at an address: how long it is, and what tells it from another one.
+//! A file at an address: its length, and the mark by which its states are told apart.
 
 use ureq::http::HeaderMap;
 
@@ -9,10 +9,10 @@ use super::hash::is_sha256;
 use super::huggingface::{Resolved, is_file, refuse};
 use super::name::without_query;
 
-/// Asks for the first byte of the file, and of those that belong to it where it is split.
+/// Asks for the first byte of the file, and of all files that belong to it where it is split.
 ///
 /// # Errors
-/// It is not there, or its server does not say how long it is.
+/// The file does not exist, or its server does not tell its length.
 pub fn resolve(client: &Client, address: &str) -> Result<Resolved, HubError> {
     let bare = without_query(address);
     let query = &address[bare.len()..];

@@ -1,11 +1,11 @@
-//! Which files of a repository make the model that a name means.
+//! Chooses the files of a repository that make the model of a name.
 
 use std::collections::BTreeMap;
 
 use super::error::HubError;
 use super::name::HubName;
 
-/// What is taken where a name has no quantisation, as in llama.cpp and Ollama.
+/// The quantisation of a name that has none, as in llama.cpp and Ollama.
 pub const USUAL_QUANT: &str = "Q4_K_M";
 
 /// Most files of a split model, as file formats have it.
@@ -16,18 +16,18 @@ const MAX_SPLIT: usize = 9999;
 pub struct RemoteFile {
     /// Its path in the repository.
     pub path: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// SHA-256 as 64 hex digits, where the source tells it.
     pub sha256: Option<String>,
-    /// What its server calls this state of it, where nothing else tells states apart.
+    /// The server's ETag for this state of the file, where nothing else tells states apart.
     pub etag: Option<String>,
 }
 
 /// The files of one model, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// What its quantisation is called.
+    /// The name of its quantisation.
     pub quant: String,
     /// One file, or those of a split model.
     pub files: Vec<RemoteFile>,
@@ -137,8 +137,8 @@ pub fn split_of(path: &str) -> (&str, usize, usize) {
     parts().unwrap_or((stem, 1, 1))
 }
 
-/// What the quantisation of a file is called: the last part of its name that looks like one, else its folder's, else the
-/// name itself.
+/// The name of a file's quantisation: the last part of its name that looks like one, else its folder's, else the name
+/// itself.
 pub fn label(stem: &str) -> String {
     let file = stem.rsplit('/').next().unwrap_or(stem);
     let folder = stem.rsplit('/').nth(1).unwrap_or_default();
@@ -163,8 +163,8 @@ fn is_quant(part: &str) -> bool {
         || ["F16", "F32", "BF16", "FP16", "FP32"].contains(&part.as_str())
 }
 
-/// Those that `wanted` means: by path, by file name, by quantisation; `Q4_K_XL` means `UD-Q4_K_XL` where that is the
-/// only one.
+/// The models that match `wanted` by path, by file name or by quantisation. `Q4_K_XL` means `UD-Q4_K_XL` where that
+/// is the only one.
 fn matching<'m, 'a>(wanted: &str, models: &'m [Model<'a>]) -> Vec<&'m Model<'a>> {
     let is = |text: &str| text.eq_ignore_ascii_case(wanted);
     let of_file = |model: &&Model<'_>| {

@@ -1,5 +1,5 @@
-//! Asking other hosts. Redirects are followed by hand: the token goes to the hub itself and to no second host, and each
-//! step is checked ([`super::guard`]).
+//! The HTTP client for hubs, registries and other hosts. Redirects are followed by hand: the token goes to the hub
+//! itself and to no second host, and each step is checked ([`super::guard`]).
 
 use std::path::PathBuf;
 use std::thread;
@@ -39,28 +39,28 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(15);
 /// How long a server may take until it answers, and between two pieces of what it sends.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
-/// An answer.
+/// An answer with its body still to be read.
 pub struct Answer {
-    /// What was asked for, without its query.
+    /// The requested address, without its query.
     pub url: String,
     /// The address that answered in the end: it may be signed, and stands in no log.
     pub at: String,
-    /// Its status.
+    /// The HTTP status.
     pub status: u16,
-    /// Its head.
+    /// The response headers.
     pub head: HeaderMap,
     /// Head of the first answer, before any redirect: what the hub itself says about a file.
     pub first: HeaderMap,
-    /// What follows.
+    /// The body, unread.
     pub body: Body,
 }
 
-/// Which part of a file is wanted.
+/// The range of a file that is requested.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Part<'a> {
-    /// From this byte.
+    /// The first byte.
     pub from: u64,
-    /// Up to this one, not included; `None`: to the end.
+    /// The end of the range, not included; `None`: the end of the file.
     pub until: Option<u64>,
     /// Only if the file is still this one; otherwise all of it comes.
     pub etag: Option<&'a str>,
@@ -76,10 +76,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// As the settings say; `named`: addresses that the operator has named beside them.
+    /// A client with these settings. `named`: hosts inside this network that the operator has named besides.
     ///
     /// # Errors
-    /// The certificates that were named cannot be read.
+    /// The named certificates cannot be read.
     pub fn new(settings: &Settings, named: &[&str]) -> Result<Self, HubError> {
         let endpoint: Option<Uri> = settings.endpoint.parse().ok();
         let of_address = |address: &str| {
@@ -124,7 +124,7 @@ impl Client {
         Ok(Self { agent, guard: Guard::new(hosts), endpoint, token: settings.token.clone() })
     }
 
-    /// One that has no token and no hub: it reaches the internet, and these hosts.
+    /// A client without token and hub: it reaches the internet, and these hosts.
     ///
     /// # Errors
     /// As [`Client::new`].
@@ -151,10 +151,10 @@ impl Client {
         is_hub && self.token.is_some()
     }
 
-    /// GET. Waits and asks again where the server is busy or the connection breaks before an answer.
+    /// Sends a GET request. Waits and asks again where the server is busy or the connection breaks before an answer.
     ///
     /// # Errors
-    /// There is no answer, or none that may be had. Any status but 429 and 5xx is an answer.
+    /// There is no answer, or its address is not allowed. Any status but 429 and 5xx is an answer.
     pub fn get(&self, url: &str, part: Part<'_>) -> Result<Answer, HubError> {
         let (mut tries, mut pause) = (0, FIRST_PAUSE);
         loop {
@@ -174,7 +174,7 @@ impl Client {
         }
     }
 
-    /// One request, and those that it is redirected to.
+    /// Sends one request, and follows its redirects.
     fn follow(&self, url: &str, part: Part<'_>) -> Result<Answer, HubError> {
         let (mut at, mut first) = (url.to_string(), None);
         for _ in 0..=MAX_REDIRECTS {
@@ -308,7 +308,7 @@ impl Answer {
         })
     }
 
-    /// What an error says, as far as it is shown.
+    /// The beginning of an error's text, as far as messages show it.
     pub fn said(&mut self) -> String {
         if let Some(message) = text(&self.head, "x-error-message") {
             return message.chars().take(MAX_SHOWN_BYTES as usize).collect();

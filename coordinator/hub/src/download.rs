@@ -1,4 +1,4 @@
-//! One file, from its source to its place: in pieces where the connection breaks, checked before it gets its name.
+//! Downloads one file to its place: in pieces where the connection breaks, and verified before it gets its name.
 
 use std::io::Read;
 use std::path::Path;
@@ -25,27 +25,27 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Why a connection brought nothing that broke nowhere.
 const OTHER_PARTS: &str = "it is another file each time, or other parts come than were asked for";
 
-/// What every model file begins with.
+/// The first bytes of every model file.
 const MAGIC: &[u8] = b"GGUF";
 
-/// What is fetched.
+/// A file to download.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// From where.
+    /// The address of the file.
     pub url: &'a str,
-    /// What it must be.
+    /// Its expected size and hash.
     pub file: &'a RemoteFile,
-    /// To where.
+    /// The path to which it is written.
     pub target: &'a Path,
     /// The repository or name that it belongs to, for messages.
     pub source: &'a str,
 }
 
-/// Fetches the file; `progress` hears how many bytes of it are there. Its SHA-256.
+/// Fetches the file and returns its SHA-256. `progress` gets the number of bytes that are there.
 ///
 /// # Errors
-/// The source has another file or none, the connection breaks again and again, or the disk is full. What is there stays, and
-/// the next call goes on from it.
+/// The source has another file or none, the connection breaks again and again, or the disk is full. Bytes that have
+/// arrived stay, and the next call goes on behind them.
 pub fn fetch(
     client: &Client,
     wanted: Wanted<'_>,
@@ -81,7 +81,7 @@ pub fn fetch(
     part.finish(without_query(wanted.url))
 }
 
-/// As much as one connection brings; why it broke, if it did.
+/// Reads as much as one connection brings. Returns the reason if it broke.
 fn stretch(
     client: &Client,
     wanted: Wanted<'_>,
@@ -139,7 +139,7 @@ fn take(
             check_magic(&url, &piece[..n])?;
         }
         if part.length + n as u64 > size {
-            // Nothing of what it sent is believed.
+            // The bytes of a wrong answer are discarded.
             part.begin_anew(None)?;
             let hint = "the source sends more than it says; ask whoever runs it".to_string();
             return Err(HubError::Length {
@@ -154,7 +154,7 @@ fn take(
     }
 }
 
-/// Whether the answer is of the file that is wanted, as far as its head tells.
+/// Checks the answer's head: it must be the wanted file.
 fn check(answer: &Answer, file: &RemoteFile) -> Result<(), HubError> {
     refuse_page(answer)?;
     if let Some(got) = whole_size(answer).filter(|got| *got != file.size) {
@@ -170,7 +170,7 @@ fn check(answer: &Answer, file: &RemoteFile) -> Result<(), HubError> {
     }
 }
 
-/// What the server calls this state of the file, if it stands for its very bytes.
+/// The server's ETag of the file, if it stands for the exact bytes.
 fn strong_etag(answer: &Answer) -> Option<String> {
     text(&answer.head, "etag").filter(|etag| etag.starts_with('"')).map(str::to_string)
 }

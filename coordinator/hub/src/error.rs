@@ -1,4 +1,4 @@
-//! What can go wrong with a model by name. Every message says what to do.
+//! Errors about models by name. Every message says what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use thiserror::Error;
 /// Why a name leads to no model here.
 #[derive(Debug, Error)]
 pub enum HubError {
-    /// The name is none.
+    /// The text is not a name of a model.
     #[error("{name:?} is no name of a model: {why}")]
     Name {
-        /// As it was given.
+        /// The given text.
         name: String,
-        /// What is wrong with it.
+        /// The problem, in words.
         why: String,
     },
     /// There is no such repository, or it is not for everybody.
@@ -24,7 +24,7 @@ pub enum HubError {
     NoRepo {
         /// The repository or model.
         what: String,
-        /// Who was asked.
+        /// The host that was asked.
         host: String,
     },
     /// Its owner wants something to be accepted first.
@@ -33,9 +33,9 @@ pub enum HubError {
          (https://huggingface.co/settings/tokens)"
     )]
     Gated {
-        /// The repository.
+        /// The repository's name.
         repo: String,
-        /// Where to click.
+        /// The page with the terms to accept.
         page: String,
     },
     /// The token was not taken.
@@ -43,17 +43,17 @@ pub enum HubError {
         "{host} does not take the token in HF_TOKEN: make a new one, or unset it for public models"
     )]
     Token {
-        /// Who was asked.
+        /// The host that was asked.
         host: String,
     },
     /// The repository has no such quantisation.
     #[error("{repo} has no {wanted}: {}", offered(.found))]
     NoQuant {
-        /// The repository.
+        /// The repository's name.
         repo: String,
-        /// What was asked for.
+        /// The quantisation that was asked for.
         wanted: String,
-        /// What there is.
+        /// Quantisations that the repository has.
         found: Vec<String>,
     },
     /// A split model of which files are missing at the source.
@@ -61,31 +61,31 @@ pub enum HubError {
         "{repo}: {name} is split into {count} files, and {missing} is not there: its upload is not complete"
     )]
     Incomplete {
-        /// The repository.
+        /// The repository's name.
         repo: String,
-        /// The quantisation.
+        /// The name of the model.
         name: String,
         /// Files that make it.
         count: usize,
         /// The first one that is missing.
         missing: String,
     },
-    /// Nothing of it is here, and the network may not be asked.
+    /// No file of the model is here, and the network may not be used.
     #[error(
         "{name} is not on this machine, and --offline forbids to fetch it: run brigade pull {name} once without"
     )]
     Offline {
-        /// The name.
+        /// The name of the model.
         name: String,
     },
-    /// Some other answer than what was asked for.
+    /// The server answers with another status than success.
     #[error("{url} answers with status {status}{}", said(.text))]
     Status {
         /// Address without its query.
         url: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// What it says.
+        /// The beginning of the answer's text.
         text: String,
     },
     /// Too many requests, and waiting did not help.
@@ -95,11 +95,11 @@ pub enum HubError {
     Busy {
         /// Address without its query.
         url: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// Requests made.
+        /// The number of requests made.
         tries: u32,
-        /// What it asked for last, in seconds.
+        /// The pause that the server asked for last, in seconds.
         wait_s: u64,
     },
     /// No connection, or one that breaks.
@@ -109,28 +109,28 @@ pub enum HubError {
     Broken {
         /// Address without its query.
         url: String,
-        /// What happened.
+        /// The error of the connection.
         why: String,
     },
     /// A redirect that must not be followed.
     #[error("{url} redirects to {to}: {why}")]
     Redirect {
-        /// From where, without the query.
+        /// The redirecting address, without its query.
         url: String,
-        /// To where, without the query.
+        /// The target's address, without its query.
         to: String,
-        /// Why not.
+        /// The reason for the refusal.
         why: String,
     },
-    /// An address inside this network that nobody named.
+    /// An address inside this network that the operator has not allowed.
     #[error(
         "{host} is at {address}, an address of this machine or network: only what the operator names may be there \
          (HF_ENDPOINT, the address itself, or --private-host {host})"
     )]
     Private {
-        /// The host.
+        /// The host's name.
         host: String,
-        /// Where it is.
+        /// The address to which it resolves.
         address: String,
     },
     /// The answer is no model file.
@@ -138,9 +138,9 @@ pub enum HubError {
     NotGguf {
         /// Address without its query.
         url: String,
-        /// What it is instead.
+        /// The kind of file that it is instead.
         what: String,
-        /// What to do.
+        /// A remedy.
         hint: String,
     },
     /// The source says one size and sends another.
@@ -152,7 +152,7 @@ pub enum HubError {
         got: String,
         /// Bytes of the lock or the listing.
         expected: u64,
-        /// What to do.
+        /// A remedy.
         hint: String,
     },
     /// Other bytes than the lock has.
@@ -161,21 +161,21 @@ pub enum HubError {
          was not kept. Run brigade pull for the name to take what is there now"
     )]
     Hash {
-        /// File or address.
+        /// The file or the address.
         what: String,
-        /// SHA-256 as found.
+        /// SHA-256 of the received bytes.
         got: String,
         /// SHA-256 of the lock or the listing.
         expected: String,
     },
-    /// Another file, or another state of it, than before.
+    /// The source has another file, or another state of it, than before.
     #[error(
         "{url} has changed since the model was resolved ({what}): brigade pull takes what is there now"
     )]
     Changed {
         /// Address without its query.
         url: String,
-        /// What shows it.
+        /// The sign of the change.
         what: String,
     },
     /// An answer that makes no sense.
@@ -183,9 +183,9 @@ pub enum HubError {
     Malformed {
         /// Address without its query.
         url: String,
-        /// What it should be.
+        /// The expected kind of answer.
         what: &'static str,
-        /// What is wrong.
+        /// The parser's error.
         why: String,
     },
     /// There is no room.
@@ -193,11 +193,11 @@ pub enum HubError {
         "{folder} has {free} bytes free, {name} needs {needed} more: make room (brigade prune), or name another folder with --download-dir"
     )]
     NoRoom {
-        /// The folder.
+        /// The folder that is full.
         folder: PathBuf,
-        /// The name.
+        /// The name of the model.
         name: String,
-        /// Bytes free.
+        /// Free bytes on its disk.
         free: u64,
         /// Bytes missing on disk.
         needed: u64,
@@ -205,59 +205,59 @@ pub enum HubError {
     /// `models.lock` cannot be used.
     #[error("{path}: {why}")]
     Lock {
-        /// Where it is.
+        /// Path of the lock file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and a remedy.
         why: String,
     },
-    /// Something uses it.
+    /// A process uses the model.
     #[error("{name} is in use: {by}")]
     InUse {
-        /// The name.
+        /// The name of the model.
         name: String,
-        /// By what.
+        /// The user of the model.
         by: String,
     },
     /// No model of that name was fetched here.
     #[error("{name} was not fetched by brigade: {hint}")]
     NotOurs {
-        /// The name.
+        /// The name of the model.
         name: String,
-        /// What there is.
+        /// The names that there are.
         hint: String,
     },
     /// A model of the operator's folder that cannot be used.
     #[error("{name} in --models-dir {folder}: {why}; brigade models lists what is there")]
     Filed {
-        /// The name.
+        /// The name of the model.
         name: String,
-        /// The folder.
+        /// The operator's folder.
         folder: PathBuf,
-        /// Why not.
+        /// The problem with it.
         why: String,
     },
     /// A file that must not be touched.
     #[error("{path} is not in brigade's own folder of models, and stays: {why}")]
     Outside {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// Why not.
+        /// The reason for the refusal.
         why: String,
     },
-    /// The system.
+    /// The file system refuses.
     #[error("cannot {what} {path}: {source}")]
     Io {
-        /// A verb.
+        /// The action that failed, as a verb.
         what: &'static str,
-        /// Where.
+        /// The path in question.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl HubError {
-    /// For `map_err` at a call of the system's.
+    /// Makes an error of a system call, for `map_err`.
     pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { what, path, source }

@@ -1,5 +1,5 @@
-//! A folder of models that the operator fills (`--models-dir`). Its files are used where they lie, by their names, and never
-//! changed or deleted. Nothing is remembered of it: whoever asks looks.
+//! A folder of models that the operator fills (`--models-dir`). Its files are used where they lie, by their names,
+//! and never changed or deleted. Nothing is cached: every call lists the folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ const MAX_ENTRIES: usize = 100_000;
 /// A file that was written to within this time is looked at twice.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// What stands behind the name of a file while it is written: aria2 gives it its full length at once.
+/// Endings of files that are being written. aria2 gives a file its full length at once.
 const UNFINISHED: [&str; 3] = ["aria2", "part", "incomplete"];
 
 /// A model of the folder.
@@ -28,11 +28,11 @@ const UNFINISHED: [&str; 3] = ["aria2", "part", "incomplete"];
 pub struct Filed {
     /// Its file's name without ending and number, behind the folders that lead to it.
     pub name: String,
-    /// What its quantisation is called.
+    /// The name of its quantisation.
     pub quant: String,
     /// Its files, the first one first.
     pub paths: Vec<PathBuf>,
-    /// Bytes of them.
+    /// Bytes of all its files.
     pub size: u64,
     /// Why it cannot be used, as far as names tell.
     pub wrong: Option<String>,
@@ -50,10 +50,11 @@ pub fn list(folder: &Path, own: &Path) -> Result<Vec<Filed>, HubError> {
     Ok(filed(folder, walk.files))
 }
 
-/// The first file of the model that is called `name`, which is still while it is looked at. `None`: there is none.
+/// The first file of the model that is called `name`, which must not change while it is checked. `None`: there is no
+/// such model.
 ///
 /// # Errors
-/// As [`list`]; more than one is called so; not all of it is there; it is being written to.
+/// As [`list`]; or several models have this name, files are missing, or one is being written.
 pub fn find(folder: &Path, own: &Path, name: &str) -> Result<Option<PathBuf>, HubError> {
     let all = list(folder, own)?;
     let base = |name: &str| name.rsplit('/').next().unwrap_or(name).to_string();
@@ -90,7 +91,7 @@ pub fn find(folder: &Path, own: &Path, name: &str) -> Result<Option<PathBuf>, Hu
     }
 }
 
-/// What may stand for a model of a folder: it leads to no other folder and is no path from the root.
+/// The text as a possible name of a model in the folder: it must be a relative path that does not leave the folder.
 pub fn may_be_name(text: &Path) -> Option<&str> {
     use std::path::Component::Normal;
     text.components().all(|part| matches!(part, Normal(_))).then(|| text.to_str()).flatten()
@@ -111,9 +112,9 @@ fn check(folder: &Path, own: &Path) -> Result<(), HubError> {
 }
 
 struct Walk {
-    /// Brigade's own folder.
+    /// Brigade's own folder, which is left out.
     own: Option<PathBuf>,
-    /// What leads to each, and its bytes.
+    /// Relative paths of the files, with their bytes.
     files: Vec<(String, u64)>,
     seen: usize,
 }
@@ -123,7 +124,7 @@ impl Walk {
         let is_own = self.own.is_some() && fs::canonicalize(folder).ok() == self.own;
         let entries = match fs::read_dir(folder) {
             Err(error) if depth == 0 => return Err(HubError::io("read", folder)(error)),
-            // A folder below it that nobody may look into has no models for us.
+            // An unreadable folder below it counts as one without models.
             Err(_) => return Ok(()),
             Ok(entries) => entries,
         };

@@ -1,7 +1,7 @@
-//! Which addresses may be connected to: those of the internet, and beyond them only what the operator has named.
+//! Restricts the addresses to connect to: public ones, and others only where the operator has named the host.
 //!
-//! The check is made on the addresses that the connection is then made to. A name that resolves to something inside, and
-//! a redirect to one, are refused alike.
+//! The check is made on the resolved addresses, just before connecting to them. So a name that resolves to an inside
+//! address, and a redirect to one, are refused alike.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,12 +11,12 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-/// An address inside, of a host that nobody named.
+/// An address inside this network, of a host that the operator has not allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivateAddress {
-    /// The host.
+    /// The host's name.
     pub host: String,
-    /// The first address.
+    /// Its first private address.
     pub address: IpAddr,
 }
 
@@ -41,7 +41,7 @@ impl Guard {
         Self { inner: DefaultResolver::default(), named }
     }
 
-    /// Those that were named.
+    /// Hosts that the operator named.
     pub fn named(&self) -> &[String] {
         &self.named
     }
@@ -104,7 +104,7 @@ impl Resolver for Guard {
     }
 }
 
-/// Whether this is an address of the internet, and none of a machine, a local network, a provider's inside or nothing.
+/// Whether this is a public address: not of a machine, a local network, a provider's inside, and not reserved.
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),

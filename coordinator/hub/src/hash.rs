@@ -1,4 +1,4 @@
-//! SHA-256, which hubs and registries name files by.
+//! SHA-256, by which hubs and registries name files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,12 +20,12 @@ impl Default for Sha256 {
 }
 
 impl Sha256 {
-    /// Adds bytes.
+    /// Adds bytes to the hash.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// 64 hex digits.
+    /// The hash as 64 hex digits.
     pub fn finish(self) -> String {
         self.0.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }

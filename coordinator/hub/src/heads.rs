@@ -29,9 +29,9 @@ const MAX_IN_VAIN: u32 = 5;
 /// A model of which only the beginnings are here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beginning {
-    /// Its first file: enough for whoever reads headers only.
+    /// The first file, which is enough to read the header.
     pub path: PathBuf,
-    /// Bytes that came.
+    /// Bytes that were fetched.
     pub fetched: u64,
     /// Bytes of the whole model.
     pub size: u64,
@@ -98,7 +98,7 @@ fn extend(
     Ok(())
 }
 
-/// As much as one connection brings; why it is not all.
+/// Reads as much as one connection brings. Returns the reason why it is not all.
 fn stretch(
     client: &Client,
     source: &str,
@@ -132,7 +132,7 @@ fn stretch(
     Ok(read.map_or_else(|error| error.to_string(), |_| "it ended early".to_string()))
 }
 
-/// Under its name at once, for whoever reads it beside us.
+/// Writes the file and renames it, so that other processes see it whole.
 fn write(target: &Path, head: &[u8]) -> Result<(), HubError> {
     if let Some(folder) = target.parent() {
         fs::create_dir_all(folder).map_err(HubError::io("make", folder))?;

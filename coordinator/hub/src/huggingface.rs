@@ -1,4 +1,4 @@
-//! What Hugging Face's interface says about a repository: its commit, its files with sizes and hashes, its licence.
+//! Hugging Face's API: the commit of a repository, its files with sizes and hashes, its licence.
 
 use serde::Deserialize;
 use ureq::http::StatusCode;
@@ -18,12 +18,12 @@ const MAX_FILES: usize = 100_000;
 /// Digits of a commit.
 const COMMIT_DIGITS: usize = 40;
 
-/// A name, resolved.
+/// A name resolved to files of one commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
     /// The repository's commit, a manifest's hash, or empty where the source has none.
     pub commit: String,
-    /// What its card says about its licence.
+    /// The licence by the repository's card.
     pub licence: Option<String>,
     /// The quantisation, and its files.
     pub choice: Choice,
@@ -86,10 +86,10 @@ pub fn resolve(client: &Client, endpoint: &str, name: &HubName) -> Result<Resolv
     described(&body, &answer.url, endpoint, name)
 }
 
-/// What the description of a repository says that `name` is. It came from `url`.
+/// Resolves `name` by a repository's description, which came from `url`. It came from `url`.
 ///
 /// # Errors
-/// It makes no sense, or there is no such quantisation.
+/// The description is invalid, or there is no such quantisation.
 pub fn described(
     body: &str,
     url: &str,
@@ -118,7 +118,7 @@ fn malformed(url: &str, why: String) -> HubError {
     HubError::Malformed { url: url.to_string(), what: "description of a repository", why }
 }
 
-/// A file with a size, whose path leads nowhere else. Others are not for us.
+/// A file with a size and a path inside of the repository; `None` for other entries.
 fn remote(sibling: Sibling) -> Option<RemoteFile> {
     let lfs = sibling.lfs.as_ref();
     let size = lfs.and_then(|lfs| lfs.size).or(sibling.size)?;
@@ -144,10 +144,10 @@ fn licence(card: Card) -> Option<String> {
     Some(card.license_name.filter(|_| said == "other").unwrap_or(said))
 }
 
-/// What a status other than 200 and 206 means.
+/// Turns a status other than 200 and 206 into an error.
 ///
 /// # Errors
-/// It is such a status.
+/// The status is another one.
 pub fn refuse(answer: &mut Answer, endpoint: &str, repo: &str) -> Result<(), HubError> {
     let host = endpoint.split("://").nth(1).unwrap_or(endpoint).to_string();
     let code = text(&answer.head, "x-error-code").or(text(&answer.first, "x-error-code"));

@@ -1,16 +1,16 @@
-//! Models by name: what a name means, where its files come from, and what of them lies here.
+//! Models by name: resolves names to files, downloads files, and keeps track of those on this machine.
 //!
 //! - [`name`] reads names: `hf:user/repo:Q4_K_M`, `ollama:llama3.3:70b`, addresses, paths.
-//! - [`settings`] is what the operator says: folders, the hub's address, the token, whether there is a network.
-//! - [`client`] asks other hosts: what it sends to whom, and which addresses it may reach, is decided there alone
+//! - [`settings`] are the operator's: folders, the hub's address, the token, whether the network may be used.
+//! - [`client`] talks to other hosts. It alone decides which token goes where, and which addresses may be reached
 //!   ([`guard`]).
 //! - [`huggingface`], [`registry`] and [`address`] resolve a name to files with sizes and hashes; [`choice`] picks the files
 //!   of one quantisation.
 //! - [`stores`] finds files that other programs have downloaded.
 //! - [`folder`] is a folder of models that the operator fills.
-//! - [`lock`] is `models.lock`: what each name was resolved to.
-//! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it, and
-//!   [`heads`] with beginnings of files, for who wants to know about a model without its weights.
+//! - [`lock`] is `models.lock`: the commit, sizes and hashes of each name.
+//! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it.
+//!   [`heads`] fetches beginnings of files only, to plan or inspect a model without its weights.
 //! - [`ranges`] reads stretches of files, for workers that need a part of a model; [`remote`] is a model that has none of its
 //!   weights here.
 //! - [`resolver`] joins them: a name in, a file that can be opened out. [`shelf`] lists, removes and prunes.

@@ -1,5 +1,4 @@
-//! `models.lock` in the data folder: what each name was resolved to, and where its files are. A name is resolved once; from
-//! then on everybody means that commit, those sizes and those hashes, until `brigade pull` asks again.
+//! `models.lock` in the data folder: the files to which each name was resolved, and where they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,7 +11,7 @@ use super::error::HubError;
 use super::hash::{is_sha256, of_text};
 use super::name::{HubName, ModelName};
 
-/// The file's name.
+/// Name of the file in the data folder.
 pub const FILE_NAME: &str = "models.lock";
 
 /// The form of the file.
@@ -24,7 +23,7 @@ const MAX_LOCK_BYTES: u64 = 64 << 20;
 /// How old a time of last use gets before it is written anew.
 const USE_PRECISION_S: u64 = 3600;
 
-/// All of it.
+/// The contents of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Lock {
     version: u64,
@@ -39,21 +38,21 @@ pub struct Lock {
 /// BLAKE3 of tensors by name, as 64 hex digits.
 pub type Hashes = BTreeMap<String, String>;
 
-/// What one name means.
+/// The model of one name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name, with its quantisation.
     pub name: String,
-    /// It is what the name without a quantisation means.
+    /// Whether the name without a quantisation means this model.
     #[serde(default)]
     pub usual: bool,
     /// The source's commit; empty where it has none.
     #[serde(default)]
     pub commit: String,
-    /// As its card says.
+    /// The licence by its card.
     #[serde(default)]
     pub licence: Option<String>,
-    /// What its quantisation is called.
+    /// The name of its quantisation.
     pub quant: String,
     /// When it was last run, or fetched: seconds since 1970.
     pub last_used: u64,
@@ -67,11 +66,11 @@ pub struct LockedFile {
     /// Its address, without a query.
     #[serde(default)]
     pub url: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// SHA-256, 64 hex digits.
     pub sha256: String,
-    /// Where it is.
+    /// The place of the file on this machine.
     #[serde(flatten)]
     pub place: Place,
 }
@@ -80,13 +79,13 @@ pub struct LockedFile {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// In brigade's own folder, which it was fetched into: by what leads there from the folder.
+    /// In brigade's own folder, into which it was fetched: the path within the folder.
     Own(String),
     /// Where another program has put it: its path, and the time stamp it had when its hash was computed.
     Elsewhere {
-        /// Absolute.
+        /// The absolute path.
         path: PathBuf,
-        /// Nanoseconds since 1970.
+        /// The modification time, in nanoseconds since 1970.
         mtime_ns: u64,
     },
 }
@@ -108,7 +107,7 @@ impl Entry {
         }
     }
 
-    /// What the right to change it hangs on: its first file's place. `None`: it is not ours.
+    /// The place of its first file, under which processes lock it. `None`: another program owns the file.
     pub fn own_place(&self) -> Option<&str> {
         match &self.files.first()?.place {
             Place::Own(place) => Some(place),
@@ -123,12 +122,12 @@ impl Entry {
 }
 
 impl Lock {
-    /// One of these models.
+    /// A lock of these models.
     pub fn of(models: &[Entry]) -> Self {
         Self { models: models.to_vec(), ..Self::default() }
     }
 
-    /// Reads it. One that is not there is empty.
+    /// Reads the file. A missing file is an empty lock.
     ///
     /// # Errors
     /// It is damaged, or of a newer program.
@@ -181,8 +180,8 @@ impl Lock {
         }
     }
 
-    /// Remembers hashes of tensors of the weights `sha256`. One that is another than it was when it was first seen is refused,
-    /// and what was known stays.
+    /// Remembers hashes of tensors of the weights `sha256`. A hash that differs from the first one of its tensor is
+    /// refused, and the first one stays.
     ///
     /// # Errors
     /// Such a tensor, and the hash that it had.
@@ -291,7 +290,7 @@ fn is_sound(entry: &Entry) -> bool {
     !entry.files.is_empty() && entry.files.iter().all(|file| is_sha256(&file.sha256))
 }
 
-/// Seconds since 1970.
+/// The time now, in seconds since 1970.
 pub fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

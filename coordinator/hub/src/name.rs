@@ -1,4 +1,4 @@
-//! Names of models, as they stand behind `-m`.
+//! Names of models, as given to `-m`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ const MAX_NAME_BYTES: usize = 1024;
 /// Where the models of Ollama come from, where a name says nothing else.
 pub const OLLAMA_REGISTRY: &str = "registry.ollama.ai";
 
-/// What names a model.
+/// A parsed name of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelName {
     /// A file on this machine.
     Path(PathBuf),
-    /// A repository of Hugging Face's, or of what has its interface.
+    /// A repository of Hugging Face, or of a server with the same interface.
     Hub(HubName),
     /// A model of Ollama's store or registry.
     Ollama(OllamaName),
@@ -24,16 +24,16 @@ pub enum ModelName {
     Address(String),
 }
 
-/// `hf:user/repo:QUANT`
+/// A model of the hub, `hf:user/repo:QUANT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubName {
-    /// `user/repo`
+    /// The repository, `user/repo`.
     pub repo: String,
     /// A quantisation, or the path of a file in the repository; `None`: the usual one.
     pub quant: Option<String>,
 }
 
-/// `ollama:[host/][namespace/]name[:tag]`
+/// A model of Ollama's registry, `ollama:[host/][namespace/]name[:tag]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OllamaName {
     /// `http` only where the name says so.
@@ -42,17 +42,17 @@ pub struct OllamaName {
     pub host: String,
     /// `library`, or a user.
     pub namespace: String,
-    /// The model.
+    /// The model's name.
     pub model: String,
-    /// Its variant.
+    /// The variant, `latest` by default.
     pub tag: String,
 }
 
 impl ModelName {
-    /// Reads a name. What has no known beginning is a path.
+    /// Parses a name. Text without a known prefix is a path.
     ///
     /// # Errors
-    /// It begins like a name and is none.
+    /// The text has a known prefix, but is not a valid name.
     pub fn parse(text: &Path) -> Result<Self, HubError> {
         let Some(name) = text.to_str() else { return Ok(Self::Path(text.to_path_buf())) };
         let wrong = |why: &str| HubError::Name { name: cut(name), why: why.to_string() };

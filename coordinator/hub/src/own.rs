@@ -1,4 +1,4 @@
-//! Brigade's own folder of models: where files lie in it, who uses them, and the only place where any is deleted.
+//! Brigade's own folder of models: its layout, locks of files in use, and the only place where files are deleted.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -12,13 +12,13 @@ use super::hash::of_text;
 use super::huggingface::Resolved;
 use super::name::{ModelName, check_word, without_query};
 
-/// The folder of the files whose locks say who uses what. They are empty.
+/// The folder of lock files, which say which processes use which model. They are empty.
 const LOCKS: &str = ".locks";
 
 /// The file, among them, of the folders whose locks name files of this one.
 const OWNERS: &str = "owners";
 
-/// Folders in the own one that brigade fills. Whatever else lies beside them is somebody else's.
+/// Folders inside of the own one that brigade fills. Other entries belong to the user.
 pub const FOLDERS: [&str; 5] = ["hf", "ollama", "address", "heads", "relay"];
 
 /// Hex digits of a hash in names of files and folders.
@@ -27,7 +27,7 @@ const DIGITS: usize = 16;
 /// Folders below the own one, at most.
 const MAX_DEPTH: usize = 32;
 
-/// The folder.
+/// The own folder, whose path is resolved.
 #[derive(Clone, Debug)]
 pub struct Own {
     folder: PathBuf,
@@ -39,7 +39,7 @@ impl Own {
         Self { folder: folder.to_path_buf() }
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -64,7 +64,7 @@ impl Own {
         words.iter().try_for_each(|word| check_word(word).map_err(outside))
     }
 
-    /// What leads from the folder to `path`; `None` where it is not in it.
+    /// The path from the folder to `path`; `None` where it is outside.
     pub fn relative(&self, path: &Path) -> Option<String> {
         let (own, path) = (fs::canonicalize(&self.folder).ok()?, fs::canonicalize(path).ok()?);
         let relative = path.strip_prefix(own).ok()?.to_str()?.to_string();
@@ -101,8 +101,8 @@ impl Own {
         all.map(|place| self.check(&place).map(|()| place)).collect()
     }
 
-    /// Says that this process uses what `place` is the first file of, until it ends. Fails nowhere: a folder that cannot be
-    /// written to is one that nobody prunes.
+    /// Says that this process uses what `place` is the first file of, until it ends. It never fails: a folder that
+    /// cannot be written to cannot be pruned either.
     pub fn hold(&self, place: &str) {
         let held = self.lock_file(place).and_then(|file| {
             file.lock_shared().map(|()| file).map_err(HubError::io("lock", &self.folder))
@@ -147,8 +147,8 @@ impl Own {
         opened.map_err(HubError::io("open", &path))
     }
 
-    /// Notes that the lock in `data_dir` names files of this folder: several may, where their operators have one folder for all.
-    /// Where that cannot be written, nobody else can delete either.
+    /// Notes that the lock in `data_dir` names files of this folder: several may, where their operators have one
+    /// folder for all. Where the note cannot be written, no other process can delete files either.
     pub fn add_owner(&self, data_dir: &Path) {
         let Ok(data_dir) = fs::canonicalize(data_dir) else { return };
         let mut owners = self.owners();
@@ -160,7 +160,7 @@ impl Own {
             let path = self.folder.join(LOCKS).join(OWNERS);
             let alone = self.lock_file(OWNERS)?;
             alone.lock().map_err(HubError::io("lock", &path))?;
-            // What another process has noted meanwhile stays.
+            // Entries that another process has added since stay.
             let all: BTreeSet<PathBuf> = self.owners().into_iter().chain(owners).collect();
             let text = serde_json::to_vec(&all).unwrap_or_default();
             let new = path.with_extension(format!("{}.new", std::process::id()));
@@ -179,11 +179,11 @@ impl Own {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Deletes a file, and the folders that it leaves empty. No link is followed on the way, so nothing outside is reached
-    /// whatever stands in `relative` or lies in the folder.
+    /// Deletes a file, and the folders that it leaves empty. No symbolic link is followed, so nothing outside is
+    /// reached, for any text in `relative` and any contents of the folder.
     ///
     /// # Errors
-    /// It would lead out, is a link or a folder, or the system refuses.
+    /// The path leads out of the folder, is a link or a folder, or the system refuses.
     pub fn delete(&self, relative: &str) -> Result<(), HubError> {
         self.check(relative)?;
         let path = self.folder.join(relative);
@@ -271,7 +271,7 @@ mod tests {
         dir
     }
 
-    /// All that lies outside, and inside what is not to be deleted.
+    /// The contents outside, and files inside that must not be deleted.
     fn outside(dir: &Path) -> Vec<PathBuf> {
         let files = ["outside/secret.gguf", "outside/deep/secret.gguf", "secret.gguf"];
         files.iter().map(|file| dir.join(file)).collect()

@@ -1,4 +1,4 @@
-//! A file that is not complete yet, and beside it what it is a part of. A part goes on only as the same file.
+//! An incomplete file, with a note of the file that it is a part of. A download goes on only for the same file.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::HubError;
 use super::hash::Sha256;
 
-/// What a part is a part of.
+/// The identity of the complete file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Whole {
     /// Bytes of the whole file.
@@ -17,24 +17,24 @@ pub struct Whole {
     /// SHA-256 of the whole file, where the source tells it.
     #[serde(default)]
     pub sha256: Option<String>,
-    /// What the server that sends the bytes calls this state of the file; strong ones only.
+    /// The server's ETag for this state of the file; strong ones only.
     #[serde(default)]
     pub etag: Option<String>,
 }
 
-/// An open part.
+/// An incomplete file, open for writing.
 #[derive(Debug)]
 pub struct PartFile {
     target: PathBuf,
     file: File,
-    /// Of what it is a part.
+    /// The complete file that it is a part of.
     pub whole: Whole,
     /// Bytes that are there.
     pub length: u64,
     hash: HashState,
 }
 
-/// The hash of what is there.
+/// The hash of the bytes so far.
 #[derive(Clone)]
 struct HashState(Sha256);
 
@@ -45,7 +45,7 @@ impl std::fmt::Debug for HashState {
 }
 
 impl PartFile {
-    /// Opens the part of `target`, or begins it: what is there of another file is thrown away.
+    /// Opens the partial download of `target`, or begins it; bytes of another file are deleted.
     ///
     /// # Errors
     /// The system's.
@@ -72,7 +72,7 @@ impl PartFile {
         Ok(part)
     }
 
-    /// Throws away what is there: the file begins again, in the state that `etag` names.
+    /// Deletes the bytes so far: the download begins again, of the file's state `etag`.
     ///
     /// # Errors
     /// The system's.
@@ -86,7 +86,7 @@ impl PartFile {
         self.keep()
     }
 
-    /// Writes down what it is a part of.
+    /// Records which file it is a part of.
     ///
     /// # Errors
     /// The system's.
@@ -104,7 +104,7 @@ impl PartFile {
         let (path, _) = paths(&self.target);
         let written = self.file.write_all(bytes);
         if let Err(error) = written {
-            // What came before stays; a piece that was written by half must not.
+            // Earlier bytes stay; a piece that was written by half is cut off.
             let _ = self.file.set_len(self.length);
             return Err(full(error, &path));
         }
@@ -134,7 +134,7 @@ impl PartFile {
         Ok(got)
     }
 
-    /// What is there is of no use to anybody.
+    /// Deletes the part.
     pub fn discard(self) {
         let (path, side) = paths(&self.target);
         let _ = (fs::remove_file(path), fs::remove_file(side));
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(part.finish("x").unwrap(), of_text("abcdef"));
         assert_eq!(fs::read(&target).unwrap(), b"abcdef");
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
-        // Another file under the same name begins at its start, and one that is not what it should be leaves nothing.
+        // A different file under the same name begins at its start, and one that fails verification leaves nothing.
         fs::remove_file(&target).unwrap();
         let mut part = PartFile::open(&target, whole("one")).unwrap();
         part.write(b"abc").unwrap();

@@ -1,4 +1,4 @@
-//! A stretch of a file at an address: bytes by range, each answer of the same state of the same file.
+//! Reads ranges of a file at an address. All answers must be of the same state of the file.
 
 use std::io::Read;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub struct FileAt {
     pub url: String,
     /// Bytes of all of it.
     pub size: u64,
-    /// What its server calls this state, if anything.
+    /// The server's ETag for this state, if it has one.
     pub etag: Option<String>,
 }
 
@@ -74,7 +74,7 @@ pub fn read<E: From<HubError>>(
     Ok(())
 }
 
-/// That an answer is the part that was asked for, of the file that was meant.
+/// Checks that an answer is the requested range of the expected file.
 fn check(answer: &super::client::Answer, file: &FileAt, at: u64) -> Result<(), HubError> {
     let url = answer.url.clone();
     let changed = |what: String| HubError::Changed { url: url.clone(), what };

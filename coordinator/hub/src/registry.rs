@@ -1,4 +1,4 @@
-//! What Ollama's registry says about a model, and how its manifests are read, there and in its store on disk.
+//! Ollama's registry: resolves models, and parses manifests from the registry and from Ollama's store on disk.
 
 use serde::Deserialize;
 
@@ -12,7 +12,7 @@ use super::name::OllamaName;
 /// Most bytes of a manifest.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
-/// What weights in GGUF are called in a manifest.
+/// The media type of GGUF weights in a manifest.
 const MODEL_MEDIA_TYPE: &str = "application/vnd.ollama.image.model";
 
 /// Begins what newer models are made of: a file for each tensor, which is no GGUF.

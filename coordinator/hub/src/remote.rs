@@ -1,4 +1,5 @@
-//! A model of which only the beginnings are here: whoever needs weights is told where they are, and what came is remembered.
+//! A model of which only the beginnings are here. Workers get the addresses of its weights, and learned hashes are
+//! remembered.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -18,10 +19,10 @@ use super::resolver::{
 use super::settings::Settings;
 use super::stores;
 
-/// The folder, in the own one, of what is on its way to workers that cannot fetch.
+/// Name of the folder, in brigade's own one, for bytes on their way to workers that cannot fetch.
 pub const RELAY: &str = "relay";
 
-/// Such a model.
+/// A model whose weights are at its source.
 #[derive(Debug)]
 pub struct Remote {
     settings: Settings,
@@ -69,7 +70,7 @@ impl Remote {
         Ok(client_for(&self.settings, &self.name)?.named().to_vec())
     }
 
-    /// Where a file can be had by whoever has no token, for a while.
+    /// A temporary address of a file that needs no token.
     ///
     /// # Errors
     /// The source does not answer, has another file now, or gives it to holders of the token only.
@@ -91,7 +92,7 @@ impl Remote {
         Ok((client, FileAt { url, ..found }))
     }
 
-    /// Who has asked for a file, its own address, and the one that it is at for now.
+    /// The client for a file, its own address, and the address to which it redirects for now.
     fn asked(&self, file: usize) -> Result<(Client, String, FileAt), HubError> {
         let (Some(wanted), Some(url)) =
             (self.resolved.choice.files.get(file), self.resolved.urls.get(file))
@@ -112,8 +113,8 @@ impl Remote {
         Ok((client, url.clone(), FileAt { url: answer.at, size: wanted.size, etag }))
     }
 
-    /// The folder of what is on its way to a worker, where there is room for `needed` bytes more. In use until this process
-    /// ends.
+    /// The folder for bytes on their way to a worker, if it has room for `needed` bytes more. In use until this
+    /// process ends.
     ///
     /// # Errors
     /// There is no such room.
@@ -138,8 +139,8 @@ impl Remote {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(tensor).cloned()
     }
 
-    /// Remembers hashes of tensors, in the lock too. One that differs from what was seen before is refused, with the tensor's
-    /// name, whichever process or machine saw it.
+    /// Remembers hashes of tensors, in the lock too. A hash that differs from an earlier one is refused, with the
+    /// tensor's name, whichever process or machine saw the earlier one.
     ///
     /// # Errors
     /// Such a hash. That they cannot be written down is told in the log: they are seen anew.
@@ -151,7 +152,7 @@ impl Remote {
         }
         let mut seen = Ok(());
         let noted = Lock::update(&self.settings.data_dir, |lock| {
-            // What this process has seen counts even where the lock was moved away meanwhile.
+            // Hashes that this process has learned are kept, even if the lock file was moved away since.
             let ours: Vec<_> = known.iter().map(|(a, b)| (a.clone(), b.clone())).collect();
             seen = lock.see(&self.weights, &ours).and_then(|()| lock.see(&self.weights, found));
         });

@@ -1,4 +1,5 @@
-//! From a name to a file that can be opened: what the lock has, else what other programs have downloaded, else the network.
+//! Resolves a name to a file that can be opened: by the lock, else from files that other programs have downloaded,
+//! else from the network.
 
 use std::path::{Path, PathBuf};
 
@@ -22,26 +23,26 @@ pub const SPARE_ROOM: u64 = 16 << 20;
 /// The folder of beginnings of files in the own one.
 pub const HEADS: &str = "heads";
 
-/// Who watches what is done.
+/// Receives the progress of downloads.
 pub trait Watch {
     /// Something that is worth a line.
     fn say(&self, text: &str);
-    /// So many bytes of a model are there.
+    /// Shows that `done` of `total` bytes of a model are there.
     fn show(&self, what: &str, done: u64, total: u64);
 }
 
 /// A model that lies on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its first file.
+    /// Path of the first file.
     pub path: PathBuf,
-    /// What the lock has of it.
+    /// The lock's entry.
     pub entry: Entry,
     /// A name for requests, where the file's says nothing.
     pub served_as: Option<String>,
 }
 
-/// What is known of a model without running it.
+/// A model to plan or inspect, without running it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Described {
     /// The first of its files, which are here.
@@ -51,7 +52,7 @@ pub enum Described {
 }
 
 impl Described {
-    /// The first file.
+    /// Path of the first file.
     pub fn path(&self) -> &Path {
         match self {
             Self::Whole(path) => path,
@@ -60,7 +61,7 @@ impl Described {
     }
 }
 
-/// Resolves names.
+/// Resolves names with the operator's settings.
 pub struct Resolver<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) own: Own,
@@ -68,7 +69,7 @@ pub struct Resolver<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// As the settings say.
+    /// A resolver with these settings.
     pub fn new(settings: &'a Settings, watch: &'a dyn Watch) -> Self {
         Self { settings, own: Own::new(&settings.folder), watch }
     }
@@ -136,7 +137,7 @@ impl<'a> Resolver<'a> {
         let resolved = self.asked(&name)?;
         let entry = self.obtained(&name, &resolved, true)?;
         let is_news = before != Some(entry.sha256());
-        // The whole file is the right one: what its tensors were taken for is not needed any more.
+        // The whole file was checked, so the hashes of its single tensors are not needed any more.
         if Lock::read(&self.settings.data_dir)?.tensors.contains_key(&entry.sha256()) {
             let forget = |lock: &mut Lock| drop(lock.tensors.remove(&entry.sha256()));
             Lock::update(&self.settings.data_dir, forget)?;
@@ -239,7 +240,7 @@ impl<'a> Resolver<'a> {
     /// A name that the lock does not have.
     fn anew(&self, name: &ModelName) -> Result<Entry, HubError> {
         let here = || stores::resolve(self.settings, name);
-        // Who has a model in Ollama's store means that one.
+        // If the model is in Ollama's store, that one is meant.
         let prefers_here = self.settings.offline || matches!(name, ModelName::Ollama(_));
         if prefers_here && let Some((resolved, paths)) = here()? {
             return self.adopted(name, &resolved, paths, false);
@@ -277,7 +278,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// What was resolved, from wherever it can be had at least cost. `usual`: the source itself said what the name means.
+    /// The files of a resolved name, from the cheapest place. `usual`: the source itself chose the quantisation.
     fn obtained(
         &self,
         name: &ModelName,
@@ -302,7 +303,7 @@ impl<'a> Resolver<'a> {
         self.noted(name, resolved, files, usual)
     }
 
-    /// Takes files where they lie. Each is read once, to know that it is what its source says.
+    /// Uses files where they lie. Each is read once, to check it against the hash of its source.
     fn adopted(
         &self,
         name: &ModelName,
@@ -327,7 +328,7 @@ impl<'a> Resolver<'a> {
         self.noted(name, resolved, files, usual)
     }
 
-    /// The files in the own folder, what is missing fetched. Another process that fetches them is waited for.
+    /// The files in the own folder; missing ones are fetched. If another process fetches them, waits for it.
     fn fetched(
         &self,
         name: &ModelName,
@@ -371,7 +372,8 @@ impl<'a> Resolver<'a> {
         Ok(locked)
     }
 
-    /// One file. One that is there under its name is whole; whether it is the right one, the lock or its hash tells.
+    /// Fetches one file. One that is there under its name is whole; whether it is the right one, the lock or its hash
+    /// tells.
     fn one(
         &self,
         client: &Client,
@@ -442,7 +444,7 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// What messages call the source of a model.
+/// The name of a model's source in messages.
 pub(crate) fn source_of(name: &ModelName) -> String {
     match name {
         ModelName::Hub(name) => name.repo.clone(),
@@ -450,7 +452,7 @@ pub(crate) fn source_of(name: &ModelName) -> String {
     }
 }
 
-/// What an entry's name was resolved to.
+/// The resolved form of a lock's entry.
 pub(crate) fn as_resolved(name: &ModelName, entry: &Entry) -> Resolved {
     let query = match name {
         ModelName::Address(address) => &address[without_query(address).len()..],
@@ -475,7 +477,7 @@ pub(crate) fn own_places(entry: &Entry) -> Vec<String> {
     entry.files.iter().filter_map(own).collect()
 }
 
-/// Who asks for a name: the host that the name itself has is the operator's word.
+/// The client for a name. The host in a name counts as named by the operator.
 pub(crate) fn client_for(settings: &Settings, name: &ModelName) -> Result<Client, HubError> {
     let named = match name {
         ModelName::Address(address) => address.clone(),

@@ -1,4 +1,4 @@
-//! What an operator says about models by name: folders, the hub's address and token, whether there is a network.
+//! The operator's settings for models by name: folders, the hub's address and token, whether the network may be used.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// Most bytes of a token's file.
 const MAX_TOKEN_BYTES: usize = 1024;
 
-/// All of it, found once.
+/// Settings of models by name, read once.
 #[derive(Clone)]
 pub struct Settings {
     /// Brigade's own folder of models.
@@ -19,15 +19,15 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// Address of the hub, without a slash at its end.
     pub endpoint: String,
-    /// For the hub, and for nobody else.
+    /// The token for the hub; no other host gets it.
     pub token: Option<String>,
-    /// Ask nobody.
+    /// Whether the network must not be used.
     pub offline: bool,
     /// `host` or `host:port` that may have an address of this machine or network.
     pub private_hosts: Vec<String>,
     /// Hugging Face's cache: the folder with `models--user--repo`.
     pub hugging_face: Option<PathBuf>,
-    /// llama.cpp's cache.
+    /// The folder of llama.cpp's cache.
     pub llama_cpp: Option<PathBuf>,
     /// Ollama's stores: folders with `manifests` and `blobs`.
     pub ollama: Vec<PathBuf>,
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// What the environment says, for models in `folder` and a lock in `data_dir`.
+    /// Settings from the environment, with models in `folder` and the lock in `data_dir`.
     pub fn from_env(
         folder: PathBuf,
         data_dir: PathBuf,
@@ -97,7 +97,7 @@ fn is_yes(value: &str) -> bool {
     ["1", "on", "yes", "true"].contains(&value.trim().to_ascii_lowercase().as_str())
 }
 
-/// What `huggingface-cli login` has left, if anything.
+/// The token that `huggingface-cli login` has stored, if any.
 fn token_in(file: &Path) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let token = text.trim();

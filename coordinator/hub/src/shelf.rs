@@ -1,5 +1,5 @@
-//! What lies on this machine by name, and taking away what brigade itself has fetched. Nothing else is ever deleted: not what
-//! other programs have downloaded, not what a process uses, not what another name needs.
+//! Lists the models on this machine, and removes those that brigade itself has fetched. It never deletes files of
+//! other programs, files in use, or files that another name needs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,38 +17,38 @@ use super::stores;
 /// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// By what name it is run.
+    /// The name by which it is run.
     pub name: String,
-    /// What its quantisation is called.
+    /// The name of its quantisation.
     pub quant: String,
-    /// Bytes.
+    /// Bytes of all files.
     pub size: u64,
-    /// As its source says.
+    /// The licence by its source.
     pub licence: Option<String>,
     /// Seconds since 1970; `None`: never by brigade.
     pub last_used: Option<u64>,
-    /// Whose store it is in: `brigade`, or another program's.
+    /// The store that it is in: `brigade`, or another program's.
     pub store: &'static str,
-    /// Its first file.
+    /// Path of the first file.
     pub path: PathBuf,
     /// Why it cannot be used.
     pub wrong: Option<String>,
 }
 
-/// What would be taken away, or was.
+/// The result of a removal, or of a dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Names, or what a file is.
     pub what: Vec<String>,
     /// Files, by what leads to them from the own folder.
     pub files: Vec<String>,
-    /// Bytes of them.
+    /// Bytes of these files.
     pub bytes: u64,
-    /// What stays although it was asked for, and why.
+    /// Models that stay although they were named, with the reasons.
     pub kept: Vec<String>,
 }
 
-/// What a model of the operator's folder is called in lists.
+/// The store's name for models of the operator's folder.
 const FILED: &str = "models-dir";
 
 /// All models: those that the lock has, those of the operator's folder, then those of other programs. `check` reads the header
@@ -148,8 +148,8 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
     take_entries(settings, &own, &states, &of_others(settings, &own)?)
 }
 
-/// Takes away what was not used for `unused_s` seconds: models, and files of downloads that nobody finished. Without `yes`
-/// it only says what it would do.
+/// Deletes models that were not used for `unused_s` seconds, and files of unfinished downloads. Without `yes` it only
+/// reports them.
 ///
 /// # Errors
 /// The lock cannot be read or written, or a file not be deleted.
@@ -204,10 +204,10 @@ fn configured(entry: &Entry, kept: &[String]) -> Option<String> {
     kept.iter().find(is).map(|name| format!("the configuration names it ({name})"))
 }
 
-/// What locks in other data folders name of this folder of models.
+/// Entries of locks in other data folders that use this folder of models.
 ///
 /// # Errors
-/// One of them cannot be read: nobody knows what it names.
+/// A lock cannot be read, so the files that it uses are unknown.
 fn of_others(settings: &Settings, own: &Own) -> Result<Vec<Entry>, HubError> {
     let here = std::fs::canonicalize(&settings.data_dir).ok();
     let others = own.owners().into_iter().filter(|data_dir| Some(data_dir) != here.as_ref());
@@ -260,13 +260,14 @@ fn take_entries(
     Ok(taken)
 }
 
-/// What is claimed of a file that is on its way to a worker: all of its model's.
+/// The path to lock for a file that is being relayed to a worker: its model's folder.
 fn relayed(place: &str) -> Option<&str> {
     let model = place.strip_prefix(RELAY)?.strip_prefix('/')?.split('/').next()?;
     place.get(..RELAY.len() + 1 + model.len())
 }
 
-/// Files of the folder that no entry names and nobody has written to since: ends of downloads, states that were replaced.
+/// Files of the folder that no entry names, and that were not written to since: ends of downloads, states that were
+/// replaced.
 fn leftovers<'e>(
     own: &Own,
     entries: impl Iterator<Item = &'e Entry>,
@@ -310,7 +311,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Files that are nobody's to delete: outside of the own folder, and the operator's in it.
+    /// Files that must not be deleted: those outside of the own folder, and the operator's in it.
     const KEPT: [&str; 4] = ["outside/x.gguf", "x.gguf", "own/mine.gguf", "own/mine/hf/y.gguf"];
 
     /// Such files, one of ours, links that lead out, and settings whose own folder is also the operator's.
@@ -328,7 +329,7 @@ mod tests {
         Settings { models_dir: Some(own), ..settings }
     }
 
-    /// What might stand in a lock: parts of paths, among them those that lead out.
+    /// Texts that might be in a lock: parts of paths, among them those that leave the folder.
     fn words() -> impl Strategy<Value = String> {
         let word = prop::sample::select(vec![
             "hf",
@@ -383,7 +384,7 @@ mod tests {
                 for kept in ["outside/x.gguf", "x.gguf"] {
                     prop_assert!(dir.join(kept).is_file(), "{kept}: {places:?}");
                 }
-                // A lock is brigade's own: what it names in the folder was fetched. Nothing else there goes.
+                // A lock is brigade's own: a file of the folder that it names was fetched. Nothing else there goes.
                 for kept in ["mine.gguf", "mine/hf/y.gguf"] {
                     let is_named = places.iter().any(|place| place == kept);
                     prop_assert!(is_named || settings.folder.join(kept).is_file(), "{kept}: {places:?}");

@@ -1,5 +1,5 @@
-//! Files that other programs have downloaded: Hugging Face's cache, llama.cpp's, Ollama's store. They are read where they lie,
-//! and never changed.
+//! Files that other programs have downloaded: Hugging Face's cache, llama.cpp's, Ollama's store. They are used in
+//! place, and never changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,20 +22,21 @@ const MAX_DEPTH: usize = 8;
 /// A model in another program's store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// By what name it can be run here.
+    /// The name by which it can be run here.
     pub name: String,
-    /// Whose store it is in.
+    /// The program whose store it is in.
     pub store: &'static str,
-    /// What its quantisation is called.
+    /// The name of its quantisation.
     pub quant: String,
     /// Where its files are, the first one first.
     pub paths: Vec<PathBuf>,
 }
 
-/// What `name` is by what lies here alone, and where its files are. Hugging Face's cache is asked before llama.cpp's.
+/// Resolves `name` from files on this machine alone, and returns their paths. Hugging Face's cache comes before
+/// llama.cpp's.
 ///
 /// # Errors
-/// It is here, but not what the name asks for.
+/// The model is here, but lacks the requested quantisation.
 pub fn resolve(
     settings: &Settings,
     name: &ModelName,
@@ -52,7 +53,7 @@ pub fn resolve(
     }
 }
 
-/// Where all files of a resolved name lie already, by path and size; their hashes are checked by whoever uses them.
+/// Paths of all files of a resolved name, if they are here, by path and size. Callers must verify the hashes.
 pub fn lookup(settings: &Settings, name: &ModelName, resolved: &Resolved) -> Option<Vec<PathBuf>> {
     let files = &resolved.choice.files;
     let all = |find: &dyn Fn(&RemoteFile) -> PathBuf| {
@@ -127,7 +128,7 @@ fn llama_cpp(
         Some(RemoteFile { path, size: *size, sha256: None, etag: None })
     });
     let files: Vec<RemoteFile> = of_repo.collect();
-    // What is there may be all that was downloaded: it is the first that stands for the usual one.
+    // This may be all that was downloaded, so the first one counts as the default quantisation.
     match choose(name, &files) {
         Ok(choice) => {
             let paths = choice

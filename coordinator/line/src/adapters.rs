@@ -13,12 +13,12 @@ use thiserror::Error;
 /// Largest factor that an adapter is used with, on either side of 0.
 const MAX_SCALE: f32 = 1000.0;
 
-/// What a command was told of an adapter: `FILE` or `FILE=SCALE`.
+/// An adapter as a command's option names it: `FILE` or `FILE=SCALE`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterFile {
-    /// Where it is.
+    /// The adapter's GGUF file.
     pub path: PathBuf,
-    /// How much of it a request uses that says nothing.
+    /// The scale for requests that name no adapters.
     pub scale: f32,
 }
 
@@ -41,9 +41,9 @@ impl FromStr for AdapterFile {
 /// Layers that something is for: `FIRST-LAST`, or one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpan {
-    /// The first.
+    /// The first layer.
     pub first: usize,
-    /// The last, included.
+    /// The last layer, included.
     pub last: usize,
 }
 
@@ -67,19 +67,19 @@ pub enum AdapterError {
         "two adapters are called {0:?} (names are those of files, without .gguf): rename one of the files"
     )]
     SameName(String),
-    /// There are too many.
+    /// More adapters are given than are allowed.
     #[error("{0} adapters: at most {MAX_ADAPTERS}")]
     TooMany(usize),
-    /// There is none of this name.
+    /// No adapter has this name.
     #[error("there is no adapter {0:?} here; {1}")]
     NoSuchName(String, String),
-    /// There is none of this number.
+    /// No adapter has this number.
     #[error("there is no adapter with id {0} here; {1}")]
     NoSuchId(u32, String),
-    /// One was named twice.
+    /// An adapter is named twice.
     #[error("adapter {0:?} is named twice")]
     Twice(String),
-    /// A factor that is none.
+    /// A scale that is not finite or out of range.
     #[error("an adapter's scale is {0}: a number from -{MAX_SCALE} to {MAX_SCALE} is needed")]
     Scale(f32),
 }
@@ -88,12 +88,12 @@ fn check_scale(scale: f32) -> Result<(), AdapterError> {
     if scale.abs() <= MAX_SCALE { Ok(()) } else { Err(AdapterError::Scale(scale)) }
 }
 
-/// One adapter.
+/// An adapter that the server was started with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
     /// Its file's name, without `.gguf`.
     pub name: String,
-    /// How much of it a request uses that says nothing.
+    /// The scale for requests that name no adapters.
     pub scale: f32,
 }
 
@@ -101,11 +101,11 @@ pub struct Adapter {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterWish {
-    /// Its number, as llama.cpp's server has it.
+    /// The adapter's number, as llama.cpp's server counts them.
     pub id: Option<u32>,
-    /// Or its name.
+    /// The adapter's name, where there is no number.
     pub name: Option<String>,
-    /// How much of it; where it is not said as much as the server was started with, or all of it if that is none.
+    /// The scale; `None`: the server's, or 1 where that is 0.
     pub scale: Option<f32>,
 }
 
@@ -116,7 +116,7 @@ pub struct Adapters {
 }
 
 impl Adapters {
-    /// Those of these files.
+    /// Adapters of these files, with names from the files' names.
     ///
     /// # Errors
     /// [`AdapterError::SameName`], [`AdapterError::TooMany`].
@@ -137,20 +137,20 @@ impl Adapters {
         Ok(Self { all: files.iter().map(adapter).collect::<Result<_, _>>()? })
     }
 
-    /// All of them; their place is their number.
+    /// All adapters; an adapter's position is its number.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Adapter> {
         self.all.iter()
     }
 
-    /// What a request uses that says nothing.
+    /// The adapters of a request that names none: those with a scale other than 0.
     pub fn by_default(&self) -> Arc<[AdapterUse]> {
         uses((0..).zip(self.all.iter().map(|adapter| adapter.scale)))
     }
 
-    /// What a request uses that asks for some of them: those, and no others.
+    /// The adapters of a request that names some: these and no others, in one order.
     ///
     /// # Errors
-    /// One that is not here, or is named twice; a scale that is none.
+    /// An adapter does not exist or is named twice, or a scale is out of range.
     pub fn resolve(&self, wanted: &[AdapterWish]) -> Result<Arc<[AdapterUse]>, AdapterError> {
         let mut chosen: Vec<(u32, f32)> = Vec::new();
         for one in wanted {
@@ -182,7 +182,7 @@ impl Adapters {
         }
     }
 
-    /// Which there are, for messages.
+    /// The known names, for error messages.
     fn those(&self) -> String {
         let names: Vec<_> = self.all.iter().map(|adapter| format!("{:?}", adapter.name)).collect();
         if names.is_empty() {
@@ -192,14 +192,14 @@ impl Adapters {
         }
     }
 
-    /// What answers depend on besides the model: the scales of requests that say nothing.
+    /// Names and default scales, as a part of the name of everything that answers depend on.
     pub fn identity(&self) -> String {
         let one = |adapter: &Adapter| format!(" {}*{}", adapter.name, adapter.scale);
         self.all.iter().map(one).collect()
     }
 }
 
-/// Those that do something.
+/// Leaves out adapters with a scale of 0, which do nothing.
 fn uses(chosen: impl IntoIterator<Item = (u32, f32)>) -> Arc<[AdapterUse]> {
     let used = chosen.into_iter().filter(|(_, scale)| *scale != 0.0);
     used.map(|(adapter, scale)| AdapterUse { adapter, scale }).collect()

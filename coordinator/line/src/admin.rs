@@ -1,8 +1,8 @@
 //! Questions and orders of an operator to a running cluster, and how they get there.
 //!
-//! They come over a Unix socket in the data folder ([`listen`]), which the folder's rights protect, or from whoever has
-//! an [`Admin`]. On the socket each connection brings one line of JSON, a [`Question`], and gets one back, an
-//! [`Answer`] or `{"error": ...}`.
+//! They come over a Unix socket in the data folder ([`listen`]), which the folder's permissions protect, or from code
+//! that holds an [`Admin`]. On the socket each connection brings one line of JSON, a [`Question`], and gets one back,
+//! an [`Answer`] or `{"error": ...}`.
 
 use brigade_proto::task;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::cached::CachedOwner;
 /// Name of the socket in the data folder.
 pub const SOCKET: &str = "admin.sock";
 
-/// Longest question.
+/// Limit of a question's JSON.
 const MAX_QUESTION_BYTES: u64 = 4096;
 
 /// How long a client may take to put its question.
@@ -32,60 +32,60 @@ const ASKED_WITHIN: Duration = Duration::from_secs(5);
 /// Orders that wait for the supervisor.
 const QUEUE: usize = 8;
 
-/// What an operator wants.
+/// A question or an order of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
-    /// Who is there, and who has which layers.
+    /// The workers, and the layers of each.
     Status,
     /// Move all layers of a worker to others, and use it no more until it connects again.
     Drain {
-        /// Its name or address.
+        /// The worker's name or address.
         worker: String,
     },
     /// Move layers to a worker, whose own they touch, or which has none. The next line after it is planned again.
     Move {
-        /// Its name or address.
+        /// The worker's name or address.
         worker: String,
-        /// From the first one up to before the last.
+        /// The layers, with the end excluded.
         layers: Range<usize>,
     },
     /// Dial a worker, so that the next line can use it.
     Add {
-        /// Its address.
+        /// The worker's `HOST:PORT`.
         worker: String,
     },
     /// Cut the layers anew over all that are there, if that makes a faster line.
     Rebalance,
-    /// What is kept of prompts, by owner.
+    /// The kept prompt states, by owner.
     Cache,
-    /// Drop what is kept of an owner, in memory and on the workers.
+    /// Drop the kept prompts of an owner, in memory and on the workers.
     DropCache {
-        /// The name of its key, or `all`.
+        /// The key's name, or `all`.
         owner: String,
     },
     /// Let a worker that was drained have layers again.
     Undrain {
-        /// Its name or address.
+        /// The worker's name or address.
         worker: String,
     },
-    /// Of a server whose models are loaded on demand: which there are, and which are loaded.
+    /// List a server's models on demand, and those that are loaded.
     Models,
     /// Load a model now.
     Load {
-        /// Its name.
+        /// The model's name, or one of its aliases.
         model: String,
     },
-    /// Unload a model that nobody uses.
+    /// Unload an idle model.
     Unload {
-        /// Its name.
+        /// The model's name, or one of its aliases.
         model: String,
     },
     /// A model that is loaded stays, or may go again.
     Pin {
-        /// Its name.
+        /// The model's name, or one of its aliases.
         model: String,
-        /// Whether it stays.
+        /// `true`: it stays loaded; `false`: it may be unloaded when it is idle.
         stays: bool,
     },
 }
@@ -97,30 +97,30 @@ impl Question {
     }
 }
 
-/// What it gets.
+/// The answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// To [`Question::Status`].
+    /// Answers [`Question::Status`].
     Status(ClusterStatus),
-    /// To [`Question::Cache`]: who has most comes first.
+    /// Answers [`Question::Cache`]: the owner with the most bytes comes first.
     Cache(Vec<CachedOwner>),
-    /// To [`Question::Models`].
+    /// Answers [`Question::Models`].
     Models(Vec<ModelState>),
-    /// It is done; what was done.
+    /// The order was carried out; the text says what was done.
     Done(String),
 }
 
 /// A model of a server that loads them on demand.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelState {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// `loaded`, `loading`, `unloaded`, or `quarantined` if it is not loaded again; `always` if it was loaded with the server.
     pub state: String,
-    /// It stays, by order.
+    /// Whether an operator's order keeps it loaded.
     pub pinned: bool,
-    /// It is loaded with the server, by order.
+    /// Whether it is loaded with the server, by an operator's order.
     #[serde(default)]
     pub ordered: bool,
     /// Why it is not loaded again.
@@ -128,7 +128,7 @@ pub struct ModelState {
     pub reason: Option<String>,
     /// Memory of the server's machine that its line has, or would have.
     pub bytes: u64,
-    /// How long nobody has used it; none where somebody does, or it is not loaded.
+    /// For how long it has been idle; `None` where it is in use or not loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<u64>,
 }
@@ -140,7 +140,7 @@ pub struct ClusterStatus {
     pub epoch: u64,
     /// Whether it is up.
     pub up: bool,
-    /// Its stages, first one first.
+    /// Stages of the line, in order.
     pub stages: Vec<StageStatus>,
     /// Connected workers without layers.
     pub spare: Vec<String>,
@@ -151,13 +151,13 @@ pub struct ClusterStatus {
     /// A change of the line for which the next one loads, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changing: Option<String>,
-    /// All machines, and where each stands.
+    /// All machines, with their states.
     #[serde(default)]
     pub nodes: Vec<NodeStatus>,
     /// Why there is no line yet, as the log says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
-    /// What an operator may type next.
+    /// A command that an operator may want to type next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -185,21 +185,21 @@ pub enum NodeState {
     Refused,
 }
 
-/// A machine's worker. What is not known is absent.
+/// A machine's worker. Unknown values are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// What every command calls it.
+    /// The name by which commands know the worker.
     pub name: String,
     /// Where it is dialled.
     pub address: String,
     /// The id of its key, in hexadecimal; none over plain connections.
     pub key: Option<String>,
-    /// Where it stands.
+    /// The worker's state.
     pub state: NodeState,
-    /// Which stage it has, and of which layers.
+    /// The number of the worker's stage, if it has one.
     pub stage: Option<usize>,
-    /// See `stage`.
+    /// Layers of that stage.
     pub layers: Option<Range<usize>>,
     /// When it was last heard from.
     pub heard_ms_ago: Option<u64>,
@@ -211,7 +211,7 @@ pub struct NodeStatus {
     pub memory_used: Option<u64>,
     /// Bytes that it may use.
     pub memory_limit: Option<u64>,
-    /// What its stage has where.
+    /// Bytes of its stage, by memory.
     #[serde(default)]
     pub bytes: Option<StageBytes>,
     /// Memory read, 10^9 bytes a second.
@@ -220,7 +220,7 @@ pub struct NodeStatus {
     pub gop_per_second: Option<f64>,
     /// How many times slower it was seen to be.
     pub slowdown: Option<f64>,
-    /// What it computes with.
+    /// The device that it computes with.
     pub device: Option<String>,
     /// Why it is not there.
     pub why: Option<String>,
@@ -237,7 +237,7 @@ pub struct StageBytes {
     pub host_experts: u64,
     /// Rows that routed experts computed with the GPU and with the host, since loading.
     pub expert_rows: [u64; 2],
-    /// Of those of the GPU, rows of experts of the host's memory that had a copy there.
+    /// The part of the GPU's rows that was computed with copies of experts of the host's memory.
     #[serde(default)]
     pub copied_expert_rows: u64,
     /// Bytes of experts' weights that were sent there since loading.
@@ -248,9 +248,9 @@ pub struct StageBytes {
 /// A stage of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageStatus {
-    /// Its worker.
+    /// Name of the stage's worker.
     pub worker: String,
-    /// Its layers.
+    /// Layers of the stage.
     pub layers: Range<usize>,
 }
 
@@ -262,9 +262,9 @@ pub struct Refused(pub String);
 /// A question on its way to the supervisor.
 #[derive(Debug)]
 pub struct Asked {
-    /// What is wanted.
+    /// The question or order.
     pub question: Question,
-    /// Told what came of it.
+    /// Gets the result.
     pub reply: oneshot::Sender<Result<Answer, Refused>>,
 }
 
@@ -292,7 +292,7 @@ impl Admin {
     /// # Errors
     /// [`Refused`], and what to do.
     pub async fn ask(&self, question: Question) -> Result<Answer, Refused> {
-        // Who looks every second must not fill the log.
+        // Questions may come every second and must not fill the log.
         if !matches!(question, Question::Status | Question::Cache | Question::Models) {
             tracing::info!(?question, "an operator asks");
         }
@@ -314,7 +314,7 @@ impl Admin {
     }
 }
 
-/// What stands on a line of the socket.
+/// The JSON of one line of the socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -328,7 +328,7 @@ enum Line {
 /// The socket cannot be made.
 pub fn listen(folder: &Path, admin: Admin, stop: CancellationToken) -> std::io::Result<PathBuf> {
     let path = folder.join(SOCKET);
-    // One that a killed process has left; the folder is locked, so nobody else has it.
+    // A socket that a killed process has left; the folder is locked, so no other process uses it.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -375,14 +375,13 @@ async fn serve(stream: UnixStream, admin: Admin) {
     };
     let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
     bytes.push(b'\n');
-    // Whoever asked may have gone.
+    // The client may have gone.
     let _ = writing.write_all(&bytes).await;
 }
 
 /// Puts a question to the cluster whose socket is at `path`.
 ///
-/// # Errors
-/// Nobody answers there, or [`Refused`].
+/// # Errors No process answers there, or [`Refused`].
 pub async fn ask_at(path: &Path, question: &Question) -> Result<Answer, Refused> {
     let no_answer = |error: &dyn std::fmt::Display| {
         Refused(format!("no coordinator answers at {}: {error}", path.display()))

@@ -1,4 +1,4 @@
-//! Shows what is kept of prompts by the names of keys, and drops it.
+//! Kept prompt states by the names of keys: lists them, and drops them.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ pub const NO_KEY: &str = "(none)";
 /// Names what belongs to keys that are not in force any more.
 const GONE: &str = "(gone)";
 
-/// Drops what is kept of everybody.
+/// Drops the kept prompts of all owners.
 pub const ALL: &str = "all";
 
-/// Shows and drops what is kept, by the names of keys; clones share it.
+/// Shows and drops kept prompts, by the names of keys; clones share it.
 #[derive(Clone, Debug)]
 pub struct Cache {
     engine: Engine,
@@ -25,7 +25,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// That of a line, with the keys that requests show, if they do.
+    /// The cache of a line. `keys` has the names of owners; `None`: the server has no keys.
     pub fn new(engine: Engine, keys: Option<KeyRing>) -> Self {
         Self { engine, keys }
     }
@@ -37,7 +37,7 @@ impl Cache {
         named.chain([(Share::default().owner, NO_KEY.to_owned())]).collect()
     }
 
-    /// What is kept, as it was a second ago; who has most comes first.
+    /// All owners with their kept states, as they were at most a second ago. The largest owner comes first.
     pub fn owners(&self) -> Vec<CachedOwner> {
         let (names, cached) = (self.names(), self.engine.cached());
         let name = |number: &u64| names.get(number).cloned().unwrap_or_else(|| GONE.to_owned());
@@ -48,10 +48,9 @@ impl Cache {
         owners
     }
 
-    /// Drops what is kept of `owner`, by its name, or of all.
+    /// Drops the kept prompts of `owner`, by its name, or of all owners.
     ///
-    /// # Errors
-    /// Nobody is called so; there is no line; a worker did not do it.
+    /// # Errors No key has this name; there is no line; a worker did not do it.
     pub async fn drop_of(&self, owner: &str) -> Result<Dropped, String> {
         let number = match owner {
             ALL => None,

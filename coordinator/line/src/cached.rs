@@ -1,4 +1,4 @@
-//! What is kept of prompts, as operators and owners see it: how much, of whom, since when; never texts or tokens.
+//! Kept prompt states as operators and owners see them: sizes, ages and owners, but never texts or tokens.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 /// States that are shown of each owner, the largest.
 const SHOWN_OF_EACH: usize = 10;
 
-/// A kept state.
+/// One kept state of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedState {
     /// Tokens that it stands for.
     pub tokens: u32,
     /// Bytes on all stages together, those among them that others of its owner's share.
     pub bytes: u64,
-    /// Since it was last of use, or made.
+    /// Seconds since it was last used, or made.
     pub idle_seconds: u64,
     /// Requests that began with it.
     pub hits: u64,
@@ -22,7 +22,7 @@ pub struct CachedState {
     pub recorded: bool,
 }
 
-/// All that is kept of an owner.
+/// The kept states of an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedOwner {
     /// Name of the key.
@@ -33,16 +33,16 @@ pub struct CachedOwner {
     pub bytes: u64,
     /// Requests that began with one of them.
     pub hits: u64,
-    /// Its largest.
+    /// The largest states of the owner, largest first.
     pub largest: Vec<CachedState>,
 }
 
-/// All that is kept, by owner.
+/// The kept states of all owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cached(pub BTreeMap<u64, CachedOwner>);
 
 impl Cached {
-    /// Of one owner; nothing where nothing is kept.
+    /// The kept states of one owner; empty if there are none.
     pub fn of(&self, owner: u64) -> CachedOwner {
         self.0.get(&owner).cloned().unwrap_or_default()
     }
@@ -57,12 +57,12 @@ impl Cached {
     }
 }
 
-/// What was dropped.
+/// Counts of states that were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// States that were in memory.
     pub states: u32,
-    /// Those that stay, because somebody reads them.
+    /// States that stay because a sequence reads them.
     pub left: u32,
     /// Whether workers had records, which are dropped too.
     pub records: bool,

@@ -15,7 +15,7 @@ pub fn unix_now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
-/// A point in time as RFC 3339 has it, in UTC, to the second. What is behind the year 9999 is its last second.
+/// A point in time in UTC, to the second, as RFC 3339 writes it. Times after the year 9999 become its last second.
 pub fn date_time(unix_s: u64) -> String {
     let seconds = i64::try_from(unix_s).unwrap_or(i64::MAX);
     let last = PrimitiveDateTime::MAX.assume_utc();

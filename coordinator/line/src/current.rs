@@ -1,5 +1,5 @@
-//! What requests must fit in now. Where the operator names no context it is the model's own, as far as the memory of
-//! the line allows, and so it is known when a line is up.
+//! The limits of requests now. Where the operator names no context length, it is the model's own, as far as the
+//! line's memory allows. So it is known only when a line is up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,12 @@ pub struct CurrentLimits {
 }
 
 impl CurrentLimits {
-    /// Those of the lines of `engine`, which have none longer than `longest`.
+    /// The limits of the lines of `engine`; no line allows more than `longest`.
     pub fn new(longest: Limits, engine: Engine) -> Self {
         Self { longest, engine, last: Arc::default() }
     }
 
-    /// What they are now; before there was a line, the longest that there may be.
+    /// The limits of the present line or the last one. Before the first line, the longest possible.
     pub fn now(&self) -> Limits {
         if let Status::Ready(line) = self.engine.status() {
             self.last.store(packed(&line), Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The one loop that joins requests, the scheduler, the line and the clock.
 //!
-//! Whatever happens becomes an event for the scheduler. Whatever the scheduler wants is carried out here at
-//! once, without waiting. That is possible because each request's channel has room for all that it can get,
-//! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about
-//! what runs when.
+//! Everything that happens becomes an event for the scheduler. The actions that the scheduler returns are carried out
+//! here at once, without waiting. That is possible because each request's channel has room for all that it can get,
+//! and because a lane that takes no more ubatches counts as broken. The loop itself decides nothing about what runs
+//! when.
 
 mod cached;
 mod checkpoints;
@@ -60,31 +60,31 @@ const SWEEPS_PER_TICK: u32 = 5;
 /// Sweeps between two looks at what is kept: one a second. It is a multiple of [`SWEEPS_PER_TICK`].
 const SWEEPS_PER_LOOK: u32 = 4 * SWEEPS_PER_TICK;
 
-/// Why a line is given up that does not take what it is sent.
+/// The reason for giving up a line that takes no more ubatches.
 const TAKES_NO_MORE: &str = "stage 0 takes no more ubatches";
 
-/// How long clients of a broken line wait for the supervisor to say who broke it.
+/// How long clients of a broken line wait until the supervisor knows which worker broke it.
 const BLAME_WITHIN: Duration = Duration::from_secs(2);
 
-/// What a driver is built from.
+/// The parts that a driver is built from.
 #[derive(Debug)]
 pub struct DriverConfig {
-    /// What the operator fixed.
+    /// The operator's settings of the scheduler.
     pub sched: SchedConfig,
     /// Size of the vocabulary, which results are checked against.
     pub n_vocab: u32,
-    /// What a request's rows pass through besides the model, where it says nothing.
+    /// Adapters of requests that name none.
     pub adapters: Arc<[AdapterUse]>,
     /// Where every ubatch is recorded.
     pub meter: Arc<Meter>,
-    /// Who drafts the next tokens of sequences; `None`: nobody.
+    /// Proposes the next tokens of sequences; `None`: no speculation.
     pub drafter: Option<Box<dyn Drafter>>,
-    /// What prefixes are kept with below the stages' memory; `None`: they are not.
+    /// Settings for records of prefixes on the workers; `None`: no records.
     pub prefixes: Option<PrefixConfig>,
 }
 
-/// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the
-/// line if it did not close in time: whoever drops it breaks it.
+/// Runs until `stop`, or until the cluster gives up; then every live request has ended. Returns the line if it did
+/// not close in time: dropping it breaks its connections.
 pub async fn run(
     ends: EngineEnds,
     link: ClusterLink,
@@ -141,7 +141,7 @@ pub async fn run(
     driver.line.take()?.close().await
 }
 
-/// What is known of a ubatch when it leaves.
+/// Facts about a ubatch when it was sent.
 #[derive(Clone, Copy)]
 struct Sent {
     at: Micros,
@@ -154,17 +154,17 @@ struct Driver {
     sched: Scheduler,
     /// Submitted and not ended.
     live: HashMap<RequestId, Client>,
-    /// Whose clients went away while actions are carried out; cancelled after these, since cancelling asks
-    /// the scheduler for new ones, which must not overtake ubatches that are still to be sent.
+    /// Requests whose clients went away while actions are carried out. They are cancelled afterwards, since
+    /// cancelling yields new actions, which must not overtake ubatches that are still to be sent.
     gone: Vec<RequestId>,
     line: Option<OpenLine>,
     /// When and why the line broke, while the supervisor looks for the reason behind that.
     broken: Option<(Instant, String)>,
-    /// What broke the last line, until there is another.
+    /// The reason why the last line broke, until there is another line.
     down_because: Option<String>,
     /// A planned change is under way: the next line is about to come.
     changing: bool,
-    /// What the line computes, or the last one did, and what the one before it.
+    /// Numerics of the present line, or of the last one; and those of the line before it.
     numerics: Option<Numerics>,
     numerics_before: Option<Numerics>,
     /// Ubatches not yet back.
@@ -184,7 +184,7 @@ struct Driver {
     faults: mpsc::Sender<Fault>,
 }
 
-/// What asks the stages for states.
+/// The three users of the stages' states.
 struct Kept {
     states: States,
     checkpoints: Checkpoints,
@@ -315,7 +315,7 @@ impl Driver {
     fn submit(&mut self, submission: Submission) {
         let status = self.status.borrow().clone();
         let had_begun = submission.past.as_ref().is_some_and(|past| past.drawn.is_some());
-        // Who comes during a planned change waits for its end.
+        // A client that comes during a planned change waits until it is over.
         let waits = had_begun || (self.changing && matches!(status, Status::Down { .. }));
         if let Some(reason) = client::not_running(&status).filter(|_| !waits) {
             let _ = submission.verdict.send(Err(SubmitError::Unavailable { reason }));
@@ -369,7 +369,7 @@ impl Driver {
         }
     }
 
-    /// Sends a ubatch, and says whether the line took it; without a line nobody waits for it.
+    /// Sends a ubatch. Returns whether the line took it; without a line it is dropped, and the result is `true`.
     fn send(&mut self, ubatch: brigade_engine::batch::UBatch) -> bool {
         let Some(line) = &self.line else { return true };
         let (id, n_rows) = (ubatch.id, ubatch.n_rows() as u32);
@@ -420,7 +420,7 @@ impl Driver {
                     tokio::spawn(async move {
                         let memory = access.memory().await;
                         let failed = |reason| StateError::Failed { reason };
-                        // Whoever asked may have gone.
+                        // The client may have gone.
                         let _ = reply.send(memory.map_err(failed));
                     });
                 }
@@ -444,7 +444,7 @@ impl Driver {
 
     fn line_event(&mut self, event: LineEvent) {
         match event {
-            // What was told by a task of an earlier attempt, late: a line that is up is ready.
+            // A late report of an earlier attempt's task: a line that is up stays ready.
             LineEvent::Progress(_) if self.line.is_some() => {}
             LineEvent::Progress(status) => {
                 self.status.send_replace(self.repairing(status));

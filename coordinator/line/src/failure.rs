@@ -1,4 +1,4 @@
-//! Why a sequence ended before its time, and the words for it: for whoever runs the line, and for who asked.
+//! The reasons for which a sequence ends early, with their words for operators and for clients.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::keys::KeyEnd;
 
-/// Why a sequence ended before its time. Its text is for whoever runs the line; [`Failure::told`] is for who asked.
+/// Why a sequence ended early. Its text is for operators; [`Failure::told`] is for clients.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum Failure {
     /// The scheduler gave it up.
@@ -20,12 +20,12 @@ pub enum Failure {
     KeyEnded(KeyEnd),
     /// A fault of the coordinator.
     Internal {
-        /// What happened.
+        /// The error, for the log.
         reason: String,
     },
 }
 
-/// What who asked can do about a failure.
+/// A way in which the client can help itself after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// Ask again: there will be another line, or another server.
@@ -45,19 +45,19 @@ pub enum Remedy {
     None,
 }
 
-/// A failure as who asked hears of it: nothing of workers and of what happened inside.
+/// A failure in words for the client, without workers and other internals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
-    /// One sentence.
+    /// One sentence for the client.
     pub sentence: String,
-    /// What helps.
+    /// The client's way to help itself.
     pub remedy: Remedy,
 }
 
 /// All words for a failure.
 struct Words {
     told: Told,
-    /// With what happened inside; `None`: the sentence says all.
+    /// The sentence with internals; `None`: the client's sentence says all.
     in_full: Option<String>,
 }
 
@@ -67,14 +67,14 @@ impl Words {
         Self { told: Told { sentence, remedy }, in_full: None }
     }
 
-    /// What happened is for the log.
+    /// The reason goes to the log only.
     fn with_reason(remedy: Remedy, sentence: String, in_full: String) -> Self {
         Self { told: Told { sentence, remedy }, in_full: Some(in_full) }
     }
 }
 
 impl Failure {
-    /// As who asked hears of it.
+    /// The failure in words for the client.
     pub fn told(&self) -> Told {
         self.words().told
     }
@@ -126,10 +126,10 @@ impl Failure {
     }
 }
 
-/// Whose fault it is depends on the stage's reason.
+/// The stage's reason says whether the request or the server is at fault.
 fn no_token(reason: &str, generated: u32) -> Words {
     let (remedy, sentence) = if ConstraintError::is_told_by(reason) {
-        // What can be found out about a grammar is refused before anything is drawn; this is the rest.
+        // Most faults of a grammar are refused before anything is drawn; this is the rest.
         let sentence = format!(
             "the form that the answer has to fit (a schema, a grammar, a strict tool) gives no next token after \
              {generated} generated tokens, or takes more steps than may be: make it simpler"

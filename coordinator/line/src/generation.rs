@@ -15,10 +15,10 @@ use brigade_text::{StopMatcher, StreamDecoder, TextError};
 
 use crate::handle::{Failure, FinishReason, Lingering, RequestId, SeqEvent, Sequence};
 
-/// A drawn token with its text and what was asked about it.
+/// A drawn token with its text and the values that were asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenPiece {
-    /// Its id.
+    /// The token's id in the vocabulary.
     pub id: u32,
     /// Its bytes; none for a control token.
     pub bytes: Vec<u8>,
@@ -44,20 +44,20 @@ pub struct Piece {
 pub enum EndReason {
     /// A stop token or a stop string.
     Stop,
-    /// As many tokens as asked for, or as the context holds.
+    /// The request's limit of tokens, or the end of the context.
     Length,
 }
 
-/// How a generation ended, and what it took.
+/// How a generation ended, with its counts and times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct End {
-    /// Why.
+    /// Whether a stop or the length ended it.
     pub reason: EndReason,
     /// The stop string that ended it.
     pub stop: Option<String>,
     /// Tokens drawn, the stop token included.
     pub n_generated: u32,
-    /// Tokens of the prompt that were not computed again.
+    /// Tokens of the prompt that were taken from a kept state.
     pub n_reused: u32,
     /// Tokens that its client had said to expect: drafted and drawn, and drafted in vain.
     pub expected: [u32; 2],
@@ -65,18 +65,18 @@ pub struct End {
     pub n_recomputed: u32,
     /// Whether it went on where other bits are computed than before.
     pub numerics_changed: bool,
-    /// From submission to the first token: queue and prefill.
+    /// Time from submission to the first token: queue and prefill.
     pub to_first: Duration,
-    /// From there to the end.
+    /// Time from there to the end.
     pub after_first: Duration,
 }
 
-/// What comes out of a generation.
+/// A part of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
     /// More text or tokens.
     Piece(Piece),
-    /// The last part.
+    /// The last part; nothing follows.
     End(End),
 }
 
@@ -97,7 +97,7 @@ pub struct Generation {
     n_generated: u32,
     submitted: Instant,
     first: Option<Instant>,
-    /// To be returned by the next call.
+    /// The end, to be returned by the next call.
     end: Option<End>,
     /// Control tokens whose names are text here, ascending.
     visible: Arc<[u32]>,
@@ -142,12 +142,12 @@ impl Generation {
         })
     }
 
-    /// Gives out the names of these control tokens (ascending) as text: for whoever reads a model's markup.
+    /// Shows the names of these control tokens (ascending) as text, for parsers of a model's markup.
     pub fn show(&mut self, tokens: Arc<[u32]>) {
         self.visible = tokens;
     }
 
-    /// How it ended, for whoever has seen enough of it; what is dropped then stops.
+    /// Ends the generation early. The sequence is cancelled when this is dropped.
     pub fn stop(self) -> End {
         self.end_now()
     }
@@ -157,7 +157,7 @@ impl Generation {
         self.sequence.id()
     }
 
-    /// What asks for its state to be kept a while.
+    /// A handle that asks the driver to keep the sequence's state for a while.
     pub fn lingering(&self) -> Lingering {
         self.sequence.lingering()
     }
@@ -175,7 +175,7 @@ impl Generation {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The same, for whoever waits for several.
+    /// The same as [`Self::next`], for callers that poll several generations.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Failure>> {
         if let Some(end) = self.end.take() {
             return Poll::Ready(Ok(Part::End(end)));
@@ -256,7 +256,7 @@ impl Generation {
         }
     }
 
-    /// The sequence ended by itself: what was withheld comes out, before the end if there is any.
+    /// The sequence ended by itself: withheld text is emitted before the end.
     fn finish(&mut self, reason: EndReason, to_first: Duration, after_first: Duration) -> Part {
         let end = End {
             reason,

@@ -33,11 +33,11 @@ const SUBMIT_QUEUE: usize = 256;
 pub enum Status {
     /// Workers are being started, dialled or loaded.
     Loading(Loading),
-    /// Requests run.
+    /// Requests run on this line.
     Ready(Arc<LineInfo>),
     /// The line is broken and being repaired.
     Down {
-        /// What broke it.
+        /// The reason why the line broke.
         reason: String,
         /// How far the next one is.
         next: Option<Loading>,
@@ -46,7 +46,7 @@ pub enum Status {
     Stopping,
     /// The line cannot be made to work; the process is about to end.
     Failed {
-        /// Why.
+        /// The reason, for operators.
         reason: String,
     },
 }
@@ -54,9 +54,9 @@ pub enum Status {
 /// The line that runs, for people and tables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LineInfo {
-    /// First stage first.
+    /// Stages of the line, in order.
     pub stages: Vec<StageInfo>,
-    /// Positions of the longest sequence; 0 where nobody has said.
+    /// Positions of the longest sequence; 0 where it is not known.
     pub n_ctx: u32,
     /// Positions there are KV pages for, by the sequences that may share them.
     pub share: u32,
@@ -65,7 +65,7 @@ pub struct LineInfo {
 }
 
 impl LineInfo {
-    /// By the numbers of its layers' kernels.
+    /// The fingerprint of the line's numerics, by its layers' kernels.
     pub fn numerics(&self) -> Numerics {
         let of_stage = |stage: &StageInfo| vec![stage.numerics; stage.layers.len()];
         Numerics::of_layers(self.stages.iter().flat_map(of_stage))
@@ -77,38 +77,38 @@ impl LineInfo {
 pub struct StageInfo {
     /// Address of its worker.
     pub worker: String,
-    /// Its layers.
+    /// Layers of the stage.
     pub layers: Range<usize>,
-    /// Kernel table.
+    /// Name of the kernel table.
     pub kernels: String,
-    /// Compute threads.
+    /// Number of compute threads.
     pub threads: u32,
     /// Memory read measured there, 10^9 bytes a second.
     pub gb_per_second: f64,
     /// Int8 products measured there, 10^9 operations a second.
     pub gop_per_second: f64,
-    /// Number of what its kernel table computes.
+    /// The version number of its kernel table's arithmetic.
     pub numerics: u32,
 }
 
 impl StageInfo {
-    /// One line about it.
+    /// A line of text about the stage.
     pub fn describe(&self) -> String {
         let Range { start, end } = &self.layers;
         format!("layers {start}..{end}, {}, {} threads", self.kernels, self.threads)
     }
 }
 
-/// What happens to one sequence, in order; the last one is `Finished` or `Failed`.
+/// An event of one sequence, in order. `Finished` or `Failed` is the last one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SeqEvent {
-    /// A drawn token.
+    /// A token was drawn.
     Token(SampledToken),
     /// The logits `[n_vocab]` of prompt position `pos`.
     Logits {
         /// Position of the row.
         pos: u32,
-        /// The row.
+        /// Logits of all tokens, `[n_vocab]`.
         row: Vec<f32>,
     },
     /// The sequence ended as asked.
@@ -117,24 +117,24 @@ pub enum SeqEvent {
     Failed(Failure),
 }
 
-/// Why a sequence ended well, and what it took.
+/// Why a sequence ended without an error, with its counts and times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
-    /// Why.
+    /// Whether a stop or the length ended it.
     pub reason: FinishReason,
-    /// From submission to the first drawn token (or logits row): queue and prefill.
+    /// Time from submission to the first drawn token (or logits row): queue and prefill.
     pub to_first: Duration,
-    /// From there to the end.
+    /// Time from there to the end.
     pub after_first: Duration,
 }
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SubmitError {
-    /// As many wait as may.
+    /// The queue of waiting requests is full.
     #[error("{waiting} requests are waiting already: try again in {retry_after_s} s")]
     QueueFull {
-        /// Requests waiting.
+        /// Requests that wait now.
         waiting: usize,
         /// A fair guess at when one will have gone.
         retry_after_s: u64,
@@ -142,7 +142,7 @@ pub enum SubmitError {
     /// There is no line to run it.
     #[error("no requests can run now: {reason}")]
     Unavailable {
-        /// Why.
+        /// The reason, for the client.
         reason: String,
     },
     /// It can never run here.
@@ -153,28 +153,28 @@ pub enum SubmitError {
 /// A request on its way to the driver.
 #[derive(Debug)]
 pub struct Submission {
-    /// Its name.
+    /// The sequence's number, unique in this process.
     pub id: RequestId,
-    /// What to run.
+    /// The request to run.
     pub request: Request,
     /// Where its events go; has room for all it can cause.
     pub events: mpsc::Sender<SeqEvent>,
-    /// Whether it was taken.
+    /// Answered when the scheduler has taken or refused the request.
     pub verdict: oneshot::Sender<Result<(), SubmitError>>,
     /// Where [`Sequence::reused`] and [`Sequence::recomputed`] are told.
     pub counts: Arc<Counts>,
-    /// Of a sequence that can be gone on with by another coordinator.
+    /// The journal's record of it, if it is resumable.
     pub past: Option<Past>,
 }
 
-/// Where a sequence is noted, and what it had drawn under the coordinator before this one.
+/// The journal's place for a sequence, and the tokens that it had drawn under the coordinator before this one.
 #[derive(Clone, Debug)]
 pub struct Past {
-    /// Notes what it draws from here on.
+    /// Records the tokens that it draws from now on.
     pub recorder: Recorder,
-    /// Its tokens so far; `None`: it begins here.
+    /// Tokens that it had drawn before; `None`: it is new.
     pub drawn: Option<Vec<SampledToken>>,
-    /// What drew the last of them.
+    /// Numerics of the line that drew the last of them.
     pub numerics: Option<Numerics>,
 }
 
@@ -194,7 +194,7 @@ impl Counts {
         self.reused.store(tokens, Ordering::Release);
     }
 
-    /// Of the tokens that its client had said to expect, so many were drafted and drawn, and so many drafted in vain.
+    /// Counts of the predicted tokens that were drafted: right and wrong ones.
     pub fn set_expected(&self, right: u32, wrong: u32) {
         for (count, n) in self.expected.iter().zip([right, wrong]) {
             count.store(n, Ordering::Release);
@@ -206,12 +206,12 @@ impl Counts {
         self.recomputed.fetch_add(tokens, Ordering::AcqRel);
     }
 
-    /// It goes on where other bits are computed than before.
+    /// Notes that it goes on with other numerics than before.
     pub fn set_numerics_changed(&self) {
         self.numerics_changed.store(true, Ordering::Release);
     }
 
-    /// Whether it did.
+    /// Whether the numerics changed during the sequence.
     pub fn has_changed_numerics(&self) -> bool {
         self.numerics_changed.load(Ordering::Acquire)
     }
@@ -226,18 +226,18 @@ pub enum StateError {
     /// Nowhere to put it.
     #[error("there is no room for a sequence of {tokens} tokens")]
     NoRoom {
-        /// Its length.
+        /// Length of the sequence in tokens.
         tokens: usize,
     },
     /// The line refused, or broke.
     #[error("{reason}")]
     Failed {
-        /// Why.
+        /// The stage's or the line's reason.
         reason: String,
     },
 }
 
-/// What a stage holds, as its worker says, in bytes.
+/// Bytes that a stage holds, as its worker reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StageResident {
     /// Weights as the kernels hold them.
@@ -250,32 +250,32 @@ pub struct StageResident {
     pub peak_bytes: u64,
 }
 
-/// Something to be asked of the stages: a sequence's state, or what they hold.
+/// A question for the stages: a sequence's state, or which sequences they hold.
 #[derive(Debug)]
 pub enum StateCall {
-    /// Keep that of a request that has ended a while: its client comes back. One that runs is cancelled.
+    /// Keep the state of an ended request for a while, since its client will come back. One that runs is cancelled.
     Linger(RequestId),
-    /// Read that of a request that has ended; one that runs is cancelled.
+    /// Read the state of an ended request; one that runs is cancelled.
     Save {
-        /// Which.
+        /// The request whose state is read.
         request: RequestId,
-        /// Told the snapshot.
+        /// Gets the snapshot.
         reply: oneshot::Sender<Result<Vec<u8>, StateError>>,
     },
     /// Keep a sequence that was computed elsewhere, for requests that begin with its tokens.
     Load {
-        /// Those of its positions.
+        /// Tokens of its positions.
         tokens: Vec<u32>,
-        /// As saved.
+        /// The bytes of an earlier [`StateCall::Save`].
         snapshot: Vec<u8>,
-        /// Told when it is there.
+        /// Notified when the state is there.
         reply: oneshot::Sender<Result<(), StateError>>,
     },
-    /// Drop what is kept of an owner, or of all; who asks is told when it is done.
+    /// Drop the kept states of an owner, or of all; the sender is answered when it is done.
     DropCached(Option<u64>, oneshot::Sender<Result<Dropped, StateError>>),
     /// Memory of every stage's process.
     Memory {
-        /// Told it, first stage first.
+        /// Gets the bytes of each stage, in order.
         reply: oneshot::Sender<Result<Vec<StageResident>, StateError>>,
     },
 }
@@ -297,11 +297,11 @@ pub struct EngineEnds {
     pub submissions: mpsc::Receiver<Submission>,
     /// States to save or to put back.
     pub states: mpsc::Receiver<StateCall>,
-    /// What [`Engine::status`] shows.
+    /// Publishes [`Engine::status`].
     pub status: watch::Sender<Status>,
-    /// What [`Engine::running`] shows.
+    /// Publishes [`Engine::running`].
     pub running: watch::Sender<Arc<[Running]>>,
-    /// What [`Engine::cached`] shows.
+    /// Publishes [`Engine::cached`].
     pub cached: watch::Sender<Arc<Cached>>,
 }
 
@@ -318,7 +318,7 @@ impl Engine {
         (engine, EngineEnds { submissions, states, status, running, cached })
     }
 
-    /// What the line is doing now.
+    /// The line's state now.
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
     }
@@ -328,12 +328,13 @@ impl Engine {
         self.running.borrow().clone()
     }
 
-    /// What is kept of prompts, as it was a second ago.
+    /// Kept prompt states, as they were at most a second ago.
     pub fn cached(&self) -> Arc<Cached> {
         self.cached.borrow().clone()
     }
 
-    /// Drops what is kept of an owner, or of everybody, in memory and in the workers' records. Running requests go on.
+    /// Drops the kept prompts of an owner, or of all owners, in memory and in the workers' records. Running requests
+    /// go on.
     pub async fn drop_cached(&self, owner: Option<u64>) -> Result<Dropped, StateError> {
         let (reply, dropped) = oneshot::channel();
         let call = StateCall::DropCached(owner, reply);
@@ -341,7 +342,7 @@ impl Engine {
         dropped.await.map_err(|_| line_gone())?
     }
 
-    /// Follows the status.
+    /// A receiver that follows the status.
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
@@ -362,7 +363,7 @@ impl Engine {
         loaded.await.map_err(|_| line_gone())?
     }
 
-    /// What each stage of the line holds now, first stage first.
+    /// Bytes that each stage holds now, first stage first.
     pub async fn memory(&self) -> Result<Vec<StageResident>, StateError> {
         let (reply, told) = oneshot::channel();
         self.states.send(StateCall::Memory { reply }).await.map_err(|_| line_gone())?;
@@ -374,8 +375,8 @@ impl Engine {
         self.submit_with(id, request, None).await
     }
 
-    /// As [`Engine::submit`], of a sequence that is noted in the journal. One that had begun waits for a line however
-    /// things stand; its tokens so far come first.
+    /// The same as [`Engine::submit`], for a sequence of the journal. A sequence that had begun waits for a line in
+    /// any case; its tokens so far come first.
     pub async fn submit_with(
         &self,
         id: RequestId,
@@ -434,12 +435,12 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// What asks for its state to be kept a while.
+    /// A handle that asks the driver to keep the sequence's state for a while.
     pub fn lingering(&self) -> Lingering {
         self.lingering.clone()
     }
 
-    /// One that has ended already: its tokens and how it did.
+    /// A sequence that has ended already, with its tokens and the reason.
     pub fn ended(id: RequestId, tokens: Vec<SampledToken>, reason: FinishReason) -> Self {
         let (events, receiver) = mpsc::channel(tokens.len() + 1);
         let (to_first, after_first) = (Duration::ZERO, Duration::ZERO);
@@ -453,7 +454,7 @@ impl Sequence {
         Self { id, events: receiver, counts, force, ended: false, lingering }
     }
 
-    /// Its name.
+    /// The sequence's number.
     pub fn id(&self) -> RequestId {
         self.id
     }
@@ -484,7 +485,7 @@ impl Sequence {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The same, for whoever waits for several.
+    /// The same as [`Self::next`], for callers that poll several sequences.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<SeqEvent>> {
         if self.ended {
             return Poll::Ready(None);
@@ -493,7 +494,7 @@ impl Sequence {
             let reason = "the driver dropped the request".to_string();
             SeqEvent::Failed(Failure::Internal { reason })
         });
-        // Whoever reads slowly does not get what was drawn before its key ended.
+        // A slow reader does not get tokens that were drawn before its key ended.
         if let Some(end) = self.force.end() {
             event = SeqEvent::Failed(Failure::KeyEnded(end));
         }

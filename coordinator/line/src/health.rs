@@ -1,15 +1,15 @@
-//! Types that say how far the line is and who is there. The cluster fills them in. The log, `/health` and
-//! terminals show them.
+//! The line's progress and the list of workers, as types. The cluster fills them in. The log, `/health` and terminals
+//! show them.
 
 use std::fmt;
 
 use brigade_plan::format_bytes;
 use tokio::sync::watch;
 
-/// What is being done towards a line.
+/// A step towards a line, and its progress.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loading {
-    /// For people; may name workers.
+    /// The step in words; it may name workers.
     pub what: String,
     /// Bytes of it done so far, over all stages.
     pub done_bytes: u64,
@@ -52,7 +52,7 @@ impl fmt::Display for Loading {
     }
 }
 
-/// Who is there.
+/// The workers that are connected or wanted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Roll {
     /// Workers of the line that is up or being built, first stage first.
@@ -84,7 +84,7 @@ impl Roll {
     }
 }
 
-/// Follows who is there.
+/// A receiver that follows the list of workers.
 pub type RollWatch = watch::Receiver<Roll>;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What a coordinator must know to go on with its requests after it was killed: a file of requests and tokens.
+//! The journal: a file of requests and their tokens. After a coordinator was killed, the next one goes on with the
+//! requests in it.
 //!
-//! Only resumable requests are in it: nobody can come back for the others. A request's tokens follow from its prompt
-//! and its seed, so that a token which is missing here costs its computing and nothing else. This decides how the file
-//! is kept: what happens is written within [`WRITE_EVERY`] and synced to the disk every [`SYNC_EVERY`]. A process
-//! that is killed loses tokens of the last few milliseconds, a machine without power those of the last second. A
-//! client hears nothing of its request before the request is in the file ([`Entry::written`]), so that no request is
-//! lost that somebody could come back for.
+//! Only resumable requests are in it, since clients cannot come back for others. A request's tokens follow from its
+//! prompt and its seed, so a token that is missing here is only computed again. So lines are written within
+//! [`WRITE_EVERY`], and synced to the disk every [`SYNC_EVERY`]. A process that is killed loses tokens of the last
+//! few milliseconds, a machine without power those of the last second. A client gets no answer before its request is
+//! in the file ([`Entry::written`]), so that no request is lost for which a client could come back.
 //!
 //! The file is a header and then one JSON object a line ([`records`]). Requests that are over are dropped when the
 //! file has more of them than of others. Requests that would make it larger than [`MAX_LIVE_BYTES`] are not taken.
@@ -33,7 +33,7 @@ pub use records::{Bounds, Opened};
 /// How long a record may wait before it is written.
 const WRITE_EVERY: Duration = Duration::from_millis(20);
 
-/// How long what was written may wait before it is on the disk for certain.
+/// How long written bytes may wait until they are synced to the disk.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 
 /// Bytes of requests that are not over, and of these those of one key where there are several. New ones are refused
@@ -53,9 +53,9 @@ pub enum JournalError {
     /// The file system refuses.
     #[error("the journal {path}: {source}; name another --data-dir, or go without: --journal off", path = .path.display())]
     Io {
-        /// Of the file.
+        /// Path of the journal.
         path: PathBuf,
-        /// What it says.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -64,7 +64,7 @@ pub enum JournalError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the journal holds as many resumable requests as it may ({} MiB)", .limit >> 20)]
 pub struct Full {
-    /// It is the key that has all that one may have.
+    /// Whether the key has used up its own part.
     pub is_own: bool,
     limit: u64,
 }
@@ -77,7 +77,7 @@ pub struct Journal(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     news: Condvar,
-    /// [`State::noted`] of what is in the file, or was refused by it.
+    /// The value of [`State::noted`] up to which entries are in the file, or could not be written.
     written: watch::Sender<u64>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -102,19 +102,19 @@ struct State {
 #[derive(Debug)]
 struct Live {
     owner: Option<u64>,
-    /// Its key leaves room to others.
+    /// Whether its key leaves room to others.
     shares: bool,
     /// Tokens of each sequence.
     drawn: Vec<u32>,
     lines: Vec<u8>,
 }
 
-/// What one sequence of a request had drawn.
+/// The tokens that one sequence of a request had drawn.
 #[derive(Clone, Debug, Default)]
 pub struct Drawn {
-    /// Its tokens.
+    /// Drawn tokens, in order.
     pub tokens: Vec<SampledToken>,
-    /// What drew the last of them.
+    /// Numerics of the line that drew the last of them.
     pub numerics: Option<Numerics>,
     /// How it ended, if it has.
     pub finish: Option<FinishReason>,
@@ -123,11 +123,11 @@ pub struct Drawn {
 /// A request that was not over when the last coordinator ended.
 #[derive(Debug)]
 pub struct Recovered {
-    /// As it was taken.
+    /// The request as it was taken.
     pub opened: Opened,
-    /// Its sequences.
+    /// Tokens of each of its sequences.
     pub drawn: Vec<Drawn>,
-    /// Its place in the journal.
+    /// The handle to its place in the journal.
     pub entry: Entry,
 }
 
@@ -159,8 +159,8 @@ impl Journal {
         Ok(!found.requests.is_empty())
     }
 
-    /// Opens the journal in `folder`, and what it has of requests of `model` (a name for everything that tokens
-    /// depend on); those of another one are dropped.
+    /// Opens the journal in `folder`, and reads the requests of `model` (a name for everything that tokens depend
+    /// on). Requests of another model are dropped.
     ///
     /// # Errors
     /// [`JournalError`].
@@ -225,7 +225,7 @@ impl Journal {
         Ok(Entry { journal: self.clone(), no, noted: state.noted })
     }
 
-    /// Writes what is pending; blocks until it is on the disk. Nothing is noted from now on.
+    /// Writes pending entries; blocks until they are on the disk. Nothing is noted from now on.
     pub fn close(&self) {
         self.state().closed = true;
         self.0.news.notify_one();
@@ -254,7 +254,7 @@ impl Journal {
                 (std::mem::take(&mut state.pending), live, state.noted, state.closed)
             };
             let done = match rewrite {
-                // What is pending is a part of it.
+                // Lines that are pending are a part of it.
                 Some(live) => writer.rewrite(live.iter()),
                 None => writer.append(&pending),
             };
@@ -292,7 +292,7 @@ impl State {
         self.of_owner.get(&owner).is_some_and(|bytes| *bytes >= MAX_LIVE_BYTES_OF_A_KEY)
     }
 
-    /// A number that no live request has. Those of a file may be any: they wrap, and never take another's.
+    /// A number that no live request has. Numbers wrap, since a damaged file may hold any number.
     fn free_number(&mut self) -> u64 {
         while self.live.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
@@ -304,7 +304,7 @@ impl State {
 }
 
 impl Entry {
-    /// For sequence number `sequence` of the request.
+    /// A recorder for sequence number `sequence` of the request.
     pub fn recorder(&self, sequence: usize) -> Recorder {
         Recorder { entry: self.clone(), sequence: sequence as u32 }
     }
@@ -317,7 +317,7 @@ impl Entry {
         let _ = written.wait_for(|written| *written >= self.noted).await;
     }
 
-    /// Nobody will ask for the request any more.
+    /// No client can ask for the request any more.
     pub fn over(&self) {
         let mut state = self.journal.state();
         if let Some(live) = state.live.remove(&self.no) {

@@ -1,18 +1,20 @@
-//! The line: what runs on it, and who may ask. Nothing here knows of HTTP, or of workers.
+//! The line: the requests that run on it, and the keys of its clients. Nothing here knows of HTTP, or of workers.
 //!
 //! Reading order:
 //!
-//! - [`request`] is what can be run. [`handle`] is the front door of a line, and [`driver`] the loop behind
-//!   it. [`failure`] says why a sequence ends before its time. The schedule is [`brigade_sched`]'s.
-//! - [`stages`] are what the driver has of a line: [`stages::link`] is what it hears of lines, [`stages::open_line`] one that is
-//!   up, and [`stages::states`] what its stages are asked for. [`stages::numerics`] says whether a stream can go on with the
-//!   same bits, and [`stages::prefix_names`] what kept prefixes are called below the stages' memory. [`health`] says how far the line is, [`admin`] what an operator may ask of the cluster behind it.
-//! - [`model`] is what is served, [`adapters`] says which of its adapters a request uses. [`generation`] makes text of
-//!   tokens, and [`vector`] one vector of a text's rows.
-//! - [`keys`] says who may ask. [`journal`] keeps streams over a restart.
-//! - [`cached`] is what is seen of kept prompts, and [`cache`] shows and drops it.
-//! - [`measured`] says what the line did: [`measured::record`] is what is known of a ubatch, and [`measured::meter`],
-//!   [`measured::trace`] and [`measured::metrics`] are made of that.
+//! - [`request`] is a validated request. [`handle`] is the front door of a line, and [`driver`] the loop behind it.
+//!   [`failure`] says why a sequence ends before its time. The schedule is [`brigade_sched`]'s.
+//! - [`stages`] is the line as the driver sees it. [`stages::link`] has the messages about lines,
+//!   [`stages::open_line`] is a line that is up, and [`stages::states`] reads and writes states of sequences.
+//!   [`stages::numerics`] says whether a stream can go on with the same bits, and [`stages::prefix_names`] names the
+//!   records of prefixes on the workers. [`health`] shows the progress of a line, and [`admin`] takes an operator's
+//!   questions and orders.
+//! - [`model`] is the model that is served, and [`adapters`] are its LoRA adapters. [`generation`] turns tokens into
+//!   text, and [`vector`] pools a text's rows into one vector.
+//! - [`keys`] holds API keys. [`journal`] keeps streams over a restart.
+//! - [`cached`] describes kept prompt states, and [`cache`] lists and drops them.
+//! - [`measured`] counts what the line did. [`measured::record`] is the record of one ubatch; [`measured::meter`],
+//!   [`measured::trace`] and [`measured::metrics`] are made of such records.
 //! - [`clock`] and [`random`] are small and below all others.
 
 #![deny(clippy::match_bool)]

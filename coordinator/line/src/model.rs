@@ -92,28 +92,28 @@ pub enum OpenError {
     Adapters(#[from] AdapterError),
 }
 
-/// An opened model.
+/// An opened model, ready to be served.
 #[derive(Debug)]
 pub struct Model {
     /// Its metadata and tensor directory.
     pub gguf: Gguf,
     /// Its open files; `None` where only its description was asked for.
     pub files: Option<TensorFiles>,
-    /// Its layers.
+    /// The description of its layers.
     pub spec: ModelSpec,
-    /// Its text side.
+    /// Its tokenizer, chat template and names.
     pub text: Arc<TextModel>,
-    /// What makes verdicts or vectors of a text's rows, where its data is there.
+    /// Heads that turn a text's rows into verdicts or vectors, where the file has them.
     pub heads: Arc<Heads>,
     /// Metadata and tensor directory, as every stage must have them.
     pub header: Bytes,
-    /// blake3 of `header`.
+    /// The blake3 hash of `header`.
     pub header_hash: blake3::Hash,
-    /// Its adapters.
+    /// The LoRA adapters of `--lora`.
     pub adapters: Arc<Adapters>,
-    /// What is added to the stream behind its layers.
+    /// Control vectors that are added to the residual stream behind its layers.
     pub control_vectors: Option<Arc<ControlVectors>>,
-    /// Where its weights are, of a model that has none of them here.
+    /// The address of its weights, where none of them are on this machine.
     pub remote: Option<Arc<Remote>>,
     /// SHA-256 of its files, of a model that came by name: other weights under the same header are another model.
     pub source: Option<String>,
@@ -122,7 +122,7 @@ pub struct Model {
 /// Facts about a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelMeta {
-    /// `general.architecture`.
+    /// The file's `general.architecture`.
     pub architecture: String,
     /// Positions a sequence may hold here.
     pub n_ctx: u32,
@@ -130,7 +130,7 @@ pub struct ModelMeta {
     pub n_ctx_train: u32,
     /// Size of the vocabulary.
     pub n_vocab: u32,
-    /// Weights.
+    /// The number of weights.
     pub n_params: u64,
     /// Bytes of all tensors.
     pub size: u64,
@@ -147,7 +147,7 @@ impl Model {
         Self::open_with(path, &[])
     }
 
-    /// [`Model::open`] with adapters.
+    /// Opens a model file with adapters, to run it.
     ///
     /// # Errors
     /// As [`Model::open`], of the adapters too.
@@ -166,7 +166,7 @@ impl Model {
         Self::open_header_only_with(path, &[])
     }
 
-    /// [`Model::open_header_only`] with adapters.
+    /// Opens a model with adapters from its header alone, to plan or inspect it.
     ///
     /// # Errors
     /// As [`Model::open_with`].
@@ -194,7 +194,7 @@ impl Model {
         Ok(())
     }
 
-    /// Those of `layers`, as workers get them.
+    /// The control vectors of `layers` as workers get them: f32 in little-endian order, one row a layer.
     pub fn control_vectors_of(&self, layers: Range<usize>) -> Bytes {
         let rows = self.control_vectors.as_ref().map(|vectors| vectors.rows(layers));
         rows.into_iter().flatten().flat_map(f32::to_le_bytes).collect()
@@ -246,7 +246,7 @@ impl Model {
         })
     }
 
-    /// What does not keep the model from running, and whoever runs it should know.
+    /// Notes for the operator about things that do not keep the model from running.
     pub fn notes(&self) -> Vec<String> {
         let left = self.gguf.tensors().iter().filter(|t| is_of_other_senses(&t.name)).count();
         let senses = (left > 0).then(|| {
@@ -274,10 +274,11 @@ impl Model {
         })
     }
 
-    /// What has become of its files since they were opened: cut off, or written to. A line can be built of them no more.
+    /// Checks that its files have not been cut off or written to since they were opened. A changed file can serve no
+    /// new line.
     ///
     /// # Errors
-    /// The file, and how that shows.
+    /// Names the file and the sign of the change.
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
         self.files.as_ref().map_or(Ok(()), TensorFiles::check_unchanged)
     }
@@ -328,13 +329,14 @@ impl Model {
         }
     }
 
-    /// How many sequences to keep when `wanted` was asked for. `windows`: layers with a window keep only what it sees.
+    /// How many sequences to keep when `wanted` was asked for. `windows`: layers with a window keep only the
+    /// positions in it.
     pub fn keep(&self, wanted: Option<u32>, max_seqs: u32, windows: bool) -> u32 {
         wanted.unwrap_or_else(|| default_keep(self.spec.prefixes(windows), max_seqs))
     }
 
-    /// Whether layers with a window need less memory when they keep only what it sees: where a window and a ubatch of
-    /// `max_rows` are less than the context.
+    /// Whether layers with a window need less memory when they keep only the positions in it: where a window and a
+    /// ubatch of `max_rows` are less than the context.
     pub fn gains_by_windows(&self, ctx: Option<u32>, max_rows: u32) -> bool {
         let blocks = self.spec.layers.iter().flat_map(|layer| &layer.blocks);
         let narrowest = blocks.filter_map(|block| block.kind.window()).min();
@@ -352,8 +354,8 @@ impl Model {
             .sum()
     }
 
-    /// All that answers depend on besides requests and the line: the metadata, and the weights as far as a lock knows them;
-    /// the scales of adapters, and the files of these, which a training run writes anew; and control vectors.
+    /// A text that names everything answers depend on besides requests and the line: the metadata, the weights as far
+    /// as a lock knows them, adapters with their scales and files, and control vectors.
     pub fn identity(&self) -> String {
         let n = self.adapters.iter().len();
         let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
@@ -393,7 +395,7 @@ impl Model {
         known.map_or_else(|| self.quant_name(), |(_, name)| (*name).to_string())
     }
 
-    /// What `/v1/models` says about it.
+    /// The model's entry in `/v1/models`.
     pub fn meta(&self, n_ctx: u32) -> ModelMeta {
         ModelMeta {
             architecture: self.spec.arch.clone(),

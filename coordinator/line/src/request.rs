@@ -34,22 +34,22 @@ pub const MAX_PENALTY_LAST_N: u32 = 1 << 16;
 /// turned into tokens. A tokenizer takes many times a text's size, and no text has so many bytes a token.
 pub const MAX_BYTES_PER_POSITION: usize = 256;
 
-/// What a request must fit in.
+/// The limits of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Positions one sequence may hold, prompt and generated tokens together.
     pub n_ctx: u32,
     /// Token ids are below this.
     pub n_vocab: u32,
-    /// Tokens that are sure for an answer whose client names no number, if there is room behind its prompt. It gets longer
-    /// where nobody needs the room.
+    /// Tokens that are sure for an answer whose client names no number, if there is room behind its prompt. It gets
+    /// longer where no other request needs the room.
     pub answer: u32,
-    /// Of an encoder: rows of the largest ubatch, which has to hold a whole text.
+    /// For an encoder: rows of the largest ubatch, which must hold a whole text.
     pub encoder: Option<u32>,
 }
 
 impl Limits {
-    /// Refuses a text that cannot fit, whatever its tokens.
+    /// Refuses a text that is too long for any tokenizer.
     ///
     /// # Errors
     /// [`RequestError::TextTooLong`].
@@ -65,28 +65,28 @@ impl Limits {
 pub struct Request {
     /// Prompt, never empty, every id below `n_vocab`.
     pub tokens: Vec<u32>,
-    /// What to do with it; prompt and tokens to generate fit in the context.
+    /// The kind of work and its settings. Prompt and tokens to generate fit in the context.
     pub work: Work,
-    /// What every process calls it in its log.
+    /// The request's id in the logs of all processes.
     pub label: Arc<str>,
-    /// Whose it is beside others.
+    /// The owner and its share of the line.
     pub share: Share,
-    /// Whose prompts it may begin with; `None`: its owner's.
+    /// The namespace of kept prompts that it may begin with; `None`: its owner's.
     pub namespace: Option<Namespace>,
-    /// Its key's: the sequence ends with it.
+    /// Its key's flag: the sequence ends with the key.
     pub force: Force,
-    /// From its submission on, how long anybody wants its answer.
+    /// Time limit from its submission on.
     pub within: Option<Duration>,
-    /// What its rows pass through besides the model; `None`: what the server was started with.
+    /// Adapters of its rows; `None`: those that the server was started with.
     pub adapters: Option<Arc<[AdapterUse]>>,
     /// Whether copies of its state are taken while it runs, where the server takes any.
     pub copied: bool,
-    /// The prompt of the sequence that guides its draws, if one does: not empty, every id below `n_vocab`, and what is
-    /// generated fits behind it too.
+    /// The prompt of the sequence that guides its draws, if there is one: not empty, every id below `n_vocab`, and
+    /// with room for the generated tokens.
     pub guide: Option<Arc<[u32]>>,
-    /// Whether its next tokens may be drafted: what its answer is expected to be like, as far as anybody says; `None`: no.
+    /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
-    /// Positions of the prompt at which others are likely to go on otherwise, the more important first.
+    /// Positions of the prompt at which other prompts are likely to differ, the more important first.
     pub borders: Arc<[u32]>,
 }
 
@@ -111,31 +111,31 @@ pub struct Drawing {
     pub params: SamplingParams,
     /// Seed; equal seeds give equal tokens.
     pub seed: u64,
-    /// `None`: no log-probabilities.
+    /// How many likely alternatives to report; `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
     /// Tokens that end the sequence when drawn.
     pub stop_tokens: Arc<[u32]>,
-    /// Of these none is drawn among the first `min_tokens`: ends of an answer that must be so long.
+    /// Tokens that are not drawn among the first `min_tokens`: they would end the answer.
     pub ends: Arc<[u32]>,
-    /// See `ends`.
+    /// The number of tokens before which none of `ends` is drawn.
     pub min_tokens: u32,
-    /// What the answer has to fit; its position is that behind the prompt.
+    /// A grammar that the answer has to match; its state is that behind the prompt.
     pub constraint: Option<Constraint>,
-    /// What guides the draws; `None`: nothing.
+    /// Classifier-free guidance; `None`: none.
     pub guide: Option<Guiding>,
-    /// As in [`Request::drafts`].
+    /// The same as [`Request::drafts`].
     pub drafts: Option<Arc<[u32]>>,
-    /// As in [`Request::borders`].
+    /// The same as [`Request::borders`].
     pub borders: Arc<[u32]>,
 }
 
 /// Why a request cannot run, and on which field that lies.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum RequestError {
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
-    /// No room for a single generated token.
+    /// The context has no room for a single generated token.
     #[error(
         "this model's maximum context length is {n_ctx} tokens here, but the prompt has {n_prompt}: shorten it \
          or start the server with a larger --ctx"
@@ -146,23 +146,23 @@ pub enum RequestError {
         /// Positions of the context.
         n_ctx: u64,
     },
-    /// So much text that it is not turned into tokens.
+    /// The text is so long that it is not tokenised.
     #[error(
         "the prompt has {bytes} bytes: at most {limit} are read, since this model's maximum context length is \
          {n_ctx} tokens here; shorten the prompt or start the server with a larger --ctx"
     )]
     TextTooLong {
-        /// Of the text.
+        /// Bytes of the text.
         bytes: usize,
         /// [`MAX_BYTES_PER_POSITION`] for each position.
         limit: usize,
         /// Positions of the context.
         n_ctx: u64,
     },
-    /// It is guided, and cannot be here.
+    /// The request is guided, which is not possible here.
     #[error("{why}")]
     CannotGuide {
-        /// What is to be done.
+        /// The reason, with a way out.
         why: String,
     },
     /// An encoder was asked for tokens.
@@ -182,7 +182,7 @@ pub enum RequestError {
     /// A token id that the model does not have.
     #[error("token id {id} at position {pos} is not below the vocabulary's size {n_vocab}")]
     TokenOutOfRange {
-        /// The id.
+        /// The refused id.
         id: u32,
         /// Its place in the prompt.
         pos: usize,
@@ -194,9 +194,9 @@ pub enum RequestError {
     Setting {
         /// Name of the field.
         field: &'static str,
-        /// What it was.
+        /// The refused value, as text.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         want: String,
     },
 }
@@ -218,7 +218,7 @@ impl RequestError {
 }
 
 impl Request {
-    /// A prompt to be continued. `max_tokens` is cut to what the context leaves, which is what it is where nobody says it.
+    /// A prompt to be continued. `max_tokens` is cut to the room that the context leaves, which is also its default.
     pub fn generate(
         tokens: Vec<u32>,
         drawing: Drawing,
@@ -318,8 +318,8 @@ impl Request {
         Ok(Self::of(tokens, Work::Logits))
     }
 
-    /// The same under the name that logs are to have for it, cut to what the wire allows: a worker that is sent another one
-    /// breaks the line for everybody.
+    /// The same with a label for logs. It is cut to the wire's limit, since a worker that receives a longer one
+    /// breaks the line for all requests.
     pub fn named(self, label: &str) -> Self {
         let mut end = label.len().min(MAX_REQUEST_ID_BYTES);
         while !label.is_char_boundary(end) {
@@ -328,7 +328,7 @@ impl Request {
         Self { label: label[..end].replace(char::is_control, " ").into(), ..self }
     }
 
-    /// The same as somebody's, to be answered within some time, and while `force` lasts.
+    /// The same for an owner with a `share`, to be answered within a time and while the key is in `force`.
     pub fn owned(self, share: Share, force: Force, within: Option<Duration>) -> Self {
         Self { share, force, within, ..self }
     }

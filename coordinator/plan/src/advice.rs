@@ -1,7 +1,7 @@
-//! What to do about a model that does not fit.
+//! Advice about a model that does not fit.
 //!
-//! For each way there is, it finds the smallest change that suffices by itself, by planning again. Kept
-//! sequences are not counted: the planner gives them up before anything else.
+//! For each kind of change, it finds the smallest one that suffices by itself, by planning again. Kept sequences are
+//! not counted: the planner gives them up before anything else.
 
 use std::ops::Range;
 
@@ -20,11 +20,11 @@ const LEAST_UBATCH: u32 = 32;
 pub struct Advice {
     /// Each of these suffices by itself.
     pub suffices: Vec<String>,
-    /// These free something and do not suffice by themselves.
+    /// Changes that free something but do not suffice by themselves.
     pub helps: Vec<String>,
 }
 
-/// A model, workers on which it does not fit, and what is asked for.
+/// A model, the workers on which it does not fit, and the settings that were asked for.
 pub(super) struct Case<'a> {
     pub model: &'a ModelFacts,
     pub workers: &'a [WorkerFacts],
@@ -32,7 +32,7 @@ pub(super) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// All ways that free anything.
+    /// All changes that free anything.
     pub(super) fn advice(&self) -> Advice {
         let mut advice = Advice::default();
         if let Some(memory) = self.one_more_worker() {
@@ -61,7 +61,7 @@ impl Case<'_> {
         cuts::cheapest(self.workers.len(), costs.n_layers(), Join::Max, cost).is_some()
     }
 
-    /// What the whole model takes as one stage.
+    /// Bytes of the whole model as one stage.
     fn total(&self) -> u64 {
         let costs = Costs::new(self.model, self.workers, &self.settings);
         let least = wishes(&self.settings).least;
@@ -74,7 +74,7 @@ impl Case<'_> {
         Case { model: self.model, workers: self.workers, settings }
     }
 
-    /// What a change of the settings frees, for people.
+    /// The memory that a change of the settings frees, for people.
     fn freed(&self, changed: &Case<'_>) -> String {
         format_bytes(self.total().saturating_sub(changed.total()))
     }
@@ -151,7 +151,7 @@ impl Case<'_> {
         Some((suffices, format!("--ubatch {rows} (frees {freed} of work memory on each worker)")))
     }
 
-    /// All that the settings can do, where nothing of it does alone.
+    /// The effect of all settings together, where no single one suffices.
     fn all_together(&self) -> Option<String> {
         let small = self.model.with_smallest_kv();
         let model = small.as_ref().unwrap_or(self.model);

@@ -1,4 +1,4 @@
-//! Which work the cuts are balanced for: prompts, generated tokens, or both.
+//! The workload for which cuts are balanced: prompts, generated tokens, or both.
 //!
 //! The head computes rows that want a token: every generated one, but hardly any of a prompt. Cuts that suit
 //! decoding therefore give the last stage fewer layers, and make the other stages slower in prefill. No cut
@@ -17,7 +17,8 @@ pub struct Balance(f64);
 impl Balance {
     /// Generated tokens alone: layers and head.
     pub const DECODE: Self = Self(0.0);
-    /// As many of both. Prefill and decode then lose about the same share to a head that cannot be cut.
+    /// Equal numbers of prompt tokens and generated ones. Prefill and decode then lose about the same share to a head
+    /// that cannot be cut.
     pub const MIXED: Self = Self(1.0);
     /// Prompts alone: layers only.
     pub const PREFILL: Self = Self(ONLY_PROMPTS);

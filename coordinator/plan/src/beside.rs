@@ -1,4 +1,4 @@
-//! Workers of two devices: a GPU, and the host for routed experts. Which experts lie where, and what that costs.
+//! Costs of workers with two devices: a GPU, and the host for routed experts.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -41,7 +41,7 @@ impl Costs<'_> {
         range.start..upto
     }
 
-    /// What layers `range` take as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
+    /// Time of layers `range` as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
     pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
         let host = self.host_layers(worker, range, capacity);
         let of = |sums: &[(f64, f64)], range: &Range<usize>| {
@@ -73,7 +73,7 @@ impl Costs<'_> {
         drafting.max(time.unit_us(self.settings))
     }
 
-    /// What layers `range` need as a stage on a worker, by device.
+    /// Memory of layers `range` as a stage on a worker, by device.
     pub fn memory_on(
         &self,
         worker: usize,

@@ -18,21 +18,21 @@ use super::MAX_WORKERS;
 use super::facts::{HostExperts, HostFacts, LinkFacts, WorkerFacts};
 use super::units::parse_bytes;
 
-/// What is wrong with a cluster file.
+/// An error in a cluster file.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterFileError {
-    /// Not TOML of the documented shape.
+    /// The file is not TOML of the documented shape.
     #[error("cluster file: {0}")]
     Toml(#[from] toml::de::Error),
     /// A worker's field cannot be.
     #[error("cluster file: worker {worker}: {problem}")]
     Worker {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// What is wrong.
+        /// The problem, in words.
         problem: String,
     },
-    /// No worker, or too many.
+    /// The file has no worker, or too many.
     #[error("cluster file: {0} workers; there must be 1 to {MAX_WORKERS}")]
     Count(usize),
 }

@@ -1,11 +1,10 @@
-//! What a range of layers costs on a worker: memory in bytes, and time in microseconds.
+//! The cost of a range of layers on a worker: memory in bytes, and time in microseconds.
 //!
 //! Time is for one unit of work: one generated token of a stream that is decoded in a batch, and the prompt
 //! tokens that come with it.
 //!
-//! - A decode row costs reading or computing, layer by layer, whichever takes longer. What is read is its
-//!   share of the weights (which the batch reads together), the KV cache of a typical context, and the state
-//!   twice.
+//! - A decode row costs reading or computing, layer by layer, whichever takes longer. It reads its share of the
+//!   weights (which the batch reads together), the KV cache of a typical context, and the state twice.
 //! - A prompt row costs its operations. Its share of reading weights is small. The head computes nothing for
 //!   it.
 //! - Sending rows to the next worker overlaps with computing, so a stage is as slow as the slower of the two.
@@ -27,7 +26,7 @@ use super::{Capacity, Checkpoint, PlanSettings};
 /// of the transport, the allocator's slack.
 pub const PROCESS_BYTES: u64 = 96 << 20;
 
-/// Copies that wait to be sent, and what has come of a neighbour's.
+/// Bytes of copies that wait to be sent, and of those of a neighbour that have arrived.
 const ON_THEIR_WAY: u64 = (QUEUE_BYTES + IN_QUEUE_BYTES) as u64;
 
 /// Tokens that a model's own blocks draft for each token that is drawn: so many at up to eight streams over two workers, by the
@@ -43,9 +42,9 @@ pub struct StageMemory {
     pub host_experts: u64,
     /// Work memory of the host for them.
     pub host_scratch: u64,
-    /// KV pages.
+    /// Bytes of KV pages.
     pub kv: u64,
-    /// Recurrent states.
+    /// Bytes of recurrent states.
     pub state: u64,
     /// Copies of states: those that are kept for a neighbour, and the stage's own on their way.
     pub copies: u64,
@@ -54,18 +53,18 @@ pub struct StageMemory {
 }
 
 impl StageMemory {
-    /// Sum of all.
+    /// Bytes of both devices together.
     pub fn total(&self) -> u64 {
         self.of_device().saturating_add(self.of_host())
     }
 
-    /// What lies with the device that computes all but routed experts.
+    /// Bytes on the device that computes everything but routed experts.
     pub fn of_device(&self) -> u64 {
         let parts = [self.weights, self.kv, self.state, self.copies, self.scratch];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// What lies with the host beside that.
+    /// Bytes on the host beside that device.
     pub fn of_host(&self) -> u64 {
         self.host_experts.saturating_add(self.host_scratch)
     }
@@ -86,11 +85,11 @@ impl StageMemory {
 /// Microseconds a stage takes for one unit of work, by what for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct StageTime {
-    /// One generated token.
+    /// Microseconds for one generated token.
     pub decode_us: f64,
-    /// One prompt token.
+    /// Microseconds for one prompt token.
     pub prefill_us: f64,
-    /// What a unit of work takes in the model's own blocks of drafts, where they are used.
+    /// Microseconds of the model's own drafting blocks for a unit of work, where they are used.
     pub drafts_us: f64,
     /// Sending one row on.
     pub send_us: f64,
@@ -117,8 +116,8 @@ impl StageTime {
         (1.0 + settings.prompt_per_generated) * self.send_us
     }
 
-    /// What a stage adds to the unevenness of a line: computing and sending count each by itself, so that of
-    /// equally fast cuts those that send less are found too.
+    /// The stage's part of a line's unevenness, as a sum of squares. Computing and sending count separately, so that
+    /// among equally fast cuts those that send less are preferred.
     pub(super) fn squares(&self, settings: &PlanSettings) -> f64 {
         self.computing_us(settings).powi(2) + self.sending_us(settings).powi(2)
     }
@@ -130,7 +129,7 @@ pub(super) struct Costs<'a> {
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
     weights: Vec<u64>,
-    /// Of them, bytes of routed experts.
+    /// The part of these bytes that is routed experts.
     pub(super) routed: Vec<u64>,
     /// Whether some layers have the weights of others.
     pub(super) shares: bool,
@@ -193,7 +192,7 @@ impl<'a> Costs<'a> {
         self.model.layers.len()
     }
 
-    /// Whether sequences take memory whatever their length.
+    /// Whether a sequence takes memory that does not depend on its length.
     pub fn has_states(&self) -> bool {
         let windows = self.windows.last().is_some_and(|(bytes, _)| *bytes > 0);
         windows || self.state.last().is_some_and(|bytes| *bytes > 0)
@@ -222,7 +221,7 @@ impl<'a> Costs<'a> {
         new.map(|layer| self.model.layers[layer].weight_bytes).fold(0, u64::saturating_add)
     }
 
-    /// What layers `range` need as a stage.
+    /// Memory of layers `range` as a stage.
     pub fn memory(&self, range: &Range<usize>, capacity: Capacity) -> StageMemory {
         let (model, settings) = (self.model, self.settings);
         let (first, last) = (range.start == 0, range.end == self.n_layers());
@@ -249,8 +248,8 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// What copies of the states of layers `range` take. What a stage keeps is its neighbour's, which is taken to be as
-    /// large; what is beyond that is not kept.
+    /// Memory for copies of the states of layers `range`. A stage keeps its neighbour's copies, which are assumed to
+    /// be as large as its own; larger ones are not kept.
     fn copies(&self, range: &Range<usize>, capacity: Capacity) -> u64 {
         let of = |sums: &[u64]| sums[range.end] - sums[range.start];
         let (n_slots, n_pages) = (u64::from(capacity.n_slots), u64::from(capacity.n_blocks));
@@ -288,7 +287,7 @@ impl<'a> Costs<'a> {
             .saturating_add(if last { model.head_bytes + model.drafts.weight_bytes } else { 0 })
     }
 
-    /// What the whole model needs over so many stages, each with its process and work memory.
+    /// Memory of the whole model over `stages` stages, each with its process and work memory.
     pub fn memory_over(&self, stages: usize, capacity: Capacity) -> u64 {
         let (rows, n_layers) = (u64::from(self.settings.max_rows), self.n_layers());
         let each = PROCESS_BYTES + self.model.scratch_bytes_per_row.saturating_mul(rows);
@@ -344,8 +343,8 @@ fn times_beside_us(
     (decode, dense_ops / worker.gops * 1e-3 + prefill)
 }
 
-/// A row's time in a layer's routed experts, which lie with the host, in a prompt's ubatch of `rows` rows that use all experts alike:
-/// some are sent to the GPU, where that is faster.
+/// The time of a prompt's row in a layer's routed experts that lie with the host, in a ubatch of `rows` rows that
+/// uses all experts equally. Experts are sent to the GPU where that is faster.
 fn routed_prefill_us(
     layer: &LayerFacts,
     rows: usize,

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) enum Join {
     /// The slowest stage counts.
     Max,
-    /// All count.
+    /// The sum of all stages counts.
     Sum,
 }
 
@@ -22,9 +22,9 @@ impl Join {
     }
 }
 
-/// The cheapest way to give layers `0..n_layers` to `n_workers` in order: the cost and a range for
-/// each worker (empty: unused). `cost(worker, range)` is `None` where that cannot be. `None` if
-/// nothing can be. Of equally cheap ways, the one that uses the earlier workers.
+/// The cheapest way to give layers `0..n_layers` to `n_workers` in order: the cost and a range for each worker
+/// (empty: unused). `cost(worker, range)` is `None` where the worker cannot have the range. Returns `None` if no way
+/// is possible. Of equally cheap ways, it takes the one that uses the earlier workers.
 pub(super) fn cheapest(
     n_workers: usize,
     n_layers: usize,

@@ -109,7 +109,7 @@ fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<Strin
     reasons
 }
 
-/// What lies with the host beside a GPU, and why.
+/// The reason why experts lie with the host beside a GPU, with their number.
 fn beside_reason(costs: &Costs, stage: &StagePlan) -> Option<String> {
     let host = costs.workers[stage.worker].host?;
     let memory = &stage.memory;
@@ -128,7 +128,7 @@ fn beside_reason(costs: &Costs, stage: &StagePlan) -> Option<String> {
     ))
 }
 
-/// What crosses the cut before layer `cut`, where that depends on the cut.
+/// The bytes that cross the cut before layer `cut`, where they depend on the cut.
 fn cut_reason(cut_bytes: &[u64], cut: usize) -> Option<String> {
     let bytes = *cut_bytes.get(cut)?;
     if cut_bytes[1..].iter().all(|other| *other == bytes) {

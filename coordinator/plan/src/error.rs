@@ -1,17 +1,17 @@
-//! Why there is no plan, and what would help.
+//! Reasons why there is no plan, with advice.
 
 use std::fmt;
 
 use super::advice::Advice;
 use super::units::format_bytes;
 
-/// Planning failed.
+/// Why planning failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// Nobody to place layers on.
+    /// No workers are given.
     #[error("no workers: name some with --workers N or --worker HOST:PORT")]
     NoWorkers,
-    /// Nothing to place.
+    /// The model has no layers.
     #[error("the model {0} has no layers")]
     NoLayers(String),
     /// More workers than [`super::MAX_WORKERS`].
@@ -20,9 +20,9 @@ pub enum PlanError {
     /// A number that cannot be.
     #[error("{what} is {value}; it must be a number above 0")]
     BadNumber {
-        /// Which.
+        /// The name of the input.
         what: String,
-        /// As given.
+        /// The value that was given.
         value: String,
     },
     /// More layers' experts with the host than there are layers.
@@ -31,7 +31,7 @@ pub enum PlanError {
          --n-cpu-moe {n_layers} or less, or --cpu-moe for all"
     )]
     HostExperts {
-        /// Its name.
+        /// The worker's name.
         worker: String,
         /// Layers that were asked for.
         n: u32,
@@ -41,9 +41,9 @@ pub enum PlanError {
     /// A cut by hand that cannot be.
     #[error("{cut} does not fit: {problem}")]
     Cut {
-        /// As typed.
+        /// The cut as typed.
         cut: String,
-        /// What does not fit, and what would.
+        /// The problem, and a cut that would fit.
         problem: String,
     },
     /// The model does not fit.
@@ -51,10 +51,10 @@ pub enum PlanError {
     DoesNotFit(Shortage),
 }
 
-/// By how much a model does not fit, in the cuts that come closest.
+/// The memory that is lacking, for the cuts that come closest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shortage {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
     /// Bytes that all stages need together.
     pub needed: u64,
@@ -62,7 +62,7 @@ pub struct Shortage {
     pub available: u64,
     /// Worker, bytes needed there, bytes there.
     pub short: Vec<(String, u64, u64)>,
-    /// What would make it fit.
+    /// Changes that would make it fit.
     pub advice: Advice,
 }
 

@@ -1,4 +1,4 @@
-//! What the planner is told: a model in bytes and operations, and workers in memory and speed.
+//! The planner's input: a model in bytes and operations, and workers in memory and speed.
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use super::units::format_bytes;
 /// A model as far as placing it matters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelFacts {
-    /// For explanations.
+    /// The model's name, for explanations.
     pub name: String,
-    /// In order of computation.
+    /// Layers in order of computation.
     pub layers: Vec<LayerFacts>,
     /// Bytes of the embedding matrix; held by the first stage, which reads one row a token.
     pub embedding_bytes: u64,
@@ -38,15 +38,15 @@ pub struct ModelFacts {
 /// Blocks that draft tokens behind the last layer; all of it is 0 where there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DraftFacts {
-    /// Their tensors, and an embedding where they have none of their own.
+    /// Bytes of their tensors, and of an embedding where they have none of their own.
     pub weight_bytes: u64,
     /// Weight elements that a row multiplies with in all of them.
     pub elements: u64,
-    /// Of these, those of a row from which nothing is drafted: it is only remembered.
+    /// The part of these elements for a row from which nothing is drafted.
     pub entry_elements: u64,
     /// Bytes of their caches for a position of a sequence.
     pub kv_bytes: u64,
-    /// What is kept of a sequence besides, whatever its length.
+    /// Bytes of a sequence's other state, for any length.
     pub state_bytes: u64,
 }
 
@@ -89,10 +89,10 @@ impl ModelFacts {
     }
 }
 
-/// One layer.
+/// Bytes and operations of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerFacts {
-    /// All of its tensors.
+    /// Bytes of all tensors.
     pub weight_bytes: u64,
     /// The first layer that computes with the same tensors, where that is an earlier one: a stage that has both holds them
     /// once.
@@ -109,7 +109,7 @@ pub struct LayerFacts {
     pub expert_matrices: [u64; MATRICES],
     /// Weight elements that a row multiplies with (of experts: those it uses).
     pub elements: u64,
-    /// Of these, elements of experts that rows are sent to.
+    /// The part of these elements in routed experts.
     pub routed_elements: u64,
     /// KV cache for a position of a sequence.
     pub kv_bytes: u64,
@@ -118,9 +118,9 @@ pub struct LayerFacts {
     pub window: Option<u32>,
     /// The same with the smallest type of values that there is; 0 where that is not known.
     pub kv_small_bytes: u64,
-    /// What a sequence's convolutions remember.
+    /// Bytes of a sequence's convolution states.
     pub conv_bytes: u64,
-    /// What a sequence's scan carries on.
+    /// Bytes of a sequence's scan states.
     pub scan_bytes: u64,
 }
 
@@ -138,7 +138,7 @@ impl LayerFacts {
         dense + self.expert_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
     }
 
-    /// Of [`LayerFacts::read_bytes`], those of experts that rows are sent to.
+    /// The part of [`LayerFacts::read_bytes`] for routed experts.
     pub fn routed_read(&self, rows: f64) -> f64 {
         self.routed_bytes as f64 * (1.0 - (1.0 - self.expert_share).powf(rows))
     }
@@ -175,21 +175,21 @@ impl LayerFacts {
     }
 }
 
-/// What some layers remember of a sequence.
+/// Bytes of a sequence's state in some layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SequenceBytes {
     /// KV cache, for each of its positions.
     pub kv_bytes_per_token: u64,
-    /// KV cache of layers that keep only what their window sees, whatever its length.
+    /// KV cache of layers with a window, for any length.
     pub window_bytes: u64,
-    /// Last inputs of the convolutions, whatever its length.
+    /// Last inputs of the convolutions, for any length.
     pub conv_bytes: u64,
-    /// States of the scans, whatever its length.
+    /// States of the scans, for any length.
     pub scan_bytes: u64,
 }
 
 impl SequenceBytes {
-    /// The sum over `layers`. `windows`: those with a window keep only what it sees.
+    /// The sum over `layers`. `windows`: layers with a window keep only the positions in it.
     pub fn of(layers: &[LayerFacts], windows: bool) -> Self {
         let sum = |bytes: &dyn Fn(&LayerFacts) -> u64| layers.iter().map(bytes).sum();
         Self {
@@ -218,7 +218,7 @@ impl std::fmt::Display for SequenceBytes {
 /// A worker that could hold layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerFacts {
-    /// For explanations.
+    /// The worker's name, for explanations.
     pub name: String,
     /// Bytes it may use.
     pub memory: u64,
@@ -226,9 +226,9 @@ pub struct WorkerFacts {
     pub gbps: f64,
     /// Matrix multiplication, 10^9 operations a second.
     pub gops: f64,
-    /// To the next worker; `None`: not a limit.
+    /// The link to the next worker; `None`: not a limit.
     pub link: Option<LinkFacts>,
-    /// What the host has beside it, where it computes on a GPU and routed experts may lie with the host.
+    /// The host beside a GPU, where routed experts may lie in its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<HostFacts>,
     /// Layers whose weights are in its memory already; empty: none.
@@ -253,31 +253,31 @@ pub struct HostFacts {
     pub gbps: f64,
     /// Matrix multiplication, 10^9 operations a second.
     pub gops: f64,
-    /// What comes from there to the GPU, 10^9 bytes a second; 0: no experts are sent there for prompts.
+    /// Speed of copies from there to the GPU, 10^9 bytes a second; 0: no experts are sent there for prompts.
     pub sent_gbps: f64,
-    /// Which experts lie there.
+    /// The rule for which experts lie there.
     pub experts: HostExperts,
 }
 
-/// Which layers' routed experts lie with the host.
+/// The layers whose routed experts lie with the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HostExperts {
-    /// Those of the first layers of a stage that do not fit on the GPU.
+    /// First layers of a stage, as few as do not fit on the GPU.
     #[default]
     Auto,
-    /// All.
+    /// All layers.
     All,
-    /// Those of so many first layers of the model.
+    /// This many first layers of the model.
     Layers(u32),
 }
 
-/// A network link.
+/// The network link to the next worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkFacts {
     /// 10^9 bytes a second.
     pub gbps: f64,
-    /// One way, microseconds.
+    /// Latency in one direction, in microseconds.
     pub latency_us: f64,
 }
 

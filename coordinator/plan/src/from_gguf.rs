@@ -1,8 +1,8 @@
-//! Reads what the planner must know of a model from its header. No tensor data is read.
+//! Reads the planner's facts about a model from its header. No tensor data is read.
 //!
-//! Layers are those of the architecture. Their bytes are those of the weights as the kernels hold them, and
-//! their operations follow from the sizes of their matrices. What a block remembers comes from its
-//! [`StateSpec`], so nothing here can tell attention from Mamba.
+//! Layers are those of the architecture. Their bytes are those of the weights as the kernels hold them, and their
+//! operations follow from the sizes of their matrices. The size of a block's state comes from its [`StateSpec`], so
+//! nothing here can tell attention from Mamba.
 
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
 use brigade_gguf::adapters::of_model;
@@ -36,8 +36,8 @@ impl ModelFacts {
         let (mut embedding_bytes, mut last_stage) = (0, 0);
         for tensor in model.tensors() {
             match brigade_spec::layer_of(&tensor.name) {
-                // None compute with a block of multi-token prediction, which no stage loads; `describe` refuses layers
-                // beyond those that the metadata count.
+                // No stage loads a block of multi-token prediction here. `describe` refuses layers beyond those that
+                // the metadata count.
                 Some(in_file) => {
                     let is_left_out = |layer| spec.leaves_out(layer, of_model(&tensor.name).0);
                     for layer in spec.layers_of(in_file).filter(|&layer| !is_left_out(layer)) {
@@ -63,7 +63,7 @@ impl ModelFacts {
                 {
                     embedding_bytes += packed_bytes(tensor)?;
                 }
-                // Nobody loads what reads images or sounds.
+                // Tensors for images or sounds are not loaded.
                 None if brigade_spec::is_of_other_senses(&tensor.name) => {}
                 // The coordinator has the heads that judge texts, or make vectors of them.
                 None if heads::has(&tensor.name) => {}
@@ -87,7 +87,7 @@ impl ModelFacts {
 }
 
 impl DraftFacts {
-    /// Of a model whose last stage has its own blocks of drafts; of one without any there is nothing.
+    /// The facts of a model, with its own drafting blocks if it has some.
     ///
     /// # Errors
     /// As [`ModelFacts::from_gguf`].
@@ -115,7 +115,8 @@ impl DraftFacts {
     }
 }
 
-/// What a row multiplies with that blocks of drafts only remember: the matrix that joins two rows, and those of keys and values.
+/// Weights that a row is multiplied with in order to enter the drafting blocks' state: the matrix that joins two
+/// rows, and those of keys and values.
 fn entry_elements(spec: &ModelSpec, own: &OwnDraftsSpec) -> u64 {
     let of_head = |head: &DraftHeadSpec| {
         let last =
@@ -154,7 +155,7 @@ fn ends(
     })
 }
 
-/// A layer that so far has only what it remembers.
+/// The facts of a layer with its state only; the caller adds weights and costs.
 fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
     let sum = |bytes: &dyn Fn(StateSpec) -> usize| {
         blocks.iter().map(|block| bytes(block.kind.state()) as u64).sum()

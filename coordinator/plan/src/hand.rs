@@ -30,8 +30,7 @@ pub enum HandCut {
 impl HandCut {
     /// Reads `3,1,1` (or `3/1/1`).
     ///
-    /// # Errors
-    /// What is wrong with the text, and what it may be.
+    /// # Errors The text is invalid; the error shows the valid forms.
     pub fn shares(text: &str) -> Result<Self, String> {
         let share = |item: &str| {
             let good = |share: &f64| (0.0..=MAX_SHARE).contains(share);
@@ -51,10 +50,9 @@ impl HandCut {
         Ok(Self::Shares(shares))
     }
 
-    /// Reads `12,24`.
+    /// Reads the first layers of stages, such as `12,24`.
     ///
-    /// # Errors
-    /// What is wrong with the text, and what it may be.
+    /// # Errors The text is invalid; the error names the allowed values.
     pub fn borders(text: &str) -> Result<Self, String> {
         let border = |item: &str| {
             item.trim().parse().map_err(|_| {
@@ -171,7 +169,7 @@ impl fmt::Display for HandCut {
     }
 }
 
-/// As the operator says, with as much KV cache as fits.
+/// The operator's cut, with as much KV cache as fits.
 pub(super) fn place(costs: &Costs, cut: &HandCut) -> Result<Placement, PlanError> {
     cut.check_workers(costs.workers.len(), costs.n_layers())?;
     let ranges = cut.ranges(costs.n_layers())?;
@@ -214,7 +212,7 @@ fn does_not_fit(
 ) -> PlanError {
     let own = match place::place(costs) {
         Ok(own) => own,
-        // No cut fits: what is missing matters more than where it was cut.
+        // No cut fits: the error is about missing memory, not about the cut.
         Err(error) => return error,
     };
     let each = short(costs, ranges, capacity).map(|w| {
@@ -246,7 +244,7 @@ fn most_layers(costs: &Costs, worker: usize, range: &Range<usize>, capacity: Cap
     (1..range.len()).rev().find(fits).unwrap_or(0)
 }
 
-/// `a 0..8, b 8..24`, and how to say it where it can be said.
+/// The planner's own cut as text, such as `a 0..8, b 8..24`, with the options for it where they can express it.
 fn own_cut(costs: &Costs, own: &Placement) -> String {
     let used: Vec<(usize, &Range<usize>)> =
         own.order.iter().copied().zip(&own.ranges).filter(|(_, range)| !range.is_empty()).collect();

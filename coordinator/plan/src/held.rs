@@ -14,7 +14,7 @@ use super::units::format_bytes;
 pub(super) const SPEED_FOR_KEPT: f64 = 1.05;
 
 /// The cuts with the fewest bytes to load of those whose slowest stage is about as fast as `slowest`; the most even
-/// ones of these. `None` where nobody has anything in memory.
+/// ones of these. `None` where no worker has weights in memory.
 pub(super) fn fewest_loads(
     costs: &Costs,
     order: &[usize],
@@ -38,7 +38,8 @@ pub(super) fn fewest_loads(
     cuts::cheapest(order.len(), costs.n_layers(), Join::Sum, cost).map(|(_, ranges)| ranges)
 }
 
-/// Workers in the order of the layers that they have; who has none goes where layers are missing, or to the end.
+/// Workers in the order of the layers that they have. Workers without layers go where layers are missing, or to the
+/// end.
 pub(super) fn held_order(costs: &Costs) -> Vec<usize> {
     let holds = |worker: &usize| &costs.workers[*worker].holds;
     let all = 0..costs.workers.len();
@@ -57,7 +58,7 @@ pub(super) fn held_order(costs: &Costs) -> Vec<usize> {
     order
 }
 
-/// What stays in memory and what is loaded, for people; `None` where nobody has anything.
+/// The weights that stay in memory and those that are loaded, for people; `None` where no worker has any.
 pub(super) fn note(costs: &Costs, stages: &[(usize, Range<usize>)]) -> Option<String> {
     if costs.workers.iter().all(|worker| worker.holds.is_empty()) {
         return None;

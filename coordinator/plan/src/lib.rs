@@ -1,4 +1,4 @@
-//! The planner: which worker holds which layers, and how much KV cache there is.
+//! The planner: assigns layers to workers, and sizes the KV cache.
 //!
 //! It is pure: facts about a model and its workers go in, and a [`Plan`] with its reasons comes out. Each
 //! worker gets consecutive layers. The cuts are exact: within the memory limits, no other cut of the same
@@ -9,7 +9,8 @@
 //!
 //! Reading order:
 //!
-//! - `facts` is what the planner is told, `from_gguf` and `cluster_file` read it. `cost` says what layers cost.
+//! - `facts` is the planner's input; `from_gguf` and `cluster_file` read it. `cost` computes time and memory of
+//!   layers.
 //! - `cuts` finds the best cuts, `hand` takes the operator's, `held` leaves weights where they are.
 //! - `room` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
 //! - `describe`, `explain`, `error` and `advice` put it into words.
@@ -63,15 +64,15 @@ const KV_TYPE_SMALLEST: &str = "q8_0";
 /// memory allows is taken, up to the model's own.
 pub const LEAST_CTX: u32 = 4096;
 
-/// Sequences open at once where the operator does not say.
+/// Limit of open sequences where the operator does not say.
 pub const DEFAULT_MAX_SEQS: u32 = 16;
 
 /// Most sequences that may be kept.
 pub const MAX_KEEP: u32 = 4096;
 
-/// Sequences kept for later requests where the operator does not say. Where a kept sequence takes nothing
-/// but KV pages that nobody needs, several conversations for each that can run; where it takes a recurrent
-/// state, no more states than those of running sequences. None of an encoder: nothing can begin with them.
+/// Kept sequences where the operator does not say. Where a kept sequence takes only KV pages that are otherwise free,
+/// it is several for each running one. Where it takes a recurrent state, it is as many as running ones. 0 for an
+/// encoder, where no sequence can begin with another.
 pub fn default_keep(prefixes: Prefixes, max_seqs: u32) -> u32 {
     let keep = match prefixes {
         Prefixes::All => max_seqs.saturating_mul(4),
@@ -90,16 +91,16 @@ pub enum Checkpoint {
     Off,
     /// Into the memory of the next worker of the line.
     Buddy,
-    /// To each worker's own disk.
+    /// Copies go to each worker's own disk.
     Disk,
 }
 
-/// What the operator wants, and the workload that cuts are balanced for.
+/// The operator's settings, and the workload for which cuts are balanced.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlanSettings {
     /// Longest sequence, in positions, if there is memory for it.
     pub ctx: u32,
-    /// At least this much KV cache there must be; less than `ctx` where nobody has asked for that.
+    /// The least KV cache, in positions; less than `ctx` where `ctx` is a default.
     pub least_ctx: u32,
     /// Positions that are wished for each sequence when all are open.
     pub share_ctx: u32,
@@ -143,10 +144,10 @@ impl Default for PlanSettings {
     }
 }
 
-/// What fits on every stage at once.
+/// The number of pages and sequences that fit on every stage at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Capacity {
-    /// KV pages.
+    /// Number of KV pages.
     pub n_blocks: u32,
     /// Sequences that may run.
     pub n_slots: u32,
@@ -164,23 +165,23 @@ impl Capacity {
 /// Where everything goes, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// In order of computation; none is empty.
+    /// Stages in order of computation; none is empty.
     pub stages: Vec<StagePlan>,
     /// Indices of workers that hold nothing.
     pub unused: Vec<usize>,
     /// Common to all stages.
     pub capacity: Capacity,
-    /// What all stages together remember of a sequence.
+    /// Bytes of a sequence's state on all stages together.
     pub sequence: SequenceBytes,
     /// KV pages that were wished for: one sequence of full length, and [`PlanSettings::share_ctx`] for each of all.
     pub wished_blocks: u32,
-    /// As planned for.
+    /// The settings of this plan.
     pub settings: PlanSettings,
-    /// What was asked for by hand, such as `--cuts 12,24`; `None`: the planner chose the cuts.
+    /// The options of a cut by hand, such as `--cuts 12,24`; `None`: the planner chose the cuts.
     pub by_hand: Option<String>,
-    /// What is worth knowing about the plan as a whole.
+    /// Remarks about the plan as a whole.
     pub notes: Vec<String>,
 }
 
@@ -191,7 +192,7 @@ impl Plan {
         self.settings.ctx.min(pages)
     }
 
-    /// What a unit of work takes on the slowest stage, in microseconds.
+    /// The time of a unit of work on the slowest stage, in microseconds.
     pub fn slowest_us(&self) -> f64 {
         self.stages.iter().map(|stage| stage.time.unit_us(&self.settings)).fold(0.0, f64::max)
     }
@@ -219,9 +220,9 @@ impl Plan {
 pub struct StagePlan {
     /// Index of the worker as given to [`plan`].
     pub worker: usize,
-    /// Its name.
+    /// Name of the worker.
     pub name: String,
-    /// Layers.
+    /// Layers of the stage.
     pub layers: Range<usize>,
     /// Whether it embeds the tokens.
     pub embedding: bool,
@@ -229,7 +230,7 @@ pub struct StagePlan {
     pub head: bool,
     /// Bytes, by what for.
     pub memory: StageMemory,
-    /// What it remembers of a sequence.
+    /// Bytes of a sequence's state on this stage.
     pub sequence: SequenceBytes,
     /// Bytes of the worker's limit that stay free.
     pub memory_left: u64,
@@ -246,16 +247,16 @@ pub struct StagePlan {
     pub cut_bytes: u64,
     /// Share of the slowest stage's time, `0.0..=1.0`.
     pub share: f64,
-    /// Why it holds what it holds.
+    /// The reasons for its range of layers.
     pub reasons: Vec<String>,
 }
 
-/// Places `model` on `workers`; in the given order, unless another of few workers is better because the
-/// given one does not fit or leaves some idle.
+/// Places `model` on `workers`. The order is the given one, unless it does not fit or leaves a worker idle, and
+/// another order of few workers is better.
 ///
 /// # Errors
-/// [`PlanError::DoesNotFit`] names what every worker lacks and what would help; the others name an
-/// impossible input.
+/// [`PlanError::DoesNotFit`] says what every worker lacks and what would help. The other errors name an invalid
+/// input.
 pub fn plan(
     model: &ModelFacts,
     workers: &[WorkerFacts],

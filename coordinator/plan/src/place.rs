@@ -1,9 +1,10 @@
 //! Chooses the order of the workers, the size of the KV cache and the cuts together.
 //!
-//! One sequence of full length is worth any worker, as far as memory allows. A larger KV cache can force layers onto slower
-//! workers. So the planner takes the largest number of KV pages beyond that, up to the one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow
-//! as the smallest number would. The memory that is left then holds recurrent states of kept sequences. Where
-//! memory is short, fewer kept sequences is the first thing that gives way.
+//! Room for one sequence of full length comes first, even if a slow worker has to be used for it. A larger KV cache
+//! can force layers onto slower workers. So the planner takes the largest number of KV pages beyond that, up to the
+//! one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow as the smallest number
+//! would. The memory that is left then holds recurrent states of kept sequences. Where memory is short, fewer kept
+//! sequences is the first thing that gives way.
 
 use std::ops::Range;
 
@@ -19,10 +20,10 @@ use super::{Capacity, PlanSettings};
 /// Slowdown of the slowest stage that more KV cache is worth.
 const SPEED_FOR_CAPACITY: f64 = 1.10;
 
-/// Up to this many workers, all orders are tried when the given one does not fit or leaves some idle.
+/// The number of workers up to which all orders are tried, when the given one does not fit or leaves some idle.
 const MAX_PERMUTED: usize = 6;
 
-/// The planner's choice.
+/// An order of workers, a capacity and cuts.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Placement {
     /// Worker indices in line order.
@@ -35,7 +36,7 @@ pub(super) struct Placement {
     pub by_hand: Option<String>,
 }
 
-/// Chooses, or says what is missing.
+/// Chooses the order of the workers, the cuts and the room.
 pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
     let given: Vec<usize> = (0..costs.workers.len()).collect();
     // The order is chosen as if nothing were kept: kept states are to cost no speed.
@@ -72,8 +73,8 @@ pub(super) fn drafting_slows(costs: &Costs) -> f64 {
     both.map_or(1.0, |((with, _), (without, _))| with / without)
 }
 
-/// The placement with the workers ordered by what they have in memory, if it is about as fast and as large as
-/// `best`, whose slowest stage takes `slowest`, and loads less; else `best`. `place` finds the best one in an order.
+/// Prefers the order of workers that loads least, given what they have in memory, if the result is about as fast and
+/// as large as `best`. `slowest`: the time of `best`'s slowest stage. `place` finds the best placement in an order.
 fn rather_held(
     costs: &Costs,
     slowest: f64,

@@ -23,12 +23,12 @@ const PROMPT: u32 = 1024;
 const GENERATED: u32 = 128;
 const SHORT_PROMPT: u32 = 16;
 
-/// One simulated test.
+/// The result of one simulated test.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// `prefill` or `decode`.
+    /// The test's name, `prefill` or `decode`.
     pub test: &'static str,
-    /// Requests at once.
+    /// Requests that run at once.
     pub parallel: usize,
     /// Prompt tokens in prefill, generated ones in decode.
     pub tokens_per_second: f64,

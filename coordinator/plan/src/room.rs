@@ -1,4 +1,4 @@
-//! How many KV pages and sequences are asked for, and the search for the largest number that fits.
+//! The wanted number of KV pages and kept sequences, and the search for the largest number that fits.
 
 use super::{Capacity, PlanSettings};
 
@@ -7,9 +7,9 @@ use super::{Capacity, PlanSettings};
 pub(super) struct Wishes {
     /// Without so many there is no line.
     pub least: u32,
-    /// One sequence of full length: as many of these as memory allows, whatever they cost in speed.
+    /// Pages of one sequence of full length: as many of these as memory allows, at any cost in speed.
     pub full: u32,
-    /// That, and what is wished for all sequences: beyond `full` as far as it costs little.
+    /// Pages for all sequences, `full` included: beyond `full` as far as that costs little speed.
     pub all: u32,
 }
 
@@ -22,7 +22,7 @@ pub(super) fn wishes(settings: &PlanSettings) -> Wishes {
     Wishes { least, full, all }
 }
 
-/// What `n_blocks` pages and `n_kept` kept sequences come to.
+/// The capacity with `n_blocks` pages and `n_kept` kept sequences.
 pub(super) fn capacity(settings: &PlanSettings, n_blocks: u32, n_kept: u32) -> Capacity {
     Capacity { n_blocks, n_slots: settings.max_seqs, n_kept }
 }

@@ -24,7 +24,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if bytes < 9e15 { Ok(bytes as u64) } else { Err(format!("{text:?} is too large a size")) }
 }
 
-/// `11.5 GiB`.
+/// A size for people, such as `11.5 GiB`.
 pub fn format_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
@@ -36,7 +36,7 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
-/// As [`format_bytes`], never less than there are: a size that somebody is told to provide.
+/// The same as [`format_bytes`], rounded up: for a size that has to be provided.
 pub fn format_bytes_up(bytes: u64) -> String {
     let mut step = 1;
     while bytes / step >= 1024 && step < 1 << 50 {

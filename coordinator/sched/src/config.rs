@@ -1,4 +1,4 @@
-//! What an operator can set about the scheduler ([`SchedConfig`]), and what can be seen of it ([`Stats`]).
+//! The scheduler's settings ([`SchedConfig`]) and statistics ([`Stats`]).
 
 use super::events::Micros;
 use crate::drafts::drafted::DraftCounts;
@@ -19,11 +19,11 @@ pub const DEFAULT_REPAIR_WITHIN_US: Micros = 300_000_000;
 /// computed again after a loss.
 pub const DEFAULT_CHECKPOINT_EVERY: u32 = 256;
 
-/// How many times as many tokens of a prompt: they are computed many at once, so that each costs a fraction of a drawn
-/// one, and a copy of the state as much.
+/// Within a prompt, states are copied after this many times as many tokens. A prompt's token is cheaper to compute
+/// again than a drawn one, but a copy of the state costs the same.
 pub(super) const PROMPT_TOKENS_AS_ONE: u32 = 4;
 
-/// What the operator may fix; `None` leaves it to measurement.
+/// Settings that the operator may fix; `None` leaves a value to measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedConfig {
     /// Bound of the waiting queue.
@@ -43,7 +43,8 @@ pub struct SchedConfig {
     pub max_windows: Option<u32>,
     /// Whether states are kept in the middle of prompts, where a model has recurrent ones.
     pub marks: bool,
-    /// Kept states go by their age alone, whatever they would save: what other rules are compared with.
+    /// Kept states are evicted by age alone, regardless of the rows that they would save. This is the baseline that
+    /// other rules are compared with.
     pub by_age: bool,
     /// Recurrent states are copied after so many tokens of a sequence, and full pages as they fill; `None`: nothing is.
     pub checkpoint_every: Option<u32>,
@@ -81,12 +82,12 @@ pub struct Running {
     pub windows: u32,
 }
 
-/// What `/metrics` and `/health` want to know.
+/// Statistics for `/metrics` and `/health`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Requests without a place: not yet admitted, or waiting for another line.
     pub waiting: usize,
-    /// Those of them that could have one, and wait for what another one reads.
+    /// Waiting requests that could have a place, but wait for a prefix that another request computes.
     pub held: usize,
     /// Whether a request that may have broken its lines runs alone, or is the next to do so.
     pub suspect_alone: bool,
@@ -96,7 +97,7 @@ pub struct Stats {
     pub decoding: usize,
     /// KV pages in use by admitted sequences.
     pub blocks_used: u32,
-    /// KV pages held for kept sequences alone, free to anybody who needs them.
+    /// KV pages held for kept sequences alone; any request that needs them can have them.
     pub blocks_kept: u32,
     /// KV pages there are.
     pub blocks_total: u32,
@@ -106,15 +107,15 @@ pub struct Stats {
     pub slots_lent: u32,
     /// Slots for admitted sequences.
     pub slots_total: u32,
-    /// Kept states.
+    /// Number of kept states.
     pub kept: u32,
     /// Slots for kept states.
     pub kept_total: u32,
     /// Nodes of the trees in which kept states and running prompts stand.
     pub nodes: usize,
-    /// What became of prompts and kept states, since the beginning.
+    /// Counts of reused prompt tokens and evicted states, since the beginning.
     pub prefixes: PrefixCounts,
-    /// What became of drafts, since the beginning.
+    /// Counts of drafts, since the beginning.
     pub drafts: DraftCounts,
     /// Ubatches sent and not back.
     pub in_flight: usize,

@@ -1,8 +1,8 @@
-//! What goes into the scheduler and what comes out: its whole vocabulary.
+//! The scheduler's input and output.
 //!
-//! The driver turns what happens into [`Event`]s, and carries out [`Action`]s. Text, sockets and JSON never
-//! get here: a request is token ids. A stop string is found by whoever reads the stream's text
-//! ([`crate::generation`]); to the scheduler it is a cancelled request.
+//! The driver turns what happens into [`Event`]s, and carries out [`Action`]s. Text, sockets and JSON never get here:
+//! a request is token ids. Stop strings are found by the reader of the stream's text; to the scheduler they are
+//! cancelled requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,24 +25,24 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeptId(pub u64);
 
-/// One sequence that somebody wants computed. `n` completions of a prompt are `n` requests.
+/// A sequence to compute. `n` completions of a prompt are `n` requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Its name in every event and action about it.
+    /// The request's id in all its events and actions.
     pub id: RequestId,
-    /// What every process calls it in its log; several may share one.
+    /// The request's id in the logs of all processes; several may share one.
     pub label: Arc<str>,
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
-    /// What is wanted of it.
+    /// The kind of work and its settings.
     pub work: Work,
-    /// What its rows pass through besides the model.
+    /// LoRA adapters of its rows.
     pub adapters: Arc<[AdapterUse]>,
-    /// Whose it is beside others.
+    /// The owner and its share of the line.
     pub share: Share,
-    /// Whose prompts it may begin with; `None`: its owner's.
+    /// The namespace of kept prompts that it may begin with; `None`: its owner's.
     pub namespace: Option<Namespace>,
-    /// When nobody wants it any more.
+    /// The time after which its client does not want it any more.
     pub deadline: Option<Micros>,
     /// Whether copies of its state are taken while it runs, where any are. Without, it is computed again after a lost
     /// line.
@@ -50,15 +50,15 @@ pub struct Request {
     /// The prompt of the sequence that guides its draws, at least one token; there is one if and only if its sampler has
     /// [`Guidance`](brigade_engine::batch::Guidance).
     pub guide: Option<Arc<[u32]>>,
-    /// Whether its next tokens may be drafted: what its answer is expected to be like, as far as anybody says; `None`: no.
+    /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
-    /// Positions of its prompt, the more important first, at which others are likely to go on otherwise, as far as anybody
-    /// says: borders of a chat's messages.
+    /// Positions of its prompt at which other prompts are likely to diverge, the more important first: borders of a
+    /// chat's messages. May be empty.
     pub borders: Arc<[u32]>,
 }
 
 impl Request {
-    /// One that shows no key and asks for nothing besides: no adapters, no deadline, no copies, no guide, no drafts.
+    /// A request without key, adapters, deadline, copies, guide and drafts.
     pub fn new(id: RequestId, prompt: Vec<u32>, work: Work) -> Self {
         Self {
             id,
@@ -82,19 +82,19 @@ pub(crate) fn is_guided(sampler: &SamplerSetup) -> bool {
     sampler.guidance.is_some()
 }
 
-/// Whose a request is, and how much of the line that owner gets beside others.
+/// The owner of a request, and the owner's share of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Names the owner.
+    /// The owner's number.
     pub owner: u64,
-    /// Its share of the line's rows, beside those of others.
+    /// The owner's weight: its share of the line's rows beside those of others.
     pub weight: u32,
     /// Whether it leaves room for other owners, because there are some.
     pub leaves_room: bool,
 }
 
 impl Default for Share {
-    /// Everybody's, where nobody is told apart.
+    /// The common share, where owners are not told apart.
     fn default() -> Self {
         Self { owner: 0, weight: 1, leaves_room: false }
     }
@@ -106,8 +106,7 @@ impl Request {
         self.namespace.unwrap_or_else(|| Namespace::of_owner(self.share.owner))
     }
 
-    /// Positions that must be reserved before the request may start: prompt and what is sure of what it may
-    /// generate.
+    /// Positions that must be reserved before the request may start: its prompt, and the assured part of its answer.
     pub fn positions(&self) -> u64 {
         self.prompt.len() as u64 + self.most_generated()
     }
@@ -125,7 +124,7 @@ impl Request {
         }
     }
 
-    /// So much of the answer is there: it needs its place, and that of the next token, wherever the request begins again.
+    /// This many tokens of the answer exist already: a place must have room for them and for the next token.
     pub(super) fn has_generated(&mut self, n: usize) {
         if let Work::Generate { sure, .. } = &mut self.work {
             *sure = (*sure).max(n as u32 + 1);
@@ -134,8 +133,8 @@ impl Request {
 }
 
 impl Request {
-    /// What copies of its sequence's state are called: equal for equal requests only, on every line and in every
-    /// process. `None` where only logits are wanted, and of a guided request: two states would have to be put back.
+    /// The name of copies of its sequence's state. Only equal requests have equal names, on every line and in every
+    /// process. `None` for logits alone, and for a guided request, which has two states.
     pub fn copy_name(&self) -> Option<CopyName> {
         let Work::Generate { sampler, max_tokens, .. } = &self.work else { return None };
         if self.guide.is_some() {
@@ -159,15 +158,15 @@ impl Request {
     }
 }
 
-/// What a request wants computed.
+/// The kind of computation that a request wants.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     /// Tokens after the prompt.
     Generate {
         /// Ends with [`FinishReason::Length`] after this many; at least one.
         max_tokens: u32,
-        /// Of these, those whose places are reserved before it starts. It gets the others' while there are free ones that
-        /// nobody waits for, and ends with [`FinishReason::Length`] where there are none.
+        /// The part of these tokens whose places are reserved before it starts. It gets further ones while there are
+        /// free ones that no request waits for, and ends with [`FinishReason::Length`] where there are none.
         sure: u32,
         /// How each token is drawn.
         sampler: Arc<SamplerSetup>,
@@ -180,10 +179,10 @@ pub enum Work {
     Hidden(HiddenRows),
 }
 
-/// Which of the last norm's rows are wanted.
+/// The positions whose hidden rows are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HiddenRows {
-    /// That at every position.
+    /// The rows at every position.
     All,
     /// The first, of an encoder.
     First,
@@ -201,25 +200,25 @@ impl HiddenRows {
     }
 }
 
-/// What the scheduler hears.
+/// An input of the scheduler.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A request arrives. It ends with exactly one of [`Action::Finished`], [`Action::Failed`],
-    /// [`Action::Rejected`], or with a [`Event::Cancel`] and silence.
+    /// A request arrives. It ends with exactly one of [`Action::Finished`], [`Action::Failed`], [`Action::Rejected`],
+    /// or with an [`Event::Cancel`] and no action.
     Submit(Request),
     /// A request that another scheduler had begun, with the tokens that it had reported, fewer than all. It has its
     /// place before those that never had one, waits for a line as if one had been lost under it, and ends as after
     /// [`Event::Submit`]; its next token has the next index.
     GoOn {
-        /// As it was submitted there.
+        /// The request as it was submitted to the other scheduler.
         request: Request,
         /// Its tokens so far.
         generated: Vec<u32>,
         /// Mirostat's, after the last of them.
         mu: Option<f32>,
     },
-    /// Nobody wants it any more: no action names this request from now on, and its places are free
-    /// for the next one. Unknown ids are ignored (the request may just have ended).
+    /// The client does not want the request any more. No action names it from now on, and its places are free for the
+    /// next one. Unknown ids are ignored (the request may just have ended).
     Cancel(RequestId),
     /// Rows came back from the last stage.
     Results(Results),
@@ -227,7 +226,7 @@ pub enum Event {
     LineUp {
         /// Names this incarnation of the line; later than every one before.
         epoch: u64,
-        /// What it can hold.
+        /// Sizes and capabilities of the line.
         line: LineSpec,
     },
     /// Before [`Event::LineUp`]: positions that every stage of that line can go back to, for some of
@@ -235,7 +234,7 @@ pub enum Event {
     Restorable(BTreeMap<RequestId, u32>),
     /// The state that [`Action::Restore`] asked for is on every stage, or will not be.
     Restored {
-        /// Whose.
+        /// The request whose state it is.
         request: RequestId,
         /// Whether it is there.
         is_there: bool,
@@ -243,22 +242,22 @@ pub enum Event {
     /// The line is about to be taken down as planned: nothing more is begun on it, and its stages are told to keep the
     /// states of their sequences. [`Action::Parted`] follows, unless the line is lost before.
     Part,
-    /// The line is gone, with all it held. Whoever was on it waits for the next one and goes on there.
+    /// The line is gone, with all its states. Its requests wait for the next line and go on there.
     LineDown {
-        /// For the error message of those for whom no other comes.
+        /// The reason, for errors of requests that get no other line.
         reason: String,
-        /// It was taken down in order: nobody on it can be what broke it.
+        /// Whether it was taken down in order, so that no request can have broken it.
         planned: bool,
     },
-    /// Every kept sequence is given up, but those somebody holds on to.
+    /// Drops every kept sequence that is not pinned.
     ClearKept,
-    /// What is kept of an owner is dropped, or all; but not what somebody holds on to.
+    /// Drops the kept states of an owner, or of all owners. Pinned states stay.
     Forget(Option<u64>),
-    /// The answer of a request that has ended calls a tool: its client comes back with the result, mostly soon. What is kept of
-    /// it stays meanwhile, before all else of its owner's.
+    /// The answer of an ended request calls a tool, so its client will soon come back with the result. Until then its
+    /// kept state is evicted last of its owner's.
     Linger(RequestId),
-    /// Somebody has read the kept sequence of [`super::Scheduler::pin_kept`], or put its state into the
-    /// one of [`super::Scheduler::open_kept`]: it may be used and may go.
+    /// The kept sequence of [`super::Scheduler::pin_kept`] was read, or the state of the one of
+    /// [`super::Scheduler::open_kept`] was put in: it may be used and evicted again.
     KeptReady(KeptId),
     /// The state of the kept sequence of [`super::Scheduler::open_kept`] did not come.
     DropKept(KeptId),
@@ -270,7 +269,7 @@ pub enum Event {
 /// Part or all of what one ubatch returned. A ubatch without wanted rows returns once, with none.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// Of the line that computed them; results of an earlier epoch are ignored.
+    /// The epoch of the line that computed them; results of an earlier epoch are ignored.
     pub epoch: u64,
     /// Ubatches end in the order they were sent; rows of one may come in several events.
     pub ubatch: u64,
@@ -283,15 +282,15 @@ pub struct Results {
 /// Time that one ubatch spent at one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTime {
-    /// Computing.
+    /// Time of computing.
     pub compute_us: Micros,
     /// Waiting there for the ubatches before it.
     pub queued_us: Micros,
-    /// What of the computing went into the model's own drafts.
+    /// The part of the computing that made the model's own drafts.
     pub drafting_us: Micros,
 }
 
-/// What a line of stages can hold; equal on every stage, so one allocator serves them all.
+/// Sizes and capabilities of a line, equal on every stage, so that one allocator serves them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineSpec {
     /// Number of stages, at least 1.
@@ -302,7 +301,7 @@ pub struct LineSpec {
     pub n_slots: u32,
     /// Slots beyond those, for sequences that are kept for later requests that begin alike.
     pub n_kept: u32,
-    /// What of a kept sequence can begin another.
+    /// The prefixes of a kept sequence with which another can begin.
     pub prefixes: Prefixes,
     /// Positions in a KV page (the engine's `KV_PAGE`).
     pub block_positions: u32,
@@ -312,7 +311,7 @@ pub struct LineSpec {
     pub max_rows: u32,
     /// Whether every stage knows what a guide is.
     pub guides: bool,
-    /// Whether every stage knows sequences that run ahead of what was drawn.
+    /// Whether every stage supports sequences that run ahead of their last drawn token.
     pub ahead: bool,
     /// Whether every stage lets sequences have more pages than they began with.
     pub grows: bool,
@@ -320,43 +319,43 @@ pub struct LineSpec {
     pub own_drafts: u32,
 }
 
-/// What the scheduler wants done, in this order.
+/// An output of the scheduler. Actions are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Send to stage 0.
     Send(UBatch),
-    /// The first tokens of a request's prompt need not be computed: a kept sequence stands for them.
-    /// Comes before anything else about the request, and not at all where there is none.
+    /// The first tokens of a request's prompt are taken from a kept sequence and are not computed. Comes before any
+    /// other action of the request. Absent where nothing is reused.
     Reused {
-        /// Whose.
+        /// The request that begins with them.
         request: RequestId,
-        /// How many.
+        /// The number of reused tokens.
         tokens: u32,
     },
     /// A request has a place again after its line was lost. When the ubatch that opens its slot is back, its state
     /// at a position is to be put back there on every stage; then [`Event::Restored`].
     Restore {
-        /// Whose.
+        /// The request to restore.
         request: RequestId,
-        /// Where.
+        /// The slot on every stage.
         slot: SlotId,
-        /// What its copies are called.
+        /// The name of its copies.
         name: CopyName,
-        /// Those of the positions.
+        /// Tokens of the restored positions.
         tokens: Vec<u32>,
     },
-    /// A request has a place again after its line was lost, and computes again what it had before, or what of that
-    /// its state has not. What was reported is not reported again: the next token has the next index.
+    /// A request has a place again after its line was lost. The positions that its state lacks are computed again.
+    /// Tokens that were reported are not reported again: the next token has the next index.
     Replayed {
-        /// Whose.
+        /// The request that goes on.
         request: RequestId,
         /// Positions that are computed again.
         tokens: u32,
     },
-    /// What became of the tokens that a client had said to expect. Comes before the request's end, and not at all where it
-    /// expected nothing or nothing of that was drafted.
+    /// Counts of drafts from a client's prediction. Comes before the request's end. Absent where no predicted token
+    /// was drafted.
     Expected {
-        /// Whose.
+        /// The request with the prediction.
         request: RequestId,
         /// Tokens that were drafted and drawn.
         right: u32,
@@ -365,43 +364,43 @@ pub enum Action {
     },
     /// A request's next generated token.
     Token {
-        /// Whose.
+        /// The request that drew it.
         request: RequestId,
         /// Counts from 0 without gaps.
         index: u32,
-        /// The token.
+        /// The drawn token.
         token: SampledToken,
     },
     /// The row at one position of a [`Work::Logits`] or [`Work::Hidden`] request, positions ascending.
     Logits {
-        /// Whose.
+        /// The request that asked for rows.
         request: RequestId,
         /// Position of the row's token; the row predicts the next one.
         pos: u32,
-        /// `[n_vocab]`, or `[n_embd]`.
+        /// Logits `[n_vocab]`, or hidden values `[n_embd]`.
         row: Vec<f32>,
     },
     /// The request ended well.
     Finished {
-        /// Which.
+        /// The request that ended.
         request: RequestId,
-        /// How.
+        /// How it ended.
         reason: FinishReason,
         /// Number of [`Action::Token`]s it had.
         generated: u32,
     },
     /// The request was running and cannot go on.
     Failed {
-        /// Which.
+        /// The request that failed.
         request: RequestId,
-        /// Why.
+        /// The reason, without words.
         error: Unfinished,
     },
     /// The request never started and will not.
     Rejected {
-        /// Which.
+        /// The request that is refused.
         request: RequestId,
-        /// Why.
+        /// The reason, with the limit.
         why: Rejection,
     },
     /// After [`Event::Part`]: the stages keep the states, and the line may be taken down.
@@ -421,31 +420,31 @@ pub enum FinishReason {
     LogitsDone,
 }
 
-/// Why a request that ran or waited did not come to its end. It has no words: whoever tells somebody has them.
+/// Why a request did not come to its end. It has no words: the layer that reports it has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfinished {
     /// The line of workers it ran on is gone, and it cannot go on on another one.
     LineLost {
-        /// From [`Event::LineDown`], and why it was not computed again.
+        /// The reason of [`Event::LineDown`], and why it was not computed again.
         reason: String,
-        /// Tokens already reported.
+        /// Tokens that were reported before.
         generated: u32,
     },
-    /// Its deadline passed.
+    /// The request's deadline passed.
     TooLate {
-        /// Tokens already reported.
+        /// Tokens that were reported before.
         generated: u32,
     },
-    /// It waited, and its place in the full queue went to somebody who has fewer there.
+    /// It waited, and its place in the full queue went to an owner that has fewer there.
     Displaced {
         /// Whole seconds until a place is likely to be free.
         retry_after_s: u64,
     },
     /// The model's output gave no token; every other request goes on.
     NoToken {
-        /// From the last stage.
+        /// The reason from the last stage.
         reason: String,
-        /// Tokens already reported.
+        /// Tokens that were reported before.
         generated: u32,
     },
 }
@@ -469,14 +468,14 @@ pub enum Rejection {
     TooLong {
         /// Prompt plus tokens to generate.
         needed: u64,
-        /// Prompt tokens.
+        /// Tokens of the prompt.
         prompt: u64,
-        /// Tokens to generate.
+        /// Tokens to generate, as asked.
         max_tokens: u64,
         /// Positions that one sequence can have on this line.
         limit: u64,
     },
-    /// It is guided, and this line cannot do that (HTTP 400).
+    /// It is guided, which this line cannot do (HTTP 400).
     #[error("a guided request runs as two sequences: {0}")]
     CannotGuide(&'static str),
     /// The request makes no sense (HTTP 400).
@@ -494,7 +493,7 @@ pub enum LineFault {
     Overdue {
         /// The oldest in flight.
         ubatch: u64,
-        /// Since it was sent.
+        /// Microseconds since it was sent.
         waited_us: Micros,
         /// Several times what measured stage times predict.
         allowed_us: Micros,
@@ -502,9 +501,9 @@ pub enum LineFault {
     /// Results that belong to no question.
     #[error("unexpected result of ubatch {ubatch}: {what}")]
     Unexpected {
-        /// As named in the results.
+        /// The ubatch's id in the results.
         ubatch: u64,
-        /// What does not fit.
+        /// The mismatch, in words.
         what: String,
     },
 }

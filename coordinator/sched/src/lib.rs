@@ -7,15 +7,15 @@
 //!
 //! Reading order:
 //!
-//! - `events` is what goes in and out, `config` what can be chosen. This file has the scheduler itself.
-//! - `waiting`: `admit`, `fair` and `overtake` say who begins, `replay` what goes on after a lost line.
-//! - `memory`: `pages` and `pool` say where, `prefix` with what, `growth` how long answers get; `checkpoints` are what a lost
-//!   line leaves.
-//! - `ubatches`: `compose`, `sizing` and `groups` make them of `sequence`s, from what `times` has measured; `line` and
-//!   `in_flight` know what is on its way, `results` what becomes of it.
-//! - `drafts`: `ahead` and `ahead_of_draws` are for sequences that run ahead, `drafting` and `windows` say how far, `chains`
-//!   what the model's own drafts take, and `drafted` counts what became of that.
-//! - `parting` is for lines that are left in order.
+//! - `events` is the input and output, `config` the settings. This file has the scheduler itself.
+//! - `waiting`: `admit`, `fair` and `overtake` choose the next request, and `replay` handles requests of a lost line.
+//! - `memory`: `pages` and `pool` allocate, `prefix` reuses prompts, `growth` extends answers, and `checkpoints`
+//!   copies states for the time after a lost line.
+//! - `ubatches`: `compose`, `sizing` and `groups` make ubatches of `sequence`s, with the times measured in `times`.
+//!   `line` and `in_flight` track ubatches on their way, and `results` reads what comes back.
+//! - `drafts`: `ahead` and `ahead_of_draws` are for sequences that run ahead, and `drafting` and `windows` choose how
+//!   far. `chains` measures the model's own drafting block, and `drafted` counts drafts.
+//! - `parting` is for lines that are taken down as planned.
 //! - [`sim`] runs the scheduler against a simulated line.
 
 #![deny(clippy::match_bool)]
@@ -68,12 +68,12 @@ pub use memory::prefix::{
 /// millisecond.
 const PREPARED_AT_ONCE: usize = 8192;
 
-/// Places that are taken though nobody lives in them: a bug.
+/// A bug: places are taken although no sequence is in them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("scheduler leak: {0}")]
 pub struct Leak(pub String);
 
-/// The scheduler's state: all live and waiting sequences, and what is in flight.
+/// The scheduler's state: all live and waiting sequences, and the ubatches in flight.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedConfig,
@@ -82,13 +82,13 @@ pub struct Scheduler {
     line: Option<Line>,
     /// Why the last line was lost.
     lost: String,
-    /// Who drafts the next tokens of sequences; `None`: nobody.
+    /// Proposes the next tokens of sequences; `None`: no speculation.
     drafter: Option<Box<dyn Drafter>>,
-    /// What became of drafts.
+    /// Counts of drafts on all lines.
     drafts: DraftCounts,
     /// The last ubatch that came back.
     last_done: Given,
-    /// What became of prompts and kept states on lines before this one.
+    /// Counts of reused prompts and kept states on earlier lines.
     prefixes: PrefixCounts,
 }
 
@@ -111,7 +111,7 @@ impl Scheduler {
         }
     }
 
-    /// The same with somebody who drafts the next tokens of sequences, so that these can run ahead; `None`: nobody.
+    /// The same with a drafter, so that sequences can run ahead; `None`: without one.
     pub fn with_drafter(self, drafter: Option<Box<dyn Drafter>>) -> Self {
         Self { drafter, ..self }
     }
@@ -164,7 +164,8 @@ impl Scheduler {
         }
     }
 
-    /// Straight to a free place when nobody is ahead; the queue's limit is for those who wait.
+    /// Takes a request in. It goes straight to a free place when no other request is ahead; the queue's limit is for
+    /// requests that wait.
     fn take_in(
         &mut self,
         now: Micros,
@@ -173,7 +174,7 @@ impl Scheduler {
     ) -> Result<(), Rejection> {
         let waiting = self.waiting.owners();
         self.live.owners.arrive(now, request.share, &waiting);
-        // In a full queue nobody waits who need not.
+        // If the queue is full, only requests that must wait do.
         let waits = !self.waiting.is_full()
             && self
                 .line
@@ -258,8 +259,8 @@ impl Scheduler {
         self.line.as_ref()?.kept_of(request)
     }
 
-    /// Holds on to a kept sequence, so that its state can be read from the stages, until
-    /// [`Event::KeptReady`]; whether it is there and nobody else does. Its pages are not free meanwhile.
+    /// Pins a kept sequence until [`Event::KeptReady`], so that its state can be read from the stages. False if it
+    /// does not exist, or is pinned already. Its pages are not free during that time.
     pub fn pin_kept(&mut self, id: KeptId) -> bool {
         self.line.as_mut().is_some_and(|line| line.pin(id))
     }
@@ -315,7 +316,7 @@ impl Scheduler {
         }
     }
 
-    /// Whoever has waited too long for another line ends.
+    /// Ends requests that have waited too long for another line.
     fn give_up(&mut self, now: Micros, out: &mut Vec<Action>) {
         let within = self.config.repair_within_us;
         out.extend(self.waiting.give_up(now, within).into_iter().map(|pending| {
@@ -324,7 +325,7 @@ impl Scheduler {
         }));
     }
 
-    /// Whoever's deadline has passed ends, waiting or not.
+    /// Ends requests whose deadline has passed, waiting or running.
     fn end_late(&mut self, now: Micros, out: &mut Vec<Action>) {
         let failed = |(request, error)| Action::Failed { request, error };
         out.extend(self.waiting.late(now).into_iter().map(|p| failed(p.too_late())));
@@ -349,7 +350,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing more is drafted for a request.
+    /// Ends drafting for a request.
     fn end_drafts(&mut self, request: RequestId) {
         if let Some(drafter) = &mut self.drafter {
             drafter.end(drafting::stream(request));
@@ -378,7 +379,7 @@ impl Scheduler {
             let drafting = Drafting { now, drafter: self.drafter.as_deref_mut(), lends };
             match compose::compose(now, &self.config, line, &mut self.live, drafting) {
                 Some(ubatch) => out.push(Action::Send(ubatch)),
-                // What was lent may be what somebody waits for.
+                // Lent places may be those that a request waits for.
                 None if lends || line.n_lent == n_lent => return,
                 None => {}
             }
@@ -448,12 +449,12 @@ impl Scheduler {
         self.line.as_ref()?.in_flight.iter().rev().find(|u| u.id == ubatch)
     }
 
-    /// What became of drafts, since the beginning.
+    /// Counts of drafts since the beginning.
     pub fn drafts(&self) -> DraftCounts {
         self.drafts
     }
 
-    /// What the last ubatch that came back has given.
+    /// The yield of the last ubatch that came back.
     pub fn last_done(&self) -> Given {
         self.last_done
     }

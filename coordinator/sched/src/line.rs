@@ -30,18 +30,18 @@ const OVERDUE_UNMEASURED_US: Micros = 600_000_000;
 /// How far a line is with its parting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Parting {
-    /// It stays.
+    /// The line stays up.
     #[default]
     No,
-    /// It runs empty.
+    /// Nothing new is sent; ubatches in flight come back.
     Asked,
     /// The ubatch that names positions is on its way.
     Sent,
-    /// The stages know.
+    /// The stages know the positions and keep the states.
     Done,
 }
 
-/// One epoch of the line.
+/// The state of one epoch of the line.
 #[derive(Debug)]
 pub(super) struct Line {
     pub epoch: u64,
@@ -60,7 +60,7 @@ pub(super) struct Line {
     pub ops: Vec<SeqOp>,
     pub in_flight: VecDeque<InFlight>,
     pub next_ubatch: u64,
-    /// Shared with whoever composes, who changes the line meanwhile.
+    /// Measured times. They are shared, because the composer reads them while it changes the line.
     pub times: Arc<LineTimes>,
     /// How the last ubatch was to be composed of decoding sequences.
     pub groups: Option<Chosen>,
@@ -70,11 +70,11 @@ pub(super) struct Line {
     pub prefill_owed: bool,
     /// Prompt rows admitted since prompts were last all sent.
     pub burst_rows: u64,
-    /// It broke a promise: nothing is sent or believed until the driver takes it down.
+    /// Whether it broke a promise: nothing is sent or believed until the driver takes it down.
     pub faulted: bool,
-    /// It is about to be taken down.
+    /// The progress of a planned change.
     pub parting: Parting,
-    /// What may hold numbers that are no good, for whoever has written it elsewhere.
+    /// States that may hold invalid numbers, for the code that has written them elsewhere.
     pub spoilt: Vec<Spoilt>,
 }
 
@@ -129,7 +129,7 @@ impl Line {
         self.in_flight.iter().filter(|u| !u.only_windows).count()
     }
 
-    /// Whether the oldest ubatch should have been back long ago.
+    /// The oldest ubatch as a fault, if it should have been back long ago.
     pub fn overdue(&self, now: Micros) -> Option<LineFault> {
         let oldest = self.in_flight.front()?;
         let since = self.last_progress.max(oldest.sent_at);

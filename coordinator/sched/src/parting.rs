@@ -1,6 +1,6 @@
-//! Leaving a line in order. Before a line is taken down as planned, nothing more is begun on it. When all ubatches are
-//! back, one more names the position at which each sequence leaves, so that the stages keep exactly that state for the
-//! next line. Whoever takes the line down waits for it, but not for long.
+//! A planned change of the line. Before the line is taken down, nothing new is begun on it. When all ubatches are
+//! back, one more names the position at which each sequence leaves, so that the stages keep exactly that state for
+//! the next line. The supervisor waits for this, but not for long.
 
 use brigade_engine::batch::{SeqOp, TokenMark};
 

@@ -7,9 +7,9 @@
 //! | ready       | `== tokens.len() - 1`      | no         | `ready`         |
 //! | logits tail | `== n_known`, [`Work::Logits`] | rows outstanding | nowhere |
 //!
-//! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer.
-//! `n_known` is what was known when the sequence got its place on this line: the prompt, and after a lost
-//! line also what had been generated. These rows are computed as a prompt is.
+//! Two lengths must not be mixed up. `n_prompt` is what the client sent; tokens behind it are its answer. `n_known`
+//! counts the tokens known when the sequence got its place on this line: the prompt, and after a lost line also the
+//! tokens generated before. These rows are computed as a prompt is.
 //!
 //! A guided request is two sequences. They are admitted, sent, kept and released together. The guide is in the
 //! sequence that it guides and in no queue. Its prompt is computed first; the last known rows of both are in one
@@ -39,13 +39,13 @@ pub(super) fn is_suspect(losses: u32) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SeqNo(pub u64);
 
-/// An admitted request.
+/// A request that has its place on the line.
 #[derive(Debug)]
 pub(super) struct Admitted {
     pub request: RequestId,
     pub label: Arc<str>,
     pub work: Work,
-    /// What its rows pass through besides the model.
+    /// LoRA adapters of its rows.
     pub adapters: Arc<[AdapterUse]>,
     /// Prompt, then what was generated.
     pub tokens: Vec<u32>,
@@ -57,7 +57,7 @@ pub(super) struct Admitted {
     pub whole: bool,
     pub slot: SlotId,
     pub blocks: Vec<PageId>,
-    /// What has to be the same for others to begin with what it computes.
+    /// The space within which others may begin with its states.
     pub space: Space,
     /// Where in the tree of prompts it stands, and under which number; `None`: others begin with nothing of it.
     pub node: Option<(SeqNo, NodeId)>,
@@ -73,41 +73,41 @@ pub(super) struct Admitted {
     pub sent: u32,
     /// A sampled token of it is on its way.
     pub awaiting: bool,
-    /// Its mask was not there when that token was to be drawn. It has no rows meanwhile, and nothing waits for it.
+    /// Its mask was not ready when that token was to be drawn. Until then it has no rows, and nothing waits for it.
     pub put_off: bool,
     /// A window's mask was not made in time: its next part has no drafts.
     pub masks_late: bool,
-    /// Logits rows reported.
+    /// Logits rows that were reported.
     pub rows_returned: u32,
     /// Positions that have come back computed, on the line on which most of them did.
     pub furthest: u32,
     /// Lines lost under it since it last got further than ever.
     pub losses: u32,
-    /// What copies of its state are called; `None`: none can be.
+    /// The name of its state's copies; `None`: it has none.
     pub name: Option<CopyName>,
     /// Whether copies are taken while it runs. A planned change takes its state along without, too.
     pub copied: bool,
     /// Whether the stages know its name.
     pub named: bool,
-    /// Up to which position its state was last copied, or what it began with.
+    /// The position up to which its state was last copied, or with which it began.
     pub checkpointed: u32,
-    /// Its state is being put back: nothing is sent before it is there.
+    /// Whether its state is being restored: nothing is sent before it is there.
     pub restoring: bool,
     /// Mirostat's, after its last token.
     pub mu: Option<f32>,
-    /// Whose it is beside others.
+    /// The owner and its share of the line.
     pub share: Share,
-    /// When nobody wants it any more.
+    /// The time after which its client does not want it any more.
     pub deadline: Option<Micros>,
     /// The sequence that guides its draws: places and positions of its own, and the same answer.
     pub guide: Option<Box<Admitted>>,
-    /// It is such a guide: nothing is drawn from it.
+    /// Whether it is such a guide: nothing is drawn from it.
     pub is_guide: bool,
-    /// Whether its next tokens may be drafted, and what its answer is expected to be like.
+    /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
-    /// Whether the model's own block reads what it reads.
+    /// Whether the model's own block reads its rows too.
     pub own_drafts: bool,
-    /// What it has on the line beyond what was drawn; `None`: nothing yet.
+    /// Its windows in flight; `None`: it has never run ahead.
     pub ahead: Option<Box<RunAhead>>,
 }
 
@@ -128,7 +128,7 @@ impl Admitted {
         }
     }
 
-    /// What opens it on the stages.
+    /// The changes that open it on the stages.
     pub fn open_ops(&self) -> impl Iterator<Item = SeqOp> + use<> {
         let (slot, blocks) = (self.slot, self.blocks.clone());
         let (sampler, request) = (self.sampler(), self.label.clone());
@@ -181,7 +181,7 @@ impl Admitted {
         self.guide.iter_mut().for_each(|guide| guide.tokens.push(token));
     }
 
-    /// What tells the stages its name, if it has one that they do not know.
+    /// The change that tells the stages its name, if it has one that they do not know.
     pub fn tell_name(&mut self) -> Option<SeqOp> {
         let name = self.name.filter(|_| !self.named)?;
         self.named = true;
@@ -212,7 +212,7 @@ impl Admitted {
         }
     }
 
-    /// Rows of what was known that are not yet sent, its guide's among them.
+    /// Rows of known tokens that are not yet sent, its guide's among them.
     pub fn prompt_left(&self) -> u32 {
         self.halves().map(Admitted::own_left).sum()
     }
@@ -255,8 +255,8 @@ impl Admitted {
         }
     }
 
-    /// Rows whose logits were reported before the line was lost, and that are not yet sent again. What is sent whole
-    /// comes back whole: rows that were reported are dropped then.
+    /// Rows whose logits were reported before the line was lost, and that are not yet sent again. A text that is sent
+    /// whole comes back whole, so rows that were reported are dropped then.
     pub fn reported_left(&self) -> u32 {
         if self.whole { 0 } else { self.rows_returned.saturating_sub(self.sent) }
     }
@@ -269,11 +269,11 @@ impl Admitted {
         }
     }
 
-    /// The next at most `max_rows` rows, marked as sent; no more than [`Admitted::reported_left`] where
-    /// there are such rows.
+    /// Takes the next rows, `max_rows` at most, and marks them as sent. Where [`Admitted::reported_left`] is not 0,
+    /// it takes no more than that.
     ///
     /// # Panics
-    /// If a token of it is on its way: a decoding sequence is in at most one ubatch in flight.
+    /// If one of its tokens is on its way, since a decoding sequence is in at most one ubatch in flight.
     pub fn next_part(&mut self, max_rows: u32) -> SeqPart {
         assert!(!self.awaiting, "{:?} is in flight and was composed again", self.request);
         let pos = self.sent;
@@ -307,7 +307,7 @@ pub(super) struct Live {
     pub ready: VecDeque<SeqNo>,
     /// Sequences whose draws were put off and are to be asked for again.
     pub draws: VecDeque<SeqNo>,
-    /// What each owner has got and holds.
+    /// The usage and the places of each owner.
     pub owners: Owners,
     next: u64,
 }
@@ -319,7 +319,7 @@ impl Live {
         no
     }
 
-    /// As [`Self::insert`], in no queue: its state is still to come.
+    /// The same as [`Self::insert`], but in no queue: its state is still to come.
     pub fn insert_restoring(&mut self, sequence: Admitted) -> SeqNo {
         let no = SeqNo(self.next);
         self.next += 1;
@@ -329,7 +329,7 @@ impl Live {
         no
     }
 
-    /// What the next one is called.
+    /// The number of the next sequence.
     pub fn next_no(&self) -> SeqNo {
         SeqNo(self.next)
     }
@@ -339,12 +339,12 @@ impl Live {
         self.seqs.values().any(|sequence| sequence.name == Some(name))
     }
 
-    /// All, oldest first.
+    /// All sequences, oldest first.
     pub fn all(&self) -> impl Iterator<Item = &Admitted> {
         self.seqs.values()
     }
 
-    /// Each of them.
+    /// All sequences, for changes.
     pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Admitted> {
         self.seqs.values_mut()
     }
@@ -473,7 +473,7 @@ impl Live {
         ahead.map(|(no, _)| *no).collect()
     }
 
-    /// Those whose deadline has passed.
+    /// Sequences whose deadline has passed.
     pub fn late(&self, now: Micros) -> Vec<SeqNo> {
         let late = |s: &Admitted| s.deadline.is_some_and(|deadline| deadline <= now);
         self.seqs.iter().filter(|(_, s)| late(s)).map(|(no, _)| *no).collect()
@@ -495,7 +495,7 @@ impl Live {
         decoding.map(Admitted::n_slots).max().unwrap_or(1)
     }
 
-    /// Whether anybody would feel a gap between tokens.
+    /// Whether any stream would show a gap between tokens.
     pub fn has_streams(&self) -> bool {
         self.seqs.values().any(Admitted::is_stream)
     }

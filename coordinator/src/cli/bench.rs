@@ -110,25 +110,24 @@ struct Row {
     seconds: f64,
     tokens_per_second: f64,
     gb_per_second: f64,
-    /// `gb_per_second` over what the line's cores read; none where they are elsewhere.
+    /// `gb_per_second` over the speed at which the line's cores read memory; `None` where they are elsewhere.
     share_of_memory: Option<f64>,
     gop_per_second: f64,
-    /// Which arithmetic the products use.
+    /// The arithmetic of the products, whose limit counts.
     peak: Peak,
-    /// `gop_per_second` over what the line's cores compute; none where they are elsewhere.
+    /// `gop_per_second` over the arithmetic speed of the line's cores; `None` where they are elsewhere.
     share_of_peak: Option<f64>,
-    /// Of the line's cores together.
+    /// Limits of the line's cores together; `None`: they are elsewhere.
     limits: Option<Limits>,
     stage_busy: Vec<f64>,
     wire_bytes_per_token: f64,
     /// `--ubatch`, if it was given.
     ubatch: Option<u32>,
-    /// What the stages took for ubatches of each size: what a simulation needs.
+    /// Measured times of the stages for ubatches of each size, for simulations.
     ubatches: Vec<UbatchSize>,
     /// Microseconds of a hop between two processes.
     hop_us: f64,
-    /// What the stages hold after the row was measured, first stage first; the peaks are those since the
-    /// workers began.
+    /// Bytes that the stages hold after the row was measured, first stage first. Peaks are since the workers' start.
     memory: Vec<StageResident>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Mixed>,
@@ -192,7 +191,7 @@ async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
     memory::print(rows.last().map_or(&[], |row| &row.memory))
 }
 
-/// What is measured.
+/// A measurement, without its repetitions.
 #[derive(Clone, Copy, Debug)]
 enum Test {
     Prefill { n_prompt: u32 },
@@ -266,7 +265,7 @@ async fn finish(sequence: &mut Sequence) -> Result<()> {
     Ok(())
 }
 
-/// One measurement.
+/// The figures of one measurement.
 struct Sample {
     seconds: f64,
     records: Vec<UbatchRecord>,
@@ -278,7 +277,7 @@ struct Bench<'a> {
     args: &'a BenchArgs,
     info: &'a LineInfo,
     facts: ModelFacts,
-    /// Of all cores that the line uses.
+    /// Limits of all cores that the line uses; `None`: they are elsewhere.
     limits: Option<Limits>,
     /// Requests with a context that were made so far.
     n_requests: Cell<u32>,

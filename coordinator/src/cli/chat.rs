@@ -36,7 +36,7 @@ use typed::Typed;
 /// The history's file in the data folder.
 const HISTORY: &str = "chat-history";
 
-/// The history is what somebody said: for nobody else.
+/// The history is private to its user.
 const HISTORY_FOLDER_MODE: u32 = 0o700;
 
 /// Arguments of a line of one's own; a server has its line, and `--set` says how it draws.
@@ -191,7 +191,7 @@ pub async fn near(
     }
     let model = options.model.path()?;
     let gguf = options.model.open()?;
-    // Before anything is started and anybody types.
+    // Checked before anything is started.
     if options.chat_template.is_none() {
         let text = input::open_model(&model, |_| TextModel::from_gguf(String::new(), &gguf))?;
         text.check_template().map_err(|error| {

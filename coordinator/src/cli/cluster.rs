@@ -17,7 +17,7 @@ use crate::cli::printing::machines;
 use crate::cli::printing::output;
 use crate::cli::running::keeping::{MODELS, folder_of};
 
-/// How long a coordinator may take to say who is there, where nodes are listed without it too.
+/// How long a coordinator may take to list its machines, for commands that also work without it.
 const ASKED_WITHIN: Duration = Duration::from_secs(3);
 
 /// See and change a running cluster.
@@ -171,7 +171,7 @@ fn layers(text: &str) -> Result<Range<usize>, String> {
     }
 }
 
-/// What the coordinators that have the data folder say of their machines; nothing where none runs.
+/// The status of all coordinators that use the data folder; empty where none runs.
 pub async fn ask_all(data_dir: &DataDirArgs) -> Vec<ClusterStatus> {
     let Ok(folder) = data_dir.path() else { return Vec::new() };
     // Some servers answer beside their lines, about machines that are on none.
@@ -203,7 +203,7 @@ fn sockets(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().flat_map(|entry| sockets_of(&entry.path())).collect())
 }
 
-/// Those of one coordinator: those of its models, or its only line's.
+/// The sockets in a coordinator's folder: one for each model, or that of its only line.
 fn sockets_of(folder: &Path) -> Vec<PathBuf> {
     // One that has no models has no such folder.
     let models = std::fs::read_dir(folder.join(MODELS)).into_iter().flatten().flatten();

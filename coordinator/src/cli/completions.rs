@@ -20,7 +20,7 @@ pub struct CompletionsArgs {
 
 /// Runs the command.
 pub fn execute(args: CompletionsArgs) -> Result<()> {
-    // To memory first: the library ends the process where nobody reads any more.
+    // To memory first: the library would panic if the output is closed.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "brigade", &mut script);
     io::stdout().write_all(&script)?;

@@ -88,7 +88,7 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
     output::line(format_args!("--device auto takes {auto}"))
 }
 
-/// Which matrix units it has for products: those for int8 are used by themselves, those for f16 with `--fast-math`.
+/// The matrix units for products. Those for int8 are always used, those for f16 with `--fast-math`.
 fn units(facts: &GpuFacts) -> String {
     match (facts.no_units, facts.has_int8_units(), facts.has_f16_units()) {
         (Some(why), ..) => format!("matrix units left alone: {why}"),

@@ -52,7 +52,7 @@ pub struct InspectArgs {
 }
 
 impl InspectArgs {
-    /// Finds what the name means; a path means itself.
+    /// Resolves the name to a file; a path stays as it is.
     ///
     /// # Errors
     /// There is no such model, or it cannot be had.
@@ -93,7 +93,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
         sum.bytes += t.nbytes;
     }
     let missing = match &args.beginning {
-        // Nobody asked for them.
+        // The layers are not shown by default.
         Some(_) => None,
         None => Gguf::open_files(&args.model).err().map(|error| with_causes(&error)),
     };
@@ -139,7 +139,7 @@ pub fn execute(args: InspectArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is known of a model that can run.
+/// The JSON description of a model that can run.
 fn described_json(model: &Model, facts: &ModelFacts) -> serde_json::Value {
     let sequence = SequenceBytes::of(&facts.layers, false);
     json!({
@@ -192,7 +192,7 @@ fn print_types(types: &BTreeMap<String, TypeSum>) -> Result<()> {
     output::table(&["type", "tensors", "elements", "bytes"], &rows)
 }
 
-/// Bytes by layer.
+/// Prints the bytes of each layer.
 fn print_layers(facts: &ModelFacts) -> Result<()> {
     let rows: Vec<Vec<String>> = facts
         .layers

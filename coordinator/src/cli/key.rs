@@ -166,7 +166,7 @@ fn list(args: &ListArgs) -> Result<()> {
     output::table(&head, &keys.iter().map(row).collect::<Vec<_>>())
 }
 
-/// A key for programs: as it is stored, without its hash, which is nobody's business.
+/// A key for programs: its record without its hash.
 fn shown(key: &KeyRecord) -> serde_json::Value {
     json!({
         "name": key.name,

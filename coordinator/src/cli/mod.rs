@@ -119,7 +119,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// What has to be done before the process has threads.
+    /// Work that must be done before the process has threads.
     pub fn prepare(&self) {
         if let Self::Worker(args) = self {
             worker::confine(args);
@@ -153,7 +153,7 @@ impl Command {
         find(model, line, false)
     }
 
-    /// The log level without RUST_LOG: servers tell what they do, commands only what went wrong.
+    /// The log level without RUST_LOG: servers log their actions, other commands only problems.
     pub fn default_log(&self) -> &'static str {
         match self {
             Self::Serve(_) | Self::Worker(_) => "info",
@@ -207,7 +207,7 @@ pub fn is_interrupt(error: &anyhow::Error) -> bool {
     error.is::<interrupt::Interrupted>()
 }
 
-/// Whether a command ended because nobody reads its output any more, as in `brigade inspect | head`.
+/// Whether a command ended because its output was closed, as in `brigade inspect | head`.
 pub fn is_unread(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
@@ -216,7 +216,7 @@ pub fn is_unread(error: &anyhow::Error) -> bool {
     })
 }
 
-/// What people type who come from other programs, and what does it here.
+/// Words of other programs' command lines, with brigade's equivalents.
 const HINTS: &[(&[&str], &str)] = &[
     (&["--host", "--port"], "--listen HOST:PORT says where a server listens"),
     (
@@ -254,7 +254,7 @@ const HINTS: &[(&[&str], &str)] = &[
     (&["--data_dir"], "--data-dir DIR"),
 ];
 
-/// What an argument that the command does not know may have meant.
+/// A suggestion for an argument that the command does not know.
 pub fn hint(argument: &str) -> Option<&'static str> {
     let name = argument.split('=').next().unwrap_or(argument);
     HINTS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)

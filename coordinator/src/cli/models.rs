@@ -22,7 +22,7 @@ use crate::cli::printing::output;
 /// Characters of a commit that are shown.
 const SHOWN_COMMIT: usize = 8;
 
-/// What stands where something is not known.
+/// The cell of a table for an unknown value.
 const NOTHING: &str = "-";
 
 /// Where models by name are, and where they come from.
@@ -36,7 +36,8 @@ struct FromArgs {
 
 impl FromArgs {
     fn settings(&self) -> Result<Settings> {
-        // As `serve` has them: what is pulled is what it uses, and what is deleted is what it has fetched.
+        // The settings of `serve`, so that it uses the pulled files, and only files that it may have fetched are
+        // deleted.
         let (mut hub, mut data_dir) = (self.hub.clone(), self.data_dir.clone());
         for (folder, key) in [
             (&mut data_dir.data_dir, "data-dir"),
@@ -208,7 +209,7 @@ fn cells(row: &Row, now: u64) -> Vec<String> {
     ]
 }
 
-/// What a file says about its licence; a file that cannot be read says nothing.
+/// The licence in a file's metadata; `None` also for a file that cannot be read.
 fn licence_in(path: &Path) -> Option<String> {
     let gguf = Gguf::open_header_only(path).ok()?;
     gguf.meta().opt_str("general.license").ok().flatten().map(str::to_string)

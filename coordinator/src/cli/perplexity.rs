@@ -77,7 +77,7 @@ pub async fn execute(args: PerplexityArgs) -> Result<()> {
     with_session(options, async |session| measure(session, &args, &text).await).await
 }
 
-/// What comes of the scored rows.
+/// The result over all scored rows.
 struct Measured {
     nll: Mean,
     saved: Option<RowFile>,

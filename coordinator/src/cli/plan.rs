@@ -73,7 +73,7 @@ pub struct PlanArgs {
     pub(super) line: LineArgs,
 }
 
-/// What the columns mean.
+/// The meaning of the table's columns.
 const LEGEND: &str = "\
 layers: from..to, the last one not included; memory: what the stage takes with its KV cache, states and work memory;
 free: what the worker has left; busy at best: share of the slowest stage's time, 100 % sets the pace";
@@ -123,7 +123,7 @@ fn described(path: &Path) -> Result<Vec<WorkerFacts>> {
     Ok(parse_cluster_file(&text)?)
 }
 
-/// The planner's cut.
+/// Prints the planner's cut.
 fn show(args: &PlanArgs, facts: &ModelFacts, workers: &[WorkerFacts], plan: Plan) -> Result<()> {
     if args.json {
         return output::json(&Predicted::new(plan, facts, workers)?);
@@ -211,12 +211,12 @@ fn print_plan(args: &PlanArgs, facts: &ModelFacts, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What `--json` prints.
+/// The plan and its predictions, for `--json`.
 #[derive(Serialize)]
 struct Predicted {
     #[serde(flatten)]
     plan: Plan,
-    /// By simulation at the workers' measured speeds.
+    /// Predictions by simulation at the workers' measured speeds.
     predictions: Vec<Prediction>,
 }
 
@@ -227,12 +227,12 @@ impl Predicted {
     }
 }
 
-/// What `--json` prints with a cut by hand: as without, and the planner's own beside it.
+/// The same for a cut by hand, with the planner's own cut beside it.
 #[derive(Serialize)]
 struct Compared {
     #[serde(flatten)]
     by_hand: Predicted,
-    /// What the line would be without the cut by hand.
+    /// The plan without the cut by hand.
     own: Predicted,
 }
 

@@ -35,10 +35,10 @@ const DEFAULT_N: u32 = 128;
 /// Sequences of a guided run.
 const GUIDED_SEQS: u32 = 2;
 
-/// What the demo model continues where no prompt is given.
+/// The demo model's prompt where none is given.
 const DEMO_PROMPT: &str = "In the beginning";
 
-/// How long the demo model's run waits for a prompt on a pipe that may never say anything.
+/// How long a run of the demo model waits for a prompt on a pipe that may never have one.
 const DEMO_PIPE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A prompt that takes longer than this has its progress shown ...
@@ -165,7 +165,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
         let talk = args.talk();
         return chat::near(options, talk, chat::history(&args.line, false)?).await;
     }
-    // Nobody types a prompt for a model that is not there.
+    // A missing model is reported before the user types a prompt.
     args.model.open()?;
     let prompt = args.prompt()?;
     with_session(options, async |session| generate(session, &args, prompt).await).await
@@ -183,7 +183,7 @@ impl RunArgs {
         self.model.model = file;
     }
 
-    /// Whether somebody sits there who wants to chat: no prompt, and nothing that only one prompt can have.
+    /// Whether the command is a chat: no prompt, none of the options for a single prompt, and a terminal.
     fn is_talk(&self) -> bool {
         let has_prompt = self.text.is_some() || self.prompt.is_some() || self.file.is_some();
         let of_one_prompt =
@@ -237,7 +237,7 @@ impl RunArgs {
         Ok(Prompt::Text(text))
     }
 
-    /// The prompt where none was given: what is piped in, or for the demo model its own.
+    /// The prompt where none was given: the piped text, or the demo model's own prompt.
     fn piped(&self) -> Result<String> {
         match self.model.model {
             None => {
@@ -369,7 +369,7 @@ async fn first_part(
 
 /// The summary of a run.
 struct Figures {
-    /// Prompt tokens computed.
+    /// Number of prompt tokens that were computed.
     n_prompt: usize,
     /// Prompt tokens whose state was there.
     n_restored: u32,

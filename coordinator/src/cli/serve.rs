@@ -60,8 +60,8 @@ use models::Models;
 /// How long running answers may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// What keeps a line from ever being built shows within this time where workers need not be waited for; only then
-/// does the server say that it listens. It answers `/health` before.
+/// A permanent error shows within this time, where workers need not be waited for. Only then does the server print
+/// that it listens. It answers `/health` before.
 const TROUBLE_SHOWS_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long cut streams get to write their last event.
@@ -298,14 +298,14 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         result.is_ok() && wait_for_answers(&mut serving.public, &mut interrupt).await;
     let ended = models.end().await;
     if !all_answered {
-        // Streams have had their last event; what is still open now is a client that does not read.
+        // Streams have had their last event; connections that are still open belong to clients that do not read.
         let _ = tokio::time::timeout(CUT_WITHIN, &mut serving.public).await;
     }
     serving.end();
     result.and(ended)
 }
 
-/// What handlers have of the session's model, behind `door`.
+/// The handlers' state for the session's model, behind `door`.
 pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
     App {
         engine: session.engine.clone(),
@@ -325,7 +325,7 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
     }
 }
 
-/// What handlers have of a model that is not loaded: nothing runs there.
+/// The handlers' state for a model that is not loaded.
 fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
     let (engine, _) = Engine::channel();
     let n_ctx = model.ctx(args.ctx);
@@ -381,7 +381,7 @@ fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<SessionOpt
     })
 }
 
-/// What prefixes are kept with below the stages' memory; `None` where there is no place for the salt of their names.
+/// Settings for records of prefixes on the workers; `None` where there is no place for the salt of their names.
 fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<PrefixConfig> {
     let folder = data_dir.find()?;
     match Salt::kept_in(&folder) {
@@ -399,7 +399,7 @@ fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<Prefix
     }
 }
 
-/// What is left of a server that has stopped: answers that run get [`GRACE`]. Whether all of them ended.
+/// Ends a server that has stopped: running answers get [`GRACE`]. Returns whether all of them ended.
 async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt) -> bool {
     tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
     tokio::select! {
@@ -410,7 +410,7 @@ async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt
     false
 }
 
-/// Tells whoever started the server; it serves on where nobody listens to that.
+/// Prints a line for the process that started the server. The server goes on if the output cannot be written.
 fn say(text: std::fmt::Arguments<'_>) {
     if let Err(error) = output::line(text) {
         tracing::debug!(%error, "standard output is closed");
@@ -442,12 +442,12 @@ async fn is_promising(session: &Session) -> bool {
     tokio::time::timeout(TROUBLE_SHOWS_WITHIN, news).await.unwrap_or(true)
 }
 
-/// The reason why there will never be a line, and the server ends. Where the model's file was cut off or written to, the line
-/// alone ends: the server lives on, and whoever asks is told so.
+/// Waits for the reason why there will never be a line, which ends the server. Where the model's file has changed,
+/// the line alone ends: the server lives on, and clients get the reason.
 async fn failed(session: &Session) -> String {
     let mut status = session.engine.watch();
     loop {
-        // Nobody is kept from saying what comes next.
+        // The lock is not held while waiting, so the status can change.
         let reason = match &*status.borrow_and_update() {
             Status::Failed { reason } => Some(reason.clone()),
             _ => None,

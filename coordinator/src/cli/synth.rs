@@ -105,7 +105,7 @@ pub fn execute(args: SynthArgs) -> Result<()> {
     });
     drop(bar);
     if written.is_err() {
-        // Half a model helps nobody; that it cannot be removed changes nothing about the error.
+        // Half a model is useless. If it cannot be removed, the error stays the same.
         let _ = std::fs::remove_file(&part);
     }
     finish(&args, &part, written?)
@@ -129,7 +129,7 @@ fn write_adapter_of(model: &Path, args: &SynthArgs) -> Result<()> {
     finish(args, &part, written?)
 }
 
-/// Gives what was written its name, and says so.
+/// Renames the finished file, and reports it.
 fn finish(args: &SynthArgs, part: &Path, nbytes: u64) -> Result<()> {
     std::fs::rename(part, &args.out)
         .with_context(|| format!("cannot write {}", args.out.display()))?;

@@ -23,7 +23,7 @@ use crate::cli::options::security::ClusterFiles;
 use crate::cli::options::units;
 use crate::cli::running::interrupt::Interrupt;
 
-/// Of the line that `brigade token create` prints, when it comes from standard input.
+/// Limit of the line that `brigade token create` prints, when it comes from standard input.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Run one stage of a line for a coordinator.
@@ -155,8 +155,8 @@ pub struct WorkerArgs {
     exit_with_stdin: bool,
 }
 
-/// The token that was given, in one way or the other: the last word of what is there. A file that was named has one,
-/// until the worker has joined: without a token it would join as whoever speaks plain, or not at all.
+/// The given token, from an option or a file: the last word of the text. A named file must have a token until the
+/// worker has joined. Without one the worker would connect plain, or not at all.
 fn token(args: &WorkerArgs) -> Result<Option<String>> {
     let text = match &args.token_file {
         None => args.token.clone(),
@@ -194,8 +194,9 @@ fn is_node(args: &WorkerArgs) -> bool {
     args.stages > 1 && args.stage.is_none()
 }
 
-/// Mesa's drivers keep what they compiled in a folder of their user, to which a worker may not write. So this process begins
-/// anew, once, with the variable that names its own folder: that is how a process changes what its libraries see of it.
+/// Mesa's drivers keep compiled shaders in a folder of their user, to which a worker may not write. So this process
+/// executes itself again, once, with the variable that names its own folder: libraries read their environment at the
+/// start.
 fn keep_what_drivers_compile(cache: Option<&Path>) {
     let (Some(cache), Ok(program)) = (cache, std::env::current_exe()) else { return };
     if std::env::var_os(MESA_CACHE_VARIABLE).is_some() {
@@ -310,11 +311,11 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
 /// A node with so many stages, of this process's arguments.
 fn node(config: Config, stages: usize) -> Result<Node> {
     let of_all = config.memory_bytes.or(config.host_memory_bytes);
-    // What is wrong is said once, and before anything is started.
+    // Errors are reported once, before anything is started.
     deal(Share::new(stages, stages), config)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if of_all.is_none() {
-        // Shared now: a stage that is started again finds what the others have left.
+        // Divided now: a stage that is started again would find only the memory that the others leave.
         let free = memory::available_bytes().context(
             "cannot tell how much memory is free on this system: give --memory, for all stages together",
         )?;

@@ -1,5 +1,4 @@
-//! The gate around every service and every client: who may make each call, and how much that may send and
-//! answer.
+//! The gate around every service and every client: the permitted calls of each role, and limits of their sizes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,10 +35,10 @@ const ENROL: &str = "/brigade.control.Cluster/Enrol";
 const CLUSTER: &str = "/brigade.control.Cluster/";
 const WORKER: &str = "/brigade.control.Worker/";
 
-/// Who may make a call, by their certificates. Whose lane or epoch it is, the services find out.
+/// Checks a peer's role for a call. Services check themselves whether the lane or the epoch is the peer's.
 ///
 /// # Errors
-/// Forbidden, for a party of another role, and for a stranger whatever it asks but to be let in.
+/// Forbidden, for a party of another role, and for a stranger's calls other than enrolment.
 fn may_call(who: &Who, path: &str) -> Result<(), Failure> {
     let wanted: &[Role] = match path {
         ENROL => return Ok(()),
@@ -168,8 +167,8 @@ impl HttpBody for Answering {
     }
 }
 
-/// A connection that was dialled. What the peer answers is taken in as what a peer asks is: nothing
-/// is reserved on a length that it only claims.
+/// A dialled connection. The peer's answers are limited like a peer's requests: no memory is reserved on a claimed
+/// length.
 #[derive(Clone, Debug)]
 pub struct Connection {
     channel: Channel,
@@ -181,7 +180,7 @@ impl Connection {
         Self { channel, who }
     }
 
-    /// Who is at its other end.
+    /// The peer at its other end.
     pub fn who(&self) -> &Who {
         &self.who
     }

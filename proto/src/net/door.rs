@@ -1,5 +1,5 @@
-//! Decides who may connect. There are caps on connections in all and from one address, and connections that
-//! send nothing are closed. Every accepted connection counts here until it closes.
+//! Admission of connections. There are caps on connections in all and from one address, and connections that send
+//! nothing are closed. Every accepted connection counts here until it closes.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,19 +25,19 @@ use crate::tls::stream::{Offer, Socket, Transport};
 use crate::tls::words::trouble;
 use crate::tls::{Cut, Who};
 
-/// Between two looks at what is idle, and the pause after the system refuses a connection.
+/// The time between two looks for idle connections, and the pause after the system refuses a connection.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Time from a connection to the end of its TLS handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_millis(FIRST_CALL_MS);
 /// A connection whose handshake failed counts for so long: handshakes cost us more than they cost a flood.
 const FAILED_COUNTS_FOR: Duration = Duration::from_secs(1);
-/// Between two warnings of connections that were turned away.
+/// The time between two warnings about refused connections.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Where a connection comes from, as far as caps go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// A Unix socket: somebody on this machine.
+    /// A Unix socket: a process of this machine.
     Local,
     /// An address; of IPv6 the first 64 bits, of which everybody has as many as he likes.
     Ip(IpAddr),
@@ -70,14 +70,14 @@ pub struct Door {
     pub(super) prepares: Arc<Semaphore>,
 }
 
-/// What one address has.
+/// Connections and bytes of one address.
 #[derive(Debug, Default)]
 struct Account {
     connections: AtomicUsize,
     held: AtomicUsize,
 }
 
-/// An accepted connection.
+/// An accepted connection with its counts.
 #[derive(Debug)]
 struct Connection {
     door: Arc<Door>,
@@ -87,7 +87,7 @@ struct Connection {
     /// A call of it came from the coordinator that holds the worker.
     known: AtomicBool,
     cut: Arc<Cut>,
-    /// Who it is, once a handshake has said so.
+    /// The peer, once a handshake has told.
     who: OnceLock<Who>,
 }
 
@@ -112,12 +112,12 @@ impl Caller {
         self.0.peer
     }
 
-    /// Who it is.
+    /// The peer's identity.
     pub fn who(&self) -> Who {
         self.0.who.get().cloned().unwrap_or_default()
     }
 
-    /// It speaks for the coordinator that holds this worker: it may be silent.
+    /// Notes that it speaks for the coordinator that holds this worker, so it may be silent.
     pub fn known(&self) {
         self.0.known.store(true, Ordering::Relaxed);
     }
@@ -289,7 +289,7 @@ async fn shake_hands(offer: Offer, socket: Socket, connection: Arc<Connection>) 
     caller.let_go(HANDSHAKE_BYTES);
     let why = match accepted {
         Ok(Ok(stream)) => {
-            // Nobody else sets it.
+            // It is set only here.
             let _ = connection.who.set(stream.who().clone());
             return Some(Guarded { stream, connection });
         }

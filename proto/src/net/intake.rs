@@ -1,8 +1,8 @@
 //! A message on its way in.
 //!
-//! The transport reserves memory by the length that a message claims. So it is not shown a stranger's message
-//! before all of it has arrived. Until then the bytes are kept as they came. They count against the caps of
-//! all strangers, and have a time limit.
+//! The transport reserves memory by the length that a message claims. So it sees a stranger's message only when all
+//! of it has arrived. Until then the bytes are kept as they came. They count against the caps of all strangers, and
+//! have a time limit.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -24,16 +24,16 @@ use crate::limits::{MAX_PEER_BYTES, MAX_STRANGER_BYTES, MESSAGE_MS, PREPARES_AT_
 
 /// Bytes before a message: whether it is compressed, and its length.
 const HEAD_BYTES: usize = 5;
-/// Smaller pieces are copied together, so that what they take is what they have.
+/// Smaller pieces are copied together, so that they occupy no more memory than their bytes.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// What a call may send; in the extensions of every request.
+/// The limits of a call's messages; in the extensions of every request.
 #[derive(Clone, Debug)]
 pub struct Intake(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Whose call it is; `None` for the answer to a call of our own.
+    /// The peer of the call; `None` for the answer to a call of our own.
     caller: Option<Caller>,
     /// Bytes of a message until the stream is accepted.
     first: usize,
@@ -127,7 +127,7 @@ pub(super) struct Gated {
     message: Message,
     ready: VecDeque<Bytes>,
     late: Option<Pin<Box<Sleep>>>,
-    /// Nothing more comes.
+    /// Whether the message is complete.
     is_over: bool,
 }
 
@@ -242,7 +242,7 @@ impl Gated {
         Ok(())
     }
 
-    /// Whether a stranger takes too long over what it has to say.
+    /// Whether a stranger takes too long over its message.
     fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
         if self.intake.0.caller.is_none() || self.intake.accepted().is_some() {
             return false;

@@ -1,4 +1,4 @@
-//! A bound socket, and what is served on it.
+//! A bound socket, and serving on it.
 
 use std::future::Future;
 use std::io;
@@ -14,8 +14,8 @@ use super::{NetError, ServerLayer, with_causes};
 use crate::address::Address;
 use crate::tls::stream::Offer;
 
-/// Connections that the kernel keeps until they are accepted; Linux allows as many. Where there is no room, a
-/// newcomer tries again after a second: with the usual 128, whoever came beside a crowd waited that long.
+/// Connections that the kernel keeps until they are accepted; Linux allows as many. A client that finds no room tries
+/// again after a second. With the usual 128, clients that came with a crowd had to wait that long.
 const BACKLOG: u32 = 4096;
 
 /// A bound socket that serves nothing yet.
@@ -94,7 +94,7 @@ impl Listener {
 /// runtime. Many may connect at once: up to 4096 wait to be accepted.
 ///
 /// # Errors
-/// What the last address said, or that there is none.
+/// The error of the last address, or that there is none.
 pub fn listen_tcp(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     let mut why = io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
     for address in addresses {

@@ -1,5 +1,4 @@
-//! How a process reaches others and is reached: plain on this machine, over TLS beyond it, or plain everywhere
-//! because the user said so.
+//! The ways to connect: plain on this machine, over TLS beyond it, or plain everywhere because the user said so.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,12 +30,13 @@ pub struct Network {
     credentials: Option<Arc<Credentials>>,
 }
 
-/// What a listener that speaks TLS does about plain connections.
+/// How a listener with TLS treats plain connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
-    /// They get no answer.
+    /// Plain connections get no answer.
     Refused,
-    /// They are taken where plain ones alone would be: on this machine, or everywhere with `--insecure-network`.
+    /// Plain connections are accepted where they would be without TLS: on this machine, or everywhere with
+    /// `--insecure-network`.
     AsEver,
 }
 
@@ -51,7 +51,7 @@ impl Network {
         Self { insecure, credentials: Some(credentials) }
     }
 
-    /// What it shows and believes, if it speaks TLS.
+    /// The process's credentials, if it speaks TLS.
     pub fn credentials(&self) -> Option<&Arc<Credentials>> {
         self.credentials.as_ref()
     }
@@ -85,7 +85,7 @@ impl Network {
         Listener::on(address, &resolved, offer).await
     }
 
-    /// Connects to `address` over TLS, to whom is `expected`, or without TLS where nobody is.
+    /// Connects to `address` over TLS, to the party that is `expected`, or without TLS if this is `None`.
     ///
     /// # Errors
     /// [`NetError::Address`], [`NetError::Dial`], and [`NetError::Refused`] where one of the two does not believe
@@ -107,8 +107,8 @@ impl Network {
         connect(address, targets(address, resolved), dialling).await.map_err(Failed::into_error)
     }
 
-    /// As [`Network::dial`] where it is not known whether the peer speaks TLS: with credentials TLS is tried first,
-    /// and a peer that speaks none is dialled plain where that is allowed.
+    /// The same as [`Network::dial`], where it is not known whether the peer speaks TLS. With credentials TLS is
+    /// tried first; a peer without TLS is dialled plain where that is allowed.
     ///
     /// # Errors
     /// As [`Network::dial`].
@@ -165,7 +165,7 @@ pub async fn address_towards(peer: &Address) -> Result<IpAddr, NetError> {
     Ok(probe.local_addr().map_err(no_way)?.ip())
 }
 
-/// What an address stands for.
+/// The meaning of an address.
 #[derive(Clone, Debug)]
 enum Target {
     Tcp(SocketAddr),
@@ -218,7 +218,7 @@ impl Failed {
                 is_plain: tls.is_plain,
                 is_refusal: tls.is_refusal,
             },
-            // A server without TLS may close what it does not understand.
+            // A server without TLS may close a connection that it does not understand.
             None => Self {
                 address,
                 is_plain: closed_by_peer(error),

@@ -1,4 +1,4 @@
-//! The cluster's own authority: one key that signs who is who.
+//! The cluster's own authority: the key that signs certificates.
 
 use std::time::Duration;
 
@@ -20,21 +20,21 @@ const AUTHORITY_FOR: Duration = Duration::from_secs(20 * 365 * 86_400);
 const BEFORE: Duration = Duration::from_secs(3600);
 /// Bytes of a serial number, below the 20 that RFC 5280 allows.
 const SERIAL_BYTES: usize = 16;
-/// What every certificate of ours serves as: both ends of a connection.
+/// The use of every certificate of ours: both ends of a connection.
 const BOTH_ENDS: [ExtendedKeyUsagePurpose; 2] =
     [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
 
-/// From when to when a certificate is good, in seconds since the Unix epoch.
+/// The time in which a certificate is valid, in seconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// First second.
+    /// First second, since the Unix epoch.
     pub not_before: u64,
-    /// Last second.
+    /// Last second, since the Unix epoch.
     pub not_after: u64,
 }
 
 impl Validity {
-    /// For `time` from `now` on, and a little before.
+    /// A validity of `time` from `now` on, with a margin before.
     pub fn from_now(now: u64, time: Duration) -> Self {
         let not_before = now.saturating_sub(BEFORE.as_secs());
         Self { not_before, not_after: now.saturating_add(time.as_secs()) }
@@ -79,20 +79,20 @@ impl Authority {
         Ok(Self { issuer, certificate, id })
     }
 
-    /// Its key, which tokens pin.
+    /// The id of its key, which tokens pin.
     pub fn id(&self) -> KeyId {
         self.id
     }
 
-    /// Its certificate.
+    /// The authority's own certificate.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A certificate for whoever has `key`.
+    /// Issues a certificate to the holder of `key`.
     ///
     /// # Errors
-    /// The name is none; the system gives no randomness.
+    /// The name is invalid, or the system gives no randomness.
     pub fn issue(
         &self,
         key: &impl PublicKeyData,
@@ -104,7 +104,7 @@ impl Authority {
         Ok(signed.map_err(|e| TlsError::crypto("sign a certificate", e))?.der().clone())
     }
 
-    /// As [`Authority::issue`], for a key of our own.
+    /// The same as [`Authority::issue`], for a key of our own.
     ///
     /// # Errors
     /// As [`Authority::issue`].
@@ -125,11 +125,11 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-/// What a process shows before it has a certificate: its own word for its own key. TLS proves that it has the key;
-/// nothing else of it is believed.
+/// The self-signed certificate of a process that has none yet. TLS proves that the process has the key; its name and
+/// role are not trusted.
 ///
 /// # Errors
-/// The name is none; the system gives no randomness.
+/// The name is invalid, or the system gives no randomness.
 pub fn newcomer_certificate(
     key: &NodeKey,
     name: &str,

@@ -1,5 +1,5 @@
-//! A key with its certificates, as one text: what a coordinator gives a worker that it starts itself, through a pipe
-//! that only the two have. Nothing of it touches a disk.
+//! A key with its certificates, as one text. A coordinator passes it to a worker that it starts itself, through a
+//! pipe that only the two have. It is never written to a disk.
 
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::{TlsError, unix_now};
 
 /// Ends a bundle in its pipe.
 const END: &str = "-----END BUNDLE-----";
-/// Bytes of a bundle; more is none.
+/// Limit of a bundle's bytes.
 const MAX_BYTES: u64 = 64 << 10;
 /// Time a child's certificate is good for: its key dies with its process.
 const CHILD_FOR: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -31,10 +31,10 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// A new worker's.
+    /// A new key and certificate for a worker of this process.
     ///
     /// # Errors
-    /// The name is none; the system gives no randomness.
+    /// The name is invalid, or the system gives no randomness.
     pub fn for_child(authority: &Authority, name: &str) -> Result<Self, TlsError> {
         let key = NodeKey::generate()?;
         let validity = Validity::from_now(unix_now(), CHILD_FOR);
@@ -42,15 +42,15 @@ impl Bundle {
         Ok(Self { key, chain: vec![certificate, authority.certificate().clone()] })
     }
 
-    /// As it goes through the pipe.
+    /// The text for the pipe.
     pub fn to_text(&self) -> String {
         format!("{}{}{END}\n", self.key.to_pem(), to_pem(&self.chain))
     }
 
-    /// Reads one off a pipe, up to its end and no further.
+    /// Reads one bundle from a pipe, up to its end and no further.
     ///
     /// # Errors
-    /// It ends before, or is none.
+    /// The pipe ends early, or has no valid bundle.
     pub fn credentials_from(pipe: &mut impl BufRead) -> Result<Credentials, TlsError> {
         let failed = |source: io::Error| TlsError::File { path: "standard input".into(), source };
         let (mut text, mut pipe) = (String::new(), pipe.take(MAX_BYTES));

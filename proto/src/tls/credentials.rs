@@ -1,4 +1,4 @@
-//! What a process needs to speak TLS: what it shows, whom it believes, whom it no longer believes.
+//! A process's TLS credentials: its certificate, the authorities that it trusts, and revoked keys.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use super::provider::provider;
 use super::revoked::Revoked;
 use super::verify::{Authorities, Clients, Expected, Servers, Trust};
 
-/// What both ends say they speak inside (ALPN): HTTP/2, as gRPC has it.
+/// The protocol that both ends negotiate (ALPN): HTTP/2, as gRPC needs it.
 const PROTOCOL: &[u8] = b"h2";
 
-/// A process's credentials.
+/// A process's certificate, key, trusted authorities and revocations.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     identity: Arc<Identity>,
@@ -42,17 +42,17 @@ impl Credentials {
         Self { newcomers: true, ..self }
     }
 
-    /// To ask for a certificate for `key`: from a coordinator whose authority has the key `pin`.
+    /// Credentials for requesting a certificate for `key` from a coordinator whose authority has the key `pin`.
     ///
     /// # Errors
-    /// The name is none; the system gives no randomness.
+    /// The name is invalid, or the system gives no randomness.
     pub fn of_newcomer(key: &NodeKey, name: &str, pin: KeyId, now: u64) -> Result<Self, TlsError> {
         let shown = newcomer_certificate(key, name, now)?;
         let identity = Arc::new(Identity::new(vec![shown], &key.to_der())?);
         Ok(Self { identity, trust: Trust::Pinned(pin), newcomers: false, revoked: Arc::default() })
     }
 
-    /// Who this process is.
+    /// The identity in this process's own certificate.
     pub fn party(&self) -> Arc<Party> {
         self.identity.party()
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Waker};
 
-/// Ends a connection, whatever it waits for.
+/// Ends a connection, also while it waits.
 #[derive(Debug, Default)]
 pub(crate) struct Cut {
     closing: AtomicBool,

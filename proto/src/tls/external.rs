@@ -1,5 +1,4 @@
-//! Certificates that somebody else's authority issues and renews: three files, as cert-manager mounts them, read again
-//! when they change.
+//! Certificates of an external authority: three files, as cert-manager mounts them, read again when they change.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use super::identity::{Identity, certificates, private_key};
 use super::verify::Authorities;
 use super::{Role, TlsError};
 
-/// Between two looks at the files.
+/// The time between two looks at the files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Where the three files are.
@@ -26,10 +25,10 @@ pub struct External {
 }
 
 impl External {
-    /// Reads them all.
+    /// Reads all three files.
     ///
     /// # Errors
-    /// A file is missing or no good, or the certificate is not one of a `role`.
+    /// A file is missing or invalid, or the certificate does not have the role `role`.
     pub fn load(&self, role: Role) -> Result<Credentials, TlsError> {
         let (chain, what) = (self.chain()?, name(&self.certificate));
         let key = private_key(&name(&self.key), &require(&self.key)?)?;

@@ -10,12 +10,12 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::TlsError;
 
-/// Rights of what is secret: its owner's.
+/// Permissions of secret files: for the owner only.
 const PRIVATE_FILE: u32 = 0o600;
 const PRIVATE_DIR: u32 = 0o700;
-/// Bytes of a file of ours; more is none.
+/// Limit of a file's bytes.
 const MAX_BYTES: u64 = 4 << 20;
-/// Between two looks at a lock that somebody has.
+/// The pause between two attempts to take a lock.
 const LOCK_LOOK: Duration = Duration::from_millis(20);
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> TlsError + '_ {
@@ -30,7 +30,7 @@ pub fn make_dir(path: &Path) -> Result<(), TlsError> {
     DirBuilder::new().recursive(true).mode(PRIVATE_DIR).create(path).map_err(failed(path))
 }
 
-/// Writes a file for its owner alone: whoever reads it sees the old one or all of the new one.
+/// Writes a file for its owner alone. A reader sees either the old file or all of the new one.
 ///
 /// # Errors
 /// [`TlsError::File`].
@@ -39,7 +39,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), TlsError> {
     part.push(".new");
     let part = Path::new(&part);
     let written = (|| {
-        // One that an earlier attempt left has rights that nobody knows.
+        // A file that an earlier attempt left has unknown permissions.
         match fs::remove_file(part) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -72,10 +72,10 @@ pub fn read(path: &Path) -> Result<Option<String>, TlsError> {
     Ok(Some(text))
 }
 
-/// As [`read`], of a file that must be there.
+/// The same as [`read`], for a file that must exist.
 ///
 /// # Errors
-/// As [`read`]; [`TlsError::File`] where there is none.
+/// As [`read`]; [`TlsError::File`] where the file does not exist.
 pub fn require(path: &Path) -> Result<String, TlsError> {
     let missing = || failed(path)(io::ErrorKind::NotFound.into());
     read(path)?.ok_or_else(missing)
@@ -89,7 +89,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits for the lock `path` for at most `patience`; `None` where somebody else keeps it.
+    /// Waits for the lock `path` for at most `patience`; `None` where another process keeps it.
     ///
     /// # Errors
     /// [`TlsError::File`].

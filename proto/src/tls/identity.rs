@@ -1,5 +1,5 @@
-//! What a process shows of itself: a certificate and its key. The certificate can be replaced while the process
-//! runs, the key cannot: connections, epochs and revocations go by it.
+//! A process's identity: a certificate and its key. The certificate can be replaced while the process runs, but the
+//! key cannot: connections, epochs and revocations refer to it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -14,7 +14,7 @@ use super::TlsError;
 use super::party::Party;
 use super::verify::party_of;
 
-/// What PEM calls a certificate (RFC 7468).
+/// The label of a certificate in PEM (RFC 7468).
 const CERTIFICATE: &str = "CERTIFICATE";
 
 /// A certificate and its key.
@@ -33,7 +33,7 @@ impl Identity {
     /// An identity; `chain` begins with its own certificate, and ends with the authority's.
     ///
     /// # Errors
-    /// The key is none that TLS can use, or the certificate has no role and name, or is another key's.
+    /// TLS cannot use the key, the certificate has no role and name, or it belongs to another key.
     pub fn new(
         chain: Vec<CertificateDer<'static>>,
         key: &PrivateKeyDer<'_>,
@@ -44,7 +44,7 @@ impl Identity {
         Ok(Self { key, shown })
     }
 
-    /// Who this process is.
+    /// The identity in the certificate.
     pub fn party(&self) -> Arc<Party> {
         self.shown().party
     }
@@ -98,7 +98,7 @@ impl ResolvesClientCert for Identity {
 /// All certificates of a PEM text; `what` names it in errors.
 ///
 /// # Errors
-/// There is none, or one that cannot be read.
+/// The text has no certificate, or an invalid one.
 pub fn certificates(what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let all = all.map_err(|e| TlsError::malformed(what, format!("is no PEM: {e}")))?;
@@ -117,7 +117,7 @@ pub(super) fn one_certificate(what: &str, pem: &str) -> Result<CertificateDer<'s
 /// The private key of a PEM text, of any kind that TLS can use; `what` names it in errors.
 ///
 /// # Errors
-/// There is none.
+/// The text has no private key.
 pub fn private_key(what: &str, pem: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(pem.as_bytes())
         .map_err(|e| TlsError::malformed(what, format!("has no private key in PEM: {e}")))

@@ -1,5 +1,5 @@
-//! Keys of processes, and what they are called: ECDSA over P-256, known by the SHA-256 of the public
-//! key as certificates carry it.
+//! Keys of processes and their ids. Keys are ECDSA over P-256; an id is the SHA-256 of the public key in the form
+//! that certificates have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,12 +41,12 @@ impl KeyId {
         Some(Self(bytes.try_into().ok()?))
     }
 
-    /// Its bytes.
+    /// The id's bytes.
     pub fn as_bytes(&self) -> &[u8; KEY_ID_BYTES] {
         &self.0
     }
 
-    /// Its beginning, for logs.
+    /// The beginning of the id, for logs.
     pub fn short(&self) -> String {
         let mut text = self.to_string();
         text.truncate(SHORT);
@@ -108,7 +108,7 @@ impl NodeKey {
         PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.0.serialize_der()))
     }
 
-    /// Its name.
+    /// The key's id.
     pub fn id(&self) -> KeyId {
         KeyId::of_spki(&self.0.subject_public_key_info())
     }
@@ -140,7 +140,7 @@ impl PublicKey {
         is_p256.then(|| Self(spki.to_vec()))
     }
 
-    /// Its name.
+    /// The key's id.
     pub fn id(&self) -> KeyId {
         KeyId::of_spki(&self.0)
     }
@@ -156,7 +156,7 @@ impl PublicKeyData for PublicKey {
     }
 }
 
-/// Bytes that nobody can guess, from the system.
+/// Random bytes of the system, for secrets.
 ///
 /// # Errors
 /// The system has none.

@@ -1,15 +1,13 @@
-//! Who is at the other end: keys, certificates of the cluster's own authority, and TLS 1.3 between
-//! processes.
+//! Authentication of peers: keys, certificates of the cluster's own authority, and TLS 1.3 between processes.
 //!
 //! A process is known by its **key**; a certificate says which role and name the cluster's authority
 //! gave to it, and for how long. Peers are dialled by address and verified by key and role, never by
 //! the name of a host.
 //!
-//! Reading order: [`key`] (keys and their ids) and [`party`] (roles and names), [`authority`] (issues
-//! certificates), [`token`] (what a new machine is given), [`files`] (what lies on disk), [`verify`]
-//! (whom a process believes) and [`revoked`] (whom it no longer does), [`identity`] (what it shows),
-//! [`credentials`] (all of these together, as TLS wants them), [`stream`] (the connection itself), [`words`]
-//! (what went wrong).
+//! Reading order: [`key`] (keys and their ids), [`party`] (roles and names), [`authority`] (issues certificates),
+//! [`token`] (for new machines), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
+//! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), [`stream`] (the
+//! connection itself), [`words`] (error messages).
 //!
 //! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
 
@@ -49,25 +47,25 @@ pub enum TlsError {
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     File {
-        /// Which.
+        /// The file's path.
         path: std::path::PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A file or a message does not hold what it should.
     #[error("{what}: {problem}")]
     Malformed {
-        /// Which file or message.
+        /// The file or the message.
         what: String,
-        /// What is wrong with it, and what would be right.
+        /// The problem, and a remedy.
         problem: String,
     },
-    /// The cryptography refuses.
+    /// A cryptographic operation failed.
     #[error("cannot {what}: {reason}")]
     Crypto {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// The library's reason.
+        /// The library's error.
         reason: String,
     },
 }

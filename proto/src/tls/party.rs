@@ -1,5 +1,5 @@
-//! Who a process is: its role and its name, as its certificate says them (`brigade://ROLE/NAME`), and
-//! how a coordinator's id is bound to its key.
+//! The identity of a process: role and name, as its certificate has them (`brigade://ROLE/NAME`). Also the rule that
+//! binds a coordinator's id to its key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,22 +12,22 @@ use super::key::{KeyId, PublicKey};
 const SCHEME: &str = "brigade://";
 /// Bytes of a party's name.
 pub const MAX_PARTY_NAME_BYTES: usize = 63;
-/// Between the parts of a coordinator's id. No name has one.
+/// The separator between the parts of a coordinator's id. No name has one.
 const SEPARATOR: char = ':';
 
-/// What a process may do.
+/// The role of a process, which decides what it may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Takes workers and gives them layers.
     Coordinator,
     /// Runs layers, and sends to the worker after it.
     Worker,
-    /// Nothing but to ask for a certificate: what a process says of its own key before it has one.
+    /// May only ask for a certificate: the role that a process claims before it has one.
     Newcomer,
 }
 
 impl Role {
-    /// As it stands in a certificate.
+    /// The role's name in certificates.
     pub fn name(self) -> &'static str {
         match self {
             Self::Coordinator => "coordinator",
@@ -52,14 +52,14 @@ impl FromStr for Role {
     }
 }
 
-/// Who a certificate was issued to.
+/// The owner of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Party {
-    /// What it may do.
+    /// The owner's role.
     pub role: Role,
-    /// What it is called.
+    /// The owner's name.
     pub name: String,
-    /// Its key.
+    /// The id of the owner's key.
     pub key: KeyId,
 }
 
@@ -69,15 +69,15 @@ impl fmt::Display for Party {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The peer at the other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Who {
-    /// A plain connection: anybody who may reach this socket.
+    /// A plain connection: any process that can reach this socket.
     #[default]
     Anybody,
-    /// Somebody whose certificate the cluster's authority signed.
+    /// A party whose certificate the cluster's authority signed.
     Known(Arc<Party>),
-    /// Somebody who has shown that it has this key, and nothing else.
+    /// A party that has proved that it has this key, and nothing else.
     Stranger(PublicKey),
 }
 
@@ -124,7 +124,7 @@ fn bound_parts(id: &str) -> Option<(&str, &str)> {
     Some((name, key))
 }
 
-/// What others are told of the coordinator `id`: its name where its certificate has one, never what tells its
+/// The name of the coordinator `id` that others may see: the name in its certificate, without the part that tells its
 /// processes apart.
 pub fn holder_name(id: &str) -> Option<String> {
     let (name, key) = bound_parts(id)?;

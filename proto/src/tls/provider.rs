@@ -16,7 +16,7 @@ static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     Arc::new(CryptoProvider { cipher_suites, ..default_provider() })
 });
 
-/// Them all.
+/// The provider of all algorithms.
 pub(super) fn provider() -> &'static Arc<CryptoProvider> {
     &PROVIDER
 }

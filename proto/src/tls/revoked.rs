@@ -1,5 +1,5 @@
-//! Keys that are no longer believed, and the connections that end with them: of each one that is open it
-//! is known whose it is, so that a lane of hours ends as soon as its peer is revoked.
+//! Revoked keys. Open connections are recorded by their peers' keys, so that even a lane of several hours ends as
+//! soon as its peer is revoked.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -23,7 +23,7 @@ impl Revoked {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).contains(key)
     }
 
-    /// All of them, one behind the other, as they cross the wire.
+    /// All revoked keys, one behind the other, as they cross the wire.
     pub fn to_bytes(&self) -> Vec<u8> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.iter().flat_map(|key| *key.as_bytes()).collect()
@@ -45,8 +45,8 @@ impl Revoked {
         self.end_connections();
     }
 
-    /// Believes these keys no longer either, and ends their connections. Beyond [`MAX_REVOKED`] a new key is
-    /// an error in the log: whoever said so many is asked to drop those that have ended.
+    /// Revokes these keys too, and ends their connections. Beyond [`MAX_REVOKED`] a new key is an error in the log,
+    /// which asks for expired ones to be dropped.
     pub fn add(&self, keys: &[KeyId]) {
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let new: Vec<KeyId> = keys.iter().filter(|key| !known.contains(key)).copied().collect();

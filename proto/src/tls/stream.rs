@@ -1,5 +1,4 @@
-//! One connection between processes: a socket, plain or under TLS, that knows who is at its other end and can be
-//! ended from outside.
+//! A connection between processes: a socket, plain or under TLS, that knows its peer and can be ended from outside.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -138,7 +137,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Plain connections only.
+    /// An offer of plain connections only.
     pub fn plain() -> Self {
         Self { tls: None, plain: true }
     }
@@ -183,7 +182,7 @@ pub struct Dialling {
 }
 
 impl Dialling {
-    /// As who `credentials` are, for whom is `expected`.
+    /// Prepares to dial the peer `expected` with these credentials.
     ///
     /// # Errors
     /// TLS cannot be set up.
@@ -192,11 +191,11 @@ impl Dialling {
         Ok(Self { config: credentials.client(expected)?, revoked })
     }
 
-    /// Shakes hands over a connection that was made, and waits for the server's first words: only they show that it
-    /// believes our certificate.
+    /// Performs the TLS handshake over an open connection, and waits for the server's first bytes, which alone prove
+    /// that it accepts our certificate.
     ///
     /// # Errors
-    /// It does not speak TLS, or one of the two does not believe the other.
+    /// The peer does not speak TLS, or one side refuses the other's certificate.
     pub(crate) async fn connect(&self, socket: Socket) -> io::Result<Transport> {
         let connector = TlsConnector::from(self.config.clone());
         let limit = |c: &mut rustls::ClientConnection| c.set_buffer_limit(Some(BUFFER_BYTES));
@@ -221,7 +220,7 @@ impl Dialling {
 pub struct Transport {
     stream: Layer,
     who: Who,
-    /// What was read before it was asked for.
+    /// Bytes that were read before the caller asked for them.
     early: BytesMut,
     cut: Arc<Cut>,
 }
@@ -233,7 +232,7 @@ enum Layer {
 }
 
 impl Transport {
-    /// A plain connection.
+    /// A plain connection over a socket.
     pub(crate) fn plain(socket: Socket, cut: Arc<Cut>) -> Self {
         let (stream, who) = (Layer::Plain(socket), Who::Anybody);
         Self { stream, who, early: BytesMut::new(), cut }
@@ -255,7 +254,7 @@ impl Transport {
         Ok(Self { stream: Layer::Tls(Box::new(stream)), who, early: BytesMut::new(), cut })
     }
 
-    /// Who is at the other end.
+    /// The peer at the other end.
     pub fn who(&self) -> &Who {
         &self.who
     }

@@ -1,4 +1,5 @@
-//! Who is believed, when, and what is said otherwise: keys and certificates without a network, then pairs of sockets.
+//! Tests of accepted and refused peers, and of the error messages: keys and certificates without a network, then
+//! pairs of sockets.
 
 use std::io;
 use std::sync::Arc;

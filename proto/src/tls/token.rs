@@ -1,6 +1,5 @@
-//! What a new machine is given: one word with the secret that lets it in once, and the hash of the
-//! authority's key, by which it knows that it talks to the right coordinator. It is
-//! `brg1_ID_SECRET_AUTHORITY`, all in hexadecimal.
+//! The token for a new machine: one word with a secret that lets it in once, and with the hash of the authority's
+//! key, which proves that the coordinator is the right one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +18,7 @@ pub const SECRET_BYTES: usize = 16;
 /// Longest text that is looked at as a token.
 const MAX_TOKEN_CHARS: usize = 256;
 
-/// A token.
+/// A parsed token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// Names it, in lists and logs. No secret.
@@ -41,7 +40,7 @@ impl Token {
     }
 }
 
-/// What is kept of a secret: whoever reads it cannot join with it.
+/// The hash of a secret, which is stored instead of it: a reader of the file cannot join with it.
 pub fn hash_secret(secret: &[u8]) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(digest(&SHA256, secret).as_ref());

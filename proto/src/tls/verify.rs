@@ -1,5 +1,5 @@
-//! Whom a process believes: certificates that the cluster's authority signed, that have not ended, and whose role
-//! is the one that is wanted. Names of hosts play no part.
+//! Verification of peers: their certificates must be signed by the cluster's authority, be valid now, and have the
+//! wanted role. Names of hosts play no part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,23 +27,23 @@ pub const CLOCK_SKEW_S: u64 = 300;
 /// Why a certificate is not believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Its time is over.
+    /// The certificate has expired.
     #[error("{}", expired_words(*.now, *.not_after))]
     Expired {
         /// This machine's clock, in seconds since the Unix epoch.
         now: u64,
-        /// Its last second.
+        /// The last second of its validity.
         not_after: u64,
     },
-    /// Its time has not begun.
+    /// The certificate is not valid yet.
     #[error("{}", not_yet_words(*.now, *.not_before))]
     NotYet {
         /// This machine's clock, in seconds since the Unix epoch.
         now: u64,
-        /// Its first second.
+        /// The first second of its validity.
         not_before: u64,
     },
-    /// Another authority signed it.
+    /// The certificate is signed by another authority.
     #[error("its certificate is of another cluster: join it with a token of this one")]
     OtherAuthority,
     /// The coordinator is not the one that the token is for.
@@ -51,18 +51,18 @@ pub enum Refused {
         "the coordinator there is not the one that made the token: its authority has another key"
     )]
     NotPinned,
-    /// It was revoked.
+    /// The key was revoked.
     #[error("its certificate was revoked")]
     Revoked,
-    /// It has another role.
+    /// The certificate has another role.
     #[error("it is a {is}, and a {wanted} was expected here")]
     Role {
-        /// What it is.
+        /// The peer's role.
         is: Role,
-        /// What it should be.
+        /// The wanted role.
         wanted: Role,
     },
-    /// It has another key.
+    /// The certificate has another key.
     #[error("its key is {is} and not {wanted}: another process has its address now")]
     Key {
         /// Beginning of its key's id.
@@ -70,7 +70,7 @@ pub enum Refused {
         /// Beginning of the id that was expected.
         wanted: String,
     },
-    /// It cannot be read, or has no role and name.
+    /// The certificate cannot be parsed, or has no role and name.
     #[error("its certificate is no good: {0}")]
     Malformed(String),
 }
@@ -93,7 +93,7 @@ pub(super) fn not_yet_words(now: u64, not_before: u64) -> String {
 }
 
 impl Refused {
-    /// As TLS reports it: the alert that says most to the peer, and what `words` needs here.
+    /// The error in TLS's form: the alert that tells the peer most, and the details for `words`.
     fn into_rustls(self) -> Error {
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         Error::InvalidCertificate(match self {
@@ -116,7 +116,7 @@ pub fn key_of(certificate: &CertificateDer<'_>) -> Option<KeyId> {
     Some(KeyId::of_spki(&parsed.subject_public_key_info()))
 }
 
-/// Role, name and key of a certificate, whoever signed it.
+/// Role, name and key of a certificate, without a check of its signature.
 ///
 /// # Errors
 /// [`Refused::Malformed`].
@@ -148,8 +148,8 @@ impl Authorities {
         Ok(Self(anchors))
     }
 
-    /// Who a certificate was issued to, if one of these signed it and it is good at `now`, in seconds since the
-    /// Unix epoch, give or take [`CLOCK_SKEW_S`].
+    /// The owner of a certificate, if one of these authorities signed it and it is valid at `now`, in seconds since
+    /// the Unix epoch, with a tolerance of [`CLOCK_SKEW_S`].
     ///
     /// # Errors
     /// [`Refused`].
@@ -201,12 +201,12 @@ impl Authorities {
     }
 }
 
-/// By what a process knows those it talks to.
+/// The basis on which a process trusts its peers.
 #[derive(Clone, Debug)]
 pub enum Trust {
-    /// By the authorities of its cluster.
+    /// The authorities of its cluster.
     Cluster(Authorities),
-    /// By the key of the authority, which a token has named: the peer shows the authority's certificate.
+    /// The key of the authority, which a token has named: the peer shows the authority's certificate.
     Pinned(KeyId),
 }
 
@@ -232,10 +232,10 @@ impl Trust {
     }
 }
 
-/// Who is expected where a process dials.
+/// The peer that a process expects where it dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Its role.
+    /// The peer's role.
     pub role: Role,
     /// Its key, where it is known.
     pub key: Option<KeyId>,
@@ -255,8 +255,8 @@ impl Expected {
     }
 }
 
-/// What both verifiers do alike: signatures of TLS 1.3 by the algorithms of [`provider`]. No other version is
-/// offered or taken.
+/// The common part of both verifiers: signatures of TLS 1.3 with the algorithms of [`provider`]. No other version is
+/// offered or accepted.
 macro_rules! verifies_signatures {
     () => {
         fn verify_tls12_signature(
@@ -284,7 +284,7 @@ macro_rules! verifies_signatures {
     };
 }
 
-/// Believes servers.
+/// Verifies servers' certificates.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub trust: Trust,
@@ -312,11 +312,11 @@ impl ServerCertVerifier for Servers {
     verifies_signatures!();
 }
 
-/// Believes clients.
+/// Verifies clients' certificates.
 #[derive(Debug)]
 pub(super) struct Clients {
     pub trust: Trust,
-    /// Whether somebody without a certificate of the cluster gets in, to ask for one.
+    /// Whether a party without a certificate of the cluster is let in, to ask for one.
     pub newcomers: bool,
     pub revoked: Arc<Revoked>,
 }
@@ -365,7 +365,7 @@ pub fn public_key_of(certificate: &CertificateDer<'_>) -> Option<PublicKey> {
     PublicKey::from_spki(&parsed.subject_public_key_info())
 }
 
-/// Who showed a certificate that a handshake has accepted.
+/// The owner of a certificate that a handshake has accepted.
 pub(super) fn who_of(certificate: &CertificateDer<'_>) -> Option<Who> {
     let party = party_of(certificate).ok()?;
     if party.role != Role::Newcomer {

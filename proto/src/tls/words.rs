@@ -1,4 +1,4 @@
-//! What went wrong with a connection over TLS, in words that say what to do. TLS itself has numbers.
+//! Error messages about TLS connections that say what to do. TLS itself has numbers only.
 
 use std::error::Error as StdError;
 
@@ -6,14 +6,14 @@ use rustls::{AlertDescription, CertificateError, Error};
 
 use super::verify::{Refused, expired_words, not_yet_words};
 
-/// What kind of trouble it is.
+/// The kind of trouble with a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// In words.
+    /// The message.
     pub words: String,
     /// The peer does not speak TLS at all.
     pub is_plain: bool,
-    /// One of the two does not believe the other: trying again changes nothing.
+    /// Whether one side refuses the other's certificate: trying again changes nothing.
     pub is_refusal: bool,
 }
 

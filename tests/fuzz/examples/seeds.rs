@@ -80,7 +80,7 @@ fn cluster() -> Result<(), Box<dyn Error>> {
     Ok(save("certificates", "revoked", key.id().as_bytes())?)
 }
 
-/// What a hub answers, a manifest, a lock, names; requests to fetch; a file of options.
+/// Answers of a hub, a manifest, a lock, names, requests to fetch, and a configuration file.
 fn names() -> Result<(), Box<dyn Error>> {
     let hash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     save("hub", "listing", LISTING.replace("HASH", hash).as_bytes())?;

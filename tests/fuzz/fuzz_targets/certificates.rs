@@ -1,5 +1,5 @@
-//! Certificates that strangers show, before anybody knows who signed them, and lists of revoked keys: an answer for any
-//! bytes, and nobody is believed whom the authority did not sign.
+//! Certificates of strangers, before their signer is known, and lists of revoked keys. Any bytes get an answer, and
+//! no certificate is accepted that the authority did not sign.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ fn cluster() -> &'static (Authorities, Der) {
     })
 }
 
-// The first two bytes say where the node's certificate is changed, and how; the rest is a certificate of its own.
+// The first two bytes say where the node's certificate is changed, and how. The rest is a certificate of its own.
 fuzz_target!(|bytes: &[u8]| {
     let (authorities, own) = cluster();
     let shown = Der::from(bytes.to_vec());

@@ -1,5 +1,5 @@
-//! Control messages of peers, counted before they are decoded: what passes the count decodes or is refused, and what
-//! decodes survives being encoded again.
+//! Control messages of peers, counted before they are decoded. A message that passes the count is decoded or refused,
+//! and a decoded message survives being encoded again.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What a coordinator has a worker fetch, from a source or from other workers, and what these are asked for: counted, decoded,
+//! Orders to fetch tensors, from a source or from other workers, and requests between workers: counted, decoded,
 //! checked.
 
 #![no_main]

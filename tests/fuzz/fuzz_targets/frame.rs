@@ -1,5 +1,5 @@
-//! Fuzzes messages of peers, which are decoded and checked as a worker does it. Whatever the bytes are, there
-//! is an answer. What is accepted can be converted, and keeps to the limits.
+//! Messages of peers, decoded and checked as a worker does it. Any bytes get an answer. Accepted messages can be
+//! converted, and keep to the limits.
 
 #![no_main]
 

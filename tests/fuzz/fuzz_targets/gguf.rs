@@ -1,5 +1,4 @@
-//! Fuzzes GGUF files and packed headers. Whatever the bytes are, there is an answer. Of a file that opens,
-//! everything can be read.
+//! GGUF files and packed headers. Any bytes get an answer. Everything can be read of a file that opens.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Bodies of HTTP requests: whatever the bytes, a request or an error in OpenAI's shape that names what is wrong.
+//! Bodies of HTTP requests. Any bytes give a request, or an error in OpenAI's shape that names the problem.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! What hubs and registries answer, what `models.lock` says, and names of models: whatever stands there, something that leads
-//! to no other folder, or an error.
+//! Answers of hubs and registries, `models.lock`, and names of models. Any text gives an error, or a result that
+//! leads to no other folder.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The file of API keys: whatever its text, keys that are in order or what is wrong with it.
+//! The file of API keys. Any text gives valid keys, or an error.
 
 #![no_main]
 

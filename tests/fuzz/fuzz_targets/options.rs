@@ -1,4 +1,4 @@
-//! The file of options: whatever its text, it is right, or what is wrong has a line of the text.
+//! The configuration file. Any text is valid, or each problem has a line of the text.
 
 #![no_main]
 

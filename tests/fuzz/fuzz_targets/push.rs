@@ -9,7 +9,7 @@ use brigade_worker::machine::reading_threads::Pool;
 use brigade_worker::weights::cache::Cache;
 use libfuzzer_sys::fuzz_target;
 
-/// What the blob holds.
+/// The contents of the blob.
 const BLOB: &[u8] = b"the bytes of a tensor, which are known by their hash";
 
 fn cache() -> &'static Cache {

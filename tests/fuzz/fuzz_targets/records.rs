@@ -1,5 +1,4 @@
-//! Records of prefixes, which lie on the disk. The target puts the right hash behind a head, because no fuzzer finds one.
-//! The first byte says how many of the last ones are those of records.
+//! Records of prefixes, which are read from the disk.
 
 #![no_main]
 

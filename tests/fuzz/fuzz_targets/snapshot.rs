@@ -1,5 +1,4 @@
-//! States of sequences, which travel between workers and lie in files. The target puts the right hash behind the
-//! bytes, because no fuzzer finds one.
+//! States of sequences, which travel between workers and are read from files.
 
 #![no_main]
 

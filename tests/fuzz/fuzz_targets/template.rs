@@ -1,5 +1,5 @@
-//! Chat templates, which come with models, and conversations, which come from clients: whatever both are, a text
-//! within the limits or an error. The part before the first zero byte is the template.
+//! Chat templates, which come with models, and conversations, which come from clients. Any pair gives a text within
+//! the limits, or an error.
 
 #![no_main]
 

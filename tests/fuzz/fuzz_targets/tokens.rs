@@ -1,5 +1,5 @@
-//! Words that let a machine in, ids of keys, and names of nodes: what is read is written as it was, and nothing else is
-//! one.
+//! Tokens of machines, ids of keys, and names of nodes. A text that parses is written back unchanged, and nothing
+//! else parses.
 
 #![no_main]
 
@@ -19,7 +19,7 @@ fuzz_target!(|text: &str| {
         assert_eq!(key.to_string(), text);
     }
     let key = KeyId::of_spki(b"a key");
-    // Nobody's words stand for another key.
+    // No such words stand for another key.
     let other = Party { role: Role::Coordinator, name: "desk".to_owned(), key };
     assert!(!is_of_key(text, &key) || text.contains(&key.to_string()));
     assert!(!Who::Known(other.into()).speaks_for(text) || text.contains(&key.to_string()));

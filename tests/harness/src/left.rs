@@ -1,16 +1,16 @@
-//! What a test program's processes leave behind: the workers of a server that was killed, for example.
+//! Processes that a test program leaves behind, for example the workers of a killed server.
 
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// How long processes may take to notice, on a busy machine, that who has started them has gone.
+/// How long processes may take to notice, on a busy machine, that their parent has gone.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// From now on, a process whose parent ends becomes a child of this one.
 pub fn take_in() {
-    // Where the system has no such thing, what is left behind is not known.
+    // On a system without it, processes that are left behind are not known.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
@@ -26,7 +26,7 @@ pub fn ended_within(within: Duration) -> Vec<String> {
         thread::sleep(Duration::from_millis(20));
     }
     let mut left = Vec::new();
-    // What a killed one leaves behind is killed as well.
+    // Processes that a killed one leaves behind are killed as well.
     loop {
         let pids = alive();
         if pids.is_empty() {
@@ -41,7 +41,7 @@ pub fn ended_within(within: Duration) -> Vec<String> {
     }
 }
 
-/// Children that run. Those that have ended are waited for.
+/// Children that still run. Those that have ended are waited for.
 fn alive() -> Vec<Pid> {
     let mut alive = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -24,11 +24,11 @@
 //! A function that is in no list is dead code, and so is a list that is not in `main.rs`; the lints reject both. An attribute
 //! `#[test]` means nothing here, and hides its function from the lints: the repository's own rules reject it.
 //!
-//! Whatever a test starts ends with it. The program takes in what its processes have left behind, and fails with the names
-//! of those that do not end: whoever reads its output through a pipe would wait for them for ever.
+//! All processes that a test starts end with it. The program adopts processes that are left behind, and fails with
+//! the names of those that do not end: a reader of its output through a pipe would wait for them for ever.
 //!
-//! Arguments are those of every test program. A process of its own for each test is not needed: what a test starts has names
-//! that no other test uses, and what measures its own process is `alone`.
+//! Arguments are those of every test program. Tests need no processes of their own: they use different names for
+//! everything that they start, and tests that measure their own process are `alone`.
 
 use std::num::NonZero;
 use std::panic::catch_unwind;
@@ -46,7 +46,7 @@ mod left;
 /// A test that takes longer is named while it runs, so that one that hangs is known.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What one test of some that run at once needs of the machine.
+/// A test's use of the machine, which decides what may run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// It waits, most of the time: for other processes, or for time to pass.
@@ -71,12 +71,12 @@ impl Class {
     }
 }
 
-/// A test. [`tests!`] makes them.
+/// A test with its name and class. [`tests!`] makes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
     /// Its name in its module.
     pub name: &'static str,
-    /// What may run beside it.
+    /// The class of the test.
     pub class: Class,
     /// Why it runs only when that is asked for.
     pub ignored: Option<&'static str>,
@@ -112,7 +112,7 @@ macro_rules! modules {
 struct Named {
     name: String,
     test: Test,
-    /// What `--ignored` and its like leave of it.
+    /// Whether it is to run, by `--ignored` and similar options.
     is_run: bool,
 }
 
@@ -164,7 +164,7 @@ fn selected(modules: &[(&str, &[Test])], arguments: &Arguments) -> (Vec<Named>, 
         modules.iter().flat_map(|(module, tests)| tests.iter().map(move |t| (module, t)))
     {
         let name = format!("{module}::{}", test.name);
-        // What the arguments mean is that crate's to say.
+        // That crate interprets the arguments.
         let trial = Trial::test(name.clone(), || Ok(())).with_ignored_flag(test.ignored.is_some());
         if arguments.is_filtered_out(&trial) {
             n_filtered += 1;

@@ -1,5 +1,5 @@
-//! Malformed model files and requests: each gets an answer that says what is wrong, and none a crash. Frames
-//! between workers have their own list in the worker's tests (`lane.rs`).
+//! Malformed model files and requests: each gets an error that names the problem, and none a crash. Frames between
+//! workers have their own list in the worker's tests (`lane.rs`).
 
 use std::path::Path;
 
@@ -102,7 +102,7 @@ fn malformed_files_are_refused_with_the_field() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// What `logits` says about a file it must refuse.
+/// The error of `logits` for a file that it must refuse.
 fn refusal(path: &Path) -> String {
     let path = path.to_str().unwrap();
     let out = Path::new(path).with_extension("npy");

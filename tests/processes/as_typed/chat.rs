@@ -1,4 +1,4 @@
-//! `brigade chat`, as a person and as a pipe: with a server, and over a line of its own.
+//! `brigade chat`, used by a person and by a pipe: with a server, and over a line of its own.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -349,7 +349,8 @@ fn workers_may_join() {
     assert!(server.process.children().is_empty(), "no local workers were started");
 }
 
-/// A worker may write to its own folder alone, and so that is where a driver keeps what it compiled, unless the user says.
+/// A worker may write to its own folder alone, so a driver keeps its compiled shaders there, unless the user chooses
+/// another place.
 fn drivers_keep_what_they_compiled_in_the_workers_folder() {
     if !cfg!(target_os = "linux") {
         return;

@@ -1,4 +1,4 @@
-//! Control vectors over real workers, and what a command refuses.
+//! Control vectors over real workers, and refusals of commands.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! Documents: how long they are, where they link to, that the manual has all its pages, and that command lines do what
-//! stands there. A fenced block of `sh` is run, line by line, against real processes; words behind `sh` name the machines
-//! that it runs on. A block of `sh not-run` is not. A block whose second word is a file's name, such as `toml three.toml`,
-//! is that file, on the machines that are named behind it.
+//! Documents: their lengths and links, the completeness of the manual, and that command lines do what the text says.
+//! A fenced block of `sh` is run, line by line, against real processes; words behind `sh` name the machines that it
+//! runs on. A block of `sh not-run` is not. A block whose second word is a file's name, such as `toml three.toml`, is
+//! that file, on the machines that are named behind it.
 //!
 //! Each page has a folder, and each machine of it one within: its home, its data, its files.
 
@@ -18,15 +18,15 @@ use brigade_tests::up_share::free_address;
 /// Longest documents at the root: lines, words.
 const LONGEST: [(&str, usize, usize); 2] =
     [("README.md", 150, 1500), ("ARCHITECTURE.md", 250, 3500)];
-/// What a newcomer does: every line of these is run.
+/// The pages for newcomers: every command line of these is run.
 const ALL_RUN: [&str; 3] = ["README.md", "docs/quickstart.md", "docs/cluster.md"];
 /// Histories, whose commands are those of their time.
 const OF_THEIR_TIME: [&str; 2] = ["CHANGELOG.md", "tests/benches/history/"];
-/// What explains the program's messages.
+/// The page that explains the program's messages.
 const MESSAGES: &str = "docs/troubleshooting.md";
 /// How each page of the manual begins, behind its heading.
 const PROMISE: &str = "After this page you ";
-/// Lines that are left out of what is run, by how they begin, and why.
+/// Beginnings of lines that are not run, with the reasons.
 const LEFT_OUT: [(&str, &str); 3] = [
     ("install ", "it writes to the system's folders"),
     ("cargo build ", "the binary that is run here was built so"),
@@ -241,7 +241,7 @@ fn without_curl(place: &str, line: &str) {
 struct Page {
     /// Holds a folder for each machine.
     dir: PathBuf,
-    /// What stands in the page, and what takes its place.
+    /// Texts of the page, with their replacements.
     table: Vec<(&'static str, String)>,
     /// Servers and workers by machine and command. One that is started again takes the place of the one before.
     running: BTreeMap<(String, &'static str), Running>,
@@ -251,7 +251,7 @@ impl Page {
     fn new(name: &str) -> Self {
         let of = format!("brigade-documents-{}-{}", std::process::id(), name.replace('/', "-"));
         let dir = std::env::temp_dir().join(of);
-        // What a killed test has left.
+        // Remains of a test that was killed.
         let _ = fs::remove_dir_all(&dir);
         let https = free_address();
         let port = https.rsplit(':').next().unwrap_or_default();
@@ -268,7 +268,7 @@ impl Page {
         Self { dir, table, running: BTreeMap::new() }
     }
 
-    /// A machine's folder, with what the page takes for granted.
+    /// A machine's folder, with the files that the page assumes.
     fn folder(&self, machine: &str) -> PathBuf {
         let folder = self.dir.join(machine);
         if !folder.exists() {
@@ -298,7 +298,7 @@ impl Page {
         command
     }
 
-    /// Runs one line.
+    /// Runs one command line.
     fn run(&mut self, place: &str, machine: &str, line: &str) {
         if let Some((_, why)) = LEFT_OUT.iter().find(|(begin, _)| line.starts_with(begin)) {
             println!("{place}: left out, since {why}: {line}");
@@ -334,13 +334,13 @@ impl Page {
     /// The line as it is run.
     fn put_in(&self, machine: &str, line: &str) -> String {
         let mut line = self.with_own_addresses(line);
-        // What differs between machines by itself differs here by options.
+        // Properties that differ between real machines are set here by options.
         let at = ["desk", "lab", "attic"].iter().position(|name| *name == machine);
         if let (true, Some(at)) = (line.starts_with("brigade worker --"), at) {
             let listen = &self.table[2 + at].1;
             line.push_str(&format!(" --listen {listen} --name {machine} --threads 1"));
         }
-        // Nobody makes a cluster for workers of its own machine, unless a data folder is named.
+        // No cluster is made for workers of the same machine, unless a data folder is named.
         let is_cluster = line.contains("--control") || line.contains("--config");
         if line.starts_with("brigade serve") && is_cluster {
             line.push_str(" --data-dir ~/.local/share/brigade");

@@ -1,5 +1,5 @@
-//! What a new user meets first. Prompts come in every form. Messages name a file once and say what would
-//! help. Files are not replaced. Models may be damaged, or unable to run.
+//! The first steps of a new user. Prompts come in every form. Messages name a file once and say what would help.
+//! Files are not replaced. Models may be damaged, or unable to run.
 
 use std::io::Write;
 use std::path::PathBuf;

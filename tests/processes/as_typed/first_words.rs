@@ -1,5 +1,5 @@
-//! What a new user is told: who is there and what is lacking, and which port or CPU is wrong. Advice suffices
-//! when it is followed. The log has one line for each request.
+//! Messages to a new user: the workers that are there, the resource that is lacking, the port or CPU that is wrong.
+//! Advice suffices when it is followed. The log has one line for each request.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 /// How long anything may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a server says before its address.
+/// The beginning of a server's ready line.
 const SERVING: &str = "brigade serve listening on ";
 
-/// What a worker says before its address.
+/// The beginning of a worker's ready line.
 const READY: &str = "brigade worker ready on ";
 
 fn scratch(name: &str) -> PathBuf {
@@ -116,7 +116,7 @@ fn a_wrong_port_is_called_that() {
     let worker = join(&http);
     let words = ["cannot join", "speaks HTTP: is it serve's --listen instead of its --control?"];
     wait_for("the explanation", || lines(&log, &words).pop());
-    // A worker's port speaks gRPC, and nobody can join there.
+    // A worker's port speaks gRPC, and a worker cannot join there.
     let other = worker.ready.trim().to_owned();
     let log = scratch("port2.log");
     let args = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--join", &other];
@@ -183,7 +183,7 @@ fn advised(error: &str) -> Vec<String> {
 }
 
 fn advice_that_is_followed_makes_the_model_fit() {
-    // What is asked for, and a machine's memory: too much KV cache, too many states, too large ubatches.
+    // A demand beyond a machine's memory: too much KV cache, too many states, too large ubatches.
     let cases = [
         ("llama", "185M", vec!["--ctx", "65536"]),
         ("llama", "112M", vec!["--ubatch", "2048"]),

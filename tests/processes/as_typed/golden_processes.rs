@@ -1,7 +1,7 @@
-//! The golden models through the commands that a user runs, over real worker processes. `logits` and `run
-//! --ids` give the bits of one stage in this process, and llama.cpp's tokens. Which models are asked for every day:
-//! of the repository's, those that are files, and those that send more across a cut than a row of the stream. The others
-//! are so at night; `golden` compares all of them at every split, in one process.
+//! The golden models through the commands that a user runs, over real worker processes. `logits` and `run --ids` give
+//! the bits of one stage in this process, and llama.cpp's tokens. Every day this runs the repository's models that
+//! are files, and those that send more across a cut than the hidden row. The others run at night; `golden` compares
+//! all of them at every split, in one process.
 //!
 //! Each worker computes on the op table that it finds best, or on the one that `BRIGADE_TEST_KERNELS` names.
 

@@ -1,4 +1,4 @@
-//! What the processes of a line log: a request's id is in all of them, and an orderly end alarms nobody.
+//! The logs of a line's processes: a request's id is in all of them, and an orderly end logs no warning.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Commands as a user types them, and what documents say of them.
+//! Commands as a user types them, and as documents describe them.
 
 pub mod bad_input;
 pub mod binary;

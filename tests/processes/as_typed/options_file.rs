@@ -1,4 +1,5 @@
-//! The file of options: what counts before what, what is wrong and where, and that servers and workers run from it.
+//! The configuration file: precedence of options, problems with their places, and servers and workers that run from
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(120);
 const SERVING: &str = "brigade serve listening on ";
 const READY: &str = "brigade worker ready on ";
-/// What the program takes from its environment: here it has what a test gives.
+/// Variables that the program reads: here it has only those that a test sets.
 const VARIABLES: [&str; 5] =
     ["BRIGADE_CONFIG", "BRIGADE_DATA_DIR", "BRIGADE_MODEL", "BRIGADE_SPEED", "BRIGADE_TOKEN"];
 
@@ -25,7 +26,7 @@ impl Scratch {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("brigade-options-{}-{n}", std::process::id()));
-        // What a killed test has left.
+        // Remains of a test that was killed.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         Self(dir)
@@ -67,7 +68,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What `config show` has for one option of a command line: its value and where it comes from.
+/// The value of one option of a command line in `config show`, and its source.
 fn shown(line: &[&str], key: &str, variables: &[(&str, &str)], file: &Path) -> (Value, String) {
     let args = [&["config", "show", "--json", "--config", file.to_str().unwrap()], line].concat();
     let output = output(&args, variables);
@@ -134,13 +135,13 @@ fn a_switch_of_the_file_is_turned_off_by_a_flag_or_a_variable() {
     assert_eq!(serve(&["--offline=false"], "offline", &[("BRIGADE_OFFLINE", "1")]), off);
     let variable = (json!(false), "environment variable BRIGADE_OFFLINE".to_owned());
     assert_eq!(serve(&[], "offline", &[("BRIGADE_OFFLINE", "0")]), variable);
-    // What is turned off excludes nothing.
+    // A switch that is turned off excludes nothing.
     assert_eq!(serve(&["--fast-math=false", "--no-coopmat"], "no-coopmat", &[]).0, json!(true));
     let refused = output(&["serve", "--push=maybe"], &[]);
     assert_eq!(refused.status.code(), Some(2), "{}", errors(&refused));
 }
 
-/// What is wrong with a file, the line where that stands, and what its message has to have in it.
+/// Faulty files, each with the line of the problem, and with words that its message must have.
 const WRONG: [(&str, &str, usize, &str); 20] = [
     ("a misspelt option", "version = 1\n[serve]\nlisen = \"a:1\"\n", 3, "did you mean \"listen\""),
     ("an underscore", "version = 1\n[serve]\nmax_seqs = 4\n", 3, "did you mean \"max-seqs\""),
@@ -330,7 +331,7 @@ fn is_up(server: &Running) -> bool {
     get(&format!("{}/health", server.admin())).is_ok_and(|reply| reply.status == 200)
 }
 
-/// What a server answers to who asks for `model`.
+/// The answer of a server to a request for `model`.
 fn asked(server: &Running, model: &str) -> (u16, Value) {
     let begin = Instant::now();
     while !is_up(server) {
@@ -360,11 +361,11 @@ fn one_file_starts_the_server_and_the_workers_that_join_it() {
     let server = Running::spawn(command(&["serve"], &[config]), SERVING);
     scratch.write("credentials/token", &cluster.join_line(&["--uses", "2"]));
     let credentials = ("CREDENTIALS_DIRECTORY", &*scratch.path("credentials"));
-    // Outside of a service nobody has set the folder.
+    // Outside of a service the folder is not set.
     let refused = output(&["worker"], &[config]);
     assert!(errors(&refused).contains("$CREDENTIALS_DIRECTORY is not set"), "{}", errors(&refused));
     let worker = |name: &str| {
-        // What differs between machines is the data folder.
+        // The machines differ in their data folders.
         let data = cluster.data(name);
         let variables = [config, credentials, ("BRIGADE_DATA_DIR", &*data)];
         Running::spawn(command(&["worker", "--name", name], &variables), READY)

@@ -36,7 +36,7 @@ fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("brigade-perplexity-{}-{name}", std::process::id()))
 }
 
-/// What the command prints, with f32 in the cache.
+/// The output of the command, with f32 in the cache.
 fn perplexity(more: &[&str]) -> Value {
     let (model, text) = (model(), text());
     let (ctx, chunks) = (CTX.to_string(), CHUNKS.to_string());

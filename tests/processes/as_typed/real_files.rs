@@ -1,5 +1,5 @@
-//! Files as they are in the wild: chat templates that are no Jinja, numbers of other types, the tensors of an encoder
-//! for images beside the text's. And a machine without a home.
+//! Model files as they occur in practice: chat templates that are not valid Jinja, numbers of other types, tensors of
+//! an image encoder beside the text's. Also a machine without a home folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -48,7 +48,7 @@ fn runs(file: &str, more: &[&str]) -> Output {
     run(&[&start[..], more].concat())
 }
 
-/// Writes a template that is none.
+/// Writes an invalid template.
 type Broken<'a> = &'a dyn Fn(&mut GgufWriter);
 
 fn a_bad_template_is_told_to_chats_alone() {
@@ -166,7 +166,7 @@ fn an_encoder_of_images_beside_the_text_is_left_where_it_is() {
         serde_json::from_slice(&run(&["inspect", &file, "--json"]).stdout).unwrap();
     assert!(inspected["cannot_run"].is_null(), "{inspected}");
     assert!(inspected["notes"][0].as_str().unwrap().contains("images"), "{inspected}");
-    // A tensor that nobody knows is another matter: whoever opens the file says so.
+    // An unknown tensor is another matter: opening the file is refused.
     rewrite::model(&golden(), Path::new(&file), &mut |_, _, _| false, &[("x.weight", &[8])]);
     let inspected: Json =
         serde_json::from_slice(&run(&["inspect", &file, "--json"]).stdout).unwrap();
@@ -177,7 +177,7 @@ fn an_encoder_of_images_beside_the_text_is_left_where_it_is() {
     }
 }
 
-/// As a service runs: no home, and no folder that the environment names.
+/// Runs without a home, and without any folder in the environment, like a service.
 fn homeless(args: &[&str], temporary: &Path) -> Output {
     without_home(args, temporary).output().unwrap()
 }
@@ -229,7 +229,7 @@ fn nothing_here_needs_a_home() {
     }
 }
 
-/// Runs a command whose output and whose remarks nobody reads.
+/// Runs a command whose output and remarks are not read.
 fn unread(args: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(brigade());
     command.env("BRIGADE_DATA_DIR", std::env::temp_dir().join("brigade-test-unread"));

@@ -1,4 +1,4 @@
-//! Models by name.
+//! Tests of models by name.
 
 pub mod names;
 pub mod names_bad;

@@ -22,7 +22,7 @@ fn a_model_is_fetched_once_and_gives_the_same_as_its_file() {
         assert_eq!(token, (request.host == "hub").then_some(&bearer), "{request:?}");
     }
     assert!(seen.iter().any(|request| request.host == "second"));
-    // From now on nobody is asked, whichever way the name is written.
+    // From now on no server is asked, whichever way the name is written.
     for name in [NAME, "hf.co/user/repo:q8_0"] {
         assert_eq!(machine.ids(name), by_path);
         assert!(machine.hub.seen().is_empty(), "{name}");
@@ -240,7 +240,7 @@ fn addresses_and_registries_are_names_too() {
     assert!(!lock.contains("a-secret") && lock.contains("/files/"), "{lock}");
 }
 
-/// What starting by name costs on a warm cache, beside the same file by path: prints pairs.
+/// The time of a start by name on a warm cache, beside the same file by path. Prints pairs.
 fn a_name_starts_as_fast_as_a_path() {
     const PAIRS: usize = 20;
     let machine = Machine::with(&[]);
@@ -272,7 +272,7 @@ fn a_name_starts_as_fast_as_a_path() {
     let (mut by_name, mut by_path) = (Vec::new(), Vec::new());
     // The first of each is not counted: it reads the file.
     for pair in 0..=PAIRS {
-        // Which goes first changes, so that what else happens here favours neither.
+        // The order alternates, so that other load favours neither.
         let (a, b) = match pair % 2 {
             0 => (started(NAME), started(path)),
             _ => {

@@ -1,4 +1,4 @@
-//! What is wrong with a name, a hub or a disk: each is an answer that says what to do, and nothing that is there is lost.
+//! Problems with a name, a hub or a disk: each gives an error with a remedy, and no existing file is lost.
 
 use std::process::Command;
 
@@ -173,7 +173,7 @@ fn a_lock_of_another_version_or_cut_in_half_stops_by_name() {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
     assert_eq!(machine.hub.sent(), model().len() as u64);
-    // What it says helps: nothing is fetched again.
+    // The remedy works: nothing is fetched again.
     std::fs::remove_file(&path).unwrap();
     machine.ids(NAME);
     assert_eq!(machine.hub.sent(), 0);

@@ -1,5 +1,5 @@
-//! What other programs have downloaded is used where it lies and never deleted; what brigade has fetched goes when nobody
-//! uses it, and nothing else does.
+//! Files of other programs are used in place and never deleted. Files that brigade has fetched are deleted when no
+//! process uses them, and nothing else is.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -143,7 +143,7 @@ fn models_are_listed_and_pruned_when_nobody_uses_them() {
     let kept = configured.env("BRIGADE_MODEL", "hf:user/repo:Q8_0").output().unwrap();
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.contains("the configuration names it") && kept.contains("0 files"), "{kept}");
-    // So does a file of options; and of a wrong one nobody knows what it names.
+    // A file of options keeps models as well. If it cannot be parsed, its models are unknown.
     let file = machine.dir.join("brigade.toml");
     for (text, says) in [
         (
@@ -229,7 +229,8 @@ fn a_folder_that_two_have_keeps_what_either_names() {
     done("desk", &["pull", NAME]);
     let files = machine.files("shared");
     let all = ["prune", "--unused-since", "0", "--yes"];
-    // Whose lock does not name it does not delete it, and whose does not either while another's does.
+    // A server whose lock does not name the file does not delete it, and neither does one while another lock names
+    // it.
     assert!(done("lab", &all).contains("0 files"));
     done("lab", &["pull", NAME]);
     let said = done("lab", &["rm", NAME]);
@@ -254,7 +255,7 @@ fn ends_of_downloads_and_files_of_others_in_the_folder() {
     let machine = Machine::with(&[(PATH, File::new(model()))]);
     machine.hub.mood(Mood::Dead(300_000, 1));
     machine.error(&["pull", NAME]);
-    // What brigade did not put there stays.
+    // Files that brigade did not put there stay.
     std::fs::write(machine.models().join("mine.gguf"), "x").unwrap();
     assert_eq!(machine.files("data/models").len(), 3);
     let said = machine.out(&["prune", "--unused-since", "0", "--yes"]);

@@ -8,7 +8,8 @@ use brigade_tests::hub::{File, Mood, sha256};
 use brigade_tests::named::{Machine, NAME, PATH, model};
 use brigade_tests::process::{Running, brigade};
 
-/// What the coordinator receives at most: the beginning of the file, and one byte for each address that it asks for.
+/// The most that the coordinator may receive: the beginning of the file, and one byte for each address that it asks
+/// for.
 const HEAD_BYTES: u64 = (256 << 10) + 16;
 
 /// A worker that reads no model files and keeps what it is sent in `cache`. `proxy`: all it asks goes there.
@@ -24,7 +25,7 @@ pub fn worker(cache: &Path, proxy: Option<&str>) -> Running {
     Running::spawn(command, brigade_worker::run::READY_PREFIX)
 }
 
-/// What a line of these workers is asked for; each has a third of the layers, or what `split` says.
+/// The arguments of a line of these workers. Each has a third of the layers, or its part of `split`.
 pub fn args<'a>(workers: &'a [Running], split: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut args =
         vec!["run", "-m", NAME, "--tokens", "1,266,278", "-n", "8", "--temp", "0", "--ids"];
@@ -74,7 +75,7 @@ fn each_worker_fetches_its_own_layers_and_the_coordinator_none() {
     let lock: serde_json::Value = serde_json::from_str(&lock).unwrap();
     let seen = lock["tensors"][sha256(&model())].as_object().unwrap();
     assert_eq!(seen.len(), gguf.tensors().len());
-    // The second time everybody has what it needs, and nobody is asked.
+    // The second time every worker has its blobs, and no server is asked.
     assert_eq!(machine.out(&line), by_path);
     assert_eq!((machine.hub.sent(), machine.hub.seen().len()), (0, 0));
 }
@@ -104,7 +105,7 @@ fn a_worker_without_a_way_out_is_pushed_to() {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), by_path);
         assert_eq!(said.contains("cannot fetch its weights"), proxy.is_some(), "{said}");
         assert!(!said.contains("a-signature"), "{said}");
-        // Its layers and no others came by way of the coordinator, which keeps none of them.
+        // Only its own layers came by way of the coordinator, which keeps none of them.
         let (sent, whole) = (machine.hub.sent(), model().len() as u64);
         assert!(sent < whole + HEAD_BYTES + whole / 50, "{sent} of {whole}");
         let here = machine.files("data/models");
@@ -163,7 +164,7 @@ fn what_a_dead_worker_has_of_a_tensor_goes_on_as_the_same_state_only() {
     for is_same in [true, false] {
         let machine = Machine::new();
         let cache = machine.dir.join("cache");
-        // The beginning comes for the coordinator, and a piece for the worker; then nobody answers any more.
+        // The coordinator gets the beginning, and the worker a piece; then the server does not answer any more.
         machine.hub.mood(Mood::Dead(300_000, 3));
         let workers = [worker(&cache, None)];
         machine.error(&args(&workers, "1", &[]));

@@ -1,5 +1,4 @@
-//! Layers of a model by name that move: they come from the worker that has them, and from the model's source only where nobody
-//! has them any more.
+//! Layers of a model by name that move. They come from the worker that has them, or else from the model's source.
 
 use std::process::Command;
 
@@ -47,14 +46,14 @@ fn what_moves_comes_from_the_worker_that_has_it() {
     assert_eq!(blobs(&caches[0], header), first);
     machine.hub.sent();
     machine.hub.seen();
-    // Nothing is to be had there any more, and nobody asks.
+    // The server has nothing any more, and is not asked.
     machine.hub.mood(Mood::Dead(0, 0));
     assert_eq!(run_cut(&last), ids);
     assert_eq!((machine.hub.sent(), machine.hub.seen().len()), (0, 0));
     let moved = blobs(&caches[0], header) - first;
     println!("{moved} bytes came from the other worker, none from the source");
     assert_eq!(blobs(&caches[0], header), all_but_one);
-    // What nobody has comes from the source.
+    // Layers that no worker has come from the source.
     drop(workers);
     machine.hub.mood(Mood::Good);
     std::fs::remove_dir_all(&caches[0]).unwrap();
@@ -64,7 +63,7 @@ fn what_moves_comes_from_the_worker_that_has_it() {
     assert!(machine.hub.sent() >= model().len() as u64 / 2);
 }
 
-/// A worker that joins, with the speed of all others, and what it keeps.
+/// A worker that joins, with the speed of all others, and its cache.
 fn joins(cluster: &Cluster, name: &str, token: &str) -> (Running, std::path::PathBuf) {
     let cache = cluster.dir.join(format!("cache-{name}"));
     let more = ["--no-model-files", "--speed", "20,200", "--cache-dir", cache.to_str().unwrap()];

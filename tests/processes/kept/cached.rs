@@ -1,5 +1,5 @@
-//! What is kept of prompts is seen by its owners and by operators, and dropped for one key or for all: in memory and on the
-//! workers' disks, while requests run.
+//! Kept prompt states are listed for their owners and for operators, and dropped for one key or for all: in memory
+//! and on the workers' disks, while requests run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::kept::records::{Place, prompt, settle};
 /// For waits that end by themselves on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What `brigade ...` prints, and whether it went well.
+/// The output of `brigade ...`, and whether it succeeded.
 fn say(data: &Path, args: &[&str]) -> (bool, String) {
     let output = run(&[args, &["--data-dir", data.to_str().unwrap()]].concat());
     let said = [output.stdout, output.stderr].concat();
@@ -57,7 +57,7 @@ impl Scene {
         (answer["choices"][0].clone(), cached)
     }
 
-    /// What is kept, once that is so.
+    /// The kept states, once the condition holds.
     fn until(&self, is_so: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -72,7 +72,7 @@ impl Scene {
         }
     }
 
-    /// What the page shows to a key.
+    /// The part of the page about kept states, as a key sees it.
     fn page(&self, who: usize) -> Value {
         let bearer = format!("Bearer {}", self.keys[who]);
         let url = format!("{}/line", self.server.ready);
@@ -81,7 +81,7 @@ impl Scene {
     }
 }
 
-/// Files of records.
+/// The number of record files.
 fn records(place: &Place) -> usize {
     let is_record = |path: &PathBuf| {
         let name = path.file_name().unwrap();
@@ -121,7 +121,7 @@ fn what_is_kept_is_seen(scene: &Scene) {
     let at_admin = get(&format!("{}/admin/cache", scene.server.admin())).unwrap().body;
     let at_admin: Value = serde_json::from_str(&at_admin).unwrap();
     assert_eq!(names(at_admin["cache"].as_array().unwrap()), ["ann", "bob"]);
-    // Everybody sees its own on the page, and nobody's name.
+    // Each client sees its own on the page, and no names.
     let pages = [scene.page(0), scene.page(1)];
     assert_eq!((&pages[0]["hits"], &pages[1]["hits"]), (&json!(1), &json!(0)), "{pages:?}");
     assert!(!pages.iter().any(|page| page.to_string().contains("ann")));
@@ -167,7 +167,7 @@ fn dropped_while_requests_run(arch: &str) {
     let (is_done, why) = scene.cluster(&["--drop", "nobody"]);
     assert!(!is_done && why.contains("no key is called \"nobody\""), "{why}");
     let n_files = records(&scene.place);
-    // A long answer of ann's, begun with what is dropped meanwhile.
+    // A long answer to ann, which began with a state that is dropped while it runs.
     let (long, told) = std::thread::scope(|scope| {
         let runs = scope.spawn(|| scene.ask(0, &first, 400));
         let deadline = Instant::now() + PATIENCE;
@@ -191,7 +191,7 @@ fn dropped_while_requests_run(arch: &str) {
     let (same, cached) = scene.ask(0, &first, 400);
     assert_eq!((same, cached), (long, 0), "computed anew, it says what it said");
     assert!(scene.ask(1, &theirs, 8).1 >= 256, "bob's is there");
-    // All: nothing is left anywhere, after a moment for what was being written.
+    // All: nothing is left anywhere, once pending writes are done.
     let deadline = Instant::now() + PATIENCE;
     loop {
         assert!(scene.cluster(&["--drop", "all"]).0);

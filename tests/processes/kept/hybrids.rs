@@ -1,5 +1,5 @@
-//! Models with recurrent state over real worker processes: many streams at once, some of which their clients
-//! leave, and nothing stays behind.
+//! Models with recurrent state over real worker processes: many streams at once, some of which are abandoned by their
+//! clients. Nothing is left behind.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ fn request(i: usize) -> Value {
     })
 }
 
-/// Every third client leaves after a few pieces; the others read what they would read alone, and
-/// afterwards no slot and no page belongs to anybody.
+/// Every third client leaves after a few pieces; the others read the same as alone, and afterwards no slot and no
+/// page is taken.
 fn streams_with_cancellations(arch: &str, size: &str) {
     let path = synth(arch, size);
     let model = path.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! What is kept of prompts and sequences, and what there is room for.
+//! Kept states of prompts and sequences, and the room for them.
 
 pub mod cached;
 pub mod hybrids;

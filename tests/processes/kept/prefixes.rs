@@ -1,5 +1,5 @@
-//! Prefixes below the stages' memory: prompts are not read twice when their states had to go, or all processes were
-//! killed, or the layers are cut otherwise. The bytes are those of a prompt that was computed.
+//! Prefixes below the stages' memory. A prompt is not computed twice when its state was evicted, when all processes
+//! were killed, or when the layers are cut in another way. The bytes are those of a prompt that was computed.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
@@ -44,7 +44,7 @@ fn prompts_outlive_processes_and_cuts(arch: &str, is_whole: bool) {
     assert_eq!(said, expected[1]);
     assert!(cached > 0 || is_whole, "it branches off where states are few: {cached}");
     drop(server);
-    // Another salt, another type of cache: nothing is found.
+    // With another salt, or another type of cache, nothing is found.
     for (data, more) in [("other", ["--kv-type", "f16"]), ("data", ["--kv-type", "q8_0"])] {
         let server = place.serve(data, &[&two, &more[..], TIERS].concat());
         let (said, cached) = ask(&server, &first);

@@ -1,5 +1,5 @@
-//! Records of prefixes that are of no use: of other weights, adapters, kernels; of a key that is gone; with numbers that
-//! are no good. And lines of which not every worker keeps them.
+//! Records of prefixes that must not be used: of other weights, adapters or kernels, of a revoked key, or with
+//! invalid numbers. Also lines on which not every worker keeps records.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -93,7 +93,7 @@ fn key(place: &Place, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Whose records lie on the disk, but for files that come and go meanwhile.
+/// The owners of records on the disk. Files may come and go at the same time.
 fn owners(place: &Place) -> BTreeSet<Whose> {
     let bundles = place.files().into_iter().filter_map(|path| fs::read(path).ok());
     bundles.filter_map(|bundle| Some(Bundle::decode(&bundle)?.whose)).collect()

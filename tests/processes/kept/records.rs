@@ -1,4 +1,4 @@
-//! Servers whose workers keep records of prefixes, and what they say of a prompt.
+//! Servers whose workers keep records of prefixes, and their answers to prompts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ pub fn prompt(seed: u32) -> Vec<u32> {
 pub struct Place {
     /// Of data and caches.
     pub dir: PathBuf,
-    /// What is served.
+    /// The file of the served model.
     pub model: PathBuf,
     /// Positions of a sequence.
     pub ctx: u32,
@@ -79,7 +79,7 @@ pub fn metric(server: &Running, name: &str) -> u64 {
     line.and_then(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0) as u64
 }
 
-/// What is answered to a prompt, for the holder of a key or for anybody.
+/// The answer to a prompt, for the holder of a key or without one.
 pub fn reply(server: &Running, prompt: &[u32], key: &str) -> Reply {
     let body = json!({ "prompt": prompt, "max_tokens": DRAWN, "temperature": 0, "logprobs": 2,
                        "ignore_eos": true });
@@ -88,7 +88,7 @@ pub fn reply(server: &Running, prompt: &[u32], key: &str) -> Reply {
     post_with(&url, &body.to_string(), ("authorization", &bearer)).unwrap()
 }
 
-/// What was said, with log-probabilities; and how many tokens of the prompt were not computed.
+/// The answer with log-probabilities, and the number of prompt tokens that were reused.
 pub fn ask(server: &Running, prompt: &[u32]) -> (Value, u64) {
     ask_as(server, prompt, "")
 }

@@ -1,5 +1,5 @@
-//! Prefix reuse with real workers: the next turn of a chat computes what is new, and says what it would have
-//! said without.
+//! Prefix reuse with real workers: the next turn of a chat computes only its new tokens, and gives the same answer as
+//! without reuse.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// No drafts: rows are counted.
 const UNGUESSED: &[&str] = &["--speculate", "off"];
 
-/// One answer, and what it took.
+/// One answer, and its costs.
 struct Turn {
     text: String,
-    /// Text and log-probabilities.
+    /// Text and log-probabilities of the answer.
     choice: Value,
     prompt: u64,
     cached: u64,
@@ -70,7 +70,7 @@ fn post(server: &Server, path: &str, body: &Value) -> Turn {
     turn
 }
 
-/// A chat of [`TURNS`] turns with both servers; returns what was said.
+/// A chat of [`TURNS`] turns with both servers; returns its messages.
 fn chat(model: &str, with: &Server, without: &Server) -> Vec<Value> {
     let questions: [&str; TURNS] =
         ["Who was in the garden?", "And who came to him?", "What did he say?", "Go on.", "And?"];
@@ -98,7 +98,7 @@ fn compare(model: &str, args: &[&str], keep: &str) {
     let without = Server::start(&[args, &["--keep", "0"], UNGUESSED].concat());
     let said = chat(model, &with, &without);
 
-    // Two ways to go on after the first turn: both begin with what is kept of it.
+    // Two ways to go on after the first turn: both begin with its kept state.
     for question in ["What was his name?", "Where did they go?"] {
         let mut fork = said[..2].to_vec();
         fork.push(message("user", question));
@@ -125,7 +125,7 @@ fn a_chat_on_two_workers_computes_only_what_is_new_and_says_the_same() {
     }
 }
 
-/// As the chat above, with a state at the end of each prompt and of each answer.
+/// The same chat on a hybrid model, with a state at the end of each prompt and of each answer.
 fn chat_on_a_hybrid(arch: &str, size: &str) {
     let path = synth(arch, size);
     let model = path.to_str().unwrap();
@@ -146,7 +146,7 @@ fn a_chat_on_kimi_k3_computes_only_what_is_new_and_says_the_same() {
 }
 
 fn what_is_kept_gives_way_and_nobody_waits_for_it() {
-    // Pages for one sequence: each request takes those of what was kept.
+    // Pages for one sequence: each request takes those of the kept state.
     let server = Server::start(
         &[UNGUESSED, &["--workers", "2", "--max-seqs", "1", "--ctx", "128", "--keep", "3"]]
             .concat(),
@@ -175,7 +175,7 @@ fn every_architecture_continues_as_if_it_had_computed_all_of_it() {
     all_continue(&golden, &models);
 }
 
-/// Chats with each model, with what is kept and without; log-probabilities are compared as well.
+/// Chats with each model, with kept states and without; log-probabilities are compared as well.
 fn all_continue(golden: &Golden, models: &[Named<'_>]) {
     const DRAWN: u64 = 8;
     each(models, |(name, entry)| {

@@ -1,7 +1,7 @@
-//! Servers whose layers with a window keep only the pages that rows to come see.
+//! Servers whose layers with a window keep only the pages that later rows see.
 //!
-//! What that saves at a context of 32768 takes minutes:
-//! `cargo test --release --test processes -- --ignored windows`.
+//! Measuring the saving at a context of 32768 takes minutes: `cargo test --release --test processes -- --ignored
+//! windows`.
 
 use brigade_model_tests::golden::tokens;
 use brigade_tests::process::{Server, resident, synth};

@@ -1,5 +1,5 @@
-//! Low-rank adapters over real workers: they reach the workers that hold the layers, each request uses its own, nothing
-//! that one computed begins another's, and streams go on with theirs when a worker is lost.
+//! Low-rank adapters over real workers. They reach the workers that hold the layers, and each request uses its own.
+//! States that one adapter computed are not reused with another, and streams go on with theirs when a worker is lost.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,7 +143,7 @@ fn each_request_uses_its_own_adapters_and_no_other_ones_prefix() {
             assert!(round == 0 || reused > 0, "round {round}, {lora}: {reused} tokens were kept");
         }
     }
-    // A prompt that others have asked, with adapters that nobody had.
+    // A prompt that other requests had, with adapters that none of them had.
     let (_, reused) = complete(&server, &prompt, &json!([{"id": 0, "scale": 0.125}]));
     assert_eq!(reused, 0, "another one's prefix");
     let listed: Value =

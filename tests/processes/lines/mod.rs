@@ -1,4 +1,4 @@
-//! Lines of several workers: their cuts, what crosses these, and what each worker has.
+//! Lines of several workers: their cuts, the values that cross them, and the weights of each worker.
 
 pub mod cuts;
 pub mod lora_line;

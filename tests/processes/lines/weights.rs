@@ -69,8 +69,8 @@ fn stamps(cache: &Path) -> Vec<(std::path::PathBuf, std::time::SystemTime)> {
     all
 }
 
-/// What two workers without the file are sent of it, layer by layer of the file; and that they write the same as those
-/// with it.
+/// The tensors that two workers without the file are sent, layer by layer. Checks that they write the same text as
+/// workers with the file.
 fn sent(model: &str) -> [Vec<String>; 2] {
     let path = Golden::repository().named(model);
     let gguf = Gguf::open(&path).unwrap();

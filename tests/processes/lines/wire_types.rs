@@ -1,8 +1,8 @@
-//! Boundaries in smaller types. f32 changes no bit. The others change exactly what encoding and decoding by
-//! hand between two stages changes.
+//! Boundaries in smaller types. f32 changes no bit. The others change the same bits as encoding and decoding by hand
+//! between two stages.
 //!
-//! `--nocapture` shows what each type costs: the relative error of the logits, and how often the most
-//! probable token is the same. `brigade perplexity --wire-type` measures it on a text.
+//! `--nocapture` shows the loss by each type: the relative error of the logits, and how often the most probable token
+//! is the same. `brigade perplexity --wire-type` measures it on a text.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ const TYPES: [(&str, WireType, GgmlType); 4] = [
 const TOKENS: [u32; 24] =
     [1, 9, 30, 4, 77, 12, 3, 100, 55, 8, 9, 10, 11, 90, 45, 23, 6, 7, 81, 82, 83, 2, 19, 64];
 
-/// What values of whole blocks become on their way through a format.
+/// The values after encoding and decoding in a format; whole blocks only.
 fn by_hand(values: &[f32], format: GgmlType) -> Vec<f32> {
     let blocks = values.len() / format.block_elems();
     let mut bytes = vec![0; blocks * format.block_bytes()];
@@ -134,7 +134,7 @@ fn f32_changes_no_bit_and_the_others_what_they_say() {
     let mut exact = Vec::new();
     for (name, _, format) in TYPES {
         let got = two_workers(&model, name);
-        // Where the command cuts is the planner's to say.
+        // The planner chooses the command's cut.
         let cuts: Vec<_> = (1..4).map(|cut| bits(&two_stages(&model, cut, format))).collect();
         let equal = cuts.iter().filter(|expected| **expected == bits(&got)).count();
         if name == "f32" {

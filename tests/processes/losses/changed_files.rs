@@ -1,5 +1,5 @@
-//! Model files that are cut off or overwritten while their line runs or loads: that line ends and says which file and what
-//! happened to it, and the coordinator lives. Nobody maps a model file, so that nobody dies of it.
+//! Model files that are cut off or overwritten while their line runs or loads. That line ends with an error that
+//! names the file and the change, and the coordinator lives. No process maps a model file, so none dies of it.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 /// For waits that end by themselves on any machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What the reason of a line that has ended has in it, beside its file.
+/// The words about the file in the reason of a line that has ended.
 const CUT_OFF: &str = "has changed since it was opened: it was cut off";
-/// What the log says when stages are placed.
+/// The words in the log when stages are placed.
 const BUILDING: &str = "building a line";
 
 fn cut_to_half(model: &Path) {
@@ -111,7 +111,7 @@ fn ends_while_rows_are_read(change: fn(&Path), how: &str) {
     let server = Server::start(&["-m", model.to_str().unwrap(), "--workers", "2"]);
     server.chat(&request(4));
     change(&model);
-    // No worker is lost: whoever reads the next row sees it.
+    // No worker is lost: the process that reads the next row sees the change.
     let refused = server.post("/v1/chat/completions", &request(8));
     assert_ne!(refused.status, 200, "{}", refused.body);
     assert_ended(&server.process, &model, how);

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 /// Requests on the line when a worker is lost.
 const CLIENTS: usize = 6;
 
-/// What the manual promises (docs/cluster.md): so soon after a worker is lost that is known, and who does not wait for another line
-/// has an error.
+/// The manual's promise (docs/cluster.md): a lost worker is noticed within this time, and clients that do not wait
+/// for another line get an error.
 const PROMISED: Duration = Duration::from_secs(5);
 
 /// Twice what is promised, for slack. A hung worker is known by three heartbeats of a second each that it
@@ -39,7 +39,7 @@ fn decode_request(i: usize) -> Value {
     })
 }
 
-/// Keeps clients busy, loses the middle one of three workers, and says what the clients saw.
+/// Keeps clients busy, loses the middle one of three workers, and returns what the clients got.
 fn lose_a_worker(signal_name: &'static str, request: fn(usize) -> Value) {
     let line = ["--workers", "3", "--max-seqs", "8", "--keep", "0", "--repair-within", "0"];
     // All three shall be on the line, however busy the machine was when they measured themselves.

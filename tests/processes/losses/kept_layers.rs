@@ -1,5 +1,5 @@
-//! After a loss the survivors keep the layers that they have: only what they lack is loaded, and answers are the
-//! same bytes.
+//! After a loss the remaining workers keep their layers: only missing ones are loaded, and answers are the same
+//! bytes.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Workers, coordinators and files that go while requests run.
+//! Workers, coordinators and files that are lost while requests run.
 
 pub mod changed_files;
 pub mod failures;

@@ -66,7 +66,7 @@ fn requests() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What a client must get byte for byte: all of its answer but names, times and what was computed twice.
+/// The part of an answer that must be the same, byte for byte: all but names, times and counts of repeated computing.
 fn answer(server: &Server, (path, body): &(&str, Value)) -> (Value, u64) {
     let reply = server.post(path, body);
     assert_eq!(reply.status, 200, "{}", reply.body);

@@ -97,7 +97,7 @@ fn choices(events: &Events) -> Vec<Value> {
     choices
 }
 
-/// A port that nobody has now.
+/// A free port.
 fn port() -> u16 {
     free_address().rsplit(':').next().unwrap().parse().unwrap()
 }
@@ -265,7 +265,7 @@ fn a_client_that_was_cut_off_reads_on() {
         agent().post(server.url("/v1/chat/completions")).header("last-event-id", &got[100].0);
     let rest = read(post.send("{}").unwrap(), usize::MAX);
     assert_eq!(rest.len(), got.len() - 101);
-    // Nobody wants it: it is gone.
+    // The client deleted the stream: it is gone.
     let url = server.url(&format!("/v1/streams/{id}"));
     assert_eq!(agent().delete(&url).call().unwrap().status(), 204);
     assert_eq!(agent().get(&url).call().unwrap().status(), 404);
@@ -304,7 +304,7 @@ fn a_stream_belongs_to_the_key_that_asked_for_it() {
         assert_eq!(agent().get(&url).call().unwrap().status(), 401, "nobody's neither");
     };
     is_none_of_bobs(&server);
-    // The next coordinator knows whose it is; what nobody may read any more does not go on.
+    // The next coordinator knows its owner. A stream that no key may read any more does not go on.
     signal("KILL", server.process.pid());
     drop(server);
     key(&["revoke", "bob"]);

@@ -1,4 +1,4 @@
-//! Several models behind one server: each answers as it does alone, and what breaks one is nothing to the others.
+//! Several models behind one server: each answers as it does alone, and a fault of one does not affect the others.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -59,7 +59,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed stays in a temporary folder.
+        // The folder is temporary: the system removes what is left.
         let _ = fs::remove_dir_all(&self.folder);
         self.models.iter().for_each(|model| drop(fs::remove_file(model)));
     }
@@ -327,12 +327,12 @@ fn a_stream_hears_of_its_model_until_it_is_there() {
     assert!((status == 503 || status == 200) && said.contains("cannot be loaded"), "{said}");
 }
 
-/// What a model says when it is asked for `i`.
+/// A model's answer to request number `i`.
 pub fn said(server: &Server, model: &str, i: usize) -> Value {
     content(&ask(server, CHAT, &chat(model, i)))
 }
 
-/// What `/v1/models` says of each model.
+/// The state of each model in `/v1/models`.
 pub fn words(server: &Server) -> Vec<(String, String)> {
     let list: Value = serde_json::from_str(&get(&server.url("/v1/models")).unwrap().body).unwrap();
     // Those that are loaded with the server have no word.
@@ -356,7 +356,7 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     assert_eq!(server.process.children(), [0u32; 0], "nothing is loaded");
     let word = |model: &str| words(&server).into_iter().find(|(name, _)| name == model).unwrap().1;
     assert!(names.iter().all(|name| word(name) == "unloaded"));
-    // What needs no line loads none.
+    // Requests that need no line load none.
     let tokens = ask(&server, "/tokenize", &json!({ "model": "hybrid", "content": "a b" }));
     assert!(tokens["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{tokens}");
     assert!(server.process.children().is_empty());
@@ -366,7 +366,7 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     assert_eq!(second[1], first[1], "it has the same weights");
     assert_eq!((word("first"), word("second")), ("unloaded".to_owned(), "loaded".to_owned()));
     assert_eq!(server.process.children().len(), 1, "one line at a time");
-    // All at once, in no order: each answer is its model's, and nobody waits for ever.
+    // All at once, in no order: each answer is its model's, and no request waits for ever.
     let answers: Vec<(usize, Value)> = std::thread::scope(|scope| {
         let server = &server;
         let asking: Vec<_> =
@@ -382,7 +382,7 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     }
     assert_eq!(server.process.children().len(), 1);
     assert_eq!(get(&server.url("/health")).unwrap().status, 200);
-    // Operators say what is loaded.
+    // An operator's status shows which models are loaded.
     let data = scratch.data();
     let order = |args: &[&str]| {
         let output = run(&[&["cluster"], args, &["--data-dir", &data]].concat());
@@ -411,7 +411,7 @@ fn a_model_that_nobody_uses_goes_and_one_that_is_used_stays() {
     let body =
         json!({ "prompt": "In the beginning", "max_tokens": 1000, "seed": 3, "ignore_eos": true });
     let mut seen = 0;
-    // Whoever reads slowly uses it.
+    // A slow reader still uses the model.
     let ids = stream(&server.url("/v1/completions"), &body, |n| {
         if n > seen + 150 {
             seen = n;
@@ -460,7 +460,7 @@ fn a_model_that_is_always_in_use_yields_to_one_that_waits() {
         busy.into_iter().for_each(|busy| assert_eq!(busy.join().unwrap(), undisturbed));
     });
     assert_eq!(server.process.children().len(), 1, "one at a time");
-    // Ollama's way to unload what nobody uses; it loads nothing for that.
+    // Ollama's way to unload an idle model; it loads nothing for that.
     for model in ["busy", "waits"] {
         let answer = ask(&server, "/api/generate", &json!({ "model": model, "keep_alive": 0 }));
         assert_eq!(answer["done_reason"], "unload");

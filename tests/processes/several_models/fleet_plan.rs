@@ -1,4 +1,4 @@
-//! `brigade plan --fleet`: which machines the models of a file would get.
+//! `brigade plan --fleet`: the machines that the models of a file would get.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::several_models::fleet::Scratch;
 
-/// What is planned for these models, over machines with so much memory each.
+/// The plan for these models, over machines with this much memory each.
 fn plan(
     scratch: &Scratch,
     models: &[(&str, Option<&std::path::Path>, &str)],
@@ -42,7 +42,7 @@ fn each_model_is_shown_with_the_machines_that_it_would_be_lent() {
         rows.clone().find(|row| row["model"] == name).unwrap()[field].clone()
     };
     assert_eq!(shown["models"].as_array().unwrap().len(), 3, "one has workers of its own: {shown}");
-    // What is loaded with the server has the smallest machine that holds it, and so on.
+    // A model that is loaded with the server gets the smallest machine that holds it, and so on.
     assert_eq!((of("always", "workers"), of("always", "load")), (json!(["m1"]), json!("start")));
     assert_eq!((of("asked", "workers"), of("asked", "load")), (json!(["m2"]), json!("demand")));
     assert_eq!(
@@ -50,7 +50,7 @@ fn each_model_is_shown_with_the_machines_that_it_would_be_lent() {
         (json!(["m0", "m3"]), json!([]))
     );
     assert_eq!((of("asked", "ctx"), &shown["free"]), (json!(512), &json!([])));
-    // With fewer machines they take turns; what never goes is in nobody's way.
+    // With fewer machines they take turns; a model that never fits does not hinder the others.
     let shown = plan(&scratch, &models, &["1G", "1G", "1G"]);
     let row = |name: &str| -> Value {
         let rows = shown["models"].as_array().unwrap().iter();

@@ -24,7 +24,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A server with this file of options; nobody has joined it.
+    /// A server with this file of options, without workers yet.
     pub fn start(config: &str) -> Self {
         let cluster = Cluster::new();
         let process = cluster.serve(&["--config", config]);
@@ -32,7 +32,7 @@ impl Fleet {
         Self { server: Server { process }, cluster, token, workers: Vec::new() }
     }
 
-    /// So many more workers of the same memory join.
+    /// Joins `n` more workers of the same memory.
     fn join(&mut self, n: usize) {
         for _ in 0..n {
             let name = format!("w{}", self.workers.len());
@@ -50,14 +50,14 @@ impl Fleet {
         answer["status"].clone()
     }
 
-    /// Who is on a model's line.
+    /// The workers of a model's line.
     pub fn line(&self, model: &str) -> Vec<String> {
         let status = self.status(model);
         let stages = status["stages"].as_array().into_iter().flatten();
         stages.map(|stage| stage["worker"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Who is there and on nobody's line, as a model's line says it.
+    /// The workers on no line, as a model's line reports them.
     fn spares(&self, model: &str) -> Vec<String> {
         let status = self.status(model);
         let nodes = status["nodes"].as_array().unwrap().iter();
@@ -107,7 +107,7 @@ fn three_models_share_workers_for_two_of_them() {
     };
     assert_eq!(loaded(), ["first", "hybrid"], "what was used least recently has gone");
     assert_eq!(fleet.spares("first").len(), 1, "it had two workers");
-    // All at once, in no order: each answer is its model's, and nobody waits for ever.
+    // All at once, in no order: each answer is its model's, and no request waits for ever.
     let answers: Vec<(usize, Value)> = std::thread::scope(|scope| {
         let server = &fleet.server;
         let asking: Vec<_> =
@@ -134,7 +134,7 @@ fn joined_machines_are_known_while_nothing_is_loaded() {
     });
     let revoked = fleet.cluster.admin(&["revoke", "w0"]);
     assert!(revoked.contains("revoked w0"), "{revoked}");
-    // Nobody is lent whose certificate is taken back.
+    // A worker whose certificate was revoked is not lent.
     fleet.wait("it is out", |_| nodes()[0]["heard_ms_ago"].is_null());
     assert_eq!(nodes()[0]["standing"], "revoked");
 }
@@ -209,7 +209,7 @@ pub fn long(model: &str) -> Value {
     json!({ "model": model, "prompt": "In the beginning", "max_tokens": 700, "seed": 3, "ignore_eos": true })
 }
 
-/// Two models with a worker each, and a spare one; what both say.
+/// Two models with a worker each, and a spare one; and the answers of both.
 fn two_and_a_spare(scratch: &Scratch) -> (Fleet, Vec<u64>) {
     let config = scratch.config(&[("first", None, "ctx = 1024"), ("second", None, "ctx = 1024")]);
     let mut fleet = Fleet::start(&config);
@@ -250,7 +250,7 @@ fn a_killed_workers_line_goes_on_with_a_spare() {
     assert_eq!(fleet.line("first"), spares, "it goes on with the spare");
     assert_eq!(fleet.line("second"), second);
     assert_eq!((fleet.down("first"), fleet.down("second")), (1.0, 0.0));
-    // Whoever comes next is a spare for both.
+    // The next worker is a spare for both.
     fleet.join(1);
     fleet.wait("it is a spare", |fleet| fleet.spares("second") == ["w3"]);
     while_both_answer(&fleet, &undisturbed, || signal("KILL", fleet.pid(&spares[0])));
@@ -264,7 +264,7 @@ fn a_worker_that_leaves_hands_its_layers_to_a_spare() {
     while_both_answer(&fleet, &undisturbed, || signal("TERM", fleet.pid(&first[0])));
     fleet.wait("its layers are the spare's", |fleet| fleet.line("first") == spares);
     assert_eq!(fleet.down("second"), 0.0);
-    // An operator's order waits for a spare too, and says so where there is none.
+    // An operator's order waits for a spare too, and is told if there is none.
     let drain = |model: &str, worker: &str| {
         let reply = brigade_tests::process::run(&[
             "cluster",

@@ -141,7 +141,7 @@ fn nothing_in_the_folder_is_ever_changed_or_deleted() {
     assert!(!listed.contains("hf/user/repo"), "{listed}");
     machine.out(&own(&["prune", "--unused-since", "0", "--yes"]));
     assert_eq!(every_file(&machine), before);
-    // What prune deletes is no folder for what is never deleted.
+    // The folder for fetched files, which prune may delete, cannot be the operator's folder.
     machine.out(&["pull", NAME]);
     let inner = machine.models().join("hf");
     let error = machine.error(&["models", "--models-dir", inner.to_str().unwrap()]);
@@ -191,7 +191,7 @@ fn a_folder_is_served_and_what_comes_into_it_without_a_restart() {
     let listed = machine.out(&["cluster", "models"]);
     let row = listed.lines().find(|line| line.starts_with("half")).unwrap();
     assert!(row.contains("damaged") && row.contains("half.gguf"), "{listed}");
-    // What comes, is found by its name; what goes, is no longer there.
+    // A new file is found by its name; a removed one is no longer there.
     write(&machine.dir.join("mine/new.gguf"), &model());
     let end = Instant::now() + PATIENCE;
     while ask("new").status != 200 {
@@ -206,7 +206,7 @@ fn a_folder_is_served_and_what_comes_into_it_without_a_restart() {
     }
     assert_eq!(ask("new").status, 404);
     drop(server);
-    // Who says which model, serves that alone.
+    // A server that names its model serves that one alone.
     let server = serve(&machine, &["-m", "small-Q8_0"]);
     assert_eq!(ids(&server), ["small-Q8_0"]);
     drop(server);

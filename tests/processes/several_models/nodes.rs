@@ -65,7 +65,7 @@ fn a_node_has_a_process_for_each_model() {
     wait("the stages end with their node", || !is_alive(again) && !is_alive(other));
 }
 
-/// Connections that the process has to others, which nobody has ended.
+/// Connections of the process to others that are not closed.
 fn connections(pid: u32) -> usize {
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
     let names = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());

@@ -1,22 +1,23 @@
-//! What caches could have spared at best, computed from the tokens of a replay.
+//! Upper bounds of what a cache could have reused, computed from the tokens of a replay.
 //!
-//! [`Bounds::new`] puts all prompts and answers into one tree, at whose nodes some of them part or end. A request passes the
-//! edges of its prompt. Whatever is on an edge is wanted by the same requests, so an edge is kept or not for the same reasons.
+//! [`Bounds::new`] puts all prompts and answers into one tree, at whose nodes some of them part or end. A request
+//! passes the edges of its prompt. All tokens on an edge are wanted by the same requests, so an edge is kept or
+//! dropped as a whole.
 //!
-//! - **Without end**: of each prompt what any earlier request of its owner had, at any position, and one row is left to
-//!   compute.
-//! - **Clairvoyant**: a cache of so many positions that knows what will be asked. A request takes the place of its prompt and
-//!   answer while it runs. Where there is no room, that goes whose next use is furthest ahead (Belady's rule); here what is
-//!   wanted at all can be fetched at one cost a position, and what is before a position is wanted no later than it, so no
-//!   rule does better. It may cut anywhere, which no cache of pages can; for models with recurrent states it is a bound all the
-//!   more: there the state at the place has to be kept too, beside the positions.
+//! - **Without end**: the longest prefix of each prompt that any earlier request of its owner had, at any position;
+//!   one row is left to compute.
+//! - **Clairvoyant**: a cache of a given number of positions that knows all future requests. A request takes room for
+//!   its prompt and answer while it runs. Where there is no room, the positions whose next use is furthest ahead are
+//!   dropped (Belady's rule). Each position costs the same to compute again, and a position is wanted no later than
+//!   those behind it, so no rule does better. This cache may cut anywhere, which no cache of pages can. For models
+//!   with recurrent states the bound is even looser, since a state has to be kept beside the positions.
 
 use std::collections::BTreeMap;
 
-/// What one request had at its end.
+/// The tokens of one request at its end.
 #[derive(Clone, Debug)]
 pub struct Said {
-    /// Whose it was.
+    /// The number of its owner.
     pub owner: u64,
     /// Prompt and answer, without the last token: no row is computed for that.
     pub tokens: Vec<u32>,
@@ -45,7 +46,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Of requests that came one after the other.
+    /// The tree of requests that came one after the other.
     pub fn new(all: &[Said]) -> Self {
         let mut bounds = Self { edges: Vec::new(), paths: Vec::new(), prompts: 0, n: all.len() };
         let mut roots: BTreeMap<u64, usize> = BTreeMap::new();
@@ -145,7 +146,7 @@ impl Bounds {
         spared
     }
 
-    /// What is wanted last goes, and what this request does not have before what it has.
+    /// Makes room. Positions that this request does not have go first, and of these the ones that are wanted last.
     fn make_room(&self, there: &mut [u64], at: usize, positions: u64) {
         let mut over = there.iter().sum::<u64>().saturating_sub(positions);
         if over == 0 {
@@ -197,7 +198,8 @@ mod tests {
         let all = [&a, &b, &c, &b, &a].map(|tokens| said(tokens, 10));
         let bounds = Bounds::new(&all);
         assert_eq!(bounds.without_end(), [0, 0, 0, 9, 9]);
-        // While c runs there is room for one other: b comes first. Nobody wants the last token of b, so one of a stays.
+        // While c runs there is room for one other, so b is dropped first. The last token of b is never wanted again,
+        // so one of a stays.
         assert_eq!(bounds.clairvoyant(20), [0, 0, 0, 9, 1]);
         assert_eq!(bounds.clairvoyant(25), [0, 0, 0, 9, 6]);
         assert_eq!(bounds.clairvoyant(10), [0; 5]);

@@ -15,12 +15,12 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 /// Positions of a page.
 const PAGE: u64 = 64;
 
-/// What a server may keep.
+/// The memory that a server may use for kept states.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Positions of running and kept sequences together.
     pub positions: u64,
-    /// Kept states.
+    /// The number of kept states.
     pub places: u64,
 }
 
@@ -32,11 +32,11 @@ pub struct Ours {
     room: Vec<String>,
     disk: Option<String>,
     server: Option<Running>,
-    /// What was seen so far.
+    /// A brigade server of a replay, which is started and killed.
     pub seen: Seen,
 }
 
-/// What was seen of a server.
+/// Measurements of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Rows that were computed, drawn tokens included.
@@ -76,8 +76,8 @@ struct Capacity {
 }
 
 impl Budget {
-    /// Pages are as many as the sequences that may run at once need together. So that number and their length say how many:
-    /// each may have `context` positions.
+    /// The options for this budget. There are as many pages as the sequences that may run at once need together. So
+    /// their number and their length set it: each may have `context` positions.
     fn options(self, context: u32) -> Result<Vec<String>, String> {
         let seqs = self.positions / u64::from(context);
         if seqs == 0 {
@@ -111,7 +111,7 @@ pub fn bytes_kept(model: &Path, budget: Budget) -> Result<(u64, u64), String> {
 }
 
 impl Ours {
-    /// Nothing runs yet. `disk`: the most that each worker keeps there.
+    /// A server that is not started yet. `disk`: the limit of records on each worker's disk.
     ///
     /// # Errors
     /// If the budget does not hold one request.
@@ -163,7 +163,7 @@ impl Ours {
         Ok(())
     }
 
-    /// Its address.
+    /// The address of the server.
     ///
     /// # Errors
     /// If it was not started.
@@ -180,7 +180,7 @@ impl Ours {
         self.seen.disk = self.seen.disk.max(bytes_below(&self.dir.join("cache/brigade/prefixes")));
     }
 
-    /// Kills it.
+    /// Kills the server.
     pub fn end(&mut self) {
         self.look();
         let Some(server) = self.server.take() else { return };
@@ -198,7 +198,7 @@ impl Drop for Ours {
     }
 }
 
-/// Another program's server.
+/// A server of another program.
 pub struct Peer {
     child: Option<Child>,
     url: String,
@@ -226,7 +226,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Its address.
+    /// The address of the server.
     pub fn url(&self) -> String {
         self.url.clone()
     }
@@ -271,7 +271,7 @@ fn bytes_below(dir: &Path) -> u64 {
     let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
         Ok(data) if data.is_dir() => bytes_below(&entry.path()),
         Ok(data) => data.len(),
-        // It was removed meanwhile.
+        // The file was removed since it was listed.
         Err(_) => 0,
     };
     entries.map(bytes).sum()

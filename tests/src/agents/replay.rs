@@ -1,9 +1,9 @@
-//! Asks a server what a trace says, one request after the other.
+//! Replays a trace against a server, one request after the other.
 //!
-//! The trace says how long answers are, and the server what is in them: what it said is repeated by the turns behind, as agents
-//! do. With words of the trace's own in its place no server's state at the end of an answer would be of use, and that is one
-//! of the things to be seen. Draws are greedy. Two programs say different things, then, but everything is as long and begins
-//! alike.
+//! The trace has the lengths of answers, and the server their text. Later turns repeat that text, as agents do. With
+//! invented text instead, no state at the end of an answer could be reused, and that reuse is one of the things to
+//! measure. Draws are greedy. So two programs give different texts, but of equal lengths and with equal common
+//! beginnings.
 
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
@@ -22,17 +22,17 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
 /// How a server wants to be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// `/v1/completions`.
+    /// brigade's `/v1/completions`.
     Brigade,
-    /// `/completion` of llama-server. Its answers come whole: its streams leave tokens out that end inside a character. How
-    /// long the first token took is its own word.
+    /// llama-server's `/completion`. Its answers come whole: its streams leave tokens out that end inside a
+    /// character. How long the first token took is its own word.
     Llama,
 }
 
-/// What is known after a replay.
+/// The results of a replay.
 #[derive(Debug, Default)]
 pub struct Replayed {
-    /// What was said.
+    /// The tokens of each request at its end.
     pub said: Vec<Said>,
     /// Tokens of each prompt that were not computed, as the server says.
     pub cached: Vec<u32>,
@@ -82,7 +82,7 @@ impl Dialect {
         (tokens, number(cached))
     }
 
-    /// What a line of an answer says, if it says anything.
+    /// The payload of a line of an answer, if it has one.
     fn event(self, line: &str) -> Option<&str> {
         match self {
             Self::Brigade => line.strip_prefix("data: ").filter(|data| *data != "[DONE]"),

@@ -1,4 +1,4 @@
-//! Rules of what is kept, compared on a simulated line: the real scheduler, no layers.
+//! Rules of eviction, compared on a simulated line: the real scheduler without layers.
 
 use brigade_sched::Namespace;
 use brigade_sched::sim::{Client, Outcome, Sim, SimRequest, StageModel, Workload};
@@ -10,12 +10,12 @@ use super::trace::{Ask, Trace};
 /// Virtual time between two requests: each has its answer when the next one comes.
 const PAUSE_US: u64 = 20_000_000;
 
-/// What is compared.
+/// The rules to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// What has not been used for longest goes first, whatever it would save.
+    /// The least recently used state goes first, regardless of the rows that it would save.
     pub by_age: bool,
-    /// Who reads chats says where instructions end and the last message begins.
+    /// Prompts have marks where instructions end and where the last message begins.
     pub borders: bool,
 }
 
@@ -39,14 +39,14 @@ pub struct Room {
 const ALL_PAGES: u32 = 1 << 17;
 const ALL_PLACES: u32 = 1 << 14;
 
-/// A simulated replay.
+/// The result of a simulated replay.
 #[derive(Debug)]
 pub struct Simulated {
-    /// What was said.
+    /// The tokens of each request at its end.
     pub said: Vec<Said>,
     /// Tokens of each prompt that were not computed.
     pub reused: Vec<u32>,
-    /// What became of kept states.
+    /// Counts of kept states, reused and evicted.
     pub counts: brigade_sched::PrefixCounts,
 }
 

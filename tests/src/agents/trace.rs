@@ -1,13 +1,13 @@
-//! What agents ask, drawn from a seed: lengths, and with what earlier request each prompt begins.
+//! Requests of agents, drawn from a seed: their lengths, and the earlier requests with which their prompts begin.
 //!
-//! The shapes are those of public reports on coding agents, a 16th as long. Agents of a key share a block of instructions and
-//! tools (2 to 20 K tokens there). A turn repeats all that was said and appends the result of a tool (lognormal, mean 6.4 K), the
-//! answer is short (lognormal, mean 523). Some turns are not like that, by the odds below.
+//! The shapes are those of public reports on coding agents, a 16th as long. Agents of a key share a block of
+//! instructions and tools (2 to 20 K tokens there). A turn repeats the whole conversation and appends the result of a
+//! tool (lognormal, mean 6.4 K). The answer is short (lognormal, mean 523). Some turns differ, by the odds below.
 
 use brigade_sched::sim::Rng;
 use serde::{Deserialize, Serialize};
 
-/// By how much all lengths are less than those of real agents.
+/// The factor by which all lengths are less than those of real agents.
 const SCALE: f64 = 16.0;
 
 /// Keys, and conversations of each that are under way.
@@ -17,7 +17,7 @@ const TALKS: usize = 3;
 /// A block of instructions and tools, in tokens before scaling.
 const BLOCK: (f64, f64) = (2_000.0, 20_000.0);
 
-/// Means of what is drawn, in tokens before scaling, and how widely: the standard deviation of the logarithm.
+/// Means of drawn lengths, in tokens before scaling, and their spread: the standard deviation of the logarithm.
 const RESULT: (f64, f64) = (6_400.0, 1.2);
 const ANSWER: (f64, f64) = (523.0, 0.7);
 const TASK: (f64, f64) = (3_000.0, 0.8);
@@ -26,8 +26,8 @@ const SUMMARY: (f64, f64) = (8_000.0, 0.4);
 /// Longest result, after scaling, as a share of the context: a tool's output is cut off.
 const LONGEST_RESULT: u32 = 4;
 
-/// Odds in a hundred that a turn is told from an earlier one, that another agent begins beside it, that the last message is
-/// told with another ending, that something before it is changed, and that the list of tools is another one.
+/// Odds in a hundred for turns that differ. In this order: it branches from an earlier turn, another agent begins
+/// beside it, its last message gets another ending, something before it is changed, its list of tools is another one.
 const BRANCH: u64 = 5;
 const SUB_AGENT: u64 = 5;
 const EDIT: u64 = 10;
@@ -38,15 +38,15 @@ const TOOLS: u64 = 1;
 const TURNS: (u64, u64) = (6, 30);
 const SUB_TURNS: (u64, u64) = (2, 6);
 
-/// What kind of turn it is.
+/// The kind of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A conversation's first.
+    /// The first turn of a conversation.
     Begin,
     /// The first of an agent beside one.
     SubAgent,
-    /// All that was said, and the result of a tool.
+    /// A turn with all that was said before, and the result of a tool.
     Turn,
     /// The same behind an earlier turn.
     Branch,
@@ -54,18 +54,18 @@ pub enum Kind {
     Edit,
     /// Something before it was changed.
     EditBefore,
-    /// A summary stands for what was said.
+    /// A summary stands for the earlier messages.
     Compaction,
     /// The list of tools is another one.
     Tools,
 }
 
-/// One request.
+/// A request of a trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ask {
-    /// Whose it is.
+    /// The number of its owner.
     pub owner: u64,
-    /// What kind of turn it is.
+    /// The kind of the turn.
     pub kind: Kind,
     /// The request whose prompt and answer its prompt begins with, and with how many tokens of them.
     pub after: Option<(usize, u32)>,
@@ -73,18 +73,18 @@ pub struct Ask {
     pub own: u32,
     /// Tokens of its answer.
     pub answer: u32,
-    /// Behind so many of its own tokens the instructions end, or the last message begins.
+    /// The number of its own tokens behind which the instructions end, or the last message begins.
     pub border: u32,
 }
 
 /// Requests one after the other: each comes when the one before has its answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Trace {
-    /// What they were drawn from.
+    /// The seed of the requests.
     pub seed: u64,
     /// Longest prompt with its answer.
     pub context: u32,
-    /// The requests.
+    /// The requests in order.
     pub asks: Vec<Ask>,
 }
 
@@ -96,7 +96,7 @@ struct Talk {
     left: u64,
 }
 
-/// A request's block: who has it, and how long it is.
+/// A request's block: its owner and its length.
 type Block = (usize, u32);
 
 struct Drawing {
@@ -110,7 +110,7 @@ struct Drawing {
 }
 
 impl Trace {
-    /// So many requests, whose prompts and answers are no longer than `context`.
+    /// Draws `n` requests, whose prompts and answers fit in `context`.
     pub fn draw(seed: u64, n: usize, context: u32) -> Self {
         let (asks, prompts, talks) = Default::default();
         let blocks = vec![None; OWNERS as usize];
@@ -238,7 +238,7 @@ impl Drawing {
             }
             _ => (all, turns.len() - 1),
         };
-        // What is told again behind the change is other text there: it is its own.
+        // Text behind the change that is repeated is different text there, so it is its own.
         let own = if kind == Kind::Branch { more } else { all - keep + more };
         let next = self.ask((owner, kind), Some((turns[from], keep)), own);
         self.asks[next].border = own - more;

@@ -19,43 +19,43 @@ const TESTS: [&str; 2] = ["prefill", "decode"];
 /// Virtual time between the simulated warm-up and the measurement.
 const PAUSE_US: u64 = 1_000_000;
 
-/// What is needed of a row of `bench --json`.
+/// The fields of a row of `bench --json` that are used here.
 #[derive(Clone, Debug, Deserialize)]
 pub struct BenchRow {
-    /// Of the model.
+    /// Name of the model.
     pub model: String,
-    /// Stages.
+    /// The number of stages.
     pub workers: usize,
-    /// Requests at once.
+    /// Requests that run at once.
     pub parallel: u32,
-    /// `prefill` or `decode`.
+    /// Name of the test: `prefill` or `decode`.
     pub test: String,
     /// Prompt tokens, or generated ones, of all requests.
     pub tokens: u64,
-    /// Measured.
+    /// The measured speed.
     pub tokens_per_second: f64,
-    /// Of each stage.
+    /// The busy share of each stage.
     pub stage_busy: Vec<f64>,
-    /// Over all hops.
+    /// Bytes per token, over all hops.
     pub wire_bytes_per_token: f64,
     /// `--ubatch`, if it was given.
     pub ubatch: Option<u32>,
-    /// What the stages took for ubatches of each size.
+    /// Measured times of the stages for ubatches of each size.
     pub ubatches: Vec<UbatchSize>,
     /// Microseconds of a hop.
     pub hop_us: f64,
 }
 
-/// Measured beside simulated.
+/// A measured row beside its simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
-    /// `prefill` or `decode`.
+    /// Name of the test: `prefill` or `decode`.
     pub test: String,
-    /// Requests at once.
+    /// Requests that run at once.
     pub parallel: u32,
-    /// Tokens a second.
+    /// Measured tokens per second.
     pub measured: f64,
-    /// Tokens a second.
+    /// Simulated tokens per second.
     pub simulated: f64,
     /// Busy share of each stage.
     pub measured_busy: Vec<f64>,
@@ -64,7 +64,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Simulated over measured.
+    /// The simulated speed over the measured one.
     pub fn ratio(&self) -> f64 {
         self.simulated / self.measured
     }
@@ -109,7 +109,7 @@ fn fit(points: &[Point]) -> (f64, f64) {
     }
 }
 
-/// What stage `stage` took in this row, computing and sending.
+/// The times of stage `stage` in this row, for computing and sending.
 fn points(row: &BenchRow, stage: usize) -> Vec<Point> {
     let of = |size: &UbatchSize| {
         let us = size.compute_us.get(stage)? + size.send_us.get(stage)?;
@@ -125,8 +125,8 @@ fn jitter(row: &BenchRow) -> f64 {
     (JITTER_OF_DEVIATION * sum / n.max(1) as f64).min(MOST_JITTER)
 }
 
-/// The stages as this row met them: lines through what all rows of the same test measured, each scaled
-/// so that the row's own ubatches take what they took.
+/// The stages of this row: lines through the measurements of all rows of the same test, each scaled so that the row's
+/// own ubatches take their measured times.
 fn stages(rows: &[BenchRow], row: &BenchRow) -> Vec<StageModel> {
     let alike = |other: &&BenchRow| other.test == row.test && other.workers == row.workers;
     let stage = |stage: usize| {

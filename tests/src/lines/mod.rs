@@ -30,10 +30,10 @@ const GENERATED: u32 = 64;
 /// Sequences that may be at a stage at once.
 const SLOTS: u32 = 1024;
 
-/// What a whole model costs on one machine of the line: its stages take even shares of it.
+/// The cost of a whole model on one machine of the line. Its stages take even shares of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelCost {
-    /// Microseconds of a ubatch whatever its rows: reading the weights once.
+    /// Microseconds of a ubatch of any size: reading the weights once.
     pub fixed_us: f64,
     /// Microseconds more for each row.
     pub row_us: f64,
@@ -51,12 +51,12 @@ impl Default for ModelCost {
     }
 }
 
-/// What is asked of a line.
+/// The load of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
-    /// So many prompts at once.
+    /// This many prompts at once.
     Prefill(usize),
-    /// So many streams at once.
+    /// This many streams at once.
     Decode(usize),
 }
 
@@ -73,14 +73,14 @@ pub const TESTS: [Test; 6] = [
 /// A model's cost in either kind of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// Of prompts.
+    /// The cost of prompt rows.
     pub prefill: ModelCost,
-    /// Of single rows.
+    /// The cost of single rows.
     pub decode: ModelCost,
 }
 
 impl Costs {
-    /// One line about it.
+    /// A line of text about the costs.
     pub fn describe(&self) -> String {
         let one = |cost: &ModelCost| {
             let ms = |us: f64| {
@@ -108,7 +108,7 @@ impl Costs {
 }
 
 impl Test {
-    /// For people.
+    /// The test's name, for people.
     pub fn name(self) -> String {
         match self {
             Self::Prefill(1) => format!("prefill, one prompt of {LONG_PROMPT}"),
@@ -129,34 +129,34 @@ impl Test {
 /// One line and one test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
-    /// Equal stages.
+    /// The number of equal stages.
     pub stages: usize,
     /// Name of the link.
     pub link: &'static str,
-    /// Its bytes a second.
+    /// Bandwidth of a link, in bytes per second.
     pub bytes_per_second: f64,
-    /// One way, milliseconds.
+    /// Latency in one direction, in milliseconds.
     pub latency_ms: f64,
-    /// What is asked.
+    /// The load of the line.
     pub test: Test,
 }
 
-/// What came out.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Equal stages.
+    /// The number of equal stages.
     pub stages: usize,
     /// Name of the links.
     pub link: &'static str,
-    /// One way, milliseconds.
+    /// Latency in one direction, in milliseconds.
     pub latency_ms: f64,
-    /// What was asked.
+    /// Name of the test.
     pub test: String,
     /// Prompt tokens of the whole run, or generated ones of the steady part.
     pub tokens_per_second: f64,
     /// Least and mean share of the steady part that a stage computed.
     pub busy_min: f64,
-    /// See `busy_min`.
+    /// The mean of the stages' busy shares; see `busy_min`.
     pub busy_mean: f64,
     /// Median time between two tokens of a stream, milliseconds; decode only.
     pub gap_p50_ms: Option<f64>,
@@ -169,7 +169,7 @@ pub struct Row {
 }
 
 impl Case {
-    /// Simulates it.
+    /// Simulates the case.
     ///
     /// # Errors
     /// The scheduler broke a promise.

@@ -29,11 +29,11 @@ const STYLES: [(&str, &str); 6] = [
 /// One chart: a line for each series, a point for each x.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it.
+    /// The text above the panel.
     pub title: String,
-    /// Below the horizontal axis.
+    /// The text below the horizontal axis.
     pub x_label: String,
-    /// Beside the vertical axis, with its unit.
+    /// The text beside the vertical axis, with its unit.
     pub y_label: String,
     /// Names of the x positions, evenly spaced.
     pub x: Vec<String>,

@@ -17,8 +17,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Files of one crate's `src` by path, in circles: each a set of two files or more of which every one needs
-/// every other, be it through others. `sources` are (path from the repository's root, text).
+/// Circles of files in one crate's `src`: each is a set of two or more files, of which every one needs every other,
+/// directly or not. `sources` are (path from the repository's root, text).
 pub fn cycles(sources: &[(String, String)]) -> Vec<Vec<String>> {
     let tree = Tree::new(sources);
     let (needs, mut found) = (tree.needs(), Vec::new());
@@ -31,7 +31,7 @@ pub fn cycles(sources: &[(String, String)]) -> Vec<Vec<String>> {
     found
 }
 
-/// What each file needs directly, for a message.
+/// The files that each file needs directly, for messages.
 pub fn needs(sources: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let tree = Tree::new(sources);
     let path = |module: &Module| tree.modules[module].path.clone();
@@ -39,8 +39,8 @@ pub fn needs(sources: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>>
     needs.iter().map(|(module, needed)| (path(module), needed.iter().map(path).collect())).collect()
 }
 
-/// The circles among some modules. A circle of one module with its own parts is none by itself: without that
-/// module, its parts are looked at again.
+/// The circles among some modules. A circle of one module with its own parts is allowed by itself: without that
+/// module, its parts are checked again.
 fn circles<'n>(
     needs: &'n Needs,
     among: &BTreeSet<&'n Module>,
@@ -83,19 +83,19 @@ fn reachable<'n>(
 
 /// A module's path in its crate: `["kernels", "cpu"]`.
 type Module = Vec<String>;
-/// What each module needs.
+/// The modules that each module needs.
 type Needs = BTreeMap<Module, BTreeSet<Module>>;
 /// A path as it is written.
 type Written = Vec<String>;
 
-/// One file, read.
+/// A parsed file.
 struct File {
     path: String,
     /// Its `use` without `pub`: path, and the name it gives it here.
     uses: Vec<(Written, String)>,
     /// Names handed on, with where they come from.
     hands_on: BTreeMap<String, Written>,
-    /// What is left when those are taken out.
+    /// The code without those parts.
     code: String,
 }
 
@@ -219,7 +219,7 @@ impl File {
     }
 }
 
-/// The first `use` of a text: what is before it, whether it is `pub`, what it names, what is after it.
+/// The first `use` of a text: the text before it, whether it is `pub`, the path that it names, and the text after it.
 fn next_use(text: &str) -> Option<(&str, bool, &str, &str)> {
     let mut from = 0;
     loop {
@@ -327,7 +327,7 @@ fn without_tests(text: &str) -> String {
     out
 }
 
-/// A file without comments and without what is in its strings and character literals; its lines stay.
+/// A file without its comments and without the contents of its strings and character literals; its lines stay.
 fn code_alone(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,11 +1,11 @@
-//! Rules for values that come from others, in requests and in model files: numbers and flags are read in one place, so
-//! that 3.0 is the same everywhere; and nothing is assigned by index into a value that a client sent, which would end
-//! the request in a panic where the client sent another kind.
+//! Rules for values that come from others, in requests and in model files. Numbers and flags are read in one place,
+//! so that 3.0 is the same everywhere. And no code assigns by index into a client's value, which would panic if the
+//! value had another type.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What reads the numbers and flags of JSON.
+/// Functions that read numbers and flags of JSON.
 const NUMBERS: [&str; 2] =
     ["coordinator/dialect/src/values/number.rs", "coordinator/http/src/request/value.rs"];
 
@@ -32,7 +32,7 @@ const JSON_READERS: [&str; 5] = [
     "coordinator/http/src/server/admin.rs",
 ];
 
-/// What reads the numbers of model files; `inspect` shows them.
+/// Functions that read the numbers of model files; `inspect` shows them.
 const FILE_NUMBERS: [&str; 4] = [
     "engine/gguf/src/value.rs",
     "engine/gguf/src/meta.rs",
@@ -190,7 +190,7 @@ fn nothing_is_assigned_by_index_into_a_clients_value() {
         }
         for (i, (at, code)) in lines.iter().enumerate() {
             let Some(variable) = assigned(code) else { continue };
-            // What was made here as an object or a list may be filled so.
+            // A value that was made here as an object or a list may be filled so.
             let made = format!("let mut {variable}");
             let binding = lines[..i].iter().rev().find(|(_, code)| code.contains(&made));
             let is_own =

@@ -1,5 +1,5 @@
-//! What changes cost, in files: how many of the product name a setting of sampling, and whether each patch of
-//! `tests/changes` says what it may touch and touches no more. `.ci/changes` compiles those patches.
+//! The cost of changes, in files: how many files of the product name a setting of sampling, and whether each patch of
+//! `tests/changes` touches only the files that it lists. `.ci/changes` compiles those patches.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,5 @@
-//! The files for operators agree with each other and with the program: what lets a worker use GPUs, and where data lies.
+//! The files for operators agree with each other and with the program: access of workers to GPUs, and the places of
+//! data.
 
 use std::path::Path;
 
@@ -21,14 +22,14 @@ fn a_drop_in_gives_a_worker_the_devices_that_it_opens() {
     let unit = lines("deploy/systemd/brigade-worker.service");
     let drop_in = lines("deploy/systemd/gpu.conf");
     let has = |lines: &[String], line: &str| lines.iter().any(|l| l == line);
-    // What hides or forbids them in the unit is taken back.
+    // Settings of the unit that hide or forbid them are taken back.
     for (setting, instead) in [
         ("PrivateDevices=yes", "PrivateDevices=no"),
         ("MemoryDenyWriteExecute=yes", "MemoryDenyWriteExecute=no"),
     ] {
         assert!(has(&unit, setting) && has(&drop_in, instead), "{setting}");
     }
-    // What the worker's own sandbox lets drivers open.
+    // The device files that the worker's own sandbox allows.
     let sandbox = read("worker/src/machine/sandbox.rs");
     for (opened, allowed) in
         [("\"dri\"", "char-drm"), ("\"kfd\"", "char-kfd"), ("\"nvidia\"", "char-nvidia")]

@@ -1,4 +1,4 @@
-//! What is written once: types that kernels, GPUs and the engine share.
+//! Types that exist once: those that kernels, GPUs and the engine share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

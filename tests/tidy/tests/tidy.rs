@@ -34,7 +34,7 @@ const UNSAFE_ALLOWED: [&str; 4] = [
     "engine/gpu/src/",
     "engine/synth/tests/files/damage.rs",
 ];
-/// What is made of other files, and compared with them by a test.
+/// The folder of generated files, which a test compares with their sources.
 const GENERATED: &str = "proto/generated/";
 /// Folders that hold no source of ours.
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
@@ -97,10 +97,10 @@ const MAY_NEED: [(&str, &[&str]); 37] = [
 /// Crates without input and output, beside those of the engine.
 const WITHOUT_IO: [&str; 4] =
     ["coordinator/draft", "coordinator/sched", "coordinator/plan", "coordinator/dialect"];
-/// What does input and output.
+/// Crates for input and output.
 const IO: [&str; 6] = ["tokio", "tokio-stream", "tonic", "axum", "prost", "hyper"];
 
-/// The repository's root.
+/// The root of the repository.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).expect("this package is `tests/tidy`").to_path_buf()
@@ -498,7 +498,7 @@ fn listed(column: usize) -> Vec<(String, String)> {
     names.collect()
 }
 
-/// Public methods of `Gpu` in a file. What takes no `&self` computes nothing.
+/// Public methods of `Gpu` in a file. Functions without `&self` compute nothing.
 fn ops_of(code: &str) -> BTreeSet<String> {
     let within = code.split("impl Gpu {").skip(1).filter_map(|rest| rest.split("\n}").next());
     let heads = within.flat_map(|body| body.split("\n    pub fn ").skip(1));

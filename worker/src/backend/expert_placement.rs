@@ -1,4 +1,4 @@
-//! Where a worker on a GPU has routed experts: as its options say, and as a coordinator does.
+//! The place of a stage's routed experts where a worker has a GPU: as its options or a coordinator say.
 
 use brigade_engine::device::{DeviceName, DeviceWish, split_beside};
 
@@ -11,15 +11,15 @@ pub enum Experts {
     /// All on the GPU.
     #[default]
     Device,
-    /// Those with the host that do not fit on the GPU.
+    /// With the host only as far as they do not fit on the GPU.
     Auto,
     /// All with the host.
     Host,
-    /// Those of so many first layers of the model with the host.
+    /// With the host for this many first layers of the model.
     Layers(u32),
 }
 
-/// What is wrong with an option.
+/// An invalid option, with its value and the problem.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub(crate) option: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Wrong {
     pub(crate) problem: String,
 }
 
-/// What the command line says of devices and experts.
+/// Options about devices and experts, as typed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Raw<'a> {
     /// `--device`.
@@ -45,7 +45,7 @@ pub(crate) struct Raw<'a> {
 }
 
 impl Experts {
-    /// Layers whose experts are with the host where a coordinator does not say: the first so many.
+    /// The number of first layers whose experts are with the host where a coordinator does not say.
     pub fn unless_told(self) -> u32 {
         match self {
             Self::Device | Self::Auto => 0,
@@ -54,15 +54,16 @@ impl Experts {
         }
     }
 
-    /// As a planner is told it, of a worker that may have some there; `None`: those that do not fit.
+    /// The same number for the planner, of a worker that may have experts with the host; `None`: as few as do not fit
+    /// on the GPU.
     pub fn before(self) -> Option<u32> {
         (self != Self::Auto).then(|| self.unless_told())
     }
 
-    /// What options come to, with this `device`; `has_beside`: it was named with `+cpu` behind it.
+    /// The meaning of the options with this `device`. `has_beside`: the device was named with `+cpu` behind it.
     ///
     /// # Errors
-    /// The options contradict each other, or one is none of what it may be.
+    /// The options contradict each other, or one has an invalid value.
     fn read(raw: &Raw<'_>, device: &DeviceWish, has_beside: bool) -> Result<Self, Wrong> {
         let fast_math = raw.fast_math;
         let wrong = |option, value: &str, problem: &str| {
@@ -107,7 +108,7 @@ impl Experts {
     }
 }
 
-/// What computes: a device, or the CPU with the kernel table that was named; and where experts are beside a GPU.
+/// The device that computes, or the CPU with the named kernel table; and the place of experts beside a GPU.
 ///
 /// # Errors
 /// There is no such device, or options contradict each other.

@@ -16,9 +16,9 @@ use brigade_quant::GgmlType;
 const PRODUCT_DIM: usize = 1024;
 const PRODUCT_OUT: usize = 512;
 const PRODUCT_ROWS: usize = 128;
-/// What most models' weights are: on CPUs types differ by how many instructions a product is.
+/// The type of most models' weights. On CPUs types differ by the instructions of a product.
 const PRODUCT_TYPE: GgmlType = GgmlType::Q4_K;
-/// What a GPU multiplies: bytes, which it reads as fast as its memory allows.
+/// The type that a GPU multiplies here: bytes, which it reads as fast as its memory allows.
 const GPU_TYPE: GgmlType = GgmlType::Q8_0;
 /// Sides of the products that measure a GPU: those of a layer of a large model.
 const GPU_DIM: usize = 4096;
@@ -29,14 +29,15 @@ const GPU_MATRICES: usize = 8;
 /// One in software is slow enough with one matrix and fewer rows: with all of them it takes ten seconds.
 const SOFTWARE_MATRICES: usize = 1;
 const SOFTWARE_ROWS: usize = 16;
-/// What is sent to measure the way to a GPU: about the matrices of an expert, so many times and in so many runs.
+/// Bytes that are sent to measure the way to a GPU: about the matrices of an expert, several times in each of several
+/// runs.
 const SENT_BYTES: usize = 4 << 20;
 const SENT_COPIES: usize = 24;
 const SENT_RUNS: usize = 3;
 /// Time for products; the fastest counts.
 const PRODUCT_TIME: Duration = Duration::from_millis(30);
-/// Where this machine is so busy that few products were done in that time, as when several workers of one machine start
-/// together: up to so many times as long, until there were so many runs.
+/// The factor by which measuring may take longer on a busy machine, for example when several workers start together.
+/// It ends earlier when enough samples were taken.
 const BUSY_FACTOR: u32 = 20;
 const LEAST_RUNS: u32 = 16;
 
@@ -95,7 +96,7 @@ pub fn sent_per_second(device: &Device) -> Result<f64, KernelError> {
 /// The fastest run of some products.
 struct Run {
     seconds: f64,
-    /// Of the weights.
+    /// Bytes of weights that were read.
     bytes: f64,
     /// A multiply-add is two.
     operations: f64,

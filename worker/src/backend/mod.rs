@@ -1,6 +1,7 @@
-//! What the worker needs from an engine, and from the stages that it builds, and what options say of an engine. These are traits, so that lanes,
-//! loading and caching can be tested with a stage that only adds. The real engine is behind them in the
-//! module `stage`.
+//! The engine's interface to the worker: an engine, the stages that it builds, and what options
+//! say of an engine. These are traits, so that lanes,
+//! loading and caching can be tested with a stage that only adds. The real engine is behind them in the module
+//! `stage`.
 
 pub mod expert_placement;
 pub mod measure;
@@ -26,14 +27,14 @@ use crate::machine::turns::Turn;
 use crate::weights::reader::Weights;
 use measure::Speeds;
 
-/// What an engine can run on this machine, and how fast.
+/// The models that an engine can run on this machine, and its measured speed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Abilities {
-    /// `general.architecture` names.
+    /// Names of architectures, as in `general.architecture`.
     pub architectures: Vec<String>,
     /// GGUF tensor type names.
     pub quant_types: Vec<String>,
-    /// KV cache types.
+    /// Types of KV cache values.
     pub kv_types: Vec<KvType>,
     /// Op tables this CPU runs, best first.
     pub kernel_tables: Vec<String>,
@@ -47,7 +48,7 @@ pub struct Abilities {
     pub gb_per_second: f64,
     /// int8 dot products, 10^9 operations a second, all threads.
     pub gop_per_second: f64,
-    /// What the host has beside a GPU that computes, where routed experts may lie with it.
+    /// The host beside a GPU, where routed experts may lie in its memory.
     pub host: Option<HostAbility>,
 }
 
@@ -56,13 +57,13 @@ pub struct Abilities {
 pub struct HostAbility {
     /// How fast it is.
     pub speeds: Speeds,
-    /// What comes from it to the GPU; 0: no experts are sent there. See `HostPart`.
+    /// Measured speed of copies to the GPU, 10^9 bytes a second; 0: no experts are sent there. See `HostPart`.
     pub sent_gb_per_second: f64,
-    /// Which experts: see `HostPart` of the protocol.
+    /// The number of first layers whose experts lie here: see `HostPart` of the protocol.
     pub experts_before: Option<u32>,
 }
 
-/// What a stage takes, known from the model's header.
+/// The tensors and the memory of a stage, computed from the model's header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StageNeeds {
     /// Names of exactly the tensors it reads.
@@ -79,15 +80,15 @@ pub struct StageNeeds {
 pub struct BuildOrder {
     /// Metadata and tensor directory.
     pub model: Arc<Gguf>,
-    /// The tensors' bytes.
+    /// Source of the tensors' bytes.
     pub weights: Arc<Weights>,
-    /// Which layers, with which limits.
+    /// The layers of the stage and its limits.
     pub spec: StageSpec,
-    /// Told the bytes of each tensor as it is taken.
+    /// Called with the bytes of each tensor as it is taken.
     pub progress: Box<dyn FnMut(u64) + Send>,
 }
 
-/// What a built stage takes and uses.
+/// The memory and the settings of a built stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltFacts {
     /// Bytes of weights in the stage's memory.
@@ -107,9 +108,9 @@ pub struct BuiltFacts {
     pub layer_tensors: BTreeMap<usize, Vec<String>>,
 }
 
-/// An engine.
+/// An engine that builds stages.
 pub trait StageBackend: Send + Sync + 'static {
-    /// What it can run here.
+    /// The models that it can run here, and how fast.
     fn abilities(&self) -> &Abilities;
 
     /// Whether stages lie elsewhere than in the host's memory.
@@ -122,10 +123,9 @@ pub trait StageBackend: Send + Sync + 'static {
         memory::available_bytes()
     }
 
-    /// What a stage of this model takes. Reads metadata and directory only.
+    /// The tensors and the memory of a stage of this model. Reads metadata and directory only.
     ///
-    /// # Errors
-    /// Unsupported, naming what cannot be run.
+    /// # Errors Unsupported, naming the part of the order that cannot be run.
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure>;
 
     /// Builds a stage, on the thread that will own it. Weights that are in `kept` are the order's, and are not
@@ -139,8 +139,8 @@ pub trait StageBackend: Send + Sync + 'static {
         kept: &mut KeptWeights,
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure>;
 
-    /// Loads the weights that a stage lacks which will be built of one of the layers `has`. That one computes
-    /// meanwhile: this takes one thread.
+    /// Loads weights for the next stage, apart from those of the layers `has` that the present stage already has. The
+    /// present stage goes on computing, so this takes one thread only.
     ///
     /// # Errors
     /// As [`StageBackend::build`].
@@ -153,7 +153,7 @@ pub trait StageBackend: Send + Sync + 'static {
 pub struct StageError {
     /// The slot at fault, where there is one.
     pub slot: Option<u32>,
-    /// For people.
+    /// The error, in words.
     pub reason: String,
     /// Whether the stage's device failed, and with it all that the stage had: it cannot be used again.
     pub lost: bool,
@@ -194,12 +194,12 @@ pub struct StageShape {
     pub n_vocab: u32,
 }
 
-/// What copies of a stage's states belong to.
+/// Properties of a stage on which copies of its states depend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyFacts {
     /// Model, cache type and numerics.
     pub kind: String,
-    /// Its layers.
+    /// Layers of the stage.
     pub layers: Range<u32>,
     /// Fingerprints of their weights, in order.
     pub prints: Vec<Hash>,
@@ -207,10 +207,10 @@ pub struct CopyFacts {
     pub has_slots: bool,
 }
 
-/// What a ubatch gave.
+/// The result of a ubatch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// For the next stage, or for the coordinator.
+    /// The output for the next stage, or for the coordinator.
     pub output: StageOutput,
     /// The part of the time that went into the model's own drafts.
     pub drafting: Duration,
@@ -239,7 +239,8 @@ pub trait StageRunner {
         true
     }
 
-    /// Waits until no other stage of this machine computes, where they take turns; others wait until what it gives is dropped.
+    /// Waits until no other stage of this machine computes, where they take turns. The other stages wait until the
+    /// returned turn is dropped.
     fn take_turn(&mut self) -> Option<Turn> {
         None
     }
@@ -247,10 +248,10 @@ pub trait StageRunner {
     /// Applies the ubatch's operations and begins to compute its parts, behind those that were begun before.
     ///
     /// # Errors
-    /// Whatever makes the sequences' state no longer that of the other stages: the lane ends.
+    /// The sequences' states may no longer agree with those of other stages: the lane ends.
     fn begin(&mut self, ubatch: &UBatch, input: Option<Boundary>) -> Result<(), StageError>;
 
-    /// What routed experts did so far, where a GPU computes.
+    /// Counts of rows that routed experts computed, and where; since loading.
     fn expert_counts(&self) -> ExpertCounts {
         ExpertCounts::default()
     }
@@ -258,7 +259,7 @@ pub trait StageRunner {
     /// Waits for so long at most; whether the first ubatch that was begun and not finished is computed, or failed.
     fn is_done_within(&mut self, within: Duration) -> bool;
 
-    /// Waits for the first ubatch that was begun and not finished: what it gives.
+    /// Waits for the first ubatch that was begun and not finished, and returns its results.
     ///
     /// # Errors
     /// As [`StageRunner::begin`].
@@ -282,10 +283,10 @@ pub trait StageRunner {
     /// The stage cannot be used again.
     fn reset(&mut self) -> Result<(), StageError>;
 
-    /// Its weights, for the next stage that is built; its sequences are gone.
+    /// Takes its weights out, for the next stage that is built; its sequences are gone.
     fn into_kept(self: Box<Self>) -> KeptWeights;
 
-    /// What copies of its states belong to; `None`: it cannot copy any.
+    /// Properties on which copies of its states depend; `None`: it cannot copy any.
     fn copy_facts(&self) -> Option<CopyFacts> {
         None
     }
@@ -295,11 +296,11 @@ pub trait StageRunner {
         None
     }
 
-    /// What is new of the first `len` positions of a sequence behind its first `first_page` pages, as far as there is
-    /// room for it. The recurrent states of so many positions are in the place `plane` of another slot, if one is named.
+    /// Copies a sequence's state at position `len`, without its first `first_page` pages, as far as there is room.
+    /// The recurrent states at that position are in the place `plane` of another slot, if one is named.
     ///
     /// # Errors
-    /// There is no such state.
+    /// The sequence has no state at that position.
     fn copy_new(
         &self,
         _slot: u32,

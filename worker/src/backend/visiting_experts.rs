@@ -1,4 +1,5 @@
-//! Experts of the host's memory that are sent to the GPU for ubatches of many rows: when, and what room they need there.
+//! Copies of the host's experts on the GPU for ubatches of many rows: when they are sent, and the room that they need
+//! there.
 
 use brigade_engine::device::{Device, VisitSpeeds, Visits};
 use brigade_engine::kernels::{KernelError, PackedMatrix};
@@ -9,7 +10,7 @@ use super::measure::{Speeds, sent_per_second};
 /// Most matrices of an expert in a layer: three projections, and three of what groups of experts share.
 pub const MATRICES: usize = 6;
 
-/// In the name of a tensor that has a gate and a way up together.
+/// The part of a tensor's name that marks a fused gate and up projection.
 const FUSED: &str = "ffn_gate_up_";
 
 /// Bytes of each matrix of one expert that a tensor of experts has, packed.

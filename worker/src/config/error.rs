@@ -1,17 +1,17 @@
-//! What is wrong with a worker's settings.
+//! Errors in a worker's settings.
 
 use brigade_proto::address::AddressError;
 use brigade_proto::tls::TlsError;
 
-/// What is wrong with a setting.
+/// An invalid setting.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// An address.
+    /// An invalid address.
     #[error("{option}: {source}")]
     Address {
-        /// Which option.
+        /// The option's name.
         option: &'static str,
-        /// What is wrong.
+        /// The error in the address.
         source: AddressError,
     },
     /// A token or a name.
@@ -20,21 +20,21 @@ pub enum ConfigError {
     /// A CPU that this process cannot have.
     #[error("{option} names CPU {cpu}, and this process may use {allowed}")]
     Cpu {
-        /// Which option.
+        /// The option's name.
         option: &'static str,
-        /// Which CPU.
+        /// The CPU that cannot be used.
         cpu: usize,
-        /// Those it may use, as in 0-3,8.
+        /// CPUs that may be used, as in 0-3,8.
         allowed: String,
     },
-    /// Anything else.
+    /// Any other invalid value.
     #[error("{option}: \"{value}\" {problem}")]
     Value {
-        /// Which option.
+        /// The option's name.
         option: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is wrong with it, and what would be right.
+        /// The problem, and a remedy.
         problem: String,
     },
 }

@@ -1,5 +1,4 @@
-//! Memory of copies that is used again. Pages that are fresh from the system must be cleared first, which costs more
-//! than the copy itself.
+//! Reused memory for copies. Fresh pages of the system must be cleared first, which costs more than the copy itself.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
@@ -21,7 +20,7 @@ pub struct Buffers {
 
 #[derive(Debug, Default)]
 struct Spare {
-    /// By capacity; no list is empty.
+    /// Buffers by capacity; no list is empty.
     by_size: BTreeMap<usize, Vec<Vec<u8>>>,
     nbytes: usize,
 }
@@ -32,7 +31,7 @@ impl Spare {
         self.by_size.entry(buffer.capacity()).or_default().push(buffer);
     }
 
-    /// One whose size is in this range, the smallest of them.
+    /// The smallest buffer whose size is in this range.
     fn take(&mut self, sizes: impl RangeBounds<usize>) -> Option<Vec<u8>> {
         let (&size, list) = self.by_size.range_mut(sizes).next()?;
         let buffer = list.pop();
@@ -45,7 +44,7 @@ impl Spare {
 }
 
 impl Buffers {
-    /// None yet. What waits here takes what `budget` has left.
+    /// An empty pool. Buffers that wait in it take at most what `budget` has left.
     pub fn new(budget: Arc<Budget>) -> Self {
         Self { budget, ..Self::default() }
     }
@@ -69,7 +68,7 @@ impl Buffers {
         self.used_before(nbytes).unwrap_or_else(|| Vec::with_capacity(nbytes))
     }
 
-    /// The bytes of a buffer, which is used again when nobody has them any more.
+    /// The bytes of a buffer, which is used again when all clones of them are dropped.
     pub fn share(self: &Arc<Self>, buffer: Vec<u8>) -> Bytes {
         if buffer.capacity() < LEAST_BYTES {
             buffer.into()

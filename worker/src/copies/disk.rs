@@ -1,10 +1,11 @@
 //! Copies on the worker's own disk: they survive the process, and the machine.
 //!
-//! A sequence has a folder for each range of layers that was copied. `pages` grows; a file `at-N` has what is good
-//! for position N alone, and is made whole and renamed last, when all pages before it are on the disk: so a position
-//! is there or is not. Every record has a hash; after a crash, what follows the first bad one is cut off.
+//! A sequence has a folder for each range of layers that was copied. The file `pages` grows. A file `at-N` has the
+//! state that is valid at position N alone. It is written and renamed last, when all pages before it are on the disk,
+//! so a position is either complete or absent. Every record has a hash. After a crash, everything behind the first
+//! bad record is cut off.
 //!
-//! Workers of one machine may share the folder: each writes and removes only what is of its own layers.
+//! Workers of one machine may share the folder: each writes and removes only files of its own layers.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -41,7 +42,7 @@ const AT: &str = "at-";
 #[derive(Debug)]
 pub struct Disk {
     dir: PathBuf,
-    /// What is there.
+    /// The index of copies in the folder.
     pub store: Arc<Store>,
     budget: Arc<Budget>,
     open: Mutex<HashMap<CopyName, Open>>,
@@ -57,7 +58,7 @@ struct Open {
 }
 
 impl Disk {
-    /// Opens a folder of copies and looks through what is there. Blocks.
+    /// Opens a folder of copies and lists the files in it. Blocks.
     ///
     /// # Errors
     /// The folder cannot be made or read. A sequence that cannot be read is left out with a warning.
@@ -79,7 +80,7 @@ impl Disk {
     /// Writes a copy; returns its bytes.
     ///
     /// # Errors
-    /// The disk's. What was there before is still good.
+    /// The disk refuses. Earlier copies stay valid.
     pub fn write(&self, taken: &Taken) -> io::Result<usize> {
         let mut all = self.all();
         let head = &taken.head;
@@ -109,7 +110,8 @@ impl Disk {
     pub fn forget(&self, name: CopyName, layers: &Range<u32>) {
         self.all().remove(&name);
         self.store.forget(name);
-        // What cannot be removed is looked at again at the next start; other layers are another worker's.
+        // Files that cannot be removed are tried again at the next start. Files of other layers belong to another
+        // worker.
         let _ = fs::remove_dir_all(self.folder_of(name, layers));
         let _ = fs::remove_dir(self.folder(name));
     }

@@ -26,10 +26,10 @@ use super::parts::{self, Assembler, Event, bad};
 use super::piece::Piece;
 use super::store::{BlockPieces, Item, Pieces, What};
 
-/// Another worker that keeps copies.
+/// A worker that keeps copies.
 #[derive(Clone, Debug)]
 pub struct Keeper {
-    /// Where it is.
+    /// The address at which it is dialled.
     pub address: Address,
     /// Its key, where it speaks TLS.
     pub key: Option<KeyId>,
@@ -41,7 +41,7 @@ const SEND_QUEUE: usize = 4;
 /// Patience with the other end of a transfer.
 const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 
-/// One block's bytes, and what they belong to.
+/// One block's bytes, and the properties that they depend on.
 #[derive(Debug, Default)]
 struct Found {
     kind: Kind,
@@ -56,18 +56,18 @@ pub struct Gathered {
     blocks: HashMap<(u32, u32), Found>,
     /// All of their bytes.
     nbytes: u64,
-    /// Those that came from other workers.
+    /// Bytes that came from other workers.
     pub fetched: u64,
 }
 
-/// Full pages in runs, and what is good for the position alone.
+/// Full pages in runs, and the bytes that are good for the position alone.
 type BlockBytes<'a> = (Vec<&'a [u8]>, &'a [u8]);
 
 impl Gathered {
-    /// Those of `pieces` that are in memory.
+    /// The pieces that are in memory.
     pub fn in_memory(pieces: Pieces) -> Self {
         let mut gathered = Self::default();
-        // What is in memory cannot fail to be read.
+        // Pieces in memory cannot fail to be read.
         let _ = gathered.add(&pieces, u64::MAX);
         gathered
     }
@@ -167,14 +167,14 @@ fn check_size(nbytes: u64, limit: u64) -> Result<(), Failure> {
     Err(bad(format!("copies of {nbytes} bytes, a sequence has {limit} here at most")))
 }
 
-/// Which copies are wanted.
+/// The copies that are wanted.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Whose.
+    /// The sequence's name.
     pub name: CopyName,
-    /// Of which layers.
+    /// The layers of the copies.
     pub layers: Range<u32>,
-    /// At which position.
+    /// The position of the copies.
     pub len: u32,
 }
 

@@ -1,10 +1,10 @@
-//! Parting copies: what a stage leaves of its sequences' states when its line is taken down as planned.
+//! Parting copies: the states of sequences that a stage leaves behind when its line is taken down as planned.
 //!
-//! The last ubatch of the line names a position of each sequence (`SeqOp::Checkpoint` with `parting`). Nothing is copied
-//! then: the states stay where they are as long as the stage is at rest, and what becomes of it is not known yet. They
-//! are copied when the stage makes room for another one, on the executor's thread. Of a stage that stays only recurrent
-//! states are: its pages are in place. The workers of the next line fetch them from here, until the coordinator says
-//! that all sequences have their states.
+//! The last ubatch of the line names a position of each sequence (`SeqOp::Checkpoint` with `parting`). Nothing is
+//! copied at that moment: the states stay in place while the stage is at rest and its future is not known yet. They
+//! are copied when the stage makes room for another one, on the executor's thread. Of a stage that stays only
+//! recurrent states are copied, since its pages stay in place. The workers of the next line fetch them from here,
+//! until the coordinator says that all sequences have their states.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,12 +30,12 @@ pub struct Parting {
     awaited: AtomicBool,
 }
 
-/// What a stage does with the states of its sequences when it forgets them.
+/// The way in which a stage keeps its sequences' states when it is reset.
 #[derive(Clone, Debug)]
 pub struct Keep {
-    /// Where copies go.
+    /// The store for the copies.
     pub parting: Arc<Parting>,
-    /// It is used as it is on the next line.
+    /// Whether the stage is used unchanged on the next line.
     pub stays: bool,
 }
 
@@ -48,7 +48,7 @@ impl Default for Parting {
 }
 
 impl Parting {
-    /// Bytes they take.
+    /// Bytes of all copies.
     pub fn nbytes(&self) -> u64 {
         self.budget.used()
     }
@@ -63,7 +63,7 @@ impl Parting {
         self.budget.limit()
     }
 
-    /// From now on they may take so many bytes. Copies that have no room any more are dropped, sequence by sequence.
+    /// Sets the limit of the copies' bytes. Copies that have no room any more are dropped, sequence by sequence.
     pub fn fit(&self, nbytes: u64) {
         self.budget.set_limit(nbytes);
         for store in [&self.whole, &self.rests] {
@@ -85,7 +85,7 @@ impl Parting {
         self.awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody may still come for them.
+    /// Whether a worker may still come for them.
     pub fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::Relaxed)
     }
@@ -102,7 +102,7 @@ impl Parting {
         self.rests.retain(live);
     }
 
-    /// Nobody comes for them any more.
+    /// Drops all copies: no worker will fetch them any more.
     pub fn clear(&self) {
         self.awaited.store(false, Ordering::Relaxed);
         self.retain(&HashSet::new());

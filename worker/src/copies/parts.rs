@@ -70,14 +70,14 @@ fn part(part: Part) -> CopyPart {
     CopyPart { part: Some(part) }
 }
 
-/// What messages amount to.
+/// A step in the assembly of a copy from messages.
 #[derive(Debug, PartialEq)]
 pub enum Event {
     /// A part is here whole. Of a rest, the position is not known before the end; it is 0 here.
     Item(Item, Bytes),
     /// The copy ends; with the position that it is whole at.
     End(Option<(u32, TokenMark)>),
-    /// Nobody needs this sequence's copies.
+    /// The sequence's copies are not needed any more.
     Forget(CopyName),
 }
 
@@ -92,17 +92,17 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// One that puts copies together in `buffers`.
+    /// An assembler with this pool of buffers.
     pub fn new(buffers: Arc<Buffers>) -> Self {
         Self { buffers, ..Self::default() }
     }
 
-    /// Whose copies come now.
+    /// The sequence and the layers of the copies that come now.
     pub fn head(&self) -> Option<&Head> {
         self.head.as_ref()
     }
 
-    /// Takes a message; what it completes.
+    /// Takes a message; returns the part that it completes.
     ///
     /// # Errors
     /// BadMessage, naming the field.
@@ -153,7 +153,7 @@ impl Assembler {
             n => What::Pages { first: first_page, n },
         };
         self.item = Some((Item { layer, block, paged, what }, nbytes));
-        // One that was used before takes no more memory, whatever comes.
+        // A buffer that was used before takes no more memory, for any number of bytes.
         let used = usize::try_from(nbytes).ok().and_then(|n| self.buffers.used_before(n));
         self.data = used.unwrap_or_default();
         Ok(None)

@@ -1,4 +1,4 @@
-//! A piece of a copy: bytes in memory, or where they are in a file.
+//! A piece of a copy: bytes in memory, or a range of a file.
 
 use std::fs::File;
 use std::io;
@@ -10,21 +10,21 @@ use bytes::Bytes;
 /// Bytes of a copy, wherever they are.
 #[derive(Clone, Debug)]
 pub enum Piece {
-    /// Here.
+    /// Bytes in memory.
     Memory(Bytes),
-    /// In a file.
+    /// A range of a file.
     File {
-        /// Which.
+        /// The open file.
         file: Arc<File>,
-        /// From where.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
 }
 
 impl Piece {
-    /// Bytes it has.
+    /// Number of bytes.
     pub fn len(&self) -> u64 {
         match self {
             Self::Memory(bytes) => bytes.len() as u64,
@@ -37,7 +37,8 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Its first `len` bytes. In memory they are the same ones: what is behind them stays as long as they do.
+    /// The first `to` bytes of the piece. In memory they are not copied, so the rest of the piece is kept for as long
+    /// as they are.
     pub fn head(&self, to: u64) -> Self {
         self.part(0, to.min(self.len()))
     }
@@ -50,7 +51,7 @@ impl Piece {
         };
     }
 
-    /// All of it in parts of `nbytes`, without reading them.
+    /// The piece in parts of `nbytes`, without reading them.
     pub fn parts(self, nbytes: u64) -> impl Iterator<Item = Self> + Send {
         let len = self.len();
         let begins = (0..len).step_by(usize::try_from(nbytes.max(1)).unwrap_or(usize::MAX));
@@ -68,7 +69,7 @@ impl Piece {
         }
     }
 
-    /// The bytes. Blocks where they are in a file.
+    /// The bytes of the piece. Blocks where they are in a file.
     ///
     /// # Errors
     /// The file cannot be read.

@@ -1,4 +1,4 @@
-//! A bounded rate for whoever sends or writes beside the hot path.
+//! A rate limit for tasks that send or write beside the hot path.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ impl Default for Rate {
 }
 
 impl Rate {
-    /// One that nothing was sent at yet.
+    /// A rate limit at which nothing was sent yet.
     pub fn new() -> Self {
         Self { free_at: Instant::now() }
     }
 
-    /// So many bytes were sent: when the next may be, if that is not about now.
+    /// Counts `nbytes` as sent. Returns when the next bytes may be sent, if that is not about now.
     pub fn sent(&mut self, nbytes: usize) -> Option<Instant> {
         let now = Instant::now();
         let took = Duration::from_secs_f64(nbytes as f64 / BYTES_PER_SECOND as f64);

@@ -1,4 +1,4 @@
-//! What a stage gives of a state that is to be saved.
+//! A part of a stage's state, copied to be saved.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use brigade_engine::state::StageCopy;
 
 use crate::copies::Kind;
 
-/// What a stage gave of a state, and what that belongs to.
+/// A part of a stage's state, with the properties that it depends on.
 #[derive(Debug)]
 pub struct Copied {
-    /// The bytes.
+    /// The copied bytes.
     pub copy: StageCopy,
-    /// What they belong to.
+    /// The hash of the properties that they depend on.
     pub kind: Kind,
     /// First and end of the stage's layers.
     pub layers: Range<u32>,

@@ -1,5 +1,5 @@
-//! Copies of sequences' states, by name and layer. Knows what belongs to which position, and whether it is whole; not
-//! where copies come from or go.
+//! Copies of sequences' states, by name and layer. Knows the position of each part, and whether a copy is complete,
+//! but not where copies come from or go.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -28,12 +28,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// From now on they may take so many.
+    /// Sets the limit of bytes.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes they take.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -48,7 +48,7 @@ impl Budget {
         self.limit().saturating_sub(self.used())
     }
 
-    /// What took so many bytes now takes others.
+    /// Replaces an item of `before` bytes by one of `after` bytes.
     fn replace(&self, before: u64, after: u64) {
         self.used.fetch_add(after, Ordering::Relaxed);
         self.used.fetch_sub(before, Ordering::Relaxed);
@@ -60,12 +60,12 @@ impl Budget {
     }
 }
 
-/// Whose copies, and of which layers.
+/// The sequence and the layers of copies, and their properties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head {
-    /// The sequence.
+    /// The sequence's name.
     pub name: CopyName,
-    /// What they belong to.
+    /// The hash of the properties that the copies depend on.
     pub kind: Kind,
     /// First and end of the layers.
     pub layers: Range<u32>,
@@ -73,7 +73,7 @@ pub struct Head {
     pub prints: Vec<Hash>,
 }
 
-/// Which part of a block's state.
+/// The place of a part within a sequence's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Layer of the model.
@@ -82,23 +82,23 @@ pub struct Item {
     pub block: u32,
     /// Whether the block has pages.
     pub paged: bool,
-    /// Which part.
+    /// The kind of part.
     pub what: What,
 }
 
 /// A part of a block's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Full pages.
+    /// A run of full pages.
     Pages {
-        /// Pages before them.
+        /// Pages before the run.
         first: u32,
-        /// How many.
+        /// Pages in the run.
         n: u32,
     },
-    /// What is good for this position alone.
+    /// State that is valid at one position alone, such as a recurrent state.
     Rest {
-        /// The position.
+        /// Length of the sequence at that position.
         len: u32,
     },
 }
@@ -129,7 +129,7 @@ struct LayerCopies {
 /// Layers whose copies are whole at the same positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Whole {
-    /// The layers.
+    /// The range of layers.
     pub layers: Range<u32>,
     /// The positions, ascending, each with the mark of its tokens.
     pub positions: Vec<(u32, TokenMark)>,
@@ -146,20 +146,20 @@ pub struct BlockPieces {
     pub paged: bool,
     /// Runs of full pages: how many, and their bytes.
     pub pages: Vec<(u32, Piece)>,
-    /// What is good for the position alone, if anything is.
+    /// State that is valid at this position alone, if there is any.
     pub rest: Option<Piece>,
 }
 
 /// The state of some layers at a position.
 #[derive(Clone, Debug)]
 pub struct Pieces {
-    /// Whose.
+    /// The sequence and the layers.
     pub head: Head,
-    /// At which position.
+    /// Length of the sequence at the position.
     pub len: u32,
-    /// Of its tokens.
+    /// The mark of its tokens up to there.
     pub mark: TokenMark,
-    /// Those with state.
+    /// The blocks that have a state.
     pub blocks: Vec<BlockPieces>,
 }
 
@@ -173,13 +173,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// None yet; `budget` may be shared with others.
+    /// An empty store; `budget` may be shared with other stores.
     pub fn new(budget: Arc<Budget>) -> Self {
         Self { names: Mutex::default(), budget }
     }
 
-    /// Keeps a part. `false`: there is no room for it, or parts before it are missing, and what follows is of no use
-    /// until they come.
+    /// Keeps a part. `false`: there is no room for it, or earlier parts are missing. Later parts are then useless
+    /// until those come.
     pub fn put(&self, head: &Head, item: Item, piece: Piece) -> bool {
         let Some(at) = head.layers.clone().position(|layer| layer == item.layer) else {
             return false;
@@ -211,7 +211,8 @@ impl Store {
             .is_some_and(|b| first + n <= b.n_pages())
     }
 
-    /// All parts of a position have been put. Nothing is noted where there is no room for layers that have none.
+    /// Notes that all parts of a position have been put. Nothing is noted where there is no room for layers that have
+    /// none.
     pub fn commit(&self, head: &Head, len: u32, mark: TokenMark) {
         let mut names = self.names();
         let has = |number: &u32| names.get(&head.name).is_some_and(|of| of.contains_key(number));
@@ -253,7 +254,7 @@ impl Store {
         self.names().keys().copied().collect()
     }
 
-    /// Which layers of a sequence are here, and at which positions.
+    /// The layers of a sequence that are here, and their positions.
     pub fn find(&self, name: CopyName) -> Vec<Whole> {
         let mut found: Vec<Whole> = Vec::new();
         for (&number, layer) in self.names().get(&name).into_iter().flatten() {

@@ -1,7 +1,7 @@
-//! Checkpoints on the executor's thread: which sequence has which name, what of it was copied, and which pages a
-//! stage still holds of sequences whose line was lost.
+//! Checkpoints on the executor's thread. It tracks the names of sequences, which of their pages were copied, and
+//! which pages the stage still holds of sequences whose line was lost.
 //!
-//! Copying is a copy of memory into a bounded room, nothing else: who sends it is another thread.
+//! This thread only copies memory, into a bounded room. Another thread sends the copies.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -31,46 +31,46 @@ const PERMIT_BYTES: usize = 1 << 10;
 /// Where the copies of checkpoints go.
 #[derive(Clone, Debug)]
 pub struct Outbox {
-    /// To whoever sends them.
+    /// The queue of the task that sends them.
     queue: mpsc::UnboundedSender<Outgoing>,
-    /// What may wait there.
+    /// Permits for the bytes that may wait there.
     room: Arc<Semaphore>,
     /// The stage's own recurrent states.
     own: Arc<Store>,
-    /// Memory of copies.
+    /// The pool of buffers for copies.
     buffers: Arc<Buffers>,
-    /// How often all had to begin anew, because what was sent may be lost.
+    /// How often all copies had to begin anew, because sent ones may be lost.
     restarts: Arc<AtomicU64>,
 }
 
 /// Where a lane's copies go.
 #[derive(Clone, Debug)]
 pub struct LaneCopies {
-    /// Those of checkpoints, if any are taken.
+    /// Destination of checkpoints, if any are taken.
     pub outbox: Option<Outbox>,
-    /// Those that stay here when the line is taken down.
+    /// The store of copies that stay here when the line is taken down.
     pub parting: Arc<Parting>,
     /// Type that values cross cuts in: states depend on it.
     pub wire_type: i32,
 }
 
-/// What is to be sent.
+/// An item for the sending task.
 #[derive(Debug)]
 pub enum Outgoing {
-    /// A copy.
+    /// A copy to send.
     Copy(Box<Taken>),
-    /// Nobody needs this sequence's copies, of these layers.
+    /// The copies of this sequence, of these layers, are not needed any more.
     Forget(CopyName, Range<u32>),
 }
 
 /// A copy on its way.
 #[derive(Debug)]
 pub struct Taken {
-    /// Whose.
+    /// The sequence and the layers.
     pub head: Head,
     /// The position it is whole at; `None`: the next one goes on.
     pub at: Option<(u32, TokenMark)>,
-    /// Its parts.
+    /// The parts of the copy.
     pub items: Vec<(Item, Bytes)>,
     _room: OwnedSemaphorePermit,
 }
@@ -131,18 +131,18 @@ struct Held {
     len: u32,
 }
 
-/// What is to be put back.
+/// A sequence to restore.
 #[derive(Debug)]
 pub struct PutBack {
-    /// Where.
+    /// The sequence's slot.
     pub slot: u32,
-    /// Whose; the slot must have been given this name. `None`: a kept state, which has none.
+    /// The sequence's name, which the slot must have been given.`None`: a kept state, which has none.
     pub name: Option<CopyName>,
-    /// Positions.
+    /// The position, as a number of tokens.
     pub len: u32,
     /// Their tokens, on the last stage.
     pub tokens: Vec<u32>,
-    /// What came from elsewhere.
+    /// Copies from other workers and from memory.
     pub gathered: Gathered,
     /// Positions whose full pages are already where copies go.
     pub kept_len: u32,
@@ -160,7 +160,7 @@ pub struct Taker {
 }
 
 impl Taker {
-    /// For a stage with these facts; `None`: it cannot copy.
+    /// A taker for a stage with these facts; `None`: the stage cannot copy.
     pub fn new(facts: Option<CopyFacts>) -> Self {
         let (named, held, written) = Default::default();
         Self { facts, named, held, written, lane: None }
@@ -198,7 +198,7 @@ impl Taker {
         Ok(())
     }
 
-    /// After a ubatch was computed: follows names, and what was written to.
+    /// Called after a ubatch was computed: notes new names and the pages that were written to.
     pub fn after(&mut self, runner: &dyn StageRunner, ubatch: &UBatch) {
         for op in &ubatch.ops {
             match op {
@@ -242,8 +242,8 @@ impl Taker {
         self.lane.as_ref()?.outbox.as_ref()
     }
 
-    /// The stage is about to forget all sequences, and keeps its memory: what it holds may be put back. Parting copies
-    /// are taken as `keep` says.
+    /// Called before the stage forgets all sequences but keeps its memory: their pages may be put back. Parting
+    /// copies are taken as `keep` says.
     pub fn reset(&mut self, runner: &dyn StageRunner, keep: Option<&Keep>) {
         let written = std::mem::take(&mut self.written);
         let mut held = std::mem::take(&mut self.held);
@@ -253,7 +253,7 @@ impl Taker {
             part(keep, facts, lane.kind(facts), &named, runner);
         }
         let takes_copies = self.outbox().is_some();
-        // Nobody asks for the others.
+        // No worker asks for the states of other sequences.
         for (slot, named) in named.iter().filter(|(_, n)| takes_copies || n.parting.is_some()) {
             if let Some((blocks, len)) = runner.places(*slot) {
                 held.insert(named.name, Held { blocks, len });
@@ -263,7 +263,8 @@ impl Taker {
         self.lane = None;
     }
 
-    /// Up to which position the pages of each of these sequences are still here; those of all others are given up.
+    /// The position up to which pages of each of these sequences are still here. Pages of all other sequences are
+    /// given up.
     pub fn find(&mut self, names: &[CopyName]) -> Vec<u32> {
         self.held.retain(|name, _| names.contains(name));
         let up_to = |name: &CopyName| {
@@ -273,7 +274,7 @@ impl Taker {
         names.iter().map(|name| up_to(name).unwrap_or(0)).collect()
     }
 
-    /// What copies of the stage belong to.
+    /// Properties on which copies of the stage's states depend.
     pub fn facts(&self) -> Option<&CopyFacts> {
         self.facts.as_ref()
     }
@@ -330,8 +331,8 @@ impl Taker {
         Ok(())
     }
 
-    /// What is new of a sequence of this lane: its slot, positions, pages before those that are wanted, and bytes at most;
-    /// `None`: nothing but what its states belong to.
+    /// Copies a part of a sequence's state. `of`: its slot, its positions, the number of pages to leave out, and the
+    /// limit of bytes. `None`: only the properties that states depend on.
     ///
     /// # Errors
     /// The stage takes no copies, or has no such state.
@@ -355,7 +356,7 @@ impl Taker {
     }
 }
 
-/// Whether nobody has written to the pages of the first `len` positions.
+/// Whether the pages of the first `len` positions are unchanged.
 fn is_intact(held: &Held, len: u32, written: &HashSet<PageId>) -> bool {
     let n_pages = (len as usize).div_ceil(KV_PAGE);
     let pages = held.blocks.get(..n_pages);
@@ -378,7 +379,7 @@ fn part(
 ) {
     let leaves = named.iter().filter_map(|(slot, named)| Some((*slot, named, named.parting?)));
     let leaves: Vec<_> = leaves.collect();
-    // What an earlier line left behind is of no use any more.
+    // Copies of an earlier line are of no use any more.
     leaves.iter().for_each(|(_, named, _)| keep.parting.forget(named.name));
     if leaves.is_empty() || keep.stays && !facts.has_slots {
         return;
@@ -444,13 +445,13 @@ fn head(facts: &CopyFacts, kind: Kind, name: CopyName) -> Head {
 /// The position at which a sequence is copied.
 struct Checkpoint {
     slot: u32,
-    /// Whose place its recurrent states are in, if they are in another one's.
+    /// The slot in whose place its recurrent states are, if they are in another one's.
     plane: Option<SlotId>,
     len: u32,
     mark: TokenMark,
 }
 
-/// Copies what is new of a sequence, as far as there is room for it.
+/// Copies the new part of a sequence's state, as far as there is room for it.
 fn take(
     outbox: &Outbox,
     facts: &CopyFacts,

@@ -1,4 +1,4 @@
-//! What the executor's thread is asked to do.
+//! Jobs of the executor's thread.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::copies::taker::PutBack;
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]
 pub struct Work {
-    /// What to compute.
+    /// Operations and rows to compute.
     pub ubatch: UBatch,
     /// The frame it came in, without its boundary: passed on to the next stage.
     pub frame: pb::Ubatch,
@@ -30,10 +30,10 @@ pub struct Work {
     pub checked: Instant,
 }
 
-/// Where the outcome of a job goes; nobody may be there any more.
+/// The receiver of a job's outcome; it may be gone.
 pub type Answer<T> = oneshot::Sender<Result<T, Failure>>;
 
-/// What the executor's thread is asked to do, in order.
+/// A job of the executor's thread. Jobs run in order.
 #[derive(Debug)]
 pub enum Job {
     /// The following work belongs to this lane.
@@ -44,46 +44,46 @@ pub enum Job {
     End(oneshot::Sender<()>),
     /// Read a sequence's state.
     Snapshot {
-        /// Whose.
+        /// The sequence's slot.
         slot: u32,
-        /// Told the bytes.
+        /// Gets the snapshot.
         answer: Answer<Vec<u8>>,
     },
     /// Give a sequence another state.
     Restore {
-        /// Whose.
+        /// The sequence's slot.
         slot: u32,
-        /// The snapshot.
+        /// The snapshot's bytes.
         bytes: Vec<u8>,
-        /// Told when it is done.
+        /// Notified when it is done.
         answer: Answer<()>,
     },
     /// Say which sequences of a line before this one the stage still holds.
     FindHeld {
-        /// Those that matter.
+        /// Names of the sequences in question.
         names: Vec<CopyName>,
-        /// Told what is held.
+        /// Gets the states that are held.
         answer: Answer<HeldFound>,
     },
     /// Copy some of a sequence's state: its slot, positions, pages before those that are wanted, and bytes at most.
     Copy {
-        /// `None`: only say what the stage's states belong to.
+        /// `None`: report only the properties that the stage's states depend on.
         of: Option<(u32, u32, u32, usize)>,
-        /// Told what was copied.
+        /// Gets the copied part.
         answer: Answer<Copied>,
     },
     /// Give a sequence the state of a checkpoint.
     PutBack {
-        /// Which, and from what.
+        /// The sequence to restore, with its copies.
         put: Box<PutBack>,
-        /// Told when it is done.
+        /// Notified when it is done.
         answer: Answer<()>,
     },
-    /// Forget all sequences.
+    /// Forget all sequences of the stage.
     Reset {
-        /// What is kept of their states; `None`: nothing.
+        /// How their states are kept; `None`: they are dropped.
         keep: Option<Keep>,
-        /// Told when it is done.
+        /// Notified when it is done.
         done: Answer<()>,
     },
     /// Build another stage out of the one there is.
@@ -93,7 +93,7 @@ pub enum Job {
 /// Makes a stage, reusing the weights that are in memory. It reports to the asker where each weight came from.
 pub struct Build(pub Box<dyn FnOnce(&mut KeptWeights) -> Built + Send>);
 
-/// What became of it: the stage, or `None` where it could not be built.
+/// The result: the stage, or `None` where it could not be built.
 pub type Built = Option<Box<dyn StageRunner>>;
 
 impl std::fmt::Debug for Build {
@@ -102,11 +102,11 @@ impl std::fmt::Debug for Build {
     }
 }
 
-/// What a stage still holds of sequences whose line was lost.
+/// States of a lost line's sequences that a stage still holds.
 #[derive(Debug)]
 pub struct HeldFound {
-    /// What its copies belong to; `None`: it takes none.
+    /// Properties on which its copies depend; `None`: it takes none.
     pub facts: Option<CopyFacts>,
-    /// For each sequence asked for, up to which position its pages are there.
+    /// For each of the given sequences, the position up to which its pages are there.
     pub up_to: Vec<u32>,
 }

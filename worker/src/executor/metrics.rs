@@ -1,5 +1,5 @@
-//! What the executor and the lane count while they run, for the Health call. All counters are relaxed
-//! atomics. Each figure is right by itself, and nobody decides anything from two of them together.
+//! Counters of the executor and the lane, for the Health call. All counters are relaxed atomics. Each figure is right
+//! by itself, and no decision depends on two of them together.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub struct Meter {
     /// Microseconds after `opened` at which the ubatch in work began, plus 1; 0: none in work.
     computing_since: AtomicU64,
     ubatches_done: AtomicU64,
-    /// As [`ExpertCounts`] has them.
+    /// The fields of [`ExpertCounts`], in order.
     experts: [AtomicU64; 4],
     queue_len: AtomicU32,
     wire_bytes_in: AtomicU64,
@@ -24,21 +24,21 @@ pub struct Meter {
 /// A reading of a [`Meter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Microseconds computed.
+    /// Microseconds spent computing.
     pub busy_us: u64,
     /// Microseconds since the lane opened.
     pub lane_us: u64,
     /// Microseconds the ubatch in work has been computing; 0: none.
     pub computing_us: u64,
-    /// Ubatches finished.
+    /// Number of finished ubatches.
     pub ubatches_done: u64,
-    /// What experts did since the stage was loaded.
+    /// Counts of the routed experts since the stage was loaded.
     pub experts: ExpertCounts,
     /// Ubatches received and not started.
     pub queue_len: u32,
-    /// Frame bytes received.
+    /// Bytes of frames received.
     pub wire_bytes_in: u64,
-    /// Frame bytes sent.
+    /// Bytes of frames sent.
     pub wire_bytes_out: u64,
 }
 
@@ -81,7 +81,7 @@ impl Meter {
         self.ubatches_done.fetch_add(1, Relaxed);
     }
 
-    /// What experts did since the stage was loaded.
+    /// Stores the counts of the routed experts since the stage was loaded.
     pub fn experts(&self, counts: ExpertCounts) {
         let ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes } = counts;
         let counts = [device_rows, copy_rows, host_rows, sent_bytes];

@@ -32,8 +32,8 @@ use lane_work::{LaneWork, Progress, panic_text};
 /// in HTTP/2's windows.
 const QUEUE_UBATCHES: usize = 2;
 
-/// How long a stage may take to come to an end of what it does, once nobody wants it any more. A
-/// ubatch takes well under this; what takes longer is stuck, unless [`SLOWER_THAN_EVER`] says otherwise.
+/// How long a stage may take to finish its ubatch, once it is not wanted any more. A ubatch takes well under this; a
+/// stage that takes longer is stuck, unless [`SLOWER_THAN_EVER`] allows more.
 pub const REST_WITHIN: Duration = Duration::from_secs(10);
 /// A stage that has taken long for a ubatch before is given as many times that.
 const SLOWER_THAN_EVER: u64 = 3;
@@ -46,7 +46,7 @@ pub struct Executor {
     progress: Arc<Progress>,
 }
 
-/// A stage that is stuck in what it does: its thread cannot be ended, nor its memory freed.
+/// A stage that is stuck in a computation: its thread cannot be ended, nor its memory freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the stage has been at one ubatch for more than {} s and cannot be ended", .waited.as_secs()
@@ -74,12 +74,12 @@ impl Executor {
         Ok(Self { jobs, thread, progress })
     }
 
-    /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread
-    /// has: those of its stage until now, or what the last failure has left. What it leaves of them is dropped with
-    /// the next one.
+    /// Builds a stage on the thread, and returns when it is ready. `build` may take the weights that the thread has:
+    /// those of its stage until now, or those that the last failure has left. Weights that it does not take are
+    /// dropped with the next one.
     ///
     /// # Errors
-    /// What `build` says; Compute if it panics. The thread has no stage then.
+    /// The error of `build`; Compute if it panics. The thread has no stage then.
     pub async fn build<F, T>(&self, build: F) -> Result<T, Failure>
     where
         F: FnOnce(&mut KeptWeights) -> Result<(Box<dyn StageRunner>, T), Failure> + Send + 'static,
@@ -120,7 +120,7 @@ impl Executor {
         !self.thread.is_finished()
     }
 
-    /// Forgets all sequences, after whatever is queued, and keeps parting copies of their states. Lanes must have been
+    /// Forgets all sequences, after all queued jobs, and keeps parting copies of their states. Lanes must have been
     /// cancelled. The inner result says whether the stage can be used again.
     ///
     /// # Errors
@@ -155,7 +155,8 @@ impl Executor {
     }
 }
 
-/// What the thread does when it comes to rest `within` a time; that in which it waits for another stage does not count.
+/// Waits until the thread is at rest, `within` a time. The time in which it waits for another stage's turn does not
+/// count.
 async fn at_rest<T>(
     progress: &Progress,
     within: Duration,
@@ -176,7 +177,8 @@ pub fn gone() -> Failure {
     Failure::refusal(FailureKind::Compute, "the stage has stopped after a failure: load it again")
 }
 
-/// The thread: builds stages and runs them, each of the weights of the one before, until nobody asks any more.
+/// The thread's body: builds stages and runs them, until all senders of jobs are gone. Each stage may take weights of
+/// the one before.
 fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, progress: &Progress) {
     let mut kept = KeptWeights::default();
     let mut asked = None;
@@ -192,7 +194,7 @@ fn run(mut queue: mpsc::Receiver<Job>, runtime: &tokio::runtime::Handle, progres
     }
 }
 
-/// Waits until a stage is asked for; whoever asks for anything of one hears that there is none.
+/// Waits until a stage is to be built. All other jobs are answered with the error that there is no stage.
 fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
     loop {
         match queue.blocking_recv()? {
@@ -204,7 +206,8 @@ fn without_stage(queue: &mut mpsc::Receiver<Job>) -> Option<Build> {
     }
 }
 
-/// Runs a stage until another one is asked for; `None` when nobody asks any more, or it cannot be used again.
+/// Runs a stage until another one is asked for. Returns `None` when all senders of jobs are gone, or the stage cannot
+/// be used again.
 fn run_stage(
     runner: &mut dyn StageRunner,
     queue: &mut mpsc::Receiver<Job>,

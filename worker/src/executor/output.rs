@@ -1,6 +1,6 @@
-//! Where a lane's results go: as frames to the next stage, or as result frames to the coordinator.
+//! Sends a lane's results: as frames to the next stage, or as result frames to the coordinator.
 //!
-//! This runs on the executor's thread. A full queue makes it wait, and so the network slows the stage down.
+//! This runs on the executor's thread. A full queue makes the thread wait, so a slow network slows the stage down.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,18 +29,18 @@ pub type ResultSender = mpsc::Sender<Result<ResultFrame, Status>>;
 /// The next station of a lane.
 #[derive(Clone, Debug)]
 pub enum LaneOut {
-    /// The next stage.
+    /// The stream to the next stage.
     Next(mpsc::Sender<LaneFrame>),
-    /// The coordinator.
+    /// The stream of results to the coordinator.
     Results(ResultSender),
 }
 
-/// One lane's use of the stage: what its results need on their way.
+/// A lane's use of the stage, with everything that its results need on their way.
 #[derive(Debug)]
 pub struct LaneRun {
     /// This stage's number, for failures and timings.
     pub stage: u32,
-    /// Where results go.
+    /// The destination of results.
     pub out: LaneOut,
     /// Type of outgoing boundaries.
     pub dtype: WireType,
@@ -48,15 +48,15 @@ pub struct LaneRun {
     pub output_width: u32,
     /// Set when the lane is over: queued work is dropped, a blocked send gives up.
     pub cancel: CancellationToken,
-    /// Told once if a ubatch fails.
+    /// Notified once if a ubatch fails.
     pub failed: oneshot::Sender<Failure>,
-    /// Counts what happens.
+    /// The worker's counters.
     pub meter: Arc<Meter>,
-    /// Boundary buffers.
+    /// The pool of buffers for boundaries.
     pub pool: BufferPool,
     /// Where copies of states go.
     pub copies: LaneCopies,
-    /// What this stage's times count from.
+    /// The origin of this stage's times.
     pub opened: Instant,
 }
 

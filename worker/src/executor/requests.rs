@@ -1,4 +1,4 @@
-//! Which request each slot computes for, so that the worker's log names the same request as the
+//! Maps slots to the requests that they compute for, so that the worker's log names the same request as the
 //! coordinator's. This belongs to one lane. The executor keeps it, because it sees every operation.
 
 use std::collections::BTreeMap;

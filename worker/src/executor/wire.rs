@@ -1,9 +1,9 @@
 //! Converts ubatches, boundaries and result rows between wire messages and engine types. No other file of
 //! this crate converts these.
 //!
-//! What comes in has passed the checks of `brigade_proto::frame`, and lengths are trusted only because of
-//! them. Values are little-endian on the wire. An incoming boundary is copied once, into an aligned buffer of
-//! a [`BufferPool`]. An outgoing f32 boundary is not copied at all.
+//! Incoming messages have passed the checks of `brigade_proto::frame`; only therefore are lengths trusted. Values are
+//! little-endian on the wire. An incoming boundary is copied once, into an aligned buffer of a [`BufferPool`]. An
+//! outgoing f32 boundary is not copied at all.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -92,7 +92,7 @@ const _: () = assert!(size_of::<BlockQ8_0>() == Q8_0_BYTES);
 /// A boundary of rows of `width` values as a wire message of type `dtype`.
 ///
 /// # Errors
-/// [`FrameError::Mismatch`] where the boundary has another size than its rows and width say.
+/// [`FrameError::Mismatch`]: the boundary's size does not agree with its rows and width.
 pub fn boundary_to_wire(
     boundary: Boundary,
     width: u32,
@@ -309,7 +309,7 @@ pub fn row_to_wire(row: RowOutput) -> pb::RowResult {
     pb::RowResult { slot: row.slot.0, pos: row.pos, value: Some(value), mask_us: row.mask_us }
 }
 
-/// What a stage's refusal means to the coordinator.
+/// A stage's refusal as an error for the coordinator.
 pub fn snapshot_failure(error: &SnapshotError, what: &str) -> Failure {
     let kind = match error {
         SnapshotError::Version { .. } | SnapshotError::Foreign(_) => FailureKind::Unsupported,

@@ -1,5 +1,5 @@
-//! Where a worker's credentials come from: a token, an earlier join, files of somebody else's authority, the
-//! coordinator that started it, or nowhere, and then it speaks without TLS on this machine only.
+//! The source of a worker's credentials: a token, an earlier join, files of an external authority, or the coordinator
+//! that started it. Without credentials the worker speaks plain TCP, on this machine only.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ enum Upkeep {
 }
 
 impl Secure {
-    /// What the settings ask for. A worker that joins waits here for its coordinator.
+    /// Obtains the credentials that the settings ask for. A worker that joins waits here for its coordinator.
     ///
     /// # Errors
     /// [`MembershipError`].
@@ -54,7 +54,7 @@ impl Secure {
             }
         };
         tracing::info!(party = %credentials.party(), "connections are over TLS");
-        // Who has a certificate speaks plain on this machine only, whatever is said of the network.
+        // A worker with a certificate speaks plain TCP on this machine only, even with `--insecure-network`.
         Ok(Self { network: Network::with_credentials(credentials, false), upkeep })
     }
 
@@ -68,7 +68,7 @@ impl Secure {
     }
 }
 
-/// What the coordinator that started this process says on its standard input first.
+/// Reads the credentials that the coordinator which started this process writes to its standard input.
 async fn of_parent() -> Result<Credentials, TlsError> {
     let read =
         tokio::task::spawn_blocking(|| Bundle::credentials_from(&mut std::io::stdin().lock()));

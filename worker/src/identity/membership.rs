@@ -1,6 +1,6 @@
-//! How a worker belongs to a cluster: it makes a key, has a coordinator give it a certificate for a token, keeps both,
-//! and has the certificate renewed long before it ends. The key is what it is known by; a certificate that was
-//! lost or has ended is given again to the same key, without a token.
+//! How a worker belongs to a cluster: it makes a key, has a coordinator give it a certificate for a token, keeps
+//! both, and has the certificate renewed long before it ends. The key is its identity: a certificate that was lost or
+//! has ended is issued again to the same key, without a token.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const ENROL_WITHIN: Duration = Duration::from_secs(10);
 /// First and last wait between attempts that fail; it doubles in between.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(250)..=Duration::from_secs(10);
-/// Least and longest time between two renewals, whatever the coordinator says.
+/// Limits of the time between two renewals, in seconds, for any answer of the coordinator.
 const RENEW_WITHIN: std::ops::RangeInclusive<u32> = 1..=7 * 86_400;
 
 /// Why a worker is no member of its cluster.
@@ -48,19 +48,19 @@ pub enum MembershipError {
          folder with --data-dir"
     )]
     InUse {
-        /// Which.
+        /// The data folder.
         folder: PathBuf,
     },
     /// It never joined, and has no token.
     #[error("{folder} has no certificate yet: give --join and --token once (brigade token create)")]
     NoToken {
-        /// Which.
+        /// The data folder.
         folder: PathBuf,
     },
     /// The coordinator will not have it; trying again changes nothing.
     #[error("cannot join {coordinator}: {reason}")]
     Refused {
-        /// Where.
+        /// The coordinator's control address.
         coordinator: Address,
         /// Why, and what to do.
         reason: String,
@@ -85,13 +85,13 @@ pub struct Membership {
 /// Where and as what a worker joins.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Its data folder.
+    /// The worker's data folder.
     pub data_dir: PathBuf,
     /// The coordinator's control address.
     pub coordinator: Address,
-    /// What lets it in the first time.
+    /// The token for the first enrolment.
     pub token: Option<Token>,
-    /// What it would like to be called.
+    /// The name that it asks for.
     pub name: String,
 }
 
@@ -142,7 +142,7 @@ impl Membership {
         })
     }
 
-    /// What it shows and believes.
+    /// Its certificate and key, and the authorities that it trusts.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
     }
@@ -217,7 +217,7 @@ fn free_place(wish: &Wish) -> Result<Place, MembershipError> {
             None => is_in_use = true,
         }
     }
-    // A coordinator that began a new authority: what the old one gave is worth nothing.
+    // The coordinator may have begun a new authority, so certificates of the old one are worth nothing.
     let stale = known.iter().filter(|folder| wish.token.is_some() && joined_here(folder));
     for folder in stale {
         if let Some(place) = place(folder)? {
@@ -266,7 +266,7 @@ fn load_key(path: &Path) -> Result<NodeKey, TlsError> {
     Ok(key)
 }
 
-/// What an earlier process kept for this key.
+/// The certificate that an earlier process stored for this key.
 fn remembered(folder: &Path, key: &NodeKey) -> Result<Option<Remembered>, TlsError> {
     let path = folder.join(CERTIFICATE_FILE);
     let Some(pem) = files::read(&path)? else { return Ok(None) };
@@ -278,7 +278,7 @@ fn remembered(folder: &Path, key: &NodeKey) -> Result<Option<Remembered>, TlsErr
         return Ok(None);
     }
     let credentials = credentials(&what, chain.clone(), key)?;
-    // How long it is still good is the coordinator's to say: it is asked at once.
+    // Only the coordinator can say how long it is still good, so it is asked at once.
     Ok(Some(Remembered { authority: id, name: party.name, credentials, renew_in: Duration::ZERO }))
 }
 
@@ -295,7 +295,7 @@ fn credentials(what: &str, chain: Chain, key: &NodeKey) -> Result<Credentials, T
     Ok(Credentials::new(Arc::new(identity), authorities))
 }
 
-/// What a worker asks for.
+/// A worker's request for a certificate.
 struct Asked<'a> {
     key: &'a NodeKey,
     name: &'a str,
@@ -303,7 +303,7 @@ struct Asked<'a> {
     token: Option<&'a Token>,
 }
 
-/// What a coordinator gave.
+/// A coordinator's answer: a certificate.
 struct Given {
     name: String,
     chain: Chain,
@@ -315,7 +315,8 @@ impl Given {
         credentials("the coordinator's answer", self.chain.clone(), key)
     }
 
-    /// Takes an answer, if it is what was asked for: whoever gave it, it is shown from now on.
+    /// Checks an answer against the request. From now on the certificate is shown to all peers, so nothing else is
+    /// accepted.
     fn of(reply: EnrolReply, asked: &Asked<'_>) -> Result<Self, NotGiven> {
         let EnrolReply { certificate, authority, renew_in_s, name } = reply;
         let wrong = |why: &str| NotGiven::final_because(format!("its answer is wrong: {why}"));

@@ -1,5 +1,5 @@
-//! Fetches tensors from where their model came from, by range, into the cache. Nobody knows their hashes before; this worker
-//! says what they are.
+//! Fetches tensors from the source of their model, by byte range, into the cache. Their hashes are not known before;
+//! this worker computes and reports them.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -30,7 +30,7 @@ const RANGE_BYTES: u64 = 64 << 20;
 /// Bytes of a SHA-256.
 const SHA256_BYTES: usize = 32;
 
-/// A request, checked.
+/// A validated request.
 #[derive(Debug)]
 pub struct Fetch {
     file: FileAt,
@@ -39,16 +39,16 @@ pub struct Fetch {
     private_hosts: Vec<String>,
 }
 
-/// What happens meanwhile.
+/// Progress of a fetch.
 #[derive(Debug)]
 pub enum Step {
-    /// So many bytes are there.
+    /// This many bytes have arrived.
     Bytes(u64),
     /// A span is in the cache.
     Done(usize, Hash),
 }
 
-/// Why it ended.
+/// The reason for which a fetch ended.
 #[derive(Debug)]
 enum Ended {
     Source(HubError),
@@ -119,22 +119,23 @@ impl Fetch {
         self.spans.iter().map(|span| span.end - span.start).sum()
     }
 
-    /// What makes room for them leaves these, which are pieces of them.
+    /// Names of these spans' parts, which eviction must leave.
     pub fn keep(&self) -> HashSet<Hash> {
         self.spans.iter().map(|span| self.key(span)).collect()
     }
 
-    /// Fetches all spans into `cache`, where there is room for them; `step` hears of it, and says whether to go on.
+    /// Fetches all spans into `cache`, where there is room for them. `step` gets the progress, and returns whether to
+    /// go on.
     ///
     /// # Errors
-    /// Io where the source cannot be reached or has something else, the cache's otherwise. What is there stays for the next
-    /// call.
+    /// Io where the source cannot be reached or its file differs; otherwise the cache's. Bytes that have arrived stay
+    /// for the next call.
     pub fn run(&self, cache: &Cache, step: &(dyn Fn(Step) -> bool + Sync)) -> Result<(), Failure> {
         let client = Client::without_token(self.private_hosts.clone()).map_err(io)?;
         self.run_with(&client, cache, step)
     }
 
-    /// As [`Fetch::run`], by a client that may have a token.
+    /// The same as [`Fetch::run`], with a client that may have a token.
     ///
     /// # Errors
     /// As [`Fetch::run`].
@@ -180,7 +181,7 @@ impl Fetch {
         }
     }
 
-    /// What a span's bytes are called until their hash is known: another file, or another state of it, has other names.
+    /// The name of a span's bytes until their hash is known. It depends on the file and its state.
     fn key(&self, span: &Range<u64>) -> Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"brigade fetch 1");
@@ -220,7 +221,8 @@ impl Fetch {
         let mut filler = Filler { fetch: self, cache, keys, spans, at: 0, open: None, bytes, step };
         filler.begin()?;
         let Some(open) = &filler.open else { return Ok(()) };
-        // What is there of the first one is not asked for again; of later ones it is read over.
+        // Bytes of the first span that are here are not requested again. Bytes of later spans that are here are
+        // skipped while reading.
         filler.at = self.spans[filler.spans.start].start + open.have();
         let range = filler.at..self.spans[filler.spans.end - 1].end;
         ranges::read(client, &self.file, range, &mut |data| filler.take(data))
@@ -236,7 +238,7 @@ struct Filler<'a> {
     fetch: &'a Fetch,
     cache: &'a Cache,
     keys: &'a [Hash],
-    /// Those that are not complete; the first one is open.
+    /// Spans that are not complete; the first one is open.
     spans: Range<usize>,
     /// Where in the file the next byte is from.
     at: u64,
@@ -246,7 +248,7 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    /// Opens the first span that is not there yet. What was left there of an earlier call counts.
+    /// Opens the first incomplete span. Bytes of it that an earlier call has left count.
     fn begin(&mut self) -> Result<(), Ended> {
         while !self.spans.is_empty() {
             let span = &self.fetch.spans[self.spans.start];
@@ -276,7 +278,7 @@ impl Filler<'_> {
         }
         while let (Some(writer), false) = (&mut self.open, data.is_empty()) {
             let span = self.fetch.spans[self.spans.start].clone();
-            // What lies between two spans, and what is there of this one already.
+            // Skips the gap between two spans, and bytes of this one that are here already.
             let wanted_from = span.start + writer.have();
             let skipped = wanted_from.saturating_sub(self.at).min(data.len() as u64);
             let n = (span.end - wanted_from).min(data.len() as u64 - skipped);

@@ -1,10 +1,10 @@
 //! Finds the bytes of an order, checks that its stage fits, and loads it.
 //!
-//! The coordinator's own file serves when this machine sees the same one. Else a file at the same path with
-//! the same content serves. Else the cache does, which pushes fill. Nothing is loaded before the stage is
+//! The first choice is the coordinator's own file, when this machine sees the same one. The second is a file at the
+//! same path with the same content. The third is the cache, which pushes fill. Nothing is loaded before the stage is
 //! known to fit the memory limit. All of this blocks, so callers are on blocking threads.
 //!
-//! A path in an order is a peer's word. Answers therefore say nothing of such a file's content.
+//! A path in an order comes from a peer and may name any file. Answers therefore reveal nothing of its content.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -29,9 +29,9 @@ use crate::weights::reader::{Source, Weights};
 /// Finds and loads stages.
 #[derive(Clone)]
 pub struct Loader {
-    /// The engine.
+    /// The engine that builds stages.
     pub backend: Arc<dyn StageBackend>,
-    /// Pushed blobs.
+    /// The cache of pushed blobs.
     pub cache: Cache,
     /// Remembered hashes of local files.
     pub hashes: HashStore,
@@ -39,7 +39,7 @@ pub struct Loader {
     pub pool: Pool,
     /// Whether a model file that the coordinator names may be read.
     pub model_files: bool,
-    /// This machine.
+    /// The identity of this machine.
     pub host_id: String,
     /// This start of the worker ([`crate::host::instance`]).
     pub instance: u64,
@@ -49,7 +49,7 @@ pub struct Loader {
     pub host_limit: Option<u64>,
 }
 
-/// What is known of an order before it is loaded.
+/// Facts about an order's bytes before it is loaded.
 #[derive(Debug, Default)]
 pub struct Located {
     /// Where its bytes are, or will be once `missing` is pushed.
@@ -58,25 +58,25 @@ pub struct Located {
     pub needs_hashes: bool,
     /// Blobs to be pushed, with the bytes of each that are here already.
     pub missing: Vec<(Hash, u64, u64)>,
-    /// What the stage takes; without the header only the file's bytes are known.
+    /// The memory that the stage needs; without the header only the file's bytes are known.
     pub needs: StageNeeds,
 }
 
 /// A model at hand.
 pub struct Found {
     source: WeightSource,
-    /// Its header.
+    /// The model's header.
     model: Arc<Gguf>,
     weights: Source,
-    /// What its weights are known by.
+    /// The identity of its weights.
     pub content: Content,
-    /// What the stage takes.
+    /// The tensors and the memory of the stage.
     pub needs: StageNeeds,
 }
 
-/// What a worker on a line has for what it loads ahead.
+/// The room for loading ahead beside a stage that runs.
 pub struct Room {
-    /// Bytes of memory.
+    /// Free bytes of memory.
     pub nbytes: u64,
     /// Layers that it has and goes on with.
     pub has: Range<usize>,
@@ -147,9 +147,9 @@ impl Loader {
         Ok(Found { needs, ..found })
     }
 
-    /// Builds the stage of an order: of weights in `kept` whose tensors are all in `held`, and of what was found.
-    /// Between two tensors it ends early once `given_up` is cancelled; what it has loaded stays in `kept` then, and
-    /// is freed after any other failure.
+    /// Builds the stage of an order. It takes weights from `kept` whose tensors are all in `held`, and reads the
+    /// others. Once `given_up` is cancelled it stops between two tensors, and loaded weights stay in `kept`. After
+    /// any other failure they are freed.
     ///
     /// # Errors
     /// StaleEpoch when given up, Io where a file changed while it was read, and the engine's.
@@ -192,9 +192,9 @@ impl Loader {
         Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
     }
 
-    /// Loads what the stage of an order lacks beside the layers that are there, while those are computed. Returns it,
-    /// its bytes in memory, and those that were read for it. Between two tensors it ends early once `given_up` is
-    /// cancelled.
+    /// Loads the weights that an order's stage lacks, beside the layers that are there, while those are computed.
+    /// Returns it, its bytes in memory, and those that were read for it. Between two tensors it ends early once
+    /// `given_up` is cancelled.
     ///
     /// # Errors
     /// NoMemory, saying how much is lacking, and else as [`Loader::load`].
@@ -284,7 +284,7 @@ impl Loader {
             {
                 Some(Opened { model: Arc::new(model), files })
             }
-            // Whoever asks may name any file: no word of what is in it leaves this process.
+            // The peer may name any file, so no word of its contents leaves this process.
             other => {
                 let reason = other.err().map(|error| error.to_string());
                 let path = &first.path;
@@ -334,8 +334,8 @@ impl Loader {
         // The header's blob and then one a tensor, in the manifest's order.
         let names = std::iter::once("").chain(order.tensors.iter().map(|t| t.name.as_str()));
         for (&(hash, nbytes), name) in blobs.iter().zip(names) {
-            // Several parts of a stage are made of what is outside the layers: that one of them is here says nothing of
-            // the others.
+            // Several parts of a stage are made of tensors outside the layers, so that one of them is here does not
+            // mean that the others are.
             let in_memory = held.contains(name) && brigade_spec::layer_of(name).is_some();
             match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
                 BlobState::Complete(blob) => drop(found.insert(name.to_owned(), blob)),
@@ -371,7 +371,7 @@ impl Loader {
         Ok(Some(Arc::new(model)))
     }
 
-    /// What the stage takes; its tensors must be exactly the manifest's.
+    /// The tensors and the memory of the stage; the tensors must be exactly those of the manifest.
     fn needs(&self, order: &Order, model: &Gguf) -> Result<StageNeeds, Failure> {
         directory(order, model)?;
         let needs = self.backend.needs(model, &order.spec)?;
@@ -408,7 +408,7 @@ impl Loader {
         Err(Failure::refusal(FailureKind::NoMemory, why))
     }
 
-    /// As [`Loader::check_memory`], for experts beside a GPU with memory of its own.
+    /// The same as [`Loader::check_memory`], for experts in the host's memory beside a GPU.
     fn check_host_memory(&self, order: &Order, host_bytes: u64) -> Result<(), Failure> {
         let Some(limit) = self.host_limit.filter(|limit| host_bytes > *limit) else {
             return Ok(());
@@ -422,14 +422,14 @@ impl Loader {
     }
 }
 
-/// What loading gave.
+/// The result of loading.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     /// Where the bytes came from.
     pub source: WeightSource,
-    /// What the stage takes and uses.
+    /// The memory and the settings of the stage.
     pub facts: BuiltFacts,
-    /// What its weights are known by.
+    /// The identity of its weights.
     pub content: Content,
     /// Bytes of tensors that were read for it.
     pub read_bytes: u64,

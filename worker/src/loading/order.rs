@@ -17,10 +17,10 @@ use bytes::Bytes;
 
 use crate::weights::hashes::hinted_state;
 
-/// What a coordinator wants loaded.
+/// A coordinator's order for a stage, validated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
-    /// Which layers, with which limits.
+    /// The layers of the stage and its limits.
     pub spec: StageSpec,
     /// The next stage; `None` on the last one.
     pub next_hop: Option<Address>,
@@ -34,20 +34,20 @@ pub struct Order {
     pub checkpoints: Option<CheckpointOrder>,
     /// Keys of all workers of the line, where they speak TLS: these may fetch copies.
     pub line_keys: Vec<KeyId>,
-    /// For logs.
+    /// The model's name, for logs.
     pub model_name: String,
     /// The header: its hash names the model.
     pub header: (Hash, u64),
-    /// The stage's tensors.
+    /// The manifest: exactly the stage's tensors.
     pub tensors: Vec<TensorWanted>,
     /// Where the model may lie on this machine.
     pub files: Vec<FileHint>,
 }
 
-/// What is to be done with copies of sequences' states.
+/// The order about copies of sequences' states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointOrder {
-    /// Where they go.
+    /// The destination of copies.
     pub mode: CheckpointMode,
     /// Worker that keeps them.
     pub buddy: Option<Address>,
@@ -64,14 +64,14 @@ pub struct CheckpointOrder {
 pub struct TensorWanted {
     /// Its name in the directory.
     pub name: String,
-    /// Its size.
+    /// Bytes of the tensor.
     pub nbytes: u64,
-    /// Its content; `None` where the coordinator has not hashed.
+    /// The hash of its content; `None` where the coordinator has not hashed it.
     pub hash: Option<Hash>,
 }
 
-/// What the weights of a loaded stage are known by. A header does not tell: a model that was trained
-/// further has the same one.
+/// The identity of a loaded stage's weights. A header is not enough: a model that was trained further has the same
+/// one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
     /// The files of this machine they were read from, in this state; empty if there were none.
@@ -80,7 +80,7 @@ pub struct Content {
     pub hashes: Vec<Hash>,
 }
 
-/// What makes a loaded stage usable for another order: everything but its place in the line.
+/// The properties that must agree for a loaded stage to serve another order: everything but its place in the line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageKey {
     header: Hash,
@@ -100,7 +100,7 @@ impl StageKey {
         same_shape && (same_files || same_hashes)
     }
 
-    /// The tensors in memory that are known to be what `order` asks for under their names, whatever its layers.
+    /// The tensors in memory that are known to be equal to those of `order` with the same names, for any layers.
     /// `host_id` is this machine's.
     pub fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
         let mut same = self.same_bytes(order, host_id);
@@ -132,7 +132,7 @@ impl StageKey {
         same.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The key of what is left of a stage when only these tensors are in memory.
+    /// The key of the rest of a stage when only these tensors are in memory.
     pub fn rest(mut self, left: &HashSet<String>) -> Self {
         let has_hashes = self.content.hashes.len() == self.tensors.len();
         let is_left: Vec<bool> = self.tensors.iter().map(|name| left.contains(name)).collect();
@@ -145,7 +145,7 @@ impl StageKey {
         self
     }
 
-    /// Which model, and which of its layers.
+    /// The model's header hash and the range of layers.
     pub fn place(&self) -> (Hash, std::ops::Range<u32>) {
         (self.header, self.spec.layer_begin..self.spec.layer_end)
     }
@@ -223,8 +223,8 @@ impl Order {
         StageKey { header: self.header.0, spec, tensors, content }
     }
 
-    /// What the order says of its weights: the coordinator's files, if it is on this machine, and
-    /// all hashes, if it has them.
+    /// The identity of the weights by this order: the coordinator's files, if it is on this machine, and all hashes,
+    /// if it has them.
     pub fn content(&self, host_id: &str) -> Content {
         let here = self.files.iter().all(|file| file.host_id == host_id);
         let files = if here { self.files.iter().map(hinted_state).collect() } else { Vec::new() };

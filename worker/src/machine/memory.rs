@@ -1,5 +1,5 @@
-//! How much memory this process may take: the machine's, or its cgroup's if that is less. Only Linux tells;
-//! elsewhere `--memory` must. And how bytes that come piece by piece get their room.
+//! How much memory this process may take: the machine's, or its cgroup's if that is less. Only Linux tells; elsewhere
+//! `--memory` must be given. This module also makes room for bytes that come piece by piece.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use brigade_proto::failure::{Failure, FailureKind};
 /// Left to the process itself and the rest of the machine when `--memory` is not given.
 pub const RESERVE_BYTES: u64 = 256 << 20;
 
-/// Bytes free for this process now, without swapping: `MemAvailable`, or what its cgroups (v2, or
-/// v1's memory controller) leave, page cache counted as free. `None` where that cannot be known.
+/// Bytes free for this process now, without swapping: `MemAvailable`, or the bytes that its cgroups (v2, or v1's
+/// memory controller) leave. The page cache counts as free. `None` where that cannot be known.
 pub fn available_bytes() -> Option<u64> {
     let machine = meminfo_available(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

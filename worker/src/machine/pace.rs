@@ -86,7 +86,7 @@ mod tests {
             let waits = (0..10_000).filter_map(|_| pace.wait(peer(1), from));
             waits.fold((0, Duration::ZERO), |(n, longest), wait| (n + 1, longest.max(wait)))
         };
-        // The burst, and what has its turn within the wait.
+        // The burst, and the calls that have their turn within the wait.
         let (n, longest) = taken(t0);
         assert_eq!(n, STRANGER_BURST + WAIT.as_millis() as u32 / STEP.as_millis() as u32);
         assert_eq!(longest, WAIT);

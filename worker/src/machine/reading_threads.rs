@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Name of each thread, for whoever looks at the process.
+/// Name of each thread in listings of the process.
 pub const THREAD_NAME: &str = "weights";
 
 /// A fixed number of threads, which sleep when there is nothing to do. Clones share them.
@@ -42,7 +42,7 @@ impl Pool {
             .map_err(|reason| PoolError { threads, reason })
     }
 
-    /// Does `work` on these threads; what it does in parallel stays on them.
+    /// Runs `work` on these threads, including its parallel parts.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.0.install(work)
     }

@@ -1,8 +1,9 @@
-//! What a worker's process may do to the files of its machine: read all that its user may read, write to its own
-//! folders and to GPUs, and start no program; a node starts the stages of its own file alone. A peer that took the process over by a fault would be held to the same.
+//! Confines the worker's process: it may read all that its user may read, write to its own folders and to GPUs, and
+//! start no program. A node may start its own program file only. A peer that took over the process by a fault would
+//! be confined as well.
 //!
-//! The kernel keeps it (Landlock, since Linux 5.13). Where it cannot, the worker says so and runs on: the rights of its
-//! user, and what a service manager takes away, hold anyway.
+//! The kernel enforces this (Landlock, since Linux 5.13). Where it cannot, the worker logs that and runs on: the
+//! rights of its user and the limits of a service manager hold anyway.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ const NEWEST: ABI = ABI::V6;
 /// How far the calling thread, and all that it starts, is confined from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confined {
-    /// By all rules.
+    /// All rules are in force.
     Whole,
     /// The kernel is older than some of them.
     InPart,
@@ -90,14 +91,14 @@ fn number<const N: usize>(head: &[u8], at: usize) -> Option<u64> {
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// What drivers of GPUs open: Linux's own interface, and NVIDIA's and AMD's beside it.
+/// Device files that GPU drivers open: Linux's own interface, and NVIDIA's and AMD's beside it.
 fn gpu_devices() -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(Result::ok);
     let is_gpu = |name: &str| name == "dri" || name == "kfd" || name.starts_with("nvidia");
     entries.filter(move |e| e.file_name().to_str().is_some_and(is_gpu)).map(|e| e.path())
 }
 
-/// The rule for what is beneath `path`, if that is there.
+/// The rule for everything beneath `path`, if `path` exists.
 fn beneath(
     path: impl AsRef<Path>,
     access: BitFlags<AccessFs>,
@@ -172,7 +173,7 @@ mod tests {
             assert_eq!(said(&own, "echo here").unwrap(), "here\n");
             assert_eq!(said(&own, "/usr/bin/env true || echo denied").unwrap(), "denied\n");
             assert_eq!(said(&other, "echo here").unwrap_err().kind(), ErrorKind::PermissionDenied);
-            // What it starts confines itself further, to starting nothing.
+            // A stage confines itself further: it may start no program.
             let stage = std::thread::spawn(move || {
                 enter(&[], None).unwrap();
                 said(&own, "echo here").unwrap_err().kind()

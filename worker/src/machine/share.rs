@@ -1,4 +1,4 @@
-//! Which of a node's stages a process is.
+//! The stage of a node that a process runs.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,14 +8,14 @@ use super::turns::Inherited;
 /// Stages of a node.
 pub const MAX_STAGES: usize = 64;
 
-/// Which of a node's stages a process is: `2/3`, the second of three.
+/// The number of a node's stage that a process runs: `2/3`, the second of three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// From 1 on.
+    /// The stage's number, from 1 on.
     pub number: usize,
-    /// So many there are.
+    /// The number of stages.
     pub of: usize,
-    /// By what it takes turns with the others; `None`: it computes when it likes.
+    /// The locks by which it takes turns with the others; `None`: it computes at any time.
     pub turns: Option<Inherited>,
 }
 
@@ -25,7 +25,7 @@ impl Share {
         Self { number, of, turns: None }
     }
 
-    /// As the process is told: `2/3:7,8`.
+    /// The command-line argument for the process: `2/3:7,8`.
     pub fn argument(self) -> String {
         match self.turns {
             Some([next, turn]) => format!("{self}:{next},{turn}"),
@@ -33,7 +33,7 @@ impl Share {
         }
     }
 
-    /// Its data folder, in that of its node.
+    /// The data folder of the stage, in that of its node.
     pub fn folder(self, node: &Path) -> PathBuf {
         node.join(format!("stage-{}", self.number))
     }

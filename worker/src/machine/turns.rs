@@ -1,7 +1,8 @@
 //! Stages of one machine compute one after the other: each has all cores for a ubatch, instead of a part of them always.
 //!
-//! The turn is a lock that the system gives back when its holder dies. There are two: whoever waits for the turn holds `next`,
-//! and so the others wait behind it. A stage that computes again and again cannot take the turn twice while somebody waits.
+//! The turn is a lock that the system gives back when its holder dies. There are two locks: the stage that waits for
+//! the turn holds `next`, so others wait behind it. A stage that computes again and again cannot take the turn twice
+//! while another one waits.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -31,7 +32,7 @@ impl Locks {
         Ok(Self { next: file("next")?, turn: file("turn")? })
     }
 
-    /// What a stage is told.
+    /// The locks' file descriptors, for a stage's process.
     pub fn inherited(&self) -> Inherited {
         [self.next.as_raw_fd(), self.turn.as_raw_fd()]
     }
@@ -45,7 +46,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// By what was inherited.
+    /// Opens the inherited locks.
     ///
     /// # Errors
     /// There are no such files.
@@ -57,7 +58,7 @@ impl Turns {
         Ok(Arc::new(Self { next: open(next)?, turn: open(turn)? }))
     }
 
-    /// Waits until nobody else computes.
+    /// Waits until no other stage computes.
     ///
     /// # Errors
     /// The system has no locks left.
@@ -101,7 +102,7 @@ mod tests {
 
     /// Says to a test that it is one of the processes, and which files it has inherited.
     const INHERITED: &str = "BRIGADE_TEST_TURNS";
-    /// Where they meet.
+    /// The variable with the folder in which test processes meet.
     const FOLDER: &str = "BRIGADE_TEST_TURNS_FOLDER";
     const TURNS: usize = 300;
 
@@ -117,7 +118,7 @@ mod tests {
         }
         for _ in 0..TURNS {
             let _turn = turns.take().unwrap();
-            // Another one that is inside has made it.
+            // If another stage were inside, the file would exist.
             File::create_new(&inside).unwrap();
             std::fs::remove_file(&inside).unwrap();
         }
@@ -144,7 +145,7 @@ mod tests {
         let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
         assert!(lines.map_while(Result::ok).any(|line| line.ends_with("has the turn")));
         let others: Vec<Child> = (0..3).map(|_| start(&folder, locks.inherited(), false)).collect();
-        // Whoever dies has it no more.
+        // The lock of a killed process is free.
         holder.kill().unwrap();
         holder.wait().unwrap();
         for other in others {

@@ -1,4 +1,4 @@
-//! Deals what a node has out to its stages: each is a worker with its part of it.
+//! Divides a node's resources among its stages: each stage is a worker with a share of them.
 
 use brigade_proto::address::Address;
 
@@ -35,7 +35,7 @@ pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
     Ok(stage)
 }
 
-/// Its address, of the node's: the ports of a node's stages follow each other.
+/// A stage's address, from the node's: the ports of a node's stages follow each other.
 fn address(share: Share, option: &'static str, node: Address) -> Result<Address, ConfigError> {
     match node {
         Address::Tcp { host, port: 0 } => Ok(Address::Tcp { host, port: 0 }),

@@ -1,10 +1,11 @@
-//! A node: a process that runs the stages of its machine, each in a process of its own, so that what breaks one touches no
-//! other, and memory goes back for certain.
+//! A node: a process that runs the stages of its machine, each in a process of its own, so that a fault of one
+//! touches no other, and its memory is always freed.
 //!
-//! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the node's:
-//! however the node ends, the stages end with it. A stage that ends by itself is started again after a pause that grows. The
-//! first stage measures the machine undisturbed, and tells the node. The others are told, and start beside each other; where there
-//! is more to measure than can be told, all of them measure, one after the other.
+//! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the
+//! node's: however the node ends, the stages end with it. A stage that ends by itself is started again after a pause
+//! that grows. The first stage measures the machine undisturbed, and tells the node. The others get its figures, and
+//! start at the same time. Where the figures of one stage do not hold for the others, all of them measure, one after
+//! the other.
 
 pub mod division;
 
@@ -54,47 +55,47 @@ pub enum NodeError {
     /// A stage did not get ready, when it was started first.
     #[error("stage {share} ended before it was ready, with {status}; its log says why")]
     NotReady {
-        /// Which.
+        /// The stage's number.
         share: Share,
         /// How its process ended.
         status: ExitStatus,
     },
-    /// What a stage said of itself cannot be passed on.
+    /// The ready line of a stage cannot be passed on.
     #[error("cannot write the ready line to standard output: {0}")]
     Ready(io::Error),
 }
 
-/// What the stages are to do.
+/// The orders to the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Run,
-    /// Leave in order.
+    /// End in order.
     Drain,
-    /// Leave now.
+    /// End at once.
     Stop,
 }
 
-/// What a node starts.
+/// The settings and processes of a node.
 #[derive(Debug)]
 pub struct Node {
-    /// This program's file.
+    /// The open file of this program.
     program: File,
-    /// Of each stage, beside what says which it is.
+    /// Arguments of each stage, beside that with its number.
     arguments: Vec<OsString>,
     stages: usize,
-    /// By what they take turns.
+    /// The locks by which stages take turns.
     locks: Locks,
-    /// Those of the machine, once a stage has measured them.
+    /// Measured speeds of the machine, once a stage has measured them.
     speeds: OnceLock<String>,
 }
 
 impl Node {
-    /// So many stages, each with these arguments.
+    /// A node of `stages` stages, each with these arguments.
     ///
     /// # Errors
     /// This program's file cannot be opened, or the system has no room for locks.
     pub fn new(arguments: Vec<OsString>, stages: usize) -> Result<Self, NodeError> {
-        // What runs, also where another program lies at its path by now.
+        // The running program, also where its path has another program by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Turns)?;
         Ok(Self { program, arguments, stages, locks, speeds: OnceLock::new() })
@@ -151,7 +152,7 @@ impl Node {
 struct Stage {
     share: Share,
     node: Arc<Node>,
-    /// Whoever has it starts a process.
+    /// The lock for starting a process.
     turn: Arc<Mutex<()>>,
     mode: watch::Receiver<Mode>,
 }
@@ -212,7 +213,7 @@ impl Stage {
             }
             let how = status.map_or_else(String::new, |status| status.to_string());
             tracing::warn!(stage = %share, how, ?pause, "a stage has ended: it is started again");
-            // It may be told to leave meanwhile.
+            // The node may be told to end in this time.
             let _ = timeout(pause, self.mode.changed()).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -225,7 +226,8 @@ impl Stage {
         Ok(Life { child, stdin, began: Instant::now() })
     }
 
-    /// What `news` brings while the process runs, or how it has ended; it is told to leave when the node is.
+    /// The next of `news`, or the exit status if the process ends first. The process is told to leave when the node
+    /// is.
     async fn until<T>(
         &mut self,
         life: &mut Life,
@@ -249,7 +251,7 @@ impl Stage {
         }
     }
 
-    /// Tells whoever started the node where a stage listens.
+    /// Prints where a stage listens, for the process that started the node.
     fn say(&self, line: &str) -> Result<(), NodeError> {
         let address = line.strip_prefix(READY_PREFIX).unwrap_or(line);
         let mut out = io::stdout().lock();

@@ -1,8 +1,8 @@
-//! Bundles as files of a folder. A file is written under another name and renamed, and its bytes are checked when they
-//! are read: so nothing has to be forced onto the disk, and whatever a crash leaves is found out.
+//! Bundles as files of a folder. A file is written under another name and renamed, and its bytes are checked when
+//! they are read. So files need not be synced to the disk, and damage by a crash is found.
 //!
-//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs. A folder that
-//! nobody has any more, because fewer workers run, is taken over by one that has run for a while.
+//! Workers of one machine may share a cache. Each has a folder of its own in it, for as long as it runs. A folder
+//! without a worker, because fewer workers run, is taken over by one that has run for a while.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,14 +26,14 @@ const DRAFT: &str = "draft";
 /// Workers that share a cache at most.
 const MAX_SHARING: usize = 256;
 
-/// A folder that nobody has had for so long is left over; a worker that starts again is back sooner.
+/// A folder that was unlocked for so long is left over; a worker that starts again is back sooner.
 const LEFT_AFTER: Duration = Duration::from_secs(600);
 
 /// How long a new worker waits for the folder of one that is ending, and how often it looks.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the file system counts in.
+/// The unit in which the file system allocates.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Prompts are in it: only its owner may read it.
@@ -50,9 +50,9 @@ pub struct Folder {
 /// A bundle that was found.
 #[derive(Debug)]
 pub struct Found {
-    /// Its number.
+    /// The bundle's number.
     pub no: u64,
-    /// What it has.
+    /// The bundle's head.
     pub bundle: Bundle,
     /// When it was last read.
     pub read_at: SystemTime,
@@ -64,7 +64,7 @@ pub fn on_disk(nbytes: u64) -> u64 {
 }
 
 impl Folder {
-    /// The first folder in `dir` that nobody has, and what is in it. Blocks.
+    /// Locks the first folder in `dir` that no worker has, and lists the bundles in it. Blocks.
     ///
     /// # Errors
     /// It cannot be made or read.
@@ -74,8 +74,8 @@ impl Folder {
         Ok((folder, found))
     }
 
-    /// The first folder that nobody has. A new one is made when none of those that are there gets free: a worker that this
-    /// one follows may still be ending.
+    /// The first free folder. A new one is made when no existing one becomes free in time: this worker's predecessor
+    /// may still be ending.
     fn free(dir: &Path) -> io::Result<Self> {
         let begun = Instant::now();
         loop {
@@ -95,24 +95,25 @@ impl Folder {
                 io::Error::other(format!("{MAX_SHARING} workers have folders there"))
             })?;
             DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&new)?;
-            // Another worker may have been quicker.
+            // Another worker may have locked it first.
             if let Some(folder) = Self::locked(new)? {
                 return Ok(folder);
             }
         }
     }
 
-    /// Removes what was not read for so long from folders that nobody has: records are not kept any more. Blocks.
+    /// Removes bundles that were not read for `age` from folders that no worker has. It is for workers that do not
+    /// keep records. Blocks.
     pub fn expire(dir: &Path, age: Duration) {
         for left in left_over(dir, Duration::ZERO) {
             let old =
                 files(&left.dir).into_iter().filter(|path| idle(path).is_some_and(|of| of > age));
-            // What cannot be removed now is looked at again at the next start.
+            // Files that cannot be removed now are tried again at the next start.
             old.for_each(|path| drop(fs::remove_file(path)));
         }
     }
 
-    /// A folder, if nobody else has it.
+    /// A folder, if no other worker has it.
     fn locked(dir: PathBuf) -> io::Result<Option<Self>> {
         let lock = create(&dir.join(LOCK_FILE), OpenOptions::new().create(true))?;
         Ok(lock.try_lock().is_ok().then_some(Self { dir, _lock: lock }))
@@ -137,7 +138,7 @@ impl Folder {
         Ok(all)
     }
 
-    /// What is in it; what is no bundle is removed.
+    /// The bundles in the folder; other files are removed.
     fn look_through(&self) -> io::Result<Vec<Found>> {
         let form = self.dir.join(FORM_FILE);
         let is_ours = fs::read_to_string(&form).is_ok_and(|text| text == FORM);
@@ -170,7 +171,7 @@ impl Folder {
     /// Writes a bundle. Blocks.
     ///
     /// # Errors
-    /// The disk's. It is not there then.
+    /// The disk refuses. The bundle is not in the folder then.
     pub fn write(&self, no: u64, bytes: &[u8]) -> io::Result<()> {
         let draft = self.dir.join(DRAFT);
         let written = create(&draft, OpenOptions::new().create(true).truncate(true))
@@ -181,7 +182,7 @@ impl Folder {
             })
             .and_then(|()| fs::rename(&draft, self.path(no)));
         if written.is_err() {
-            // What is left of it takes room, which nobody counts.
+            // The unfinished draft takes room that is not counted.
             let _ = fs::remove_file(&draft);
         }
         written
@@ -208,9 +209,9 @@ impl Folder {
             .and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Removes a bundle.
+    /// Removes a bundle's file.
     pub fn remove(&self, no: u64) {
-        // What cannot be removed now is looked at again at the next start.
+        // Files that cannot be removed now are tried again at the next start.
         let _ = fs::remove_file(self.path(no));
     }
 
@@ -219,7 +220,7 @@ impl Folder {
     }
 }
 
-/// The folders in `dir` that nobody has, and in which nothing was read or written for so long.
+/// The folders in `dir` that no worker has, and in which nothing was read or written for the time `since`.
 fn left_over(dir: &Path, since: Duration) -> Vec<Folder> {
     let all = (0..MAX_SHARING).map(|place| dir.join(place.to_string()));
     let folders =

@@ -1,4 +1,4 @@
-//! A state out of its records.
+//! Puts a state together from its records.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +21,7 @@ use crate::copies::store::{BlockPieces, Head, Pieces};
 /// A layer that is put together, as far as it is.
 struct Layer {
     no: u32,
-    /// What its records are found by, beside tokens.
+    /// The key of its records, beside the keys of tokens.
     line: Key,
     has_pages: bool,
     print: Option<blake3::Hash>,
@@ -79,7 +79,7 @@ pub fn state(
 }
 
 impl Made<'_> {
-    /// What is good for the position alone.
+    /// Adds the records that are valid at the position alone.
     fn rests(&mut self, chain: Key, tail: Option<Key>) -> Result<(), Failure> {
         let read = self.read(chain, tail, |_| true)?;
         for (layer, read) in self.layers.iter_mut().zip(&read) {
@@ -144,7 +144,7 @@ impl Made<'_> {
         Ok(read)
     }
 
-    /// A state is of one kind: who asked for it compares that with what it computes.
+    /// Checks that all bundles of a state are of one kind. The caller compares the kind with its own.
     fn check_kind(&mut self, bundle: &Bundle) -> Result<(), Failure> {
         if *self.kind.get_or_insert(bundle.kind) == bundle.kind {
             Ok(())

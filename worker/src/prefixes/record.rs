@@ -1,5 +1,5 @@
-//! The form of records. A bundle has those that were written together, each with a hash of its bytes, behind a head that
-//! says which they are.
+//! The form of records. A bundle has records that were written together, each with a hash of its bytes, behind a head
+//! that lists them.
 
 use std::io;
 use std::ops::Range;
@@ -23,14 +23,15 @@ pub const PREAMBLE_BYTES: usize = MAGIC.len() + 4;
 /// Bytes of a head at most: some hundred for each layer.
 const MAX_HEAD_BYTES: usize = 4 << 20;
 
-/// What a record is found by.
+/// The key of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
     /// Stands for the tokens of its page and of all before it; of a rest, of all full pages before its position.
     pub chain: Key,
-    /// Stands for all else that it depends on: its layer, the weights up to there, what they are computed with.
+    /// Stands for everything else that it depends on: its layer, the weights up to there, and the way they are
+    /// computed.
     pub line: Key,
-    /// Of a rest: stands for the tokens behind the last full page.
+    /// For a rest: the hash of the tokens behind the last full page.
     pub tail: Option<Key>,
 }
 
@@ -45,14 +46,14 @@ pub struct Part {
     pub nbytes: u64,
 }
 
-/// What a record is of.
+/// The contents and properties of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
-    /// What it is found by.
+    /// The record's key.
     pub id: Id,
     /// Layer of the model.
     pub layer: u32,
-    /// Of the layer's weights.
+    /// The fingerprint of the layer's weights.
     pub print: Hash,
     /// Positions up to its end.
     pub len: u32,
@@ -62,10 +63,10 @@ pub struct About {
     pub alone: bool,
 }
 
-/// A layer's part of a page, or what is good for one position alone.
+/// A layer's part of a page, or the part of a state that is good for one position alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it is of.
+    /// The record's contents and properties.
     pub about: About,
     /// Its blocks', one after the other.
     pub parts: Vec<Part>,
@@ -75,7 +76,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Bytes of it.
+    /// Bytes of all its parts.
     pub fn nbytes(&self) -> u64 {
         self.parts.iter().map(|part| part.nbytes).sum()
     }
@@ -84,29 +85,29 @@ impl Record {
 /// A record that is to be written.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
-    /// What it is of.
+    /// The record's contents and properties.
     pub about: About,
     /// Blocks, whether they have pages, and their bytes.
     pub parts: Vec<(u32, bool, Bytes)>,
 }
 
-/// Whose records.
+/// The cluster and the owner of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Whose {
-    /// The cluster.
+    /// The hash that stands for the coordinator's records.
     pub realm: Key,
-    /// Who asked.
+    /// The hash of the owner.
     pub owner: Key,
 }
 
-/// What a bundle has.
+/// The head of a bundle: its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
-    /// Whose.
+    /// The cluster and the owner.
     pub whose: Whose,
-    /// What the states belong to.
+    /// The hash of the properties that the states depend on.
     pub kind: Kind,
-    /// Its records.
+    /// The records, in the order of their bytes.
     pub records: Vec<Record>,
     /// Bytes before the records' own.
     head_bytes: u64,
@@ -216,7 +217,8 @@ pub fn head_bytes(preamble: &[u8]) -> Option<usize> {
 }
 
 impl Bundle {
-    /// What a bundle has, by its first bytes, up to the end of its head at least; `None`: it is damaged, or none.
+    /// Decodes a bundle's head from its first bytes, which must include all of the head. `None`: it is damaged, or no
+    /// bundle.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let end = PREAMBLE_BYTES + head_bytes(bytes.get(..PREAMBLE_BYTES)?)?;
         let (head, found) = bytes.get(..end)?.split_last_chunk::<CHECK_BYTES>()?;
@@ -283,7 +285,7 @@ pub fn verify(record: &Record, bytes: Bytes) -> io::Result<Bytes> {
     }
 }
 
-/// Sixteen bytes.
+/// Sixteen bytes as a key; `None` for another length.
 pub fn key(bytes: &[u8]) -> Option<Key> {
     bytes.try_into().ok()
 }

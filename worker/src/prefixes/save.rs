@@ -1,7 +1,7 @@
-//! A state into records: only what is not here yet.
+//! Writes a state as records, without those that are here already.
 //!
-//! The stage copies some of it between two ubatches, then that is written, then the next: so a state that is saved takes
-//! little memory, and ubatches wait for little.
+//! The stage copies a part of it between two ubatches, the part is written, and then comes the next one. So saving a
+//! state takes little memory, and ubatches wait for little.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,19 +26,19 @@ use crate::executor::jobs::Job;
 /// A state that is to be saved.
 #[derive(Debug)]
 pub struct Saving {
-    /// Where.
+    /// The store for the records.
     pub store: Arc<Store>,
-    /// By which keys.
+    /// The keys of the position.
     pub at: At,
-    /// Whose.
+    /// The cluster and the owner.
     pub whose: Whose,
     /// The sequence's place in the stage.
     pub slot: u32,
-    /// Positions.
+    /// Length of the sequence in tokens.
     pub len: u32,
 }
 
-/// What a layer's blocks are.
+/// Whether a layer has blocks with pages, and blocks without.
 #[derive(Debug, Default)]
 struct Shape {
     paged: bool,
@@ -53,10 +53,10 @@ impl Shape {
 }
 
 impl Saving {
-    /// Saves what is not here yet of a sequence of the stage that takes `jobs`. Returns the bytes that were written.
+    /// Saves the missing records of a sequence of the stage that takes `jobs`. Returns the bytes that were written.
     ///
     /// # Errors
-    /// What the stage says; keys that are not of this state; a disk that does not take it. What was written stays.
+    /// The stage refuses, the keys do not belong to this state, or the disk is full. Written records stay.
     pub async fn run(&self, jobs: &mpsc::Sender<Job>) -> Result<u64, Failure> {
         let copy = |first, room| copied(jobs, Some((self.slot, self.len, first, room)));
         let full = self.len / KV_PAGE as u32;
@@ -64,7 +64,7 @@ impl Saving {
         else {
             return Err(bad(format!("prefix.keys are not of position {}", self.len)));
         };
-        // Says what the layers are like, and costs nothing.
+        // Describes the layers, and costs nothing.
         let about = copy(full, 0).await?;
         if about.layers != self.at.keys.layers {
             return Err(bad("prefix.keys are not of the stage's layers"));
@@ -124,7 +124,7 @@ impl Saving {
         None
     }
 
-    /// A bundle for each page that was copied, and one for what is good for this position alone.
+    /// A bundle for each page that was copied, and one for the part that is good for this position alone.
     fn bundles(&self, copied: Copied, shapes: &BTreeMap<u32, Shape>, tail: Key) -> Vec<Vec<u8>> {
         let Copied {
             copy: StageCopy { first_page, n_pages, complete, blocks, .. },
@@ -176,8 +176,8 @@ impl Saving {
     }
 }
 
-/// What a stage gives of a sequence: slot, positions, pages before those that are wanted, bytes at most. `None`: nothing
-/// but what its states belong to.
+/// Has a stage copy a part of a sequence's state. `of`: its slot, its positions, the number of pages to leave out,
+/// and the limit of bytes. `None`: only the properties that states depend on.
 ///
 /// # Errors
 /// There is no such sequence, or the lane is over.

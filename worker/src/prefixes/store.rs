@@ -1,4 +1,5 @@
-//! What records are here. Both tiers keep to their limits at every moment: what was unused longest makes room first.
+//! The index of records in both tiers, memory and disk. Both tiers keep to their limits at every moment: the longest
+//! unused bundle makes room first.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -13,7 +14,7 @@ use super::folder::{Folder, Found, on_disk};
 use super::record::{Bundle, Id, Record, Whose, verify};
 use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
 
-/// How long a record that nobody reads stays.
+/// How long a record stays that is not read.
 pub const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
 
 /// How long after its start a worker looks for folders that are left over: those who share the cache have started then.
@@ -22,7 +23,7 @@ const OTHERS_START_WITHIN: Duration = Duration::from_secs(60);
 /// How much the tiers may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Bytes in memory.
+    /// Limit of bytes in memory.
     pub ram: u64,
     /// Bytes on the disk.
     pub disk: u64,
@@ -35,18 +36,18 @@ impl Sizes {
     }
 }
 
-/// What the tiers take.
+/// Bytes in use by both tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Bytes in memory.
+    /// Bytes used in memory.
     pub ram: u64,
     /// Bytes on the disk.
     pub disk: u64,
-    /// Bundles in either.
+    /// Number of bundles in either tier.
     pub bundles: u64,
 }
 
-/// One of the two.
+/// One of the two tiers.
 #[derive(Debug, Default)]
 struct Tier {
     limit: u64,
@@ -89,10 +90,10 @@ struct Inner {
 
 /// Where a record is.
 struct Place {
-    /// Its bundle's number.
+    /// Number of its bundle.
     no: u64,
     bundle: Arc<Bundle>,
-    /// Which of the bundle's records it is.
+    /// Index of the record in the bundle.
     at: usize,
     /// All of the bundle's bytes, if they are in memory.
     memory: Option<Bytes>,
@@ -115,16 +116,16 @@ impl Place {
 /// A record that was read.
 #[derive(Debug)]
 pub struct Read {
-    /// What it was written with.
+    /// The head of its bundle.
     pub bundle: Arc<Bundle>,
-    /// Which of the bundle's records it is.
+    /// Index of the record in the bundle.
     pub at: usize,
-    /// Its bytes.
+    /// The record's bytes.
     pub bytes: Bytes,
 }
 
 impl Read {
-    /// What it is.
+    /// The record's contents and properties.
     pub fn record(&self) -> &Record {
         &self.bundle.records[self.at]
     }
@@ -140,7 +141,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder in `dir`, if the disk may be used at all, and looks through what is there. Blocks.
+    /// Opens the folder in `dir`, if the disk may be used at all, and lists its bundles. Blocks.
     ///
     /// # Errors
     /// The folder cannot be used.
@@ -170,16 +171,16 @@ impl Store {
         self.inner().ids.contains_key(id)
     }
 
-    /// What the tiers take.
+    /// Bytes in use by both tiers.
     pub fn used(&self) -> Used {
         let inner = self.inner();
         Used { ram: inner.ram.used, disk: inner.disk.used, bundles: inner.bundles.len() as u64 }
     }
 
-    /// Keeps a bundle in every tier that has room for it; bytes that it takes on the disk. Blocks.
+    /// Keeps a bundle in every tier that has room for it. Returns the bytes that it takes on the disk. Blocks.
     ///
     /// # Errors
-    /// The disk's. What was there before is still good.
+    /// The disk refuses. Earlier bundles stay valid.
     pub fn put(&self, bytes: Vec<u8>) -> io::Result<u64> {
         let mut looks = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if looks.take_if(|at| *at <= Instant::now()).is_some()
@@ -220,7 +221,7 @@ impl Store {
     fn take_over(&self) -> io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let next = self.inner().next;
-        // Numbers are given out by one at a time: whoever writes.
+        // Numbers are given out under the writer's lock.
         let found = folder.take_over(next)?;
         let mut inner = self.inner();
         inner.insert_found(found);
@@ -273,7 +274,7 @@ impl Store {
         run.iter().map(read).collect()
     }
 
-    /// These records were of use: their bundles stay longer. Blocks.
+    /// Notes a use of these records: their bundles stay longer. Blocks.
     pub fn touch<'a>(&self, ids: impl Iterator<Item = &'a Id>) {
         let mut inner = self.inner();
         let nos: BTreeSet<u64> =
@@ -320,7 +321,7 @@ impl Store {
         spoilt.into_iter().for_each(|no| self.drop_bundle(&mut inner, no));
     }
 
-    /// Drops what belongs to nobody of `owners` in this realm.
+    /// Drops the bundles of this realm whose owner is not in `owners`; returns their number.
     pub fn keep_owners(&self, realm: Key, owners: &HashSet<Key>) -> usize {
         let mut inner = self.inner();
         let is_gone = |whose: &Whose| whose.realm == realm && !owners.contains(&whose.owner);
@@ -330,8 +331,8 @@ impl Store {
         gone.len()
     }
 
-    /// Lets go what is too old, and what was unused longest until there is room for a bundle of so many bytes. One that
-    /// is larger than a tier has no place there, and drives nothing out.
+    /// Drops bundles that are too old, and then the longest unused ones, until there is room for a bundle of
+    /// `nbytes`. A bundle that is larger than a tier has no place there, and evicts nothing.
     fn make_room(&self, inner: &mut Inner, nbytes: u64) {
         let takes = on_disk(nbytes);
         let now = SystemTime::now();
@@ -368,7 +369,7 @@ impl Store {
 }
 
 impl Inner {
-    /// What lies on the disk already.
+    /// Adds bundles that are on the disk already.
     fn insert_found(&mut self, mut found: Vec<Found>) {
         found.sort_by_key(|found| found.read_at);
         for Found { no, bundle, read_at } in found {
@@ -377,7 +378,8 @@ impl Inner {
         }
     }
 
-    /// What was read longest ago goes first from now on, whoever has noted that.
+    /// Orders bundles by the time of their last reading, as all workers have noted it; the oldest goes first from now
+    /// on.
     fn order_by_reading(&mut self) {
         let read_at = |(no, held): (&u64, &Held)| (held.read_at, *no);
         let mut all: Vec<(SystemTime, u64)> = self.bundles.iter().map(read_at).collect();
@@ -430,7 +432,7 @@ impl Inner {
         held.is_on_disk
     }
 
-    /// All others go before it.
+    /// Moves a bundle to the end of the order of eviction.
     fn goes_last(&mut self, no: u64) -> Option<&mut Held> {
         self.uses += 1;
         let held = self.bundles.get_mut(&no)?;
@@ -472,7 +474,7 @@ impl Inner {
         }
         let Some(held) = self.bundles.remove(&no) else { return };
         for record in &held.bundle.records {
-            // Another bundle may have the same record since.
+            // Another bundle may have the same record by now.
             if self.ids.get(&record.about.id).is_some_and(|(of, _)| *of == no) {
                 self.ids.remove(&record.about.id);
             }

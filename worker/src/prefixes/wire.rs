@@ -1,4 +1,4 @@
-//! Keys of records as they come over the wire, and what is here as it is told.
+//! Keys of records, read from messages, and lists of records for answers.
 
 use std::ops::Range;
 
@@ -14,28 +14,28 @@ use super::record::{Record, key};
 use super::store::Store;
 use crate::copies::parts::bad;
 
-/// What records of a prompt are found by.
+/// Keys of a prompt's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// For 0, 1, 2 ... full pages.
+    /// The keys for 0, 1, 2 ... full pages.
     pub chain: Vec<Key>,
-    /// Layers.
+    /// The range of layers.
     pub layers: Range<u32>,
-    /// Of each layer.
+    /// One key for each layer: the hash of everything beside tokens.
     pub lines: Vec<Key>,
 }
 
 /// A position of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Up to its last full page.
+    /// The keys up to its last full page.
     pub keys: Keys,
     /// Stands for the tokens behind that; `None`: there are none, and pages are all that is needed.
     pub tail: Option<Key>,
 }
 
 impl Keys {
-    /// Those of a message.
+    /// Reads keys from a message.
     ///
     /// # Errors
     /// BadMessage, naming the field.
@@ -57,7 +57,7 @@ impl Keys {
         self.lines.get(at as usize).copied()
     }
 
-    /// What is here of these layers, as runs of layers that have the same.
+    /// The records of these layers that are here, as runs of layers that have the same positions.
     pub fn find(&self, store: &Store) -> Vec<PrefixFound> {
         let mut found: Vec<PrefixFound> = Vec::new();
         for (layer, line) in self.layers.clone().zip(&self.lines) {
@@ -104,7 +104,7 @@ impl Keys {
 }
 
 impl At {
-    /// That of a message.
+    /// Reads a position from a message.
     ///
     /// # Errors
     /// BadMessage, naming the field.

@@ -41,16 +41,16 @@ const LOAD_QUEUE: usize = 4;
 /// Least time between two progress events.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// How far a load is, and what came of it.
+/// The stream of a load's progress and result.
 type LoadEvents = ReceiverStream<Result<LoadEvent, Status>>;
 
-/// What is fetched.
+/// The stream of a fetch's progress.
 type FetchEvents = ReceiverStream<Result<FetchEvent, Status>>;
 
 /// Where that is told.
 type FetchSender = mpsc::Sender<Result<FetchEvent, Status>>;
 
-/// The service.
+/// The control service of a worker.
 #[derive(Clone)]
 pub struct ControlService {
     worker: Arc<Worker>,
@@ -63,7 +63,7 @@ impl ControlService {
         Self { worker, pace }
     }
 
-    /// Lets the coordinator that holds the worker pass; anybody else waits for a turn.
+    /// Lets the coordinator that holds the worker pass; other callers wait for a turn.
     ///
     /// # Errors
     /// Forbidden for an id that is not the caller's; Busy, late, where too many wait.
@@ -108,10 +108,9 @@ impl ControlService {
         Ok(order)
     }
 
-    /// Loads what was prepared, now or ahead of the next line, and streams how far it is and what came of it.
+    /// Loads the prepared stage, now or ahead of the next line, and streams its progress and result.
     ///
-    /// # Errors
-    /// Forbidden, Busy or StaleEpoch; what loading fails with comes in the stream.
+    /// # Errors Forbidden, Busy or StaleEpoch; errors of loading come in the stream.
     async fn loading(
         &self,
         request: Request<LoadRequest>,
@@ -120,7 +119,7 @@ impl ControlService {
         let (from, request) = (Origin::of(&request), request.into_inner());
         let LoadRequest { epoch, coordinator_id } = request;
         self.turn(&from, &coordinator_id).await?;
-        // A load waits for the one before it: nobody else may make a task that does.
+        // A load waits for the one before it, so the caller is checked before it may start such a task.
         self.worker.check(&coordinator_id, epoch)?;
         let (events, stream) = mpsc::channel(LOAD_QUEUE);
         let worker = self.worker.clone();
@@ -132,13 +131,13 @@ impl ControlService {
             } else {
                 worker.load(&coordinator_id, epoch, progress).await
             };
-            // The coordinator may have left; what is loaded stays until another order comes.
+            // The coordinator may have left; the loaded stage stays until another order comes.
             let _ = events.send(loaded_event(loaded)).await;
         });
         Ok(ReceiverStream::new(stream))
     }
 
-    /// What a stream of a peer ended with; a refusal takes a turn.
+    /// Reports the end of a peer's stream. A refusal is delayed like other answers to strangers.
     async fn ended<T>(&self, from: &Origin, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.is_err() {
             self.pace.turn(from.peer()).await?;
@@ -197,7 +196,7 @@ impl worker_server::Worker for ControlService {
         let (from, request) = (Origin::of(&request), request.into_inner());
         let (coordinator_id, epoch) = (request.coordinator_id.clone(), request.epoch);
         self.turn(&from, &coordinator_id).await?;
-        // Before any work is done for somebody who cannot have the worker.
+        // Checked before any work is done for a coordinator that cannot have the worker.
         self.worker.check_free_for(&coordinator_id)?;
         let order = self.order(request).await?;
         let reply = self.worker.prepare(&coordinator_id, epoch, order).await?;
@@ -355,7 +354,8 @@ async fn reserved(cache: &Cache, nbytes: u64, keep: HashSet<Hash>) -> Result<Res
     blocking(move || cache.reserve(nbytes, &keep).map_err(cache_failure)).await
 }
 
-/// Where events of a fetch go, and the stream that they come out of. What is told says whether anybody listens still.
+/// The receiver of a fetch's events, and the stream of these for the peer. The returned function says whether the
+/// peer still listens.
 fn told(
     worker: &Arc<Worker>,
     coordinator_id: String,
@@ -386,8 +386,8 @@ fn told(
     (step, events, ReceiverStream::new(stream))
 }
 
-/// Waits for the end of a fetch, and says why it failed. Where nobody listens any more, the room that it had is free at once:
-/// the work ends with its next piece.
+/// Waits for the end of a fetch, and reports why it failed. If the caller has gone, the fetch's room is free at once,
+/// and the work ends with its next piece.
 async fn answered(
     work: impl Future<Output = Result<(), Failure>>,
     room: Reserved,
@@ -398,7 +398,7 @@ async fn answered(
         done = &mut work => done,
         () = events.closed() => {
             drop(room);
-            // Who has left does not hear it.
+            // A peer that has left gets no answer.
             let _ = work.await;
             return;
         }
@@ -409,7 +409,7 @@ async fn answered(
     }
 }
 
-/// What says how much a stream may bring.
+/// The meter of bytes that a stream may bring.
 fn intake_of<T>(request: &Request<T>) -> Option<Intake> {
     request.extensions().get().cloned()
 }

@@ -1,4 +1,4 @@
-//! The service of copies: keeping what others send, saying what is here, handing it out, putting it back.
+//! The service of copies: keeps other workers' copies, lists them, hands them out, and restores sequences.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::copies::{IN_QUEUE_BYTES, fetch};
 use crate::machine::pace::Pace;
 use crate::state::Worker;
 
-/// The service.
+/// The gRPC service of copies.
 #[derive(Clone)]
 pub struct CopiesService {
     worker: Arc<Worker>,
@@ -38,7 +38,7 @@ impl CopiesService {
         Self { worker, pace }
     }
 
-    /// What a call came to; a refusal takes a turn.
+    /// The result of a call. A refusal is delayed like other answers to strangers.
     async fn ended<T>(
         &self,
         caller: Option<Caller>,

@@ -1,6 +1,6 @@
 //! Sending copies beside the hot path: on a connection of their own, at a bounded rate, by a task that may be late.
 //!
-//! When the other end is lost while the lane goes on, what it had may be gone: all sequences begin anew with their
+//! When the other end is lost while the lane goes on, its copies may be lost too: all sequences begin anew with their
 //! first page.
 
 use brigade_proto::task;
@@ -34,7 +34,7 @@ const SEND_QUEUE: usize = 4;
 /// Pause before a connection that was lost is made again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Starts whoever sends the copies of a lane; `None` where none are taken.
+/// Starts the task that sends a lane's copies; `None` where none are taken.
 pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
     let order = grant.order.checkpoints.as_ref()?;
     let restarts = Arc::<AtomicU64>::default();
@@ -68,7 +68,7 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
 /// A worker that keeps this one's copies.
 struct Buddy {
     address: Address,
-    /// Who must answer there; `None`: over a plain connection.
+    /// The identity that must answer there; `None`: a plain connection.
     expected: Option<Expected>,
     network: Network,
     open: KeepOpen,
@@ -89,7 +89,7 @@ impl Buddy {
                 () = over.cancelled() => return,
                 () = sleep(AGAIN_AFTER) => {}
             }
-            // A line that was lost is over by now, and what it sent is of no interest.
+            // A lost line would be over by now, and its copies not needed.
             tracing::warn!(buddy = %self.address, why, "checkpoints were not kept: trying again");
         }
     }
@@ -116,7 +116,8 @@ impl Buddy {
     }
 }
 
-/// Sends until nothing more comes, or nobody takes it: then it waits for the call's end to say why.
+/// Sends until nothing more comes or the receiver is gone. In the latter case it waits for the call's end, which has
+/// the reason.
 async fn pump(
     outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
     messages: mpsc::Sender<KeepRequest>,

@@ -1,5 +1,5 @@
-//! Weights from one worker's cache into another's. Whoever asks knows the hashes of what it wants, which only the coordinator
-//! tells it, and believes nothing that does not have them.
+//! Gathers weights from other workers' caches. The coordinator alone tells the hashes; bytes without the right hash
+//! are refused.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -54,9 +54,9 @@ type Wanted = (usize, u64);
 /// Why a holder brought less than was asked for.
 #[derive(Debug)]
 enum Ended {
-    /// Nobody waits any more.
+    /// The request was given up.
     Over,
-    /// Another holder, or the source, may have better luck.
+    /// This holder failed; another holder, or the source, may have better luck.
     Holder(String),
     Cache(CacheError),
 }
@@ -91,15 +91,15 @@ impl Gather {
         self.blobs.iter().map(|(_, nbytes)| *nbytes).sum()
     }
 
-    /// What makes room for them leaves these.
+    /// Blobs of this request, which eviction must leave.
     pub fn keep(&self) -> HashSet<Hash> {
         self.blobs.iter().map(|(hash, _)| *hash).collect()
     }
 
-    /// Brings what the holders have into `cache`; `step` hears of it, and says whether to go on.
+    /// Copies the holders' blobs into `cache`. `step` gets the progress, and returns whether to go on.
     ///
     /// # Errors
-    /// The cache's. That a holder cannot be reached, or does not have a blob, is none.
+    /// The cache's. A holder that cannot be reached, or lacks a blob, is not an error.
     pub async fn run<S>(&self, cache: &Cache, network: &Network, step: S) -> Result<(), Failure>
     where
         S: Fn(Step) -> bool + Clone + Send + 'static,
@@ -121,7 +121,7 @@ impl Gather {
         Ok(())
     }
 
-    /// What is not whole yet. What is whole is told.
+    /// The blobs that are not complete here. Complete ones are reported to `step`.
     async fn wanted<S>(&self, cache: &Cache, step: S) -> Result<Vec<Wanted>, Failure>
     where
         S: Fn(Step) -> bool + Send + 'static,
@@ -193,7 +193,7 @@ impl Gather {
     }
 }
 
-/// Puts what comes into the cache. What is cut off stays as a part.
+/// Writes incoming blobs to the cache. A blob that is cut off stays as a part.
 fn write(
     cache: &Cache,
     blobs: &[(usize, Hash, u64)],
@@ -232,7 +232,7 @@ fn write(
     Ok(())
 }
 
-/// What a holder has done, and what the disk has.
+/// Tells a holder's faults from the disk's.
 fn of_cache(error: CacheError) -> Ended {
     match error {
         CacheError::Corrupt { .. } | CacheError::Gap { .. } | CacheError::Locked { .. } => {
@@ -242,7 +242,7 @@ fn of_cache(error: CacheError) -> Ended {
     }
 }
 
-/// What another worker asks this one for, checked.
+/// The blobs of another worker's request, checked.
 ///
 /// # Errors
 /// BadMessage, naming the field.

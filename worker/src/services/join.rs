@@ -26,8 +26,8 @@ const UNIMPLEMENTED: &str = "Operation is not implemented";
 /// Time for one attempt.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
 
-/// Joins for ever. A coordinator that refuses is asked again, more and more rarely: it may be
-/// replaced by one that does not.
+/// Repeats the join for ever. A coordinator that refuses is asked again, more and more rarely: it may be replaced by
+/// one that does not.
 pub async fn keep_joining(
     worker: Arc<Worker>,
     coordinator: Address,

@@ -38,14 +38,14 @@ use crate::executor::wire::{boundary_from_wire, ubatch_from_wire};
 use crate::machine::pace::Pace;
 use crate::state::{LaneGrant, Worker};
 
-/// Time for the rest of the line to open, and for a peer to say which lane it opens.
+/// Time limit for the rest of the line to open, and for a peer to say which lane it opens.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// Time to pass the reason of a failure on.
 const ABORT_WITHIN: Duration = Duration::from_secs(1);
-/// Time for the rest of the line to finish what it has, once no more comes.
+/// Time for the rest of the line to finish its ubatches, once no more come.
 const CLOSE_WITHIN: Duration = Duration::from_secs(30);
 
-/// The pipeline service.
+/// The pipeline service of a worker.
 #[derive(Clone)]
 pub struct PipelineService {
     worker: Arc<Worker>,
@@ -59,7 +59,7 @@ impl PipelineService {
     }
 }
 
-/// Who calls, and what lets more of the call in.
+/// The caller of a stream, and the meter of bytes that it may bring.
 struct Call {
     pace: Arc<Pace>,
     intake: Option<Intake>,
@@ -160,8 +160,7 @@ async fn admit(
     Ok((worker.begin_lane(&open, who)?, inbound))
 }
 
-/// Whether somebody who may do so ended the lane: by another epoch, an unload, or by stopping a
-/// worker.
+/// Whether the lane was ended on purpose: by another epoch, an unload, or by stopping a worker.
 fn is_ordered(failure: &Failure) -> bool {
     matches!(failure.kind(), FailureKind::StaleEpoch | FailureKind::Draining)
 }
@@ -237,7 +236,7 @@ async fn run_lane(
         Ok(()) => downstream.close(grant).await,
         Err(failure) => {
             grant.cancel.cancel();
-            // Whoever hears of the failure must find it in the heartbeat too.
+            // The heartbeat must have the failure before the peer hears of it.
             let ended = Err(failure.clone());
             worker.end_lane(grant, &ended);
             release_executor(grant);
@@ -460,7 +459,7 @@ fn upstream(grant: &LaneGrant) -> String {
 }
 
 fn upstream_failed(grant: &LaneGrant, status: &Status) -> Failure {
-    // What does not decode is refused by the transport, without a cause of its own.
+    // A message that cannot be decoded is refused by the transport, without a cause of ours.
     let undecodable =
         status.code() == Code::Internal && std::error::Error::source(status).is_none();
     let failure = Failure::from_status(status);

@@ -1,4 +1,5 @@
-//! Receives pushed blobs. Chunks come off the wire in order, and a blocking thread writes them to the disk.
+//! Receives pushed blobs of weights. Chunks come off the wire in order, and a blocking thread writes them to the
+//! disk.
 
 use brigade_proto::task;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ const WRITE_QUEUE: usize = 4;
 /// the stream's end stays as a part, to be resumed.
 ///
 /// # Errors
-/// The first chunk that is not of the current epoch, breaks a cap, leaves a gap, completes a
-/// corrupt blob, or cannot be written.
+/// The first bad chunk ends the stream: it is of another epoch, breaks a cap, leaves a gap, completes a corrupt blob,
+/// or cannot be written.
 pub async fn receive(
     worker: &Arc<Worker>,
     mut chunks: Streaming<TensorChunk>,

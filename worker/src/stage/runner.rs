@@ -15,7 +15,7 @@ use crate::backend::{
 };
 use crate::machine::turns::{Turn, Turns};
 
-/// A loaded stage.
+/// The engine's layers and states, behind [`StageRunner`].
 pub(super) struct EngineStage {
     stage: Stage,
     /// Ubatches that were begun and are not finished, in their order.
@@ -24,7 +24,7 @@ pub(super) struct EngineStage {
 }
 
 impl EngineStage {
-    /// One that waits for its turn where there are others.
+    /// A runner that takes turns where there are other stages.
     pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>) -> Self {
         Self { stage, begun: VecDeque::new(), turns }
     }

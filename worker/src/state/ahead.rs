@@ -1,5 +1,6 @@
-//! Loading ahead: while a line runs, its workers load what their stages of the next line lack, so that streams do not
-//! wait for it. It takes one thread, and memory beside the stage that computes; where there is none, Load does all.
+//! Loading ahead: while a line runs, its workers load weights that their stages of the next line lack, so that
+//! streams do not wait for them. This takes one thread, and memory beside the stage that computes. Where there is no
+//! memory, Load reads everything later.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::executor::gone;
 use crate::loading::load::{Loader, Room};
 use crate::loading::order::{Order, StageKey};
 
-/// What the next line's stage will find in memory.
+/// Weights for the next line's stage.
 pub(super) struct Ahead {
     order: Arc<Order>,
     /// Layers that the stage has which computes now, and that stay.
@@ -37,7 +38,7 @@ pub(super) struct AheadWeights {
 }
 
 impl AheadWeights {
-    /// Its tensors that are what `order` asks for.
+    /// The names of its tensors that `order` asks for.
     pub(super) fn same_tensors(&self, order: &Order, host_id: &str) -> HashSet<String> {
         let same = self.key.same_tensors(order, host_id);
         self.kept.tensors().filter(|tensor| same.contains(*tensor)).map(str::to_owned).collect()
@@ -45,7 +46,7 @@ impl AheadWeights {
 }
 
 impl Ahead {
-    /// What was loaded; nothing more is.
+    /// Takes the loaded weights, and stops loading.
     pub(super) fn into_weights(self) -> Option<AheadWeights> {
         self.given_up.cancel();
         self.weights
@@ -101,7 +102,7 @@ impl Worker {
                 given_up: given_up.clone(),
                 weights: None,
             };
-            // Whatever was wanted before is not wanted any more.
+            // The former order is cancelled.
             let before = inner.ahead.replace(ahead);
             before.inspect(|before| before.given_up.cancel());
             (held, had.start as usize..had.end as usize, of_layers.unwrap_or_default(), given_up)
@@ -115,7 +116,7 @@ impl Worker {
         Ok(reply)
     }
 
-    /// Loads what was prepared ahead. `progress` is told `(done, total)` bytes.
+    /// Loads the stage that was prepared ahead. `progress` is told `(done, total)` bytes.
     ///
     /// # Errors
     /// The session's refusals; WrongPhase where nothing was prepared, or its bytes are missing; NoMemory where there is
@@ -158,7 +159,7 @@ impl Worker {
         })
     }
 
-    /// Whether a blob belongs to what is prepared ahead.
+    /// Whether a blob belongs to the stage that is prepared ahead.
     pub(super) fn wants_ahead(inner: &Inner, blob: &brigade_proto::control::Blob) -> bool {
         inner.ahead.as_ref().is_some_and(|ahead| ahead.order.wants(blob))
     }
@@ -189,10 +190,10 @@ fn stays(
     if !both.is_empty() && names.is_subset(held) { (both, names) } else { (0..0, HashSet::new()) }
 }
 
-/// What a worker has in memory of what it is to load.
+/// Tensors of an order that a worker has in memory already.
 struct Had {
     layers: Range<usize>,
-    /// By their names.
+    /// Names of the tensors.
     tensors: HashSet<String>,
 }
 

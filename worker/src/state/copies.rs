@@ -1,4 +1,4 @@
-//! Checkpoints as far as the worker's state is asked: which copies are here, and putting sequences back.
+//! Checkpoints in the worker's state: lists copies, and restores sequences from them.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -35,7 +35,7 @@ const FOLDER: &str = "checkpoints";
 /// All copies on this worker.
 #[derive(Debug)]
 pub struct Copies {
-    /// Others' copies, in memory.
+    /// Copies of other workers' stages, in memory.
     pub kept: Arc<Store>,
     /// This stage's recurrent states at the last checkpoints.
     pub own: Arc<Store>,
@@ -85,7 +85,7 @@ impl Copies {
         of(&self.kept).or_else(|| of(&self.parting.whole)).or_else(|| of(&self.disk()?.store))
     }
 
-    /// What is here of sequence `i` of those that are looked for.
+    /// The copies that are here of sequence `i` of a request.
     fn find(&self, i: usize, name: CopyName) -> Vec<Found> {
         let on_disk = self.disk().map(|disk| disk.store.find(name)).unwrap_or_default();
         let kept = self.kept.find(name).into_iter().chain(on_disk);
@@ -116,7 +116,7 @@ impl Worker {
     /// Storage where the folder cannot be used.
     pub(super) async fn open_copies(&self, order: &Order) -> Result<(), Failure> {
         let Some(wanted) = &order.checkpoints else {
-            // Nobody counts them any more.
+            // Copies are not counted any more.
             self.copies.clear();
             return Ok(());
         };
@@ -143,8 +143,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets the stage whose copies this worker keeps send them. What comes back is cancelled when the epoch is over, or
-    /// when the same stage opens another stream in place of this one.
+    /// Accepts the stream of copies from the stage whose copies this worker keeps. The returned token is cancelled
+    /// when the epoch is over, or when the same stage opens another stream in place of this one.
     ///
     /// # Errors
     /// As [`Self::on_line`]'s; WrongPhase on a line that keeps no copies in memory.
@@ -164,7 +164,7 @@ impl Worker {
     }
 
     /// Checks that a worker that calls is on the line of the present epoch, and that the coordinator lets it do so.
-    /// What comes back is cancelled when the epoch is over. No lease is renewed: no coordinator called.
+    /// The returned token is cancelled when the epoch is over. No lease is renewed: no coordinator called.
     ///
     /// # Errors
     /// Forbidden, over TLS, for a worker whose key `may` does not take; StaleEpoch.
@@ -188,7 +188,7 @@ impl Worker {
         Ok(inner.epoch_over.clone())
     }
 
-    /// Keys of the workers that may fetch what is here.
+    /// Keys of the workers that may fetch the copies.
     fn line_keys(&self) -> Vec<KeyId> {
         let inner = self.inner();
         let of_order = inner.order.as_ref().map(|order| &order.line_keys);
@@ -205,7 +205,8 @@ impl Worker {
         self.door(coordinator_id, epoch, 0).map(Some)
     }
 
-    /// Which positions of sequences can be put back from what is here. Copies of others are dropped from memory.
+    /// The positions at which sequences can be restored from copies that are here. Copies of other sequences are
+    /// dropped from memory.
     ///
     /// # Errors
     /// Forbidden for an id that is not the caller's; the session's refusals; WrongPhase without a lane.
@@ -252,7 +253,7 @@ impl Worker {
         Ok(found)
     }
 
-    /// All sequences that go back have their states: what was kept for them alone is dropped.
+    /// Handles the coordinator's message that all restored sequences have their states: copies for them are dropped.
     ///
     /// # Errors
     /// Forbidden for an id that is not the caller's; the session's refusals.
@@ -270,7 +271,7 @@ impl Worker {
     /// The copies that another worker of the line asks for.
     ///
     /// # Errors
-    /// As [`Self::on_line`]'s; BadMessage for a name that is none; WrongPhase where they are not here.
+    /// As [`Self::on_line`]'s; BadMessage for an invalid name; WrongPhase where the copies are not here.
     pub fn copies_for(&self, request: &FetchRequest, who: &Who) -> Result<Pieces, Failure> {
         self.check_on_line(request, who)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
@@ -298,11 +299,11 @@ impl Worker {
         })
     }
 
-    /// Gives an open sequence its state at a position; returns the bytes that came from other workers.
+    /// Restores an open sequence's state at a position. Returns the bytes that came from other workers.
     ///
     /// # Errors
-    /// Forbidden for an id that is not the caller's; the session's refusals; what is missing, or does not fit. Nothing
-    /// has changed then.
+    /// Forbidden for an id that is not the caller's; the session's refusals; or a copy is missing or does not fit.
+    /// Nothing has changed then.
     pub async fn put_back(&self, request: PutBackRequest, who: &Who) -> Result<u64, Failure> {
         check_speaker(who, &request.coordinator_id)?;
         let PutBackRequest { epoch, coordinator_id, slot, len, kept_len, .. } = &request;
@@ -357,7 +358,7 @@ impl Worker {
     }
 }
 
-/// What a stage holds of sequences in place; it gives up what it holds of all others.
+/// The states of these sequences that a stage holds in place. It gives up those of all others.
 async fn held_by(door: &Door, names: &[CopyName]) -> Result<HeldFound, Failure> {
     let (answer, held) = oneshot::channel();
     let job = Job::FindHeld { names: names.to_vec(), answer };

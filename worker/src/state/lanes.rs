@@ -1,5 +1,4 @@
-//! The data plane's part of what a worker holds: streams of results are attached, and lanes are granted and
-//! ended.
+//! The data plane in the worker's state: attaches streams of results, and grants and ends lanes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,19 +26,19 @@ use crate::loading::order::Order;
 /// Result frames made and not yet taken by the transport.
 const RESULT_QUEUE: usize = 8;
 
-/// What a lane needs to run: everything of the epoch it belongs to.
+/// Everything of its epoch that a lane needs to run.
 pub struct LaneGrant {
-    /// The stage's order.
+    /// The order of the stage.
     pub order: Arc<Order>,
-    /// The epoch.
+    /// The epoch of the lane.
     pub epoch: u64,
-    /// Who runs it.
+    /// The coordinator that runs the line.
     pub coordinator_id: String,
     /// Number of the lane.
     pub lane: u32,
-    /// The executor's queue.
+    /// The queue of the executor.
     pub jobs: mpsc::Sender<Job>,
-    /// What frames must keep to.
+    /// Limits of the frames' sizes.
     pub limits: FrameLimits,
     /// f32 values of an outgoing boundary row; 0 on the last stage.
     pub output_width: u32,
@@ -49,14 +48,14 @@ pub struct LaneGrant {
     pub results: Option<ResultSender>,
     /// Cancelled when the lane is over, or its epoch.
     pub cancel: CancellationToken,
-    /// Counts what happens.
+    /// The worker's counters.
     pub meter: Arc<Meter>,
-    /// Boundary buffers.
+    /// The pool of buffers for boundaries.
     pub pool: BufferPool,
 }
 
 impl LaneGrant {
-    /// This stage's number.
+    /// The number of this stage in the line.
     pub fn stage(&self) -> u32 {
         self.order.spec.stage
     }
@@ -87,12 +86,11 @@ impl Worker {
         Ok(receiver)
     }
 
-    /// Lets a lane begin: one an epoch.
+    /// Grants a lane; an epoch has one.
     ///
     /// # Errors
-    /// Forbidden, over TLS, for whoever is not the stage before this one; the session's refusals; BadMessage for
-    /// another stage's lane; WrongPhase on the last stage
-    /// while no one takes results.
+    /// Forbidden, over TLS, for any peer but the stage before this one; the session's refusals; BadMessage for
+    /// another stage's lane; WrongPhase on the last stage while no one takes results.
     pub fn begin_lane(&self, open: &LaneOpen, who: &Who) -> Result<LaneGrant, Failure> {
         let mut inner = self.inner();
         let LaneOpen { epoch, coordinator_id, lane, stage } = open;
@@ -176,7 +174,7 @@ pub fn check_speaker(who: &Who, id: &str) -> Result<(), Failure> {
     Err(Failure::refusal(FailureKind::Forbidden, why))
 }
 
-/// Whether the caller shows a key that the order names. Over plain connections nobody shows any.
+/// Whether the caller shows a key that the order names. Over plain connections callers show none.
 pub(super) fn is_named(who: &Who, is_one: impl FnOnce(KeyId) -> bool) -> bool {
     match who {
         Who::Anybody => true,
@@ -185,7 +183,7 @@ pub(super) fn is_named(who: &Who, is_one: impl FnOnce(KeyId) -> bool) -> bool {
     }
 }
 
-/// Checks that a lane is opened by whoever is before this stage in the present epoch.
+/// Checks that the peer that opens a lane is the stage before this one in the present epoch.
 fn check_opener(order: &Order, coordinator_id: &str, who: &Who) -> Result<(), Failure> {
     if order.spec.stage == 0 {
         return check_speaker(who, coordinator_id);

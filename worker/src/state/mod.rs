@@ -1,9 +1,10 @@
-//! What a worker holds: the session, the order that is being prepared, and the loaded stage. It has one
-//! owner, which the services call. No lock is held while anything blocks.
+//! The state of a worker: the session, the order that is being prepared, and the loaded stage. It has one owner,
+//! which the services call. No lock is held while anything blocks.
 //!
-//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`]
-//! reads and writes sequences, [`copies`] puts them back from checkpoints, [`prefixes`] from records, [`retire`] has a worker beside the line,
-//! [`ahead`] loads what the next line needs, and [`report`] says what others are told.
+//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`] reads
+//! and writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps
+//! states of a worker beside the line, [`ahead`] loads for the next line, and [`report`] answers questions about the
+//! worker.
 
 mod ahead;
 mod copies;
@@ -49,7 +50,7 @@ pub struct Worker {
     loader: Loader,
     network: Network,
     inner: Mutex<Inner>,
-    /// One load, unload or reset at a time.
+    /// The lock for loading, unloading and resetting.
     stage_change: tokio::sync::Mutex<()>,
     lane_ended: Notify,
     stop: CancellationToken,
@@ -67,10 +68,10 @@ pub struct Worker {
 struct Inner {
     session: Session,
     order: Option<Arc<Order>>,
-    /// Beside a line, without an order: the keys of its workers.
+    /// For a worker beside a line, without an order: the keys of the line's workers.
     beside: Option<Vec<KeyId>>,
     resident: Option<Resident>,
-    /// For the next line.
+    /// Weights that were loaded for the next line.
     ahead: Option<Ahead>,
     /// The coordinator's result stream, until a lane takes it.
     results: Option<ResultSender>,
@@ -79,7 +80,7 @@ struct Inner {
     meter: Arc<Meter>,
 }
 
-/// What is in memory: a loaded stage, or the weights that loading had when it was given up.
+/// The contents of memory: a loaded stage, or the weights that were loaded before loading was given up.
 struct Resident {
     key: StageKey,
     executor: Executor,
@@ -142,11 +143,11 @@ impl Worker {
         turn.map_err(|_| Failure::refusal(FailureKind::Busy, why))
     }
 
-    /// The right to be sent weights, until it is dropped. It is for whoever the door lets in (over TLS the cluster's workers) and
-    /// knows the hash of what it asks for.
+    /// A permit to be sent weights, until it is dropped. Any peer may have one that is admitted (over TLS the
+    /// cluster's workers) and knows the hashes that it asks for.
     ///
     /// # Errors
-    /// Busy: [`WEIGHTS_AT_ONCE`] calls are answered.
+    /// Busy: [`WEIGHTS_AT_ONCE`] calls are being answered.
     pub fn weights_turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
         let why = format!("{WEIGHTS_AT_ONCE} calls are sent weights: try again");
         let turn = self.weights.clone().try_acquire_owned();
@@ -236,7 +237,7 @@ impl Worker {
         held
     }
 
-    /// Tensors of an order whose weights the stage has, or what is left of one.
+    /// Tensors of an order whose weights are in memory, in a stage or in the rest of one.
     fn held_tensors(&self, order: &Order) -> HashSet<String> {
         let inner = self.inner();
         let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive());
@@ -283,8 +284,7 @@ impl Worker {
         Err(Failure::refusal(FailureKind::BadMessage, why))
     }
 
-    /// Loads what was prepared, or empties the stage that serves it already. `progress` is told
-    /// `(done, total)` bytes.
+    /// Loads the prepared stage, or empties the one that serves it already. `progress` is told `(done, total)` bytes.
     ///
     /// # Errors
     /// The session's refusals, [`Loader::load`]'s; the epoch has failed then.
@@ -318,7 +318,7 @@ impl Worker {
             let stage = inner.resident.as_ref().and_then(|resident| resident.stage.as_ref());
             let facts = stage.ok_or_else(gone)?.facts(&order, started.elapsed().as_secs_f64());
             let failure = (!current).then(|| over(epoch, &inner.session));
-            // A new epoch may have begun meanwhile; what is here may serve it.
+            // A new epoch may have begun since. It may use the weights that are here.
             if failure.is_some() && inner.session.phase() == Phase::Idle {
                 unwanted = inner.resident.take();
             }
@@ -343,7 +343,8 @@ impl Worker {
         Ok(facts)
     }
 
-    /// Makes what is in memory the order's stage. After a failure, what is there may serve the next one.
+    /// Builds the order's stage from the weights in memory and those that it lacks. After a failure, the weights in
+    /// memory may serve the next one.
     async fn load_stage(
         &self,
         order: &Arc<Order>,
@@ -421,8 +422,9 @@ impl Worker {
         Ok(true)
     }
 
-    /// The thread of what is in memory, with no lane and no sequence left, or a new one. States that move stay, as far
-    /// as there is room for them beside the stage that is there and beside the one that comes, which `needs` so much.
+    /// The thread of the stage in memory, with no lane and no sequence left, or a new one. States that move stay, as
+    /// far as there is room for them beside the stage that is there and beside the one that comes, which `needs` so
+    /// much.
     async fn emptied(&self, order: &Order, needs: &StageNeeds) -> Result<Executor, Failure> {
         let old = self.inner().resident.take();
         let needed = needs.weight_bytes.saturating_add(needs.state_bytes);
@@ -456,7 +458,7 @@ impl Worker {
             inner.begin_epoch(&self.stop);
         }
         let _alone = self.stage_change.lock().await;
-        // A new epoch may have begun meanwhile; it may want the stage that is still here, and its copies.
+        // A new epoch may have begun since. It may want the stage that is still here, and its copies.
         let stage = {
             let mut inner = self.inner();
             let is_idle = inner.session.phase() == Phase::Idle;
@@ -517,8 +519,8 @@ impl Worker {
         Err(Failure::refusal(FailureKind::Forbidden, why))
     }
 
-    /// Takes no new epoch from now on; ready when no lane is open, and nobody waits for states that it has. Returns the
-    /// epoch that ran.
+    /// Refuses new epochs from now on. Completes when no lane is open, and no worker waits for its states. Returns
+    /// the epoch that ran.
     pub async fn drain(&self) -> u64 {
         let epoch = {
             let mut inner = self.inner();
@@ -542,7 +544,7 @@ impl Worker {
 }
 
 impl Inner {
-    /// Ends whatever the last epoch had running.
+    /// Ends all tasks and lanes of the last epoch.
     fn begin_epoch(&mut self, stop: &CancellationToken) {
         self.epoch_over.cancel();
         self.epoch_over = stop.child_token();

@@ -1,4 +1,4 @@
-//! Records of kept prefixes as far as the worker's state is asked: they are written out of the stage and put into it.
+//! Records of prefixes in the worker's state: saves states of the stage as records, and loads them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::prefixes::wire::{At, Keys, owners};
 #[derive(Debug)]
 pub struct Prefixes {
     store: Arc<Store>,
-    /// One state at a time is saved.
+    /// The lock under which one state at a time is saved.
     saving: tokio::sync::Mutex<()>,
-    /// One at a time is read for another worker: it is whole in memory.
+    /// The permit to read a state for another worker, one at a time, since it is completely in memory.
     reading: Semaphore,
 }
 
 impl Prefixes {
-    /// Those of a store.
+    /// The records of a store.
     pub fn new(store: Store) -> Self {
         let (store, reading) = (Arc::new(store), Semaphore::new(1));
         Self { store, saving: tokio::sync::Mutex::default(), reading }
@@ -45,7 +45,7 @@ impl Worker {
         Self { prefixes, ..self }
     }
 
-    /// What records take; `None`: none are kept.
+    /// Bytes that records take; `None`: the worker keeps no records.
     pub fn prefixes_used(&self) -> Option<Used> {
         self.prefixes.as_ref().map(|prefixes| prefixes.store.used())
     }
@@ -57,9 +57,8 @@ impl Worker {
 
     /// Answers the coordinator about records.
     ///
-    /// # Errors
-    /// Forbidden for an id that is not the caller's; the session's refusals; BadMessage, naming the field; what is asked
-    /// for failed.
+    /// # Errors Forbidden for an id that is not the caller's; the session's refusals; BadMessage, naming the field;
+    /// the work that was asked for failed.
     pub async fn prefixes(
         &self,
         request: PrefixesRequest,

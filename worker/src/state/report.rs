@@ -1,4 +1,4 @@
-//! What a worker says of itself: what it can do, and how it is (the answer to a heartbeat).
+//! Answers about the worker itself: its capabilities, and its health (the answer to a heartbeat).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::prefixes::store::Used;
 /// that receives and sends, for a tenth of a millisecond.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// What the system last said of the memory, and when.
+/// The system's last figures about memory, with the times of reading.
 #[derive(Debug, Default)]
 pub(super) struct Readings {
     available: Reading<u64>,
@@ -40,7 +40,7 @@ fn fresh<T: Copy>(
     }
 }
 
-/// What this release can do besides its wire version.
+/// Capabilities of this release beyond its wire version.
 const FEATURES: [Feature; 11] = [
     Feature::LoadAhead,
     Feature::Adapters,
@@ -66,15 +66,15 @@ impl Worker {
         self.inner().session.owner() == Some(coordinator_id)
     }
 
-    /// Whether a coordinator may take the worker now.
+    /// Checks that a coordinator may take the worker now.
     ///
     /// # Errors
-    /// Draining, Busy, or BadMessage for a name that is none.
+    /// Draining, Busy, or BadMessage for an invalid name.
     pub fn check_free_for(&self, coordinator_id: &str) -> Result<(), Failure> {
         self.inner().session.check_free_for(Instant::now(), coordinator_id)
     }
 
-    /// Whether a call is of the coordinator and the epoch that hold the worker.
+    /// Checks that a call is of the coordinator and the epoch that hold the worker.
     ///
     /// # Errors
     /// Busy or StaleEpoch.
@@ -82,7 +82,7 @@ impl Worker {
         self.inner().session.check(Instant::now(), coordinator_id, epoch)
     }
 
-    /// What this worker is and can do, now.
+    /// The worker's identity and capabilities, with its present memory.
     pub fn capabilities(&self) -> Capabilities {
         let abilities = self.loader.backend.abilities().clone();
         let limit = self.loader.memory_limit;
@@ -123,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// The heartbeat.
+    /// The answer to a heartbeat.
     pub fn health(&self, coordinator_id: &str, epoch: u64) -> HealthReply {
         let mut inner = self.inner();
         let now = Instant::now();
@@ -142,7 +142,7 @@ impl Worker {
         });
         let experts = reading.experts;
         let session = &inner.session;
-        // Another coordinator's number would say nothing, and might be the same.
+        // An epoch of another coordinator means nothing here, and might be the same number.
         let is_owner = session.owner() == Some(coordinator_id);
         let running = session.phase() == Phase::Running;
         HealthReply {
@@ -175,13 +175,13 @@ impl Worker {
     }
 }
 
-/// The loaded stage, and what it is known by.
+/// The loaded stage, and its key.
 fn stage(inner: &Inner) -> Option<(&StageKey, &ReadyStage)> {
     let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive())?;
     Some((&resident.key, resident.stage.as_ref()?))
 }
 
-/// Bytes of the loaded stage's weights and states; 0 where there is none.
+/// Bytes of the loaded stage's weights and states; 0 without a stage.
 fn held(inner: &Inner) -> [u64; 2] {
     let facts = stage(inner).map(|(_, stage)| &stage.loaded.facts);
     facts.map_or([0, 0], |facts| [facts.weight_bytes, facts.state_bytes])

@@ -1,4 +1,4 @@
-//! A worker beside the line: it has no layers on it, and still has the states of those it had before.
+//! A worker beside the line: it has no layers any more, but still holds states of its former ones.
 
 use std::time::Instant;
 
@@ -49,7 +49,8 @@ impl Worker {
         Ok(())
     }
 
-    /// What a stage keeps when it is reset, where `others` bytes beside it are somebody else's, now or soon.
+    /// How a stage keeps states when it is reset. `others`: bytes of memory beside the stage that are taken, now or
+    /// soon.
     pub(super) fn keep(&self, resident: &Resident, others: u64, stays: bool) -> Keep {
         let facts = resident.stage.as_ref().map(|stage| &stage.loaded.facts);
         let held = facts.map_or(0, |facts| facts.weight_bytes.saturating_add(facts.state_bytes));

@@ -1,10 +1,9 @@
-//! Who holds this worker, in which epoch, and what may be called when. This is pure: the clock is passed in,
-//! and nothing is loaded or sent here.
+//! The session: the coordinator that holds this worker, the epoch, and the calls that are allowed in each phase. This
+//! is pure: the clock is passed in, and nothing is loaded or sent here.
 //!
-//! A coordinator takes the worker with Prepare, and keeps it by being heard from. An epoch is one attempt at
-//! running a line. Every call and every frame carries its number, so that whoever comes from a past attempt
-//! is told so. Epochs are compared only with others of the same coordinator. So nobody can use up the numbers
-//! of somebody else.
+//! A coordinator takes the worker with Prepare, and keeps it with every call. An epoch is one attempt at running a
+//! line. Every call and every frame carries its number, so that calls of a past attempt are refused as stale. Epochs
+//! are compared only with others of the same coordinator. So a coordinator cannot use up the numbers of another one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -48,12 +47,12 @@ impl Default for Session {
     }
 }
 
-/// What a successful [`Session::prepare`] means for what runs.
+/// The effect of a successful [`Session::prepare`] on a running lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// The same epoch again, with more facts; nothing runs yet.
     Again,
-    /// A new epoch: whatever lane was open belongs to the past.
+    /// A new epoch: an open lane belongs to the past and must end.
     NewEpoch,
 }
 
@@ -85,7 +84,7 @@ impl Session {
         self.failure.as_ref()
     }
 
-    /// True after [`Session::drain`].
+    /// Whether the worker takes no new epochs, after [`Session::drain`].
     pub fn draining(&self) -> bool {
         self.draining
     }
@@ -168,10 +167,10 @@ impl Session {
         self.past.push_back((coordinator_id.to_owned(), epoch));
     }
 
-    /// Whether `coordinator_id` may take the worker.
+    /// Checks that `coordinator_id` may take the worker.
     ///
     /// # Errors
-    /// Draining, Busy, or BadMessage for a name that is none.
+    /// Draining, Busy, or BadMessage for an invalid name.
     pub fn check_free_for(&self, now: Instant, coordinator_id: &str) -> Result<(), Failure> {
         if self.draining {
             return Err(refuse(FailureKind::Draining, "this worker is draining: use another"));
@@ -220,7 +219,7 @@ impl Session {
         Err(refuse(FailureKind::Busy, why))
     }
 
-    /// As [`Session::check`], and the phase must be `phase`.
+    /// The same as [`Session::check`], and the phase must be `phase`.
     ///
     /// # Errors
     /// Busy, StaleEpoch or WrongPhase; in phase Failed, the failure.
@@ -304,7 +303,7 @@ fn refuse(kind: FailureKind, why: impl Into<String>) -> Failure {
 /// speak in its name.
 const SHORT_ID: usize = 8;
 
-/// What others are told of a coordinator: the name of its certificate, or the beginning of its id.
+/// A coordinator's name as others may see it: the name of its certificate, or the beginning of its id.
 pub fn shown(coordinator_id: &str) -> String {
     holder_name(coordinator_id).unwrap_or_else(|| coordinator_id.chars().take(SHORT_ID).collect())
 }
@@ -384,7 +383,7 @@ mod tests {
         session.release();
         assert_eq!(session.prepare(t0, "a", 1), Ok(Taken::NewEpoch));
         assert_eq!((session.last_epoch("a"), session.last_epoch("b")), (1, 0));
-        // What the other left behind does not end this epoch, though its number is the same.
+        // The state of the other coordinator does not end this epoch, though its number is the same.
         session.release();
         session.prepare(t0, "b", 1).unwrap();
         session.fail("a", 1, Failure::new(FailureKind::PeerLost, 0, "late"));

@@ -1,8 +1,8 @@
-//! Reads a sequence's state as bytes out of the running stage, or writes it into it, between two ubatches.
+//! Reads a sequence's state from the running stage, or writes it to the stage, between two ubatches.
 //!
-//! The sequence must be at rest: none of its rows may be on its way anywhere. Only the coordinator can know
-//! that, and only it asks. A state on its way is whole in memory, beside the stage. So there are few at a
-//! time, and one that comes must fit into what `--memory` leaves.
+//! The sequence must be at rest: none of its rows may be on its way anywhere. Only the coordinator can know that, and
+//! only it may call this. A state in transfer is completely in memory, beside the stage. So few are transferred at a
+//! time, and an incoming one must fit into the memory that `--memory` leaves.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl Worker {
     pub(super) async fn state_turn(&self) -> Result<StateTurn, Failure> {
         match timeout(STALL, self.states.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok(StateTurn(permit)),
-            // Nobody closes it.
+            // The semaphore is never closed.
             Ok(Err(_)) => Err(gone()),
             Err(_) => {
                 let why = format!(

@@ -7,14 +7,14 @@
 //! - `parts/<hex>`: blobs that are being received;
 //! - `verified/<hex>`: the state ([`FileState`]) that a blob was in when its bytes were known to be right.
 //!
-//! A blob gets its name only after it was synced to the disk and its hash was right. A blob in another state
-//! than the noted one is hashed again before it is used. The state includes the system's change time, which
-//! nobody can set back. A verified blob's modification time is set to [`VERIFIED_MTIME`], so that a write
-//! within one tick of the file system's clock shows too.
+//! A blob gets its name only after it was synced to the disk and its hash was right. A blob in another state than the
+//! noted one is hashed again before it is used. The state includes the change time of the file's metadata, which no
+//! program can set back. A verified blob's modification time is set to [`VERIFIED_MTIME`], so that a write within one
+//! tick of the file system's clock shows too.
 //!
-//! Eviction goes by the access times of the notes in `verified`. Several workers may share one directory:
-//! parts are locked and renames are atomic. A blob that is evicted while a stage is read from it makes that
-//! loading fail with an error. A directory that cannot be written still serves what it has.
+//! Eviction goes by the access times of the notes in `verified`. Several workers may share one directory: parts are
+//! locked and renames are atomic. A blob that is evicted while a stage is read from it makes that loading fail with
+//! an error. A directory that cannot be written still serves the blobs in it.
 
 mod space;
 
@@ -59,7 +59,7 @@ pub struct Cache {
 /// A complete blob whose bytes were right when it was in this state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedBlob {
-    /// Where it is.
+    /// Path of the blob's file.
     pub path: PathBuf,
     /// The state; a file in another one is not this blob.
     pub state: FileState,
@@ -68,36 +68,36 @@ pub struct CachedBlob {
 /// Why the cache cannot serve or keep a blob.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The bytes do not have their hash; what was received is deleted.
+    /// The received bytes do not match their hash, and are deleted.
     #[error("blob {hash} is corrupt: the {nbytes} bytes received have the hash {found}")]
     Corrupt {
-        /// What it was named.
+        /// The hash that names it.
         hash: Hash,
-        /// What it is.
+        /// The hash of the received bytes.
         found: Hash,
-        /// Its size.
+        /// Bytes received.
         nbytes: u64,
     },
-    /// A chunk that does not follow what is on disk.
+    /// A chunk that does not follow the bytes on disk.
     #[error(
         "blob {hash}: a chunk of {len} bytes at {offset} does not fit {have} of {nbytes} bytes"
     )]
     Gap {
-        /// The blob.
+        /// The blob's hash.
         hash: Hash,
         /// Where the chunk claims to be.
         offset: u64,
-        /// Its length.
+        /// Length of the chunk.
         len: u64,
-        /// Bytes on disk.
+        /// Bytes of the blob on disk.
         have: u64,
         /// Bytes of the blob.
         nbytes: u64,
     },
-    /// Another process has been receiving it for too long.
+    /// Another process has been writing it for too long.
     #[error("blob {hash} is being received by another worker: try again")]
     Locked {
-        /// The blob.
+        /// The blob's hash.
         hash: Hash,
     },
     /// More is needed at once than the bound allows.
@@ -106,11 +106,11 @@ pub enum CacheError {
          raise --cache-limit, or give this worker the model's file"
     )]
     TooLarge {
-        /// The cache.
+        /// The cache's directory.
         dir: PathBuf,
         /// Bytes of all blobs of the stage.
         needed_bytes: u64,
-        /// The bound.
+        /// The cache's limit.
         limit_bytes: u64,
     },
     /// The disk is full.
@@ -120,7 +120,7 @@ pub enum CacheError {
          model's file"
     )]
     NoSpace {
-        /// The cache.
+        /// The cache's directory.
         dir: PathBuf,
         /// Bytes still to be written.
         needed_bytes: u64,
@@ -133,23 +133,23 @@ pub enum CacheError {
          --cache-dir that can be written, or give this worker the model's file"
     )]
     Unwritable {
-        /// The cache.
+        /// The cache's directory.
         dir: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         reason: String,
     },
     /// Something else has a blob's name.
     #[error("{path} is in the place of a cached blob and is not a file: remove it")]
     NotAFile {
-        /// What it is called.
+        /// The path in question.
         path: PathBuf,
     },
-    /// The disk.
+    /// The file system refuses.
     #[error("cache file {path}: {source}")]
     Io {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -166,7 +166,7 @@ impl Cache {
         cache
     }
 
-    /// The directory.
+    /// The cache's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -293,7 +293,7 @@ impl Cache {
         Ok(BlobWriter { cache: self.clone(), file, path, hash, is_named: true, nbytes, have, done })
     }
 
-    /// As [`Cache::receive`], of bytes whose hash nobody knows yet: `key` is what tells them from others until they have one.
+    /// The same as [`Cache::receive`], for bytes whose hash is not known yet. `key` names them until they have one.
     ///
     /// # Errors
     /// As [`Cache::receive`].
@@ -309,7 +309,7 @@ impl Cache {
         Ok(BlobWriter { cache, file, path, hash, is_named: false, nbytes, have, done })
     }
 
-    /// Deletes a blob that nobody needs any more.
+    /// Deletes a blob that is not needed any more.
     ///
     /// # Errors
     /// [`CacheError::Io`].
@@ -318,7 +318,7 @@ impl Cache {
         remove_if_there(&self.note(hash))
     }
 
-    /// What a refusal to write says of the whole directory.
+    /// Turns a refusal to write into an error about the whole directory.
     fn unwritable(&self, error: CacheError) -> CacheError {
         use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
         match error {
@@ -347,17 +347,17 @@ impl Cache {
 /// How much of a blob is on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlobState {
-    /// All of it, verified.
+    /// The complete blob, verified.
     Complete(CachedBlob),
     /// This many bytes from its start.
     Partial(u64),
 }
 
-/// Opens a part for appending, alone. Whoever had it before may have renamed or deleted it by the
-/// time it is ours; then it is opened anew.
+/// Opens a part for appending, under a lock. If another process has renamed or deleted the part before the lock was
+/// free, it is opened anew.
 fn lock_part(path: &Path, hash: Hash) -> Result<File, CacheError> {
     let patience = Instant::now() + LOCK_WAIT;
-    // Asked for its error alone: what is there and is no file.
+    // Called for its error alone, in case the path is not a regular file.
     open_if_there(path)?;
     loop {
         let file =
@@ -389,7 +389,7 @@ pub struct BlobWriter {
     is_named: bool,
     nbytes: u64,
     have: u64,
-    /// Another worker completed it while we waited: what comes is not needed.
+    /// Another worker completed the blob before this one had the lock: incoming bytes are not needed.
     done: Option<CachedBlob>,
 }
 
@@ -404,7 +404,7 @@ impl BlobWriter {
         end == self.nbytes && self.have == self.nbytes
     }
 
-    /// Appends a chunk.
+    /// Appends a chunk at `offset`.
     ///
     /// # Errors
     /// [`CacheError::Gap`], [`CacheError::NoSpace`], [`CacheError::Io`].
@@ -431,7 +431,7 @@ impl BlobWriter {
         self.publish().map(|(_, blob)| blob)
     }
 
-    /// As [`BlobWriter::finish`], with the hash that the bytes have.
+    /// The same as [`BlobWriter::finish`], but names the blob by the hash that its bytes have.
     ///
     /// # Errors
     /// As [`BlobWriter::finish`].
@@ -472,8 +472,8 @@ impl BlobWriter {
     }
 }
 
-/// Opens a file for reading, if there is one. What has its name and is no file would block, or never
-/// go away.
+/// Opens a file for reading, if there is one. Anything else of that name is an error: it could block, or never be
+/// deleted.
 fn open_if_there(path: &Path) -> Result<Option<File>, CacheError> {
     let absent = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)

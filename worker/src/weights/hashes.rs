@@ -1,10 +1,10 @@
-//! The blake3 hashes of tensors. Each is computed once, and remembered by path and [`FileState`] in a small
-//! store beside the cache. Coordinators use this file as well. Here is also the identity of files, by which
-//! two processes on one machine know that they mean the same file.
+//! The blake3 hashes of tensors. Each is computed once, and remembered by path and [`FileState`] in a small store
+//! beside the cache. Coordinators use this file as well. This module also has the identity of files, by which two
+//! processes on one machine recognise the same file.
 //!
-//! What a remembered hash promises is what a [`FileState`] promises. It includes the system's change time, so
-//! bytes that changed under a kept modification time are noticed. A file that has been written to just now is
-//! hashed and not remembered, because another write could leave the same times.
+//! A remembered hash is valid while the file has the same [`FileState`]. That includes the system's change time, so
+//! bytes that changed under a kept modification time are noticed. A file that has been written to just now is hashed
+//! and not remembered, because another write could leave the same times.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,21 +45,21 @@ pub struct HashStore {
 /// Why tensors could not be hashed.
 #[derive(Debug, thiserror::Error)]
 pub enum HashError {
-    /// The model's file.
+    /// The model's file cannot be used.
     #[error(transparent)]
     Model(#[from] GgufError),
     /// A path that leads nowhere any more.
     #[error("cannot look at {path}: {source}")]
     Stat {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// The system refuses threads.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Nobody waits for the hashes any more.
+    /// The caller gave the hashing up.
     #[error("hashing was given up")]
     GivenUp,
 }
@@ -67,7 +67,7 @@ pub enum HashError {
 /// The files of a model as Prepare names them to workers: as they were when they were opened.
 ///
 /// # Errors
-/// A file has changed since, so that what was read of it and what is there now are two things.
+/// A file has changed since, so its contents may differ from what was read before.
 pub fn file_hints(files: &TensorFiles, host_id: &str) -> Result<Vec<FileHint>, HashError> {
     files.check_unchanged()?;
     let hint = |(path, state): (&Path, &FileState)| FileHint {
@@ -177,7 +177,7 @@ impl HashStore {
     }
 }
 
-/// What hashes are computed with.
+/// State of hashing a model's tensors.
 struct Hashing<'a> {
     files: &'a TensorFiles,
     pool: &'a Pool,

@@ -1,6 +1,6 @@
-//! Reads the bytes of a stage's tensors, from a model file or from blobs of the cache. They are never mapped.
-//! So a file that somebody cuts off or writes to while it is loaded is an error that names it, and not the
-//! end of the process.
+//! Reads the bytes of a stage's tensors, from a model file or from blobs of the cache. They are never mapped. So a
+//! file that is truncated or written to while it is loaded gives an error that names it, and does not end the
+//! process.
 //!
 //! The engine packs tensors as they come, so their bytes are held only for as long as that takes. The
 //! embedding is the exception. Its rows are looked up for as long as the stage lives, so its bytes are kept. Rows of
@@ -53,8 +53,8 @@ impl Weights {
         Self { source, pool, given_up, is_loaded, kept }
     }
 
-    /// What was to be loaded is. Rows are read on, also when the order that loaded them is over: the next stage may have
-    /// the same layers.
+    /// All weights of the order are loaded. Rows of embeddings are still read after the order is over, since the next
+    /// stage may have the same layers.
     pub fn loaded(&self) {
         self.is_loaded.store(true, Ordering::Relaxed);
     }
@@ -94,8 +94,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks that what was read is of the files' state at their opening. Blobs are checked as they
-    /// are read.
+    /// Checks that the bytes read are of the files' state when they were opened. Blobs are checked as they are read.
     ///
     /// # Errors
     /// [`GgufError::Changed`].
@@ -170,7 +169,7 @@ impl Weights {
     }
 }
 
-/// That a cached blob is still what was verified.
+/// Checks that a cached blob has not changed since it was verified.
 fn same_state(path: &Path, file: &File, state: &FileState) -> Result<(), GgufError> {
     let now = FileState::of(file).map_err(|source| GgufError::Io { path: path.into(), source })?;
     if now == *state {

@@ -1,4 +1,4 @@
-//! Loading ahead: a worker whose stage computes loads what its next one lacks, and that one reads nothing.
+//! Loading ahead: a worker whose stage computes loads missing weights of its next stage, which then reads nothing.
 
 use crate::common::model::Model;
 use crate::common::real::{Line, MORE, manifest, real_workers, synth_model};
@@ -17,7 +17,7 @@ fn whole(client: &Client, model: &Model, remote: bool) -> PrepareRequest {
     order
 }
 
-/// What a line draws behind a prompt.
+/// Tokens that a line draws behind a prompt.
 async fn drawn(line: &mut Line) -> Vec<Vec<u8>> {
     line.open_slot(0).await;
     line.prefill(0).await;

@@ -1,4 +1,4 @@
-//! The disk cache by itself: what it keeps, what it notices, and what it throws away.
+//! The disk cache by itself: keeping, verifying and evicting blobs.
 
 use std::collections::HashSet;
 use std::fs;
@@ -204,7 +204,7 @@ fn calls_together_reserve_no_more_than_the_bound() {
     let first = cache.reserve(60, &nothing).unwrap();
     let error = cache.clone().reserve(60, &nothing).unwrap_err();
     assert!(matches!(error, CacheError::TooLarge { needed_bytes: 120, .. }), "{error}");
-    // What was refused holds nothing, and what has ended neither.
+    // A refused reservation holds nothing, and neither does one that has ended.
     let second = cache.reserve(40, &nothing).unwrap();
     drop(first);
     let third = cache.reserve(60, &nothing).unwrap();

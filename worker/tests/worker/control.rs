@@ -1,4 +1,4 @@
-//! The control plane over loopback: who may take a worker, what fits, and where weights come from.
+//! The control plane over loopback: sessions, memory checks, and sources of weights.
 
 use crate::common::model::{Model, blob, write_model};
 use crate::common::*;
@@ -166,7 +166,7 @@ async fn corrupt_gapped_and_unwanted_pushes_are_refused() {
     let wrong = client.chunk(tensor.clone(), 0, vec![7; TENSOR_BYTES as usize].into());
     let failure = client.push(vec![wrong.clone()]).await.unwrap_err();
     assert_eq!(failure.kind(), FailureKind::Corrupt, "{failure}");
-    // Nothing of it is kept.
+    // Nothing of a refused push is kept.
     let again = client.prepare(remote(&client, &model, whole())).await.unwrap().missing;
     assert_eq!(again, missing);
     let gap = client.chunk(tensor.clone(), 5, vec![7; 10].into());
@@ -177,7 +177,7 @@ async fn corrupt_gapped_and_unwanted_pushes_are_refused() {
     assert_eq!(kind(client.push(vec![other]).await), FailureKind::BadMessage);
     let stale = TensorChunk { epoch: 9, ..wrong };
     assert_eq!(kind(client.push(vec![stale]).await), FailureKind::StaleEpoch);
-    // Loading what is not there is refused, and the epoch is over.
+    // A load of missing weights is refused, and the epoch is over.
     assert_eq!(kind(client.load().await), FailureKind::WrongPhase);
     assert_eq!(client.health().await.phase(), Phase::Failed);
 }
@@ -245,11 +245,11 @@ async fn a_busy_worker_names_its_holder_and_serves_the_next_after_unload() {
     first.unload().await.unwrap();
     let idle = first.health().await;
     assert_eq!((idle.phase(), idle.weight_bytes, idle.state_bytes), (Phase::Idle, 0, 0));
-    // An epoch that is over is told so.
+    // Calls of an old epoch are refused as stale.
     let failure = first.prepare(first.order(&threes, whole(), false)).await.unwrap_err();
     assert_eq!(failure.kind(), FailureKind::StaleEpoch);
     assert!(failure.reason.contains("epoch 5 is over"), "{failure}");
-    // Another coordinator, another model, no restart.
+    // Another coordinator and another model need no restart.
     second.prepare(second.order(&threes, whole(), false)).await.unwrap();
     second.load().await.unwrap();
     assert_eq!(token_of(&mut second, 7).await, 37);
@@ -334,7 +334,7 @@ async fn a_unix_socket_serves_too() {
     let path = dir.join("w.sock");
     let socket = format!("unix:{}", path.display());
     let model = model(&dir, 10.0);
-    // What a killed process leaves behind: a socket that no one listens on.
+    // A killed process leaves a socket on which nothing listens.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let worker = TestWorker::with(&dir, |raw| raw.listen = socket.clone());

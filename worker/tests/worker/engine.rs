@@ -1,5 +1,5 @@
-//! The real stage behind real workers. A line gives the bits of the whole model in one place, whichever way
-//! the weights came and whatever ran before.
+//! The real stage behind real workers. A line gives the bits of the whole model in one place, for all sources of
+//! weights and after any earlier work.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Weights from other workers: whole, verified by their hashes, and whatever a holder does. And how many calls fetch at a time.
+//! Weights from other workers: complete and verified by their hashes, with any behaviour of the holders. Also the
+//! limit of calls at a time.
 
 use std::net::TcpListener;
 
@@ -50,7 +51,7 @@ async fn taker(model: &Model) -> (TestWorker, Client, Vec<Blob>) {
     (worker, client, missing.into_iter().filter_map(|missing| missing.blob).collect())
 }
 
-/// What comes when `holders` are asked: numbers of blobs.
+/// Numbers of the blobs that come when `holders` are asked.
 async fn gathers(
     client: &mut Client,
     blobs: &[Blob],
@@ -76,7 +77,7 @@ async fn gathers(
     Ok(came)
 }
 
-/// What the worker still lacks.
+/// The blobs that the worker still lacks.
 async fn lacks(client: &mut Client, model: &Model) -> Vec<MissingBlob> {
     let order = order(client, model);
     client.prepare(order).await.unwrap().missing
@@ -86,14 +87,14 @@ async fn lacks(client: &mut Client, model: &Model) -> Vec<MissingBlob> {
 async fn what_a_holder_has_comes_whole_and_once() {
     let (model, holder) = holder().await;
     let (_worker, mut client, blobs) = taker(&model).await;
-    // Nobody is at the first address.
+    // Nothing listens at the first address.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let (nobody, address) = (nobody.parse().unwrap(), holder.address.clone());
     let holders = [&nobody, &address];
     let all: Vec<u32> = (0..blobs.len() as u32).collect();
     assert_eq!(gathers(&mut client, &blobs, &holders).await.unwrap(), all);
     assert!(lacks(&mut client, &model).await.is_empty());
-    // What is there is not asked for again.
+    // Blobs that are here are not requested again.
     drop(holder);
     assert_eq!(gathers(&mut client, &blobs, &holders[..1]).await.unwrap(), all);
     client.load().await.unwrap();
@@ -160,7 +161,7 @@ async fn a_worker_fetches_in_so_many_calls_at_a_time() {
     assert_eq!(refused.unwrap_err().kind(), FailureKind::Busy);
 }
 
-/// What a holder does that is none.
+/// A misbehaviour of a holder.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     OtherBytes,

@@ -103,7 +103,7 @@ async fn a_ubatch_is_begun_while_the_one_before_it_computes() {
     begun(&device, 3).await;
     device.compute(2);
     assert_eq!(sampled(&next(&mut results).await), [(1, 0, 6 + SUM)]);
-    // What nobody follows is finished as well.
+    // A ubatch without a successor is finished as well.
     let last = next(&mut results).await;
     assert_eq!(sampled(&last), [(2, 0, 7 + SUM)]);
     let health = line[0].health().await;
@@ -502,7 +502,7 @@ async fn a_hung_stage_still_answers_heartbeats_and_a_new_epoch_ends_its_lane() {
     drop(release.0);
     holder.join().unwrap();
     newer.load().await.unwrap();
-    // What was queued in the old epoch was dropped.
+    // Frames that were queued in the old epoch were dropped.
     let mut results = newer.results().await.unwrap();
     let lane = newer.open_lane(0).await.unwrap();
     lane.send(ubatch(0, vec![open(0)], vec![part(0, 0, &[2], Want::Sample)])).await;

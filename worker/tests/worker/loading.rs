@@ -1,5 +1,5 @@
-//! What a worker loads, keeps and frees. It never loads other weights than those asked for, and nothing for
-//! an epoch that is over. Where it cannot load, its reason says what to do.
+//! Loading, keeping and freeing of weights. A worker never loads other weights than those in the order, and nothing
+//! for an epoch that is over. Where it cannot load, its error says what to do.
 
 #![allow(clippy::await_holding_lock, reason = "a gate is kept shut while others work")]
 
@@ -41,7 +41,7 @@ async fn token_of(client: &mut Client, token: u32) -> u32 {
     }
 }
 
-/// As a coordinator on another machine orders it.
+/// An order as a coordinator on another machine sends it.
 fn elsewhere(client: &Client, model: &Model) -> PrepareRequest {
     PrepareRequest { files: Vec::new(), ..client.order(model, whole(), true) }
 }

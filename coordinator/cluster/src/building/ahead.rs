@@ -1,8 +1,8 @@
 //! Loads ahead of a planned change: while the line runs, its workers and spares get what the next line needs of them.
 //!
 //! A spare loads its stage as for any line, in an epoch of its own. A worker that computes loads what it lacks beside
-//! its stage, where it can ([`Feature::LoadAhead`]) and has the memory. Whatever does not come to be is loaded when the
-//! line has stopped, as without this.
+//! its stage, where it can ([`Feature::LoadAhead`]) and has the memory. Weights that could not be loaded ahead are
+//! loaded when the line has stopped, as without this.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,18 +31,18 @@ pub struct Ordered {
     pub cut: HandCut,
 }
 
-/// What is to be loaded ahead, and beside what.
+/// The next line to load ahead, and the line that runs beside it.
 #[derive(Debug)]
 pub struct Order {
     /// The workers of the next line, in its order; those that the plan needs.
     pub conns: Vec<(MemberId, Conn)>,
-    /// The model.
+    /// The model to load.
     pub model: Arc<Model>,
-    /// For every stage of the next line.
+    /// Settings of every stage of the next line.
     pub options: StageOptions,
     /// The line that runs: its members and their layers.
     pub running: Vec<(MemberId, Range<usize>)>,
-    /// Its epoch.
+    /// Epoch of the line that runs.
     pub running_epoch: u64,
     /// All workers that are there, which may have weights.
     pub holders: Vec<Conn>,
@@ -50,10 +50,10 @@ pub struct Order {
     pub identity: Identity,
 }
 
-/// What came of it.
+/// The result of loading ahead.
 #[derive(Debug)]
 pub struct Ahead {
-    /// The next line.
+    /// The next line, as it was planned.
     pub line: Ordered,
     /// Bytes of weights that were read.
     pub read_bytes: u64,

@@ -1,7 +1,6 @@
 //! Builds a line: from connected workers to stages that are placed, loaded and joined by an open lane.
 //!
-//! It runs as one task beside the cratevisor, which meanwhile hears what else happens. Dropping the task ends
-//! the attempt.
+//! It runs as one task beside the supervisor, which goes on handling other news. Dropping the task ends the attempt.
 
 use std::sync::Arc;
 
@@ -20,31 +19,31 @@ use brigade_line::model::Model;
 use brigade_line::stages::link::LineEvent;
 use brigade_line::stages::open_line::OpenLine;
 
-/// What a line is built from.
+/// The workers and settings of a line to build.
 #[derive(Debug)]
 pub struct Order {
     /// The workers, in the line's order.
     pub conns: Vec<(MemberId, Conn)>,
     /// The model to place.
     pub model: Arc<Model>,
-    /// For every stage.
+    /// Settings of every stage.
     pub options: StageOptions,
-    /// Who builds, in which epoch.
+    /// The coordinator's id, and the line's epoch.
     pub identity: Identity,
     /// Workers of the last line, which have the states of its sequences.
     pub before: Vec<(MemberId, Conn)>,
     /// All workers that are there, which may have weights.
     pub holders: Vec<Conn>,
-    /// Where progress goes.
+    /// Receives reports of progress.
     pub events: mpsc::Sender<LineEvent>,
 }
 
 /// A line that is open.
 #[derive(Debug)]
 pub struct Built {
-    /// For the driver.
+    /// The open line, for the driver.
     pub line: OpenLine,
-    /// Who is in it, first stage first.
+    /// The line's workers, first stage first.
     pub stages: Vec<PlacedStage>,
     /// Bytes of weights that were read for it.
     pub read_bytes: u64,
@@ -61,7 +60,7 @@ pub enum BuildError {
     Other(String),
 }
 
-/// Builds a line.
+/// Builds a line: places, loads, and opens the lane.
 ///
 /// # Errors
 /// [`BuildError`]; stages that have loaded stay so, for the next attempt.
@@ -85,7 +84,7 @@ pub async fn build(order: Order) -> Result<Built, BuildError> {
     Ok(Built { line, stages: placement.stages, read_bytes })
 }
 
-/// Takes those that have no layers any more out of the line; whoever keeps the states that it had comes back.
+/// Releases the last line's workers that have no layers any more. Returns those that keep states of its sequences.
 async fn retire(placement: &Placement, before: Vec<(MemberId, Conn)>) -> Vec<Conn> {
     let is_on_line = |id: &MemberId| placement.stages.iter().any(|stage| stage.member == *id);
     let mut retiring = JoinSet::new();

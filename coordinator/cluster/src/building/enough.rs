@@ -18,7 +18,7 @@ const MAX_ANSWERS: usize = 64;
 /// Members by their connections: a worker that came back may have other memory.
 type Question = (Option<u32>, Vec<(MemberId, u64)>);
 
-/// Asks the planner.
+/// A cache of the planner's answers.
 #[derive(Debug)]
 pub struct Enough {
     model: Arc<Model>,
@@ -29,7 +29,7 @@ pub struct Enough {
 }
 
 impl Enough {
-    /// For lines of `model`.
+    /// A cache for lines of `model`.
     pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
         let facts = model.facts(place::engine_kv(options.kv_type)).ok();
         Self { model, options, answers: HashMap::new(), facts }
@@ -41,10 +41,9 @@ impl Enough {
         self.facts.as_ref().map_or(0, |facts| least_bytes(facts, &settings, workers))
     }
 
-    /// Whether a line over these members, all connected, could be built.
+    /// Checks that a line over these members, all connected, could be built.
     ///
-    /// # Errors
-    /// What is lacking, and what would help.
+    /// # Errors Names the missing memory or workers, and a remedy.
     pub fn ask(
         &mut self,
         members: &BTreeMap<MemberId, Member>,
@@ -53,7 +52,7 @@ impl Enough {
         self.ask_for(members, ids, None)
     }
 
-    /// As [`Enough::ask`], of a line with a context of `least_ctx` positions at least.
+    /// The same as [`Enough::ask`], for a line with a context of `least_ctx` positions at least.
     ///
     /// # Errors
     /// As [`Enough::ask`].

@@ -1,7 +1,7 @@
 //! Opens a line: ubatches go into stage 0, results come out of the last stage.
 //!
-//! The stream of results is opened first, so that no stage can have a result that nobody listens to. Each
-//! stream has a connection of its own.
+//! The stream of results is opened first, so that no result of a stage is lost. Each stream has a connection of its
+//! own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub struct LineEnds {
     pub first: Reach,
     /// Worker of the last stage.
     pub last: Reach,
-    /// Number of stages.
+    /// The number of stages.
     pub n_stages: u32,
     /// Whether all of them know draws that are put off.
     pub later: bool,
@@ -115,7 +115,7 @@ async fn open_lane(
     }
 }
 
-/// A lane that does not open is retried: what cannot run was refused before it was loaded.
+/// A lane that does not open is retried: a stage that cannot run was refused before it was loaded.
 fn failed(worker: &Address, status: &tonic::Status) -> WorkerError {
     WorkerError::Lost { worker: worker.to_string(), reason: describe(status) }
 }

@@ -12,8 +12,8 @@ use crate::progress::{Part, Phase, Progress};
 use crate::reconcile::MemberId;
 use brigade_line::model::Model;
 
-/// How long a worker that loads may say nothing: one large tensor from a slow disk, or the memory of all
-/// its KV pages, takes well under this.
+/// How long a loading worker may be silent. One large tensor from a slow disk, or the memory of all its KV pages,
+/// takes well under this.
 const LOADS_SOMETHING_WITHIN: Duration = Duration::from_secs(120);
 
 /// Loads all stages of a placement, and checks that each was built from this model's metadata; returns the bytes of
@@ -80,7 +80,8 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
     );
 }
 
-/// Has a worker load what was prepared; `ahead`: of the line after the one of `request.epoch`, which runs.
+/// Has a worker load the prepared stage. With `ahead`, the stage is that of the next line, while the line of
+/// `request.epoch` runs.
 ///
 /// # Errors
 /// What the worker says, or that it is lost or stalled.

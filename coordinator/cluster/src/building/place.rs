@@ -69,17 +69,17 @@ pub enum PlaceError {
 /// A line whose stages have been accepted.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// First stage first.
+    /// The stages in order, each with its worker.
     pub stages: Vec<PlacedStage>,
-    /// What the scheduler may use.
+    /// Sizes of the line, for the scheduler.
     pub line: LineSpec,
-    /// Who built it, in which epoch.
+    /// The coordinator's id, and the line's epoch.
     pub identity: Identity,
     /// The table all stages were told to use.
     kernels: Option<String>,
     /// Where copies of states go.
     checkpoint: Checkpoint,
-    /// Whether layers with a window keep only what it sees.
+    /// Whether layers with a window keep only the positions in it.
     windows: bool,
     /// Whether values lose bits between workers.
     cuts_lose_bits: bool,
@@ -103,7 +103,7 @@ impl Placement {
         }
     }
 
-    /// The key of the worker of a stage, as its neighbours are told; empty where there is none.
+    /// The key of a stage's worker, for its neighbours; empty where there is no such stage.
     fn key_of(&self, stage: Option<usize>) -> Bytes {
         let stage = stage.and_then(|stage| self.stages.get(stage));
         stage.map_or_else(Bytes::new, |stage| stage.conn.reach().key_bytes())
@@ -189,7 +189,7 @@ pub async fn place(
     Ok(placement)
 }
 
-/// Plans the model over `conns`; nobody is told of it yet.
+/// Plans the model over `conns`; the workers are not told yet.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -248,12 +248,12 @@ pub async fn placed(
     Ok(placement)
 }
 
-/// Layers of `model` that each worker has in memory, as it says itself; none of one that does not answer.
+/// Layers of `model` that each worker has in memory, as it reports; none for a worker that does not answer.
 async fn held_layers(conns: &[(MemberId, Conn)], model: &Model) -> Vec<Range<usize>> {
     let mut asked = JoinSet::new();
     for (index, (_, conn)) in conns.iter().enumerate() {
         let conn = conn.clone();
-        // Who does not answer is found out by those who need it.
+        // A silent worker is found out by the calls that need it.
         asked.spawn(async move { (index, conn.health(0).await.ok()) });
     }
     let (wanted, n_layers) = (model.header_hash.as_bytes(), model.spec.n_layer());
@@ -281,7 +281,7 @@ pub fn plan_over<'a>(
     plan_holding(model, conns, &[], options)
 }
 
-/// As [`plan_over`], of workers that need not exist yet, and are of this release.
+/// The same as [`plan_over`], for workers of this release that need not exist yet.
 ///
 /// # Errors
 /// As [`plan_over`].
@@ -297,7 +297,7 @@ pub fn plan_over_facts(
     Ok(plan_line(&facts, workers, &settings(model, options), options.cut.as_ref())?)
 }
 
-/// As [`plan_over`], of workers that have layers in memory.
+/// The same as [`plan_over`], for workers that have layers in memory.
 fn plan_holding<'a>(
     model: &Model,
     conns: impl Iterator<Item = &'a Conn>,
@@ -326,7 +326,7 @@ fn plan_holding<'a>(
     Ok(plan_line(&facts_of, &facts, &settings, options.cut.as_ref())?)
 }
 
-/// The model's own blocks of drafts, if they are to be loaded: all stages must know what is said of them.
+/// The model's own blocks of drafts, if they are to be loaded: all stages must understand the messages about them.
 fn own_drafts<'m, 'a>(
     model: &'m Model,
     mut conns: impl Iterator<Item = &'a Conn>,
@@ -352,7 +352,7 @@ fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) {
     }
 }
 
-/// What a model and a run ask of every worker.
+/// The capabilities that a model and a run require of every worker.
 pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
     let mut quant_types: Vec<String> =
         model.gguf.tensors().iter().map(|t| t.ty.to_string()).collect();
@@ -389,7 +389,7 @@ fn tell_kernels(line: &LineInfo) {
     }
 }
 
-/// What the planner is told of this line.
+/// The planner's settings for this line.
 pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
     let windows = !options.full_windows && model.gains_by_windows(options.ctx, options.max_rows);
     PlanSettings {
@@ -431,7 +431,7 @@ fn kept_bytes(plan: &Plan) -> (u64, u64) {
     (sum(|memory| memory.kv) / pages.max(1), sum(|memory| memory.state) / states.max(1))
 }
 
-/// Of workers of which nothing is known but their places.
+/// The scheduler's sizes of a line with this plan.
 fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSpec {
     LineSpec {
         n_stages: plan.stages.len(),
@@ -478,7 +478,7 @@ pub fn orders(
 async fn all_prepared(mut tasks: JoinSet<Result<(), Refusal>>) -> Result<(), PlaceError> {
     let mut failed = Vec::new();
     loop {
-        // Nobody's bytes are waited for when the attempt is lost; who else fails, fails about now.
+        // A failed attempt waits for no more bytes; other failures come at about the same time.
         let next = if failed.is_empty() {
             tasks.join_next().await
         } else {

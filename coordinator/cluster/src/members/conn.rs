@@ -51,47 +51,47 @@ pub enum WorkerError {
     /// A process of ours that does not come up, or an address that may not be dialled.
     #[error("{reason}")]
     Start {
-        /// Why.
+        /// The cause, in words.
         reason: String,
     },
     /// Not reachable, gone, or silent: try again later.
     #[error("{worker}: {reason}")]
     Lost {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// What happened.
+        /// The failed call, or the silence.
         reason: String,
     },
-    /// It answers and will not or cannot do this; trying again changes nothing.
+    /// It answers, but cannot or will not do this; trying again changes nothing.
     #[error("{worker} refuses: {reason}")]
     Refused {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// Why.
+        /// The worker's reason.
         reason: String,
     },
-    /// Another coordinator has it: try again later.
+    /// The worker belongs to another coordinator: try again later.
     #[error("{worker} is busy: {reason}")]
     Busy {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// With whom.
+        /// The coordinator that has it, or that it drains.
         reason: String,
     },
-    /// It answers heartbeats and does not get on with what it was asked.
+    /// It answers heartbeats, but a call to it makes no progress.
     #[error("{worker} is stalled: {reason}")]
     Stalled {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// What it was asked.
+        /// The call that it does not get on with.
         reason: String,
     },
-    /// It is there, and its stage failed: by itself, or because of a neighbour.
+    /// It is connected, but its stage failed: by itself, or because of a neighbour.
     #[error("{worker}: its stage failed: {reason}")]
     StageFailed {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// What its stage says.
+        /// The stage's own report.
         reason: String,
     },
 }
@@ -205,12 +205,12 @@ impl Conn {
         })
     }
 
-    /// What it is called in plans and messages.
+    /// The worker's name in plans and messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it is.
+    /// The address at which it is dialled.
     pub fn address(&self) -> &Address {
         self.reach.address()
     }
@@ -230,17 +230,17 @@ impl Conn {
         f64::from_bits(self.slowdown.load(Ordering::Relaxed))
     }
 
-    /// It was seen to be so many times slower than it says.
+    /// Notes that it computes this many times slower than it reports.
     pub fn set_slowdown(&self, times: f64) {
         self.slowdown.store(times.to_bits(), Ordering::Relaxed);
     }
 
-    /// Its last heartbeat.
+    /// Its last heartbeat and the time of it.
     pub fn pulse(&self) -> &Pulse {
         &self.pulse
     }
 
-    /// What it can do.
+    /// Its capabilities, from the handshake.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -284,13 +284,13 @@ impl Conn {
         Ok(())
     }
 
-    /// That it takes no new line.
+    /// The error for a worker that takes no new line because it drains.
     pub fn drains(&self) -> WorkerError {
         let reason = "it drains and takes no new line".to_string();
         WorkerError::Busy { worker: self.name.clone(), reason }
     }
 
-    /// What a failed call means.
+    /// The meaning of a failed call.
     pub fn error(&self, status: &Status) -> WorkerError {
         WorkerError::of_failure(&self.name, Failure::from_status(status))
     }
@@ -344,7 +344,7 @@ impl Conn {
         }
     }
 
-    /// One heartbeat.
+    /// Sends one heartbeat.
     ///
     /// # Errors
     /// Why there was no answer within its time.
@@ -368,9 +368,9 @@ impl Conn {
 
     fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
         let worker = self.name.clone();
-        // One that does not say is of an older release, and so another one than one that does.
+        // An older release names no instance, so it differs from one that does.
         if reply.instance != self.capabilities.instance {
-            // It knows nothing of what was agreed with the one before, such as that it takes no layers.
+            // The new process knows nothing that was agreed with the old one, such as that it takes no layers.
             let reason = "its process was started anew".to_owned();
             return Some(WorkerError::Lost { worker, reason });
         }

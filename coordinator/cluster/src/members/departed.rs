@@ -1,8 +1,8 @@
-//! What the cratevisor remembers of workers that joined by themselves and left again.
+//! The supervisor's memory of workers that joined by themselves and left again.
 //!
-//! It remembers who was refused and why, and on which hosts workers broke lines. A worker that crashes and
-//! comes back on another port looks like a new one. The host where it was reached tells that it takes the
-//! place of the old one. The number of hosts and refusals is bounded.
+//! It remembers refusals with their reasons, and the hosts on which workers broke lines. A worker that crashes and
+//! comes back on another port looks like a new one. Its host shows that it takes the place of the old one. The number
+//! of hosts and refusals is bounded.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -32,19 +32,19 @@ struct Refusal {
 /// A worker that was there and left.
 #[derive(Clone, Debug)]
 pub struct Left {
-    /// What it was called.
+    /// The worker's name.
     pub name: String,
-    /// Where it was.
+    /// The address at which it was dialled.
     pub address: String,
     /// Its key, in hexadecimal.
     pub key: Option<String>,
     /// When it was lost.
     pub at: Instant,
-    /// Why.
+    /// Why it left, in words.
     pub why: String,
 }
 
-/// What is remembered.
+/// The records of workers that left.
 #[derive(Debug, Default)]
 pub struct Departed {
     /// Where workers broke lines and left, and when last.
@@ -67,7 +67,7 @@ impl Departed {
         push(&mut self.left, left);
     }
 
-    /// Those that were there and left, oldest first.
+    /// Workers that left, oldest first.
     pub fn left(&self) -> impl Iterator<Item = &Left> {
         self.left.iter()
     }

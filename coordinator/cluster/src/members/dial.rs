@@ -1,4 +1,4 @@
-//! One attempt to reach a worker, bounded in time whatever the other side does.
+//! One attempt to reach a worker, with a time limit.
 //!
 //! A worker of our own is started first. Then it is dialled, shakes hands, and is checked against what the
 //! model needs.
@@ -20,39 +20,39 @@ use crate::pki::Pki;
 /// How long reaching a worker and shaking hands may take together.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whom to reach, as whom, and what it must have.
+/// The worker to reach, the identity to use, and the features that the worker must have.
 #[derive(Clone, Debug)]
 pub struct Dial {
-    /// Who.
+    /// Where the worker comes from.
     pub origin: Origin,
-    /// What it was called when it was last there.
+    /// Its name when it was last there.
     pub called: Option<String>,
     /// How children are started.
     pub local: Option<LocalOptions>,
-    /// This process.
+    /// The id of this coordinator.
     pub coordinator_id: String,
     /// How this process speaks with workers.
     pub network: Network,
-    /// What gives children their credentials; `None`: they need none.
+    /// The authority that issues children's credentials; `None`: they need none.
     pub pki: Option<Arc<Pki>>,
-    /// What it must be able to do; `None`: anything will do.
+    /// Capabilities that it must have; `None`: any will do.
     pub needs: Option<Requirements>,
 }
 
-/// What an attempt brings.
+/// The result of a successful attempt.
 #[derive(Debug)]
 pub struct Connected {
     /// Its process, if it is our child.
     pub child: Option<LocalWorker>,
-    /// Its connection.
+    /// The connection to the worker.
     pub conn: Conn,
 }
 
 /// Starts or dials a worker, shakes hands, and checks that it can serve.
 ///
 /// # Errors
-/// [`WorkerError::Start`] where a child cannot be started at all, [`WorkerError::Refused`] where it cannot
-/// run the model, [`WorkerError::Busy`] where it drains, [`WorkerError::Lost`] where nothing answers in time.
+/// [`WorkerError::Start`]: a child cannot be started at all. [`WorkerError::Refused`]: it cannot run the model.
+/// [`WorkerError::Busy`]: it drains. [`WorkerError::Lost`]: nothing answers in time.
 pub async fn connect(dial: Dial) -> Result<Connected, WorkerError> {
     let child = match (&dial.origin, &dial.local) {
         (Origin::Local(index), Some(options)) => {

@@ -1,5 +1,5 @@
-//! What the planner is told of each worker: its memory and its speed. And what a worker knows, so that an older one is not
-//! asked for more.
+//! Facts about each worker for the planner: its memory and its speed. Also its features, so that an older release is
+//! not asked for newer ones.
 //!
 //! Each worker measures its speed when it starts, on a machine that may be doing other things. Workers on one
 //! machine that have the same kernel table and the same number of threads are therefore taken as equal when

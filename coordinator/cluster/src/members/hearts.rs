@@ -12,7 +12,7 @@ use crate::members::pulse::busy_share;
 use crate::reconcile::MemberId;
 use brigade_line::measured::metrics;
 
-/// One task a connected member, which ends when the member is lost.
+/// The tasks that send heartbeats, one for each connected member. A task ends when its member is lost.
 #[derive(Debug, Default)]
 pub struct Hearts {
     tasks: JoinSet<(MemberId, u64, WorkerError)>,
@@ -30,13 +30,13 @@ impl Hearts {
         self.put(id, async move { conn.silence(0, |_| None).await });
     }
 
-    /// Looks after a member on the line of `epoch`, renews its lease, and shows what it does.
-    /// That it drains counts as its loss ([`WorkerError::Busy`]).
+    /// Looks after a member on the line of `epoch`, renews its lease, and shows what it does. If it drains, it counts
+    /// as lost ([`WorkerError::Busy`]).
     pub fn listen_on_line(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
         self.on_line(id, conn, epoch, stage, true);
     }
 
-    /// As [`Hearts::listen_on_line`], to one of whom it is known that it drains.
+    /// The same as [`Hearts::listen_on_line`], for a worker that is known to drain.
     pub fn listen_to_a_leaver(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
         self.on_line(id, conn, epoch, stage, false);
     }
@@ -72,7 +72,7 @@ impl Hearts {
         busy.get(&id).filter(|(of, _)| *of == epoch).map(|(_, us)| *us)
     }
 
-    /// Nobody looks after this member any more.
+    /// Ends the heartbeats to this member.
     pub fn stop(&mut self, id: MemberId) {
         if let Some((_, handle)) = self.of.remove(&id) {
             handle.abort();
@@ -80,7 +80,7 @@ impl Hearts {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
-    /// Nobody looks after anybody.
+    /// Ends all heartbeats.
     pub fn stop_all(&mut self) {
         self.tasks.abort_all();
     }

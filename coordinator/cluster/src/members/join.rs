@@ -1,8 +1,7 @@
 //! `serve --control ADDR`: the address where workers say where they can be dialled.
 //!
-//! What a worker says there is only a hint. The coordinator dials the address, and the handshake decides. An
-//! address that joins several times is one worker.
-//! A newcomer with a token is given a certificate first.
+//! A worker's statements there are only hints. The coordinator dials the address, and the handshake decides. An
+//! address that joins several times is one worker. A newcomer with a token is given a certificate first.
 
 use brigade_proto::task;
 use std::sync::Arc;
@@ -22,18 +21,18 @@ use tonic::{Request, Response, Status};
 
 use crate::pki::{Issued, Pki, Refusal};
 
-/// Joins that wait for the cratevisor, which looks at them between its steps; a worker that is
+/// Joins that wait for the supervisor, which looks at them between its steps; a worker that is
 /// turned away asks again.
 const JOIN_QUEUE: usize = 256;
 
-/// Who workers join.
+/// The coordinator that workers join.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// This process.
+    /// The id of this coordinator.
     pub coordinator_id: String,
     /// How it speaks with workers.
     pub network: Network,
-    /// Who lets them in, where they need to be let in.
+    /// The authority that issues certificates; `None`: workers need none.
     pub pki: Option<Arc<Pki>>,
 }
 

@@ -1,8 +1,8 @@
 //! Keeps the workers of a line while the line is being built.
 //!
-//! A worker whose coordinator is silent may be taken by another one. Hashing, sending and loading take
-//! minutes, and a worker that is ready early has to wait for the others. So all of them hear from us
-//! meanwhile. Once the line is up, its heartbeats do this.
+//! A worker whose coordinator is silent may be taken by another one. Hashing, sending and loading take minutes, and a
+//! worker that is ready early has to wait for the others. So all of them get heartbeats during that time. Once the
+//! line is up, its heartbeats do this.
 
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -26,7 +26,7 @@ impl Lease {
                 beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     beat.tick().await;
-                    // Whoever waits for the worker's answer finds out that it is silent.
+                    // The call that the line waits for will find out that the worker is silent.
                     if let Err(reason) = conn.health(epoch).await {
                         tracing::debug!(worker = conn.name(), reason, "the lease was not renewed");
                     }

@@ -1,4 +1,4 @@
-//! One worker that the cratevisor wants: where it comes from, whether it is connected, when to try again, and
+//! One worker that the supervisor wants: where it comes from, whether it is connected, when to try again, and
 //! how far it is trusted. Times are passed in, so that tests need not wait.
 
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const PAUSE_A_BREAK: Duration = Duration::from_millis(250);
 /// ... but no longer than this.
 const LONGEST_BREAK_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pause after a refusal that does not pass by itself: until somebody has mended the worker.
+/// Pause after a refusal that will not go away until an operator has repaired the worker.
 const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 
 /// A member that was connected this long starts over with its pauses.
@@ -37,10 +37,10 @@ pub const DOUBT_FOR: Duration = Duration::from_secs(300);
 /// Weight of a line that a member broke, or of being lost while one was built.
 pub const BROKE: u32 = 1;
 
-/// So many of these are forgiven: processes are restarted, sometimes more than once.
+/// This many broken lines are forgiven, since processes are restarted, sometimes more than once.
 const FORGIVEN: u32 = 3;
 
-/// Weight of what is not forgiven: accepting work and not doing it, or coming in the place of one that
+/// Weight of a break that is not forgiven: a worker accepted work and did not do it, or took the place of one that
 /// broke a line.
 pub const BROKE_BADLY: u32 = FORGIVEN + 1;
 
@@ -54,7 +54,7 @@ pub enum Origin {
     Local(usize),
     /// Named by the user.
     Remote(Address),
-    /// Came by itself.
+    /// It joined by itself from this address.
     Joined(Address),
 }
 
@@ -76,7 +76,7 @@ impl Origin {
         }
     }
 
-    /// What it is called in messages.
+    /// The worker's name in messages.
     pub fn name(&self) -> String {
         match self {
             Self::Local(index) => format!("local worker {index}"),
@@ -85,7 +85,7 @@ impl Origin {
     }
 }
 
-/// Where it stands.
+/// The state of the connection.
 #[derive(Debug)]
 enum State {
     Absent { retry_at: Instant },
@@ -93,16 +93,16 @@ enum State {
     Connected { conn: Box<Conn>, since: Instant },
 }
 
-/// What is known of a worker that was there.
+/// Facts about a worker from its last connection.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// What it is called.
+    /// The worker's name.
     pub name: String,
     /// Where it is dialled.
     pub address: String,
     /// Its key, in hexadecimal.
     pub key: Option<String>,
-    /// What it computes with.
+    /// The kernel table and the number of threads.
     pub device: String,
     /// Bytes that it may use.
     pub memory_limit: u64,
@@ -113,7 +113,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// As it says itself.
+    /// The facts that the worker reports.
     pub fn of(conn: &Conn) -> Self {
         let Capabilities { kernels, threads, memory_limit, gb_per_second, gop_per_second, .. } =
             conn.capabilities();
@@ -129,7 +129,7 @@ impl Known {
     }
 }
 
-/// A wanted worker.
+/// A worker that the supervisor wants.
 #[derive(Debug)]
 pub struct Member {
     /// Where it comes from.
@@ -138,9 +138,9 @@ pub struct Member {
     state: State,
     /// Number of its connection: another one may be of a process with other memory.
     serial: u64,
-    /// Since when it is of no use; `None` while it is.
+    /// Since when the member is missing from the line; `None` while it serves.
     missing_since: Option<Instant>,
-    /// What it was when it was last connected; `None`: it never was.
+    /// Facts from its last connection; `None`: it was never connected.
     known: Option<Known>,
     /// When its connection was lost; `None` while it is connected.
     lost_at: Option<Instant>,
@@ -184,12 +184,12 @@ impl Member {
         }
     }
 
-    /// What it is called in messages.
+    /// The worker's name in messages.
     pub fn name(&self) -> String {
         self.known.as_ref().map_or_else(|| self.origin.name(), |known| known.name.clone())
     }
 
-    /// What is known of it; `None` before it was there.
+    /// Facts from its last connection; `None` before the first one.
     pub fn known(&self) -> Option<&Known> {
         self.known.as_ref()
     }
@@ -234,12 +234,12 @@ impl Member {
         self.drained
     }
 
-    /// It gets no layers until it connects again.
+    /// Notes an order: the member gets no layers until it connects again.
     pub fn drain(&mut self) {
         self.drained = true;
     }
 
-    /// It may get layers again.
+    /// Notes an order: the member may get layers again.
     pub fn undrain(&mut self) {
         self.drained = false;
     }
@@ -257,7 +257,7 @@ impl Member {
         matches!(self.origin, Origin::Joined(_))
     }
 
-    /// What [`crate::reconcile`] sees of it.
+    /// The member as [`crate::reconcile`] sees it.
     pub fn seen(&self, id: MemberId, now: Instant) -> MemberSeen {
         let since = |then: Instant| now.saturating_duration_since(then);
         MemberSeen {
@@ -288,7 +288,7 @@ impl Member {
             && matches!(self.state, State::Connecting { .. })
     }
 
-    /// Weight of the lines it broke lately, less what is forgiven.
+    /// Weight of the lines it broke lately, less [`FORGIVEN`].
     pub fn doubts(&self, now: Instant) -> u32 {
         self.recent_breaks(now).sum::<u32>().saturating_sub(FORGIVEN)
     }
@@ -304,7 +304,7 @@ impl Member {
         self.recent_breaks(now).next().is_some()
     }
 
-    /// It broke a line, or kept one from coming up.
+    /// Notes that it broke a line, or kept one from coming up.
     pub fn broke(&mut self, now: Instant, weight: u32) {
         self.breaks.retain(|(at, _)| now.saturating_duration_since(*at) < DOUBT_FOR);
         if self.breaks.len() == MAX_BREAKS {
@@ -313,12 +313,12 @@ impl Member {
         self.breaks.push((now, weight));
     }
 
-    /// An attempt begins.
+    /// Notes that an attempt to connect begins.
     pub fn connecting(&mut self, now: Instant) {
         self.state = State::Connecting { since: now };
     }
 
-    /// An attempt succeeded. Whether it is of use, only a line can show.
+    /// Notes a successful attempt. Only a line can show whether the worker is of use.
     pub fn connected(&mut self, now: Instant, child: Option<LocalWorker>, conn: Conn) {
         tracing::info!(
             worker = conn.name(),
@@ -337,15 +337,14 @@ impl Member {
         self.state = State::Connected { conn: Box::new(conn), since: now };
     }
 
-    /// It is part of a line that is up.
+    /// Notes that it is part of a line that is up.
     pub fn serves(&mut self) {
         self.missing_since = None;
         self.failures = 0;
         self.busy = false;
     }
 
-    /// It is gone, or an attempt failed. A child is killed: whatever state it is in, a new one is
-    /// better.
+    /// The worker is gone, or an attempt failed. A child is killed, since a new one is better in any case.
     pub async fn lost(&mut self, now: Instant, why: String) {
         if let State::Connected { since, .. } = self.state
             && now.saturating_duration_since(since) >= STABLE_AFTER
@@ -366,20 +365,20 @@ impl Member {
         }
     }
 
-    /// It answers, but has no time for us now; since when it is missing stays as it was.
+    /// Notes that it answers, but has no time for us now. The time since which it is missing stays.
     pub async fn is_busy(&mut self, now: Instant, why: String) {
         self.busy = true;
         self.lost(now, why).await;
     }
 
-    /// It answers and will not: not tried again soon.
+    /// Notes that it refuses; it is tried again later.
     pub async fn refused(&mut self, now: Instant, why: String) {
         self.lost(now, why).await;
         self.refuses = true;
         self.state = State::Absent { retry_at: now + REFUSED_PAUSE };
     }
 
-    /// It joined again, so that it is surely there.
+    /// Makes the next attempt due now, since it has joined again.
     pub fn try_now(&mut self, now: Instant) {
         self.failures = 0;
         if let State::Absent { retry_at } = &mut self.state

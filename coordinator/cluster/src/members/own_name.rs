@@ -1,8 +1,7 @@
-//! Under which name this coordinator holds workers, and the number of its last line.
+//! The id of this coordinator, and the epoch of its last line.
 //!
-//! Both are kept in the data folder where there is one: a coordinator that begins again is then the one that the workers
-//! know, and takes them over at once, with the stages that they have loaded. A lock keeps two processes from being one
-//! coordinator.
+//! Both are kept in the data folder where there is one. After a restart the workers therefore know the coordinator,
+//! and it takes them over at once, with their loaded stages. A lock keeps two processes from being one coordinator.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,7 +25,7 @@ const LOCKED_WITHIN: Duration = Duration::from_secs(2);
 /// Why a folder cannot be this coordinator's.
 #[derive(Debug, Error)]
 pub enum OwnNameError {
-    /// Another process has it.
+    /// Another process uses the folder.
     #[error("another coordinator runs with the data folder {0}: give this one another --data-dir")]
     Taken(PathBuf),
     /// The file system refuses.
@@ -34,7 +33,7 @@ pub enum OwnNameError {
     File(#[from] TlsError),
 }
 
-/// What is kept.
+/// The contents of the file.
 #[derive(Clone, Debug, Deserialize)]
 struct Name {
     id: String,
@@ -79,7 +78,7 @@ impl OwnName {
         Ok(own)
     }
 
-    /// The name.
+    /// The coordinator's id.
     pub fn id(&self) -> &str {
         &self.name.id
     }
@@ -106,7 +105,7 @@ impl OwnName {
     }
 }
 
-/// A name that over TLS only whoever has the key can use.
+/// An id that is bound to the process's key: over TLS, no other process can use it.
 pub fn bound_id(network: &Network, unique: &str) -> String {
     match network.credentials() {
         Some(credentials) => party::coordinator_id(&credentials.party(), unique),

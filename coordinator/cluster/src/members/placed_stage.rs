@@ -1,4 +1,4 @@
-//! A stage that a worker has accepted, and for whom: what is left of a placement once the line is open.
+//! A stage that a worker has accepted. These facts outlive the placement and stay while the line is open.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use brigade_worker::backend::expert_placement::ALL_LAYERS;
 use crate::members::conn::Conn;
 use crate::reconcile::MemberId;
 
-/// Who places, and in which epoch.
+/// The coordinator that places, and the epoch.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Of the line that is being built.
+    /// The epoch of the line that is being built.
     pub epoch: u64,
-    /// Of this process.
+    /// The id of this coordinator.
     pub coordinator_id: String,
 }
 
-/// What a unit of work takes on a stage, as it was planned, in microseconds.
+/// The planned time of a unit of work on a stage, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// To compute.
+    /// Time to compute it.
     pub computing_us: f64,
-    /// To send on.
+    /// Time to send it on.
     pub sending_us: f64,
     /// How many times slower than it says the worker was taken to be.
     pub slowdown: f64,
@@ -41,14 +41,14 @@ impl Pace {
 pub struct PlacedStage {
     /// Number of the member.
     pub member: MemberId,
-    /// Its connection.
+    /// The connection to the worker.
     pub conn: Conn,
-    /// Its layers.
+    /// Layers of the stage.
     pub layers: Range<usize>,
     /// Layers whose routed experts lie with the host beside its GPU: the first so many of the model. `None` of a worker that has
     /// no such place.
     pub host_experts: Option<u32>,
-    /// What it takes, by our own plan.
+    /// The time of a unit of work, by our own plan.
     pub pace: Pace,
     /// Bytes of its weights, by our own plan.
     pub weight_bytes: u64,

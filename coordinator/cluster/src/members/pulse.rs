@@ -1,4 +1,4 @@
-//! What a worker's last heartbeat said, and when it came.
+//! A worker's last heartbeat and the time at which it came.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use brigade_proto::control::HealthReply;
 #[derive(Clone, Debug, Default)]
 pub struct Pulse(Arc<Mutex<Option<Beat>>>);
 
-/// A heartbeat.
+/// The worker's answer to a heartbeat.
 #[derive(Clone, Debug)]
 pub struct Beat {
     at: Instant,
@@ -24,7 +24,7 @@ impl Beat {
         now.saturating_duration_since(self.at)
     }
 
-    /// What it said.
+    /// The worker's answer.
     pub fn reply(&self) -> &HealthReply {
         &self.reply
     }
@@ -36,7 +36,7 @@ impl Pulse {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A heartbeat came.
+    /// Stores a heartbeat that came.
     pub fn beat(&self, at: Instant, reply: &HealthReply) {
         let mut last = self.lock();
         let before = last.as_ref().map(|beat| &beat.reply);

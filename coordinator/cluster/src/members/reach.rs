@@ -1,4 +1,4 @@
-//! Where a worker is and as whom it answers there: what every further connection to it needs.
+//! The address and identity of a worker: everything that a further connection to it needs.
 
 use brigade_proto::address::Address;
 use brigade_proto::net::{Connection, NetError, Network};
@@ -11,9 +11,9 @@ use bytes::Bytes;
 pub struct Reach {
     address: Address,
     network: Network,
-    /// Who it was at the handshake; `None` over a plain connection.
+    /// The identity that it showed at the handshake; `None` over a plain connection.
     peer: Option<Expected>,
-    /// What its certificate calls it.
+    /// The name in its certificate.
     node: Option<String>,
 }
 
@@ -37,17 +37,17 @@ impl Reach {
     /// Another connection to the same worker.
     ///
     /// # Errors
-    /// [`NetError`], also where somebody else is there now.
+    /// [`NetError`], also where another process answers at the address.
     pub async fn dial(&self) -> Result<Connection, NetError> {
         self.network.dial(&self.address, self.peer).await
     }
 
-    /// Where it is.
+    /// The address at which it is dialled.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// What the cluster calls it; `None` over plain connections.
+    /// Its name in the cluster; `None` over plain connections.
     pub fn node(&self) -> Option<&str> {
         self.node.as_deref()
     }
@@ -62,7 +62,7 @@ impl Reach {
         self.key().map_or_else(Bytes::new, |key| Bytes::copy_from_slice(key.as_bytes()))
     }
 
-    /// What this cluster no longer believes, as heartbeats carry it.
+    /// Revocations that are in force, encoded for heartbeats.
     pub fn revoked(&self) -> Vec<u8> {
         self.network.credentials().map_or_else(Vec::new, |own| own.revoked().to_bytes())
     }

@@ -1,4 +1,4 @@
-//! The roll call: it says in words who is there and who is missing, for `/health` and the log.
+//! The list of workers in words, present and missing, for `/health` and the log.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const MAX_NAMES: usize = 8;
 /// Most characters of a missing worker's reason.
 const MAX_REASON_CHARS: usize = 160;
 
-/// "there: ...; missing: ... (reason)"; whatever does not apply is left out.
+/// The text "there: ...; missing: ... (reason)", without empty parts.
 pub fn call(members: &BTreeMap<MemberId, Member>) -> String {
     let (there, missing): (Vec<&Member>, Vec<&Member>) =
         members.values().partition(|m| m.conn().is_some());
@@ -28,7 +28,7 @@ pub fn call(members: &BTreeMap<MemberId, Member>) -> String {
     if parts.is_empty() { "no worker has joined yet".to_string() } else { parts.join("; ") }
 }
 
-/// Who is there, and who of them is on the line of `stages`, if there is a line or one is being built. The
+/// The workers that are present, and which of them are on the line of `stages`, if a line is up or being built. The
 /// caller fills in the memory needed and the workers expected.
 pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -> Roll {
     let is_on = |id: &MemberId| stages.is_some_and(|stages| stages.contains(id));
@@ -50,14 +50,14 @@ pub fn roll(members: &BTreeMap<MemberId, Member>, stages: Option<&[MemberId]>) -
     roll
 }
 
-/// All that a worker may use: of a GPU, and of the host beside it for experts.
+/// Bytes that a worker may use: of a GPU, and of the host beside it for experts.
 fn memory_of(caps: &Capabilities) -> u64 {
     let host = caps.host.as_ref().filter(|host| !host.is_shared);
     caps.memory_limit.saturating_add(host.map_or(0, |host| host.memory_limit))
 }
 
-/// How many workers are there of how many, and their memory of what is needed: `1 of 3 workers joined, 12.00
-/// GiB of 40.00 GiB`. Workers that the user names "are there"; others have "joined".
+/// The number of workers that are there of those expected, and their memory of the amount needed: `1 of 3 workers
+/// joined, 12.00 GiB of 40.00 GiB`. Workers that the user names "are there"; others have "joined".
 pub fn headline(lacking: &Lacking, roll: &Roll, joins: bool) -> String {
     let come = match (joins, lacking) {
         (true, _) => "joined",

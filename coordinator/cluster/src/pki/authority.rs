@@ -24,20 +24,20 @@ pub enum PkiError {
          new one with `brigade serve --new-ca`; these must be joined anew then: {nodes}"
     )]
     Lost {
-        /// Which folder.
+        /// The folder of the cluster's files.
         folder: String,
-        /// Who would have to join again.
+        /// Names of the nodes that would have to join again.
         nodes: String,
     },
-    /// Nobody is called that.
+    /// No node has this name, address or key.
     #[error(
         "no node is called \"{which}\", is at that address or has a key that begins like that: `brigade nodes` lists them"
     )]
     NoSuchNode {
-        /// What was said.
+        /// The name, address or key that was given.
         which: String,
     },
-    /// More is revoked than anybody remembers.
+    /// The list of revocations is full.
     #[error(
         "{most} nodes are revoked whose certificates have not ended: wait until some have, or begin a new authority \
          with `brigade serve --new-ca`"

@@ -1,4 +1,4 @@
-//! Who asks for a certificate, and gets one: with a token the first time, and by the key alone ever after.
+//! Enrolment: a node gets its first certificate with a token, and later ones by its key alone.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -17,8 +17,8 @@ use super::folder::Folder;
 use super::roster::{Node, Roster};
 use super::tokens::{self, BadToken, MadeToken};
 
-/// Certificates that somebody else's authority issued end when that authority says so: they are believed to be good
-/// for at most this long.
+/// The longest time for which the books take a certificate of a foreign authority to be good: only that authority
+/// knows when it ends.
 const FOREIGN_FOR_S: u64 = 10 * 365 * 86_400;
 
 /// Characters of an address that the books keep: longer ones are no host's.
@@ -28,7 +28,7 @@ const MAX_ADDRESS_CHARS: usize = 256;
 #[derive(Debug)]
 pub struct Pki {
     folder: Folder,
-    /// `None` where certificates come from somebody else.
+    /// `None` where certificates come from a foreign authority.
     authority: Option<Authority>,
     certificates_for: Duration,
     /// Where each node said last that it can be dialled: it says so every few seconds.
@@ -38,36 +38,36 @@ pub struct Pki {
 /// A certificate that was given.
 #[derive(Debug)]
 pub struct Issued {
-    /// The certificate.
+    /// The node's certificate, DER encoded.
     pub certificate: Der,
-    /// The authority's.
+    /// The authority's certificate, DER encoded.
     pub authority: Der,
-    /// What it is called.
+    /// The node's name in the cluster.
     pub name: String,
     /// When it should be renewed.
     pub renew_in: Duration,
 }
 
-/// Why nobody was given a certificate.
+/// Why a node was given no certificate.
 #[derive(Debug, Error)]
 pub enum Refusal {
-    /// The token.
+    /// The token is not valid.
     #[error(transparent)]
     Token(#[from] BadToken),
-    /// It came without one, and nobody knows its key.
+    /// It came without a token, and its key is not known.
     #[error("this node has not joined the cluster: join it with a token (brigade token create)")]
     Stranger,
-    /// It may not.
+    /// The node was revoked.
     #[error(
         "this node was revoked: remove its data folder and join it with a new token if it is to come back"
     )]
     Revoked,
-    /// Certificates come from somebody else.
+    /// Certificates come from a foreign authority.
     #[error(
         "this cluster's certificates come from somebody else's authority: give the worker --cluster-cert"
     )]
     Foreign,
-    /// Its name, or this coordinator's files.
+    /// The wished name is invalid, or this coordinator's files cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
@@ -83,13 +83,13 @@ impl Pki {
         Ok(Self { folder, authority, certificates_for, seen: Mutex::default() })
     }
 
-    /// The books of a data folder, where certificates come from somebody else.
+    /// The books of a data folder, where certificates come from a foreign authority.
     pub fn of_foreign(data_dir: &Path) -> Self {
         let (folder, seen) = (Folder::within(data_dir), Mutex::default());
         Self { folder, authority: None, certificates_for: Duration::ZERO, seen }
     }
 
-    /// Its files.
+    /// The folder of the cluster's files.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
@@ -113,7 +113,8 @@ impl Pki {
         Ok(tokens::create(&self.folder, authority.id(), unix_now(), ttl, uses)?)
     }
 
-    /// A certificate for whoever has shown that it has `key`: known by it, or let in by a token.
+    /// Issues a certificate to a node that has proved that it holds `key`. The node must have joined before, or
+    /// present a token.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -162,7 +163,7 @@ impl Pki {
         Ok(Issued { certificate, authority: authority.certificate().clone(), name, renew_in })
     }
 
-    /// Remembers where a node can be dialled, for `brigade nodes`; one of somebody else's authority is entered in the
+    /// Remembers where a node can be dialled, for `brigade nodes`. A node of a foreign authority is entered in the
     /// books, so that it can be revoked.
     ///
     /// # Errors
@@ -197,7 +198,7 @@ impl Pki {
         Ok(())
     }
 
-    /// What a worker that this process starts is given.
+    /// Credentials for a worker that this process starts; `None`: another authority issues them.
     ///
     /// # Errors
     /// The system gives no randomness.
@@ -206,7 +207,7 @@ impl Pki {
         Some(Bundle::for_child(authority, &format!("local-{index}")))
     }
 
-    /// All nodes.
+    /// All nodes of the roster, revoked ones included.
     ///
     /// # Errors
     /// The files cannot be read.
@@ -230,10 +231,10 @@ impl Pki {
         tokens::usable(folder, unix_now())
     }
 
-    /// Revokes the node that is called `which`, or whose key begins like that; who it was.
+    /// Revokes the nodes with this name, address or beginning of a key; returns them.
     ///
     /// # Errors
-    /// There is none; too many are; the files cannot be read or written.
+    /// There is no such node, too many nodes are revoked, or the files cannot be read or written.
     pub fn revoke(folder: &Folder, which: &str) -> Result<Vec<Node>, PkiError> {
         let (now, lock) = (unix_now(), folder.lock()?);
         let mut roster = Roster::read(folder, now)?;

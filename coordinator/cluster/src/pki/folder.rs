@@ -1,4 +1,4 @@
-//! The files of a cluster, and the lock that everybody takes who changes one.
+//! The files of a cluster, and the lock that every change of one takes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,15 +31,14 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// The folder itself.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Makes the folder, and waits until nobody else changes anything in it.
+    /// Makes the folder, and waits until no other process changes anything in it.
     ///
-    /// # Errors
-    /// It cannot be made, or somebody keeps the lock.
+    /// # Errors It cannot be made, or another process keeps the lock.
     pub fn lock(&self) -> Result<Lock, TlsError> {
         files::make_dir(&self.0)?;
         let path = self.file(LOCK_FILE);
@@ -56,7 +55,7 @@ impl Folder {
     /// A file's content; `None` where there is none.
     ///
     /// # Errors
-    /// It cannot be read, or is not what it should be.
+    /// The file cannot be read, or is damaged.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TlsError> {
         let path = self.file(name);
         let Some(text) = files::read(&path)? else { return Ok(None) };

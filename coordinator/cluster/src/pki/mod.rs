@@ -1,10 +1,10 @@
-//! The cluster's own authority: who may join, who has joined, and who may no longer.
+//! The cluster's own authority: tokens to join, nodes that have joined, and revocations.
 //!
 //! Everything lies in the folder `cluster` of the data folder, so that commands work while the server runs: each takes
 //! the folder's lock, reads, changes and writes whole files. A running server sees changes within a second.
 //!
-//! Reading order: [`folder`] (the files), [`tokens`] (what lets a machine in), [`roster`] (who is in), [`authority`]
-//! (its key), [`enrol`] (all of these, when somebody asks), [`upkeep`] (what a running server does by itself).
+//! Reading order: [`folder`] (the files), [`tokens`] (for joining), [`roster`] (the nodes), [`authority`] (its key),
+//! [`enrol`] (issues certificates), [`upkeep`] (renewals and revocations of a running server).
 
 mod authority;
 mod enrol;

@@ -1,4 +1,4 @@
-//! Who has joined: every node with its key, until when its certificate is good, and whether it was revoked.
+//! The roster: every node that has joined, with its key, the end of its certificate, and its revocation.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ pub struct Roster {
 /// A node that joined.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Node {
-    /// What it is called.
+    /// The node's name in the cluster.
     pub name: String,
     /// Its key's id, in hexadecimal.
     pub key: String,
@@ -35,7 +35,7 @@ pub struct Node {
     pub joined: u64,
     /// Last second of its latest certificate.
     pub expires: u64,
-    /// The token it joined with; empty where somebody else's authority let it in.
+    /// The token it joined with; empty where a foreign authority certified it.
     pub token: String,
     /// Where it said it can be dialled.
     #[serde(default)]
@@ -48,16 +48,16 @@ pub struct Node {
 /// Where a node stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It belongs to the cluster.
+    /// It is a member of the cluster.
     Good,
-    /// Its certificate has ended: it has not been here for a while, and may come back.
+    /// Its certificate has expired: it was away for a while, and may come back.
     Away,
     /// It may not join again.
     Revoked,
 }
 
 impl Node {
-    /// Where it stands.
+    /// The node's state at the time `now`, in seconds since the Unix epoch.
     pub fn standing(&self, now: u64) -> Standing {
         match self.revoked {
             Some(_) => Standing::Revoked,
@@ -66,7 +66,7 @@ impl Node {
         }
     }
 
-    /// Whether somebody might still believe its certificate.
+    /// Whether its certificate may still be valid.
     fn is_believed(&self, now: u64) -> bool {
         now <= self.expires.saturating_add(CLOCK_SKEW_S)
     }
@@ -87,7 +87,7 @@ impl Roster {
         Ok(roster)
     }
 
-    /// Writes it back.
+    /// Writes the roster back to its file.
     ///
     /// # Errors
     /// It cannot be written.
@@ -161,7 +161,7 @@ impl Roster {
         revoked
     }
 
-    /// Keys that nobody may believe any longer, though their certificates have not ended.
+    /// Revoked keys whose certificates have not ended.
     pub fn revoked_keys(&self, now: u64) -> Vec<KeyId> {
         let gone = self.nodes.iter().filter(|node| node.revoked.is_some() && node.is_believed(now));
         gone.filter_map(|node| node.key.parse().ok()).collect()

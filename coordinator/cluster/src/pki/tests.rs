@@ -1,4 +1,4 @@
-//! Who gets a certificate and who does not, over the files of a folder of its own.
+//! Tests of issuing and refusing certificates, with a folder of files for each test.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ impl Scratch {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("brigade-pki-{}-{n}", std::process::id()));
-        // What a killed test has left.
+        // Remains of a test that was killed.
         let _ = std::fs::remove_dir_all(&dir);
         Self(dir)
     }
@@ -95,7 +95,7 @@ fn tokens_that_let_nobody_in() {
     assert_eq!(refusal(&over), BadToken::Expired);
     assert!(matches!(pki.enrol(&key, "lab", None).unwrap_err(), Refusal::Stranger));
     assert!(matches!(pki.enrol(&key, "a b", None).unwrap_err(), Refusal::Tls(_)));
-    // Nothing of this used it up.
+    // None of these attempts used the token up.
     enrol(&pki, &key, "lab", &good).unwrap();
 }
 

@@ -1,4 +1,5 @@
-//! Tokens: made for a while and a number of uses, kept as hashes, gone when they are used up.
+//! Tokens, valid for a limited time and number of uses. Only their hashes are stored. A token is deleted when it is
+//! used up.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::folder::Folder;
 
 const FILE: &str = "tokens.json";
-/// Tokens at once.
+/// Limit of tokens that are valid at once.
 pub const MAX_TOKENS: usize = 1000;
 /// Time for which one that can no longer be used is remembered, so that who comes with it is told why.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 86_400);
@@ -30,21 +31,21 @@ struct Record {
     uses_left: u32,
 }
 
-/// Why a token lets nobody in.
+/// Why a token is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
-    /// Nobody made it here, or it was forgotten, or its secret is wrong.
+    /// No such token was made here, or it was deleted, or its secret is wrong.
     #[error("the token is not one of this cluster: make one with `brigade token create`")]
     Unknown,
-    /// Its time is over.
+    /// The token has expired.
     #[error("the token has expired: make another one with `brigade token create`")]
     Expired,
-    /// It was used as often as it may be.
+    /// The token was used as often as it may be.
     #[error("the token was used already: make another one with `brigade token create`")]
     Used,
 }
 
-/// Makes a token.
+/// Makes a token and stores its hash.
 ///
 /// # Errors
 /// There are too many, or the files cannot be read or written.
@@ -75,7 +76,7 @@ pub fn create(
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MadeToken {
-    /// What tells it from others; nobody gets in by it.
+    /// The token's public id, which is useless without its secret.
     pub id: String,
     /// When it ends, in seconds since the Unix epoch.
     pub expires: u64,
@@ -94,11 +95,11 @@ pub fn usable(folder: &Folder, now: u64) -> Result<Vec<MadeToken>, TlsError> {
     Ok(usable.map(made).collect())
 }
 
-/// Whether a token lets somebody in; changes nothing. For before the lock is taken: a flood of bad tokens should
-/// keep nobody else from it.
+/// Checks whether a token lets a node in; changes nothing. It is called before the lock is taken, so that a flood of
+/// bad tokens does not block others.
 ///
 /// # Errors
-/// The files cannot be read. Inside: why the token lets nobody in.
+/// The files cannot be read. The inner error says why the token is not valid.
 pub fn check(
     folder: &Folder,
     now: u64,
@@ -110,8 +111,7 @@ pub fn check(
 
 /// Takes one use of a token, while the lock is held.
 ///
-/// # Errors
-/// The files cannot be read or written. Inside: why the token lets nobody in.
+/// # Errors The files cannot be read or written. Inside: why the token is not valid.
 pub fn redeem(
     folder: &Folder,
     lock: &Lock,
@@ -133,7 +133,7 @@ impl Tokens {
         let record = self.tokens.iter_mut().find(|record| record.id == id);
         let record = record.ok_or(BadToken::Unknown)?;
         let kept = unhex(&record.secret_sha256).and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
-        // Who does not know the secret is not told more of the token.
+        // A peer that does not know the secret learns nothing else about the token.
         if !kept.is_some_and(|kept| equal_hashes(&kept, &hash_secret(secret))) {
             return Err(BadToken::Unknown);
         }
@@ -147,7 +147,7 @@ impl Tokens {
     }
 }
 
-/// Takes a token back, while the lock is held: whoever joined with it may not do so again.
+/// Withdraws a token while the lock is held: nodes that joined with it may not use it again.
 ///
 /// # Errors
 /// The files cannot be read or written.

@@ -1,5 +1,5 @@
-//! What a running server does by itself: its own certificate is renewed, and what was revoked is in force within a
-//! second of the command that said so.
+//! Tasks of a running server: it renews its own certificate, and enforces a revocation within a second of the
+//! command.
 
 use std::convert::Infallible;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use super::enrol::Pki;
 use super::roster::{FILE as NODES_FILE, Roster};
 
 const KEY_FILE: &str = "coordinator.key";
-/// Between two looks at the roster.
+/// The time between two looks at the roster.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Longest time for which certificates that have ended stay on the list of revoked ones.
 const READ_EVERY: Duration = Duration::from_secs(3600);
@@ -57,7 +57,7 @@ pub fn credentials(pki: &Arc<Pki>, name: &str) -> Result<Upkeep, PkiError> {
     Ok(upkeep)
 }
 
-/// The credentials of a coordinator by somebody else's authority.
+/// The credentials of a coordinator whose certificate a foreign authority issued.
 ///
 /// # Errors
 /// A file is no good.
@@ -77,7 +77,7 @@ fn own_chain(pki: &Pki, key: &NodeKey, name: &str) -> Result<Vec<Der>, TlsError>
 }
 
 impl Upkeep {
-    /// The credentials.
+    /// The server's own credentials, which are renewed in place.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
     }
@@ -118,7 +118,7 @@ impl Upkeep {
         Ok(())
     }
 
-    /// What changes when the roster's file is written.
+    /// Metadata of the roster's file; it changes when the file does.
     fn roster_state(&self) -> Option<(u64, i64, i64, u64)> {
         let file = std::fs::metadata(self.pki.folder().file(NODES_FILE)).ok()?;
         Some((file.ino(), file.mtime(), file.mtime_nsec(), file.len()))

@@ -1,4 +1,4 @@
-//! Which workers a line is lent: as few as hold its model, and of these the smallest that do. Pure.
+//! Chooses the workers to lend to a line: as few as hold its model, and the smallest of these. Pure.
 
 /// Number of a worker of the pool; lower ones joined first.
 pub type WorkerId = usize;
@@ -6,7 +6,7 @@ pub type WorkerId = usize;
 /// A worker that could be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Which.
+    /// The number of the worker.
     pub id: WorkerId,
     /// Bytes that it may use.
     pub memory: u64,
@@ -16,23 +16,23 @@ pub struct Offer {
     pub doubted: bool,
 }
 
-/// Bits of a size that tell it from others: machines of one kind differ in what is free by less.
+/// Leading bits of a size that count in a comparison: equal machines differ in free memory by less than the others.
 const SIZE_BITS: u32 = 4;
 
 impl Offer {
-    /// Its memory, as far as it matters which of two workers is the smaller one.
+    /// The worker's memory, for comparing two workers.
     fn size(&self) -> u64 {
         let lower = (u64::BITS - self.memory.leading_zeros()).saturating_sub(SIZE_BITS);
         self.memory >> lower << lower
     }
 }
 
-/// The workers that a line gets beside those that it `holds`: as few as make `at_least` in all and fit, alike in memory, and
-/// the smallest of them, so that large ones are left for large models; of equal ones those that have layers of it. `fits` says whether the model fits on some workers, or
-/// what is lacking.
+/// Chooses workers for a line beside those that it `holds`: as few as make `at_least` in all and fit. Among these it
+/// prefers workers with similar memory, then small ones, so that large ones are left for large models, and then those
+/// that have layers of the model. `fits` says whether the model fits on some workers, or what is lacking.
 ///
 /// # Errors
-/// Not even with all that are offered; what is lacking then.
+/// The model does not fit on all that are offered; says what is lacking then.
 pub fn choose(
     offers: &[Offer],
     holds: &[WorkerId],
@@ -51,10 +51,10 @@ pub fn choose(
     }
 }
 
-/// As few of `all` as have to go so that something fits, the first ones first.
+/// The fewest of `all` that have to go so that something fits, the first ones first.
 ///
 /// # Errors
-/// It does not fit without all of them; what is lacking.
+/// It does not fit even without all of them; says what is lacking.
 pub fn fewest<T: Clone>(
     all: &[T],
     mut fits: impl FnMut(&[T]) -> Result<(), String>,
@@ -83,7 +83,7 @@ fn smallest(
     let mut lacking =
         format!("{} of {at_least} workers are there", (holds.len() + offers.len()).min(at_least));
     for n in fewest..=offers.len() {
-        // Those of a window are the most alike. Where the largest do not fit, no others do.
+        // Neighbours in order of memory are the most alike. If the largest do not fit, no others do.
         let (mut chosen, last) = (None, if n == 0 { 0 } else { offers.len() - n });
         for window in (0..=last).rev().map(|begin| &offers[begin..begin + n]) {
             let mut ids: Vec<WorkerId> = window.iter().map(|offer| offer.id).collect();
@@ -113,7 +113,7 @@ mod tests {
         memory.iter().enumerate().map(of).collect()
     }
 
-    /// For a model of so many bytes.
+    /// The smallest choice for a model of so many bytes.
     fn lent(
         offers: &[Offer],
         held: &[(WorkerId, u64)],

@@ -1,4 +1,4 @@
-//! What the pool would lend to lines of machines that need not exist yet: by the same choice, and the same plan.
+//! Plans the loans of the pool for machines that need not exist yet, with the same choice and the same planner.
 
 use brigade_plan::{Plan, WorkerFacts};
 
@@ -9,25 +9,25 @@ use crate::building::place;
 /// A line on machines that need not exist yet.
 #[derive(Clone, Debug)]
 pub struct PlannedLine {
-    /// Its workers, as numbers of those that were given.
+    /// The line's workers, as indices of the given ones.
     pub workers: Vec<usize>,
-    /// Its stages; the plan knows its workers in the order of `workers`.
+    /// The line's stages; the plan knows its workers in the order of `workers`.
     pub plan: Plan,
 }
 
 /// How a model stands to the others of a fleet.
 #[derive(Clone, Debug)]
 pub enum Standing {
-    /// It has its workers beside all those before it.
+    /// The model has its workers while all before it have theirs.
     Beside(PlannedLine),
-    /// It has them when these others, by number, have gone.
+    /// The model gets its workers when these other models, by number, are unloaded.
     InTurns(PlannedLine, Vec<usize>),
-    /// It has no room, whichever others went; what is lacking.
+    /// The model has no room, even without all others; the text says what is lacking.
     Never(String),
 }
 
-/// Which of `workers` each model would be lent, where all of them are asked for one after the other. Those whose flag is set are
-/// loaded with the server and never go; they are first.
+/// The workers that each model would be lent, where all models are asked for one after the other. Models with a set
+/// flag are loaded with the server and are never unloaded; they come first.
 pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Standing> {
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by_key(|at| !demands[*at].1);
@@ -57,7 +57,7 @@ pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Stand
     standings.into_iter().map(|(_, standing)| standing).collect()
 }
 
-/// Which workers a line is lent, of those that are not `taken`.
+/// The workers for a line, among those that are not `taken`.
 fn lent(demand: &Demand, workers: &[WorkerFacts], taken: &[usize]) -> Result<PlannedLine, String> {
     let offer = |(id, worker): (usize, &WorkerFacts)| Offer {
         id,

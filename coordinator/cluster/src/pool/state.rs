@@ -1,4 +1,4 @@
-//! Who is in the pool, who has whom, and who wants what. Everything here is done under one lock, and nothing waits.
+//! The pool's state: workers, loans and wishes. Everything here is done under one lock, and nothing waits.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,28 +23,28 @@ const MAX_UNPROVEN: usize = 64;
 /// Addresses under way to a line; a worker that finds no room there is lent a moment later.
 const LOAN_QUEUE: usize = 2 * MAX_WORKERS;
 
-/// How long a line waits for a worker that is free or comes back, before models that nobody uses go for it.
+/// How long a line waits for a worker that is free or comes back, before idle models are unloaded for it.
 const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
 
 /// Number of a seat; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeatId(usize);
 
-/// What a line lacks.
+/// The workers that a line lacks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Want {
     /// Workers that were lent to it and do not count.
     pub without: Vec<Address>,
     /// Workers that it should have, with those that count.
     pub at_least: usize,
-    /// It makes do with fewer, if the model fits on them.
+    /// Whether it accepts fewer, if the model fits on them.
     pub makes_do: bool,
-    /// Positions of a sequence without which it is of no use; `None`: as few as the options say.
+    /// Positions that a sequence must have; `None`: the least that the options say.
     pub least_ctx: Option<u32>,
 }
 
 impl Want {
-    /// What a line makes do with.
+    /// The smallest loan that the line accepts.
     fn made_do(self) -> Self {
         let at_least = if self.makes_do { 1 } else { self.at_least };
         Self { at_least, ..self }
@@ -56,9 +56,9 @@ impl Want {
 pub enum Returned {
     /// The line does not need it.
     Spare,
-    /// It broke the line.
+    /// The worker broke the line.
     Doubted,
-    /// It would not serve the line, or could not be reached.
+    /// The worker refused the line, or could not be reached.
     Refused,
 }
 
@@ -68,7 +68,7 @@ struct Worker {
     /// `None`: it is being dialled, or was lost while it was lent.
     conn: Option<Conn>,
     lent: Option<SeatId>,
-    /// Its line lets go of it.
+    /// Whether its line is giving it back.
     returns: bool,
     doubted_until: Option<Instant>,
     /// The line that it refused, and until when it is not lent to that again.
@@ -85,7 +85,7 @@ struct Line {
     why: String,
 }
 
-/// The pool.
+/// Workers, lines and loans.
 #[derive(Debug)]
 pub struct State {
     workers: BTreeMap<WorkerId, Worker>,
@@ -152,7 +152,7 @@ impl State {
         Some(id)
     }
 
-    /// A worker shook hands; false: it has been forgotten meanwhile, and joins again.
+    /// A worker completed the handshake. False if it has been forgotten since: it must join again.
     pub fn connected(&mut self, id: WorkerId, conn: Conn, now: Instant) -> bool {
         let Some(worker) = self.workers.get_mut(&id) else { return false };
         if worker.lent.is_none() {
@@ -235,7 +235,7 @@ impl State {
         self.lines.iter().filter(lacks).find_map(helped).unwrap_or_default()
     }
 
-    /// As few of these seats as must be given up for a line, the first ones first.
+    /// The fewest of these seats that must be given up for a line, the first ones first.
     fn fewest(
         &self,
         id: SeatId,
@@ -255,7 +255,7 @@ impl State {
         let Some(line) = self.lines.get_mut(&id).filter(|line| line.want != want) else { return };
         let now = Instant::now();
         line.why.clear();
-        // Who wants a little else has wanted something since then.
+        // A wish that changes a little keeps its age.
         line.wants_since = want.as_ref().map(|_| line.wants_since.unwrap_or(now));
         line.want = want;
         self.match_all(now);
@@ -303,7 +303,7 @@ impl State {
         self.changed(Instant::now());
     }
 
-    // Who gets whom.
+    // Lending.
 
     fn changed(&mut self, now: Instant) {
         self.match_all(now);
@@ -364,7 +364,7 @@ impl State {
         }
     }
 
-    /// Who is to be lent to a line, if these `seats` were given up.
+    /// The workers to lend to a line if these `seats` were given up.
     fn find(
         &self,
         id: SeatId,
@@ -398,7 +398,7 @@ impl State {
 }
 
 impl Worker {
-    /// It as it could be lent to a line; `None`: it cannot.
+    /// The worker as an offer to a line; `None`: it cannot be lent to it.
     fn offer(&self, id: WorkerId, seat: SeatId, line: &Line, now: Instant) -> Option<Offer> {
         let conn = self.conn.as_ref()?;
         let beat = conn.pulse().last();

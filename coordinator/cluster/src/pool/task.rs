@@ -1,4 +1,4 @@
-//! The task that dials who joins, and hears who falls silent.
+//! The pool's task: dials workers that join, and handles those that fall silent.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -23,14 +23,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 type Attempt = (WorkerId, Result<Connected, WorkerError>);
 
-/// See above.
+/// The task's state.
 #[derive(Debug)]
 pub struct Task {
     state: Arc<Mutex<State>>,
     network: Network,
     coordinator_id: String,
     attempts: JoinSet<Attempt>,
-    /// Who is being dialled.
+    /// Workers that are being dialled.
     dialled: Vec<WorkerId>,
     hearts: Hearts,
 }

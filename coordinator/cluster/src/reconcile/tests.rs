@@ -1,5 +1,5 @@
-//! Tests of the decisions about lines. They have no sockets: members are described, and at the end some of
-//! them live in virtual time.
+//! Tests of the decisions about lines. They have no sockets: members are described as data, and the last tests
+//! simulate some of them in virtual time.
 
 use super::*;
 
@@ -43,7 +43,7 @@ const START: Goal = Goal {
 const AGAIN: Goal = Goal { was_up: true, last_line: 3, ..START };
 const DOWN: LineSeen = LineSeen::Down { retry_in: Duration::ZERO };
 
-/// With workers of equal memory, of which `n` suffice.
+/// The decision with workers of equal memory, of which `n` suffice.
 fn decide(goal: Goal, members: &[MemberSeen], n: usize) -> Step {
     next(&goal, members, DOWN, &mut |ids| {
         if ids.len() >= n { Ok(()) } else { Err(format!("{n} are needed")) }
@@ -70,7 +70,7 @@ fn a_start_goes_connect_build_watch() {
     for line in [LineSeen::Building, LineSeen::Up] {
         let step = next(&START, &both, line, &mut |_| Ok(()));
         assert!(matches!(step, Step::Wait { lacking: None, .. }), "{step:?}");
-        // Who is lost meanwhile is dialled beside it.
+        // A worker that is lost in this time is dialled as well.
         let step = next(&START, &[there(0), new(1)], line, &mut |_| Ok(()));
         assert_eq!(step, Step::Connect(vec![1]));
     }
@@ -181,7 +181,7 @@ fn the_first_line_waits_for_as_many_as_are_expected() {
     let goal = Goal { expect: 3, joins: true, ..START };
     waits(&decide(goal, &[there(0), there(1)], 1));
     assert_eq!(decide(goal, &[there(0), there(1), there(2)], 1), Step::Build(vec![0, 1, 2]));
-    // A later one does not: who is there can be up.
+    // A later line does not wait: the workers that are there can form it.
     let goal = Goal { was_up: true, last_line: 3, ..goal };
     let lost = missing(2, WAIT_FOR_LOST);
     assert_eq!(decide(goal, &[there(0), there(1), lost], 1), Step::Build(vec![0, 1]));
@@ -218,7 +218,7 @@ fn a_line_whose_workers_keep_each_others_copies_has_two_if_a_second_is_of_use() 
     assert_eq!(waits(&decide(pairs, &lost(SOON), 1)), SOON);
     assert_eq!(decide(pairs, &lost(SETTLE), 1), Step::Build(vec![1]));
     assert_eq!(decide(AGAIN, &lost(SOON), 1), Step::Build(vec![1]));
-    // Nobody keeps copies who would keep the line from coming up.
+    // A useless second worker does not keep the line from coming up.
     let of_no_use = [
         broke(0, DOUBTS_OF_A_SECOND + 1),
         MemberSeen { broke_badly: true, ..broke(2, 1) },

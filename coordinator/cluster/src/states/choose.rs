@@ -1,5 +1,5 @@
-//! Which position a sequence goes back to after a lost line: the newest that every stage can have, and where from.
-//! Pure.
+//! Chooses the position to which a sequence goes back after a lost line: the newest one that every stage can have,
+//! and the sources of its layers. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -7,16 +7,16 @@ use std::ops::Range;
 use brigade_engine::batch::TokenMark;
 use brigade_line::stages::states::{Choice, From};
 
-/// What one worker has of a sequence: some layers, at some positions.
+/// Copies that one worker has of a sequence: some layers, at some positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Has {
-    /// Its number: that of its stage; workers beside the line come after all stages.
+    /// The worker's number: that of its stage; workers beside the line come after all stages.
     pub worker: usize,
-    /// The layers.
+    /// The layers of these copies.
     pub layers: Range<u32>,
-    /// Its loaded stage holds them: of use to itself only.
+    /// Whether the worker's loaded stage holds them in place, so that only it can use them.
     pub in_place: bool,
-    /// They are parting copies, which do not stay.
+    /// Whether they are parting copies, which do not stay.
     pub parting: bool,
     /// Every position up to this one.
     pub up_to: u32,
@@ -75,8 +75,8 @@ fn sources(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From
     covered(stage, layers, &apart)
 }
 
-/// Who has which of a stage's `layers`, if they have all of them: its own worker where that has any, else as few as
-/// reach furthest.
+/// The workers that have a stage's `layers`; `None` if some layers are missing. The stage's own worker comes first,
+/// then as few others as reach furthest.
 pub(crate) fn covered(stage: usize, layers: &Range<u32>, there: &[&Has]) -> Option<Vec<From>> {
     let (mut from, mut next) = (Vec::new(), layers.start);
     while next < layers.end {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn layers_of_a_worker_that_left_the_line_come_from_beside_it() {
-        // Three stages were there, and the worker of the second has none of the new ones: it is number 2.
+        // Three stages were there. The worker of the second one has none of the new stages, so it is number 2.
         let has = [left(0, 0..2, 210), left(2, 2..4, 210), held(1, 4..6, 210), left(1, 4..6, 210)];
         let choice = chosen(&[0..3, 3..6], &has).unwrap();
         assert_eq!(choice.len, 210);

@@ -1,4 +1,4 @@
-//! Copies of sequences' states on the workers of a line: who has which, and putting sequences back from them.
+//! Copies of sequences' states on the workers of a line: finds them, and restores sequences from them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::states::choose::{self, Has};
 use crate::states::transfer::StageStates;
 use brigade_line::stages::states::{Choice, From, Sought};
 
-/// How long workers may take to say what they have.
+/// How long workers may take to say which copies they have.
 const FIND_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long a state may take to be put back; then it is computed again.
@@ -29,8 +29,8 @@ impl StageStates {
         self.stages.iter().map(|stage| &stage.conn).chain(&self.beside)
     }
 
-    /// For each sequence, how it can go back, if it can. Copies of all others are dropped by the workers. A worker that
-    /// does not answer has none.
+    /// For each sequence, the way to restore it; `None`: it cannot be restored. Copies of all others are dropped by
+    /// the workers. A worker that does not answer has none.
     pub(crate) async fn find_all(&self, sought: &[Sought]) -> Vec<Option<Choice>> {
         let sought = &sought[..sought.len().min(MAX_COPY_NAMES)];
         let names: Vec<u8> = sought.iter().flat_map(|(name, _)| name.0).collect();
@@ -74,11 +74,11 @@ impl StageStates {
         sought.iter().enumerate().map(choice).collect()
     }
 
-    /// Gives the sequence in `slot`, at rest, with pages of its own and named so, its state after `tokens` on every
-    /// stage; returns the bytes that went from one worker to another.
+    /// Restores the state after `tokens` to the sequence in `slot`, on every stage. The sequence must be at rest and
+    /// have pages of its own. Returns the bytes that went from one worker to another.
     ///
     /// # Errors
-    /// Why a stage has not got it. Some stages may have it then: the sequence is to be closed.
+    /// A stage could not restore it. Other stages may have it then, so the sequence is to be closed.
     pub(crate) async fn put_all_back(
         &self,
         slot: SlotId,
@@ -168,7 +168,7 @@ impl StageStates {
     }
 }
 
-/// What a worker says that it has; `None` for what makes no sense.
+/// The copies that a worker reports; `None` for an invalid report.
 fn has_of(worker: usize, found: Found) -> Option<Has> {
     let (marks, rest) = found.marks.as_chunks::<COPY_NAME_BYTES>();
     if marks.len() != found.positions.len() || !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! Sequences' states on the workers: read, written, copied, and kept by the beginnings of prompts.
+//! Sequences' states on the workers: read, written, copied, and recorded as prefixes of prompts.
 
 pub(crate) mod choose;
 pub(crate) mod copies;

@@ -1,8 +1,9 @@
-//! Records of kept prefixes on the workers of a line: who has which, writing them, loading states from them.
+//! Records of prefixes on the workers of a line: finds them, writes them, and loads states from them.
 //!
-//! What a layer's state depends on beside the tokens is hashed into its **line**: the weights of all layers up to it, and
-//! the kernels, the cache's type and whatever else the workers say of themselves. Where values lose bits between
-//! workers, the cuts before the layer count too. So records are of use on any line that would compute the same bits.
+//! A layer's state depends on more than the tokens. All of that is hashed into the layer's **line**: the weights of
+//! all layers up to it, the kernels, the cache's type, and other facts that the workers report. Where values lose
+//! bits between workers, the cuts before the layer count too. So records are of use on any line that would compute
+//! the same bits.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,7 +30,7 @@ use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::states::choose::{Has, covered};
 use crate::states::transfer::StageStates;
 
-/// How long workers may take to say what they have, or to drop it.
+/// How long workers may take to say which records they have, or to drop them.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long a state may take to be written.
@@ -41,7 +42,7 @@ const LOAD_WITHIN: Duration = Duration::from_secs(60);
 /// Begins what lines are made of.
 const LINE: &[u8] = b"brigade line 1";
 
-/// What one worker has of a prompt: of some layers.
+/// Records that one worker has of a prompt, for some layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Here {
     worker: usize,
@@ -97,7 +98,7 @@ fn choose(stages: &[Range<u32>], here: &[Here], n_tokens: u32) -> Option<PrefixC
     })
 }
 
-/// What a worker says that it has, as far as it is of this prompt; `None` for what makes no sense.
+/// The records that a worker reports, as far as they are of this prompt; `None` for an invalid report.
 fn here(worker: usize, found: PrefixFound, names: &Names) -> Option<Here> {
     let PrefixFound { layer_begin, layer_end, pages, alone, page_bytes, rest_bytes, .. } = found;
     let (tails, rest) = found.tails.as_chunks::<COPY_NAME_BYTES>();
@@ -174,7 +175,7 @@ impl StageStates {
         failed.map_or(Ok(replies), Err)
     }
 
-    /// What stands for all that each layer's state depends on beside tokens.
+    /// The hash of each layer's line: everything beside tokens that its state depends on.
     async fn lines(&self) -> Result<Arc<Vec<Key>>, String> {
         let ask = async || {
             let replies = self.ask_all(|_| Ask::Facts(true)).await?;
@@ -198,10 +199,10 @@ impl StageStates {
         }
     }
 
-    /// The longest beginning of a prompt that all stages can have.
+    /// Finds the longest prefix of a prompt that all stages can have.
     ///
     /// # Errors
-    /// A worker did not say what it has.
+    /// A worker did not answer.
     pub(crate) async fn find_names(&self, names: &Names) -> Result<Option<PrefixChoice>, String> {
         let lines = self.lines().await?;
         let all =
@@ -236,10 +237,10 @@ impl StageStates {
         Ok(replies.iter().map(|reply| reply.saved_bytes).sum())
     }
 
-    /// For each stage, what its records at a position are found by.
+    /// For each stage, the keys of its records at a position.
     ///
     /// # Errors
-    /// A worker did not say what its states belong to.
+    /// A worker did not answer.
     pub(crate) async fn prefixes_at(
         &self,
         names: &Names,
@@ -297,7 +298,7 @@ impl StageStates {
         self.ask_all(|_| Ask::Forget(keys.clone())).await.map(drop)
     }
 
-    /// Drops the records of a realm that belong to nobody of `owners`.
+    /// Drops the records of a realm whose owner is not among `owners`.
     ///
     /// # Errors
     /// A worker did not do it.
@@ -310,7 +311,8 @@ impl StageStates {
     }
 }
 
-/// The lines of all layers; for each stage, its layers' fingerprints and what its states belong to besides.
+/// The lines of all layers. `stages` has, for each stage, the fingerprints of its layers and the properties that its
+/// states depend on.
 fn lines_of(stages: &[(Vec<[u8; HASH_BYTES]>, Bytes)], cuts_lose_bits: bool) -> Vec<Key> {
     let (mut lines, mut last) = (Vec::new(), *blake3::hash(LINE).as_bytes());
     for (prints, kind) in stages {

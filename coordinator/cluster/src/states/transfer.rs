@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use crate::members::conn::{Conn, WorkerError};
 use crate::members::placed_stage::{Identity, PlacedStage};
 
-/// Who has the states of a line's sequences.
+/// Access to the states of a line's sequences, over its workers.
 #[derive(Clone, Debug)]
 pub struct StageStates {
     pub(crate) identity: Identity,
@@ -30,7 +30,7 @@ pub struct StageStates {
     pub(crate) checkpoint: Checkpoint,
     /// Whether values lose bits between workers.
     pub(crate) cuts_lose_bits: bool,
-    /// What records of the layers' states depend on.
+    /// The hash of each layer's line, which keys of records depend on.
     pub(crate) lines: Arc<OnceCell<Arc<Vec<Key>>>>,
 }
 
@@ -180,7 +180,7 @@ async fn read(
 /// A snapshot as it comes. Memory grows with the bytes that are here, never with those announced.
 #[derive(Debug, Default)]
 struct Incoming {
-    /// What the plan gives one sequence on this stage.
+    /// Limit of a sequence's bytes on this stage, by the plan.
     max_bytes: u64,
     total: u64,
     bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The supervisor's part about a pool of workers that all lines share: what the line lacks, and whom it gives back.
+//! The supervisor's part about a shared pool of workers: tells the pool what the line lacks, and gives workers back.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,7 +25,8 @@ impl Supervisor {
         self.ends.seat.clone()
     }
 
-    /// Says to the pool what the line lacks, takes what is lent, and gives back whom the line does not need.
+    /// Tells the pool what the line lacks, takes the workers that are lent, and gives back those that the line does
+    /// not need.
     pub(super) fn deal_with_the_pool(&mut self) {
         let Some(seat) = self.seat() else { return };
         self.let_the_leaver_go();
@@ -61,7 +62,8 @@ impl Supervisor {
         self.members.values().filter(|m| is_of_no_use(m)).filter_map(address_of).collect()
     }
 
-    /// Whoever is there and not on the line is the pool's, once no sequence's state may still be fetched from it.
+    /// Gives workers that are not on the line back to the pool, once no sequence's state may still be fetched from
+    /// them.
     fn give_back_spares(&mut self, seat: &Arc<Seat>, now: Instant) {
         let Line::Up { stages, .. } = &self.line else { return };
         let is_settled = self.change.is_none() && self.settling.is_empty();
@@ -133,7 +135,7 @@ impl Supervisor {
     /// Begins the change for which a worker that is to leave waits, if the others suffice now.
     fn let_the_leaver_go(&mut self) {
         let Some(Leaver { id, asked, since }) = self.leaver.take() else { return };
-        // Nobody can be lent now: whoever asks hears it, and who leaves by itself waits on.
+        // No worker can be lent now. An operator that asked is told; a worker that leaves by itself waits on.
         let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
         let is_refused = asked.is_some() && lacking.is_some();
         let suffice = if self.is_on_line(id) && self.coming.is_none() {
@@ -155,7 +157,7 @@ impl Supervisor {
                 tracing::warn!(why, "a worker is to leave, and nobody can take its layers");
                 if let Some(asked) = asked {
                     let text = format!("the other workers do not suffice: {why}");
-                    // Whoever asked may have gone.
+                    // The client may have gone.
                     let _ = asked.reply.send(Err(Refused(text)));
                 }
             }

@@ -1,8 +1,8 @@
 //! The supervisor's part about planned changes: an operator's orders, a worker that wants to leave, and a cut that pays.
 //!
-//! A planned change is a line that is taken down though nobody broke it, and the next one over others. Survivors keep
-//! the layers that they have, requests go on there, and nobody's doubts grow. Before the line is taken down it is
-//! certain that the others suffice, and its stages are told to keep the states of their sequences. Workers that have no
+//! A planned change takes down a line that works, and builds the next one over other workers. Workers that stay keep
+//! their layers, requests go on there, and no worker is trusted less. Before the line is taken down it is certain
+//! that the others suffice, and its stages are told to keep the states of their sequences. Workers that have no
 //! layers any more keep theirs beside the next line, until all sequences have their states there.
 
 use brigade_proto::task;
@@ -30,23 +30,23 @@ use brigade_line::stages::link::LineEvent;
 use brigade_line::stages::open_line::Moved;
 use brigade_proto::task::joined;
 
-/// How much faster the slowest stage must become, by the plan, for a cut that nobody asked for ...
+/// How many times faster the slowest stage must become, by the plan, for a cut without an order ...
 const PAYS: f64 = 1.15;
 
 /// ... and for one that an operator asked for.
 const PAYS_WHEN_ASKED: f64 = 1.02;
 
-/// How long a line and the workers beyond it must have stood before layers are cut anew by itself: who joins in a row
-/// is used at once, and who comes and goes is not.
+/// How long a line and the workers beyond it must have been stable before layers are cut anew without an order. So
+/// workers that join in a row are used together, and workers that come and go are not.
 const STANDS: Duration = Duration::from_secs(30);
 
-/// Least time between two cuts that nobody asked for.
+/// Least time between two cuts without an order.
 const REBALANCE_EVERY: Duration = Duration::from_secs(300);
 
 /// Digits of a key that name a worker.
 const MIN_KEY_DIGITS: usize = 8;
 
-/// How long a line may take to run empty; then it is taken down with what is on it.
+/// How long a line may take to finish its sequences before it is taken down with them.
 const PART_WITHIN: Duration = Duration::from_secs(10);
 
 /// A change that is under way: an order is answered when streams go on.
@@ -55,13 +55,13 @@ pub(super) struct Change {
     asked: Option<Asked>,
     what: String,
     begun: Instant,
-    /// Who was on the line before it, and how long its sequences may have become.
+    /// Members of the line before it, and the longest context of its sequences.
     before: Vec<MemberId>,
     pub(super) n_ctx: u32,
     /// Stages of the line that it made, and bytes of weights that were read for that.
     n_stages: usize,
     read_bytes: u64,
-    /// Of weights that were read while the line before it ran.
+    /// Bytes of weights that were read while the line before it ran.
     ahead_bytes: u64,
     /// Epoch in which spares loaded them.
     spare_epoch: u64,
@@ -69,7 +69,7 @@ pub(super) struct Change {
     spares: Option<Placement>,
 }
 
-/// What is remembered for cuts that nobody asks for.
+/// Notes about cuts that were made without an order.
 #[derive(Debug, Default)]
 pub(super) struct Rebalancing {
     last: Option<Instant>,
@@ -85,7 +85,7 @@ fn is_key_of(digits: &str, key: Option<&str>) -> bool {
 }
 
 impl Supervisor {
-    /// An operator asks.
+    /// Handles an operator's question or order.
     pub(super) async fn asked(&mut self, asked: Asked) {
         let is_change = matches!(
             &asked.question,
@@ -137,7 +137,7 @@ impl Supervisor {
                 None => Err(Refused("there is no line that could be cut anew".to_owned())),
             },
         };
-        // Whoever asked may have gone.
+        // The client may have gone.
         let _ = asked.reply.send(answer);
     }
 
@@ -157,7 +157,7 @@ impl Supervisor {
         Ok(Answer::Done(text))
     }
 
-    /// Whether a line over these members can hold all that the present one may have begun.
+    /// Checks that a line over these members can hold all sequences of the present one.
     pub(super) fn suffice(&mut self, ids: &[MemberId]) -> Result<(), String> {
         let n_ctx = match &self.line {
             Line::Up { n_ctx, .. } => Some(*n_ctx),
@@ -166,7 +166,7 @@ impl Supervisor {
         self.enough.ask_for(&self.members, ids, n_ctx)
     }
 
-    /// The member that is meant, and whether it is on the line: then the others suffice without it.
+    /// The member with this name, and whether it is on the line. If so, the other members suffice without it.
     fn may_drain(&mut self, worker: &str) -> Result<(MemberId, bool), Refused> {
         let id = self.member_called(worker)?;
         self.refuse_if_cut_by_hand()?;
@@ -226,7 +226,7 @@ impl Supervisor {
         }
     }
 
-    /// What to say of a name that is no member's: machines that left are known still, since `status` shows them.
+    /// The refusal for an unknown name. Machines that left are still known, since `status` shows them.
     fn refuse_stranger(&self, worker: &str) -> Refused {
         let is_it = |left: &&Left| {
             left.name == worker || left.address == worker || is_key_of(worker, left.key.as_deref())
@@ -352,14 +352,14 @@ impl Supervisor {
         self.members.values().filter_map(|member| member.conn().cloned()).collect()
     }
 
-    /// Who may have states of sequences for the next line.
+    /// Workers that may have states of sequences for the next line.
     pub(super) fn before(&self) -> Vec<(MemberId, Conn)> {
         let before = self.change.as_ref().map_or(&[][..], |change| &change.before);
         let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
         before.iter().filter_map(conn).collect()
     }
 
-    /// A line is up: what comes back is to be told when its sequences have their states.
+    /// Notes that a line is up. The returned sender is to be used when its sequences have their states.
     pub(super) fn changed(&mut self, n_stages: usize, read_bytes: u64) -> oneshot::Sender<Moved> {
         if let Some(change) = &mut self.change {
             (change.n_stages, change.read_bytes) = (n_stages, change.read_bytes + read_bytes);
@@ -370,8 +370,8 @@ impl Supervisor {
         told
     }
 
-    /// The streams go on: whoever waits for it is told, and nobody keeps states any longer. `None`: the line is gone, and
-    /// the next one is waited for.
+    /// All streams go on: the operator is told, and workers drop kept states. `None`: the line is gone, and the next
+    /// one is waited for.
     pub(super) fn settled(&mut self, moved: Option<Moved>) {
         let Some(moved) = moved else { return };
         let change = self.change.take();
@@ -408,13 +408,13 @@ impl Supervisor {
                 "{what}; {n_stages} stages, streams paused for {ms} ms; {ahead} of weights loaded before, {weights} in \
                  the pause; {states} of states moved"
             );
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = asked.reply.send(Ok(Answer::Done(text)));
         }
     }
 
-    /// States that were kept for the line that is up are dropped, also those that a coordinator left behind; who has no
-    /// layers on it is free.
+    /// Drops states that were kept for the line that is up, also those of an earlier coordinator, and frees workers
+    /// without layers on it.
     fn let_go(&self, before: &[MemberId]) {
         let Line::Up { stages, .. } = &self.line else { return };
         let epoch = self.epoch;
@@ -466,8 +466,8 @@ impl Supervisor {
         }
     }
 
-    /// How many times as fast the slowest stage of the best cut over all who may be used is as that of the line, by what
-    /// is known of their speeds now; `None` without a line, or where it is cut by hand.
+    /// The speed-up by the best cut over all usable workers: the ratio of the slowest stages' times, by present
+    /// measurements. `None` without a line, or where it is cut by hand.
     fn gain(&self) -> Option<f64> {
         let Line::Up { stages, paces, .. } = &self.line else { return None };
         let config = &self.ends.config.stage;

@@ -21,7 +21,7 @@ pub(super) const LEAVER_WAITS: Duration = Duration::from_secs(20);
 /// A change for which the next line loads.
 #[derive(Debug)]
 pub(super) struct Coming {
-    /// In words.
+    /// The change, in words.
     pub what: String,
     asked: Option<Asked>,
     /// Epoch of spares that load.
@@ -29,8 +29,8 @@ pub(super) struct Coming {
 }
 
 impl Supervisor {
-    /// Begins a change of the line that is up: what the next one needs is loaded first, as far as that is done `within`
-    /// a time.
+    /// Begins a change of the line that is up. Weights that the next line needs are loaded first, for at most
+    /// `within`.
     pub(super) fn change(&mut self, what: String, asked: Option<Asked>, within: Option<Duration>) {
         self.give_up_coming(&what);
         let Line::Up { stages, layers, n_ctx, .. } = &self.line else { return };
@@ -85,7 +85,7 @@ impl Supervisor {
         self.take_down(what, asked, read_bytes, spare_epoch, placement).await;
     }
 
-    /// What was on its way is not wanted any more, because of `why`.
+    /// Cancels the loading of the next line, because of `why`.
     pub(super) fn give_up_coming(&mut self, why: &str) {
         let Some(coming) = self.coming.take() else { return };
         self.loading_ahead = JoinSet::new();
@@ -94,7 +94,7 @@ impl Supervisor {
         self.free_spares(coming.spare_epoch);
         if let Some(asked) = coming.asked {
             let text = format!("it is given up: {why}; ask again if it is still wanted");
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = asked.reply.send(Err(Refused(text)));
         }
     }

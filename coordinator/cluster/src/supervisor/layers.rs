@@ -1,4 +1,4 @@
-//! An operator's order to move layers to a worker: which worker has which afterwards.
+//! An operator's order to move layers to a worker: computes the stages afterwards.
 
 use std::ops::Range;
 
@@ -14,8 +14,7 @@ use brigade_line::admin::Refused;
 impl Supervisor {
     /// The line that an order to move `layers` to `worker` makes, and the worker's name.
     ///
-    /// # Errors
-    /// Why it cannot be, and what could.
+    /// # Errors The reason why the layers cannot move there, and which move is possible.
     pub(super) fn may_move(
         &self,
         worker: &str,
@@ -45,8 +44,8 @@ impl Supervisor {
     }
 }
 
-/// The stages of `line` after `layers` have gone to `to`, which may be beside the line. Who has none left is not
-/// among them.
+/// The stages of `line` after `layers` have gone to `to`, which may be beside the line. Workers without layers are
+/// left out.
 ///
 /// # Errors
 /// A worker would have layers that do not follow each other, or there are no such layers to move.
@@ -100,7 +99,7 @@ mod tests {
         assert_eq!(after('a', 4..6), [('a', 0..6), ('b', 6..8), ('c', 8..12)]);
         assert_eq!(after('c', 7..8), [('a', 0..4), ('b', 4..7), ('c', 7..12)]);
         assert_eq!(after('b', 2..9), [('a', 0..2), ('b', 2..9), ('c', 9..12)]);
-        // Whoever has none left leaves the line.
+        // A worker without layers leaves the line.
         assert_eq!(after('a', 4..8), [('a', 0..8), ('c', 8..12)]);
         assert_eq!(after('c', 0..8), [('c', 0..12)]);
         assert_eq!(after('d', 0..2), [('d', 0..2), ('a', 2..4), ('b', 4..8), ('c', 8..12)]);

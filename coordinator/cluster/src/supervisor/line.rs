@@ -195,7 +195,7 @@ impl Supervisor {
         self.lose(culprit).await;
     }
 
-    /// The line is taken down, and who broke it is put off. `reason` where nobody did.
+    /// Takes the line down, and puts off the workers that broke it. `reason` is given to clients where no worker did.
     pub(super) async fn line_broke(&mut self, reason: String, culprits: Vec<Culprit>) {
         let now = Instant::now();
         let reason = match culprits.first().map(|c| (self.members.get(&c.member), &c.how)) {
@@ -234,8 +234,8 @@ impl Supervisor {
         }
     }
 
-    /// Lines fail again and again and all who are on them look well: one that joined is lying. The newest
-    /// goes first; who is innocent is back when its doubt has passed.
+    /// Called when lines fail repeatedly though all their workers look well: one of them must be lying. The newest is
+    /// put off first; an innocent one is used again when its doubts have expired.
     pub(super) fn doubt_the_newest(&mut self, now: Instant) {
         if let Some(member) = in_doubt(&mut self.members, self.quick_failures, now) {
             tracing::warn!(

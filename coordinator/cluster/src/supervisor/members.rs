@@ -86,7 +86,7 @@ impl Supervisor {
             if matches!(self.line, Line::Up { .. }) {
                 tracing::info!(worker = name, "it takes layers when the line is next built");
             }
-            // Who is lent was in the pool before, and takes nobody's place.
+            // A lent worker was in the pool before, and takes no other worker's place.
             if self.ends.seat.is_none() {
                 self.takes_a_place(id, &address, now);
             }
@@ -101,7 +101,7 @@ impl Supervisor {
         };
         let before: Vec<MemberId> =
             self.members.iter().filter(|(_, m)| left(m)).map(|(id, _)| *id).collect();
-        // One that came back has left its place to nobody; the newest loss is the likeliest.
+        // A worker that came back was not replaced; the newest loss is the likeliest.
         if let Some(&gone) = before.iter().rfind(|gone| self.members[*gone].is_proven()) {
             self.forget(gone);
         }
@@ -133,7 +133,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// It joined and did not stand the handshake: it is forgotten, whoever it was.
+    /// A worker that joined did not complete the handshake: it is forgotten.
     pub(super) fn refuse_newcomer(&mut self, id: MemberId, error: &WorkerError) {
         let Some(member) = self.members.remove(&id) else { return };
         self.is_forgotten(&member, Returned::Refused);
@@ -156,7 +156,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether a failure that will not pass by itself ends everything. Who joined ends nothing.
+    /// Whether a permanent failure of this member ends everything. Failures of workers that joined do not.
     pub(super) fn gives_up_on(&self, member: &Member, error: &WorkerError) -> bool {
         if member.has_joined() {
             return false;

@@ -1,9 +1,9 @@
 //! The supervisor's part about workers that compute slower than planned, such as those whose machine has another job.
 //!
-//! All stages of a line compute the same ubatches. How long each computed in a window of time, against what the plan
-//! says of its layers, tells the workers' speeds beside each other, whatever was computed. What was drafted in vain is left
-//! out: the last stage computes less of it. A worker that was slower
-//! throughout a window is planned as slower, until a window shows otherwise.
+//! All stages of a line compute the same ubatches. Each worker's computing time in a window, divided by the plan's
+//! time for its layers, gives the workers' relative speeds for any load. Stale drafts are left out, since the last
+//! stage computes less of them. A worker that was slower throughout a window is planned as slower, until a window
+//! shows otherwise.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::reconcile::MemberId;
 /// Share of a window that a stage must have computed on average, or the window says nothing.
 const LEAST_BUSY: f64 = 0.1;
 
-/// How many times slower than the plan says a worker must be beside the others to be planned so: what is measured
-/// at start is not more exact.
+/// A worker must be this many times slower than planned, relative to the others, to be planned as slower:
+/// measurements at start are not more exact.
 const SLOWER: f64 = 1.3;
 
 /// Beyond this more is not believed of one window.
@@ -30,7 +30,8 @@ pub(super) struct Window {
 }
 
 impl Supervisor {
-    /// Looks whether a window is over; whether a worker's speed is another one now than what the line was planned with.
+    /// Evaluates a window that is over. Returns whether a worker's speed now differs from the one that the line was
+    /// planned with.
     pub(super) fn speeds_changed(&mut self) -> bool {
         let now = Instant::now();
         let Line::Up { stages, paces, stale, .. } = &self.line else {
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_was_slow_and_is_not_any_more_is_taken_back() {
-        // Planned as twice as slow, it needs half of what was planned.
+        // The plan takes it to be twice as slow, and it needs half of the planned time.
         let before = [1.0, 2.0, 1.0];
         assert_eq!(found([300.0, 150.0, 300.0], [5.0, 5.0, 5.0], before), Some(vec![1.0; 3]));
         // As slow as before.

@@ -1,4 +1,4 @@
-//! The supervisor's part about who is there, for operators: each machine under one name, with where it stands.
+//! The supervisor's part about status for operators: lists each machine under one name, with its state.
 
 use std::time::Instant;
 
@@ -104,7 +104,7 @@ impl Supervisor {
         }
     }
 
-    /// What an operator may do about what is lacking, as a command.
+    /// A command with which the operator can provide the lacking memory or workers.
     pub(super) fn step_towards(&self, lacking: &Lacking) -> Option<String> {
         let hint = self.ends.config.how_to_join.as_ref()?;
         let machines = match lacking {
@@ -116,7 +116,7 @@ impl Supervisor {
     }
 }
 
-/// What a stage has where.
+/// Bytes of a stage by memory, from a heartbeat.
 fn bytes(health: &HealthReply) -> StageBytes {
     StageBytes {
         weights: health.weight_bytes,

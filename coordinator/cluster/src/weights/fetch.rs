@@ -19,25 +19,25 @@ use crate::progress::{Part, Phase, Progress};
 /// Why a worker did not fetch.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The source, as it is seen from here: nobody can fetch.
+    /// The source fails for the coordinator too, so no worker can fetch from it.
     #[error("{0}")]
     Source(String),
-    /// The worker, or what it says of the source.
+    /// The worker failed, or reports that its source did.
     #[error("{0}")]
     Worker(#[from] WorkerError),
 }
 
-/// Whose order it is.
+/// The line for which a worker fetches.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// Epoch of the line.
     pub epoch: u64,
-    /// This process.
+    /// The id of this coordinator.
     pub coordinator_id: String,
 }
 
 impl Order {
-    /// That of a request.
+    /// The line of a prepare request.
     pub fn of(request: &PrepareRequest) -> Self {
         Self { epoch: request.epoch, coordinator_id: request.coordinator_id.clone() }
     }
@@ -92,7 +92,7 @@ pub async fn fetch(
     Ok(())
 }
 
-/// One batch, from an address that is asked for now.
+/// Fetches one batch, from an address that is requested for it.
 async fn once(
     remote: &Arc<Remote>,
     file: usize,
@@ -106,7 +106,7 @@ async fn once(
     let mut found = Vec::new();
     let request = request(remote, file, at, hosts, batch, order);
     let called = call(conn, request, batch, part, before, &mut found).await;
-    // What came before it broke is not fetched again, by nobody.
+    // Tensors that came before the failure are never fetched again.
     remote.record(&found).map_err(|error| FetchError::Source(error.to_string()))?;
     Ok(called?)
 }
@@ -119,7 +119,7 @@ async fn address(remote: &Arc<Remote>, file: usize) -> Result<(FileAt, Vec<Strin
     asked.map_err(|error| FetchError::Source(error.to_string()))
 }
 
-/// What a worker, or whoever fetches in its place, is told.
+/// The request for a worker, or for this process in its place.
 pub fn request(
     remote: &Remote,
     file: usize,

@@ -1,5 +1,5 @@
-//! Has a worker ask others for tensors that somebody has hashed: what moves from one machine to another is not fetched from
-//! its source again.
+//! Has a worker ask other workers for tensors with known hashes: tensors that one machine has are not fetched from
+//! the source again.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::members::facts;
 use crate::progress::{Part, Phase, Progress};
 use crate::weights::fetch::Order;
 
-/// Those of `conns` that may have what `conn` lacks, as it is told.
+/// The addresses of those of `conns` that may have tensors which `conn` lacks.
 pub fn holders<'c>(conn: &Conn, conns: impl Iterator<Item = &'c Conn>) -> Vec<Holder> {
     if !facts::knows(conn.capabilities(), Feature::Gather) {
         return Vec::new();

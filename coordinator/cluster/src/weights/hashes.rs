@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::progress::{Phase, Progress};
 use brigade_line::model::Model;
 
-/// blake3 of the stage's tensors in the order of [`brigade_spec::stage_tensors_with_drafts`]; remembered between processes,
-/// computed on all cores where they are not.
+/// The blake3 hashes of the stage's tensors in the order of [`brigade_spec::stage_tensors_with_drafts`]. They are
+/// remembered between processes; missing ones are computed on all cores.
 ///
-/// Who drops the future gives up: hashing ends soon, and nothing more is told of it.
+/// Dropping the future ends the hashing soon.
 ///
 /// # Errors
 /// The model's file cannot be read, or has changed since it was opened.

@@ -29,17 +29,18 @@ const PREPARE_WITHIN: Duration = Duration::from_secs(5);
 /// Bytes a second that a worker at least compares its own copy of a model at: a slow disk.
 const SLOWEST_DISK: u64 = 50_000_000;
 
-/// How often a worker is asked to fetch what it lacks: the second time, what was thrown out of its cache meanwhile.
+/// How often a worker is asked to fetch missing tensors. The second time it fetches those that were evicted from its
+/// cache since.
 const FETCHES: usize = 3;
 
-/// What a worker is told to have ready.
+/// A worker's stage, and the request to prepare it.
 #[derive(Clone, Debug)]
 pub struct StageOrder {
-    /// Its stage.
+    /// The stage and its worker.
     pub stage: PlacedStage,
-    /// What it is told.
+    /// The request that the worker gets.
     pub request: PrepareRequest,
-    /// Whether it runs a stage of another line meanwhile.
+    /// Whether the worker runs a stage of another line at the same time.
     pub ahead: bool,
     /// Other workers, which may have what it lacks.
     pub holders: Vec<Holder>,
@@ -48,10 +49,10 @@ pub struct StageOrder {
 /// Why a stage was not prepared.
 #[derive(Debug, Error)]
 pub enum Refusal {
-    /// Its worker.
+    /// The worker refused or is gone.
     #[error("{1}")]
     Worker(MemberId, WorkerError),
-    /// The model's file.
+    /// The model's file could not be hashed.
     #[error(transparent)]
     Hash(HashError),
 }
@@ -113,8 +114,8 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The worker gets what it lacks from others that have it, or from where the model came from. What it cannot fetch is
-    /// fetched here, to be sent: that, and no more.
+    /// Has the worker get its missing tensors from other workers, or from the model's source. Only the tensors that
+    /// it cannot fetch are fetched here, to be sent.
     async fn brought(
         &self,
         request: &mut PrepareRequest,

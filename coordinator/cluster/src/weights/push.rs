@@ -24,17 +24,17 @@ use brigade_line::model::Model;
 /// Chunks read ahead of the connection.
 const CHUNK_QUEUE: usize = 8;
 
-/// What a push is about.
+/// The stage to send, and its line.
 pub struct Job {
     /// Epoch of the line.
     pub epoch: u64,
-    /// This process.
+    /// The id of this coordinator.
     pub coordinator_id: String,
     /// Number of the stage, for the log.
     pub stage: u32,
     /// All tensors of the stage, hashed.
     pub tensors: Vec<TensorRef>,
-    /// What the stage's weights take, for the log.
+    /// Bytes of the stage's weights, for the log.
     pub weight_bytes: u64,
     /// Where the bytes are of a model that has no files here.
     pub relayed: Option<Cache>,
@@ -132,7 +132,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What a blob's hash names.
+    /// The bytes that a blob's hash names.
     fn data(&self, blob: &Blob, names: &HashMap<Bytes, &str>) -> Result<Data<'_>, String> {
         if blob.blake3[..] == self.model.header_hash.as_bytes()[..] {
             return Ok(Data::Header);

@@ -33,7 +33,7 @@ pub enum RelayError {
     /// The source, or this machine's disk.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// What fetching says.
+    /// Fetching failed.
     #[error(
         "what it lacks does not come by way of this machine's folder of models (--download-dir): {0}"
     )]
@@ -46,7 +46,7 @@ pub enum RelayError {
 /// Tensors that are on their way through this machine.
 #[derive(Debug)]
 pub struct Relayed {
-    /// Where they are.
+    /// The cache that holds them.
     pub cache: Cache,
     hashes: Vec<Hash>,
     _turn: SemaphorePermit<'static>,
@@ -73,10 +73,10 @@ pub async fn relay(
     tensors: &[&TensorInfo],
     progress: &Progress,
 ) -> Result<Relayed, RelayError> {
-    // Nobody closes it.
+    // The semaphore is never closed.
     let turn = TURNS.acquire().await.expect("it is never closed");
     let given_up = CancellationToken::new();
-    // Who drops the future gives up: the thread ends with its next piece, and only then is it the next one's turn.
+    // Dropping the future gives up: the thread ends with its next piece, and only then does the next relay begin.
     let _until_dropped = given_up.clone().drop_guard();
     let names: Vec<String> = tensors.iter().map(|tensor| tensor.name.clone()).collect();
     let part = progress.part(Phase::Sending, tensors.iter().map(|tensor| tensor.nbytes).sum());
@@ -89,7 +89,7 @@ pub async fn relay(
     joined(tokio::task::spawn_blocking(work).await).await
 }
 
-/// What fetching tensors to be sent on takes.
+/// State of fetching tensors that are to be sent on.
 struct Passing<'a> {
     remote: &'a Remote,
     order: &'a Order,
@@ -146,7 +146,7 @@ impl Passing<'_> {
             .iter()
             .filter_map(|(i, hash)| Some((batch.get(*i)?.name.clone(), hash.to_hex().to_string())));
         if let Err(error) = self.remote.record(&named.collect::<Vec<_>>()) {
-            // Other bytes than those that were seen first: nobody is sent them.
+            // The bytes differ from those that were seen first, so no worker is sent them.
             let forgotten = found.iter().try_for_each(|(_, hash)| cache.forget(hash));
             forgotten.unwrap_or_else(|error| tracing::warn!(%error, "they are still there"));
             return Err(error.into());

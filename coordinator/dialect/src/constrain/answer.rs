@@ -1,4 +1,4 @@
-//! What holds where in an answer: the form that the client wants, and calls of tools, in a model's markup.
+//! The constraint of a whole answer: the client's form, and calls of tools, in the model's markup.
 
 use brigade_engine::batch::{self, Constraint, Marker};
 use brigade_text::Tokenizer;
@@ -13,33 +13,33 @@ use crate::{Shape, Tools};
 /// Begins the answer of a model that writes channels.
 const FINAL: &str = "<|channel|>final<|message|>";
 
-/// What a chat wants of its answer.
+/// A chat's wishes for its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes<'a> {
-    /// Of the answer as a whole.
+    /// The form of the answer as a whole.
     pub form: Option<&'a Form>,
-    /// Whether it has to be a call.
+    /// How far the answer is forced to be a call.
     pub force: &'a Force,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
-    /// The request's tools.
+    /// The tools of the request.
     pub tools: &'a Tools,
 }
 
-/// What the answer to a plain prompt has to fit.
+/// The constraint of an answer to a plain prompt.
 ///
 /// # Errors
-/// The form cannot be held.
+/// The form cannot be enforced.
 pub fn of_text(form: &Form) -> Result<Constraint, Refused> {
     let mut held = Held::default();
     held.result.first = Some(held.add(&form.grammar()?, false));
     Ok(held.result)
 }
 
-/// What the answer to a chat has to fit; `None`: nothing.
+/// The constraint of an answer to a chat; `None`: the answer is free.
 ///
 /// # Errors
-/// The form or a strict tool's schema cannot be held, or not both together in this model's markup.
+/// The form or a strict tool's schema cannot be enforced, or not both together in this model's markup.
 pub fn of_chat(
     text: &TextModel,
     prompt: &Prompt,

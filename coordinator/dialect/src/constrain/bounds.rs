@@ -1,14 +1,14 @@
-//! Numbers of schemas as the library of grammars holds them. It computes with real numbers of eight bytes, and makes whole
-//! numbers of eight bytes out of those: a number that is none of both would become its neighbour. Here each is brought into a
-//! form that is held exactly. Which cannot be is found, with the next one that can.
+//! Numeric bounds of schemas, in a form that the grammar library enforces exactly. The library computes with f64, and
+//! makes i64 out of them: a number that is exact in neither would become its neighbour. Such numbers are found here,
+//! each with the nearest number that is exact.
 
 use serde_json::{Map, Value};
 
 use crate::values::number::{self, Number};
 
-/// Keywords that bound a number from below, and from above: the second excludes what it says.
+/// Keywords that bound a number from below, and from above: the second one excludes its value.
 pub const LEAST: [&str; 2] = ["minimum", "exclusiveMinimum"];
-/// See [`LEAST`].
+/// The keywords of upper bounds; see [`LEAST`].
 pub const MOST: [&str; 2] = ["maximum", "exclusiveMaximum"];
 
 /// The lowest whole number that is held: the real number next to the lowest i64, of which the library cannot turn the sign.
@@ -17,13 +17,13 @@ pub const LOWEST: i128 = i64::MIN as i128 + 1024;
 /// The highest one: the real number behind it becomes this one again.
 pub const HIGHEST: i128 = i64::MAX as i128;
 
-/// From here on real numbers have no fractions, and not every whole number is one.
+/// The limit of exact integers in f64: from here on f64 has no fractions, and not every integer.
 const SPARSE: f64 = (1_u64 << 53) as f64;
 
-/// From here on a whole number that is bounded on one side has more digits than the library can count to.
+/// The limit of one-sided bounds: from here on an integer has more digits than the library can count to.
 const FAR: i128 = 1_000_000_000_000_000_000;
 
-/// Which end of a range.
+/// The lower or the upper end of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Least,
@@ -174,7 +174,7 @@ pub fn whole_range(words: &Map<String, Value>) -> Option<(Option<i128>, Option<i
     Some((least, most))
 }
 
-/// Which of two values of a bound leaves less; `None`: the word is no bound, or a value no number.
+/// The stricter of two values of a bound; `None`: the keyword is no bound, or a value is no number.
 pub fn tighter<'a>(word: &str, one: &'a Value, other: &'a Value) -> Option<&'a Value> {
     let (left, right) = (exactly(one)?, exactly(other)?);
     let first = match word {
@@ -227,7 +227,7 @@ fn real_not_held(end: End, words: &Map<String, Value>) -> Option<(&'static str, 
         let why = if held != Some(real) || !is_exact {
             told(end, bound, held.map(|held| real_value(held).to_string()))
         } else if bound.excludes && real.abs() >= SPARSE {
-            // Another part of the schema may say that its numbers are whole.
+            // Another part of the schema may restrict the value to integers.
             format!("is {}: beyond 2^53 it is for \"type\": \"integer\" alone", bound.value)
         } else if is_open && end.points_away(real) {
             format!("is {}: beyond 10^18 a bound is held beside another one alone", bound.value)

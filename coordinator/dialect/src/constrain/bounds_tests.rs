@@ -1,5 +1,5 @@
-//! Bounds and literals of schemas near the ends of what is held: a number is taken where the schema says so, and refused where
-//! it says so, or the schema is refused by its keyword.
+//! Bounds and literals of schemas near the limits of exact numbers. A number is accepted or refused exactly as the
+//! schema says, or the schema is refused by its keyword.
 
 use serde_json::json;
 
@@ -75,7 +75,7 @@ fn a_bound_of_whole_numbers_is_held_exactly_or_refused_by_its_name() {
                     assert!(!(MIN..=UNSIGNED).contains(&bound), "{schema}: {refused}");
                 }
             }
-            // Whoever does not insist gets the next range inside.
+            // Without strictness the next exact range inside is used.
             let lenient = held(&schema, Strictness::Lenient);
             for number in around(bound).into_iter().filter(|n| !is_within(word, bound, *n)) {
                 let passed =

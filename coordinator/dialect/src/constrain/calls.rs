@@ -1,5 +1,5 @@
-//! The grammar of a call of a tool, as the model writes calls: names and what stands around them are the
-//! template's, arguments fit the tool's schema.
+//! The grammar of a tool call, as the model writes calls. Names and markup are the template's; arguments match the
+//! tool's schema.
 
 use serde_json::{Map, Value, json};
 
@@ -16,21 +16,21 @@ use crate::{Calls, Dialect, Shape, Tool, Tools, TypedBy};
 pub struct CallGrammars<'a> {
     /// The model's way of writing.
     pub dialect: &'a Dialect,
-    /// What its template does.
+    /// The template's markup of calls.
     pub facts: &'a Facts,
-    /// The tools.
+    /// The tools that may be called.
     pub tools: &'a Tools,
-    /// Writes literals.
+    /// Writes literals as grammar text.
     pub literals: &'a dyn Literals,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
 }
 
 impl CallGrammars<'_> {
-    /// What follows a text that begins a call of `name`, up to the arguments' end.
+    /// The grammar behind the beginning of a call of `name`, up to the arguments' end.
     ///
     /// # Errors
-    /// A strict tool's schema cannot be held.
+    /// A strict tool's schema cannot be enforced.
     pub fn arguments_of(&self, name: &str) -> Result<Option<Grammar>, Refused> {
         let Some((at, tool)) = self.numbered().find(|(_, tool)| tool.name == name) else {
             return Ok(None);
@@ -41,8 +41,8 @@ impl CallGrammars<'_> {
         Ok(Some(parts.into_grammar(format!("start: {body} {rest}"))))
     }
 
-    /// What follows `before`, a text behind which the name of any tool may stand, up to the end of the call's
-    /// arguments. `n_before`: calls before this one.
+    /// The grammar behind `before`, up to the end of a call's arguments. `before` ends where the name of any tool may
+    /// stand. `n_before`: calls before this one.
     ///
     /// # Errors
     /// As [`Self::arguments_of`].
@@ -119,7 +119,8 @@ impl CallGrammars<'_> {
         self.tools.iter().enumerate()
     }
 
-    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments; and the rest of the list.
+    /// The calls of all tools, each with the rest of its beginning that `cut` leaves, and its arguments; and the rest
+    /// of the list.
     fn alternatives(
         &self,
         parts: &mut Parts,
@@ -131,7 +132,7 @@ impl CallGrammars<'_> {
         Ok(Some(format!("{calls} {rest}")))
     }
 
-    /// All tools' calls, of each what `cut` leaves of its beginning, and its arguments.
+    /// The calls of all tools, each with the rest of its beginning that `cut` leaves, and its arguments.
     fn one_of(
         &self,
         parts: &mut Parts,
@@ -208,12 +209,12 @@ impl CallGrammars<'_> {
     }
 }
 
-/// Which part of a call's beginning is there already.
+/// The part of a call's beginning that is there already.
 #[derive(Clone, Copy)]
 enum Cut<'a> {
-    /// This.
+    /// Exactly this text.
     Prefix(&'a str),
-    /// All up to the end of this, and white space behind it.
+    /// Everything up to the end of this text, and white space behind it.
     Behind(&'a str),
 }
 
@@ -226,14 +227,14 @@ impl Cut<'_> {
     }
 }
 
-/// Before the number of a call in a tag's attributes.
+/// The text before the number of a call in a tag's attributes.
 const INDEX: &str = "index=\"";
 
-/// Between two calls of a list, and behind the last.
+/// The text between two calls of a list, and behind the last.
 const NEXT_IN_LIST: &str = r"/[ \n]{0,8},[ \n]{0,8}/";
 const END_OF_LIST: &str = r"/[ \n]{0,8}\]/";
 
-/// Behind the arguments of a call that is a JSON object; the model may give it an id.
+/// The text behind the arguments of a call that is a JSON object; the model may give it an id.
 const END_OF_OBJECT: &str =
     r#"/[ \n]{0,8}(,[ \n]{0,8}"[a-z_]{1,16}":[ \n]{0,8}"[a-zA-Z0-9_-]{1,64}"[ \n]{0,8})?\}/"#;
 
@@ -242,7 +243,7 @@ fn object_of(schema: &Value) -> Value {
     match schema {
         Value::Object(words) if !words.is_empty() => {
             let mut words = words.clone();
-            // Arguments are an object whatever the schema forgets to say.
+            // Arguments are always an object, also where the schema does not say so.
             let is_object = ["type", "$ref", "anyOf", "oneOf", "allOf"];
             if !is_object.iter().any(|word| words.contains_key(*word)) {
                 words.insert("type".to_string(), json!("object"));

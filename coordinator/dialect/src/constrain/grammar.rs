@@ -1,4 +1,4 @@
-//! Texts of grammars, put together from parts that do not know of each other.
+//! Puts the text of a grammar together from independent parts.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ impl Grammar {
         self
     }
 
-    /// As the last stage takes it.
+    /// The grammar's text, as the last stage compiles it.
     pub fn text(&self) -> String {
         let all: Vec<&Value> = std::iter::once(&self.main).chain(&self.parts).collect();
         json!({ "grammars": all }).to_string()

@@ -1,7 +1,8 @@
-//! Whole numbers of a range as a regular expression, of any size: the library of grammars makes its own for numbers that
-//! are whole and real ones of eight bytes at once.
+//! Regular expressions for the integers of a range, of any size. The grammar library's own ones are limited to
+//! numbers that are exact both as i64 and as f64.
 
-/// What the whole numbers from `least` to `most` look like in JSON; `None`: there is none. An end that is not there is open.
+/// A regular expression for the JSON integers from `least` to `most`; `None`: the range is empty. An end that is not
+/// there is open.
 pub fn regex(least: Option<i128>, most: Option<i128>) -> Option<String> {
     let mut ways = Vec::new();
     // Below zero the digits are those of the number with its sign turned, and the ends change places.

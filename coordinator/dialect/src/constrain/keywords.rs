@@ -1,4 +1,4 @@
-//! The keywords of a schema that have schemas in them, and these.
+//! The keywords of JSON Schema that contain schemas, and iteration over these.
 
 use serde_json::Value;
 

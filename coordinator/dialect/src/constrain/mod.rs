@@ -1,11 +1,11 @@
-//! What an answer has to fit: from what a client wants to grammars that the last stage holds the answer to.
+//! Constraints of answers: turns a client's wishes into grammars, which the last stage enforces.
 //!
-//! A [`Form`] is what a request asks for: a JSON schema, a regular expression, a choice, a grammar. [`schema`]
-//! refuses by its path what a schema uses and cannot be held, and [`normalised`] and [`bounds`] bring it into the library's form; [`gbnf`] translates llama.cpp's grammars;
-//! [`calls`] writes the grammar of a model's calls of tools around the tools' schemas, [`parameters`] that of
-//! arguments in tags or as Python; [`answer`] puts them
-//! together with the model's way of thinking and calling ([`crate`]). [`trials`] compiles them, so that a client learns at
-//! once what is wrong. Knows nothing of HTTP.
+//! A [`Form`] is a request's wish: a JSON schema, a regular expression, a choice, a grammar. [`schema`] refuses, by
+//! their paths, parts of a schema that cannot be enforced, and [`normalised`] and [`bounds`] bring the rest into the
+//! library's form. [`gbnf`] translates llama.cpp's grammars. [`calls`] writes the grammar of a model's tool calls
+//! around the tools' schemas, and [`parameters`] that of arguments in tags or as Python. [`answer`] puts them
+//! together with the model's reasoning and calls ([`crate`]). [`trials`] compiles grammars early, so that a client
+//! learns at once about errors. Knows nothing of HTTP.
 
 pub mod answer;
 pub mod bounds;
@@ -51,22 +51,22 @@ fn literal_regex(text: &str) -> String {
     text.chars().map(one).collect()
 }
 
-/// Whether everything that a schema says has to hold.
+/// How exactly a schema must be enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// It does; what cannot be held is refused.
+    /// The whole schema is enforced; parts that cannot be are refused.
     Strict,
-    /// What can be held is, and the rest is left out.
+    /// Parts that cannot be enforced are left out.
     Lenient,
 }
 
-/// Why an answer cannot be held to what was asked for.
+/// Why an answer cannot be held to the requested form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refused {
     /// The field, down to the keyword of a schema.
     pub path: String,
-    /// What is wrong with it.
+    /// The problem, in words.
     pub message: String,
 }
 
@@ -77,16 +77,16 @@ impl Refused {
     }
 }
 
-/// What a whole answer has to be, and the field that says so.
+/// The form of a whole answer, and the field of the request that sets it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Form {
-    /// The field.
+    /// The path of the field.
     pub path: String,
-    /// What it says.
+    /// The schema, pattern, choice or grammar.
     pub kind: FormKind,
 }
 
-/// The ways to say what an answer has to be.
+/// The kinds of forms.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FormKind {
     /// JSON that fits a schema.
@@ -102,7 +102,7 @@ pub enum FormKind {
 }
 
 impl Form {
-    /// Any JSON object.
+    /// The form of any JSON object.
     pub fn any_object(path: &str) -> Self {
         let schema = json!({ "type": "object" });
         Self { path: path.to_string(), kind: FormKind::Schema(schema, Strictness::Strict) }

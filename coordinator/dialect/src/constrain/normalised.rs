@@ -1,5 +1,5 @@
-//! A schema as the library of grammars takes it: counts as whole numbers, references without escapes, bounds that its
-//! numbers hold. What it says stays the same.
+//! Normalises a schema for the grammar library: counts as integers, references without escapes, bounds that the
+//! library's numbers represent exactly. The meaning stays the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,8 @@ const ADDED: &str = "brigade-ref-";
 /// The schema in that form. With [`Strictness::Lenient`] bounds that cannot be held exactly become the next ones inwards.
 ///
 /// # Errors
-/// A count that is none, a number that cannot be held, a reference to nothing, too many optional properties: by its path.
+/// A count is invalid, a number cannot be represented, a reference leads nowhere, or there are too many optional
+/// properties. The error names the path.
 pub fn normal(path: &str, schema: &Value, strictness: Strictness) -> Result<Value, Refused> {
     check_part(path, schema, schema, strictness)?;
     let mut added = BTreeMap::new();

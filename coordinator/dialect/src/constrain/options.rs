@@ -1,4 +1,4 @@
-//! What the library of grammars has to know beside a schema.
+//! Options for the grammar library beside the schema.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::Strictness;
 /// White space between the values of an answer: at most a space, or a line break and its indentation.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
-/// The schema with what the library has to know beside it.
+/// The schema with the options that the grammar library reads from it.
 pub fn with_options(schema: &Value, strictness: Strictness) -> Value {
     let mut schema = match schema {
         Value::Object(schema) => schema.clone(),

@@ -28,16 +28,16 @@ const JSON_TYPES: [&str; 6] = ["integer", "number", "boolean", "null", "object",
 
 /// How arguments are written.
 pub enum Writing<'a> {
-    /// Each in tags.
+    /// Each argument in tags of its own.
     Tags {
-        /// The tags.
+        /// The markers of tags.
         shape: &'a TaggedShape,
-        /// Around the call.
+        /// The markers around the call.
         call: Option<&'a Pair>,
-        /// Writes literals.
+        /// Writes literals as grammar text.
         literals: &'a dyn Literals,
     },
-    /// `KEY=VALUE, ...)`.
+    /// Python's keyword arguments, `KEY=VALUE, ...)`.
     Python,
 }
 
@@ -52,7 +52,7 @@ pub fn written(
     strictness: Strictness,
     parts: &mut Parts,
 ) -> Result<String, Refused> {
-    // What no answer could be held to is refused by its own path.
+    // Schemas that cannot be enforced are refused by their own paths.
     if strictness == Strictness::Strict {
         schema::grammar(path, schema, strictness)?;
     }
@@ -184,7 +184,7 @@ fn with_definitions(schema: &Value, root: &Value) -> Value {
     alone
 }
 
-/// One parameter.
+/// One parameter of a tool.
 struct Item<'a> {
     writing: &'a Writing<'a>,
     path: &'a str,
@@ -362,7 +362,7 @@ fn pad(shape: &TaggedShape) -> &'static str {
 enum Text {
     Any,
     Exactly(String),
-    /// What a regular expression matches as a whole.
+    /// The text matches a regular expression as a whole.
     Like(String),
 }
 
@@ -454,7 +454,7 @@ fn tags(
     Some(format!("{all}{SPACE}? {}", literals.literal(end.trim())))
 }
 
-/// `KEY=VALUE, ...)`: what is required first, as calls are written.
+/// `KEY=VALUE, ...)`: the required parameters first, as in calls of Python.
 fn python(items: &[(String, bool)]) -> String {
     let of = |wanted: bool| -> Vec<&str> {
         items.iter().filter(|(_, r)| *r == wanted).map(|(item, _)| item.as_str()).collect()

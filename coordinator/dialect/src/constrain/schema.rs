@@ -1,7 +1,7 @@
-//! JSON schemas: what of them can be held, and the place of what cannot.
+//! Checks which parts of a JSON schema can be enforced.
 //!
-//! A keyword that is not supported would be a promise that is not kept, so it is refused with its path. Words
-//! that schemas may have and that say nothing about values (annotations, unknown words) pass.
+//! An unsupported keyword would be a promise that is not kept, so it is refused with its path. Keywords that say
+//! nothing about values (annotations, unknown words) pass.
 
 use serde_json::{Map, Value, json};
 
@@ -33,7 +33,7 @@ const REFUSED: &[&str] = &[
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// Formats of strings that JSON Schema defines and that cannot be held. Others are annotations.
+/// Formats of strings that JSON Schema defines and that cannot be enforced. Other formats are annotations.
 const REFUSED_FORMATS: &[&str] = &[
     "idn-email",
     "idn-hostname",
@@ -51,8 +51,8 @@ const MAX_TRIALS: usize = 32;
 
 /// The grammar of a schema, known to be usable.
 ///
-/// # Errors
-/// What cannot be held, by its path; with [`Strictness::Lenient`] only what is no schema at all.
+/// # Errors The part that cannot be enforced, by its path; with [`Strictness::Lenient`] only a value that is not a
+/// schema.
 pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(Refused::new(path, format!("{path} must be a JSON schema: an object")));
@@ -113,7 +113,7 @@ pub fn held(path: &str, schema: &Value, strictness: Strictness) -> Result<Gramma
     }
 }
 
-/// Refuses what is known to restrict values and cannot be held.
+/// Refuses keywords that restrict values and cannot be enforced.
 fn check_words(path: &str, schema: &Value) -> Result<(), Refused> {
     let Some(words) = schema.as_object() else { return Ok(()) };
     let refuse = |word: &str, what: &str| {
@@ -194,8 +194,8 @@ impl Search<'_> {
         Some(self.innermost(path, part).unwrap_or((path.clone(), why)))
     }
 
-    /// Which of some parts cannot be compiled by itself, and why. It is found by halves: all trials together compile
-    /// about as much as the whole has.
+    /// Finds the first part that does not compile by itself, and the error. It searches by halves, so that all trials
+    /// together compile about as much as the whole schema has.
     fn first_of(&mut self, all: &[Part<'_>]) -> Option<(usize, String)> {
         match all {
             [] => None,
@@ -217,7 +217,7 @@ impl Search<'_> {
         }
     }
 
-    /// What is wrong with a schema by itself; `None` too where enough was tried.
+    /// The error of a schema by itself; `None` also where enough was tried.
     fn wrong_with(&mut self, mut alone: Value) -> Option<String> {
         self.trials = self.trials.checked_sub(1)?;
         for word in ["$defs", "definitions"] {

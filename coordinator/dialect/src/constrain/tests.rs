@@ -1,4 +1,4 @@
-//! Forms and calls as grammars: what they say is checked by answers that fit, and by the paths of complaints.
+//! Forms and calls as grammars, checked by answers that match and by the paths in errors.
 
 use std::sync::Arc;
 
@@ -234,7 +234,7 @@ fn all_may_follow(text: &TextModel, held: &Arc<Constraint>, ids: &[u32]) -> bool
     })
 }
 
-/// Nobody waits for the place of a test.
+/// The place of a test, for which nothing waits.
 struct Nowhere;
 
 impl super::trials::Place for Nowhere {
@@ -269,7 +269,7 @@ fn the_part_to_blame_is_found_in_few_trials() {
     }
 }
 
-/// What a free answer of a model has to fit where one tool is strict.
+/// The constraint of a free answer with one strict tool.
 fn strict_tool(template: &str, parameters: Value) -> (TextModel, Result<Arc<Constraint>, Refused>) {
     let text = TextModel::sample_with(template, &CONTROLS);
     let tools = Tools::new(vec![Tool { name: "f".to_string(), parameters, strict: true }]);

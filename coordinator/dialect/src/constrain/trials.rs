@@ -1,11 +1,12 @@
-//! Grammars that clients send are compiled before they are used. This says at whose turn, how much of it, and what it took.
+//! Grammars that clients send are compiled before they are used. This module orders and limits these compilations,
+//! and measures them.
 //!
-//! Whoever reads a request does so in the scope of its owner ([`Trials::within`]). There a compile runs on a thread of
-//! the lowest priority, in turns with those of others ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`], counted in
-//! bytes because the same request must be taken or refused whatever else the machine does. What an owner has tried is
-//! remembered: equal grammars of its requests are compiled once. Others' are not looked at: the time would say that
-//! somebody has sent this text. Who reads leaves its place to others while it waits. Where its client has left ([`Asker`]),
-//! nothing is compiled for it any more.
+//! A request is read in the scope of its owner ([`Trials::within`]). There a compilation runs on a thread of the
+//! lowest priority, and owners take turns ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`]. The limit is in
+//! bytes, so that the load of the machine does not decide whether a request is accepted. Results are remembered for
+//! each owner, so that equal grammars of its requests are compiled once. They are not shared between owners, since
+//! the time would reveal that another owner has sent this text. A request that waits for a compilation leaves its
+//! reading place to others. When its client has left ([`Asker`]), nothing is compiled for it any more.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -50,15 +51,15 @@ struct Tried {
     verdict: Verdict,
 }
 
-/// The place where a request is read. Whoever waits for a compile leaves it to others.
+/// The place at which a request is read. It is free for others while the request waits for a compilation.
 pub trait Place: Send {
-    /// Leaves it.
+    /// Leaves the place.
     fn leave(&mut self);
-    /// Takes one again.
+    /// Waits for a free place and takes it.
     fn come_back(&mut self);
 }
 
-/// Whoever waits for a request that is being read; clones are the same one.
+/// A flag that says whether the client of a request still waits. Clones are the same flag.
 #[derive(Clone, Debug, Default)]
 pub struct Asker(Arc<AtomicBool>);
 
@@ -67,7 +68,7 @@ pub struct Asker(Arc<AtomicBool>);
 pub struct Waits(Asker);
 
 impl Asker {
-    /// It waits until this is dropped.
+    /// A guard for a waiting client. When it is dropped the client has left.
     pub fn waits(&self) -> Waits {
         Waits(self.clone())
     }
@@ -83,10 +84,10 @@ impl Drop for Waits {
     }
 }
 
-/// What grammars took that were compiled for a request.
+/// The cost of the grammars that were compiled for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compiling {
-    /// How many.
+    /// The number of grammars.
     pub grammars: u32,
     /// The time of them all.
     pub took: Duration,
@@ -113,7 +114,8 @@ impl Default for Trials {
 }
 
 impl Trials {
-    /// Reads an owner's request by `work` on this thread, for `asker`. Beside its result: what was compiled for it.
+    /// Reads an owner's request by `work` on this thread, for `asker`. Returns its result and the grammars that were
+    /// compiled for it.
     pub fn within<T>(
         self: &Arc<Self>,
         owner: u64,
@@ -160,7 +162,7 @@ impl Trials {
         self.turns.push(owner, move || {
             let began = WorkTime::now();
             let verdict = check_grammar_while(&text, || !asker.has_left());
-            // Whoever asked may be gone.
+            // The request may be gone.
             let _ = tell.send((verdict, began.elapsed()));
         });
         let failed = || ConstraintError::Grammar("trying it failed; the log says more".to_owned());
@@ -223,10 +225,11 @@ fn name(owner: u64, grammar: &str) -> Name {
     *hasher.finalize().as_bytes()
 }
 
-/// Tries a grammar for whoever is being read. Nobody is where the program itself asks: then it is tried here.
+/// Compiles a grammar for the request that is being read on this thread. Outside of any request it is compiled at
+/// once, on this thread.
 ///
 /// # Errors
-/// What is wrong with it, or that the request has too much of them.
+/// The grammar is invalid, or the request has too many of them.
 pub(super) fn tried(grammar: &str) -> Verdict {
     // The library turns the sign of a range's one number again and again where that is the lowest i64, until the stack ends.
     if grammar.contains("json") && has_below(grammar, LOWEST as f64) {
@@ -350,7 +353,7 @@ mod tests {
     fn nothing_is_compiled_for_a_client_that_has_left() {
         let trials = Arc::new(Trials::default());
         let (release, held) = mpsc::channel::<()>();
-        // Nothing of this owner is compiled before this is let go.
+        // Nothing of this owner is compiled before this is released.
         trials.turns().push(1, move || held.recv().unwrap_or(()));
         let asker = Asker::default();
         let waits = asker.waits();
@@ -371,7 +374,7 @@ mod tests {
         let (verdicts, spent) = reading.join().unwrap();
         assert_eq!(verdicts, [Err(ConstraintError::Unwanted), Err(ConstraintError::Unwanted)]);
         assert_eq!((trials.n_tried(), spent.grammars), (0, 0));
-        // What was given up is no verdict on the grammar.
+        // A trial that was given up says nothing about the grammar.
         let again = || tried("start: \"a\"");
         let place = Box::new(Counted::default());
         assert_eq!(trials.within(1, Asker::default(), place, again).0, Ok(()));

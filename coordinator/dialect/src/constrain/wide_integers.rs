@@ -1,9 +1,9 @@
-//! Schemas with whole numbers that the library of grammars does not hold ([`super::bounds`]): it makes real numbers of eight
-//! bytes of them all, and cannot turn the sign of the lowest i64. What surrounds such a number is written here, down to the
-//! number's own regular expression ([`super::integers`]); all other parts of the schema stay the library's.
+//! Schemas with integers that the grammar library cannot represent ([`super::bounds`]). It turns all of them into
+//! f64, and cannot negate the lowest i64. The part of the schema around such a number is written here, down to the
+//! number's own regular expression ([`super::integers`]). All other parts stay the library's.
 //!
-//! What is written: types, bounds and literals of the number itself; `$ref`, `anyOf` and `allOf` of such; objects with named
-//! properties, which then have no others, or with others alone; lists of one kind of items.
+//! Supported are types, bounds and literals of the number itself; `$ref`, `anyOf` and `allOf` of such; objects with
+//! named properties, which then have no others, or with others alone; lists of one kind of items.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,10 +52,10 @@ const RESTRICTING: [&str; 23] = [
     "multipleOf",
 ];
 
-/// Those of them that restrict numbers, and are not known here.
+/// Keywords that restrict numbers and are not supported here.
 const NOT_WRITTEN: [&str; 4] = ["$ref", "anyOf", "oneOf", "multipleOf"];
 
-/// Where definitions are.
+/// Keywords that hold definitions.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// The grammar of a schema with such numbers; `None`: it has them where they are not written.
@@ -66,7 +66,7 @@ pub fn grammar(schema: &Value) -> Option<Grammar> {
     Some(Grammar::lark(format!("start: {start}{rules}")))
 }
 
-/// Writes rules.
+/// Writes grammar rules for a schema.
 struct Writer<'a> {
     root: &'a Value,
     rules: Vec<String>,
@@ -118,7 +118,7 @@ impl Writer<'_> {
             return Some(name.clone());
         }
         let target = pointed(self.root, to)?;
-        // Its place is taken first: what is behind it may point here again.
+        // The rule is reserved first, because its body may refer to it.
         let (at, name) = (self.rules.len(), self.rule(""));
         self.known.insert(to.to_string(), name.clone());
         let body = self.part(target)?;
@@ -145,7 +145,7 @@ impl Writer<'_> {
         }
     }
 
-    /// What is of one of the types that a schema names.
+    /// The rule for a value of one of a schema's types.
     fn of_type(&mut self, words: &Map<String, Value>, ty: &Value) -> Option<String> {
         let mut words = words.clone();
         let others: &[&str] = match ty.as_str()? {
@@ -322,7 +322,8 @@ fn references(value: &Value, all: &mut Vec<String>) {
     }
 }
 
-/// A schema with those of its `allOf` in it; `None`: they say something about the same that is not met here.
+/// The schema with its `allOf` merged into it; `None`: two of them restrict the same keyword, which is not supported
+/// here.
 fn merged(words: &Map<String, Value>) -> Option<Value> {
     let mut all = words.clone();
     let parts = all.shift_remove("allOf")?;
@@ -357,7 +358,7 @@ fn types(word: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// What a type has in common with others: a whole number is a number too.
+/// The type that both sides allow: an integer is a number too.
 fn common(ty: &str, others: &[String]) -> Option<Value> {
     let has = |name: &str| others.iter().any(|other| other == name);
     match ty {

@@ -1,4 +1,5 @@
-//! Numbers that the library of grammars does not hold, wherever a schema may have them: an answer passes where it fits.
+//! Numbers that the grammar library cannot represent, at every place of a schema: an answer passes exactly if it
+//! matches.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use super::tests::is_whole as passes;
 use super::{Form, FormKind, Refused, Strictness};
 use crate::text_model::TextModel;
 
-/// What holds an answer to a schema.
+/// The constraint that enforces a schema.
 pub fn held(schema: &str, strictness: Strictness) -> Result<Arc<Constraint>, Refused> {
     let schema: Value = serde_json::from_str(schema).unwrap();
     let form = Form { path: "s".to_string(), kind: FormKind::Schema(schema, strictness) };

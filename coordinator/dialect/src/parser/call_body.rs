@@ -9,22 +9,22 @@ use crate::values::python::{self, ArgumentEnd};
 use crate::values::tools::{self, Tools, Types};
 use crate::{Calls, Shape, TaggedShape};
 
-/// What surrounds the arguments.
+/// The request and the format around a call's arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
-    /// The format.
+    /// The format of calls.
     pub calls: &'a Calls,
-    /// The request's tools.
+    /// The tools of the request.
     pub tools: &'a Tools,
     /// The tool that is called.
     pub name: &'a str,
-    /// No text follows.
+    /// Whether the text is complete.
     pub ended: bool,
     /// The text was cut off, so what is open stays open.
     pub cut_off: bool,
 }
 
-/// What came of some text.
+/// The result of reading a stretch of text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Read {
     /// Bytes of the text that are done with.
@@ -40,29 +40,29 @@ pub struct Read {
 /// Arguments that are being read.
 #[derive(Clone, Debug)]
 pub enum Arguments {
-    /// None.
+    /// The call has no arguments.
     Empty,
-    /// A JSON object.
+    /// A JSON object, repaired while it is copied.
     Json(Mender),
-    /// What began as JSON: passed on as it is, up to the call's end. The flag: something other than white
-    /// space came.
+    /// Text that began as JSON and is passed on unchanged, up to the call's end. The flag: something other than white
+    /// space has come.
     Raw(Mender, bool),
-    /// Tags.
+    /// Arguments in tags.
     Tags(Tags),
-    /// `KEY=VALUE, ...)`.
+    /// Python's keyword arguments, `KEY=VALUE, ...)`.
     Python(Python),
 }
 
 impl Around<'_> {
-    /// Whether what looks like the beginning of a marker is none, because nothing follows. Where the answer was
-    /// cut off it is one.
+    /// Whether a possible beginning of a marker is plain text, because the text is complete. Where the answer was cut
+    /// off, it counts as a marker.
     fn decides(&self) -> bool {
         self.ended && !self.cut_off
     }
 }
 
 impl Arguments {
-    /// Those of a call whose head says `body`.
+    /// A reader for arguments in the notation `body`.
     pub fn new(body: Body) -> Self {
         match body {
             Body::Empty => Self::Empty,
@@ -72,7 +72,7 @@ impl Arguments {
         }
     }
 
-    /// Reads on.
+    /// Reads the next stretch of text.
     pub fn read(&mut self, text: &str, around: Around<'_>) -> Read {
         match self {
             Self::Empty => Read { json: "{}".to_string(), end: true, ..Read::default() },
@@ -122,7 +122,7 @@ fn raw(text: &str, mender: &Mender, any: &mut bool, around: Around<'_>) -> Read 
     Read { used, json, end, ..Read::default() }
 }
 
-/// Arguments as tags.
+/// Reads arguments in tags.
 #[derive(Clone, Debug, Default)]
 pub struct Tags {
     n_read: usize,
@@ -134,7 +134,7 @@ pub struct Tags {
 #[derive(Clone, Debug)]
 struct TagValue {
     types: Option<Types>,
-    /// Nothing of it was read.
+    /// Nothing of the value was read yet.
     fresh: bool,
     /// Text of a value that is no plain string, until it is complete.
     held: String,
@@ -155,7 +155,7 @@ impl Tags {
         }
     }
 
-    /// Before an argument or behind the last. Whether anything happened.
+    /// Reads before an argument, or behind the last one. Whether anything happened.
     fn between(
         &mut self,
         text: &str,
@@ -278,7 +278,7 @@ impl Tags {
         Some(used)
     }
 
-    /// Within a value. Whether it is complete.
+    /// Reads within a value. Returns whether the value is complete.
     fn value(
         &mut self,
         text: &str,

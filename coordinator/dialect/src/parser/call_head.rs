@@ -7,15 +7,15 @@ use super::lexer::{self, Begins, Found, begins, find};
 use crate::values::tools::Tools;
 use crate::{Calls, JsonShape, NamedShape, Shape, TaggedShape};
 
-/// Longest beginning of a call, up to its arguments. What takes longer is no call.
+/// Limit of the beginning of a call, up to its arguments. A longer beginning is no call.
 pub const MAX_HEAD_BYTES: usize = 4096;
 
-/// What a text begins with.
+/// The decision about the beginning of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Head {
     /// More text is needed.
     More,
-    /// No call.
+    /// The text does not begin with a call.
     No,
     /// A call; its arguments begin `used` bytes further.
     Call(Called),
@@ -28,7 +28,7 @@ pub enum Head {
 /// A call whose name is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Called {
-    /// The tool.
+    /// The tool's name.
     pub name: String,
     /// The id that the model gave.
     pub id: Option<String>,
@@ -38,29 +38,29 @@ pub struct Called {
     pub body: Body,
 }
 
-/// How arguments follow.
+/// The notation of a call's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// There are none.
+    /// The call has no arguments.
     Empty,
     /// A JSON object.
     Json,
-    /// Tags.
+    /// Arguments in tags.
     Tags,
-    /// `KEY=VALUE, ...)`.
+    /// Python's keyword arguments, `KEY=VALUE, ...)`.
     Python,
 }
 
-/// What a call's beginning is judged by.
+/// The request and the format by which a call's beginning is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
-    /// The format.
+    /// The format of calls.
     pub calls: &'a Calls,
-    /// The request's tools.
+    /// The tools of the request.
     pub tools: &'a Tools,
     /// Only names of these tools count.
     pub known_only: bool,
-    /// No text follows.
+    /// Whether the text is complete.
     pub ended: bool,
 }
 
@@ -75,7 +75,7 @@ pub fn read(text: &str, context: Context<'_>) -> Head {
         Shape::Tagged(shape) => tagged(text, shape, context),
         Shape::Python => python(text, context),
     };
-    // Behind a marker a model may write its calls in the most common form, whatever its template does.
+    // Behind a marker a model may write its calls in the most common form, even if its template has another one.
     let head = match head {
         Head::No if !matches!(context.calls.shape, Shape::Json(_)) && !context.calls.bare => {
             json(text, &JsonShape::default(), context)
@@ -210,17 +210,17 @@ fn call(name: String, id: Option<String>, used: usize, body: Body) -> Head {
     Head::Call(Called { name, id, used, body })
 }
 
-/// What stands at the beginning of a text.
+/// A part at the beginning of a text.
 enum Part {
     /// This, so many bytes long.
     Is(String, usize),
-    /// It is not complete.
+    /// The part is not complete.
     Open,
-    /// It is something else.
+    /// The text is something else.
     Bad,
 }
 
-/// A string.
+/// Reads a string in quotes.
 fn string(text: &str) -> Part {
     let Some(inner) = text.strip_prefix('"') else { return Part::Bad };
     let mut escaped = false;

@@ -14,7 +14,7 @@ use super::lexer::{self, Begins, Found, begins, find};
 use crate::values::json::Mender;
 use crate::values::tools::Tools;
 
-/// All of its markers.
+/// All markers of this format.
 pub const MARKERS: [&str; 7] = [
     "<|channel|>",
     "<|message|>",
@@ -32,37 +32,37 @@ const CALL: usize = 4;
 const RETURN: usize = 5;
 const CONSTRAIN: usize = 6;
 
-/// Before a recipient.
+/// The text before a recipient.
 const TO: &str = "to=";
-/// Before the names of the request's tools.
+/// The text before the names of the request's tools.
 const FUNCTIONS: &str = "functions.";
 
 /// Where in the series.
 #[derive(Clone, Debug, Default)]
 pub enum Channels {
-    /// At the beginning: the prompt may have ended within a header.
+    /// At the beginning of the answer: the prompt may have ended within a header.
     #[default]
     First,
-    /// In a header.
+    /// Within a header.
     Header,
-    /// In reasoning.
+    /// Within reasoning.
     Reasoning,
-    /// In content.
+    /// Within content.
     Content,
-    /// In a call's arguments: what copies them, until they turn out to be no JSON, and whether there are any.
+    /// Within a call's arguments: the copier, unless they turn out not to be JSON, and whether there are any.
     Call(Option<Mender>, bool),
-    /// Behind a message.
+    /// Between two messages.
     Between,
 }
 
-/// What the messages are read with.
+/// The request and the format with which messages are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
-    /// The request's tools.
+    /// The tools of the request.
     pub tools: &'a Tools,
     /// Whether calls are wanted.
     pub read_calls: bool,
-    /// No text follows.
+    /// Whether the text is complete.
     pub ended: bool,
     /// The text was cut off.
     pub cut_off: bool,
@@ -81,7 +81,7 @@ impl<'a> Setting<'a> {
 }
 
 impl Channels {
-    /// Reads from `text`. Bytes that are done with; `None`: more text is needed.
+    /// Reads from `text`. Returns the number of bytes that are done with; `None`: more text is needed.
     pub fn step(&mut self, text: &str, sink: &mut Sink, setting: Setting<'_>) -> Option<usize> {
         match self {
             Self::First => {
@@ -218,7 +218,7 @@ impl Channels {
     }
 }
 
-/// What kind of message a header announces.
+/// The kind of message that a header announces.
 fn message_of(header: &str, sink: &mut Sink, setting: Setting<'_>) -> Channels {
     let ends = |c: char| c.is_whitespace() || c == '<' || c == CONTROL;
     let word = |text: &str| text.trim_start().split(ends).next().unwrap_or_default().to_string();

@@ -1,5 +1,5 @@
-//! Control tokens in the text that a parser reads. The name of one begins with a character of its own there, so
-//! that the same letters, spelled in ordinary tokens, are another text.
+//! Control tokens in the text that a parser reads. The name of a control token begins there with a reserved
+//! character, so that the same letters in ordinary tokens are a different text.
 
 use crate::{Calls, Dialect, NamedShape, Pair, Shape, TaggedShape};
 

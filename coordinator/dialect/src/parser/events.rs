@@ -8,31 +8,31 @@ pub enum Event {
     Reasoning(String),
     /// More of the content.
     Content(String),
-    /// A call begins.
+    /// A tool call begins.
     Call {
         /// Its number, from 0.
         index: usize,
-        /// Its id.
+        /// The call's id.
         id: String,
-        /// The tool.
+        /// The tool's name.
         name: String,
     },
     /// More of a call's arguments: JSON text, unless the model wrote none.
     Arguments {
-        /// The call's number.
+        /// The call's number, from 0.
         index: usize,
-        /// What is new.
+        /// New text of the arguments.
         text: String,
     },
 }
 
-/// What ids of calls are made from: equal requests get equal ids, and two calls of one conversation never
-/// share one, because prompt, seed or number differ.
+/// The seed of calls' ids: equal requests get equal ids, and two calls of one conversation never share one, because
+/// prompt, seed or number differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdSeed([u8; 32]);
 
 impl IdSeed {
-    /// Of one choice: its prompt's tokens and its seed.
+    /// The seed for one choice, from its prompt's tokens and its seed.
     pub fn new(prompt: &[u32], seed: u64) -> Self {
         let mut hash = blake3::Hasher::new();
         hash.update(&seed.to_le_bytes());
@@ -76,12 +76,12 @@ struct Flow {
     held: String,
     /// Whether anything but white space came.
     any: bool,
-    /// What comes next is a new paragraph.
+    /// Whether the next text begins a new paragraph.
     paragraph: bool,
 }
 
 impl Flow {
-    /// What of `text` is certain.
+    /// The part of `text` that cannot be trimmed any more.
     fn push(&mut self, text: &str, hold: bool) -> String {
         let mut text = text;
         if self.at_start {
@@ -107,7 +107,7 @@ impl Flow {
         out
     }
 
-    /// What was said is said; more would be a new paragraph.
+    /// Ends the text. More text would be a new paragraph.
     fn end(&mut self) {
         self.held.clear();
         self.at_start = true;
@@ -115,7 +115,7 @@ impl Flow {
     }
 }
 
-/// Collects events.
+/// Collects events, trims their texts and numbers calls.
 #[derive(Clone, Debug, Default)]
 pub struct Sink {
     events: Vec<Event>,
@@ -123,19 +123,19 @@ pub struct Sink {
     nine: bool,
     content: Flow,
     reasoning: Flow,
-    /// White space at the content's end waits: a call may follow, and then it is none of the content's.
+    /// White space at the content's end is held back. If a call follows, it is dropped.
     hold_space: bool,
     n_calls: usize,
 }
 
 impl Sink {
-    /// Nothing yet. `hold_space`: calls may come.
+    /// An empty sink. `hold_space`: calls may come.
     pub fn new(seed: IdSeed, nine: bool, hold_space: bool) -> Self {
         let reasoning = Flow { at_start: true, ..Flow::default() };
         Self { seed, nine, hold_space, reasoning, ..Self::default() }
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub fn n_calls(&self) -> usize {
         self.n_calls
     }
@@ -150,7 +150,7 @@ impl Sink {
         self.reasoning.any
     }
 
-    /// More content.
+    /// Adds content.
     pub fn content(&mut self, text: &str) {
         // White space at the beginning may stand before reasoning.
         let hold = self.hold_space || !self.content.any;
@@ -162,7 +162,7 @@ impl Sink {
         }
     }
 
-    /// More reasoning.
+    /// Adds reasoning.
     pub fn reasoning(&mut self, text: &str) {
         let sure = self.reasoning.push(text, true);
         match self.events.last_mut() {
@@ -181,12 +181,12 @@ impl Sink {
         }
     }
 
-    /// What follows is content of its own: a new paragraph, if there was some.
+    /// Begins a new paragraph of content, if there was some.
     pub fn new_paragraph(&mut self) {
         self.content.end();
     }
 
-    /// A call begins.
+    /// Begins a call.
     pub fn call(&mut self, name: String, id: Option<String>) {
         self.content.held.clear();
         let index = self.n_calls;
@@ -205,7 +205,7 @@ impl Sink {
         }
     }
 
-    /// The call is complete; white space between calls is nobody's.
+    /// Completes the call. White space between calls belongs to neither of them.
     pub fn end_call(&mut self) {
         self.content.at_start = true;
     }
@@ -233,7 +233,7 @@ impl Sink {
         self.events.push(Event::Content(text.to_string()));
     }
 
-    /// What waited belongs to the prompt.
+    /// Drops white space that was held back, since it belongs to the prompt.
     pub fn forget_space(&mut self) {
         self.content.held.clear();
         self.reasoning.held.clear();

@@ -1,25 +1,25 @@
 //! Finds markers in a text that has not all arrived.
 //!
-//! Every question here has three answers: yes, no, and that the text so far cannot tell. Whoever gets the
-//! third one waits for more text. That is why parsing does not depend on how the text was cut.
+//! Every question here has three answers: yes, no, and that the text so far cannot tell. After the third one the
+//! caller waits for more text. That is why parsing does not depend on how the text was cut.
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A marker: its place, and its number in the list asked for.
     At(usize, usize),
-    /// None so far; none can begin before this place, and what is behind it may be the start of one.
+    /// Nothing is found so far. No match begins before this place; the text behind it may be the start of one.
     NotBefore(usize),
 }
 
 /// How a text begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// With this marker of the list.
+    /// It begins with this marker of the list.
     With(usize),
     /// Perhaps with one: more text is needed.
     Perhaps,
-    /// With none.
+    /// No text begins here.
     No,
 }
 

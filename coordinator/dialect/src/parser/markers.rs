@@ -8,31 +8,31 @@ use super::events::IdSeed;
 use crate::values::tools::Tools;
 use crate::{Calls, Dialect, Shape};
 
-/// What a parser has to know of a request.
+/// Facts of a request that a parser needs.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The tools; none: calls are not looked for.
     pub tools: Arc<Tools>,
-    /// Nothing after the first call counts.
+    /// Whether everything after the first call is ignored.
     pub single: bool,
-    /// Control tokens that are shown to the parser and to nobody else, as [`super::control_tokens`] names them.
+    /// Control tokens that only the parser sees, as [`super::control_tokens`] names them.
     pub hidden: Arc<[String]>,
-    /// For ids that the model does not give.
+    /// The seed of ids that the model does not give.
     pub seed: IdSeed,
 }
 
-/// What a marker in running text means.
+/// The meaning of a marker in running text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Calls follow.
+    /// A section of calls begins.
     Open,
     /// A call's own beginning.
     Head,
-    /// Reasoning follows.
+    /// Reasoning begins.
     ThinkOpen,
-    /// It is over.
+    /// Reasoning ends.
     ThinkClose,
-    /// Nothing.
+    /// The marker is dropped.
     Silent,
 }
 
@@ -80,7 +80,7 @@ pub fn marks(dialect: &Dialect, options: &Options) -> Vec<(Role, String)> {
     marks
 }
 
-/// The markers of channels: control tokens where the options say so.
+/// The markers of channels. With the options for control tokens, only control tokens are markers.
 pub fn channel_marks(options: &Options) -> Arc<[String]> {
     let mark = |marker: &str| {
         let name = control(marker);

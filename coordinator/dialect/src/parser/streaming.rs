@@ -20,21 +20,21 @@ const MAX_WHOLE_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
 enum State {
-    /// In content, or in reasoning if `thinks`.
+    /// Reading content, or reasoning if `thinks`.
     Text,
-    /// Among calls: between two, or before the first.
+    /// Reading between two calls, or before the first.
     Between,
     /// Where a call may begin.
     Head,
-    /// In a call that is read when it is complete.
+    /// Reading a call that is parsed when it is complete.
     Whole(Scan),
-    /// In a call's arguments.
+    /// Reading a call's arguments.
     Body { name: String, arguments: Arguments },
-    /// Behind the arguments of a call that is a JSON object.
+    /// Reading behind the arguments of a call that is a JSON object.
     Tail,
-    /// gpt-oss.
+    /// Reading the channels of gpt-oss.
     Channels(Channels),
-    /// Nothing counts any more.
+    /// The answer is complete; further text is ignored.
     Done,
 }
 
@@ -42,13 +42,13 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     No,
-    /// By itself.
+    /// The model ended its answer.
     Whole,
-    /// In the middle.
+    /// The answer was cut off.
     CutOff,
 }
 
-/// Reads one answer.
+/// Parses one answer, piece by piece.
 #[derive(Clone, Debug)]
 pub struct Parser {
     dialect: Arc<Dialect>,
@@ -77,7 +77,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// At the beginning of an answer.
+    /// A parser at the beginning of an answer.
     pub fn new(dialect: Arc<Dialect>, options: Options) -> Self {
         let calls = calls_to_read(&dialect, &options);
         let nine = calls.is_some_and(|calls| calls.ids == Ids::Nine);
@@ -110,7 +110,8 @@ impl Parser {
         self.markup.clear();
     }
 
-    /// Takes in text of the prompt that is the beginning of the answer. What is named as a control token is one there.
+    /// Reads the end of the prompt that is the beginning of the answer. Names of control tokens are control tokens
+    /// there.
     pub fn begin_answer(&mut self, text: &str) -> Vec<Event> {
         let text = told(text, &self.options.hidden);
         self.push(&text)
@@ -128,7 +129,7 @@ impl Parser {
         self.taken()
     }
 
-    /// What is new, without control tokens.
+    /// New events, with control tokens taken out of their texts.
     fn taken(&mut self) -> Vec<Event> {
         let mut events = self.sink.take();
         for event in &mut events {
@@ -160,7 +161,7 @@ impl Parser {
         self.taken()
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub fn n_calls(&self) -> usize {
         self.sink.n_calls()
     }
@@ -201,8 +202,7 @@ impl Parser {
         }
     }
 
-    /// Stays in `state` until more text is there. If none comes because the answer was cut off, what is
-    /// undecided is dropped.
+    /// Stays in `state` until more text is there. If the answer was cut off, the undecided text is dropped.
     fn wait(&mut self, state: State) -> bool {
         if self.ended == Ended::CutOff {
             self.text.clear();
@@ -273,7 +273,7 @@ impl Parser {
         true
     }
 
-    /// Whether a marker may mean something where the text is now. Others are text.
+    /// Whether this marker has a meaning at the present place. Otherwise it is text.
     fn counts(&self, which: usize) -> bool {
         let (role, mark) = &self.marks[which];
         match role {
@@ -413,7 +413,7 @@ impl Parser {
         self.go(State::Text)
     }
 
-    /// What looked like a call is none.
+    /// Turns what looked like a call into content.
     fn give_up(&mut self) -> bool {
         let mut text = std::mem::take(&mut self.undecided);
         if self.committed && text.trim_matches(is_between).is_empty() {
@@ -433,7 +433,7 @@ impl Parser {
         text.trim_matches(is_between).is_empty()
     }
 
-    /// Shows text without the special tokens in it that nobody should see.
+    /// Emits text without its special tokens.
     fn show_visible(&mut self, text: &str) {
         let text = without_controls(text, &self.options.hidden);
         self.show(&text);

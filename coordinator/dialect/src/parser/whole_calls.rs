@@ -5,11 +5,11 @@ use crate::values::json;
 
 /// A call that is read when it is complete.
 pub struct WholeCall {
-    /// The tool.
+    /// The tool's name.
     pub name: String,
     /// The id that the model gave.
     pub id: Option<String>,
-    /// As JSON text.
+    /// The arguments, as JSON text.
     pub arguments: String,
 }
 

@@ -3,47 +3,47 @@
 
 use serde_json::{Map, Value, json};
 
-/// What becomes of system messages.
+/// How an arrangement treats system messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Systems {
-    /// They stay where they are.
+    /// System messages stay where they are.
     #[default]
     Stay,
-    /// All of them are one, which comes first.
+    /// All system messages are merged into one, which comes first.
     Merged,
     /// Their text begins the first message of a user.
     Moved,
 }
 
-/// What becomes of calls of earlier answers.
+/// How an arrangement treats calls of earlier answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallsGiven {
-    /// They stay as they are.
+    /// Calls stay as they are.
     #[default]
     Stay,
     /// Text beside calls is a message of its own, before them.
     Apart,
-    /// And every call is one, with its result behind it.
+    /// In addition, each call has a message of its own, with its result behind it.
     Single,
-    /// They are written into the text, as are their results.
+    /// Calls and their results are written into the text.
     InWords,
 }
 
-/// One arrangement.
+/// An arrangement of the messages of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrangement {
-    /// System messages.
+    /// How system messages are arranged.
     pub systems: Systems,
     /// Neighbours of one role are one message.
     pub joined: bool,
     /// A conversation that does not begin with a user's message gets an empty one.
     pub user_first: bool,
-    /// Calls.
+    /// How calls are arranged.
     pub calls: CallsGiven,
 }
 
 impl Arrangement {
-    /// All of them; those that change least come first.
+    /// All arrangements; those that change least come first.
     pub fn all() -> impl Iterator<Item = Self> {
         let calls = [CallsGiven::Stay, CallsGiven::Apart, CallsGiven::Single, CallsGiven::InWords];
         let systems = [Systems::Stay, Systems::Merged, Systems::Moved];
@@ -84,7 +84,7 @@ impl Arrangement {
         if self.joined { join(messages) } else { messages }
     }
 
-    /// What was done, in words for the log.
+    /// The changes of this arrangement, in words for the log.
     pub fn words(self) -> Vec<&'static str> {
         let mut all = Vec::new();
         match self.systems {
@@ -113,12 +113,12 @@ fn is(message: &Value, role: &str) -> bool {
     message.get("role").and_then(Value::as_str) == Some(role)
 }
 
-/// Whether a message is for the model and from nobody in the conversation.
+/// Whether a message is an instruction (`system` or `developer`), and not a turn of the conversation.
 pub fn is_system(message: &Value) -> bool {
     is(message, "system") || is(message, "developer")
 }
 
-/// A message's text; empty where there is none.
+/// A message's text; empty if it has none.
 pub fn text_of(message: &Value) -> &str {
     message.get("content").and_then(Value::as_str).unwrap_or_default()
 }

@@ -1,15 +1,15 @@
-//! Where in a chat's prompt another one is likely to go on otherwise: where its client marks it, behind the instructions and
-//! tools, and before the last message of the user.
+//! Positions of a chat's prompt at which other chats are likely to differ: where the client marks it, behind the
+//! instructions and tools, and before the user's last message.
 
 use brigade_text::Tokenizer;
 use serde_json::Value;
 
-/// Up to where a chat is to be kept, as its client marks it: others are likely to go on otherwise there.
+/// The places of a chat that its client marks: other chats are likely to differ there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marked {
-    /// Instructions and tools.
+    /// Whether the end of instructions and tools is marked.
     pub tools: bool,
-    /// Texts of messages.
+    /// Marked ends of texts in messages.
     pub ends: Vec<TextEnd>,
 }
 
@@ -25,8 +25,9 @@ pub struct TextEnd {
 /// Messages whose text is looked for in vain: the others are not looked for.
 const MOST_MISSES: usize = 16;
 
-/// Tokens before the places that the client marked, before the first message of the user and before its last, as far as the
-/// template has written them as they are: the more important come first. And those before the last marked place.
+/// The positions of borders in a prompt's tokens, the more important first, and the position of the last mark.
+/// Borders are the client's marks, the user's first message and the user's last one. Borders that the template has
+/// rewritten are not found.
 pub(crate) fn borders(
     tokenizer: &Tokenizer,
     text: &str,
@@ -37,7 +38,7 @@ pub(crate) fn borders(
     let of_user = |message: &&Value| message["role"] == "user";
     let content = |message: &Value| Some(message["content"].as_str()?.trim().to_owned());
     let users = || messages.iter().filter(of_user).filter_map(content).filter(|c| !c.is_empty());
-    // What comes before the first message may have its words as well.
+    // Text before the first message may contain its words as well.
     let is_before = |message: &&Value| message["role"] != "user";
     let before = messages.iter().take_while(is_before).filter_map(content);
     let begins = before.filter_map(|c| Some(text.rfind(&c)? + c.len())).max().unwrap_or(0);

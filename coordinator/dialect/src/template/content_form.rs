@@ -2,18 +2,18 @@
 
 use serde_json::{Value, json};
 
-/// In which form a template reads a message's content.
+/// The form in which a template reads a message's content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// As a text.
+    /// Content is a plain text.
     #[default]
     Text,
-    /// As a list of parts.
+    /// Content is a list of parts.
     Parts,
 }
 
 impl Form {
-    /// The other one.
+    /// The other of the two forms.
     pub fn other(self) -> Self {
         match self {
             Self::Text => Self::Parts,
@@ -41,13 +41,13 @@ impl Form {
 /// The form for each role, as probes found it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forms {
-    /// For users.
+    /// The form of users' messages.
     pub user: Form,
-    /// For answers.
+    /// The form of answers.
     pub assistant: Form,
-    /// For system messages.
+    /// The form of system messages.
     pub system: Form,
-    /// For results of tools.
+    /// The form of results of tools.
     pub tool: Form,
 }
 

@@ -1,5 +1,5 @@
-//! Finds the dialect of a chat template. Formats that are known by a marker come first ([`known`]). For all
-//! others the dialect is read off what the probes show.
+//! Finds the dialect of a chat template. Formats with a known marker come first ([`known`]). For all other templates
+//! the dialect is derived from rendered probes.
 
 use brigade_text::ChatTemplate;
 use serde_json::Value;
@@ -80,7 +80,7 @@ pub fn calls(facts: &Facts) -> Option<Calls> {
 /// A part of a text, by places.
 type Span = (usize, usize);
 
-/// Splits what stands around two calls into what is around each and what is around both.
+/// Splits the text around two calls into the text around each and the text around both.
 fn wrap(one: &str, span: Span, two: Option<(&str, Span, Span)>) -> (Option<Pair>, Option<Pair>) {
     let strip =
         |text: &str| text.trim().trim_end_matches('[').trim_start_matches(']').trim().to_string();
@@ -93,13 +93,13 @@ fn wrap(one: &str, span: Span, two: Option<(&str, Span, Span)>) -> (Option<Pair>
     };
     let (before, middle, after) = (&two[..a.0], &two[a.1..b.0], &two[b.1..]);
     let shared = &before[before.len() - common_suffix(before, middle)..];
-    // What two texts share may begin in the middle of a tag.
+    // The common part of two texts may begin in the middle of a tag.
     let open = shared.find(['<', '[']).map_or("", |at| &shared[at..]);
     let open = if strip(open).is_empty() { "" } else { open };
     let shared = &middle[..common_prefix(middle, after)];
     let close = shared.rfind(['>', ']', '`']).map_or("", |at| &shared[..=at]);
     let close = if strip(close).is_empty() { "" } else { close };
-    // What ends the turn may stand behind.
+    // The end of the turn may stand behind it.
     let end = strip(&after[close.len()..]);
     let end = first_tag(&end).0.unwrap_or(&end);
     let section = pair(&before[..before.len() - open.len()], end);
@@ -125,9 +125,9 @@ fn json(one: &str, two: Option<&str>) -> Option<Calls> {
 }
 
 enum Object {
-    /// A whole call.
+    /// The object is a whole call.
     Call(JsonShape),
-    /// Arguments alone.
+    /// The object has a call's arguments alone.
     Arguments,
 }
 

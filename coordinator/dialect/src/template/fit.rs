@@ -23,16 +23,16 @@ const QUOTED: usize = 40;
 /// Longest conversation of which every arrangement is rendered whole; of a longer one its sketch is.
 pub const MAX_TRIED_BYTES: usize = 1 << 12;
 
-/// Arrangements of a longer one, beside the first, that are rendered whole: those that the template takes of the sketch.
-/// So a refusal takes a few renderings, whatever the conversation.
+/// Limit of the arrangements of a long conversation, beside the first one, that are rendered whole. They are chosen
+/// by the sketch, so a refusal costs only a few renderings.
 pub const MAX_TRIED: usize = 2;
 
-/// What had to be done for a template so far: each thing is said once.
+/// Log messages about arrangements that were needed for a template. Each message is logged once.
 #[derive(Debug, Default)]
 pub struct Said(Mutex<Vec<&'static str>>);
 
 impl Said {
-    /// Says to the log what is new.
+    /// Logs the arrangements that were not logged before.
     pub fn say(&self, model: &str, words: &[&'static str]) {
         // A panic cannot leave the list half changed, so a poisoned lock is fine.
         let mut said = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -48,7 +48,7 @@ impl Said {
 /// A conversation as a template renders it.
 #[derive(Debug)]
 pub struct Fitted {
-    /// The prompt.
+    /// The rendered prompt.
     pub text: String,
     /// How the messages were arranged.
     pub arrangement: Arrangement,
@@ -57,11 +57,11 @@ pub struct Fitted {
 /// Renders for one template.
 #[derive(Clone, Copy, Debug)]
 pub struct Fitting<'a> {
-    /// The template.
+    /// The model's chat template.
     pub template: &'a ChatTemplate,
-    /// What it reads.
+    /// The forms in which it reads contents.
     pub forms: Forms,
-    /// All but the messages.
+    /// The template's input without the messages.
     pub input: TemplateInput<'a>,
 }
 
@@ -69,11 +69,11 @@ impl Fitting<'_> {
     /// The prompt of a conversation, in the first arrangement that the template takes whole. `in_words`: the same
     /// conversation, its calls written as text.
     ///
-    /// A long conversation that is not taken as it is goes on as its sketch ([`sketch`]): only arrangements that the template
-    /// takes of that are rendered whole, and few of them.
+    /// If a long conversation does not fit as it is, its sketch ([`sketch`]) is tried in all arrangements. Only
+    /// arrangements that fit the sketch are rendered whole, and few of them.
     ///
     /// # Errors
-    /// No arrangement is taken: what is wrong with the first.
+    /// No arrangement fits; the error is that of the first one.
     pub fn fit(
         &self,
         prepared: &Prepared,
@@ -148,10 +148,10 @@ impl Fitting<'_> {
         Err(left_out(&messages[lost[0]], lost[0]))
     }
 
-    /// What the template makes of these messages, whatever it leaves out.
+    /// Renders these messages without checking whether the template leaves texts out.
     ///
     /// # Errors
-    /// It refuses them.
+    /// The template refuses them.
     pub fn as_it_is(&self, messages: &[Value]) -> Result<String, TextError> {
         let forms: Vec<Form> = messages.iter().map(|message| self.forms.of(message)).collect();
         self.render(messages, &forms)
@@ -184,7 +184,7 @@ impl Fitting<'_> {
         }
     }
 
-    /// Whether the calls are in the prompt.
+    /// Checks that the calls are in the prompt.
     fn has_calls(&self, messages: &[Value], prompt: &str) -> Result<(), TextError> {
         let lost = |(i, message)| lost_of_calls(message, prompt).map(|text| (i, text));
         match messages.iter().enumerate().find_map(lost) {
@@ -228,7 +228,7 @@ fn left_out(message: &Value, i: usize) -> TextError {
     ))
 }
 
-/// A text's beginning.
+/// The beginning of a text, in quotes.
 fn quoted(text: &str) -> String {
     let text = text.trim();
     let end = text.char_indices().map(|(at, _)| at).find(|at| *at >= QUOTED);

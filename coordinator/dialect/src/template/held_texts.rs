@@ -1,5 +1,5 @@
-//! Whether a prompt holds what the messages say. A template that leaves a text out says nothing about it: it is
-//! found here.
+//! Checks that a prompt contains the texts of all messages. A template that leaves a text out does not report it, so
+//! it is found here.
 
 use serde_json::Value;
 
@@ -11,10 +11,10 @@ const MAX_SEARCHED: usize = 64;
 /// Begins a mark; letters that no template looks for.
 const MARK: &str = "zqbrigade";
 
-/// Ends one.
+/// The end of a mark.
 const MARK_END: &str = "qz";
 
-/// What ends reasoning within an earlier answer's text: templates leave out what stands before.
+/// Texts that end reasoning within an earlier answer. Templates leave out the text before them.
 const REASONING_ENDS: [&str; 6] =
     ["</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "<|inner_suffix|>", "◁/think▷"];
 
@@ -28,7 +28,7 @@ fn wanted(message: &Value) -> &str {
     text[behind.max().unwrap_or(0)..].trim()
 }
 
-/// Messages whose text cannot be seen in `prompt` at its place, word for word and not as a part of other words.
+/// Indices of messages whose text is not in `prompt` at its place, verbatim and as whole words.
 pub fn not_seen(messages: &[Value], prompt: &str) -> Vec<usize> {
     let mut unseen = Vec::new();
     let mut from = 0;
@@ -71,7 +71,7 @@ pub fn marked(message: &Value, i: usize) -> String {
     format!("{}{}{}{}{}", &all[..a], mark(2 * i), &all[a..b], mark(2 * i + 1), &all[b..])
 }
 
-/// Which of `messages` have a mark that is not in `prompt`.
+/// The indices of `messages` whose marks are not in `prompt`.
 pub fn without_marks(messages: &[usize], prompt: &str) -> Vec<usize> {
     let prompt = prompt.to_ascii_lowercase();
     let mut found = std::collections::BTreeSet::new();

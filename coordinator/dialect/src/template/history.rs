@@ -32,7 +32,7 @@ pub struct History {
 /// A conversation, ready for the template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prepared {
-    /// The messages.
+    /// Messages in the template's form.
     pub messages: Vec<Value>,
     /// The tools, for templates that know what to do with them.
     pub tools: Vec<Value>,
@@ -41,7 +41,7 @@ pub struct Prepared {
 }
 
 impl History {
-    /// For the template of which `dialect` and `facts` were found.
+    /// A history for the template of which `dialect` and `facts` were found.
     pub fn new(template: &ChatTemplate, dialect: &Dialect, facts: &Facts) -> Self {
         Self {
             dialect: dialect.clone(),
@@ -55,8 +55,8 @@ impl History {
         }
     }
 
-    /// Rewrites messages. `in_words`: calls and results are written as text, also where the template has a form
-    /// for them.
+    /// Rewrites messages for the template. `in_words`: calls and results are written as text, also where the template
+    /// has a form for them.
     pub fn prepare(&self, messages: &[Value], tools: &[Value], in_words: bool) -> Prepared {
         let writes_calls = self.facts.writes_calls && !in_words;
         let mut prepared = Prepared::default();
@@ -184,7 +184,7 @@ impl History {
                 let text = if text.trim().is_empty() { "{}".to_string() } else { text };
                 match serde_json::from_str(&text) {
                     Ok(object @ Value::Object(_)) => object,
-                    // What the model once wrote wrong stays as it was.
+                    // Invalid arguments of an earlier answer stay as they were.
                     _ => Value::from(text),
                 }
             }
@@ -216,7 +216,7 @@ impl History {
 /// A call that a result may name.
 struct Called {
     name: String,
-    /// Its id for the template, where that is another than the client's.
+    /// The call's id for the template, where it differs from the client's.
     id: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Formats of calls that rendering a template does not show. Each is known by a marker that no other format
-//! has. Also here: what models write beyond what their templates show.
+//! Formats of calls that rendering a template does not show. Each is known by a marker that no other format has. This
+//! module also knows what models write beyond their templates.
 
 use brigade_text::ChatTemplate;
 

@@ -7,8 +7,8 @@ use super::history;
 use super::probe::{FIRST, FIRST_ID, Facts, KEY};
 use crate::{Dialect, Shape};
 
-/// The beginning of a call of `name`, or of any tool. `n_before`: calls in the conversation so far, which
-/// some formats count. None: the format cannot be begun so.
+/// The beginning of a call of `name`, or of any tool. `n_before`: calls in the conversation so far, which some
+/// formats count. `None`: such a text cannot begin a call of this format.
 pub fn opening(
     dialect: &Dialect,
     facts: &Facts,
@@ -61,7 +61,7 @@ pub fn opening(
     Some(format!("{before}{name}{separator}"))
 }
 
-/// What ends the reasoning that a prompt has opened, so that a call can follow.
+/// The text that ends the reasoning which a prompt has opened, so that a call can follow.
 pub fn end_of_reasoning(dialect: &Dialect, facts: &Facts) -> String {
     match (&facts.reasoning, &dialect.reasoning) {
         (Some([_, between, _]), _) if !between.trim().is_empty() => between.clone(),

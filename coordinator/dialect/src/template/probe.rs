@@ -8,22 +8,22 @@ use super::held_texts::written_out;
 
 /// Names, ids, key and value of the probes: words that no template has.
 pub const FIRST: &str = "probe_first";
-/// See [`FIRST`].
+/// The second tool's name; see [`FIRST`].
 pub const SECOND: &str = "probe_second";
 /// See [`FIRST`]; nine letters and digits, which some templates insist on.
 pub const FIRST_ID: &str = "probeid01";
 const SECOND_ID: &str = "probeid02";
-/// See [`FIRST`].
+/// An argument's key; see [`FIRST`].
 pub const KEY: &str = "probe_key";
-/// See [`FIRST`].
+/// An argument's value; see [`FIRST`].
 pub const VALUE: &str = "probe_value";
 const DECLARED: &str = "probe_declared";
 /// Begins with a character that no marker begins with.
 pub const CONTENT: &str = "¤probe-content¤";
-/// See [`FIRST`].
+/// Text of reasoning; see [`FIRST`].
 pub const THOUGHT: &str = "¤probe-thought¤";
 
-/// What a template does.
+/// How a template treats tools, calls and reasoning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// It tells the model of the request's tools.
@@ -34,17 +34,17 @@ pub struct Facts {
     pub arguments_as_text: bool,
     /// It writes calls only where the message's content is null.
     pub null_content: bool,
-    /// What it writes for an answer with one call, between the turn's header and its end.
+    /// The text that it writes for an answer with one call, between the turn's header and its end.
     pub one: Option<String>,
     /// The same for two calls; some models can make one only.
     pub two: Option<String>,
     /// Text before reasoning, between reasoning and content, and behind content.
     pub reasoning: Option<[String; 3]>,
-    /// In which form it reads contents.
+    /// The forms in which it reads contents.
     pub forms: Forms,
 }
 
-/// Renders the probes.
+/// Renders the probes and compares the results.
 pub fn facts(template: &ChatTemplate) -> Facts {
     let tools = [declared()];
     let forms = forms(template);
@@ -162,7 +162,7 @@ fn keeps_call(text: &str) -> bool {
     named && text.contains(KEY) && text.contains(VALUE) && !quoted_twice
 }
 
-/// What `text` has in place of the content of `plain`: the template's own words around are the same.
+/// The part of `text` that takes the place of `plain`'s content: the template's words around both are the same.
 fn between(text: &str, plain: &str) -> String {
     let mut head = common_prefix(text, plain);
     let tail = common_suffix(&text[head..], &plain[head..]);

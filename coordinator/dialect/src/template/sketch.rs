@@ -13,7 +13,7 @@ const KEPT_BYTES: usize = 32;
 /// Messages before which nothing is left out.
 const KEPT_MESSAGES: usize = 16;
 
-/// What a message is for its neighbours: its role, how many calls it has, and whether it has text.
+/// The properties of a message that matter to its neighbours: its role, its number of calls, and whether it has text.
 type Kind<'m> = (&'m str, usize, bool);
 
 fn kind(message: &Value) -> Kind<'_> {
@@ -127,7 +127,7 @@ mod tests {
         );
         assert_eq!((&all[0], all.last()), (&messages[0], messages.last()));
         assert!(all.iter().map(bytes_of).sum::<usize>() < 4096);
-        // What stands somewhere in the middle is not lost.
+        // A message in the middle is not lost.
         messages.insert(5001, json!({ "role": "system", "content": "in the middle" }));
         let all = sketch(&messages);
         assert!(all.iter().any(|message| text_of(message) == "in the middle"));

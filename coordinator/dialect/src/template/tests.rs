@@ -406,7 +406,7 @@ fn a_refusal_takes_a_few_renderings_at_most() {
         let model = TextModel::sample_with(source, &[]);
         for messages in [turns(1, 1 << 20), turns(33, 1 << 20), turns(8001, 1 << 20), calls.clone()]
         {
-            // What the template does is found out by probes, once.
+            // The template's behaviour is probed once.
             model.dialect();
             RENDERED.take();
             if prompt(&model, &messages, Vec::new()).is_ok() {

@@ -1,7 +1,7 @@
 //! Turns JSON as models write it into JSON that parsers take.
 //!
-//! [`Mender`] copies a value character by character as it arrives. On the way it repairs what models get
-//! wrong, where it can have been meant in one way only:
+//! [`Mender`] copies a value character by character as it arrives. On the way it repairs errors that models often
+//! make, where only one meaning is possible:
 //!
 //! - line breaks and unknown escapes in strings;
 //! - strings in single quotes;
@@ -22,7 +22,7 @@ const MAX_SCALAR_BYTES: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
-/// What the next character has to be.
+/// The kind of character that must come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Want {
     Value,
@@ -54,7 +54,7 @@ pub struct Mender {
     quote: Option<char>,
     is_key: bool,
     escape: Escape,
-    /// Digits after `\u`.
+    /// The digits so far after `\u`.
     digits: String,
     /// A number or word that is not complete.
     scalar: String,

@@ -1,9 +1,9 @@
-//! Where a schema's `$ref` points: a fragment of a URI that is a JSON pointer (RFC 6901). `%XX` stands for a byte in it,
-//! `~1` for a slash of a name and `~0` for a tilde.
+//! The target of a schema's `$ref`: a fragment of a URI that is a JSON pointer (RFC 6901). `%XX` stands for a byte in
+//! it, `~1` for a slash of a name and `~0` for a tilde.
 
 use serde_json::Value;
 
-/// What `reference` points to in `root`; `None`: nothing, or something outside of it.
+/// The value in `root` to which `reference` points; `None`: it points nowhere, or outside of `root`.
 pub fn pointed<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(&fragment(reference)?)
 }

@@ -1,12 +1,12 @@
-//! Tool calls that are written as in Python: where an argument ends, and what its value is as JSON.
+//! Tool calls in Python's notation: finds the end of an argument, and its value as JSON.
 
 use serde_json::{Map, Value};
 
 /// Deepest nesting of a literal.
 const MAX_DEPTH: usize = 64;
 
-/// What may stand behind the quote that ends a string. Models forget to escape quotes, and one followed
-/// by a letter is more likely an apostrophe than an end.
+/// Whether a quote before `after` ends a string. Models forget to escape quotes, and one followed by a letter is more
+/// likely an apostrophe than an end.
 fn ends_string(after: &str) -> bool {
     matches!(after.trim_start().chars().next(), None | Some(',' | ')' | ']' | '}' | ':' | '+'))
 }
@@ -31,7 +31,7 @@ impl ArgumentEnd {
                     continue;
                 }
                 (Some(quote), '"' | '\'') if quote.starts_with(c) => {
-                    // What a quote means depends on what follows it.
+                    // The text after a quote decides what the quote means.
                     let n = quote.len();
                     let is_open = if n == 3 { rest.len() < n } else { rest[1..].trim().is_empty() };
                     if is_open && !ended {
@@ -65,8 +65,7 @@ impl ArgumentEnd {
     }
 }
 
-/// The value of a literal: strings, numbers, `True`, `None`, lists, tuples, dictionaries. None for anything
-/// else.
+/// The value of a literal: strings, numbers, `True`, `None`, lists, tuples, dictionaries. `None` for anything else.
 pub fn literal(text: &str) -> Option<Value> {
     let mut reader = Reader { rest: text.trim() };
     let value = reader.value(0)?;

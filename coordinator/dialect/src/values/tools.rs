@@ -1,4 +1,4 @@
-//! The tools of a request: their names, and which JSON types their arguments may have.
+//! The tools of a request: their names, and the JSON types of their arguments.
 //!
 //! Some formats write an argument's value without its type: `5` may be a number or a string. Then the tool's
 //! schema decides, and where it does not say, the value itself.
@@ -14,11 +14,11 @@ const MAX_SCHEMA_STEPS: usize = 16;
 /// One function that the model may call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// Its name.
+    /// The tool's name.
     pub name: String,
-    /// JSON schema of its arguments; `Null` if there is none.
+    /// The JSON schema of its arguments; `Null`: the tool has no schema.
     pub parameters: Value,
-    /// Its arguments have to fit the schema.
+    /// Whether its arguments must match the schema.
     pub strict: bool,
 }
 
@@ -45,7 +45,7 @@ impl Types {
         self == Self::STRING
     }
 
-    /// Any.
+    /// All types.
     pub fn all() -> Self {
         Self { string: true, number: true, boolean: true, null: true, nested: true }
     }
@@ -109,7 +109,7 @@ impl Tools {
         self.0.is_empty()
     }
 
-    /// All of them.
+    /// All tools, in the request's order.
     pub fn iter(&self) -> impl Iterator<Item = &Tool> {
         self.0.iter()
     }
@@ -133,14 +133,15 @@ impl Tools {
     }
 }
 
-/// The types that a schema allows; `root` is where its `$ref`s point into. None if it does not say.
+/// The types that a schema allows; `root` is where its `$ref`s point into. `None`: the schema does not restrict
+/// types.
 pub fn types_of(schema: &Value, root: &Value) -> Option<Types> {
     let mut types = Types::default();
     collect(schema, root, &mut types, &mut MAX_SCHEMA_STEPS.clone());
     (!types.is_empty()).then_some(types)
 }
 
-/// What attributes of a tag say about its value's type: `string="true"` or `type="number"`.
+/// The value's type by a tag's attributes: `string="true"` or `type="number"`.
 pub fn types_of_attributes(attributes: &str) -> Option<Types> {
     let value = |name: &str| {
         let (_, rest) = attributes.split_once(&format!("{name}=\""))?;
@@ -213,7 +214,7 @@ fn collect(schema: &Value, root: &Value, types: &mut Types, steps: &mut usize) {
     }
 }
 
-/// A value as it was written, as JSON text. What fits no type that is allowed becomes a string: the client
+/// A value as it was written, as JSON text. A value that fits no allowed type becomes a string, so that the client
 /// sees what the model wrote.
 pub fn to_json(raw: &str, types: Option<Types>) -> String {
     let as_string = || Value::from(raw).to_string();
@@ -224,7 +225,7 @@ pub fn to_json(raw: &str, types: Option<Types>) -> String {
     match types {
         Some(types) if !types.string => {
             let trimmed = raw.trim();
-            // Models write Python's words here, whatever the format says.
+            // Models write Python's words here, even where the format has JSON's.
             let lower = trimmed.to_ascii_lowercase();
             let word = match lower.as_str() {
                 "true" | "false" => lower.as_str(),

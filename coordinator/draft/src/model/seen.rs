@@ -1,4 +1,4 @@
-//! How often the block's drafts are right, by what it thinks of them and by how far they reach.
+//! The accuracy of the block's drafts, by the block's own probability and by depth.
 
 /// The greatest odds of each group of drafts but the last.
 const ODDS_ENDS: [f32; N_ODDS - 1] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97];
@@ -7,17 +7,18 @@ const N_ODDS: usize = 11;
 /// Distances from the drawn token that are told apart; all that are farther are one.
 const N_DEPTHS: usize = 16;
 
-/// What is hoped of each distance before anything was seen, and for as many drafts as that counts.
+/// The prior: the share of right drafts at each depth, and the number of drafts for which that counts.
 const HOPE: f32 = 0.75;
 const WEIGHT_AT_FIRST: f32 = 8.0;
 
-/// What is known of an owner counts for as many drafts of a stream: by fewer of its own, nobody could tell it from others.
+/// The weight of an owner's record for a new stream, in drafts: with fewer drafts of its own the stream cannot be
+/// told from its owner's others.
 const WEIGHT_OF_OWNER: f32 = 32.0;
 
 /// Drafts that an average reaches back to.
 const MEMORY: f32 = 128.0;
 
-/// Nothing is sure, and nothing impossible.
+/// The least estimate: nothing is certain, and nothing impossible.
 const LEAST: f32 = 0.01;
 const MOST: f32 = 0.999;
 
@@ -40,14 +41,14 @@ impl Mean {
     }
 }
 
-/// Averages.
+/// Running averages of accuracy.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
-    /// Share of right ones by what the block thinks of them.
+    /// Share of right drafts, by the probability that the block gave them.
     by_odds: [Mean; N_ODDS],
-    /// By distance: the share of right ones, and what was expected of them by what the block thought.
+    /// By depth: the share of right drafts, and the share that the block expected.
     by_depth: [[Mean; 2]; N_DEPTHS],
-    /// First drafts seen.
+    /// The number of first drafts that were judged.
     n_first: f32,
 }
 
@@ -80,7 +81,7 @@ impl Seen {
         (self.by_odds[group(odds)].mean * right.mean / thought.mean.max(LEAST)).clamp(LEAST, MOST)
     }
 
-    /// The share of drafts that were right at a distance, whatever the block thought of them.
+    /// The share of drafts that were right at a depth, for any probability of the block.
     pub fn share(&self, depth: usize) -> f32 {
         self.by_depth[depth.min(N_DEPTHS - 1)][0].mean
     }

@@ -1,4 +1,4 @@
-//! Whose drafts are taken, and for whom the block drafts.
+//! Tests of the choice between drafts, and of the streams for which the block drafts.
 
 use super::*;
 use crate::{Forced, Suffix};
@@ -131,7 +131,7 @@ fn an_owner_whose_right_drafts_do_not_pay_does_without() {
     assert!(drafter.wants_model(OwnerId::of(8), 3, &|_| false), "nobody knows of others");
 }
 
-/// Whether a text that repeats itself is taken by the end, where the block thinks otherwise of each token.
+/// Whether a text that repeats itself is used in the end, although the block thinks otherwise of each token.
 #[test]
 fn a_text_that_has_become_right_is_noticed_beside_a_block_that_drafts() {
     let mut drafter = WithModel::new(Box::new(Suffix::new(1 << 20)));

@@ -1,4 +1,4 @@
-//! How often drafts are right, by where they come from and by how much matched.
+//! The accuracy of drafts from texts, by source and by length of the match.
 
 use crate::Source;
 
@@ -8,8 +8,8 @@ const N_SOURCES: usize = 4;
 const GROUPS: [usize; N_GROUPS - 1] = [1, 2, 3, 5, 8, 16, 32];
 /// Groups of numbers of matched tokens.
 const N_GROUPS: usize = 8;
-/// What is expected of a source and group before anything was seen: the share of right tokens, and the mean share of
-/// places that the likeliest token follows. Taken from edits and free texts of a repository of code and prose.
+/// The prior of each source and group: the share of right tokens, and the mean share of places that the likeliest
+/// token follows. Measured on edits and free texts of a repository of code and prose.
 const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
     // Own.
     [
@@ -51,7 +51,7 @@ const AT_FIRST: [[(f32, f32); N_GROUPS]; N_SOURCES] = [
 const WEIGHT_AT_FIRST: f32 = 8.0;
 /// Tokens seen that an average reaches back to.
 const MEMORY: f32 = 128.0;
-/// Nothing is sure, and nothing impossible.
+/// The range of estimates: nothing is certain, and nothing impossible.
 const ODDS: (f32, f32) = (0.01, 0.999);
 
 /// Averages for one source and group.
@@ -72,7 +72,7 @@ struct Mean {
 }
 
 impl Mean {
-    /// One that was chosen here, or elsewhere, and soon follows what is seen.
+    /// A mean that begins at a chosen value, and soon follows observations.
     fn at_first(mean: f32) -> Self {
         Self { mean, n: WEIGHT_AT_FIRST }
     }
@@ -99,7 +99,7 @@ impl Default for Calibration {
 }
 
 impl Calibration {
-    /// What a new stream expects of an owner that has these averages: as much as was seen, but it learns quickly.
+    /// A new stream's record from its owner's averages. It has the same counts, but learns quickly.
     pub fn for_a_stream(&self) -> Self {
         Self(self.0.map(|cells| {
             cells.map(|cell| Cell {
@@ -127,7 +127,7 @@ impl Calibration {
     }
 }
 
-/// Forced drafts and the model's have odds of their own: they are counted with nobody's.
+/// The row of a source. Forced drafts and the model's have odds of their own, which are not calibrated here.
 fn row(source: Source) -> usize {
     match source {
         Source::Own | Source::Forced | Source::Model => 0,

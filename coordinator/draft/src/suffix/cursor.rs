@@ -1,4 +1,4 @@
-//! The places of texts where a stream's last tokens stood before, and how they are followed.
+//! The places of texts at which a stream's last tokens stood before, and following them token by token.
 
 use super::index::{Index, Keys, LEVELS};
 
@@ -28,7 +28,7 @@ impl Context {
         Self { tokens, n }
     }
 
-    /// They, in order.
+    /// The tokens, in order.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens[..self.n]
     }
@@ -51,10 +51,10 @@ pub struct Part<'a> {
     pub base: usize,
 }
 
-/// Before a token of a text.
+/// A place before a token of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The text's number.
+    /// The number of the text.
     pub text: u32,
     /// The token that follows the place, by its position in the text.
     pub next: u32,
@@ -70,7 +70,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// One place.
+    /// A cursor at one place.
     pub fn at(place: Place, matched: usize) -> Self {
         let mut places = [Place::default(); MAX_PLACES];
         places[0] = place;
@@ -84,7 +84,7 @@ impl Cursor {
         parts: impl Iterator<Item = Part<'a>> + Clone,
     ) -> Option<Self> {
         let keys = Keys::new(context.tokens());
-        // What matches longer is in the chain of a higher level, so the first level that has something has the longest.
+        // Longer matches are in the chains of higher levels, so the first level with a match has the longest.
         keys.levels().rev().find_map(|(level, key)| {
             let mut best = Self { matched: 0, n: 0, places: [Place::default(); MAX_PLACES] };
             let places = parts.clone().flat_map(|part| {
@@ -105,7 +105,7 @@ impl Cursor {
         })
     }
 
-    /// The newest place.
+    /// The newest of the cursor's places.
     pub fn newest(&self) -> Place {
         self.places[0]
     }
@@ -139,7 +139,7 @@ impl Cursor {
         let tokens = &tokens[..self.n];
         let (mut best, mut most) = (None, 0);
         for (i, token) in tokens.iter().enumerate() {
-            // As many can only stand behind this one as are left.
+            // A token from here on occurs at most as often as tokens are left.
             if self.n - i <= most {
                 break;
             }
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(cursor.likely(behind([1, 2, 2, 1, 3, 4])), Some((1, 2.0 / 6.0)));
         assert_eq!(cursor.likely(behind([1, 2, 3, 4, 3, 4])), Some((3, 2.0 / 6.0)));
         assert_eq!(cursor.likely(behind([1, 2, 2, 2, 2, 9])), Some((2, 4.0 / 6.0)));
-        // What goes another way is left, and so is a text that ends.
+        // Places that differ are left, and so are texts that end.
         let ends = |place: Place| (place.next < 3).then_some(2);
         let mut ending = cursor;
         assert!(ending.follow(2, ends));

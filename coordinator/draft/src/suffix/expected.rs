@@ -1,4 +1,4 @@
-//! The text that a client expects, and where in it the stream is.
+//! The client's prediction, and the stream's place in it.
 //!
 //! A stream begins at its beginning. Where it says something else the place is lost; an edited text goes on some way
 //! further. So the place is found again at the next stretch, behind where it was last certain, that ends like the stream.
@@ -18,7 +18,7 @@ pub const SCAN: usize = 8192;
 #[derive(Debug)]
 pub struct Expected {
     tokens: Vec<u32>,
-    /// Before what may come next; `None` while lost.
+    /// The place of the next token; `None` while it is lost.
     at: Option<Cursor>,
     /// The last certain place.
     home: usize,
@@ -59,7 +59,7 @@ impl Expected {
         self.at = found;
     }
 
-    /// Those of `places` that may be right behind `token`: whole chunks of them, which are compared at once.
+    /// The places in `places` that may stand directly behind `token`. Places are compared in whole chunks.
     fn behind(&self, token: u32, places: Range<usize>) -> impl DoubleEndedIterator<Item = usize> {
         const CHUNK: usize = 64;
         let Range { start, end } = places;
@@ -93,7 +93,7 @@ impl Expected {
 mod tests {
     use super::*;
 
-    /// Says `said` and finds the place after each token; returns what is expected next.
+    /// Adds the tokens of `said`, and finds the place after each; returns the token that is expected next.
     fn next(expected: &mut Expected, said: &[u32]) -> Option<u32> {
         for n in 1..=said.len() {
             expected.push(said[n - 1]);
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(after(&[7, 8, 1, 2, 3]), Some(text[33]));
         assert_eq!(after(&text[45..48]), Some(text[48]));
         assert_eq!(after(&[&[7, 7][..], &text[20..23]].concat()), Some(text[23]));
-        // A wrong find does not move the certain place: what comes then is found where it is.
+        // A wrong find does not move the certain place, so the following tokens are found from there.
         let wrong = [1, 2, 3, text[33], 9];
         assert_eq!(after(&wrong[..4]), Some(text[34]));
         assert_eq!(after(&[&wrong[..], &text[21..24]].concat()), Some(text[24]));
@@ -150,7 +150,7 @@ mod tests {
                 let wanted = (ahead || behind).then_some(next);
                 assert_eq!(found(&text, home, end), wanted, "{next} from {home}");
             }
-            // What ends there has nothing behind it.
+            // Nothing follows at the end of the text.
             assert_eq!(found(&text, home, &text[text.len() - CERTAIN..]), None);
         }
         for n in 0..ANCHOR + 1 {

@@ -1,4 +1,5 @@
-//! Which of an owner's answers may have a place: looking into each of them would take longer than all the rest.
+//! A filter of an owner's answers that may contain a place. Searching each of them would take longer than everything
+//! else.
 
 use super::index::key;
 
@@ -51,7 +52,7 @@ impl Filter {
         }
     }
 
-    /// One of the same size that names nothing.
+    /// A filter of the same size without any answer.
     #[cfg(test)]
     pub fn emptied(&self) -> Self {
         Self { masks: vec![0; self.masks.len()], bits: self.bits }

@@ -1,13 +1,14 @@
-//! Where the same few tokens stood before: hash chains over the places of a text.
+//! An index of places with equal contexts: hash chains over the places of a text.
 //!
-//! A *place* lies between two tokens; what was before it is its context, what follows it may be drafted. For each of
-//! [`LEVELS`] lengths, the places whose contexts end alike lie in a chain, newest first. A chain is a ring that its oldest
-//! place is remembered of. So a text can be indexed in both directions: forwards as it grows, and backwards through a long
-//! prompt, whose newest part is wanted first. A chain may hold contexts that only share a hash; whoever walks it compares.
+//! A *place* lies between two tokens. The tokens before it are its context, and those behind it may be drafted. For
+//! each of [`LEVELS`] lengths, the places whose contexts end alike lie in a chain, newest first. A chain is a ring
+//! with a pointer to its oldest place. So a text can be indexed in both directions: forwards as it grows, and
+//! backwards through a long prompt, whose newest part is wanted first. A chain may hold contexts that only share a
+//! hash, so its reader compares tokens.
 
 /// Tokens of context that places have in common, for each kind of chain. Matches shorter than the first are not found.
 pub const LEVELS: [usize; N_LEVELS] = [1, 4];
-/// Kinds of chains.
+/// The number of kinds of chains.
 pub const N_LEVELS: usize = 2;
 /// The longest context that a hash covers.
 const WIDEST: usize = LEVELS[N_LEVELS - 1];
@@ -65,10 +66,10 @@ impl Keys {
     }
 }
 
-/// The chains of a text's places. Place `i` is before token `base + i`; text and base are handed in by whoever has them.
+/// The chains of a text's places. Place `i` is before token `base + i`. The caller holds the text and the base.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// For each level and hash: the oldest place of the chain plus 1, or 0 where there is none.
+    /// For each level and hash: the oldest place of the chain plus 1; 0: the chain is empty.
     oldest: Vec<u32>,
     /// The logarithm to base 2 of a level's part of `oldest`.
     bits: u32,
@@ -89,7 +90,7 @@ impl Index {
         if n == 0 { 0 } else { bytes(N_LEVELS << bits_for(n), n) }
     }
 
-    /// Bytes held.
+    /// Bytes of memory in use.
     pub fn nbytes(&self) -> usize {
         bytes(self.oldest.capacity(), self.older.capacity())
     }
@@ -178,7 +179,7 @@ impl Index {
     }
 }
 
-/// As many bits as `n` places take, so that a chain has few strangers.
+/// The number of hash bits for `n` places, with few collisions in a chain.
 fn bits_for(n: usize) -> u32 {
     n.max(MIN_PLACES).next_power_of_two().ilog2()
 }

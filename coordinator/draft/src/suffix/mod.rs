@@ -1,13 +1,15 @@
 //! Drafts from texts in which the stream's last tokens stood before.
 //!
-//! The longest end of a stream that stands in a text is looked up ([`index`]: chains of places by hashes of their last
-//! tokens). What followed there most often is drafted, and what followed that; places that went another way are left
-//! ([`cursor`]). As long as the stream says what was drafted, the same places are followed, and nothing is looked up.
-//! What a grammar forces comes before that ([`must`]). The texts are the stream's own ([`stream`]), recent answers to its owner ([`owner`]), and what its client expects
-//! ([`expected`]). How often drafts were right is kept by text and length of match ([`calibration`]).
+//! The longest end of a stream that stands in a text is looked up ([`index`]: chains of places by hashes of their
+//! last tokens). The token that followed there most often is drafted, and so on; places that differ are left
+//! ([`cursor`]). As long as drafts are right the same places are followed, and nothing is looked up. Tokens that a
+//! grammar forces come before that ([`must`]). The texts are the stream's own ([`stream`]), recent answers to its
+//! owner ([`owner`]), and its client's prediction ([`expected`]). How often drafts were right is kept by text and
+//! length of match ([`calibration`]).
 //!
-//! All together stay below one limit of memory. For what is new, the owner that holds most loses the answer whose last
-//! use is longest ago. Streams that run lose nothing to others: what does not fit beside them is not drafted for.
+//! All texts together stay below one limit of memory. To make room, the owner that holds most loses its least
+//! recently used answer. Streams that run lose nothing to others: a stream that does not fit beside them has no
+//! drafts.
 
 mod calibration;
 mod cursor;
@@ -73,7 +75,7 @@ impl Suffix {
         (streams + owners + self.streams.nbytes() + self.owners.nbytes()) as u64
     }
 
-    /// Another limit for what comes.
+    /// Sets the limit of memory for later calls.
     #[cfg(test)]
     fn limit(&mut self, memory: u64) {
         self.memory = memory as usize;
@@ -105,7 +107,8 @@ impl Suffix {
         true
     }
 
-    /// Whose answer goes next: of the key that holds most over all its spaces, of the space with most answers.
+    /// The owner that must give up an answer next: of the key that holds most over all its spaces, the space with
+    /// most answers.
     fn next_to_give(&self) -> Option<OwnerId> {
         let mut held: BTreeMap<u64, usize> = BTreeMap::new();
         for (id, owner) in self.owners.iter() {
@@ -223,7 +226,8 @@ impl Drafter for Suffix {
     }
 
     fn judged(&mut self, id: StreamId, source: Source, matched: usize, right: bool) {
-        // Drafts of a grammar are judged by what came, sent or not. They say nothing of what a text repeats.
+        // Drafts of a grammar are judged by the drawn tokens, sent or not. They say nothing about the accuracy of
+        // texts.
         let is_of_text = !matches!(source, Source::Forced | Source::Grammar | Source::Model);
         if let Some((stream, owner)) = self.get(id).filter(|_| is_of_text) {
             stream.judged(source, matched, right);

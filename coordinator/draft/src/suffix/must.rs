@@ -1,4 +1,4 @@
-//! What must follow a stream's sure tokens by its grammar.
+//! Tokens that must follow a stream's sure tokens by its grammar.
 
 use super::calibration::Calibration;
 use crate::{Draft, Source};
@@ -43,8 +43,8 @@ impl Must {
         self.tokens[..self.n].get(self.n_came..).unwrap_or_default()
     }
 
-    /// `found`, which follows the sure tokens and `ahead`, with at most `most` tokens of what must follow: it goes on along
-    /// that as it would have, or gives way to it.
+    /// Joins `found`, which follows the sure tokens and `ahead`, with at most `most` tokens that must follow: `found`
+    /// continues where it agrees with them, and is replaced where it does not.
     pub fn before(&self, found: Draft, ahead: &[u32], most: usize, seen: &Calibration) -> Draft {
         let Some(rest) = self.left().strip_prefix(ahead).filter(|rest| !rest.is_empty()) else {
             return found;
@@ -85,12 +85,12 @@ mod tests {
         assert_eq!((draft.tokens, draft.source), (vec![5, 6, 7], Source::Grammar));
         assert!(draft.is_proven && draft.odds.iter().all(|odds| *odds == 0.9));
         assert_eq!(before(&must, &[], &[], 2).tokens, [5, 6]);
-        // Behind what is in flight, and behind what came.
+        // Behind tokens in flight, and behind tokens that arrived.
         assert_eq!(before(&must, &[], &[5], 16).tokens, [6, 7]);
         assert_eq!(must.push(5), Some((0, true)));
         let draft = before(&must, &[], &[6], 16);
         assert_eq!((draft.tokens, draft.matched), (vec![7], 2));
-        // What goes on along it goes on.
+        // A continuation of the same tokens.
         let draft = before(&must, &[6, 7, 8], &[], 16);
         assert_eq!((draft.tokens, draft.source), (vec![6, 7, 8], Source::Own));
         assert_eq!(draft.odds, [0.9, 0.9, 0.3]);

@@ -1,4 +1,4 @@
-//! What is kept of an owner: recent answers, and how often drafts for it were right.
+//! The memory of an owner: recent answers, and the accuracy of its drafts.
 
 use super::calibration::Calibration;
 use super::cursor::{Context, DEPTH, Part};
@@ -15,7 +15,7 @@ pub struct Answer {
     tokens: Vec<u32>,
     /// Where the answer begins.
     base: usize,
-    /// Of the answer's places.
+    /// The index of the answer's places.
     index: Index,
     last_use: u64,
     /// Its bit in the owner's filter.
@@ -51,16 +51,16 @@ impl Answer {
         self.tokens.len() - self.base
     }
 
-    /// What is before each of its places.
+    /// The tokens before each of its places.
     fn contexts(&self) -> impl Iterator<Item = &[u32]> {
         (self.base..self.tokens.len()).map(|next| &self.tokens[..next])
     }
 }
 
-/// For each bit: an answer's number.
+/// For each bit of the filter: an answer's number.
 type Bits = [u8; MAX_ANSWERS];
 
-/// An owner.
+/// Recent answers of an owner, and the accuracy of its drafts.
 #[derive(Debug)]
 pub struct Owner {
     /// Its recent answers, the newest last.
@@ -73,7 +73,7 @@ pub struct Owner {
     /// How often `answers` changed: places in them that were found before are void.
     pub changes: u64,
     n_uses: u64,
-    /// Streams that run.
+    /// The number of running streams.
     pub n_streams: usize,
     /// Bytes of its streams.
     pub stream_bytes: usize,

@@ -1,4 +1,4 @@
-//! What is in flight behind a stream's sure tokens, and what was drafted behind that.
+//! The tokens in flight behind a stream's sure tokens, and the drafts behind these.
 //!
 //! Drafts that follow each other are made along the same places, so that they are the same as one long draft, and so that
 //! the next one costs no search.
@@ -45,7 +45,7 @@ impl Path {
     /// Bytes of [`Self::nbytes`], always.
     pub const BYTES: usize = MAX_AHEAD * (size_of::<u32>() + size_of::<Guess>());
 
-    /// An empty one.
+    /// An empty path.
     pub fn new() -> Self {
         Self {
             tokens: Vec::with_capacity(MAX_AHEAD),
@@ -55,7 +55,7 @@ impl Path {
         }
     }
 
-    /// Bytes held.
+    /// Bytes of memory in use.
     pub fn nbytes(&self) -> usize {
         let guesses = self.guesses.capacity() * size_of::<Guess>();
         self.tokens.capacity() * size_of::<u32>() + guesses
@@ -95,8 +95,8 @@ impl Path {
         }
     }
 
-    /// Makes the path `ahead`, of which it keeps what it knows. Returns the places along which it goes on, if what is in
-    /// flight ends in its stretch and their texts do not end there.
+    /// Sets the path to `ahead`, and keeps the guesses of the part that is unchanged. Returns the places along which
+    /// it goes on, if the tokens in flight end in its stretch and their texts do not end there.
     pub fn lead_to(&mut self, ahead: &[u32], texts: Texts<'_>) -> Option<(Source, Cursor)> {
         if !self.tokens.starts_with(ahead) {
             self.clear();

@@ -1,17 +1,17 @@
-//! What a stream has shown of itself: whether its drafts are right, wherever they come from.
+//! The accuracy of a stream's drafts, from all sources.
 
 /// Drafts in a row that were right after which a stream is believed to go on like that ...
 const IN_A_ROW: u32 = 2;
 /// ... or fewer, where the next one is so likely.
 const FEWER: u32 = 1;
 const LIKELY: f32 = 0.9;
-/// From so many drafts on, a stream is believed where so large a share of them was right.
+/// The number of drafts after which a stream's own accuracy counts.
 const ENOUGH: f32 = 8.0;
 const SHARE: f32 = 0.8;
 /// Drafts that the share reaches back to.
 const MEMORY: f32 = 32.0;
 
-/// Of one stream.
+/// The record of one stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
     /// Drafts that were right since the last wrong one.

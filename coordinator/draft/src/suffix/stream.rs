@@ -19,7 +19,7 @@ const STEP: usize = 256;
 /// Where texts of the same odds are drafted from, the first first.
 const SOURCES: [Source; 3] = [Source::Expected, Source::Own, Source::Recent];
 
-/// A stream.
+/// A running stream and its cursor.
 #[derive(Debug)]
 pub struct Stream {
     pub owner: OwnerId,
@@ -158,7 +158,7 @@ impl Stream {
 
     /// The same from texts.
     fn found(&mut self, ahead: &[u32], most: usize, owner: &mut Owner) -> Draft {
-        // What goes on along one text is drafted from that text, wherever it is cut.
+        // Drafts that follow one text come from that text, wherever the draft is cut.
         let texts = Texts::new(&self.tokens, &self.expected, owner);
         let begun = self.path.lead_to(ahead, texts).or_else(|| self.best(ahead, owner));
         let Some((source, cursor)) = begun else { return Draft::default() };

@@ -1,6 +1,6 @@
-//! A map that holds not a byte more than its entries: a sorted list of boxes.
+//! A map that takes no more memory than its entries: a sorted list of boxes.
 
-/// A map. Entries come and go rarely, and are found often.
+/// A map for entries that change rarely and are looked up often.
 #[derive(Debug)]
 pub struct Table<K, V>(Vec<(K, Box<V>)>);
 

@@ -1,4 +1,4 @@
-//! Drafts against a slow definition, what owners see of each other, and bytes.
+//! Tests of drafts against a slow definition, of owners' separation, and of memory.
 
 mod rules;
 mod slow;

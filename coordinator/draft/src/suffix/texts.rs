@@ -1,11 +1,11 @@
-//! The texts that a stream's drafts come from, and what is behind a place in them.
+//! The texts that a stream's drafts come from, and the tokens behind a place in them.
 
 use super::cursor::{Cursor, Place};
 use super::expected::Expected;
 use super::owner::{Answer, Owner};
 use crate::Source;
 
-/// The texts.
+/// The texts of one stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Texts<'a> {
     own: &'a [u32],
@@ -14,12 +14,12 @@ pub struct Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
-    /// Those of a stream whose sure tokens are `own`.
+    /// The texts of a stream whose sure tokens are `own`.
     pub fn new(own: &'a [u32], expected: &'a Expected, owner: &'a Owner) -> Self {
         Self { own, expected: expected.tokens(), answers: owner.answers() }
     }
 
-    /// The token behind a place. The stream's own text goes on in `beyond`, what is drafted behind it.
+    /// The token behind a place. The stream's own text continues in `beyond`, the tokens that are drafted behind it.
     pub fn behind(&self, source: Source, beyond: &[u32], place: Place) -> Option<u32> {
         let next = place.next as usize;
         let token = match source {

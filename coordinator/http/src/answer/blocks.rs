@@ -12,9 +12,9 @@ use crate::answer::choices::Choices;
 use crate::answer::types::{ChatMessage, FinishWord, ToolCall};
 use crate::events::sse::{Gone, Sender};
 
-/// Who writes blocks as a stream of events.
+/// An API's format for answers that are streamed as blocks.
 pub trait BlockWriter {
-    /// Where they go.
+    /// The client's event stream.
     fn out(&self) -> &Sender;
 
     /// Writes what is new.
@@ -49,7 +49,7 @@ pub async fn follow(
     Ok(None)
 }
 
-/// Whether there is anything to write: an empty text is none.
+/// Whether the event adds text to a block. An empty text adds none.
 pub fn says_something(event: &Event) -> bool {
     match event {
         Event::Content(text) | Event::Reasoning(text) | Event::Arguments { text, .. } => {
@@ -59,26 +59,26 @@ pub fn says_something(event: &Event) -> bool {
     }
 }
 
-/// A whole block.
+/// A whole block of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Block {
-    /// What the model thought.
+    /// The model's reasoning, which comes before its answer.
     Reasoning(String),
-    /// What it says.
+    /// The answer's text.
     Text(String),
     /// A call of a tool.
     Call {
-        /// For its result to name it.
+        /// The call's id, which its result will name.
         id: String,
-        /// The tool.
+        /// The tool's name.
         name: String,
-        /// As JSON text.
+        /// The tool's arguments, as JSON text.
         arguments: String,
     },
 }
 
-/// The blocks of a whole answer. A call in which it was cut off is none of them: what is left of its arguments would be run
-/// as others.
+/// The blocks of a whole answer. A call that was cut off is left out: its truncated arguments would be run as if they
+/// were whole.
 pub fn blocks(message: ChatMessage, finish: FinishWord) -> Vec<Block> {
     let is_there = |call: &ToolCall| is_whole_call(&call.function.arguments, finish);
     let mut blocks = Vec::new();
@@ -97,7 +97,7 @@ pub fn is_whole_call(arguments: &str, finish: FinishWord) -> bool {
     finish == FinishWord::ToolCalls || serde_json::from_str::<IgnoredAny>(arguments).is_ok()
 }
 
-/// Arguments as a value; what is no JSON (the model wrote it so) is an empty object.
+/// Arguments as a value. If the model wrote invalid JSON, they are an empty object.
 pub fn arguments_value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::Object(serde_json::Map::new()))
 }

@@ -1,5 +1,5 @@
-//! From a chat's body to its choices, which are read while they are drawn: text goes in, reasoning, content and calls
-//! come out.
+//! A chat from its body to its choices. The text of a choice is parsed while it is drawn, into reasoning, content and
+//! calls.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
@@ -34,56 +34,56 @@ pub struct ChatAnswer {
     running: Option<Running>,
     lingering: Lingering,
     parser: Parser,
-    /// What the prompt has of the answer's first call; `None`: it was read.
+    /// The beginning of the answer's first call, where the prompt already has it; `None`: the parser has read it.
     opening: Option<String>,
-    /// To be told next: it was stopped.
+    /// The end to report next, if it was stopped.
     stopped: Option<End>,
 }
 
-/// What is new of a choice.
+/// The next part of a choice.
 #[derive(Debug)]
 pub enum AnswerPart {
-    /// More of it.
+    /// More text of the choice.
     Piece {
-        /// What it is.
+        /// Reasoning, content and calls parsed from the new text.
         events: Vec<Event>,
         /// Tokens whose text is known with it.
         tokens: Vec<TokenPiece>,
     },
     /// The last part.
     End {
-        /// What had been held back.
+        /// Events that the parser had held back until the end.
         events: Vec<Event>,
         /// How the text ended.
         end: End,
-        /// And the answer.
+        /// How the parsed answer ended, for the client.
         finish_reason: FinishWord,
     },
 }
 
-/// A finished choice.
+/// A finished choice, parsed.
 #[derive(Debug)]
 pub struct Whole {
-    /// The answer.
+    /// The assistant's message: content, reasoning and calls.
     pub message: ChatMessage,
-    /// Its tokens.
+    /// All tokens of the answer, with their text.
     pub tokens: Vec<TokenPiece>,
     /// How its text ended.
     pub end: End,
-    /// And the answer.
+    /// How the parsed answer ended, for the client.
     pub finish_reason: FinishWord,
 }
 
 /// A chat that is ready to be submitted, and what else its endpoint has read.
 #[derive(Debug)]
 pub struct Begun<T> {
-    /// The chat.
+    /// The validated request.
     pub request: ChatRequest,
-    /// As the model reads it.
+    /// The rendered and tokenised prompt.
     pub prompt: Prompt,
     /// The request's body, where another coordinator may have to read it again.
     pub body: Option<String>,
-    /// What the endpoint keeps for its answer.
+    /// Endpoint-specific data that the answer needs.
     pub more: T,
 }
 
@@ -131,13 +131,13 @@ impl ChatRequest {
 }
 
 impl ChatAnswer {
-    /// Nothing read yet. `opening`: the beginning of the answer that the prompt has already.
+    /// A choice of which nothing is read yet. `opening`: the beginning of the answer that the prompt has already.
     pub fn new(running: Running, parser: Parser, opening: &str) -> Self {
         let (lingering, opening) = (running.lingering(), Some(opening.to_string()));
         Self { running: Some(running), lingering, parser, opening, stopped: None }
     }
 
-    /// What the answer begins with before anything is drawn.
+    /// Events of the prompt's opening, before anything is drawn. Empty after the first call.
     fn begin(&mut self) -> Vec<Event> {
         match self.opening.take() {
             Some(opening) => self.parser.begin_answer(&opening),
@@ -155,7 +155,7 @@ impl ChatAnswer {
         AnswerPart::Piece { events, tokens: piece.tokens }
     }
 
-    /// Behind a call of a tool its client comes back with the result.
+    /// The events and the reason at the end of a choice. After a tool call its client will come back with the result.
     fn finish(&mut self, end: &End) -> (Vec<Event>, FinishWord) {
         // A stop text may stand in the middle of a call, as the limit of tokens may.
         let in_call = end.stop.is_some() && self.parser.is_in_call();

@@ -20,25 +20,25 @@ use crate::error::ApiError;
 use crate::events::resumable::Resumable;
 use crate::request::params::Common;
 
-/// One finished choice.
+/// A finished choice, with its text unparsed.
 #[derive(Debug)]
 pub struct Choice {
     /// All of its text.
     pub text: String,
     /// Its tokens, those of a stop string left out.
     pub tokens: Vec<TokenPiece>,
-    /// How it ended.
+    /// How it ended, with its counts.
     pub end: End,
 }
 
-/// What the choices that have ended were spared, and what they had to compute twice.
+/// Counts summed over the choices that have ended: prompt tokens reused, and tokens computed twice.
 #[derive(Debug, Default)]
 pub struct Ended {
     /// Prompt tokens that were not computed, by prompt: of several choices of a prompt, what all of them were
     /// spared.
     reused: Vec<Option<u32>>,
     recomputed: u32,
-    /// Of all choices, as in [`End::expected`].
+    /// Counts of all choices, as in [`End::expected`].
     expected: [u32; 2],
     numerics_changed: bool,
 }
@@ -85,17 +85,17 @@ pub struct Running {
 }
 
 impl Running {
-    /// The text shows these control tokens too: whoever reads it knows what they mean.
+    /// Shows these control tokens in the text too. Parsers know what they mean.
     pub fn show(&mut self, markers: Arc<[u32]>) {
         self.generation.show(markers);
     }
 
-    /// What asks for its state to be kept a while.
+    /// A handle that asks the line to keep the sequence's state for a while.
     pub fn lingering(&self) -> Lingering {
         self.generation.lingering()
     }
 
-    /// Ends it here: whoever reads it has all.
+    /// Ends the sequence before its natural end, when the answer is already complete.
     pub fn stop(self) -> End {
         let Self { generation, usage, drawn, is_guided } = self;
         let end = generation.stop();
@@ -103,7 +103,7 @@ impl Running {
         end
     }
 
-    /// Its next part.
+    /// The next part of the text; counts it in the request's usage.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Failure>> {
         let part = ready!(self.generation.poll_next(cx));
         match &part {
@@ -210,7 +210,7 @@ async fn sequence(
     Ok(app.engine.submit_with(id, request, resumable.past(i)).await?)
 }
 
-/// Waits for the end of a choice. Others meanwhile run on: their channels hold all they draw.
+/// Waits for the end of a choice. The other choices go on running: their channels hold everything that they draw.
 pub async fn collect(mut generation: Running) -> Result<Choice, Failure> {
     let (mut text, mut tokens) = (String::new(), Vec::new());
     loop {
@@ -226,7 +226,7 @@ pub async fn collect(mut generation: Running) -> Result<Choice, Failure> {
 
 /// One of several choices that are drawn at once.
 pub trait Chosen {
-    /// What comes of it.
+    /// The parts that a choice yields.
     type Part;
 
     /// Its next part; not called again behind the last one.
@@ -236,7 +236,7 @@ pub trait Chosen {
     fn is_last(part: &Self::Part) -> bool;
 }
 
-/// A choice's number, and its next part or why there is none.
+/// The number of a choice, with its next part or the failure that ended it.
 type OfChoice<C> = (usize, Result<<C as Chosen>::Part, Failure>);
 
 /// All choices of a request as one stream. Dropping it cancels what still runs.

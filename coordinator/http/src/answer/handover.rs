@@ -1,4 +1,5 @@
-//! What one coordinator leaves to the next of a resumable request, and what the next one makes of it.
+//! Handing a resumable request over to the next coordinator: the journal entry that one writes, and the request that
+//! the next one restores from it.
 
 use std::time::Duration;
 
@@ -31,13 +32,13 @@ pub(crate) fn check_sequences(opened: &Opened, n: usize) -> Result<(), ApiError>
 }
 
 impl Common {
-    /// Makes what was read again from its body what it was: its seed may have been drawn, and some of its time has
-    /// passed.
+    /// Restores the values that cannot be read from the body again: the seed may have been drawn, and some of the
+    /// time has passed.
     pub(crate) fn restore(&mut self, opened: &Opened) {
         self.seed = opened.seed;
         let passed = Duration::from_secs(clock::unix_now().saturating_sub(opened.created));
         self.within = self.within.map(|within| within.saturating_sub(passed));
-        // A chat template may know the date: what was rendered once stays.
+        // A chat template may write the date, so the first rendering is kept.
         if let Some(guide) = &opened.guide {
             self.guide.set_tokens(guide);
         }
@@ -45,12 +46,12 @@ impl Common {
 }
 
 impl Stamp {
-    /// That of an answer which was begun by another coordinator.
+    /// The stamp of an answer that another coordinator began: its id and creation time stay.
     pub(crate) fn handed_over(app: &App, opened: &Opened) -> Self {
         Self { id: opened.id.clone(), created: opened.created, ..Self::new(app, "") }
     }
 
-    /// What the next coordinator must know of a request, to go on with its answer.
+    /// The journal entry from which the next coordinator can go on with the answer.
     pub(crate) fn opened(&self, name: &Name, path: &str, common: &Common) -> Opened {
         Opened {
             id: self.id.clone(),

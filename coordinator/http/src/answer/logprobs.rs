@@ -10,7 +10,7 @@ fn token_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// As chat answers have them. A token without a value (the model gave none) is left out.
+/// Log-probabilities in the form of chat answers. A token without a value (the model gave none) is left out.
 pub fn chat(model: &TextModel, tokens: &[TokenPiece]) -> ChatLogprobs {
     let entry = |t: &TokenPiece| {
         let top_logprobs = t.top.iter().map(|(id, logprob)| {
@@ -28,7 +28,7 @@ pub fn chat(model: &TextModel, tokens: &[TokenPiece]) -> ChatLogprobs {
     ChatLogprobs { content: tokens.iter().filter_map(entry).collect(), refusal: None }
 }
 
-/// As text completions have them; `offset` counts the characters before these tokens and is moved
+/// Log-probabilities in the form of text completions. `offset` counts the characters before these tokens; it is moved
 /// past them.
 pub fn text(model: &TextModel, tokens: &[TokenPiece], offset: &mut usize) -> TextLogprobs {
     let mut out = TextLogprobs::default();

@@ -1,5 +1,5 @@
-//! What requests are answered with: their sequences are submitted, and what these draw becomes choices, vectors and JSON
-//! types that several addresses share.
+//! Answers to requests. Sequences are submitted, and their tokens become choices, vectors and JSON types that several
+//! addresses share.
 
 pub(crate) mod blocks;
 pub(crate) mod chat_answer;

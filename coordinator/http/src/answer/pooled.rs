@@ -18,7 +18,8 @@ use crate::error::ApiError;
 /// tokens are many.
 const AT_ONCE: usize = 8;
 
-/// Tokens of these texts, unless one alone has more: what comes meanwhile finds no more than so many rows before it.
+/// Limit of tokens of one request's texts in the line at once, unless a single text is longer. Requests that arrive
+/// later then find no more than this many rows before them.
 const TOKENS_AT_ONCE: usize = 8192;
 
 /// Most tokens of all texts of a request.

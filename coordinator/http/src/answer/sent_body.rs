@@ -8,7 +8,7 @@ use axum::body::{Body, Bytes};
 use brigade_line::keys::Ticket;
 use hyper::body::{Frame, SizeHint};
 
-/// An answer's body, what it keeps alive until it has been sent or cannot be, and its key's place.
+/// An answer's body, with its key's place and the values that must live until it has been sent or cannot be.
 #[derive(Debug)]
 pub(crate) struct Answer<T> {
     body: Body,

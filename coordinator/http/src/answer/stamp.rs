@@ -1,10 +1,10 @@
-//! What all objects of one answer carry.
+//! Fields that all objects of one answer have: id, creation time, model name and fingerprint.
 
 use brigade_line::clock;
 
 use crate::app::App;
 
-/// What all objects of one answer carry.
+/// Fields that all objects of one answer have.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
     pub(crate) id: String,

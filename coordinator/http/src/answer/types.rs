@@ -11,11 +11,11 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens drawn, over all choices.
     pub completion_tokens: u32,
-    /// Both.
+    /// Prompt and completion tokens together.
     pub total_tokens: u32,
-    /// Of the prompt.
+    /// Prompt tokens that were not computed again.
     pub prompt_tokens_details: PromptDetails,
-    /// Of the answer; left out where nothing was expected of it.
+    /// Counts of predicted tokens; left out where the client gave no prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionDetails>,
     /// Positions that were computed a second time because a worker was lost; left out where there are none.
@@ -51,7 +51,7 @@ pub struct CompletionDetails {
 }
 
 impl CompletionDetails {
-    /// Of so many drafts that were right and wrong; `None` where there were none.
+    /// The counts of right and wrong drafts; `None` where there were none.
     pub fn of(expected: [u32; 2]) -> Option<Self> {
         let [right, wrong] = expected;
         (right + wrong > 0).then_some(Self {
@@ -82,16 +82,16 @@ pub enum FinishWord {
     Stop,
     /// `max_tokens` or the context ended it.
     Length,
-    /// It calls tools.
+    /// The model calls tools.
     ToolCalls,
 }
 
-/// `chat.completion`.
+/// A chat's whole answer, `chat.completion`.
 #[derive(Debug, Serialize)]
 pub struct ChatCompletion {
-    /// `chatcmpl-...`.
+    /// Unique id, `chatcmpl-...`.
     pub id: String,
-    /// `chat.completion`.
+    /// Always `chat.completion`.
     pub object: &'static str,
     /// Seconds since the Unix epoch.
     pub created: u64,
@@ -101,7 +101,7 @@ pub struct ChatCompletion {
     pub system_fingerprint: String,
     /// One a sequence, by index.
     pub choices: Vec<ChatChoice>,
-    /// Token counts.
+    /// Token counts of all choices together.
     pub usage: Usage,
     /// Times of the first choice.
     pub timings: Timings,
@@ -113,32 +113,32 @@ pub struct ChatCompletion {
 /// One answer of `n`.
 #[derive(Debug, Serialize)]
 pub struct ChatChoice {
-    /// From 0.
+    /// The choice's number, from 0.
     pub index: usize,
-    /// The answer.
+    /// The assistant's message.
     pub message: ChatMessage,
     /// Present when asked for.
     pub logprobs: Option<ChatLogprobs>,
-    /// Why it ended.
+    /// Why the choice ended.
     pub finish_reason: FinishWord,
     /// Ids of its tokens, where they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// The assistant's message.
+/// The assistant's message in a whole answer.
 #[derive(Debug, Serialize)]
 pub struct ChatMessage {
-    /// `assistant`.
+    /// Always `assistant`.
     pub role: &'static str,
-    /// Its text; null where there is none beside calls.
+    /// Its text; null where the message consists of calls alone.
     pub content: Option<String>,
-    /// What the model thought before.
+    /// The model's reasoning before the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// Always null here; client libraries expect the field.
     pub refusal: Option<String>,
-    /// Calls of tools.
+    /// The tools that the model calls, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
 }
@@ -146,19 +146,19 @@ pub struct ChatMessage {
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
-    /// For the result to name it.
+    /// The call's id, which its result will name.
     pub id: String,
-    /// `function`.
+    /// Always `function`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// What is called.
+    /// The function and its arguments.
     pub function: FunctionCall,
 }
 
 /// A function and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FunctionCall {
-    /// Its name.
+    /// The function's name, as the request declares it.
     pub name: String,
     /// JSON text, as far as the model wrote JSON.
     pub arguments: String,
@@ -167,34 +167,34 @@ pub struct FunctionCall {
 /// New parts of a call: the first has id, type and name, those that follow have arguments alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCallDelta {
-    /// Which call of the choice.
+    /// The call's number within the choice, from 0.
     pub index: usize,
-    /// In the first.
+    /// The call's id; in its first delta only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// In the first: `function`.
+    /// In the first delta only: `function`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
-    /// What is new.
+    /// The new part of the call.
     pub function: FunctionDelta,
 }
 
 /// New parts of a function's call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FunctionDelta {
-    /// In the first.
+    /// The function's name; in the call's first delta only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// More of the arguments.
     pub arguments: String,
 }
 
-/// `chat.completion.chunk`.
+/// One event of a streamed chat, `chat.completion.chunk`.
 #[derive(Debug, Serialize)]
 pub struct ChatChunk {
     /// The same in all chunks of an answer.
     pub id: String,
-    /// `chat.completion.chunk`.
+    /// Always `chat.completion.chunk`.
     pub object: &'static str,
     /// Seconds since the Unix epoch.
     pub created: u64,
@@ -215,13 +215,13 @@ pub struct ChatChunk {
 /// A piece of one choice.
 #[derive(Debug, Serialize)]
 pub struct ChatChunkChoice {
-    /// Which choice.
+    /// The choice's number, from 0.
     pub index: usize,
-    /// What is new.
+    /// The new part of the message.
     pub delta: ChatDelta,
     /// Present when asked for and there are tokens.
     pub logprobs: Option<ChatLogprobs>,
-    /// In the last piece.
+    /// The reason for the end; in the last event only.
     pub finish_reason: Option<FinishWord>,
     /// Ids of the tokens whose text is known with it, where they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -231,13 +231,13 @@ pub struct ChatChunkChoice {
 /// New parts of a message.
 #[derive(Debug, Default, Serialize)]
 pub struct ChatDelta {
-    /// In the first piece.
+    /// In the first event only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// New text.
+    /// New text of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// New reasoning.
+    /// New text of the reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// New parts of one call.
@@ -248,9 +248,9 @@ pub struct ChatDelta {
 /// Log-probabilities of a chat answer.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct ChatLogprobs {
-    /// One a token.
+    /// One entry for each token of the answer.
     pub content: Vec<TokenLogprob>,
-    /// Always null here.
+    /// Always null: refusals are not told apart from content.
     pub refusal: Option<Vec<TokenLogprob>>,
 }
 
@@ -261,29 +261,29 @@ pub struct TokenLogprob {
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// Its bytes.
+    /// The token's bytes, which may be a part of a character.
     pub bytes: Vec<u8>,
     /// The most probable tokens at this place.
     pub top_logprobs: Vec<TopLogprob>,
 }
 
-/// An alternative.
+/// A likely alternative at a position.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TopLogprob {
-    /// Its text.
+    /// The token's text.
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// Its bytes.
+    /// The token's bytes, which may be a part of a character.
     pub bytes: Vec<u8>,
 }
 
 /// `text_completion`, whole or a piece of a stream.
 #[derive(Debug, Serialize)]
 pub struct TextCompletion {
-    /// `cmpl-...`.
+    /// Unique id, `cmpl-...`.
     pub id: String,
-    /// `text_completion`.
+    /// Always `text_completion`.
     pub object: &'static str,
     /// Seconds since the Unix epoch.
     pub created: u64,
@@ -301,7 +301,7 @@ pub struct TextCompletion {
     pub timings: Option<Timings>,
 }
 
-/// One continuation.
+/// One continuation of a prompt.
 #[derive(Debug, Serialize)]
 pub struct TextChoice {
     /// Prompt number times `n`, plus the number of the continuation.
@@ -333,10 +333,10 @@ pub struct TextLogprobs {
     pub text_offset: Vec<usize>,
 }
 
-/// `/v1/models`.
+/// The answer of `/v1/models`.
 #[derive(Debug, Serialize)]
 pub struct ModelList {
-    /// `list`.
+    /// Always `list`.
     pub object: &'static str,
     /// The one model, by each of its names.
     pub data: Vec<ModelObject>,
@@ -344,29 +344,29 @@ pub struct ModelList {
     pub models: [(); 0],
 }
 
-/// One model.
+/// An entry of `/v1/models`.
 #[derive(Debug, Serialize)]
 pub struct ModelObject {
     /// Its name in requests.
     pub id: String,
-    /// `model`.
+    /// Always `model`.
     pub object: &'static str,
     /// Seconds since the Unix epoch when it was opened.
     pub created: u64,
-    /// `brigade`.
+    /// Always `brigade`.
     pub owned_by: &'static str,
     /// Positions a sequence may hold here.
     pub context_length: u32,
     /// The same, as vLLM has it.
     pub max_model_len: u32,
-    /// Of a model that is loaded when it is needed.
+    /// The state of a model that is loaded on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ModelStatus>,
-    /// Facts beyond OpenAI's.
+    /// The model's sizes and file, beyond OpenAI's fields.
     pub meta: ModelMeta,
 }
 
-/// Whether a model is loaded, as llama.cpp's server says it.
+/// The state of loading, in the shape of llama.cpp's server.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ModelStatus {
     /// `loaded`, `loading` or `unloaded`.

@@ -1,6 +1,6 @@
-//! Who may ask: a request shows a key, and what its key allows holds for it.
+//! API keys: a request shows a key, and the key's limits hold for the request.
 //!
-//! `guard` asks it of every request. `/health` needs no key.
+//! `guard` checks every request. `/health` needs no key.
 
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
@@ -23,16 +23,16 @@ pub(crate) const HEALTH: &str = "/health";
 /// Longer texts are no keys of ours.
 const MAX_SECRET_BYTES: usize = 256;
 
-/// Who may ask.
+/// How requests are authorised.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Whoever reaches the port.
+    /// Without a key: every peer that reaches the port may ask.
     Open,
-    /// Whoever has one of these keys, once a key was made.
+    /// By one of these keys. While no key has been made, everybody may ask.
     Keys(KeyRing, KeyGroups),
 }
 
-/// What a client has shown: the text of `Authorization: Bearer`, `x-api-key` or `api-key`.
+/// The key that a client shows: the text of `Authorization: Bearer`, `x-api-key` or `api-key`.
 fn secret(headers: &HeaderMap) -> Option<&str> {
     let bare = || KEY_HEADERS.iter().find_map(|name| headers.get(*name)?.to_str().ok());
     let found = headers.get(AUTHORIZATION).and_then(bearer).or_else(bare)?;
@@ -80,8 +80,7 @@ impl Access {
     /// The key of a request that another coordinator had begun: the one with this number, or none where none was
     /// needed.
     ///
-    /// # Errors
-    /// Nobody could ask for its answer here.
+    /// # Errors The key may not use this server any more, so no client could fetch the answer.
     pub(crate) fn owner_again(&self, number: Option<u64>) -> Result<Option<Owner>, ApiError> {
         let keys = match self {
             Self::Keys(ring, groups) => Some((ring.now(), groups)),

@@ -1,8 +1,8 @@
-//! The audit log: who asked for what, and what it took, one JSON object a line.
+//! The audit log: one JSON object a line for each request, with its key and its token counts.
 //!
-//! Prompts are in it only where the operator asked for them; secrets never are. Entries go to a thread of their
-//! own, so that a slow disk delays nobody. What that cannot keep up with is lost, and the log says how much. The
-//! file is rotated by size: `FILE` is the newest, `FILE.1` the one before, up to [`KEPT_FILES`].
+//! Prompts are in it only where the operator asked for them; secrets never are. Entries go to a thread of their own,
+//! so that a slow disk delays no request. Entries that the thread cannot keep up with are lost, and the log says how
+//! many. The file is rotated by size: `FILE` is the newest, `FILE.1` the one before, up to [`KEPT_FILES`].
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -36,7 +36,7 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 /// Where the log is and what is in it.
 #[derive(Clone, Debug)]
 pub struct AuditOptions {
-    /// The newest file.
+    /// The file that is written now; older ones have a number behind its name.
     pub path: PathBuf,
     /// Size at which it is rotated.
     pub max_bytes: u64,
@@ -44,7 +44,7 @@ pub struct AuditOptions {
     pub content: bool,
 }
 
-/// One answered request.
+/// The line of one answered request.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Entry<'a> {
     /// RFC 3339, when the answer ended.
@@ -126,7 +126,7 @@ impl Audit {
         }
     }
 
-    /// Waits until what was handed in is in the file, for [`FLUSH_WITHIN`] at most.
+    /// Waits until all entries so far are in the file, for [`FLUSH_WITHIN`] at most.
     pub fn flush(&self) {
         let (done, flushed) = sync_channel(1);
         let sent = self.lines.try_send(Message::Flush(done)).is_ok();
@@ -138,7 +138,7 @@ impl Audit {
     }
 }
 
-/// The thread's side.
+/// The thread's end of the queue, with the open file.
 struct Writer {
     options: AuditOptions,
     file: File,
@@ -161,7 +161,7 @@ impl Writer {
                     waiting_bytes.fetch_sub(line.len(), Ordering::AcqRel);
                     self.write(&line);
                 }
-                // Whoever waits has seen all lines before this written.
+                // All lines that were queued before this one are written.
                 Message::Flush(done) => drop(done.send(())),
             }
         }

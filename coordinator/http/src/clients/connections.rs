@@ -1,7 +1,8 @@
-//! The open connections: how many there are in all and from one host, and which goes when there are too many.
+//! The open connections: how many there are in all and from one host, and which one is closed when there are too
+//! many.
 //!
-//! The first to go is the one that has shown the least and has been quiet the longest: one that never asked for
-//! anything before one that did, and that before one that has shown a key. One that is being answered stays.
+//! The connection that has proved least and has been quiet longest is closed first: one without any request before
+//! one with some, and that before one that has shown a key. A connection that is being answered stays.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::{AbortHandle, Id};
 use tokio::time::Instant;
 
-/// Who a connection comes from: an address, or for IPv6 its /64, which is what one client has.
+/// The client side of a connection: an address. For IPv6 it is the /64, since one client has all of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Host(IpAddr);
 
@@ -26,7 +27,7 @@ impl Host {
     }
 }
 
-/// What a connection has shown so far.
+/// How much a connection has proved so far, in the order in which connections are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Shown {
     Nothing,
@@ -55,19 +56,19 @@ impl Peer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its request is here as a whole.
+    /// Notes that a whole request has arrived.
     pub(crate) fn has_asked(&self) {
         let mut manner = self.lock();
         manner.quiet_since = None;
         manner.shown = manner.shown.max(Shown::Request);
     }
 
-    /// Its request has a valid key.
+    /// Notes that its request has a valid key.
     pub(crate) fn has_shown_a_key(&self) {
         self.lock().shown = Shown::Key;
     }
 
-    /// Its answer has ended.
+    /// Notes that its answer has ended.
     pub(crate) fn is_answered(&self) {
         self.lock().quiet_since = Some(Instant::now());
     }
@@ -76,14 +77,13 @@ impl Peer {
         self.lock().quiet_since.is_some()
     }
 
-    /// What decides who goes first; `None` for one that is being answered.
+    /// The sort key for closing connections: the least goes first. `None` for one that is being answered.
     fn rank(&self) -> Option<(Shown, Instant)> {
         let manner = self.lock();
         Some((manner.shown, manner.quiet_since?))
     }
 }
 
-/// One connection.
 #[derive(Debug)]
 struct Entry {
     peer: Arc<Peer>,
@@ -91,7 +91,7 @@ struct Entry {
     handle: AbortHandle,
 }
 
-/// All open connections.
+/// The table of all open connections.
 #[derive(Debug)]
 pub(crate) struct Connections {
     entries: HashMap<Id, Entry>,

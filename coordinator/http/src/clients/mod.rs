@@ -1,4 +1,4 @@
-//! Who asks: which key a request shows, what that may have of what all share, and what is written down of it.
+//! The client behind a request: its key, its share of common resources, and the records of what it used.
 
 pub(crate) mod access;
 pub(crate) mod audit;

@@ -1,4 +1,4 @@
-//! What a request is known by to its handlers: its id, and what is counted of it.
+//! A request's identity for its handlers: its id, and the counters of its usage.
 
 use std::sync::Arc;
 

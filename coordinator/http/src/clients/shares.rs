@@ -2,7 +2,8 @@
 //! keys, a cap for each key. So a key that takes all it can leaves room for the others. Without keys there is one owner,
 //! who may have all.
 //!
-//! [`Room`] says no at once. [`Desks`] are waited for: whoever waits at its own key's cap stands in nobody's way.
+//! [`Room`] refuses at once. [`Desks`] queue. A request that waits for its own key's cap does not block requests of
+//! other keys.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,11 +12,12 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use crate::clients::name::Name;
 
-/// Whose a part of a room is; `None`: everybody's, who are not told apart.
+/// The key to which a part of a room is charged. `None`: requests that are not told apart, such as all where there
+/// are no keys.
 pub(crate) type Tenant = Option<u64>;
 
 impl Name {
-    /// Whose rooms the request takes: its key's, where there are several.
+    /// The key to which the request's rooms are charged. `None` where there is one key at most.
     pub(crate) fn tenant(&self) -> Tenant {
         self.usage.key_number().filter(|_| self.usage.share().leaves_room)
     }
@@ -40,7 +42,7 @@ struct Taken {
 pub(crate) enum Crowd {
     /// The key has all that one may have.
     Own,
-    /// All together have all.
+    /// All keys together have everything.
     All,
 }
 
@@ -70,7 +72,7 @@ impl Room {
 }
 
 impl Part {
-    /// What it holds.
+    /// The number of units that this part holds.
     pub fn n(&self) -> usize {
         self.n
     }
@@ -99,7 +101,7 @@ impl Part {
         Ok(())
     }
 
-    /// Takes `more` whatever others have: what is there already has to be counted.
+    /// Takes `more` even above the caps, for bytes that are already there and have to be counted.
     pub fn grow_anyway(&mut self, more: usize) {
         let mut taken = self.room.taken();
         taken.all += more;
@@ -147,7 +149,7 @@ impl Desks {
         Arc::new(Self { all: Arc::new(Semaphore::new(total)), each, by_tenant: Mutex::default() })
     }
 
-    /// A place.
+    /// Waits for a place, in order.
     ///
     /// # Errors
     /// Never: the places are not closed.
@@ -178,7 +180,7 @@ impl Drop for Desk {
         let Some((desks, tenant, permit)) = self.own.take() else { return };
         drop(permit);
         let mut by_tenant = desks.by_tenant();
-        // Whoever waits for one holds it too.
+        // Requests that wait for a place hold it as well.
         let is_idle = |own: &Arc<Semaphore>| {
             Arc::strong_count(own) == 1 && own.available_permits() == desks.each
         };

@@ -21,7 +21,7 @@ pub struct UnderWay {
 }
 
 impl Default for UnderWay {
-    /// As many as come.
+    /// No limit.
     fn default() -> Self {
         Self::of_address(usize::MAX)
     }

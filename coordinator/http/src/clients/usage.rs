@@ -1,5 +1,4 @@
-//! What a request took, and who hears of it. Its key's account hears it as it happens. The log and the audit log
-//! have one line for it, when the answer has been sent or nobody reads it any more.
+//! Accounting of a request: the tokens that it took, its key's account, and its line in the log and the audit log.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,22 +18,22 @@ use crate::clients::audit::{Audit, Entry, MAX_CONTENT_BYTES};
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) account: Account,
-    /// What the scheduler gives it.
+    /// The key's share of the scheduler.
     pub(crate) share: Share,
-    /// Among which prompts its own stand.
+    /// The namespace of kept prompts of its requests.
     pub(crate) namespace: Namespace,
 }
 
 /// Compiling a grammar for so long counts as a token.
 const COMPILE_PER_TOKEN: Duration = Duration::from_millis(1);
 
-/// What the sequences of a request took, so far.
+/// Counters of a request's sequences, so far.
 #[derive(Debug, Default)]
 pub(crate) struct RequestUsage {
     sums: Mutex<Sums>,
-    /// Whose request it is, if it needed a key.
+    /// The key of the request, if it needed one.
     owner: OnceLock<Owner>,
-    /// It runs, for its key's limit, until its answer is sent and its last sequence has ended.
+    /// The slot for its key's limit, held until its answer is sent and its last sequence has ended.
     ticket: OnceLock<Arc<Ticket>>,
     /// Name of the model that it is for.
     model: OnceLock<String>,
@@ -60,7 +59,7 @@ struct Sums {
 }
 
 impl RequestUsage {
-    /// Of a request whose body is kept for the audit log, or not.
+    /// Usage of a request, with or without its content for the audit log.
     pub(crate) fn new(keeps_content: bool) -> Self {
         Self { content: keeps_content.then(OnceLock::new), ..Self::default() }
     }
@@ -81,7 +80,7 @@ impl RequestUsage {
         self.model.get_or_init(|| model.to_owned());
     }
 
-    /// Until its answer is sent and its last sequence has ended, the request uses a model.
+    /// Holds the model in use until the answer is sent and the last sequence has ended.
     pub(crate) fn uses(&self, in_use: Arc<()>) {
         // A request has one model.
         let _ = self.in_use.set(in_use);
@@ -98,23 +97,23 @@ impl RequestUsage {
         let _ = self.ticket.set(ticket);
     }
 
-    /// What stands for the request's key, if it needed one.
+    /// The number of the request's key, if it needed one.
     pub(crate) fn key_number(&self) -> Option<u64> {
         self.owner.get().map(|owner| owner.account.number())
     }
 
-    /// What the scheduler gives the request's key.
+    /// The scheduler's share of the request's key.
     pub(crate) fn share(&self) -> Share {
         self.owner.get().map(|owner| owner.share).unwrap_or_default()
     }
 
-    /// Among which prompts the request's own stand.
+    /// The namespace of kept prompts of the request's key.
     pub(crate) fn namespace(&self) -> Namespace {
         let nobodys = || Namespace::of_owner(Share::default().owner);
         self.owner.get().map_or_else(nobodys, |owner| owner.namespace)
     }
 
-    /// Whether the request's key is in force.
+    /// Whether the request's key is still valid.
     pub(crate) fn force(&self) -> Force {
         self.owner.get().map(|owner| owner.account.force().clone()).unwrap_or_default()
     }
@@ -144,8 +143,8 @@ impl RequestUsage {
         }
     }
 
-    /// A sequence with so many prompt tokens was handed in. Those of its guide are charged, since they are computed,
-    /// and otherwise not counted.
+    /// A sequence with this many prompt tokens was submitted. Tokens of its guide are charged to the key because they
+    /// are computed, but they are not reported.
     pub(crate) fn submitted(&self, n_prompt: usize, n_guide: usize) {
         self.charge((n_prompt + n_guide) as u64);
         let mut sums = self.lock();
@@ -177,7 +176,7 @@ impl RequestUsage {
         self.lock().ended += 1;
     }
 
-    /// A sequence failed.
+    /// A sequence ended with a failure.
     pub(crate) fn failed(&self, failure: &Failure) {
         self.lock().failed = Some(match failure {
             Failure::KeyEnded(KeyEnd::Revoked) => "its key was revoked",

@@ -1,4 +1,4 @@
-//! Handlers that say the same in the words of other interfaces.
+//! Handlers for the interfaces of other servers: llama.cpp, Ollama, Anthropic and OpenAI's Responses.
 
 pub(crate) mod anthropic;
 pub(crate) mod llama_cpp;

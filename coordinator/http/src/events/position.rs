@@ -1,16 +1,16 @@
-//! Ids of events, which say how much of a stream has come: a client that was cut off reads on behind the last one.
+//! Ids of events. A client that was cut off sends the id of its last event, and reads on behind it.
 //!
-//! What a stream has is known choice by choice: events of several choices may come in another order when they are drawn
-//! again, those of one may not.
+//! A position counts events choice by choice. When a stream is computed again, the events of each choice have the
+//! same order, but those of several choices may be interleaved in another way.
 
 use std::sync::Arc;
 
-/// What an event is a part of.
+/// The part of a stream to which an event belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A choice, by number.
     Choice(usize),
-    /// What comes after all choices.
+    /// The events behind all choices, such as token counts.
     End,
 }
 
@@ -34,7 +34,7 @@ impl Position {
         Some(Self { stream: stream.into(), counts: counts.collect::<Option<_>>()? })
     }
 
-    /// Which stream.
+    /// The stream's id.
     pub fn stream(&self) -> &str {
         &self.stream
     }
@@ -44,7 +44,7 @@ impl Position {
         self.counts.len() == n_choices + 1
     }
 
-    /// One more event has come.
+    /// Counts one more event.
     pub fn pass(&mut self, of: Of) {
         *self.count_mut(of) += 1;
     }

@@ -1,11 +1,11 @@
 //! Streams that go on while their client is away, and can be read on where it was cut.
 //!
-//! A request with `"resumable": true` writes its events here, and clients read them from here: the one that asked, and
-//! one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the same
-//! POST again with that header). While nobody reads, the request goes on for [`KEPT_FOR`]. A stream that has ended can be
-//! read for the same time. With a journal it also goes on after the coordinator was killed (`recover`). Its tokens are then
-//! the same, and so are its events. A stream belongs to the API key that asked for it: others are told that there is none.
-//! `reconnect` has the addresses.
+//! A request with `"resumable": true` writes its events here, and clients read them from here: the one that asked,
+//! and one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the
+//! same POST again with that header). Without a reader the request goes on for [`KEPT_FOR`]. A stream that has ended
+//! can be read for the same time. With a journal it also goes on after the coordinator was killed (`recover`). Its
+//! tokens are then the same, and so are its events. A stream belongs to the API key that asked for it. For other keys
+//! it does not exist. `reconnect` has the addresses.
 
 use brigade_proto::task;
 use std::collections::HashMap;
@@ -26,21 +26,21 @@ use crate::error::ApiError;
 use crate::events::position::{Of, Position};
 use crate::events::sse::{self, DONE, Gone};
 
-/// How long a stream is kept that nobody reads.
+/// How long a stream without a reader is kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(300);
 
 /// Resumable streams at once, and of these those of one key where there are several.
 const MAX_STREAMS: usize = 1024;
 const MAX_STREAMS_OF_A_KEY: usize = MAX_STREAMS / 4;
 
-/// Bytes of all their events, and of one key's. Who has no room for more ends its stream.
+/// Limit of the bytes of all their events, and of those of one key. A stream that finds no room ends.
 const MAX_EVENT_BYTES: usize = 512 << 20;
 const MAX_EVENT_BYTES_OF_A_KEY: usize = MAX_EVENT_BYTES / 4;
 
 /// Bytes of one stream's events beyond which it ends.
 const MAX_STREAM_BYTES: usize = 64 << 20;
 
-/// How often streams that nobody wants are looked for.
+/// How often streams without readers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The header that browsers send when they come back.
@@ -54,7 +54,7 @@ pub struct Streams(Arc<Shared>);
 struct Shared {
     streams: Mutex<HashMap<String, Arc<Stream>>>,
     places: Arc<Room>,
-    /// Bytes of events.
+    /// Room for the bytes of events.
     bytes: Arc<Room>,
 }
 
@@ -68,7 +68,7 @@ impl Default for Streams {
     }
 }
 
-/// One of them.
+/// A resumable stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     id: String,
@@ -77,7 +77,7 @@ pub(crate) struct Stream {
     n_choices: usize,
     entry: Option<Entry>,
     state: Mutex<Kept>,
-    /// Among all streams, and those of its key.
+    /// Its part of the room for streams, in all and for its key.
     _place: Part,
     /// Number of events, and whether they are all.
     news: watch::Sender<(usize, bool)>,
@@ -89,11 +89,11 @@ struct Kept {
     events: Vec<(Of, Arc<str>)>,
     bytes: Part,
     readers: usize,
-    /// Since when nobody reads.
+    /// The time since which it has no reader.
     left: Instant,
 }
 
-/// A resumable request: its stream, and what its sequences had drawn.
+/// A resumable request: its stream, and the tokens that its sequences had drawn.
 #[derive(Debug)]
 pub(crate) struct Resumable {
     pub stream: Arc<Stream>,
@@ -101,7 +101,7 @@ pub(crate) struct Resumable {
 }
 
 impl Resumable {
-    /// What is known of sequence number `sequence`.
+    /// Tokens of sequence `sequence` in the journal; `None`: the request is new.
     pub fn drawn(&self, sequence: usize) -> Option<&Drawn> {
         self.drawn.as_ref()?.get(sequence)
     }
@@ -154,7 +154,8 @@ impl Streams {
         Ok(Resumable { stream: self.insert(stream), drawn: None })
     }
 
-    /// Begins a stream anew that another coordinator had begun: it was taken, so it has a place whatever others have.
+    /// Begins a stream anew that another coordinator had begun. It was admitted once, so it gets a place even above
+    /// the caps.
     pub(crate) fn begin_again(&self, recovered: Recovered, tenant: Tenant) -> (Opened, Resumable) {
         let Recovered { opened, drawn, entry } = recovered;
         let (mut place, bytes) = (self.0.places.part(tenant), self.0.bytes.part(tenant));
@@ -169,7 +170,7 @@ impl Streams {
         stream
     }
 
-    /// A stream of whoever asks.
+    /// The stream with this id, if the client's key owns it.
     pub(crate) fn get(&self, id: &str, asks: &Name) -> Result<Arc<Stream>, ApiError> {
         let stream = self.streams().get(id).cloned();
         stream.filter(|stream| stream.owner == asks.usage.key_number()).ok_or_else(|| {
@@ -181,7 +182,7 @@ impl Streams {
         })
     }
 
-    /// Lets go of streams that nobody wants, until `stop`.
+    /// Drops streams without readers, until `stop`.
     pub async fn sweep(self, stop: CancellationToken) {
         let mut due = tokio::time::interval(SWEEP_EVERY);
         loop {
@@ -225,7 +226,7 @@ impl Stream {
         }
     }
 
-    /// Adds an event.
+    /// Adds an event and wakes the readers.
     pub fn push(&self, of: Of, text: String) -> Result<(), Gone> {
         if self.gone.is_cancelled() {
             return Err(Gone);
@@ -260,13 +261,13 @@ impl Stream {
         kept.end(&self.news);
     }
 
-    /// Nobody wants more of it.
+    /// Ends the stream because it has no reader any more.
     fn give_up(&self) {
         self.gone.cancel();
         self.entry.iter().for_each(Entry::over);
     }
 
-    /// Ready when nobody wants it any more.
+    /// Completes when the stream is given up.
     pub async fn abandoned(&self) {
         self.gone.cancelled().await;
     }
@@ -305,7 +306,7 @@ impl Kept {
     }
 }
 
-/// There is no room for another stream.
+/// The error when there is no room for another stream.
 fn full(crowd: Crowd, what: &str) -> ApiError {
     match crowd {
         Crowd::All => {
@@ -370,7 +371,7 @@ impl Drop for Reader {
     }
 }
 
-/// Where a client that comes back was cut.
+/// The position behind the last event that a returning client has, from its `Last-Event-ID` header.
 ///
 /// # Errors
 /// 400 for an id that is none of ours.

@@ -17,7 +17,7 @@ const EVENT_QUEUE: usize = 16;
 /// line is repaired), so that no proxy and no client gives up.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// What a stream of OpenAI's ends with.
+/// The last event of OpenAI's streams.
 pub const DONE: &str = "[DONE]";
 
 /// The client is not there any more.
@@ -42,7 +42,7 @@ pub fn channel() -> (Sender, Response) {
 }
 
 impl Sender {
-    /// Sends one object.
+    /// Sends one object as an event.
     pub async fn json(&self, value: &impl Serialize) -> Result<(), Gone> {
         self.event(Event::default().data(json_text(value))).await
     }

@@ -18,7 +18,7 @@ pub struct Writer(To);
 enum To {
     /// Straight to the client.
     Client { events: sse::Sender, position: Mutex<Position> },
-    /// To a stream that is kept for clients to read.
+    /// A stream that is kept for clients to read.
     Kept(Arc<Stream>),
 }
 
@@ -40,7 +40,7 @@ impl Writer {
         matches!(self.0, To::Kept(_))
     }
 
-    /// Sends one object.
+    /// Sends one object as an event with an id.
     pub async fn json(&self, of: Of, value: &impl Serialize) -> Result<(), Gone> {
         self.text(of, json_text(value)).await
     }
@@ -64,7 +64,7 @@ impl Writer {
         }
     }
 
-    /// Waits for something, but not longer than anybody wants the stream.
+    /// Waits for `future`, but not longer than the stream is wanted.
     pub async fn unless_gone<T>(&self, wait: impl Future<Output = T>) -> Result<T, Gone> {
         match &self.0 {
             To::Client { events, .. } => events.unless_gone(wait).await,

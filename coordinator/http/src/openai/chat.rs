@@ -33,10 +33,10 @@ use crate::request::chat_request::{ChatRequest, Names};
 use crate::request::fields::Fields;
 use crate::request::messages::ROLE;
 
-/// Its address, and what the journal calls these requests.
+/// The endpoint's address, and its name in the journal.
 pub(crate) const PATH: &str = "/v1/chat/completions";
 
-/// The endpoint.
+/// Handles `POST /v1/chat/completions`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -114,7 +114,7 @@ pub(crate) async fn go_on(handover: Handover) -> Result<(), ApiError> {
         handover::check_sequences(&opened, request.common.n)?;
         request.common.restore(&opened);
         let mut prompt = request.prompt(text)?;
-        // A template may say what day it is: the prompt stays what it was.
+        // A template may render the date, so the prompt is taken from the journal and not rendered again.
         prompt.tokens = opened.prompts.into_iter().next().unwrap_or_default();
         Ok((request, prompt))
     });
@@ -235,7 +235,7 @@ impl Chunks {
         out.done().await
     }
 
-    /// Sends what is new of a choice; the tokens' values, if they are wanted, with the first part of it.
+    /// Sends the new parts of a choice; log-probabilities, if they are wanted, go with the first part.
     async fn events(
         &self,
         index: usize,

@@ -37,7 +37,7 @@ use crate::request::unread;
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
-/// Its address, and what the journal calls these requests.
+/// The endpoint's address, and its name in the journal.
 pub(crate) const PATH: &str = "/v1/completions";
 
 /// A prompt as it came.
@@ -52,11 +52,11 @@ enum Prompt {
 struct CompletionRequest {
     prompts: Vec<Prompt>,
     common: Common,
-    /// Alternatives a token.
+    /// Likely alternatives to report for each token; `None`: no log-probabilities.
     top_logprobs: Option<u32>,
     /// Log-probabilities are for the choice among answers, not for the client.
     hides_logprobs: bool,
-    /// Of the `common.n` answers that are drawn for a prompt, the client gets so many: the most probable ones.
+    /// The number of answers that the client gets, the most probable of the `common.n` ones that are drawn.
     n: usize,
     echo: bool,
 }
@@ -69,7 +69,7 @@ struct Prompts {
     pieces: Vec<Vec<TokenPiece>>,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/completions`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -303,7 +303,7 @@ impl Prompts {
     }
 }
 
-/// What it takes to write one answer.
+/// A request with its prompts, and everything that writing its answer needs.
 struct Answer {
     app: App,
     request: CompletionRequest,
@@ -356,7 +356,7 @@ impl Answer {
         }
     }
 
-    /// Writes the stream, beside whoever reads it.
+    /// Writes the stream in a task of its own, beside its reader.
     fn send(self, generations: Vec<Running>, events: Writer) -> JoinHandle<()> {
         let sending = async move {
             // An error is a client that went away, which cancels the sequences.
@@ -369,7 +369,7 @@ impl Answer {
         choice / self.request.common.n
     }
 
-    /// The answer to whoever wants no token more.
+    /// The answer to a request that wants no new token: the prompts alone.
     fn prompts_alone(&self) -> TextCompletion {
         let mut answer = self.piece(Vec::new());
         for (index, text) in self.prompts.echoed.iter().enumerate() {

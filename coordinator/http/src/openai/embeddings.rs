@@ -27,14 +27,14 @@ pub const MAX_INPUTS: usize = 2048;
 /// Vectors of a request.
 #[derive(Debug)]
 pub(crate) struct Made {
-    /// `[n_inputs][n_dimensions]`.
+    /// One vector for each input, in their order: `[n_inputs][n_dimensions]`.
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of all texts.
     pub n_tokens: usize,
     as_base64: bool,
 }
 
-/// What a request asks for.
+/// A validated request.
 #[derive(Debug)]
 struct Wanted {
     inputs: Vec<Vec<u32>>,
@@ -45,7 +45,7 @@ struct Wanted {
     lora: Option<Vec<AdapterWish>>,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/embeddings`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -87,7 +87,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("truncation_direction", "a text that is too long is refused, and never cut"),
 ];
 
-/// What makes a vector's length one and the same, as llama.cpp numbers it in `embd_normalize`.
+/// The norm by which vectors are scaled to one length, with llama.cpp's numbers in `embd_normalize`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Norm {
     /// -1: it stays as it is.
@@ -98,7 +98,7 @@ enum Norm {
     Power(u32),
 }
 
-/// What the largest value becomes.
+/// The largest value of a vector after scaling by [`Norm::Largest`].
 const LARGEST: f32 = 32760.0;
 
 /// Highest power: beyond it, all but the largest values vanish.

@@ -26,7 +26,7 @@ fn object(app: &App, word: Option<&'static str>, name: &str) -> ModelObject {
     }
 }
 
-/// The list of those that whoever asks may use.
+/// Handles `GET /v1/models`: the models that the request's key may use.
 pub(crate) async fn list(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,
@@ -43,7 +43,7 @@ pub(crate) async fn list(
     })
 }
 
-/// One model by name.
+/// Handles `GET /v1/models/{id}`: one model by name.
 pub(crate) async fn one(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,

@@ -12,24 +12,24 @@ use crate::error::ApiError;
 use crate::events::resumable::position;
 use crate::fleet::Fleet;
 
-/// Below it are streams, by their names.
+/// The prefix of streams' addresses.
 pub(crate) const STREAMS: &str = "/v1/streams/";
 
 /// A POST: of a client that comes back, or a new one.
 pub(crate) enum Posted {
     /// The answer for who comes back.
     Again(Response),
-    /// To be read.
+    /// A new request, to be read and run.
     Anew(Request),
 }
 
 /// Answers the POST of a client that comes back.
 ///
-/// Its body says nothing that is not known, but it is read all the same: a connection that closes with bytes unread is
-/// reset, and a reset throws away what of the answer is still on its way.
+/// Its body has nothing new, but it is read all the same. A connection that closes with bytes unread is reset, and a
+/// reset loses the part of the answer that is still on its way.
 ///
 /// # Errors
-/// Its stream is not there, or its body is not.
+/// Its stream does not exist, or its body cannot be read.
 pub(crate) async fn came_back(
     app: &App,
     name: &Name,
@@ -41,7 +41,7 @@ pub(crate) async fn came_back(
     stream.follow(Some(position)).map(Posted::Again)
 }
 
-/// `GET /v1/streams/{id}`.
+/// Handles `GET /v1/streams/{id}`: the stream's events behind the client's last one.
 pub(crate) async fn read_on(
     State(fleet): State<Fleet>,
     Extension(name): Extension<Name>,
@@ -56,7 +56,7 @@ pub(crate) async fn read_on(
     fleet.door().streams.get(&id, &name)?.follow(position)
 }
 
-/// `DELETE /v1/streams/{id}`: nobody wants it any more.
+/// `DELETE /v1/streams/{id}`: ends a stream that its client does not want any more.
 pub(crate) async fn cancel(
     State(fleet): State<Fleet>,
     Extension(name): Extension<Name>,

@@ -26,22 +26,22 @@ use crate::request::model_name;
 use crate::request::params;
 use crate::request::unread;
 
-/// What a request asks for.
+/// A validated request.
 #[derive(Debug)]
 struct Wanted {
     documents: Vec<String>,
     /// The query with each document.
     pairs: Vec<Vec<u32>>,
-    /// Of the best ones, so many.
+    /// The number of best documents in the answer.
     top_n: usize,
     with_text: bool,
-    /// In the shape that has `texts`.
+    /// Whether the request has the shape with `texts`.
     is_plain: bool,
     /// Adapters instead of those that the server was started with.
     lora: Option<Vec<AdapterWish>>,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/rerank`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -115,7 +115,7 @@ impl Wanted {
         })
     }
 
-    /// `rows`: `[n_documents][n_embd]`.
+    /// Scores the documents by their pooled rows, `[n_documents][n_embd]`, and sorts them.
     fn answer(
         &self,
         rows: &[Vec<f32>],

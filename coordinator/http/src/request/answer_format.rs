@@ -1,5 +1,5 @@
-//! The request fields that say what an answer has to be: `response_format`, vLLM's `guided_*` and
-//! `structured_outputs`, llama.cpp's `grammar` and `json_schema`.
+//! Request fields that constrain an answer's form: `response_format`, vLLM's `guided_*` and `structured_outputs`,
+//! llama.cpp's `grammar` and `json_schema`.
 
 use brigade_dialect::constrain::{Form, FormKind, MAX_ALTERNATIVES, Refused, Strictness};
 use serde_json::Value;
@@ -42,7 +42,7 @@ pub fn form(fields: &mut Fields<'_>, left: &mut usize) -> Result<Option<Form>, A
     }
 }
 
-/// What `structured_outputs` may have beside a form.
+/// Fields of `structured_outputs` that are ignored.
 const STRUCTURED: Unread = &[
     ("disable_fallback", "there is one way to hold an answer"),
     ("disable_any_whitespace", "white space is what the form allows"),
@@ -118,7 +118,7 @@ pub fn response_format(
             return Err(ApiError::unsupported(path, message));
         }
     };
-    // What belongs to another type would be a form that is not held.
+    // A field of another type would be a constraint that is not enforced.
     for field in OF_TYPES {
         format.refuse(field, &format!("it says nothing where type is {word:?}"))?;
     }
@@ -126,9 +126,9 @@ pub fn response_format(
     Ok(form)
 }
 
-/// The same as a tree, for the chat that a request becomes: without what nobody knows, which was told already.
+/// The same as a tree, for the chat that a request becomes. Unknown fields are left out; the log has named them.
 pub fn checked_format(path: &str, raw: Given<'_>, left: &mut usize) -> Result<Value, ApiError> {
-    // Whatever is wrong with it is told by its own name.
+    // Errors name the field inside.
     response_format(path, raw, left)?;
     let mut format = tree(path, raw, left)?;
     let is_known = |name: &str| name == "type" || OF_TYPES.contains(&name);
@@ -144,7 +144,7 @@ pub fn checked_format(path: &str, raw: Given<'_>, left: &mut usize) -> Result<Va
 /// Fields that belong to one type of format.
 const OF_TYPES: [&str; 5] = ["json_schema", "schema", "pattern", "grammar", "strict"];
 
-/// What the log calls forms of answers.
+/// The name of these fields in the log.
 const RESPONSE_FORMAT: &str = "response_format";
 
 /// A schema with its name.
@@ -154,7 +154,7 @@ fn named_schema(named: &mut Fields<'_>, left: &mut usize) -> Result<Form, ApiErr
         "description",
         "the answer is held to the schema, and the model told nothing",
     )?;
-    // Without a word about it, what is promised is kept.
+    // Without `strict`, the schema is enforced.
     let strict = named.take("strict")?.unwrap_or(true);
     let strictness = if strict { Strictness::Strict } else { Strictness::Lenient };
     let raw = named.require_raw("schema")?;
@@ -189,7 +189,7 @@ pub fn schema(
     Ok(Form { path: path.to_string(), kind: FormKind::Schema(schema, strictness) })
 }
 
-/// llama.cpp's grammars have `::=`; what has not is Lark.
+/// A grammar with `::=` is llama.cpp's; any other is Lark.
 fn grammar(path: String, text: String) -> Form {
     let is_gbnf = text.contains("::=");
     Form { path, kind: if is_gbnf { FormKind::Gbnf(text) } else { FormKind::Lark(text) } }

@@ -33,10 +33,10 @@ const SMALLER_BODIES: [(&str, usize); 2] = [("/tokenize", 8 << 20), ("/detokeniz
 /// Bytes of all bodies together that are held at once, beyond [`FREE_BODY_BYTES`] of each.
 pub const MAX_BODIES_BYTES: usize = 64 << 20;
 
-/// Of these, what one key's bodies may have: one of the largest, and a little beside it.
+/// The part of these bytes for one key's bodies: one of the largest, and a little beside it.
 pub const MAX_BODIES_BYTES_OF_A_KEY: usize = MAX_BODIES_BYTES / 4;
 
-/// Bytes that each body may have whatever others have.
+/// Bytes that each body may have even where the common room is full.
 pub const FREE_BODY_BYTES: usize = 64 << 10;
 
 /// How long a body may take from its head to its last byte.
@@ -48,18 +48,18 @@ pub const BODY_STALL: Duration = Duration::from_secs(10);
 /// Texts that are read, templated or tokenised at once.
 pub const MAX_ENCODERS: usize = 8;
 
-/// Of these, those of one key.
+/// The part of these for one key.
 pub const MAX_ENCODERS_OF_A_KEY: usize = MAX_ENCODERS / 2;
 
-/// Of bodies that are larger, one is read at a time.
+/// Of bodies larger than this, one is read at a time.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
 
 /// How long a body may take.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyTimes {
-    /// As a whole.
+    /// Limit from the first byte to the last.
     pub within: Duration,
-    /// Without a byte.
+    /// Limit of the time without a byte.
     pub stall: Duration,
 }
 
@@ -69,10 +69,10 @@ impl Default for BodyTimes {
     }
 }
 
-/// What all requests share to get their bodies read; clones share it.
+/// Limits of the bodies of all requests, and the threads that read them. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Bodies {
-    /// Bytes.
+    /// Common room for the bytes of bodies beyond [`FREE_BODY_BYTES`].
     room: Arc<Room>,
     encoders: Arc<Desks>,
     /// One, and of each key one waits for it: keys take turns.
@@ -93,7 +93,7 @@ impl Default for Bodies {
 pub(crate) struct Taken {
     pub(crate) bytes: Vec<u8>,
     room: Option<Part>,
-    /// Whose it is.
+    /// The request's identity, whose key the body is charged to.
     name: Option<Name>,
 }
 
@@ -108,12 +108,12 @@ fn max_bytes(path: &str) -> usize {
 }
 
 impl Taken {
-    /// One that was taken before, and is here.
+    /// A body from the journal.
     pub(crate) fn of_journal(bytes: Vec<u8>, name: &Name) -> Self {
         Self { bytes, room: None, name: Some(name.clone()) }
     }
 
-    /// It was taken by who chose the request's model, and waits for its handler.
+    /// Puts a received body back, where the handler will find it.
     pub(crate) fn wait_in(self, request: &mut Request) {
         request.extensions_mut().insert(Waiting(Arc::new(Mutex::new(Some(self)))));
     }
@@ -135,7 +135,7 @@ impl Bodies {
         }
     }
 
-    /// The request's body.
+    /// Receives the request's body.
     pub(crate) async fn take(&self, mut request: Request) -> Result<Taken, ApiError> {
         if let Some(Waiting(taken)) = request.extensions_mut().remove() {
             let taken = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -193,7 +193,7 @@ impl Bodies {
         }
     }
 
-    /// Makes room for `more` bytes, which are reserved in powers of two: what is reserved is what is counted.
+    /// Makes room for `more` bytes. Buffers grow in powers of two, and their whole capacity is counted.
     fn make_room(&self, taken: &mut Taken, more: usize) -> Result<(), ApiError> {
         let wanted = taken.bytes.len() + more;
         if wanted <= taken.bytes.capacity() {
@@ -243,7 +243,7 @@ impl Bodies {
         let asker = Asker::default();
         // Dropped with this future, which its client's leaving drops.
         let _waits = asker.waits();
-        // Of one type, whatever is read.
+        // A boxed task, so that one queue holds readers of all types.
         let task: Box<dyn FnOnce() + Send> = Box::new(move || {
             let Taken { bytes, room, name } = body;
             let owner = name.as_ref().map_or(0, |name| name.usage.share().owner);
@@ -251,10 +251,10 @@ impl Bodies {
             let (result, compiling) = trials.within(owner, asker, Box::new(place), read);
             drop(bytes);
             name.iter().for_each(|name| name.usage.compiled(compiling));
-            // Who asked may be gone.
+            // The handler may have been dropped: its client left.
             let _ = done.send(result.map(|value| (value, room)));
         });
-        // What went wrong is for the log: a client's request may have made it.
+        // The cause goes to the log, since a client's request may have provoked it.
         let failed = |error: &dyn std::fmt::Display| {
             tracing::error!(%error, "reading a request failed");
             ApiError::server("an internal error; the server's log says more")
@@ -280,12 +280,12 @@ impl Place for AtDesk {
 
     fn come_back(&mut self) {
         let taken = self.runtime.block_on(self.bodies.encoders.take(self.tenant));
-        // They are never closed; if they were, nobody would wait for them.
+        // They are never closed; if they were, no request would wait for them.
         self.desks = taken.ok().map(|desk| (None, desk));
     }
 }
 
-/// For closures that turn text into tokens.
+/// The error of a text that cannot be tokenised, for closures.
 pub(crate) fn text_error(error: TextError) -> ApiError {
     error.into()
 }
@@ -348,7 +348,7 @@ mod tests {
         use brigade_dialect::constrain::{Form, FormKind};
         let (bodies, text) = (Bodies::default(), Arc::new(TextModel::sample()));
         let (release, held) = std::sync::mpsc::channel::<()>();
-        // Nothing of the only owner is compiled before this is let go.
+        // Blocks the single owner's trial compilations until `held` is dropped.
         bodies.trials.turns().push(0, move || held.recv().unwrap_or(()));
         let body = || Taken { bytes: Vec::new(), room: None, name: None };
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();

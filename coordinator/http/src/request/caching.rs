@@ -1,7 +1,9 @@
-//! What a request says of what is kept: whose prompts it may begin with, and where others are likely to go on otherwise.
+//! Fields about prompt caching: whose kept prompts a request may reuse, and the positions at which prompts are likely
+//! to differ.
 //!
-//! Anthropic's `cache_control` marks a block up to which a prompt is to be kept; many programs send it in chats as well. Here
-//! prompts that begin alike are found without. But where a model has recurrent layers, a state is kept at the mark.
+//! Anthropic's `cache_control` marks a block up to which a prompt is to be kept; many programs send it in chats as
+//! well. This server finds equal beginnings of prompts without marks. Where a model has recurrent layers, it keeps a
+//! state at the mark.
 
 use brigade_dialect::{Marked, TextEnd};
 use serde_json::{Value, json};
@@ -15,10 +17,10 @@ pub(crate) const CACHE_CONTROL: &str = "cache_control";
 /// Most blocks that a request may mark, as in Anthropic's API.
 const MAX_MARKED: usize = 4;
 
-/// How long marked blocks may be wanted. What is kept goes by its use, whatever is wanted.
+/// Lifetimes that clients may ask for. They have no effect: eviction goes by use.
 const TTLS: [&str; 2] = ["5m", "1h"];
 
-/// What a chat marks, while it is read.
+/// The marks of a chat, collected while it is read.
 #[derive(Debug, Default)]
 pub(crate) struct Marking {
     n: usize,
@@ -26,7 +28,7 @@ pub(crate) struct Marking {
 }
 
 impl Marking {
-    /// All of it.
+    /// The collected marks.
     pub fn into_marked(self) -> Marked {
         self.marked
     }
@@ -48,7 +50,7 @@ impl Marking {
         self.count(&path, Given::Tree(control)).map(|()| true)
     }
 
-    /// Tools are marked.
+    /// Marks the end of the tools' definitions.
     pub fn tools(&mut self) {
         self.marked.tools = true;
     }
@@ -101,7 +103,7 @@ pub(crate) fn unmarked(object: &mut Value) {
     }
 }
 
-/// Longest `cache_salt`.
+/// Limit of the bytes of `cache_salt`.
 const MAX_CACHE_SALT_BYTES: usize = 256;
 
 /// vLLM's field: a text that narrows whose prompts this one may begin with.

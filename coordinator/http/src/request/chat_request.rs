@@ -38,17 +38,18 @@ pub struct ChatRequest {
     chat: Chat,
     /// The functions that may be called.
     pub tools: Arc<Tools>,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
     /// Sampling and the like.
     pub common: Common,
-    /// Alternatives a token.
+    /// Likely alternatives to report for each token; `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
-    /// What its fields were called.
+    /// Names of the request's fields before translation, for errors.
     pub names: Names,
 }
 
-/// What fields are called in a chat, and in the interface that it was translated from: complaints are about the latter.
+/// Pairs of a chat field's name and its name in the interface from which the request was translated. Errors use the
+/// latter.
 pub type Names = Vec<(String, String)>;
 
 impl ChatRequest {
@@ -109,7 +110,7 @@ impl ChatRequest {
         Ok(Self { chat, tools: Arc::new(known), single, common, top_logprobs, names })
     }
 
-    /// The chat as the model reads it; what its answer has to fit is known then.
+    /// The chat as the model reads it. This also determines the form that the answer must have.
     pub fn prompt(&mut self, text: &TextModel) -> Result<Prompt, ApiError> {
         let chat = std::mem::take(&mut self.chat);
         let prompt = text.encode_chat(&chat).map_err(text_error)?;
@@ -126,7 +127,7 @@ impl ChatRequest {
         Ok(prompt)
     }
 
-    /// What it wants to be kept.
+    /// Places of the prompt up to which the client wants its state to be kept.
     #[cfg(test)]
     pub fn marked(&self) -> &brigade_dialect::Marked {
         &self.chat.marked

@@ -1,10 +1,10 @@
 //! Reads a JSON request body field by field, so that every complaint names its field.
 //!
-//! A field stays text until it is read as what it is, because a tree of values would take forty times the
-//! body's size. Lists and objects are counted while they are read. Known fields that would change the answer and have
-//! no effect here are refused by name ([`Fields::refuse`]). Every endpoint ends with what it leaves unread and why
-//! ([`Fields::end`]). What is not known at all is left alone, since client libraries send new fields every month, but
-//! the log names it once.
+//! A field stays text until it is read as what it is, because a tree of values would take forty times the body's
+//! size. Lists and objects are counted while they are read. Known fields that would change the answer and have no
+//! effect here are refused by name ([`Fields::refuse`]). Every endpoint ends with what it leaves unread and why
+//! ([`Fields::end`]). Unknown fields are ignored, since client libraries send new fields every month, but the log
+//! names each of them once.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         Self::of_whole(entries(whole, MAX_FIELDS))
     }
 
-    /// Those that another API's request was made into.
+    /// Fields of a body that was translated from another interface.
     pub fn made(fields: &'a Map<String, Value>) -> Result<Self, ApiError> {
         Self::of_whole(entries_of(fields, MAX_FIELDS))
     }
@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
         self.fields.clear();
     }
 
-    /// The end of an object: what is left of it must be among `unread`, the fields that mean nothing here, each with the
+    /// Ends an object. Fields that are left must be among `unread`, the fields without effect here, each with the
     /// reason. The log names every other one once.
     pub fn end(self, endpoint: &'static str, unread: &[Unread]) {
         for (name, _) in self.fields {
@@ -156,8 +156,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Says to the log which fields of a message are left that nobody here knows: the chat template has them, and may not
-    /// write them. Whether there is one.
+    /// Logs the unread and unknown fields of a message: the chat template gets them, but may not write them. Returns
+    /// whether there is such a field.
     pub fn tell_for_template(&self, known: &[&str], unread: Unread) -> bool {
         let mut is_told = false;
         for (name, _) in &self.fields {
@@ -170,7 +170,8 @@ impl<'a> Fields<'a> {
         is_told
     }
 
-    /// What is left, in order, for the chat template; counted against `left` values.
+    /// The fields that were not read, in order, for the chat template. Their values are counted against the limit
+    /// `left`.
     pub fn into_rest(self, left: &mut usize) -> Result<Map<String, Value>, ApiError> {
         let Self { fields, prefix } = self;
         let value = |(name, raw): (String, Given<'_>)| {
@@ -192,7 +193,7 @@ pub fn read<T: FieldValue>(path: &str, value: Given<'_>) -> Result<T, ApiError> 
 /// Fields of an API that mean nothing here, and why.
 pub type Unread = &'static [(&'static str, &'static str)];
 
-/// As [`Fields::end`], of an object `path` that was read as a tree; of its fields, `read` were read.
+/// The same as [`Fields::end`] for an object `path` that was read as a tree: logs its fields that are not in `read`.
 pub fn report(endpoint: &'static str, path: &str, object: &Value, read: &[&str], unread: Unread) {
     for name in object.as_object().into_iter().flat_map(Map::keys) {
         let is_known =
@@ -222,10 +223,10 @@ const MAX_NAMED_CHARS: usize = 64;
 /// Most names of fields that the log has named: a client could make them up.
 const MAX_NAMED: usize = 256;
 
-/// Those that it has named.
+/// Unknown fields that the log has named.
 static NAMED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A field that nobody here knows: a word in the log, once.
+/// Logs a field that this server does not know, once.
 fn unknown(endpoint: &'static str, path: &str) {
     #[cfg(test)]
     tests::UNKNOWN.with_borrow_mut(|paths| paths.push(path.to_string()));
@@ -326,7 +327,7 @@ pub fn tree(path: &str, value: Given<'_>, left: &mut usize) -> Result<Value, Api
     }
 }
 
-/// What [`count_values`] counts behind the first value, of a value's text.
+/// The number of values inside the first value of a JSON text, as [`count_values`] counts them.
 fn count_inner(value: &Value) -> usize {
     match value {
         Value::Array(list) => list.len().max(1) + list.iter().map(count_inner).sum::<usize>(),

@@ -9,17 +9,17 @@ use brigade_text::TextError;
 use crate::error::ApiError;
 use crate::request::fields::Fields;
 
-/// What guides an answer. The default is nothing.
+/// The guidance of a request's answer. By default there is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Guide {
-    /// Its tokens are known when the endpoint has its prompt.
+    /// The guidance with its tokens, once the endpoint has its prompt.
     guiding: Option<Guiding>,
-    /// What the answer should be unlike.
+    /// Text that the answer is steered away from.
     negative_prompt: Option<String>,
 }
 
 impl Guide {
-    /// Reads the fields. A scale of 1 is off.
+    /// Reads `guidance_scale` and `negative_prompt`. A scale of 1 is off.
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         let scale: Option<f32> = fields.take("guidance_scale")?;
         let negative_prompt: Option<String> = fields.take("negative_prompt")?;
@@ -42,12 +42,12 @@ impl Guide {
         self.guiding.clone()
     }
 
-    /// Its prompt, once it is known: what the next coordinator goes on with.
+    /// Tokens of the guide's prompt, once they are known, for the next coordinator.
     pub fn tokens(&self) -> Option<Vec<u32>> {
         Some(self.guiding.as_ref()?.negative.as_ref()?.to_vec())
     }
 
-    /// Its prompt is what it was under the coordinator before this one.
+    /// Sets the guide's prompt to the one in the journal.
     pub fn set_tokens(&mut self, tokens: &[u32]) {
         if let Some(guiding) = &mut self.guiding {
             guiding.negative = Some(tokens.into());

@@ -1,4 +1,4 @@
-//! Ollama's `keep_alive`: how long a model stays when nobody uses it. It counts where models are loaded on demand.
+//! Ollama's `keep_alive`: how long an idle model stays loaded. It counts where models are loaded on demand.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use brigade_dialect::values::number::of_text;
 use crate::error::ApiError;
 use crate::request::fields::Given;
 
-/// What a client wants.
+/// How long the model should stay loaded, as the client wishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// That it stays.
+    /// For as long as the server runs.
     Stay,
-    /// That it may be unloaded when nobody has used it for so long.
+    /// For this long after its last use.
     For(Duration),
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn keep_alive(value: Given<'_>) -> Result<Keep, ApiError> {
     if seconds < 0.0 {
         Ok(Keep::Stay)
     } else {
-        // What is longer than can be counted is for ever.
+        // A time that is too long for the type means for ever.
         Ok(Duration::try_from_secs_f64(seconds).map_or(Keep::Stay, Keep::For))
     }
 }

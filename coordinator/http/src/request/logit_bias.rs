@@ -1,4 +1,4 @@
-//! `logit_bias`: what is added to the logits of tokens.
+//! `logit_bias`: values that are added to the logits of tokens.
 
 use brigade_dialect::text_model::TextModel;
 use brigade_dialect::values::number::{Number, of_text};
@@ -50,7 +50,7 @@ pub fn read(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>
             _ => read_value("logit_bias", bias)?,
         };
         let bias: f32 = if bias <= BAN_BIAS { f32::NEG_INFINITY } else { bias };
-        // What is a number, or an object's name that is written as one, is an id and never a text.
+        // A number, or an object's key that is written as one, is a token id and never a text.
         let is_text = token.starts_with('"') || of_text(&token).is_none();
         match of_text(&token).and_then(Number::whole::<u32>).filter(|_| !is_text) {
             Some(id) => biases.push((id, bias)),

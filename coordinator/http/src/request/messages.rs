@@ -1,4 +1,4 @@
-//! Reads the messages of a chat request, and the fields that say how the chat template renders them.
+//! Reads the messages of a chat request, and the fields that control how the chat template renders them.
 
 use brigade_dialect::text_model::Force;
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::request::caching::Marking;
 use crate::request::fields::{Fields, Given, Kind, list, read as read_value};
 
-/// Who answers.
+/// The role of answers.
 pub const ROLE: &str = "assistant";
 
 /// Most messages of a chat, and most parts of one message.
@@ -27,7 +27,7 @@ const KNOWN: [&str; 7] = [
     THOUGHTS[1],
 ];
 
-/// What answers' thoughts are called elsewhere.
+/// Names of `reasoning_content` in the APIs of other servers.
 const THOUGHTS: [&str; 2] = ["reasoning", "thinking"];
 
 /// Longest word for how much to think; the model's template knows which there are.
@@ -53,7 +53,7 @@ pub fn read(
     Ok((messages, n_bytes))
 }
 
-/// Results in the older form name a function and no call: that before them is meant.
+/// Results in the older form name a function, not a call: they belong to the last call of that function before them.
 fn name_results(messages: &mut [Value]) {
     let mut last: Option<Value> = None;
     for (i, message) in messages.iter_mut().enumerate() {
@@ -138,7 +138,7 @@ fn message(
     message.insert("content".to_string(), content);
     let is_told = fields.tell_for_template(&KNOWN, crate::request::unread::MESSAGE);
     if is_told && needs_content {
-        // What it says may be under a name that nobody here knows.
+        // The text may be in a field of an unknown name, so the message is refused.
         let path = fields.path("content");
         return Err(ApiError::field(&path, format!("{path} is required")));
     }
@@ -174,7 +174,7 @@ fn check_call(path: &str, function: Given<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks what a message has beside its content that a model has to read, or that nobody here can.
+/// Checks a message's fields beside its content: texts for the model, and fields that this server refuses.
 fn check_texts(fields: &mut Fields<'_>, role: &str, n_bytes: &mut usize) -> Result<(), ApiError> {
     fields.refuse("audio", "this server takes text only")?;
     for name in ["name", "tool_call_id"] {
@@ -237,7 +237,7 @@ fn join_parts(
     Ok(text)
 }
 
-/// `chat_template_kwargs`.
+/// Reads `chat_template_kwargs`.
 pub fn template_arguments(
     fields: &mut Fields<'_>,
     left: &mut usize,

@@ -1,4 +1,4 @@
-//! What a request says: its body is taken, and read field by field into types of ours. Nothing here knows an answer.
+//! Requests: a body is received, and read field by field into validated types. Nothing here knows an answer.
 
 pub(crate) mod answer_format;
 pub(crate) mod bodies;

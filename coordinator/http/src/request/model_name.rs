@@ -1,4 +1,4 @@
-//! What requests call models by.
+//! The field `model`: which names mean the model that is served.
 
 use brigade_dialect::text_model::TextModel;
 
@@ -15,7 +15,7 @@ pub fn check_name(text: &TextModel, name: Option<&str>) -> Result<(), ApiError> 
     }
 }
 
-/// The model `name` is not here; what is goes by `names`.
+/// The error for a model `name` that is not here; `names` are the models that are.
 pub(crate) fn not_here(name: &str, names: &[String]) -> ApiError {
     let there = match names {
         [] => String::new(),

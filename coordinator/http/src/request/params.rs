@@ -45,13 +45,13 @@ pub struct Common {
     pub stop_at_eog: bool,
     /// Tokens before which nothing ends a choice.
     pub min_tokens: u32,
-    /// What a choice has to be.
+    /// A grammar or schema that a choice has to match.
     pub form: Option<Form>,
     /// The same, and what calls of tools have to be, as the last stage holds it.
     pub constraint: Option<Constraint>,
     /// Whether the answer has the ids of prompt and answer.
     pub return_token_ids: bool,
-    /// Choices a prompt.
+    /// The number of choices for each prompt.
     pub n: usize,
     /// Whether the answer is a stream.
     pub stream: bool,
@@ -63,8 +63,8 @@ pub struct Common {
     pub resumable: bool,
     /// Whether its states are copied while it runs, where the server copies any.
     pub checkpoint: bool,
-    /// Whether next tokens may be drafted, which changes no answer: what the answer is expected to be like, as far as the
-    /// client says; `None`: no.
+    /// Tokens that the answer is expected to resemble, from which drafts are made; empty where the client names none.
+    /// `None`: no drafts. Drafts never change an answer.
     pub drafts: Option<Arc<[u32]>>,
     /// Positions at which other prompts are likely to go on otherwise: known when the endpoint has its prompt.
     pub borders: Arc<[u32]>,
@@ -72,11 +72,11 @@ pub struct Common {
     pub cache_salt: Option<String>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
-    /// What guides the draws.
+    /// Classifier-free guidance.
     pub guide: Guide,
 }
 
-/// Fields that have no effect here and would change the answer, and what to say. Chats have read `tools` before.
+/// Fields that would change the answer and are not supported, each with its error. Chats have read `tools` before.
 const REFUSED: &[(&str, &str)] = &[
     ("tools", "tools are for /v1/chat/completions"),
     ("functions", "use tools, in /v1/chat/completions"),
@@ -107,7 +107,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("adaptive_decay", "this step of the chain is not here"),
 ];
 
-/// Those that a number turns off, which is what clients send that do not mean it.
+/// The same for fields that a number turns off. Clients send that number by default.
 const REFUSED_UNLESS: &[(&str, &[f64], &str)] = &[
     ("length_penalty", &[0.0, 1.0], "there is no beam search"),
     ("t_max_predict_ms", &[-1.0, 0.0], "use timeout, which ends the whole request"),
@@ -182,7 +182,7 @@ impl Common {
 }
 
 /// The adapters that a request asks for: a name, or a list of names, or of objects as llama.cpp's server takes them.
-/// Which there are is known when it is submitted.
+/// Unknown names are refused when the request is submitted.
 pub(crate) fn lora(fields: &mut Fields<'_>) -> Result<Option<Vec<AdapterWish>>, ApiError> {
     let named = |name: String| AdapterWish { id: None, name: Some(name), scale: None };
     let one = |(path, raw): (&str, Given<'_>)| match raw.kind() {
@@ -218,7 +218,7 @@ fn adapter(path: &str, raw: Given<'_>) -> Result<AdapterWish, ApiError> {
     }
 }
 
-/// `stream_options`.
+/// Reads `stream_options`: whether the stream ends with token counts.
 fn include_usage(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
     let Some(raw) = fields.raw("stream_options") else { return Ok(false) };
     let mut options = Fields::nested("stream_options", raw)?;
@@ -274,11 +274,11 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 
 /// The field, where it is there; within it `None` for no limit.
 fn max_tokens(fields: &mut Fields<'_>) -> Result<Option<Option<u32>>, ApiError> {
-    // -1 is llama.cpp's and vLLM's way to say "no limit of mine".
+    // -1 is the value of llama.cpp and vLLM for "no limit".
     match fields.take_any::<i64>(&["max_completion_tokens", "max_tokens", "n_predict"])? {
         None => Ok(None),
         Some(-1) => Ok(Some(None)),
-        // The context ends what is longer.
+        // A larger number is bounded by the context.
         Some(n) if n >= 0 => Ok(Some(Some(u32::try_from(n).unwrap_or(u32::MAX)))),
         Some(n) => {
             let message =
@@ -340,7 +340,7 @@ pub fn settings_of(api: Api) -> impl Iterator<Item = &'static str> {
     SETTINGS.iter().filter(move |setting| setting.apis.contains(&api)).map(|setting| setting.name)
 }
 
-/// What a request has a setting at, if it says so.
+/// The value of a sampling setting; `None` where the request has none.
 fn setting_value(
     fields: &mut Fields<'_>,
     setting: &Setting,

@@ -1,7 +1,7 @@
-//! What a client expects an answer to be like (`prediction`, OpenAI's), and whether it wants drafts at all (`speculate`).
+//! `prediction` (OpenAI's), a text that the answer is expected to resemble, and `speculate`, which turns drafts off.
 //!
-//! An editor knows most of the file that it will get back. Its tokens are drafted and verified. Where they are right they
-//! come sooner, and where not nothing is different.
+//! An editor knows most of the file that it will get back. Its tokens are drafted and verified. Right ones come
+//! sooner, and wrong ones change nothing.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::error::ApiError;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, Given, Kind, list, read};
 
-/// Most parts of what is expected.
+/// Most parts of the expected text.
 const MAX_PARTS: usize = 256;
 
-/// Reads both fields: what is expected, as far as anything is; `None`: nothing is to be drafted.
+/// Reads both fields. Returns the expected text, which may be empty, or `None` where no drafts are wanted.
 ///
 /// # Errors
 /// A field of another form, or a text longer than the context holds.

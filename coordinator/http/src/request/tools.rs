@@ -14,14 +14,14 @@ use crate::request::unread;
 /// Most tools of a request.
 pub const MAX_TOOLS: usize = 1024;
 
-/// What a request says about tools.
+/// The tools of a request, and which of them the answer may or must call.
 #[derive(Debug, Default)]
 pub struct ToolRequest {
-    /// As they came, for the template; none if none may be called.
+    /// Tools as they came, for the chat template. Empty where no tool may be called.
     pub for_template: Vec<Value>,
     /// The same, for reading the answer.
     pub known: Tools,
-    /// One call is enough.
+    /// Whether one call is enough.
     pub single: bool,
     /// Bytes of all descriptions.
     pub n_bytes: usize,
@@ -29,7 +29,7 @@ pub struct ToolRequest {
 }
 
 impl ToolRequest {
-    /// Reads the fields.
+    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`.
     pub fn read(
         fields: &mut Fields<'_>,
         left: &mut usize,
@@ -99,16 +99,16 @@ impl ToolRequest {
         Ok(request)
     }
 
-    /// Whether the answer has to be a call.
+    /// How far `tool_choice` forces a call.
     pub fn force(&self) -> &Force {
         &self.force
     }
 }
 
-/// What the log calls tools, and the choice of one.
+/// The name of these fields in the log.
 const TOOLS: &str = "tools";
 
-/// Reads one tool.
+/// Reads one entry of `tools`: the tool, and its JSON for the template.
 fn tool(
     path: &str,
     raw: Given<'_>,
@@ -190,7 +190,7 @@ fn allowed(raw: Given<'_>) -> Result<Choice, ApiError> {
     Ok(Choice::Allowed { names, must })
 }
 
-/// `"function": {"name": ...}`.
+/// Reads `"function": {"name": ...}`.
 fn named_function(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     let function = fields.require_raw("function")?;
     let mut function = Fields::nested(&fields.path("function"), function)?;

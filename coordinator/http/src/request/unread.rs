@@ -1,5 +1,5 @@
-//! What endpoints leave unread of the APIs that they speak: fields that say nothing about the answer here, each with the
-//! reason. Every other field is read, or refused with a word about it. `fields_tests` walks the APIs' lists of fields.
+//! Fields of the supported APIs that endpoints ignore, each with the reason why it has no effect here. Every other
+//! field is read, or refused with an error. `fields_tests` walks the APIs' lists of fields.
 
 use crate::request::fields::Unread;
 
@@ -40,7 +40,7 @@ pub const GENERATING: Unread = &[
     ("add_special_tokens", "the tokenizer's file says what it adds"),
 ];
 
-/// Fields of chats.
+/// Ignored fields of chats.
 pub const CHAT: Unread = &[
     (
         "verbosity",
@@ -71,16 +71,16 @@ pub const CALL: Unread = &[
     ("extra_content", "another server's own, which nobody else can read"),
 ];
 
-/// Fields of `/v1/completions`.
+/// Ignored fields of `/v1/completions`.
 pub const COMPLETION: Unread = &[];
 
-/// Fields of `stream_options`.
+/// Ignored fields of `stream_options`.
 pub const STREAM_OPTIONS: Unread = &[
     ("include_obfuscation", "pieces are not padded"),
     ("continuous_usage_stats", "counts come at the end"),
 ];
 
-/// Fields of `/infill`.
+/// Ignored fields of `/infill`.
 pub const INFILL: Unread = &[("t_max_prompt_ms", "the prompt is computed as a whole")];
 
 /// Fields of `/v1/rerank` and of text-embeddings-inference's shape of it.
@@ -104,7 +104,7 @@ pub const EMBEDDING: Unread = &[
 /// Fields of `/tokenize` and `/detokenize`.
 pub const TOKENS: Unread = &[("cache_salt", "nothing is computed")];
 
-/// Fields of `/v1/messages`.
+/// Ignored fields of `/v1/messages`.
 pub const MESSAGES: Unread = &[
     ("context_management", "the whole conversation is read, as it was sent"),
     ("cache_control", "the end of a prompt is kept without"),
@@ -138,7 +138,7 @@ pub const MESSAGES_TOOL: Unread = &[
 /// Fields of `output_config` there.
 pub const OUTPUT_CONFIG: Unread = &[("task_budget", "max_tokens bounds an answer")];
 
-/// Fields of `/v1/responses`.
+/// Ignored fields of `/v1/responses`.
 pub const RESPONSES: Unread = &[
     ("store", "nothing is stored"),
     ("include", "reasoning is sent as it is; what else could be included does not exist here"),
@@ -180,7 +180,7 @@ pub const OLLAMA: Unread = &[
     ("steps", "it is for pictures"),
 ];
 
-/// Fields of Ollama's `options`: most say how a model is loaded, which is chosen when the server starts.
+/// Ignored fields of Ollama's `options`. Most of them configure loading, which the server's options do here.
 pub const OLLAMA_OPTIONS: Unread = &[
     ("num_ctx", "serve --ctx says it"),
     ("num_keep", "a context never shifts"),
@@ -200,7 +200,7 @@ pub const OLLAMA_OPTIONS: Unread = &[
     ("draft_num_predict", "what is guessed ahead never changes an answer"),
 ];
 
-/// Fields of `/api/show`.
+/// Ignored fields of `/api/show`.
 pub const OLLAMA_SHOW: Unread = &[
     ("verbose", "all that there is is shown"),
     ("system", "it is shown as the file has it"),

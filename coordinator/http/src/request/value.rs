@@ -1,8 +1,8 @@
-//! What a field of a request can be read as: a text, yes or no, a number, a list of token ids. Each kind has one reader,
-//! which says in plain words what was wanted where something else came.
+//! Readers of JSON values: texts, booleans, numbers, lists of token ids. Each type has one reader, whose error says
+//! in plain words which type was expected.
 //!
-//! A field is given as the text of the body that it came in, or as a tree: another API's request becomes a chat's fields
-//! without ever being a text again.
+//! A field is given as the text of the body that it came in, or as a tree: a request that was translated from another
+//! API is never written as text again.
 
 use std::borrow::Cow;
 use std::{fmt, io};
@@ -17,14 +17,14 @@ use crate::error::ApiError;
 /// Characters of a client's number that a message repeats.
 const SHOWN_CHARS: usize = 40;
 
-/// What a JSON value is. Messages name it by its article and noun.
+/// The type of a JSON value. Errors name it by its article and noun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It stands for none.
+    /// JSON's `null`, which stands for a missing value.
     Null,
     /// `true` or `false`.
     Boolean,
-    /// Whole or not.
+    /// A number, whole or not.
     Number,
     /// A string.
     Text,
@@ -48,7 +48,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// That of a value whose text begins so.
+    /// The type of the value whose text begins with this byte.
     fn of_first(byte: Option<u8>) -> Self {
         match byte {
             Some(b'{') => Self::Object,
@@ -75,14 +75,14 @@ impl Kind {
 /// A value of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Given<'a> {
-    /// As it stands in a body.
+    /// The value's text in the body.
     Text(&'a RawValue),
-    /// As it was made of another API's request.
+    /// A value of a request that was translated from another API.
     Tree(&'a Value),
 }
 
 impl<'a> Given<'a> {
-    /// What it is.
+    /// The value's JSON type.
     pub fn kind(self) -> Kind {
         match self {
             Self::Text(raw) => Kind::of_first(raw.get().bytes().next()),
@@ -90,7 +90,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// As JSON text.
+    /// The value as JSON text.
     pub fn json(self) -> Cow<'a, str> {
         match self {
             Self::Text(raw) => raw.get().into(),
@@ -127,7 +127,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// What the first element of a list is, without reading the list; `None`: it has none.
+    /// The type of a list's first element, which is found without reading the list; `None`: the list is empty.
     pub fn first_kind(self) -> Option<Kind> {
         match self {
             Self::Text(raw) => match raw.get()[1..].trim_start().bytes().next() {
@@ -254,7 +254,7 @@ impl FieldValue for Vec<u32> {
     }
 }
 
-/// One of them.
+/// A token id, read from a number.
 struct TokenId(u32);
 
 impl<'de> Deserialize<'de> for TokenId {
@@ -285,7 +285,7 @@ impl<'de> Deserialize<'de> for TokenId {
     }
 }
 
-/// What a reader found, without its place: that would be one in the field, not in the body.
+/// An error's reason without its line and column, which would count from the field's start, not from the body's.
 pub fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.clone(), |(what, _)| what.to_string())

@@ -20,7 +20,7 @@ use crate::server::content_encoding;
 use crate::server::hosts::{self, Hosts};
 use crate::server::status;
 
-/// What there is, for whoever asks for something else.
+/// The listener's addresses, for the error about an unknown one.
 const ADDRESSES: &str = "here are GET /health, /metrics, /admin/keys, /admin/cache and /admin/cluster, and POST /admin/cluster";
 
 /// All addresses of the admin listener. Orders to the cluster need a key that was made for it, of `keys`, since any
@@ -41,7 +41,7 @@ pub fn admin_router(fleet: Fleet, keys: Option<KeyRing>, needs_key: bool, hosts:
         .layer(middleware::from_fn_with_state(hosts, hosts::layer))
 }
 
-/// Asks whoever answers for the line of the model that an address names, or of the only one.
+/// Forwards the question to the line of the model that the address names, or of the only one.
 async fn ask(fleet: &Fleet, uri: &Uri, question: Question) -> Response {
     match fleet.for_operators(fleet::of_query(uri).as_deref()) {
         Ok(admin) => answer(admin.ask(question).await),

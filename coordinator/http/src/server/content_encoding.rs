@@ -1,4 +1,4 @@
-//! How bodies are written: as they are. A body that is compressed is refused with what is taken, before it is read.
+//! Refuses compressed bodies before they are read. The error names the encoding that is taken: none.
 
 use axum::extract::Request;
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};

@@ -1,6 +1,4 @@
-//! Which web pages may call this server from a browser (CORS). Pages from this machine may by default: a page of
-//! somebody else that a browser shows cannot read answers then. Nor can it make the browser ask: what browsers send for a
-//! page without asking first, as they do with forms, is refused.
+//! The web pages that may call this server from a browser (CORS).
 
 use std::sync::Arc;
 
@@ -11,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
 
-/// What browsers say about where a request comes from; no page can change it.
+/// The header in which browsers say where a request comes from. No page can change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// A body of this kind no page of another origin sends before the server was asked and has allowed it, and none that shows
@@ -31,7 +29,7 @@ const MAX_TOLD_CHARS: usize = 100;
 pub struct Origins(Arc<[String]>);
 
 impl Origins {
-    /// These beside pages of this machine; `*`: all.
+    /// Allows these origins beside pages of this machine; `*`: all.
     pub fn new(origins: &[String]) -> Self {
         Self(origins.iter().map(|o| o.trim_end_matches('/').to_string()).collect())
     }
@@ -51,7 +49,7 @@ fn is_loopback(origin: &str) -> bool {
     matches!(host, "localhost" | "127.0.0.1" | "[::1]")
 }
 
-/// Whether a browser sends this for a page of somebody else, without having asked whether it may.
+/// Whether a browser sends this request for a page of another origin without a preflight request.
 fn is_of_a_foreign_page(request: &Request, origin: &str) -> bool {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
@@ -73,7 +71,7 @@ fn is_of_a_foreign_page(request: &Request, origin: &str) -> bool {
         }
         // Programs and extensions have schemes of their own.
         Some(_) => false,
-        // What a page is called that hides where it is from.
+        // `null` is the origin of pages that hide where they are from.
         None => true,
     }
 }

@@ -1,6 +1,6 @@
-//! A layer around all handlers of the public listener, inside of [`trace`](crate::server::trace), so that a refusal has an
-//! id and a line too: it asks [`Access`](crate::clients::access::Access) whose a request is, counts it, and says what is left.
-//! One key has so many requests under way that others still find a connection ([`under_way`](crate::clients::under_way)).
+//! A layer around all handlers of the public listener. It checks a request's key with
+//! [`Access`](crate::clients::access::Access), counts the request, and adds headers that say what is left of the
+//! key's budget. It lies inside of [`trace`](crate::server::trace), so that refusals have an id and a log line too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,9 +65,9 @@ pub(crate) async fn guard(
 /// A request that may go on.
 struct Begun {
     ready: Ready,
-    /// Among those of its key that are answered.
+    /// The request's part of its key's limit of answers.
     place: Arc<Part>,
-    /// Among those of its key that run.
+    /// The request's part of its key's limit of running requests.
     ticket: Option<Arc<Ticket>>,
 }
 
@@ -85,9 +85,9 @@ async fn begin(
     Ok(Begun { ready, place, ticket })
 }
 
-/// The request, with its model, or with what comes until that is there.
+/// The request, with its model, or with the events that are sent until the model is loaded.
 async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, ApiError> {
-    // Whether there is anybody, everybody may ask; of streams, their own names say whose they are.
+    // Anyone may ask for the server's health; a stream's owner follows from its id.
     match request.uri().path() {
         HEALTH => Ok(Ready::Now(Box::new(request))),
         path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => {

@@ -1,6 +1,4 @@
-//! By which names this server may be asked. A browser names in `Host` what its page is from, and a stranger's name can
-//! be made to resolve to this machine. Pages of such a name would be of the same origin as this server, past all that
-//! [`cors`](crate::server::cors) forbids. So only names that are this machine's, or that an operator allows, are answered.
+//! Host names by which this server may be asked.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,7 +16,7 @@ use crate::server::https::Tls;
 /// Longest part of a refused name that is told back.
 const MAX_TOLD_CHARS: usize = 100;
 
-/// What multicast DNS adds to a machine's name.
+/// The domain that multicast DNS adds to a machine's name.
 const LOCAL_DOMAIN: &str = "local";
 
 /// Names and addresses by which a listener is asked; clones share them.
@@ -27,16 +25,16 @@ pub struct Hosts(Option<Arc<Known>>);
 
 #[derive(Debug)]
 struct Known {
-    /// In lower case; `*.example.com` stands for one label more, `*` for all.
+    /// Names in lower case; `*.example.com` stands for one label more, `*` for all.
     names: Vec<String>,
-    /// Where it listens.
+    /// The address on which the server listens.
     address: IpAddr,
     /// The names of its certificate.
     tls: Option<Tls>,
 }
 
 impl Hosts {
-    /// Of a listener at `address`, on a machine that is called `machine`: also by the names of `tls`, and by `more`.
+    /// The names of a listener at `address`, on the machine `machine`, with those of `tls` and `more`.
     pub fn new(address: SocketAddr, machine: &str, tls: Option<Tls>, more: &[String]) -> Self {
         let machine = machine.to_ascii_lowercase();
         let first = machine.split('.').next().unwrap_or(&machine).to_owned();
@@ -47,12 +45,12 @@ impl Hosts {
         Self(Some(Arc::new(Known { names, address: address.ip().to_canonical(), tls })))
     }
 
-    /// Those of requests that do not come over a network.
+    /// The check of requests that do not come over a network: every name passes.
     pub fn of_this_process() -> Self {
         Self(None)
     }
 
-    /// Whether the request names this server.
+    /// Checks that the request names this server.
     fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(known) = &self.0 else { return Ok(()) };
         let mut given = headers.get_all(HOST).iter();
@@ -80,8 +78,8 @@ impl Known {
         if let Ok(ip) = bare(name).parse::<IpAddr>() {
             let ip = ip.to_canonical();
             let listed = || self.names.iter().any(|n| n == "*" || n.parse() == Ok(ip));
-            // What listens on all addresses is not told which ones others have for it. An address is no name that
-            // a stranger could make resolve to it.
+            // A listener on all addresses does not know under which addresses it is reached. An address is safe,
+            // since it is no name that an attacker could make resolve to this machine.
             return ip.is_loopback()
                 || self.address.is_unspecified()
                 || ip == self.address
@@ -113,7 +111,7 @@ fn authority(host: &str) -> Option<String> {
     (!host.contains('@')).then(|| name_in(parsed.as_str()).to_owned())
 }
 
-/// What stands before the port.
+/// A host without its port.
 fn name_in(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,

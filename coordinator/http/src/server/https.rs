@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_secs(2);
 /// Most certificates in a chain.
 const MAX_CHAIN: usize = 16;
 
-/// What is spoken inside.
+/// The protocol that TLS clients may negotiate.
 const ALPN: &[u8] = b"http/1.1";
 
 /// Where the certificate and its key are.
@@ -42,11 +42,11 @@ pub enum TlsError {
     /// A file cannot be read as PEM.
     #[error("{file} {path}: {reason}")]
     File {
-        /// Which option names it.
+        /// The option that names the file.
         file: &'static str,
-        /// Its path.
+        /// The file's path.
         path: String,
-        /// Why.
+        /// The error of the system or the parser.
         reason: String,
     },
     /// The two do not go together, or are of a kind that is not known.
@@ -56,7 +56,7 @@ pub enum TlsError {
         cert: String,
         /// Path of its key.
         key: String,
-        /// Why.
+        /// The error of the TLS library.
         reason: String,
     },
 }
@@ -74,7 +74,7 @@ fn dns_names(certificate: &CertificateDer<'_>) -> Vec<String> {
     parsed.map_or_else(|_| Vec::new(), |c| c.valid_dns_names().map(str::to_owned).collect())
 }
 
-/// What tells one state of the two files from another.
+/// Metadata of the two files; it changes when a file does. `None`: the file cannot be seen.
 type Stamp = [Option<(u64, u64, i64, i64)>; 2];
 
 impl TlsFiles {
@@ -116,7 +116,7 @@ impl TlsFiles {
 
     fn stamp(&self) -> Stamp {
         [&self.cert, &self.key].map(|path| {
-            // What cannot be seen is told apart from what can, and read again when that changes.
+            // A file that cannot be read has no stamp, so it is read again when it becomes readable.
             let data = fs::metadata(path).ok()?;
             Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
         })
@@ -148,12 +148,12 @@ impl Tls {
         Ok((Self(tls), Renewer { files, seen, current, told: String::new() }))
     }
 
-    /// For one connection.
+    /// An acceptor with the newest pair, for one connection.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.0.borrow().config.clone())
     }
 
-    /// For which names the certificate is.
+    /// The host names of the certificate.
     pub(crate) fn names(&self) -> Arc<[String]> {
         self.0.borrow().names.clone()
     }

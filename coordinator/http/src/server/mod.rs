@@ -1,4 +1,4 @@
-//! What stands in front of all handlers: connections, what every request passes, and what operators ask.
+//! The layers in front of all handlers: connections, checks that every request passes, and addresses for operators.
 
 pub(crate) mod admin;
 pub(crate) mod content_encoding;

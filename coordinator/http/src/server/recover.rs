@@ -1,5 +1,5 @@
-//! Going on with what the coordinator before this one had begun: its requests are read again, and their streams written
-//! again from the beginning, out of tokens that were noted and of those that are still to be drawn.
+//! Resumes the streams of a coordinator that was killed. Their requests are parsed again from the journal. Their
+//! events are written again from the beginning: first from the tokens in the journal, then from new ones.
 
 use brigade_proto::task;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ async fn one(app: App, opened: Opened, resumable: Resumable, owner: Option<Owner
     };
     if let Err(error) = gone_on {
         tracing::warn!(request = label, error = %error.body(), "cannot go on after a restart");
-        // Whoever has come back for it hears why.
+        // A client that has come back gets the error.
         stream.fail(&error);
     }
 }

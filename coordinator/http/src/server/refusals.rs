@@ -1,5 +1,5 @@
-//! Errors in the form of the API that was asked: Anthropic's and Ollama's addresses have forms of their own. What stands
-//! before a handler (keys, hosts, encodings, limits) knows one form, and need not know whom it refuses.
+//! Errors in the form of the API that was asked. Anthropic's and Ollama's addresses have forms of their own. Layers
+//! in front of the handlers (keys, hosts, encodings, limits) know one form only, and need not know the API.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -15,7 +15,7 @@ use crate::error::ApiError;
 /// How an API writes an error, where it is not OpenAI's way.
 type Form = fn(&ApiError) -> Value;
 
-/// That of an address.
+/// The form of errors at an address; `None`: OpenAI's.
 fn form_of(path: &str) -> Option<Form> {
     let is_below = |root: &str| {
         path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -1,4 +1,4 @@
-//! Addresses of the public listener, and what every request to them passes.
+//! The router of the public listener: its addresses, and the layers around them.
 
 use axum::Router;
 use axum::extract::Request;
@@ -44,7 +44,7 @@ pub fn router(fleet: Fleet, hosts: Hosts, origins: Origins) -> Router {
         .with_state(fleet)
 }
 
-/// The page's files: they say nothing of anybody, and need no key. What the page asks for does.
+/// The page's files. They have no private content and need no key; the requests that the page makes do.
 fn page() -> Router<Fleet> {
     Router::new()
         .route("/", get(page::index))
@@ -81,7 +81,7 @@ fn beside() -> Router<Fleet> {
         .route("/api/delete", delete(ollama::fixed))
 }
 
-/// What there is, for whoever asks for something else.
+/// The listener's addresses, for the error about an unknown one.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
      /v1/embeddings, /v1/rerank, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/embeddings, /api/show, /tokenize and \
      /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /lora-adapters, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \

@@ -1,7 +1,8 @@
 //! Connections of clients: accepted, served with HTTP/1.1 and keep-alive, plain or in TLS, and ended in order.
 //!
-//! A client that does not say what it wants, or does not read what it asked for, is given up after a named
-//! time. Where there are too many connections, one that has shown little is closed ([`connections`](crate::clients::connections)).
+//! A client that does not complete its request, or does not read its answer, is disconnected after a timeout. The
+//! error names it. Where there are too many connections, one that has shown little is closed
+//! ([`connections`](crate::clients::connections)).
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,8 +31,8 @@ use crate::server::https::Tls;
 use crate::server::socket::Patient;
 use crate::server::strict::Strict;
 
-/// How long a client may take to send the head of a request, counted from the connection's start or
-/// from the last answer's end: a connection that idles or trickles longer is closed.
+/// Limit of the time for the head of a request, from the connection's start or the last answer's end. A connection
+/// that idles or trickles longer is closed.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a client may leave its answer unread, or nearly so ([`crate::server::socket::PACE_BYTES`]).
@@ -40,13 +41,13 @@ pub const ANSWER_STALL: Duration = Duration::from_secs(60);
 /// Connections at once, or more where more requests may run and wait. A process may often open 1024 files.
 pub const MAX_CONNECTIONS: usize = 512;
 
-/// Of these, how many one address may have unless the operator says otherwise: half, so that nobody takes all.
+/// The divisor for the connections of one address, unless the operator says otherwise: half, so that none takes all.
 const SHARE_OF_ADDRESS: usize = 2;
 
 /// How long the handshake of TLS may take.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Connections beyond those whose requests run or wait: for health checks, metrics and whoever is refused.
+/// Connections beyond those whose requests run or wait, for health checks, metrics and refusals.
 const SPARE_CONNECTIONS: usize = 128;
 
 /// Largest head of a request; as much is read ahead of a body.
@@ -55,26 +56,26 @@ pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// How long a connection lives on at the server's end that has not sent a whole request.
 pub const HALF_SENT_GRACE: Duration = Duration::from_millis(500);
 
-/// What a client gets that comes when all connections are busy.
+/// The answer to a client that connects when all connections are busy.
 const CROWDED: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\n\
     connection: close\r\n\r\n";
 
-/// Limits of connections.
+/// Limits of a listener's connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// At once.
+    /// Connections that may be open at once.
     pub connections: usize,
-    /// From one address at once.
+    /// Connections from one address at once.
     pub of_address: usize,
-    /// For a request's head.
+    /// Limit of the time for a request's head.
     pub head_within: Duration,
-    /// For a client that does not read.
+    /// Limit of the time in which a client does not read.
     pub answer_stall: Duration,
 }
 
 impl ConnectionLimits {
-    /// Those of a server where `requests` may run and wait.
+    /// The limits of a server where `requests` may run and wait.
     pub fn of_server(requests: usize) -> Self {
         let connections = MAX_CONNECTIONS.max(requests.saturating_add(SPARE_CONNECTIONS));
         Self {
@@ -90,7 +91,8 @@ impl ConnectionLimits {
 #[derive(Debug)]
 pub(crate) struct Answering(Arc<Peer>);
 
-/// What lives as long as an answer: its peer is busy, its line is not written, its key has one more under way.
+/// Guards that live as long as an answer. They mark its peer as busy, hold back its log line, and count it for its
+/// key.
 type Kept = (Answering, Option<Arc<Line>>, Option<Arc<Part>>);
 
 impl Drop for Answering {
@@ -99,7 +101,7 @@ impl Drop for Answering {
     }
 }
 
-/// What every connection of a listener shares.
+/// State that all connections of a listener share.
 #[derive(Clone, Debug)]
 struct Door {
     router: Router,
@@ -145,7 +147,7 @@ fn refuse(stream: &TcpStream, address: SocketAddr, in_tls: bool) {
     // At debug: a flood must not fill the log.
     tracing::debug!(%address, "all connections are busy: refused");
     if !in_tls {
-        // Whoever does not get this sees a closed connection, which says the same.
+        // A client that does not get this answer sees a closed connection, which means the same.
         let _ = stream.try_write(CROWDED);
     }
 }
@@ -269,7 +271,7 @@ mod tests {
         ConnectionLimits::of_server(1)
     }
 
-    /// What the client reads until the server closes the connection.
+    /// Everything that the client reads until the server closes the connection.
     async fn read_all(client: &mut TcpStream) -> String {
         let mut text = String::new();
         let read = timeout(PATIENCE, client.read_to_string(&mut text)).await;

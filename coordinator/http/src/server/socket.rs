@@ -8,8 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// What a client that is behind must take of its answer within the time that a [`Patient`] gives it: about a
-/// kilobyte a second.
+/// Bytes that a slow client must take within the limit of a [`Patient`]: about a kilobyte a second.
 pub const PACE_BYTES: usize = 64 << 10;
 
 /// A stream whose writes fail when its peer does not read, or reads too little to be served.
@@ -27,7 +26,7 @@ pub(crate) struct Patient<S> {
 #[derive(Debug)]
 struct Spell {
     over: Pin<Box<Sleep>>,
-    /// Written in it.
+    /// Bytes written during the spell.
     bytes: usize,
 }
 

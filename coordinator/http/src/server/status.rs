@@ -1,5 +1,5 @@
-//! `GET /health` and `GET /metrics`. Everybody hears whether requests run; operators hear also how far a load is,
-//! who is there, and what Prometheus reads.
+//! `GET /health` and `GET /metrics`. Everybody may see whether requests run. Operators also see the progress of
+//! loading, the workers, and Prometheus's metrics.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::app::App;
 use crate::fleet::{self, Fleet, Member, Presence};
 
-/// For everybody: 200 while requests run, 503 otherwise, and one word.
+/// `GET /health` for everybody: 200 while requests run, 503 otherwise, and one word.
 pub(crate) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     let model = fleet::of_query(&uri);
     let asked = |app: &App| model.as_deref().is_none_or(|model| app.text.serves(model));
@@ -31,8 +31,7 @@ pub(crate) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
     }
 }
 
-/// For the operator: the same with how far it is, who is there, what is being done and why something failed. It
-/// names workers.
+/// `GET /health` for the operator, with the progress, the workers, and the reasons of failures. It names workers.
 pub(crate) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response {
     let of = |app: &App| {
         let (health, mut body) = state(app);
@@ -57,7 +56,7 @@ pub(crate) async fn health_with_reasons(State(fleet): State<Fleet>) -> Response 
     answer(up.unwrap_or(Health::Up), json!({ "models": models }))
 }
 
-/// Whether requests run, and why not.
+/// Whether requests run, or why they do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     Up,
@@ -79,7 +78,7 @@ impl Health {
     }
 }
 
-/// What the server is doing, and more about it.
+/// The server's health, with more fields about it.
 fn state(app: &App) -> (Health, Value) {
     if app.door.draining.is_cancelled() {
         return (Health::Stopping, json!({}));
@@ -134,10 +133,10 @@ fn workers(roll: &Roll) -> Value {
     })
 }
 
-/// Prometheus's text format.
+/// Handles `GET /metrics`, in Prometheus's text format.
 pub(crate) async fn metrics(State(fleet): State<Fleet>) -> impl IntoResponse {
     let door = fleet.door();
-    // Histograms collect samples until somebody drains them.
+    // Histograms collect samples until they are drained.
     door.metrics.run_upkeep();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], door.metrics.render())
 }

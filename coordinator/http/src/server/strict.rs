@@ -1,7 +1,6 @@
-//! Lines of requests end with CR LF. The parser of heads also takes a bare LF, by which two programs can read two
-//! different requests from the same bytes, as by a body whose length is told twice: as a number and in chunks. So bytes
-//! pass here first: a bare LF in a head, in the size of a chunk or in a trailer, and the end of a head that tells both,
-//! become a byte that no head may have, and the answer is 400.
+//! Refuses requests that two programs could read in two ways (request smuggling). Lines must end with CR LF, though
+//! the parser of heads also takes a bare LF. And a head may give its body's length once only: as a number or in
+//! chunks.
 
 use std::io;
 use std::pin::Pin;
@@ -9,10 +8,10 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What a bare LF becomes.
+/// The byte that takes the place of a bare LF: no head may have it.
 const FORBIDDEN: u8 = 0;
 
-/// Bytes of a line that are looked at: the two fields that say how long a body is are shorter.
+/// Bytes of a line that are kept: the two fields that give a body's length are shorter.
 const LOOKED_AT: usize = 256;
 
 /// CR LF after the bytes of a chunk.
@@ -32,7 +31,7 @@ struct Lines {
     /// The line so far, up to [`LOOKED_AT`], and its last byte.
     line: Vec<u8>,
     last: u8,
-    /// What the head has said: whether it has begun, and how its body comes.
+    /// The head so far: whether it has begun, and how its body's length is given.
     begun: bool,
     length: Option<u64>,
     chunked: bool,
@@ -44,11 +43,11 @@ enum Part {
     Head,
     ChunkSize,
     Trailer,
-    /// So many bytes, then the next head.
+    /// This many bytes of a body are left; the next head follows.
     Body(u64),
-    /// So many bytes, then the next chunk.
+    /// This many bytes of a chunk are left; the next chunk follows.
     Chunk(u64),
-    /// What follows is for the parser to refuse.
+    /// The request is invalid; the parser refuses the rest.
     Broken,
 }
 
@@ -197,7 +196,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Strict<S> {
 mod tests {
     use super::*;
 
-    /// What comes through, cut into pieces of `size`.
+    /// The bytes that pass when they come in pieces of `size`.
     fn passed(bytes: &[u8], size: usize) -> Vec<u8> {
         let mut lines = Lines::default();
         let mut out = bytes.to_vec();

@@ -27,7 +27,7 @@ const HEADER: &str = "x-request-id";
 /// Characters of a path in logs; ours are shorter.
 const MAX_LOGGED_PATH: usize = 200;
 
-/// Wraps every handler.
+/// The layer's middleware, around every handler.
 pub(crate) async fn request(
     State(fleet): State<Fleet>,
     mut request: Request,
@@ -55,7 +55,7 @@ pub(crate) async fn request(
         let status = response.status().as_u16();
         metrics::http_response(status);
         let Name { id: of_line, usage } = name;
-        // Whoever sends the answer keeps this as long as the answer.
+        // The answer's sender keeps this line for as long as the answer lasts.
         let line = Line { id: of_line, method, path, status, started, usage, audit };
         response.extensions_mut().insert(Arc::new(line));
         if let Ok(value) = HeaderValue::from_str(&id) {

@@ -1,5 +1,6 @@
-//! Answers that begin while their model is being loaded. A stream gets comments until then, and afterwards the same bytes as
-//! if its model had been there. What is refused meanwhile comes as the stream's last event, in the form of its API.
+//! Answers that begin while their model is being loaded. A stream gets comments until then, and afterwards the same
+//! bytes as if its model had been there. An error during that time is the stream's last event, in the form of its
+//! API.
 //!
 //! Ollama's streams are lines of JSON, each of which is a part of the answer to its clients. No line would be harmless, so
 //! they wait, as with Ollama.
@@ -32,22 +33,22 @@ use crate::openai::completions;
 /// How long a request waits for its model, before it is told how far that is.
 pub const MODEL_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long a stream does, whose client hears of it meanwhile: the largest models over slow links take as long.
+/// The same limit for a stream, whose client sees the progress. The largest models over slow links take this long.
 pub const STREAM_MODEL_WITHIN: Duration = Duration::from_secs(3600);
 
 /// A model that is there within this time, or is refused, gets an answer with a status of its own.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// How often the comments say how far the model is.
+/// The time between two comments about the progress of loading.
 const COMMENT_EVERY: Duration = Duration::from_secs(1);
 
-/// What events are made of.
+/// The media type of server-sent events.
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// How an API's stream says that it failed.
 type LastEvents = fn(&ApiError) -> String;
 
-/// That of an address; `None`: its answers are not streams of events.
+/// How streams at this address report an error; `None`: its answers are not streams of events.
 pub(crate) fn last_events_of(path: &str) -> Option<LastEvents> {
     match path {
         chat::PATH | completions::PATH => Some(openai),
@@ -70,7 +71,7 @@ fn openai(error: &ApiError) -> String {
     format!("{}data: {DONE}\n\n", data(&error.body()))
 }
 
-/// No response has been made yet that could fail: the event is the one for errors of the stream.
+/// The event for errors of the stream, since no response exists yet that could fail.
 fn responses(error: &ApiError) -> String {
     let of = &error.body()["error"];
     let event = json!({
@@ -88,9 +89,9 @@ type Waits<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A request that can be answered.
 pub(crate) enum Ready {
-    /// Its model is there.
+    /// The model is loaded.
     Now(Box<Request>),
-    /// Its client is told how its model is being loaded.
+    /// The client gets comments while the model is loaded.
     Early(Box<Early>),
 }
 
@@ -103,10 +104,10 @@ pub(crate) struct Early {
 }
 
 impl Choice {
-    /// Waits for the model, if its client is not to be told meanwhile.
+    /// Waits for the model, where its client cannot be told about the progress.
     ///
     /// # Errors
-    /// What keeps the model from being used.
+    /// The model cannot be used: see [`NotLoaded`](crate::fleet::NotLoaded).
     pub(crate) async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
         let Self { mut request, member, head: Head { is_stream, keep, only_unloads, .. } } = self;
         let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
@@ -132,7 +133,7 @@ impl Choice {
                 }
             },
         };
-        // Only streams of events are answered early, and their requests say nothing of that.
+        // Only streams of events are answered early, and their requests have no `keep_alive`.
         keep.iter().for_each(|keep| member.keep(key, *keep));
         is_for(&mut request, name, app);
         Ok(Ready::Now(Box::new(request)))
@@ -176,7 +177,7 @@ impl Early {
     }
 }
 
-/// What a handler has answered, as the rest of a stream.
+/// The handler's answer as the rest of a stream that has begun.
 fn events(response: Response, last_events: LastEvents) -> Body {
     if let Some(error) = response.extensions().get::<ApiError>() {
         return Body::from(last_events(error));
@@ -199,7 +200,7 @@ struct Telling {
 }
 
 impl Telling {
-    /// What clients skip.
+    /// A comment about the progress of loading. Clients skip comments.
     fn comment(&self) -> String {
         let how_far = match self.member.loading() {
             None => "waiting for the model".to_owned(),

@@ -1,5 +1,5 @@
-//! The fields of the APIs that are spoken here: each is read, refused with a word about it, or on the list of what is
-//! left unread. What is none of these would be ignored without a word.
+//! The fields of the supported APIs. Each field is read, refused with an error, or on the list of ignored fields.
+//! Without this test a new field could be ignored silently.
 
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
@@ -18,7 +18,7 @@ use crate::request::chat_request::ChatRequest;
 use crate::request::fields::Fields;
 use crate::request::fields::tests::UNKNOWN;
 
-/// What reads a body.
+/// Parses a body.
 type Reader = fn(&[u8], &Limits, &TextModel) -> Result<(), ApiError>;
 
 /// An API: its address, a good body, what reads it, and all fields that its documentation has.
@@ -146,7 +146,7 @@ fn of_other_programs() -> Vec<Api> {
     ]
 }
 
-/// Vectors, and tokens.
+/// APIs of vectors and of tokens.
 fn of_vectors() -> Vec<Api> {
     vec![
         Api {

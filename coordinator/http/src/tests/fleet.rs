@@ -1,4 +1,4 @@
-//! Several models behind one door: who means which, and what a key sees of those that it may not use.
+//! Several models behind one door: which model a request gets, and what a key sees of the models that it may not use.
 
 use std::fs;
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ async fn get(router: &Router, path: &str) -> (u16, Value) {
     ask(router, ("GET", path), None, String::new()).await
 }
 
-/// Which model answers a completion that names `model`, and what it says.
+/// The model that answers a completion naming `model`, and the text of the answer.
 async fn says(router: &Router, model: Option<&str>) -> Result<(String, String), String> {
     let mut body = json!({ "prompt": "q", "max_tokens": 9 });
     body["model"] = json!(model);
@@ -155,7 +155,7 @@ async fn a_name_means_one_model() {
     assert_eq!(Fleet::new(Vec::new()).unwrap_err(), FleetError::Empty);
 }
 
-/// Has the same answer for whoever needs its model.
+/// Gives every request the same answer about its model.
 #[derive(Debug)]
 struct Tells(Option<App>, NotLoaded);
 
@@ -248,7 +248,7 @@ impl Keys {
 
 impl Drop for Keys {
     fn drop(&mut self) {
-        // What is left is in the system's temporary folder.
+        // The folder is temporary: the system removes what is left.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -276,7 +276,7 @@ fn addresses() -> Vec<(&'static str, &'static str)> {
     all.into_iter().filter(|(_, path)| !path.contains('{')).collect()
 }
 
-/// Addresses that say nothing of a model, or list those that a key may use.
+/// Addresses that do not depend on a model, or that list the models of a key.
 const OF_NO_MODEL: &[&str] = &[
     "/",
     "/page.css",

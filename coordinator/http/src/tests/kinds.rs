@@ -1,5 +1,5 @@
-//! Bodies of every kind: each value of a good request, wherever it stands, is replaced by a value of every kind that JSON
-//! has. Whatever comes of it, it is an answer: no panic, no fault of the server's, and no word of its insides.
+//! Bodies of every type: each value of a good request, wherever it stands, is replaced by a value of every JSON type.
+//! The answer may be an error of the client's, but no panic, no 5xx, and no detail of the implementation.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::tests::{Play, Server, post, send, server_of};
 
 const HERMES: &str = include_str!("../../../../tests/data/dialects/hermes.jinja");
 
-/// Words of the program's language and libraries, which say nothing to a client.
+/// Words of Rust and of its libraries, which mean nothing to a client.
 const INSIDES: [&str; 20] = [
     "Some(",
     "None",
@@ -100,7 +100,7 @@ pub fn addresses(value: &Value, at: &str, all: &mut Vec<String>) {
     }
 }
 
-/// What is wrong with the answer to a body.
+/// The fault in the answer to a body; `None`: it is right.
 async fn fault(server: &Server, path: &str, body: &Value) -> Option<String> {
     let response = send(server, "POST", path, body.to_string()).await;
     let status = response.status().as_u16();
@@ -123,7 +123,7 @@ async fn fault(server: &Server, path: &str, body: &Value) -> Option<String> {
     if message.is_empty() {
         return Some(format!("{status} without a message: {text}"));
     }
-    // What the client wrote may have any word.
+    // A word that the client sent may come back.
     let sent = body.to_string();
     let word = INSIDES.into_iter().find(|word| message.contains(word) && !sent.contains(word));
     word.map(|word| format!("{status} says {word:?}: {message}"))

@@ -100,7 +100,7 @@ fn put_words(value: &mut Value, path: &str, words: &mut Vec<(String, String)>) {
     }
 }
 
-/// What becomes of a body: how many words it has, and what is wrong.
+/// Sends a body; returns how many words it has, and the faults of the prompt.
 fn check(
     api: Api,
     around: &dyn Fn(Value) -> Value,
@@ -128,7 +128,7 @@ fn check(
         Err(error) => {
             let body = error.body();
             let param = body["error"]["param"].as_str().unwrap_or_default();
-            // The place of a text, or of what it is a part of, or of what says so.
+            // The error names a text's place, its parent's, or that of the field that contradicts it.
             let up = param.rsplit_once('.').map_or(param, |(up, _)| up);
             let named = words.iter().any(|(path, _)| path.starts_with(up) && !up.is_empty())
                 || (up != items && up.starts_with(items));
@@ -356,7 +356,7 @@ fn every_text_is_in_the_prompt_or_refused_by_its_place() {
     all.push((Api::Generate, input("prompt"), "prompt", json!(""), true));
     let around: Around = Box::new(|system| json!({ "system": system, "prompt": "x" }));
     all.push((Api::Generate, around, "system", json!(""), true));
-    // Without a prompt the model is loaded, and nobody would read it.
+    // Without a prompt the model is loaded, and the text would not be read.
     all.push((Api::Generate, input("system"), "system", json!(""), false));
     for (api, around, name, list, is_taken) in all {
         n += 1;

@@ -1,4 +1,4 @@
-//! The HTTP server in front of an engine that the test plays: every answer has the JSON shape that it should.
+//! The HTTP server in front of a mock engine: every answer has the JSON shape that its API defines.
 
 mod fields;
 mod fleet;
@@ -32,7 +32,7 @@ use tower::ServiceExt;
 
 use super::*;
 
-/// What the played engine does with every sequence.
+/// How the mock engine handles every sequence.
 #[derive(Clone)]
 pub(crate) enum Play {
     /// Draws the text's letters, up to `max_tokens`.
@@ -43,13 +43,13 @@ pub(crate) enum Play {
     Eos,
     /// Draws one letter and fails.
     Break,
-    /// Takes nothing.
+    /// Refuses every sequence: the queue is full.
     Full,
     /// Takes nothing, because there is no line.
     NoLine,
 }
 
-/// What no client may learn.
+/// Text that no client may see.
 pub(crate) const SECRET: &str = "worker 10.1.2.3:7070: it did not answer";
 
 pub(crate) struct Server {
@@ -57,7 +57,7 @@ pub(crate) struct Server {
     admin: Router,
     /// Sequences whose client went away.
     pub(crate) cancelled: mpsc::Receiver<u64>,
-    /// What is asked about states.
+    /// Questions about states, as the engine receives them.
     pub(crate) states: mpsc::Receiver<StateCall>,
     draining: CancellationToken,
 }

@@ -1,4 +1,4 @@
-//! Tools and reasoning over HTTP, in front of a played engine that draws what a model would write.
+//! Tools and reasoning over HTTP, in front of a mock engine that draws the text of a model.
 
 use std::sync::Arc;
 
@@ -314,7 +314,7 @@ async fn what_cannot_be_is_refused_by_name() {
     }
 }
 
-/// What the model reads: prompts as text.
+/// Prompts as text, as the model reads them.
 mod prompts {
     use super::*;
     use brigade_dialect::text_model::{Chat, Force};

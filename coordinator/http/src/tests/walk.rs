@@ -1,5 +1,5 @@
-//! Objects inside of requests, of all interfaces: each is walked. A field that nobody knows is told by its place, and one of
-//! the wrong kind is refused by its place, wherever it stands.
+//! Nested objects in the requests of all interfaces. An unknown field is reported by its path, and a value of the
+//! wrong type is refused by its path, wherever it stands.
 
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
@@ -115,7 +115,7 @@ fn is_in(list: &[(&str, &str)], kind: &str) -> bool {
     })
 }
 
-/// Items of Responses that are read as a whole, whatever they have, and tools that nobody here runs.
+/// Items of Responses that are taken as a whole, with any fields, and tools that this server does not run.
 const WHOLE: [&str; 4] =
     ["local_shell_call", "apply_patch_call", "apply_patch_call_output", "web_search"];
 
@@ -197,7 +197,7 @@ fn is_unread(kind: &str) -> bool {
         unread::OLLAMA,
         unread::OLLAMA_OPTIONS,
     ];
-    // What stands inside of one is not read either.
+    // Its nested values are not read either.
     let parts = || kind.split('.').map(|part| part.trim_end_matches("[]"));
     lists.into_iter().flatten().any(|(name, _)| parts().any(|part| part == *name))
 }

@@ -1,4 +1,4 @@
-//! Streams of models that are being loaded, by a loader that the test plays.
+//! Streams of models that are being loaded, with a mock loader.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::tests::fleet::{Model, app_behind, door};
 
-/// What a played loader says in the end.
+/// The mock loader's last answer.
 type Verdict = Result<App, NotLoaded>;
 
 /// Lets requests wait until the test says otherwise.
@@ -149,7 +149,7 @@ async fn what_keeps_it_from_being_loaded_is_the_streams_last_event() {
         let said = text(response.into_body()).await;
         let event = said.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
         assert!(event.contains("there is no room for the model m"), "{path}: {said}");
-        // So is what its handler refuses.
+        // A refusal of the handler arrives as an event too.
         verdict.send_replace(None);
         let mut bad = body_of(path);
         bad["temperature"] = json!("hot");

@@ -1,4 +1,4 @@
-//! What operators see of kept states, and drop.
+//! Publishes the list of kept states for operators, and drops states at their order.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::handle::{Running, StateError, Status};
 use crate::measured::metrics;
 use crate::stages::states::StateAccess;
 
-/// What others see of a driver: its status, what runs, what is kept.
+/// Channels that publish the driver's status, its running requests and its kept states.
 pub(super) struct Shown {
     pub(super) status: watch::Sender<Status>,
     pub(super) running: watch::Sender<Arc<[Running]>>,
@@ -26,7 +26,7 @@ pub(super) struct Drop {
 }
 
 impl Driver {
-    /// Shows what is kept.
+    /// Publishes the list of kept states.
     pub(super) fn show_cached(&self) {
         let seen = self.sched.seen(self.now());
         let info = self.line.as_ref().map(|line| line.info.clone()).unwrap_or_default();
@@ -55,7 +55,7 @@ impl Driver {
         self.cached.send_replace(Arc::new(cached));
     }
 
-    /// Drops what is kept of an owner, or of all, when nothing of it is being written or loaded.
+    /// Drops the kept states of an owner, or of all, once none of them is being written or loaded.
     pub(super) fn drop_cached(
         &mut self,
         owner: Option<u64>,
@@ -64,7 +64,7 @@ impl Driver {
         if self.line.is_none() {
             let reason = "there is no line, so workers cannot be told: try again when it is up";
             let failed = StateError::Failed { reason: reason.to_owned() };
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = reply.send(Err(failed));
             return;
         }
@@ -91,7 +91,7 @@ impl Driver {
             "kept prompts are dropped"
         );
         let Some(salt) = salt else {
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = reply.send(Ok(dropped));
             return self.keep_prefixes();
         };
@@ -101,7 +101,7 @@ impl Driver {
         self.drop_records(async move |access: Arc<dyn StateAccess>| {
             let result = access.keep_prefixes_of(salt.realm(), keys).await;
             let failed = |reason| StateError::Failed { reason };
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = reply.send(result.clone().map(|()| dropped).map_err(failed));
             result
         });

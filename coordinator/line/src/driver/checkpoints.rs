@@ -1,8 +1,9 @@
-//! Copies of states as the driver sees them: what a line that comes can go back to is found out before the scheduler
-//! hears of it, and states are put back beside the ubatches.
+//! Restores sequences from copies of their states. Before the scheduler hears of a new line, the driver asks the
+//! workers which copies they have. States are put back beside the ubatches.
 //!
-//! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when all
-//! sequences that go back have theirs, or when that takes too long: whoever took the line down hears of it then.
+//! Before a line is taken down as planned, its stages are told to keep their states. The next line is settled when
+//! all restored sequences have their states, or when that takes too long. The supervisor that took the line down is
+//! then told.
 
 use brigade_proto::task;
 use std::collections::{BTreeMap, HashMap};
@@ -26,23 +27,23 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 /// News that the driver may be behind with.
 const NEWS_QUEUE: usize = 64;
 
-/// What happened to copies of a line's sequences.
+/// Results of tasks that deal with copies.
 #[derive(Debug)]
 pub(super) enum News {
-    /// It is known which requests can go back, and how.
+    /// The ways in which requests can go back are known.
     Found {
-        /// Of the line.
+        /// The line's epoch.
         epoch: u64,
-        /// Those that can.
+        /// How each request that has copies can go back.
         choices: HashMap<RequestId, Choice>,
     },
     /// A state is on every stage, or is not.
     PutBack {
-        /// Of the line.
+        /// The line's epoch.
         epoch: u64,
-        /// Whose.
+        /// The request whose state it is.
         request: RequestId,
-        /// Bytes that moved for it, or why it is not.
+        /// Bytes that moved between workers for it, or the reason why it failed.
         result: Result<u64, String>,
     },
 }
@@ -64,7 +65,7 @@ pub(super) struct Checkpoints {
     choices: HashMap<RequestId, Choice>,
     waiting: Vec<Waiting>,
     news: mpsc::Sender<News>,
-    /// Told when the line that parts may be taken down.
+    /// Notified when the line that parts may be taken down.
     parting: Option<oneshot::Sender<()>>,
     /// The stages of a line before this one keep states.
     parted: bool,
@@ -83,7 +84,7 @@ struct Settling {
 }
 
 impl Checkpoints {
-    /// None yet; the receiver has the news.
+    /// Without copies. The receiver gets the tasks' results.
     pub(super) fn new() -> (Self, mpsc::Receiver<News>) {
         let (news, receiver) = mpsc::channel(NEWS_QUEUE);
         let (choices, waiting, parting, parted, settling) = Default::default();
@@ -95,7 +96,7 @@ impl Checkpoints {
         self.parting = Some(done);
     }
 
-    /// Whether somebody waits for it to have parted.
+    /// Whether the supervisor waits until the line is empty.
     fn is_parting(&self) -> bool {
         self.parting.is_some()
     }
@@ -104,7 +105,7 @@ impl Checkpoints {
     pub(super) fn parted(&mut self) {
         if let Some(done) = self.parting.take() {
             self.parted = true;
-            // Whoever waited may have gone on without.
+            // The supervisor may have gone on without waiting.
             let _ = done.send(());
         }
     }
@@ -221,7 +222,7 @@ impl Checkpoints {
         }
     }
 
-    /// The line is gone, and what was to be put back on it.
+    /// Forgets the states that were to be put back, since the line is lost.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.choices.clear();
@@ -230,7 +231,7 @@ impl Checkpoints {
 }
 
 impl Driver {
-    /// A line is open: the scheduler hears of it when it is known what its sequences can go back to.
+    /// Takes over an open line. The scheduler is told when it is known which positions its sequences can go back to.
     pub(super) fn line_opened(&mut self, mut line: OpenLine) {
         let (epoch, spec) = (line.epoch, line.spec);
         if let Some(told) = line.settled.take() {

@@ -1,4 +1,4 @@
-//! One submitted request as the driver sees it: where its events go, and when things happened to it.
+//! A submitted request as the driver sees it: its channel of events, and its times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::reading::{Reading, Told};
 /// A request that has not ended.
 #[derive(Debug)]
 pub(super) struct Client {
-    /// What logs call it.
+    /// The request's id in logs.
     label: Arc<str>,
     reading: Reading,
     events: mpsc::Sender<SeqEvent>,
@@ -33,7 +33,7 @@ pub(super) struct Client {
     latest: Micros,
     /// Where it is noted, if it can be gone on with.
     recorder: Option<Recorder>,
-    /// What has computed its latest rows.
+    /// Numerics of the line that computed its latest rows.
     numerics: Option<Numerics>,
 }
 
@@ -63,7 +63,8 @@ impl Client {
         }
     }
 
-    /// It is noted from here on, and gets what it had drawn before; the tokens' ids, and mirostat's mu after them.
+    /// Restores a sequence of the journal, which records it from here on. Returns the ids of its tokens, and
+    /// mirostat's mu after them.
     pub(super) fn goes_on(&mut self, now: Micros, past: Past) -> Option<(Vec<u32>, Option<f32>)> {
         self.recorder = Some(past.recorder);
         self.numerics = past.numerics;
@@ -80,26 +81,26 @@ impl Client {
         Some((ids, mu))
     }
 
-    /// Its first tokens need not be computed.
+    /// Reports that its first tokens were reused.
     pub(super) fn reused(&self, tokens: u32) {
         metrics::reused(tokens);
         self.counts.set_reused(tokens);
     }
 
-    /// What became of the tokens that its client had said to expect.
+    /// Counts the tokens of the client's prediction: drafted and drawn, and drafted in vain.
     pub(super) fn expected(&self, right: u32, wrong: u32) {
         self.counts.set_expected(right, wrong);
     }
 
-    /// It has a place again after its line was lost; so many positions are computed a second time, where before it was
-    /// on a line with these numerics.
+    /// Reports that it goes on after a lost line, where this many positions are computed again. `before`: the
+    /// numerics of the former line.
     pub(super) fn replayed(&mut self, tokens: u32, before: Option<Numerics>) {
         metrics::replayed(tokens);
         self.counts.add_recomputed(tokens);
         self.numerics = self.numerics.or(before);
     }
 
-    /// It is computed on a line with these numerics; what they are if that is news.
+    /// Notes the numerics of its present line; returns them if they have changed.
     fn computed_with(&mut self, numerics: Option<Numerics>) -> Option<Numerics> {
         let before = std::mem::replace(&mut self.numerics, numerics);
         if before.is_some() && before != numerics {
@@ -108,7 +109,7 @@ impl Client {
         numerics.filter(|_| before != numerics)
     }
 
-    /// Says how far its prompt is, where that takes long; `read` is what the scheduler knows.
+    /// Reports the progress of a long prompt; `read` is the progress according to the scheduler.
     pub(super) fn tell_of_prompt(&mut self, now: Micros, read: Option<(u32, u32)>) {
         if self.first.is_some() {
             return;
@@ -128,7 +129,7 @@ impl Client {
     /// The scheduler has it.
     pub(super) fn taken(&mut self) {
         if let Some(verdict) = self.verdict.take() {
-            // Nobody there means that the client has gone: the next sweep sees that.
+            // If the receiver is gone, the client has gone: the next sweep sees that.
             let _ = verdict.send(Ok(()));
         }
     }
@@ -154,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Sends a token that a line with these numerics drew; `false` if nobody wants it.
+    /// Sends a token that a line with these numerics drew; returns `false` if the client is gone.
     pub(super) fn token(
         &mut self,
         now: Micros,
@@ -174,14 +175,14 @@ impl Client {
         self.events.try_send(SeqEvent::Token(token)).is_ok()
     }
 
-    /// Sends a logits row; `false` if nobody wants it.
+    /// Sends a logits row; returns `false` if the client is gone.
     pub(super) fn logits(&mut self, now: Micros, pos: u32, row: Vec<f32>) -> bool {
         self.first.get_or_insert(now);
         self.latest = now;
         self.events.try_send(SeqEvent::Logits { pos, row }).is_ok()
     }
 
-    /// It ended as asked.
+    /// The sequence ended as asked.
     pub(super) fn finish(self, now: Micros, reason: FinishReason) {
         self.recorder.iter().for_each(|recorder| recorder.finished(&reason));
         metrics::request_ended(match reason {
@@ -198,13 +199,13 @@ impl Client {
         self.send_last(SeqEvent::Finished(finish));
     }
 
-    /// It ended otherwise.
+    /// The sequence ended with a failure.
     pub(super) fn fail(self, failure: Failure) {
         metrics::request_ended("error");
         self.send_last(SeqEvent::Failed(failure));
     }
 
-    /// Nobody wanted it any more.
+    /// The client went away.
     pub(super) fn cancelled(self) {
         metrics::request_ended("cancelled");
     }

@@ -1,4 +1,4 @@
-//! What comes out of an open line: results, or how it broke.
+//! Messages from an open line: results, or the way in which it broke.
 
 use brigade_proto::failure::{Failure as RpcFailure, FailureKind};
 use brigade_proto::pipeline::ResultFrame;
@@ -7,7 +7,7 @@ use tonic::Status as RpcStatus;
 
 use crate::stages::open_line::{OpenLine, describe_failure};
 
-/// What came out of the line.
+/// A message from the line.
 pub(super) enum LineNews {
     Frame(Box<ResultFrame>),
     /// One of its streams ended.
@@ -42,7 +42,7 @@ impl From<&str> for Break {
     }
 }
 
-/// The next news of the line; never, while there is none. Safe to drop between two.
+/// The next message from the line; never resolves while there is no line. Cancel safe.
 pub(super) async fn next_news(line: &mut Option<OpenLine>) -> LineNews {
     let Some(line) = line else { return std::future::pending().await };
     let ended = |peer: &str, status: Option<RpcStatus>| match status {

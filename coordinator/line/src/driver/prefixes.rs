@@ -1,8 +1,10 @@
-//! What is kept below the stages' memory, as the driver sees it: kept states are written while nothing else happens to
-//! them, and a request whose prompt is not in memory waits a moment until it is known whether its beginning can be loaded.
+//! Records of prefixes on the workers, as the driver uses them. Kept states are written while nothing else happens to
+//! them. A request whose prompt is not in the stages' memory waits a moment, until it is known whether its beginning
+//! can be loaded.
 //!
-//! All of it is beside the loop: names are hashed, workers are asked and states are moved by tasks. A request that is held
-//! is not known to the scheduler. Whatever fails, it is handed to the scheduler, and computed.
+//! All of it is beside the loop: names are hashed, workers are asked and states are moved by tasks. The scheduler
+//! does not know of a request that is held. If anything fails, the request is handed to the scheduler and its prompt
+//! is computed.
 
 use brigade_proto::task;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -29,7 +31,7 @@ const LEAST_ROWS: u32 = 64;
 /// Requests that are held at most; more are computed as if there were nothing.
 const MAX_HELD: usize = 64;
 
-/// How long workers may take to say what they have.
+/// How long workers may take to say which records they have.
 const FIND_WITHIN: Duration = Duration::from_secs(1);
 
 /// News that the driver may be behind with.
@@ -38,25 +40,25 @@ const NEWS_QUEUE: usize = 64;
 /// Weight of a new measurement of how fast states are loaded.
 const RECENT: f64 = 0.25;
 
-/// What a driver keeps prefixes with.
+/// Settings for records of prefixes.
 #[derive(Clone, Debug)]
 pub struct PrefixConfig {
-    /// What records are named with.
+    /// The key of the hashes that name records.
     pub salt: Salt,
-    /// Whose records stay; `None`: nobody needs a key.
+    /// Owners whose records stay; `None`: the server has no keys.
     pub keys: Option<KeyRing>,
 }
 
-/// What tasks have to say.
+/// Results of tasks that deal with records.
 #[derive(Debug)]
 pub(super) enum PrefixNews {
-    /// What there is of a request's prompt.
+    /// The records that workers have of a request's prompt.
     Found { epoch: u64, request: RequestId, found: Result<Option<(Names, PrefixChoice)>, String> },
     /// Records were dropped, or not.
     Dropped { epoch: u64, result: Result<(), String> },
 }
 
-/// All about records of the line that is up.
+/// The driver's state about records of prefixes.
 #[derive(Debug)]
 pub(super) struct Prefixes {
     config: Option<PrefixConfig>,
@@ -70,9 +72,9 @@ pub(super) struct Prefixes {
     pub(super) drops: VecDeque<Drop>,
     /// A state is being written, or records are dropped.
     is_busy: bool,
-    /// To be dropped.
+    /// Owners or states whose records are to be dropped.
     spoilt: VecDeque<Spoilt>,
-    /// What is being dropped.
+    /// The record that is being dropped.
     dropping: Option<Spoilt>,
     /// Records were to be dropped since the load that is under way was begun.
     is_suspect: bool,
@@ -142,19 +144,19 @@ impl Driver {
         self.salt_of(self.line.as_ref()?)
     }
 
-    /// What records on a line are named with; `None`: there are none.
+    /// The salt of the names of records; `None`: the line keeps no records.
     pub(super) fn salt_of(&self, line: &OpenLine) -> Option<Salt> {
         let config = self.prefixes.config.as_ref();
         config.filter(|_| line.states.keeps_prefixes()).map(|config| config.salt)
     }
 
-    /// As [`Self::salt_of`], and `None` as long as a record that is found may be one that is to go.
+    /// The same as [`Self::salt_of`], but `None` while a record that is found may be one that is to be dropped.
     pub(super) fn salt_to_find(&mut self, line: &OpenLine) -> Option<Salt> {
         self.take_spoilt();
         self.salt_of(line).filter(|_| !self.prefixes.is_in_doubt())
     }
 
-    /// Takes note of what is to be dropped: nothing of it is loaded any more.
+    /// Notes the prompts whose numbers were bad: their records are to be dropped, and are not loaded any more.
     pub(super) fn take_spoilt(&mut self) {
         let spoilt = self.sched.take_spoilt();
         let prefixes = &mut self.prefixes;
@@ -164,8 +166,8 @@ impl Driver {
         }
     }
 
-    /// Has the workers asked what they have of a request's prompt, if there may be more than in memory; the request comes
-    /// back if not.
+    /// Asks the workers for records of a request's prompt, if they may have more of it than is in memory. Otherwise
+    /// the request is returned.
     pub(super) fn look_up(&mut self, request: Request) -> Option<Request> {
         self.take_spoilt();
         let Some((salt, line)) = self.salt().zip(self.line.as_ref()) else { return Some(request) };
@@ -248,7 +250,7 @@ impl Driver {
             }
             let Some(request) = self.prefixes.held.get(&load.request) else { continue };
             let len = load.choice.len;
-            // Another one may have brought it meanwhile.
+            // Another request may have computed it since.
             let begins = self.sched.begins_with(request).unwrap_or(len);
             let spares = len.saturating_sub(begins);
             let takes = self.prefixes.speed.map(|speed| load.choice.nbytes as f64 / speed);
@@ -273,7 +275,7 @@ impl Driver {
         }
     }
 
-    /// Calls a load failed whose records may be among those that were to go meanwhile.
+    /// Fails a load whose records may be among those that had to be dropped since it began.
     pub(super) fn doubt(&mut self, loaded: &mut Loaded) {
         self.take_spoilt();
         if self.prefixes.is_suspect && loaded.result.is_ok() {
@@ -331,10 +333,10 @@ impl Driver {
         self.keep_prefixes();
     }
 
-    /// Drops what is to go, or writes the next state.
+    /// Drops the records that are to be dropped, or else writes the next state.
     pub(super) fn keep_prefixes(&mut self) {
         self.take_spoilt();
-        // What is being written or read is held on to.
+        // A state that is being written or read stays where it is.
         let is_at_rest = !self.prefixes.is_busy && !self.prefixes.is_loading;
         if is_at_rest && let Some(next) = self.prefixes.drops.pop_front() {
             return self.drop_next(next);
@@ -393,12 +395,12 @@ impl Driver {
         });
     }
 
-    /// The line is gone, and what was under way on it: whoever was held waits for the next line.
+    /// The line is gone, and its transfers with it. Requests that were held wait for the next line.
     pub(super) fn prefixes_line_gone(&mut self) {
         let prefixes = &mut self.prefixes;
         prefixes.known.clear();
         prefixes.recorded.clear();
-        // Who waits is told by the end of his channel.
+        // Dropping the channels tells those that wait.
         prefixes.drops.clear();
         prefixes.loads.clear();
         (prefixes.is_busy, prefixes.is_loading, prefixes.told) = (false, false, None);
@@ -408,7 +410,7 @@ impl Driver {
         held.into_iter().for_each(|request| self.let_go(request));
     }
 
-    /// Says what is lost with the process.
+    /// Logs how many kept states are lost with the process.
     pub(super) fn tell_unsaved(&self) {
         let n = self.salt().map_or(0, |_| self.sched.n_unsaved(&self.prefixes.known));
         if n > 0 {

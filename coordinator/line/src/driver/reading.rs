@@ -1,5 +1,5 @@
-//! What the log says of a request that has had no token for long: how far its prompt is, after ten seconds and then more
-//! and more rarely. Times are passed in, so that tests need not wait.
+//! Log lines about a request that has had no token for long. They say how much of its prompt is computed, after ten
+//! seconds and then more and more rarely. Times are passed in, so that tests need not wait.
 
 use brigade_sched::Micros;
 
@@ -20,23 +20,23 @@ pub(super) struct Reading {
     begun: Option<(Micros, u32)>,
 }
 
-/// What is told.
+/// A log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// It waits for its place.
+    /// The request waits for its place.
     Waits {
-        /// Since it was submitted.
+        /// Seconds since it was submitted.
         seconds: u64,
     },
-    /// Its prompt is read.
+    /// The request's prompt is being computed.
     Reads {
-        /// Since it was submitted.
+        /// Seconds since it was submitted.
         seconds: u64,
-        /// Positions.
+        /// Prompt positions computed so far.
         computed: u32,
-        /// Of so many.
+        /// Prompt positions in all.
         prompt: u32,
-        /// At the rate so far; `None` before there is one.
+        /// Expected seconds at the rate so far; `None` before there is one.
         seconds_left: Option<u64>,
     },
 }
@@ -46,7 +46,8 @@ impl Reading {
         Self { since: now, wait: FIRST_AFTER, due: now + FIRST_AFTER, begun: None }
     }
 
-    /// What to tell now, if anything: `read` is how far the prompt is, and of how many positions.
+    /// The log line that is due now, if any. `read`: computed positions and all positions of the prompt; `None`: it
+    /// waits.
     pub(super) fn look(&mut self, now: Micros, read: Option<(u32, u32)>) -> Option<Told> {
         if let Some((computed, _)) = read {
             self.begun.get_or_insert((now, computed));

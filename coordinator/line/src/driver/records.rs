@@ -1,4 +1,4 @@
-//! Writing states below the stages' memory, finding and loading them: what tasks do beside the driver.
+//! Tasks beside the driver that write states to the workers' records, find them and load them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use brigade_sched::{KeptOf, RequestId};
 use crate::stages::prefix_names::{Names, Salt};
 use crate::stages::states::{Choice, PrefixChoice, StateAccess};
 
-/// How long workers may take to say what they have of all streams that were on a line that is gone.
+/// How long workers may take to say which copies they have of all sequences of a lost line.
 const FIND_ALL_WITHIN: Duration = Duration::from_secs(5);
 
 /// A state that is to be loaded.
@@ -20,7 +20,7 @@ pub(super) struct Load {
     pub choice: PrefixChoice,
 }
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub request: RequestId,
@@ -42,7 +42,7 @@ pub(super) async fn save(
     access.save_prefix(slot, &names).await
 }
 
-/// Loads what was found.
+/// Loads the records that were found.
 pub(super) async fn load(access: &Arc<dyn StateAccess>, slot: SlotId, load: Load) -> Loaded {
     let Load { request, names, choice } = load;
     let (begun, len, nbytes) = (Instant::now(), choice.len, choice.nbytes);

@@ -1,4 +1,4 @@
-//! What the last stage sends back: rows for the scheduler, and a record of each ubatch.
+//! Handles result frames of the last stage: rows for the scheduler, and a record of each ubatch.
 
 use brigade_engine::batch::UBatch;
 use brigade_proto::pipeline::{ResultFrame, StageTiming};
@@ -59,13 +59,13 @@ impl Driver {
         let done = frame.last.then(|| stages.clone());
         let results = Results { epoch: frame.epoch, ubatch: frame.id, rows, done };
         let actions = self.sched.step(back_at, Event::Results(results));
-        // The stages wait for what comes next, and for nothing else.
+        // Ubatches go first, because the stages wait for them.
         let (sends, rest) = sends_first(actions);
         let mut has_sent = true;
         for ubatch in sends {
             has_sent &= self.send(ubatch);
         }
-        // Before clients hear of it: who has an answer finds all its ubatches recorded.
+        // Recorded before clients get results: a client with an answer finds all its ubatches in the figures.
         if frame.last {
             self.record(back_at, &frame, stages);
         }

@@ -19,16 +19,16 @@ use crate::stages::states::StateAccess;
 /// Transfers that may end before the driver has heard of the first.
 const DONE_QUEUE: usize = 16;
 
-/// What is to be done with a kept sequence, and who waits for it.
+/// A transfer of a kept sequence's state, with the channel for its result.
 #[derive(Debug)]
 pub(super) enum Transfer {
-    /// Its state, for somebody to keep.
+    /// Reads the state as a snapshot for a client.
     Save(oneshot::Sender<Result<Vec<u8>, StateError>>),
-    /// This snapshot is its state.
+    /// Writes a client's snapshot to the stages.
     Load(Vec<u8>, oneshot::Sender<Result<(), StateError>>),
-    /// It is written below the stages' memory.
+    /// Writes the state to the workers' records.
     SavePrefix(Salt, Box<KeptOf>),
-    /// Its state comes from there.
+    /// Loads the state from the workers' records.
     LoadPrefix(Box<Load>),
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Due {
     Opened,
     /// When this ubatch has come back.
     After(u64),
-    /// At once.
+    /// It may start at once.
     Now,
 }
 
@@ -53,15 +53,15 @@ struct Waiting {
 /// A transfer that is over.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// Of the line it was made with.
+    /// The epoch of the line of the transfer.
     pub epoch: u64,
-    /// The sequence.
+    /// The sequence whose state was moved.
     pub id: KeptId,
-    /// What came of it.
+    /// The result, with its receiver.
     pub outcome: Outcome,
 }
 
-/// What came of a transfer; told to who waits when the scheduler knows.
+/// The result of a transfer. Its receiver is told after the scheduler knows.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Saved(Result<Vec<u8>, StateError>, oneshot::Sender<Result<Vec<u8>, StateError>>),
@@ -89,7 +89,7 @@ pub(super) struct States {
 }
 
 impl States {
-    /// None yet; the receiver hears of those that end.
+    /// Without transfers. The receiver gets those that end.
     pub(super) fn new() -> (Self, mpsc::Receiver<Done>) {
         let (done, receiver) = mpsc::channel(DONE_QUEUE);
         (Self { waiting: Vec::new(), done }, receiver)
@@ -154,7 +154,7 @@ impl Driver {
         if is_up {
             self.step(if outcome.is_there() { Event::KeptReady(id) } else { Event::DropKept(id) });
         }
-        // Whoever asked may have gone.
+        // The client may have gone.
         match outcome {
             Outcome::Saved(result, reply) => drop(reply.send(result)),
             Outcome::Loaded(result, reply) => drop(reply.send(result)),

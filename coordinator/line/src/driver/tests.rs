@@ -1,4 +1,4 @@
-//! The driver, with a line that the test plays.
+//! The driver with a mock line.
 
 use brigade_proto::pipeline::{self as pb, LaneFrame, ResultFrame, lane_frame, row_result, seq_op};
 use brigade_sched::LineSpec;
@@ -30,7 +30,7 @@ const SPEC: LineSpec = LineSpec {
     own_drafts: 0,
 };
 
-/// A driver with a line, and what it sends into that.
+/// A driver with a line, and the receiver of its ubatches.
 fn driver() -> (Driver, mpsc::Receiver<LaneFrame>) {
     let config = DriverConfig {
         drafter: None,
@@ -117,8 +117,8 @@ async fn a_client_that_leaves_makes_no_ubatch_overtake_another() {
     let _waits = submit(&mut driver, 2);
     assert!(sent(&mut frames).is_empty());
     drop(leaves);
-    // The token finds nobody; the next ubatch of its sequence is among the same actions, and the
-    // slot that it leaves lets the third in.
+    // The token's client is gone. The next ubatch of its sequence is among the same actions, and its slot lets the
+    // third request in.
     driver.line_news(result(&prompts[0]));
     let later = sent(&mut frames);
     assert!(later.len() == 2 && opens(&later[1]), "{later:?}");

@@ -26,7 +26,7 @@ struct Header {
     model: String,
 }
 
-/// What was read of a file.
+/// The contents of a journal's file.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Requests that were not over, by number.
@@ -41,8 +41,8 @@ const MAX_LINE_BYTES: u64 = 256 << 20;
 /// Damaged lines that the log is told of one by one.
 const MAX_TOLD: usize = 16;
 
-/// Requests of `model` that were not over. A line that cannot be read costs what it says of its own request. Where it is not
-/// the last one, which a process or a machine may have ended in, the file is kept beside its successor.
+/// Requests of `model` that were not over. A line that cannot be read loses its own request's entry only. Where it is
+/// not the last one, which a process or a machine may have ended in, the file is kept beside its successor.
 pub(super) fn read(path: &Path, model: &str, bounds: Bounds) -> io::Result<Found> {
     read_keeping(path, model, bounds, &keep_beside)
 }
@@ -131,14 +131,14 @@ fn follow(live: &mut BTreeMap<u64, Old>, record: Record) {
     }
 }
 
-/// Which of a file's two headers says that it can be read, and is of this model.
+/// The header that this version can read and that is of this model.
 fn usable<'h>(headers: &'h [Option<Header>; 2], model: &str) -> Option<&'h Header> {
     let of_model = headers.iter().flatten().filter(|header| header.model == model);
     let known = of_model.filter(|header| [VERSION, WITHOUT_SUMS].contains(&header.brigade_journal));
     known.max_by_key(|header| header.brigade_journal)
 }
 
-/// What a line says of the file, if it is one that does.
+/// The header in a line, if it is one.
 fn header(line: &Line) -> Option<Header> {
     serde_json::from_slice(&line.bytes).ok()
 }
@@ -150,8 +150,8 @@ fn repeats(record: &Record, live: &BTreeMap<u64, Old>) -> Option<&'static str> {
     (live.contains_key(no) || has_name()).then_some("another request has its number or its name")
 }
 
-/// A damaged line is about this request, as it seems: what it says is drawn again. Another one loses nothing by that but
-/// time.
+/// A damaged line seems to be about this request: its tokens from there on are drawn again. If it was about another
+/// one, nothing but time is lost.
 fn lose(live: &mut BTreeMap<u64, Old>, about: Option<(u64, Option<u32>)>) {
     if let Some((no, sequence)) = about
         && let Some(old) = live.get_mut(&no)
@@ -175,12 +175,12 @@ struct Lines(BufReader<File>);
 
 struct Line {
     bytes: Vec<u8>,
-    /// Its line end is there.
+    /// Whether its line end is there.
     is_whole: bool,
 }
 
 impl Lines {
-    /// The next line; what is too long for one is cut into several, which are none.
+    /// The next line. A line that is too long comes in several parts, and none of them is valid.
     fn next(&mut self) -> io::Result<Option<Line>> {
         let mut bytes = Vec::new();
         (&mut self.0).take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
@@ -199,7 +199,7 @@ fn lines_read(lines: &Lines) -> u64 {
     read - lines.0.buffer().len() as u64
 }
 
-/// Writes the file.
+/// The open file, for appending and for replacing it.
 pub(super) struct Writer {
     path: PathBuf,
     model: String,
@@ -251,7 +251,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Syncs what was written if the last time is longer ago than `every`, or `now`.
+    /// Syncs written bytes, if the last sync is longer ago than `every` or `now` is set.
     pub fn sync_if_due(&mut self, every: Duration, now: bool) -> io::Result<()> {
         if self.dirty && (now || self.synced.elapsed() >= every) {
             self.file.sync_data()?;

@@ -1,5 +1,5 @@
-//! The journal's lines: one JSON object each. Log-probabilities are written as the bits of their floats: what comes
-//! back is what was. Each line has a sum of itself, so that one that was damaged is known for that.
+//! The journal's lines: one JSON object each. Log-probabilities are written as the bits of their floats, so that they
+//! are read back exactly. Each line ends with a checksum of itself, which shows damage.
 
 use brigade_engine::batch::SampledToken;
 use brigade_sched::FinishReason;
@@ -15,13 +15,13 @@ pub struct Opened {
     pub id: String,
     /// The address that it was sent to.
     pub path: String,
-    /// What stands for the API key that it belongs to, if it needed one.
+    /// The number of the API key that owns it, if it needed one.
     pub owner: Option<u64>,
-    /// What processes call it in their logs.
+    /// The request's id in logs.
     pub label: String,
     /// Seconds since the Unix epoch.
     pub created: u64,
-    /// Of its first sequence; those behind count on.
+    /// The seed of its first sequence; the others count on from it.
     pub seed: u64,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
@@ -34,7 +34,7 @@ pub struct Opened {
     pub body: String,
 }
 
-/// One line.
+/// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Record {
@@ -53,11 +53,11 @@ pub(super) enum Record {
     },
     /// One of its sequences ended; with the token that it ended on, or because it was long enough.
     Finish { no: u64, sequence: u32, stop: Option<Token> },
-    /// Nobody will ask for the request.
+    /// The request is over: no client can ask for it.
     Over { no: u64 },
 }
 
-/// A drawn token.
+/// A drawn token, with floats as bits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Token {
     id: u32,
@@ -117,7 +117,7 @@ impl Record {
 pub(super) struct Old {
     pub opened: Opened,
     pub drawn: Vec<Drawn>,
-    /// Of each sequence, whether a line is missing: what follows it is drawn again.
+    /// Whether a line of each sequence is missing. Tokens behind it are drawn again.
     has_hole: Vec<bool>,
 }
 
@@ -128,7 +128,7 @@ impl Old {
         Self { opened, drawn, has_hole }
     }
 
-    /// A line about a sequence cannot be read; `None`: nobody knows about which one.
+    /// A line about a sequence cannot be read; `None`: the sequence is unknown.
     pub fn lose(&mut self, sequence: Option<u32>) {
         match sequence.and_then(|sequence| self.has_hole.get_mut(sequence as usize)) {
             Some(has_hole) => *has_hole = true,
@@ -166,7 +166,7 @@ impl Old {
 
 /// A record as a line, with its sum as the last field.
 pub(super) fn line(record: &Record) -> Vec<u8> {
-    // Plain values in plain structs: there is nothing that JSON cannot say.
+    // These are plain values in plain structs, which JSON can always express.
     let mut line = serde_json::to_vec(record).unwrap_or_default();
     let sum = sum(&line);
     line.pop();
@@ -176,7 +176,7 @@ pub(super) fn line(record: &Record) -> Vec<u8> {
     line
 }
 
-/// What stands between a record and its sum.
+/// The text between a record and its checksum.
 const SUM: &str = ",\"sum\":\"";
 
 /// Hexadecimal digits of a line's sum.
@@ -198,7 +198,7 @@ pub(super) fn read(line: &[u8], has_sums: bool) -> Option<Record> {
     (sum(&record).as_bytes() == given).then(|| serde_json::from_slice(&record).ok())?
 }
 
-/// Which request and which of its sequences a damaged line seems to be about.
+/// The request, and its sequence, that a damaged line seems to be about.
 pub(super) fn seems_about(line: &[u8]) -> Option<(u64, Option<u32>)> {
     let line: serde_json::Value = serde_json::from_slice(line).ok()?;
     let fields = line.as_object()?.values().find_map(|value| value.as_object())?;
@@ -212,7 +212,7 @@ const MAX_SEQUENCES: usize = 64;
 /// Longest name of a stream, an address or a request.
 const MAX_NAME_BYTES: usize = 256;
 
-/// What the model of a journal's requests can have; a file may say anything.
+/// Limits that the model sets for values of a journal, whose file may hold anything.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Size of its vocabulary.
@@ -220,7 +220,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// What of a record cannot be.
+    /// The part of a record that is impossible for the model, in words; `None`: it is valid.
     pub(super) fn problem(&self, record: &Record) -> Option<&'static str> {
         match record {
             Record::Open { opened, .. } => self.of_opened(opened),

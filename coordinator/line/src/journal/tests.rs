@@ -1,4 +1,4 @@
-//! The journal over restarts, and what is left of one that was damaged.
+//! The journal over restarts, and after damage.
 
 use serde_json::{Value, json};
 
@@ -85,7 +85,7 @@ async fn a_request_that_is_written_outlives_a_killed_process() {
         let entry = journal.begin(opened(&n.to_string()), false).unwrap();
         entry.written().await;
         entries.push(entry);
-        // What a process leaves that is killed here.
+        // The file as a process that is killed here leaves it.
         std::fs::copy(folder.join(FILE), killed.join(FILE)).unwrap();
         let (left, found) = Journal::open(&killed, "m", BOUNDS).unwrap();
         assert_eq!(found.len(), n + 1);
@@ -144,7 +144,7 @@ fn three_requests(folder: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// What comes back of each request: its stream's name, and the ids that its sequences had drawn.
+/// The sequences of each request after a restart: the ids that they had drawn, by the stream's name.
 fn back(folder: &Path, lines: &[String]) -> BTreeMap<String, Vec<Vec<u32>>> {
     let path = folder.join(FILE);
     std::fs::write(&path, lines.join("\n") + "\n").unwrap();
@@ -263,7 +263,7 @@ fn a_damaged_field_costs_its_own_request_at_most() {
                     let found = back(&folder, &lines);
                     tried += 1;
                     if at < n_headers {
-                        // Whose the file is says the other header, where there is one.
+                        // The model is known from the other header, where there is one.
                         let is_lost = !has_sums && found.is_empty();
                         assert!(is_lost || found == all, "{place}: {damage:?}");
                         continue;
@@ -271,7 +271,7 @@ fn a_damaged_field_costs_its_own_request_at_most() {
                     let lost = all.iter().filter(|(id, drawn)| found.get(*id) != Some(drawn));
                     let lost: Vec<_> = lost.map(|(id, _)| id.clone()).collect();
                     assert!(lost.len() <= 1 || !has_sums, "{place}, {damage:?}: {lost:?}");
-                    // With its sum, what is left of the one is its own as well.
+                    // With checksums, the tokens that are left of the damaged request are its own too.
                     for (id, drawn) in found.iter().filter(|_| has_sums) {
                         let begins = |(had, has): (&Vec<u32>, &Vec<u32>)| had.starts_with(has);
                         let is_own = all[id].iter().zip(drawn).all(begins);

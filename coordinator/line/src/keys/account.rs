@@ -1,5 +1,5 @@
-//! What a key has used: its quotas, and the requests of it that run. One account lives as long as its key is in
-//! force, over changes of its limits.
+//! A key's account: its quotas, and its requests that run. An account lives as long as its key is in force, also when
+//! its limits change.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub struct Account {
 /// Why a key is not in force any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyEnd {
-    /// Somebody took it out of the file.
+    /// The key was removed from the file.
     Revoked,
     /// Its time is over.
     Expired,
@@ -36,8 +36,8 @@ impl fmt::Display for KeyEnd {
     }
 }
 
-/// Whether a key is in force, for those who work for it; clones share it. The default never ends: it is that of
-/// requests without a key.
+/// A flag that says whether a key is still in force, for the work that is done for it. Clones share it. The default
+/// never ends: it belongs to requests without a key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Force(Arc<OnceLock<KeyEnd>>);
 
@@ -63,26 +63,26 @@ struct Usage {
 /// Why a request of a valid key is not taken now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Too many lately.
+    /// Too many requests in the last minute.
     #[error("the key's limit of {limit} requests per minute is reached")]
     Requests {
-        /// Per minute.
+        /// Requests per minute.
         limit: u64,
-        /// Until the next one may come.
+        /// Time until the next one is allowed.
         retry: Duration,
     },
     /// Too many tokens lately.
     #[error("the key's limit of {limit} tokens per minute is reached")]
     Tokens {
-        /// Per minute.
+        /// Tokens per minute.
         limit: u64,
-        /// Until the debt is paid.
+        /// Time until the debt is paid.
         retry: Duration,
     },
     /// Too many at once.
     #[error("{limit} requests of the key are running, its limit at once")]
     Concurrent {
-        /// At once.
+        /// Requests at once.
         limit: u64,
     },
 }
@@ -92,7 +92,7 @@ impl Refusal {
     pub fn retry(&self) -> Duration {
         match self {
             Self::Requests { retry, .. } | Self::Tokens { retry, .. } => *retry,
-            // As soon as one ends; nobody knows when.
+            // A place is free as soon as a request ends; that time is unknown.
             Self::Concurrent { .. } => Duration::from_secs(1),
         }
     }
@@ -101,11 +101,11 @@ impl Refusal {
 /// One quota and what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Per minute.
+    /// The quota per minute.
     pub limit: u64,
-    /// Now.
+    /// The part of it that is left now.
     pub remaining: u64,
-    /// Until all of it is there again.
+    /// Time until the whole quota is available again.
     pub reset: Duration,
 }
 
@@ -116,7 +116,7 @@ pub struct Standing {
     pub requests: Option<Left>,
     /// Tokens, if they are limited.
     pub tokens: Option<Left>,
-    /// Requests that run.
+    /// Requests that run now.
     pub running: u64,
 }
 
@@ -132,7 +132,7 @@ impl Ticket {
         Self { account, has_ended: AtomicBool::new(false) }
     }
 
-    /// The request has ended, although somebody may still keep this.
+    /// The request has ended, although this value may still be held.
     pub fn end(&self) {
         if !self.has_ended.swap(true, Ordering::Relaxed) {
             let mut usage = self.account.lock();
@@ -160,17 +160,17 @@ impl Account {
         Self { record: Arc::new(record), ..self.clone() }
     }
 
-    /// The key.
+    /// The key's record.
     pub fn record(&self) -> &KeyRecord {
         &self.record
     }
 
-    /// Whether it is in force.
+    /// The flag that says whether the key is still in force.
     pub fn force(&self) -> &Force {
         &self.force
     }
 
-    /// What stands for it in the scheduler.
+    /// The key's number, as the scheduler and the journal know it.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -180,7 +180,7 @@ impl Account {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a request, or says which limit forbids it; only what is begun counts.
+    /// Begins a request, or returns the limit that forbids it; refused requests are not counted.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -212,7 +212,7 @@ impl Account {
         }
     }
 
-    /// What is left.
+    /// The key's quotas now, for headers of answers.
     pub fn standing(&self, now: Instant) -> Standing {
         let usage = self.lock();
         let left = |limit: u64, bucket: &Bucket| Left {

@@ -1,7 +1,7 @@
-//! A quota over time as a bucket: it fills at an even pace up to its limit, and what is used is taken out.
+//! A quota over time as a token bucket. It fills at an even pace up to its limit, and usage is taken out.
 //!
-//! What was used is taken out afterwards, because nobody knows beforehand how long an answer will be. A bucket may
-//! therefore go below empty, and then stays closed until the debt is paid: over time no more than the limit passes.
+//! Usage is taken out afterwards, because the length of an answer is not known beforehand. A bucket may therefore go
+//! below empty. It then stays closed until the debt is paid, so that over time no more than the limit passes.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// A bucket with room for a minute's worth.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
-    /// In it at `at`; negative: a debt.
+    /// Units in the bucket at the time `at`; negative: a debt.
     level: f64,
     at: Instant,
-    /// Whether anything was ever taken: an untouched one is full, whatever its limit becomes.
+    /// Whether anything was ever taken. An untouched bucket is full, also after its limit has changed.
     touched: bool,
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub fn new(now: Instant) -> Self {
         Self { level: 0.0, at: now, touched: false }
     }
 
-    /// What is in it.
+    /// The units in the bucket; negative: a debt.
     pub fn level(&self, limit: u64, now: Instant) -> f64 {
         let limit = limit as f64;
         if !self.touched {

@@ -1,4 +1,4 @@
-//! Keys whose prompts may begin with each other's, because the operator says so. All others are apart.
+//! Groups of keys that share kept prompts, because the operator says so. All other keys are apart.
 
 use brigade_sched::Namespace;
 use thiserror::Error;
@@ -13,7 +13,7 @@ pub struct KeyGroup(Vec<String>);
 /// Why keys cannot share.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum GroupError {
-    /// Nobody to share with.
+    /// A group of fewer than two keys.
     #[error("two names of keys or more are needed, as in NAME,NAME")]
     Few,
     /// A key that there is not.
@@ -21,13 +21,13 @@ pub enum GroupError {
         "there is no key {name}: `brigade key list` has all, `brigade key create {name}` makes it"
     )]
     Unknown {
-        /// What was named.
+        /// The unknown name.
         name: String,
     },
     /// Two groups would be one.
     #[error("the key {name} is named twice: name it once, with all that it shares with")]
     Twice {
-        /// What was named.
+        /// The repeated name.
         name: String,
     },
 }
@@ -67,7 +67,7 @@ impl KeyGroups {
         Ok(Self(groups.to_vec()))
     }
 
-    /// Among which prompts those of a key stand.
+    /// The namespace of a key's kept prompts.
     pub fn namespace(&self, account: &Account) -> Namespace {
         let group = self.0.iter().find(|group| group.0.contains(&account.record().name));
         match group {

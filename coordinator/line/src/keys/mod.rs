@@ -1,9 +1,10 @@
-//! API keys: who may ask, for which models, and how much.
+//! API keys: access, permitted models, and quotas.
 //!
-//! [`record`] is a key as it is stored: everything but its secret, of which only the hash is known. [`store`] is
-//! the file that holds all of them; commands replace it as a whole. [`watch`] reads it again when it has changed,
-//! so that a key is in force, or out of it, within [`watch::POLL`] without a restart. Whoever works for a key sees
-//! its end in [`Force`]. [`groups`] says whose prompts may begin with whose. [`account`] counts what a key has used, in memory. Knows nothing of HTTP.
+//! [`record`] is a key as it is stored: everything but its secret, of which only the hash is known. [`store`] is the
+//! file that holds all of them; commands replace it as a whole. [`watch`] reads it again when it has changed, so that
+//! a change takes effect within [`watch::POLL`] without a restart. Code that works for a key sees its end in
+//! [`Force`]. [`groups`] lists keys that share kept prompts. [`account`] counts what a key has used, in memory. Knows
+//! nothing of HTTP.
 
 pub mod account;
 pub mod bucket;

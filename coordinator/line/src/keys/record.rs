@@ -5,7 +5,7 @@ use std::fmt;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
-/// What every secret begins with, so that people and scanners recognise one.
+/// The beginning of every secret, by which people and scanners recognise one.
 const PREFIX: &str = "bgd-";
 
 /// Random bytes of a secret: 192 bits cannot be guessed, which is also why a plain hash is enough to store it.
@@ -24,7 +24,7 @@ pub const MAX_MODELS: usize = 256;
 /// Largest limit that a key may have; more is no limit.
 pub const MAX_LIMIT: u64 = 1_000_000_000_000;
 
-/// What clients send: whoever has it is the key's owner. It is never logged: its `Debug` hides it.
+/// The text that clients send: its holder acts as the key's owner. It is never logged: its `Debug` hides it.
 pub struct Secret(String);
 
 impl fmt::Debug for Secret {
@@ -39,7 +39,7 @@ impl fmt::Debug for Secret {
 pub struct KeyHash([u8; blake3::OUT_LEN]);
 
 impl KeyHash {
-    /// That of what a client sent.
+    /// The hash of a secret.
     pub fn of(secret: &str) -> Self {
         Self(*blake3::hash(secret.as_bytes()).as_bytes())
     }
@@ -77,7 +77,7 @@ impl Secret {
 pub enum Priority {
     /// Four times the share of normal.
     High,
-    /// The usual share.
+    /// The default share.
     #[default]
     Normal,
     /// A quarter of normal's.
@@ -94,7 +94,7 @@ impl Priority {
         }
     }
 
-    /// As typed.
+    /// The priority's name in options and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -107,7 +107,7 @@ impl Priority {
 /// A key as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyRecord {
-    /// For people and logs; one key at a time has it.
+    /// The key's name, for people and logs; it is unique.
     pub name: String,
     /// Hex digits of the secret's hash.
     pub hash: String,
@@ -115,7 +115,7 @@ pub struct KeyRecord {
     pub shown: String,
     /// When it was made, seconds since the Unix epoch.
     pub created: u64,
-    /// From when on it is refused.
+    /// The time from which it is refused, in seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
     /// Tokens of prompts and answers in a minute, over time.
@@ -124,16 +124,16 @@ pub struct KeyRecord {
     /// Requests in a minute, over time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u64>,
-    /// Requests at once.
+    /// Requests that may run at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<u64>,
     /// Models it may use; empty: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<String>,
-    /// Its share.
+    /// The key's share of the line.
     #[serde(default)]
     pub priority: Priority,
-    /// It opens the admin listener, and nothing else.
+    /// Whether it opens the admin listener, and nothing else.
     #[serde(default)]
     pub admin: bool,
 }
@@ -141,38 +141,38 @@ pub struct KeyRecord {
 /// Why a key cannot be made or found.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Not a name.
+    /// The text is not a valid name.
     #[error(
         "{name:?} is no name for a key: 1 to {MAX_NAME_BYTES} letters, digits and any of - _ . @"
     )]
     BadName {
-        /// What was given.
+        /// The refused text.
         name: String,
     },
-    /// There is one of that name.
+    /// A key of that name exists already.
     #[error("there is a key {name} already: revoke it first, or take another name")]
     Taken {
-        /// The name.
+        /// The name that is taken.
         name: String,
     },
-    /// There is none.
+    /// There is no key of that name.
     #[error("there is no key {name}; `brigade key list` shows those there are")]
     Unknown {
-        /// The name.
+        /// The unknown name.
         name: String,
     },
-    /// No more fit.
+    /// The file has no room for more keys.
     #[error("there are {limit} keys already, the limit: revoke some")]
     TooMany {
-        /// Most keys.
+        /// The limit, [`MAX_KEYS`](super::store::MAX_KEYS).
         limit: usize,
     },
     /// A limit that makes no sense.
     #[error("{what} is {value}: a number from 1 to {MAX_LIMIT} is needed")]
     BadLimit {
-        /// Which.
+        /// The option's name.
         what: &'static str,
-        /// As given.
+        /// The refused value.
         value: u64,
     },
     /// The system gives no random bytes.
@@ -223,7 +223,7 @@ impl KeyRecord {
         Ok(())
     }
 
-    /// Its hash; `None` where the stored one is none.
+    /// The secret's hash; `None` where the stored text is not a hash.
     pub fn key_hash(&self) -> Option<KeyHash> {
         blake3::Hash::from_hex(&self.hash).ok().map(|hash| KeyHash(*hash.as_bytes()))
     }

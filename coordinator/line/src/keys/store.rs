@@ -12,44 +12,44 @@ use super::record::{KeyError, KeyRecord, MAX_MODELS};
 /// The file's name in the data folder.
 const FILE_NAME: &str = "keys.json";
 
-/// Held by whoever changes the keys; empty.
+/// The lock file of a process that changes the keys; it is empty.
 const LOCK_NAME: &str = "keys.lock";
 
 /// Form of the file.
 const VERSION: u32 = 1;
 
-/// Most keys.
+/// Limit of the number of keys in a file.
 pub const MAX_KEYS: usize = 10_000;
 
-/// Larger files are none of ours: a key takes some 300 bytes without its models.
+/// Larger files are refused: a key takes some 300 bytes without its models.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Permission bits with which somebody else could add keys.
+/// Permission bits with which other users could add keys.
 const OTHERS_WRITE: u32 = 0o022;
 
 /// Why keys cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// The system refuses.
+    /// The file system's error.
     #[error("{path}: {source}")]
     Io {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is not what this program writes.
+    /// The file was not written by this program, or is damaged.
     #[error("{path} is no file of keys: {reason}; restore it, or remove it and make new keys")]
     Damaged {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// What is wrong.
+        /// The parser's error.
         reason: String,
     },
-    /// Somebody else could add keys.
+    /// Other users could add keys.
     #[error("{path} can be written by others: chmod 600 {path}")]
     Open {
-        /// Which file.
+        /// The file's path.
         path: String,
     },
     /// The change makes no sense.
@@ -63,7 +63,7 @@ struct Contents {
     keys: Vec<KeyRecord>,
 }
 
-/// What tells one state of the file from another.
+/// Metadata of the file; it changes when the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     inode: u64,
@@ -78,7 +78,7 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// In this data folder, which need not exist.
+    /// The keys in this data folder, which need not exist.
     pub fn in_folder(folder: &Path) -> Self {
         Self { folder: folder.to_path_buf() }
     }
@@ -88,7 +88,7 @@ impl KeyFile {
         self.folder.join(FILE_NAME)
     }
 
-    /// What it looks like from outside; `None` where there is none.
+    /// The file's present metadata; `None` where there is no file.
     ///
     /// # Errors
     /// The system's.
@@ -100,7 +100,7 @@ impl KeyFile {
         }
     }
 
-    /// All keys, and what the file looked like; `None` where no key was ever made.
+    /// All keys, and the file's metadata; `None` where no key was ever made.
     ///
     /// # Errors
     /// It cannot be read, is damaged, or can be written by others.
@@ -123,7 +123,7 @@ impl KeyFile {
         Ok(Some((keys, stamp(&data))))
     }
 
-    /// Changes the keys, and nobody else meanwhile.
+    /// Changes the keys under the lock of the folder.
     ///
     /// # Errors
     /// `act`'s, or the file cannot be read or written.
@@ -147,7 +147,7 @@ impl KeyFile {
         Ok(result)
     }
 
-    /// Adds a key.
+    /// Adds a key, and writes the file.
     ///
     /// # Errors
     /// Its name is taken, or [`KeyFile::change`]'s.
@@ -161,10 +161,10 @@ impl KeyFile {
         })
     }
 
-    /// Removes a key.
+    /// Removes a key and returns its record.
     ///
     /// # Errors
-    /// There is none of that name, or [`KeyFile::change`]'s.
+    /// There is no key of that name, or [`KeyFile::change`]'s.
     pub fn remove(&self, name: &str) -> Result<KeyRecord, KeyFileError> {
         self.change(|keys| {
             let at = keys.iter().position(|key| key.name == name);
@@ -185,7 +185,7 @@ impl KeyFile {
             .and_then(|()| fs::rename(&part, self.path()))
             .and_then(|()| File::open(&self.folder)?.sync_all());
         written.map_err(|error| {
-            // What is left of it is of no use; it may not even be there.
+            // The unfinished draft is of no use; it may not even exist.
             let _ = fs::remove_file(&part);
             self.io(error)
         })

@@ -58,7 +58,7 @@ impl Keys {
         all
     }
 
-    /// Those of these accounts.
+    /// The keys of these accounts.
     #[cfg(test)]
     pub(super) fn of(accounts: Vec<Account>) -> Self {
         let by_hash = |account: Account| Some((account.record().key_hash()?, account));
@@ -95,7 +95,7 @@ impl Keys {
     }
 }
 
-/// Whoever works for the key hears that it ended, and the log does.
+/// Ends the key's [`Force`], and logs it.
 fn tell_end(account: &Account, end: KeyEnd) {
     if account.force().end_as(end) {
         let key = &account.record().name;
@@ -128,7 +128,7 @@ impl KeyRing {
         Ok((Self(ring), Follower { file, seen, keys, told: String::new() }))
     }
 
-    /// The keys now.
+    /// A snapshot of the keys in force.
     pub fn now(&self) -> Arc<Keys> {
         self.0.borrow().clone()
     }

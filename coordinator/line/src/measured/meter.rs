@@ -1,5 +1,5 @@
-//! What the line did, ubatch by ubatch. `bench`'s rows, `run`'s summary and the pipeline's part of `/metrics`
-//! come from here.
+//! Records of ubatches that came back, and figures made of them. `bench`'s rows, `run`'s summary and the pipeline's
+//! part of `/metrics` come from here.
 //!
 //! The driver writes, and anyone reads. Departures and arrivals are times of the driver's clock, and
 //! computing is timed by each stage's own. So no clocks need to agree.
@@ -66,7 +66,7 @@ impl Meter {
         records.push_back(record);
     }
 
-    /// What became of drafts, since the beginning.
+    /// Counts of drafts since the beginning.
     pub fn drafts(&self) -> DraftCounts {
         *self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,7 +90,7 @@ pub struct Stretch {
     pub stage_busy: Vec<f64>,
     /// Bytes that went between processes, over all hops.
     pub wire_bytes: u64,
-    /// Tokens computed.
+    /// Rows (tokens) computed.
     pub n_rows: u64,
     /// Ubatches that computed something.
     pub n_ubatches: usize,

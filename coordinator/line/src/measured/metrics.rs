@@ -1,7 +1,6 @@
 //! Every metric of the coordinator: its name, its help text, and one function for each thing that happens.
 //!
-//! `/metrics` renders them. In `run` and `bench` nobody records them, and calling these functions costs
-//! nothing.
+//! `/metrics` renders them. In `run` and `bench` they are not recorded, and calling these functions costs nothing.
 //!
 //! Labels are stage numbers, workers' names and a few fixed words. Only so many names are told apart, so that
 //! the number of series stays small.
@@ -99,10 +98,10 @@ const HTTP: &str = "brigade_http_responses_total";
 /// Why nothing is counted.
 #[derive(Debug, Error)]
 pub enum InstallError {
-    /// The exporter takes none of its settings.
+    /// The exporter refuses one of its settings.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// Somebody counts already.
+    /// A recorder of metrics is installed already.
     #[error("the process has a recorder of metrics already")]
     Twice,
 }
@@ -393,7 +392,7 @@ pub fn ubatch(record: &UbatchRecord) {
     histogram!(WIRE_SECONDS).record(seconds(trip.saturating_sub(at_stages)));
 }
 
-/// What the scheduler holds.
+/// Publishes the scheduler's counts.
 pub fn scheduler(stats: &Stats) {
     gauge!(WAITING).set(stats.waiting as f64);
     gauge!(RUNNING, "phase" => "prefill").set(stats.prefilling as f64);
@@ -411,7 +410,7 @@ pub fn scheduler(stats: &Stats) {
     drafts(&stats.drafts);
 }
 
-/// What became of prompts and kept states.
+/// Publishes counts of reused prompts and of kept states that are gone.
 fn prefixes(counts: &PrefixCounts) {
     counter!(STATES_KEPT).absolute(counts.kept);
     for (cause, n) in [
@@ -432,7 +431,7 @@ fn prefixes(counts: &PrefixCounts) {
     counter!(ROWS_AVOIDED).absolute(counts.rows_avoided);
 }
 
-/// What became of drafts, by where they came from. Of answers that are known no server drafts.
+/// Publishes counts of drafts by their source. Known answers are left out, since no server drafts from them.
 fn drafts(counts: &DraftCounts) {
     for source in Source::ALL.into_iter().filter(|source| *source != Source::Forced) {
         for (depth, [right, wrong]) in DRAFT_DEPTHS.into_iter().zip(counts.by_depth(source)) {
@@ -451,7 +450,7 @@ fn drafts(counts: &DraftCounts) {
     }
 }
 
-/// What kept states take in the memory of all stages together.
+/// Publishes the bytes of kept states in the memory of all stages together.
 pub fn prefixes_in_memory(nbytes: u64) {
     gauge!(PREFIX_BYTES, "tier" => "memory").set(nbytes as f64);
 }
@@ -488,8 +487,8 @@ struct ExpertRows {
     host: u64,
 }
 
-/// Which share of the rows of its experts a stage computed with its device, which of them with copies of experts of the host's memory,
-/// and which with the host beside that.
+/// Publishes the shares of a stage's expert rows by place: on the device with its own experts, on the device with
+/// copies of the host's experts, and on the host.
 fn expert_rows(labels: &StageLabels, rows: ExpertRows) {
     let ExpertRows { device, copies, host } = rows;
     let all = device.saturating_add(copies).saturating_add(host).max(1);
@@ -500,8 +499,8 @@ fn expert_rows(labels: &StageLabels, rows: ExpertRows) {
     }
 }
 
-/// A line over these workers is ready, first stage first: their counters begin. What the last line's stages showed
-/// does not stay.
+/// A line over these workers is ready, first stage first: their counters begin. Gauges of the last line's stages are
+/// removed.
 pub fn line_up(names: impl Iterator<Item = String>) {
     let mut workers = on_the_line();
     let model = by_model::current();
@@ -532,7 +531,7 @@ pub fn workers(line: usize, spare: usize, missing: usize) {
     }
 }
 
-/// The line broke.
+/// The line broke: counts it, and removes the stages' gauges.
 pub fn line_down() {
     gauge!(LINE_UP).set(0.0);
     counter!(LINE_DOWN).increment(1);

@@ -1,4 +1,4 @@
-//! What the line did, counted: for operators, for `bench`, and ubatch by ubatch for a trace.
+//! Measurements of the line: for operators, for `bench`, and ubatch by ubatch for a trace.
 
 pub mod meter;
 pub mod metrics;

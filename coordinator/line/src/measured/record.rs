@@ -1,12 +1,12 @@
-//! What is known of a ubatch when it has come back. The driver writes it, and the meter, the trace and the
-//! metrics read it.
+//! The record of one ubatch that has come back. The driver writes it, and the meter, the trace and the metrics read
+//! it.
 
 use brigade_sched::{Micros, StageTime};
 
 /// One ubatch's trip down the line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UbatchRecord {
-    /// Of the line it ran on.
+    /// The epoch of its line.
     pub epoch: u64,
     /// Consecutive within an epoch.
     pub id: u64,
@@ -14,9 +14,9 @@ pub struct UbatchRecord {
     pub sent: Micros,
     /// When its last result was back.
     pub done: Micros,
-    /// Tokens computed.
+    /// Rows (tokens) computed.
     pub n_rows: u32,
-    /// Those of them that are past their prompts.
+    /// Rows behind the prompts, of sequences that generate.
     pub decode_rows: u32,
     /// Tokens that were drawn from it.
     pub tokens: u32,
@@ -24,7 +24,7 @@ pub struct UbatchRecord {
     pub rows_in_vain: u32,
     /// A whole window of drafts was of no use: the last stage may have left it out.
     pub has_stale: bool,
-    /// With prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
+    /// For prompt rows beside streams: the scheduler's bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,
     /// Per stage, first stage first.
     pub stages: Vec<StageTime>,

@@ -1,5 +1,5 @@
-//! What the cratevisor and the driver tell each other, and their only common words. The cratevisor says how
-//! far a line is, and when it is up or down. The driver says that its line is faulty.
+//! The messages between supervisor and driver. The supervisor reports the progress of a line, and when it is up or
+//! down. The driver reports that its line is faulty.
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -7,7 +7,7 @@ use crate::handle::Status;
 use crate::health::RollWatch;
 use crate::stages::open_line::OpenLine;
 
-/// News from the cratevisor to the driver.
+/// News from the supervisor to the driver.
 #[derive(Debug)]
 pub enum LineEvent {
     /// Something to show while there is no line.
@@ -16,29 +16,29 @@ pub enum LineEvent {
     Up(Box<OpenLine>),
     /// The line will be taken down as planned: its stages are to keep the states of their sequences.
     Part {
-        /// Told when they do; dropped where they will not.
+        /// Notified when they do; dropped where they will not.
         done: oneshot::Sender<()>,
     },
     /// The line is gone and a new one is being built.
     Down {
-        /// Why.
+        /// The reason, for clients and logs.
         reason: String,
-        /// Nobody broke it: layers move.
+        /// The supervisor took it down to move layers: nothing broke.
         planned: bool,
     },
-    /// There will be no line; the cratevisor has ended.
+    /// There will be no line; the supervisor has ended.
     Failed {
-        /// Why.
+        /// The reason, for operators.
         reason: String,
     },
 }
 
-/// A fault of the line that the driver found, for the cratevisor to act on.
+/// A fault of the line that the driver found, for the supervisor to act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Of the line that broke.
+    /// The epoch of the line that broke.
     pub epoch: u64,
-    /// What broke it.
+    /// The reason, as the driver saw it.
     pub reason: String,
     /// Stage that says that it failed by itself, and not because of a neighbour.
     pub stage: Option<u32>,
@@ -52,8 +52,8 @@ pub struct Fault {
 pub struct ClusterLink {
     /// Lines going up and down.
     pub events: mpsc::Receiver<LineEvent>,
-    /// Faults that it found.
+    /// Faults that the driver found.
     pub faults: mpsc::Sender<Fault>,
-    /// Who is there, for whoever shows it.
+    /// The workers that are connected, for the status pages.
     pub roll: RollWatch,
 }

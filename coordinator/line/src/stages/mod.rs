@@ -1,4 +1,4 @@
-//! The stages of an open line, as the driver has them: what goes in, what comes out, and the states that they hold.
+//! An open line as the driver uses it: frames in, results out, and the states of its sequences.
 
 pub mod link;
 pub mod numerics;

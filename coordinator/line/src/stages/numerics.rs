@@ -1,5 +1,6 @@
-//! What bits a line computes: equal for lines whose layers are computed with kernels of equal numbers, wherever they are
-//! cut. A stream that goes on with other ones is told so in its `usage`.
+//! A fingerprint of the bits that a line computes. It is equal for lines whose layers use kernels of the same
+//! numerics, wherever the layers are cut. A stream that continues with another fingerprint reports that in its
+//! `usage`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Numerics(u64);
 
 impl Numerics {
-    /// Of a line; for each layer the number of the kernel table that computes it.
+    /// The fingerprint of a line, from the numerics of each layer's kernel table.
     pub fn of_layers(numbers: impl IntoIterator<Item = u32>) -> Self {
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
         let mut first = [0; 8];

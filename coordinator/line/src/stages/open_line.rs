@@ -1,5 +1,5 @@
-//! The open line as the driver has it: ubatches go into stage 0, results come out of the last stage. Who opened it, and
-//! which workers are behind it, is not known here.
+//! The open line as the driver has it: ubatches go into stage 0, results come out of the last stage. The driver does
+//! not know who opened it, or which workers are behind it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,38 +23,38 @@ pub const LANE: u32 = 0;
 /// a full queue means a line that takes nothing any more.
 pub const LANE_QUEUE: usize = 256;
 
-/// How long a line may take to finish what is on its way when no one wants it any more.
+/// How long a line that is not needed any more may take to finish its ubatches.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A line that is ready for ubatches from id 0 on.
 #[derive(Debug)]
 pub struct OpenLine {
-    /// Names this incarnation.
+    /// The number of this build of the line.
     pub epoch: u64,
-    /// What it holds, for the scheduler.
+    /// Sizes for the scheduler: slots, pages, stages.
     pub spec: LineSpec,
     /// Whether every stage knows draws that are put off.
     pub later: bool,
-    /// Who is in it, for people.
+    /// The stages with their workers, for people.
     pub info: Arc<LineInfo>,
-    /// Who has its sequences' states.
+    /// Reads and writes the states of its sequences.
     pub states: Arc<dyn StateAccess>,
-    /// What says nothing about who is slow.
+    /// Computing times to leave out when a slow stage is looked for.
     pub stale: StaleTimes,
-    /// Where ubatches go.
+    /// Takes ubatches for stage 0.
     pub ubatches: mpsc::Sender<LaneFrame>,
     /// Where their results come from.
     pub results: Streaming<ResultFrame>,
     /// Says nothing more once the lane is open; its end says why the lane ended.
     pub lane: Streaming<LaneEvent>,
-    /// Told once the sequences of lines before this one have their states.
+    /// Notified when sequences of earlier lines have their states.
     pub settled: Option<oneshot::Sender<Moved>>,
 }
 
 impl OpenLine {
-    /// Ends the lane in order: nothing more is sent, and what is on its way comes out unread.
-    /// Returns the line if it still computes after a second; it is best dropped when its workers
-    /// have been told that the epoch is over.
+    /// Ends the lane in order: nothing more is sent, and results on their way are received but not read. Returns the
+    /// line if it still computes after a second; it is best dropped when its workers have been told that the epoch is
+    /// over.
     pub async fn close(mut self) -> Option<OpenLine> {
         // The stages see the lane's end when the only sender is gone.
         self.ubatches = mpsc::channel(1).0;
@@ -71,7 +71,7 @@ impl OpenLine {
     }
 }
 
-/// What came back of sequences that were on a line before.
+/// States of earlier lines that were put back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Sequences whose states were put back.
@@ -80,7 +80,7 @@ pub struct Moved {
     pub bytes: u64,
 }
 
-/// What the status that ended a stream says, with the stage it happened at.
+/// The stage and the reason in a stream's final status, for people.
 pub fn describe(status: &tonic::Status) -> String {
     describe_failure(&Failure::from_status(status))
 }
@@ -92,7 +92,7 @@ pub fn describe_failure(failure: &Failure) -> String {
 
 #[cfg(test)]
 mod silence {
-    //! A line for tests of what is sent: it answers nothing.
+    //! A stream that stays silent, for tests of what is sent.
 
     use std::marker::PhantomData;
 
@@ -180,7 +180,7 @@ mod silence {
     }
 
     impl OpenLine {
-        /// A line without stages, and what is sent into it.
+        /// A line without stages, and the receiver of its ubatches.
         pub(crate) fn of_nobody(epoch: u64, spec: LineSpec) -> (Self, mpsc::Receiver<LaneFrame>) {
             let (ubatches, sent) = mpsc::channel(LANE_QUEUE);
             let states = Arc::new(Nobody);

@@ -1,8 +1,8 @@
-//! What records of kept prefixes are called below the stages' memory: hashes with a salt that only this coordinator has.
-//! Workers see nothing else of a prompt, and nobody can try whether a prompt was asked.
+//! Names of records of prefixes on the workers: hashes with a salt that only this coordinator has. Workers see
+//! nothing else of a prompt, so no worker can test whether a prompt was used.
 //!
-//! The name of a page stands for its tokens, for all tokens before it, and for who may begin with them. The name of a
-//! position stands for the last full page before it and for the tokens behind that.
+//! The name of a page stands for its tokens, for all tokens before it, and for the namespace that may reuse them. The
+//! name of a position stands for the last full page before it and for the tokens behind that.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -12,20 +12,20 @@ use std::path::Path;
 use brigade_engine::kernels::KV_PAGE;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// A name.
+/// A record's name, a keyed hash.
 pub type Key = [u8; 16];
 
 /// The file of the salt, in the data folder.
 const SALT_FILE: &str = "prefix-salt";
 
-/// What is hashed stands for one of these.
+/// Domain separators: the kind of thing that is hashed.
 const ROOT: &[u8] = b"root";
 const PAGE: &[u8] = b"page";
 const TAIL: &[u8] = b"tail";
 const REALM: &[u8] = b"realm";
 const OWNER: &[u8] = b"owner";
 
-/// What names are made with.
+/// The secret key of the hashes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Salt([u8; blake3::KEY_LEN]);
 
@@ -36,10 +36,10 @@ impl std::fmt::Debug for Salt {
 }
 
 impl Salt {
-    /// That of a data folder; a new one where there is none. Blocks.
+    /// The salt in a data folder; makes a new one where there is none. Blocks.
     ///
     /// # Errors
-    /// It cannot be read or written, or it is no salt.
+    /// The file cannot be read or written, or is damaged.
     pub fn kept_in(folder: &Path) -> io::Result<Self> {
         let path = folder.join(SALT_FILE);
         match fs::read(&path) {
@@ -62,7 +62,7 @@ impl Salt {
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.write_all(&salt)?;
         file.sync_data()?;
-        // Whoever was first has it: another process may start beside this one.
+        // Another process may start beside this one: the first salt stays.
         let linked = fs::hard_link(&draft, &path);
         fs::remove_file(&draft)?;
         match linked {
@@ -71,7 +71,7 @@ impl Salt {
         }
     }
 
-    /// One for tests.
+    /// A salt for tests.
     #[cfg(test)]
     pub fn of(byte: u8) -> Self {
         Self([byte; blake3::KEY_LEN])
@@ -104,14 +104,14 @@ impl Salt {
 pub struct Names {
     salt: Salt,
     tokens: Vec<u32>,
-    /// For 0, 1, 2 ... full pages.
+    /// The names for 0, 1, 2 ... full pages.
     chain: Vec<Key>,
-    /// Whose it is.
+    /// The hash of the owner.
     pub owner: Key,
 }
 
 impl Names {
-    /// Those of `tokens` in a namespace.
+    /// Names of `tokens` in a namespace.
     pub fn of(salt: Salt, space: &[u8], owner: u64, tokens: Vec<u32>) -> Self {
         let mut chain = vec![salt.name(ROOT, [space, &[]])];
         for page in tokens.chunks_exact(KV_PAGE) {
@@ -121,22 +121,22 @@ impl Names {
         Self { salt, tokens, chain, owner: salt.owner(owner) }
     }
 
-    /// Its tokens.
+    /// The prompt's tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// What all of it belongs to.
+    /// The hash that stands for all records of this salt.
     pub fn realm(&self) -> Key {
         self.salt.realm()
     }
 
-    /// For 0, 1, 2 ... full pages up to position `len`.
+    /// The names for 0, 1, 2 ... full pages up to position `len`.
     pub fn chain(&self, len: u32) -> &[Key] {
         &self.chain[..=len as usize / KV_PAGE]
     }
 
-    /// For all full pages.
+    /// The names for all full pages.
     pub fn whole_chain(&self) -> &[Key] {
         &self.chain
     }

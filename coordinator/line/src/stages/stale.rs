@@ -1,4 +1,5 @@
-//! Computing times that say nothing about who is slow: where all of a part was of no use, the last stage leaves out its head.
+//! Computing times that must not count when a slow stage is looked for. Where all drafts of a part are stale, the
+//! last stage leaves out its head and is faster than usual.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,19 +11,19 @@ use brigade_sched::{Micros, StageTime};
 pub struct StaleTimes(Arc<[AtomicU64]>);
 
 impl StaleTimes {
-    /// For a line of so many stages.
+    /// Counts for a line of so many stages.
     pub fn new(n_stages: usize) -> Self {
         Self((0..n_stages).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Such a ubatch is back.
+    /// Adds the times of a ubatch with a stale part.
     pub fn add(&self, stages: &[StageTime]) {
         for (sum, time) in self.0.iter().zip(stages) {
             sum.fetch_add(time.compute_us, Ordering::Relaxed);
         }
     }
 
-    /// What the stage has computed in vain, as far as is known.
+    /// Microseconds that the stage has spent on stale parts, as far as is known.
     pub fn of(&self, stage: usize) -> Micros {
         self.0.get(stage).map_or(0, |us| us.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! The states of a line's sequences, as the driver asks for them. It does not know who has them.
+//! The states of a line's sequences, as the driver asks for them. The driver does not know which workers have them.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -11,10 +11,10 @@ use brigade_engine::batch::{CopyName, SlotId};
 use crate::handle::StageResident;
 use crate::stages::prefix_names::{Key, Names};
 
-/// An answer that stages are asked for, or why there is none.
+/// Resolves to the stages' answer, or to the reason why there is none.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, String>> + Send + 'a>>;
 
-/// For each sequence, how it can go back, if it can.
+/// Resolves to the way of restoring each sequence; `None`: it cannot be restored.
 pub type Found<'a> = Pin<Box<dyn Future<Output = Vec<Option<Choice>>> + Send + 'a>>;
 
 /// A sequence whose copies are looked for: its name and its tokens.
@@ -25,38 +25,37 @@ pub type Sought = (CopyName, Vec<u32>);
 pub struct From {
     /// The worker that has them, as it was asked: that of its stage; workers beside the line come after all stages.
     pub worker: usize,
-    /// Those.
+    /// The layers that it has.
     pub layers: Range<u32>,
 }
 
 /// How a sequence goes back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// To this position.
+    /// The position to go back to.
     pub len: u32,
-    /// For each stage: where its layers come from; empty: it holds them itself.
+    /// For each stage: the sources of its layers; empty: it holds them itself.
     pub sources: Vec<Vec<From>>,
-    /// For each stage: whether its layers at this position are where its copies go, so that they need not go there
-    /// again.
+    /// For each stage: whether its copies at this position are already at their destination.
     pub kept: Vec<bool>,
     /// The sources have records of prefixes: by these names, and whether there is something for that position alone.
     pub records: Option<(Arc<Names>, bool)>,
 }
 
-/// What records of a prompt the workers have, that is of use.
+/// The usable records that workers have of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixChoice {
-    /// Up to this position.
+    /// The length of the prefix.
     pub len: u32,
     /// Whether there is something for that position alone; else pages are all that is needed.
     pub has_rest: bool,
-    /// For each stage: where its layers' records are.
+    /// For each stage: the workers with its layers' records.
     pub sources: Vec<Vec<From>>,
     /// About how many bytes the slowest worker reads.
     pub nbytes: u64,
 }
 
-/// Who has the states of a line's sequences.
+/// Access to the states of a line's sequences.
 pub trait StateAccess: Debug + Send + Sync {
     /// Whether copies of states are taken.
     fn takes_copies(&self) -> bool;
@@ -65,7 +64,7 @@ pub trait StateAccess: Debug + Send + Sync {
     /// sequence must be at rest.
     ///
     /// # Errors
-    /// What a stage refused, or that it is gone.
+    /// A stage refused, or is gone.
     fn read(&self, slot: SlotId) -> Asked<'_, Vec<u8>>;
 
     /// Gives the sequence in `slot`, at rest and with pages of its own, the state of a snapshot.
@@ -75,21 +74,21 @@ pub trait StateAccess: Debug + Send + Sync {
     /// to be closed.
     fn write(&self, slot: SlotId, snapshot: Vec<u8>) -> Asked<'_, ()>;
 
-    /// What each stage's process holds now, first stage first.
+    /// Bytes that each stage's process holds now, first stage first.
     ///
     /// # Errors
-    /// Why a worker did not say.
+    /// A worker did not answer; the text says why.
     fn memory(&self) -> Asked<'_, Vec<StageResident>>;
 
-    /// For each sequence, how it can go back, if it can. Copies of all others are dropped by the workers. A worker that
-    /// does not answer has none.
+    /// The way of restoring each sequence; `None`: it cannot be restored. Copies of all others are dropped by the
+    /// workers. A worker that does not answer has none.
     fn find_copies<'a>(&'a self, sought: &'a [Sought]) -> Found<'a>;
 
-    /// Gives the sequence in `slot`, at rest, with pages of its own and named so, its state after `tokens` on every
-    /// stage; returns the bytes that went from one worker to another.
+    /// Restores the state after `tokens` to the sequence in `slot`, on every stage. The sequence must be at rest and
+    /// have pages of its own. Returns the bytes that went from one worker to another.
     ///
     /// # Errors
-    /// Why a stage has not got it. Some stages may have it then: the sequence is to be closed.
+    /// A stage could not restore it. Other stages may have it then, so the sequence is to be closed.
     fn put_back(
         &self,
         slot: SlotId,
@@ -101,10 +100,10 @@ pub trait StateAccess: Debug + Send + Sync {
     /// Whether every worker of the line keeps records of prefixes.
     fn keeps_prefixes(&self) -> bool;
 
-    /// What there is of a prompt below the stages' memory; at least one row is left to compute.
+    /// Finds the longest usable prefix of a prompt in the workers' records. At least one row is left to compute.
     ///
     /// # Errors
-    /// A worker did not say.
+    /// A worker did not answer.
     fn find_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, Option<PrefixChoice>>;
 
     /// Writes the state of the kept sequence in `slot`, which is at rest and has exactly these tokens; returns the bytes
@@ -131,7 +130,7 @@ pub trait StateAccess: Debug + Send + Sync {
     /// A worker did not do it.
     fn forget_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, ()>;
 
-    /// Drops the records of this realm that belong to nobody of `owners`.
+    /// Drops the records of this realm whose owner is not among `owners`.
     ///
     /// # Errors
     /// A worker did not do it.

@@ -10,7 +10,7 @@ use brigade_proto::pipeline as pb;
 use brigade_proto::sampling::settings_to_wire;
 use thiserror::Error;
 
-/// What is wrong with a result frame.
+/// A fault in a result frame.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ResultError {
     /// A row without a value.
@@ -24,7 +24,7 @@ pub enum ResultError {
     /// A token that the model does not have.
     #[error("a result row names token {token}, but the vocabulary has {n_vocab}")]
     Token {
-        /// The id.
+        /// The invalid id.
         token: u32,
         /// Size of the vocabulary.
         n_vocab: u32,
@@ -32,13 +32,13 @@ pub enum ResultError {
     /// A mu that is no number.
     #[error("a result row has a mu of {mu}: a finite number is needed")]
     Mu {
-        /// What came.
+        /// The received value.
         mu: f32,
     },
     /// Odds of a draft that are none.
     #[error("a result row has a draft with odds of {odds}: a number from 0 to 1 is needed")]
     Odds {
-        /// What came.
+        /// The received value.
         odds: f32,
     },
     /// A hidden row that is no row of f32 values.

@@ -1,12 +1,12 @@
-//! Sequences that run ahead of what was drawn: parts with drafts, several behind each other on the line.
+//! Sequences that run ahead of their last drawn token: parts with drafts, several behind each other on the line.
 //!
 //! Such a part is a *window*. The last stage draws at each of its rows and stops where the drawn token is not the
-//! window's next one. What was drafted behind a wrong token is taken back: the stages forget its positions, and the
-//! next part goes on from there. A draw depends on its row, the tokens before it and its position alone. So the answer
-//! is the same whatever was drafted.
+//! window's next one. Drafts behind a wrong token are taken back: the stages forget their positions, and the next
+//! part goes on from there. A draw depends on its row, the tokens before it and its position alone. So drafts never
+//! change the answer.
 //!
 //! Two lengths must not be mixed up. *Sure* are the tokens that were drawn (`Admitted::n_tokens`); *sent* are the
-//! positions on the line, those of drafts among them (`Admitted::sent`). Whatever outlives a ubatch knows the sure
+//! positions on the line, those of drafts among them (`Admitted::sent`). Data that outlives a ubatch counts the sure
 //! ones only (`Admitted::sure_sent`).
 //!
 //! Where a sequence has a state at its end only ([`Prefixes::Whole`]), a window reads it in one plane and leaves it in
@@ -23,17 +23,17 @@ use brigade_spec::Prefixes;
 
 use crate::events::{LineSpec, Micros};
 
-/// What a window is made of, behind what is sure.
+/// The next window of a sequence, behind its sure tokens.
 pub(crate) struct NextWindow {
     pub drafts: Draft,
     /// Whether it leaves its state elsewhere than where it found it.
     pub in_planes: bool,
-    /// How many tokens the model's own block is to draft behind what is drawn of it.
+    /// How many tokens the model's own block is to draft behind the token that is drawn from it.
     pub asked: u32,
 }
 
 impl NextWindow {
-    /// Only what is sure.
+    /// A window of the sure tokens alone, without drafts.
     pub fn of_nothing(spec: LineSpec) -> Self {
         let in_planes = spec.prefixes == Prefixes::Whole;
         Self { drafts: Draft::default(), in_planes, asked: 0 }
@@ -48,7 +48,7 @@ pub(crate) struct Window {
     pub tokens: Vec<u32>,
     /// Where its state was before it and is behind it; `None` where each prefix has a state.
     pub planes: Option<Planes>,
-    /// Which text its drafts are from, and how much of that stood before the first of them.
+    /// The text that its drafts are from, and the number of tokens that matched it before the first of them.
     pub from: (Source, usize),
     /// Tokens of it that were sure when it was sent.
     pub n_sure: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Its token `at` was compared with what was drawn.
+    /// The judgement of its token `at`, which was compared with the drawn one.
     pub fn judged(&self, at: usize, right: bool) -> Judged {
         let (source, matched) = self.from;
         let depth = self.pos + at as u32 + 1 - self.n_drawn.min(self.pos + at as u32);
@@ -66,30 +66,30 @@ impl Window {
     }
 }
 
-/// What a sequence has on the line beyond what was drawn.
+/// The windows of a sequence that are in flight, and the counts of its drafts.
 #[derive(Debug, Default)]
 pub(crate) struct RunAhead {
-    /// In flight, oldest first.
+    /// Windows in flight, oldest first.
     pub windows: VecDeque<Window>,
     /// Rows that the windows have which were chosen last.
     pub wanted: u32,
-    /// How often drafts were taken back. What comes of windows before the last time says nothing.
+    /// How often drafts were taken back. Windows that were sent before the last time are stale.
     pub run: u32,
-    /// What is to be said before its next part.
+    /// The change that the stages must hear before its next part.
     pub take_back: Option<SeqOp>,
     /// Planes that are lent to it and that nothing is read from.
     pub spare: Vec<SlotId>,
-    /// The plane of the state behind what was sent, if it is not its slot's own.
+    /// The plane of the state behind the last row sent, if it is not its slot's own.
     pub plane: Option<SlotId>,
     /// Drafts that were drawn, and those that were not.
     pub judged: [u32; 2],
-    /// Those of them that its client had said to expect.
+    /// The same for drafts from its client's prediction.
     pub expected: [u32; 2],
-    /// Until when two windows were in flight from which tokens were drawn, and for how long that is not yet counted.
+    /// The end of the last time with two useful windows in flight, and such time that is not counted yet.
     pub overlapped: (Micros, Micros),
 }
 
-/// A draft that was compared with what was drawn.
+/// A draft that was compared with the drawn token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Judged {
     pub source: Source,
@@ -99,12 +99,12 @@ pub(crate) struct Judged {
     pub right: bool,
 }
 
-/// What becomes of a sequence with a token that was drawn at a window's row.
+/// The state of a sequence after a token was drawn at a window's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// More of what it has in flight will tell.
+    /// Later rows in flight will decide.
     Goes(Option<Judged>),
-    /// Nothing of it is in flight any more that is of use: its next part can be sent.
+    /// Nothing useful of it is in flight any more: its next part can be sent.
     Ready(Option<Judged>),
 }
 
@@ -118,12 +118,12 @@ impl Outcome {
 }
 
 impl RunAhead {
-    /// Windows in flight.
+    /// The number of windows in flight.
     pub fn n_windows(&self) -> usize {
         self.windows.len()
     }
 
-    /// Counts a draft that was compared with what was drawn.
+    /// Counts a draft that was compared with the drawn token.
     pub fn count(&mut self, judged: Option<Judged>) {
         let Some(Judged { source, right, .. }) = judged else { return };
         self.judged[usize::from(!right)] += 1;
@@ -164,12 +164,12 @@ impl RunAhead {
         !self.spare.is_empty()
     }
 
-    /// What is to be said before its next part, once.
+    /// Takes the change that the stages must hear before its next part.
     pub fn take_back(&mut self) -> Option<SeqOp> {
         self.take_back.take()
     }
 
-    /// Whether its next part begins elsewhere than what was sent ends.
+    /// Whether its next part does not begin where the sent rows end.
     pub fn is_taken_back(&self) -> bool {
         self.take_back.is_some()
     }

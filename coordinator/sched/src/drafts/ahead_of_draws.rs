@@ -1,4 +1,4 @@
-//! A sequence that runs ahead of what was drawn ([`crate::drafts::ahead`]): what it sends, and what becomes of it with each token.
+//! Sequences that run ahead ([`crate::drafts::ahead`]): the parts that they send, and the effect of each drawn token.
 
 use brigade_engine::batch::{Ahead, Planes, SeqOp, SeqPart, SlotId, Want};
 
@@ -17,12 +17,12 @@ impl Admitted {
         self.ahead.as_ref().map_or(0, |ahead| ahead.run())
     }
 
-    /// Windows in flight.
+    /// The number of windows in flight.
     pub fn n_windows(&self) -> usize {
         self.ahead.as_ref().map_or(0, |ahead| ahead.n_windows())
     }
 
-    /// Whether its next part begins elsewhere than what was sent ends.
+    /// Whether its next part does not begin where the sent rows end.
     pub fn is_taken_back(&self) -> bool {
         self.ahead.as_ref().is_some_and(|ahead| ahead.is_taken_back())
     }
@@ -62,7 +62,7 @@ impl Admitted {
         end.saturating_sub(self.sent.max(self.n_tokens()))
     }
 
-    /// No draft stands at this position or behind it: see [`Self::room_ahead`].
+    /// The position from which on there are no drafts: see [`Self::room_ahead`].
     pub fn end_ahead(&self, max_tokens: u32, block_positions: u32) -> u32 {
         let end = self.n_prompt.saturating_add(max_tokens).saturating_sub(1);
         let pages = (self.blocks.len() as u32).saturating_mul(block_positions);
@@ -83,7 +83,7 @@ impl Admitted {
         let ahead = self.ahead.get_or_insert_default();
         let planes = in_planes.then(|| {
             let from = ahead.plane.unwrap_or(slot);
-            // What is sure is never taken back.
+            // Sure tokens are never taken back.
             if drafts.tokens.is_empty() {
                 return Planes { from, to: from };
             }
@@ -160,8 +160,8 @@ impl Admitted {
         outcome
     }
 
-    /// Nothing was drawn at a window's row, whose mask was not made. Whether that row is to be sent again: the stage keeps it
-    /// where it is the window's only one that a token is drawn from.
+    /// Handles a window's row without a token, whose mask was not made in time. Whether that row is to be sent again:
+    /// the stage keeps it where it is the window's only one that a token is drawn from.
     pub fn no_mask_ahead(&mut self, pos: u32) -> bool {
         let Some(window) = self.ahead.as_ref().and_then(|ahead| ahead.windows.front()) else {
             return false;
@@ -216,7 +216,7 @@ impl Admitted {
         Outcome::Ready(judged)
     }
 
-    /// All windows in flight are of no use: the sequence goes on behind its first `len` positions, whose state is in the
+    /// Takes all windows in flight back: the sequence goes on behind its first `len` positions, whose state is in the
     /// plane `from`.
     fn back(&mut self, len: u32, from: Option<SlotId>) {
         let slot = self.slot;

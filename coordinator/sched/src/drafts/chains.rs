@@ -1,7 +1,7 @@
-//! What the model's own block takes of the last stage for its drafts.
+//! The time that the model's own drafting block takes on the last stage.
 //!
-//! Drafts of one run come one after the other, so a ubatch's take a time for each step. Those of several sequences take their
-//! steps together.
+//! Drafts of one run come one after the other, so those of a ubatch take the time of a step each. Several sequences
+//! share their steps.
 
 use crate::events::Micros;
 
@@ -14,7 +14,7 @@ const RECENT: f64 = 1.0 / 16.0;
 /// Times that count as much as the hope that a step takes none. So one slow time does not end drafts for good.
 const AS_THE_HOPE: f64 = 1.0;
 
-/// Ubatches after which times count half: a step may have become quicker, and where none are made, nobody would see it.
+/// Ubatches after which times count half: a step may have become quicker, which is not seen while none are made.
 const HALF_LIFE: f64 = 1024.0;
 
 /// Times of steps of about so many sequences.
@@ -25,26 +25,26 @@ struct Size {
     last: u64,
 }
 
-/// Times of steps.
+/// Measured times of drafting steps, by the number of sequences.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chains {
     sizes: [Size; N_SIZES],
     n_ubatches: u64,
-    /// What a step takes, as far as is known: less where little was seen, or nothing lately.
+    /// The expected time of a step. It is optimistic where few or old measurements exist.
     step_us: [f64; N_SIZES],
 }
 
 /// Drafts that a ubatch brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drafted {
-    /// Of how many sequences.
+    /// The number of sequences with drafts.
     pub sequences: u32,
-    /// Of each at most.
+    /// The largest number of drafts of a sequence.
     pub most: u32,
 }
 
 impl Drafted {
-    /// So many were drafted for one sequence more.
+    /// Adds a sequence for which `n` tokens were drafted.
     pub fn and(&mut self, n: usize) {
         self.sequences += u32::from(n > 0);
         self.most = self.most.max(n as u32);

@@ -1,4 +1,4 @@
-//! What became of drafts, counted: where they came from, how far ahead they were, and what those in vain cost.
+//! Counts of drafts: their source, their depth, and the cost of those in vain.
 
 use brigade_draft::Source;
 
@@ -7,32 +7,32 @@ use crate::events::{Micros, StageTime};
 use crate::times::timing::LineTimes;
 use crate::ubatches::in_flight::InFlight;
 
-/// How far behind the last drawn token a draft stood when it was sent, by groups that counts are kept of: the greatest
-/// distance of each group but the last, which has all others.
+/// The largest depth of each group of counts but the last. A draft's depth is its distance behind the last drawn
+/// token when it was sent.
 const DEPTH_ENDS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
 /// Names of these groups.
 pub const DRAFT_DEPTHS: [&str; DEPTH_ENDS.len() + 1] =
     ["1", "2", "3-4", "5-8", "9-16", "17-32", "33+"];
 
-/// What a ubatch that came back has given.
+/// The yield of a ubatch that came back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// Which.
+    /// The ubatch's id.
     pub ubatch: u64,
     /// Tokens that were drawn from its rows.
     pub tokens: u32,
-    /// Rows that gave no token: what came behind a wrong draft, and what was read again.
+    /// Rows that gave no token: those behind a wrong draft, and those that were read again.
     pub rows_in_vain: u32,
-    /// Whether all of a part was of no use, so that the last stage left out what it could.
+    /// Whether a whole part was useless, so that the last stage skipped some of its work.
     pub has_stale: bool,
 }
 
-/// What became of tokens that were drafted, and of the parts that tokens are drawn from, since the beginning.
+/// Counts of drafted tokens, and of the parts that tokens are drawn from, since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {
-    /// Those that were drawn and those that were not, by where they came from in the order of [`Source::ALL`], and in the
-    /// order of [`DRAFT_DEPTHS`].
+    /// Drafts that were right and wrong, by source in the order of [`Source::ALL`] and by depth in the order of
+    /// [`DRAFT_DEPTHS`].
     judged: [[[u64; 2]; DRAFT_DEPTHS.len()]; Source::ALL.len()],
     /// Parts behind a wrong one, from which nothing was drawn.
     pub stale: u64,
@@ -44,22 +44,22 @@ pub struct DraftCounts {
     pub tokens: u64,
     /// Rows of them that gave no token.
     pub rows_in_vain: u64,
-    /// What these rows took of all stages together.
+    /// Time of all stages for these rows.
     pub vain_us: Micros,
-    /// What all ubatches took of all stages together.
+    /// Time of all stages for all ubatches.
     pub stages_us: Micros,
     /// Time in which a sequence had two windows or more in flight from which tokens were drawn.
     pub overlapped_us: Micros,
 }
 
 impl DraftCounts {
-    /// A draft was compared with what was drawn.
+    /// Counts a draft that was compared with the drawn token.
     pub(crate) fn note(&mut self, Judged { source, depth, right, .. }: Judged) {
         let group = DEPTH_ENDS.iter().position(|end| depth <= *end).unwrap_or(DEPTH_ENDS.len());
         self.judged[source as usize][group][usize::from(!right)] += 1;
     }
 
-    /// A ubatch is back: what it has given.
+    /// Counts the results of a ubatch that came back.
     pub(crate) fn note_done(
         &mut self,
         done: &InFlight,
@@ -92,7 +92,7 @@ impl DraftCounts {
         self.judged[source as usize]
     }
 
-    /// What was counted since these counts were `before`.
+    /// The difference between these counts and the earlier counts `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;

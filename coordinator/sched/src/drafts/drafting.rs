@@ -1,4 +1,4 @@
-//! Which drafts are sent: what the drafter has to say, cut to the windows that are worth their rows.
+//! Chooses the drafts to send: the drafter's proposals, cut to the windows that are worth their rows.
 
 use brigade_draft::{Draft, Drafter, OwnerId, Source, StreamId};
 use brigade_spec::Prefixes;
@@ -21,7 +21,7 @@ const ODDS_OF: usize = 8;
 /// While a size is tried, others are sent of a size that was measured, unless the new one makes tokens come so much faster.
 const MUCH_FASTER: f64 = 1.25;
 
-/// What may come next of a sequence.
+/// A proposal for the next tokens of a sequence.
 struct Found {
     draft: Draft,
     /// The windows that suit it.
@@ -30,12 +30,12 @@ struct Found {
     of_text: f64,
 }
 
-/// Who drafts, and whether he may now.
+/// The drafter of a step, and whether it may draft now.
 pub(crate) struct Drafting<'a> {
     pub now: Micros,
-    /// `None`: nobody.
+    /// The drafter; `None`: no speculation.
     pub drafter: Option<&'a mut (dyn Drafter + 'static)>,
-    /// Nobody waits for a place.
+    /// No request waits for a place.
     pub lends: bool,
 }
 
@@ -68,7 +68,7 @@ impl Drafting<'_> {
         Some(self.asking(sizing, line, live, no, window, of_text))
     }
 
-    /// A window of what is sure alone, where the model's own block is to draft behind it.
+    /// A window of the sure tokens alone, where the model's own block is to draft behind it.
     pub fn of_nothing(
         &self,
         sizing: Sizing<'_>,
@@ -81,8 +81,8 @@ impl Drafting<'_> {
         (window.asked > 0).then_some(window)
     }
 
-    /// A sequence's next window, with what the model's own block is to draft behind it, if tokens come sooner with that than
-    /// with a text's drafts.
+    /// A sequence's next window. The model's own block is asked for drafts behind it if tokens come sooner with those
+    /// than with a text's drafts.
     fn asking(
         &self,
         sizing: Sizing<'_>,
@@ -117,9 +117,9 @@ impl Drafting<'_> {
         is_any.then(|| self.asking(sizing, line, live, no, window, of_text))
     }
 
-    /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: what the windows in flight by
-    /// then and the one behind them have room for. `None`: they are not worth the last stage's time, or tokens come as soon
-    /// `of_text`.
+    /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: as many as fit in
+    /// the windows that are in flight by then and in the one behind them. `None`: they are not worth the last stage's
+    /// time, or drafts `of_text` are as good.
     fn asked(
         &self,
         sizing: Sizing<'_>,
@@ -149,7 +149,7 @@ impl Drafting<'_> {
         is_worth.then(|| windows.n_drafts())
     }
 
-    /// What may come next of a sequence, at most `most` tokens.
+    /// The proposal for a sequence's next tokens, `most` at most.
     fn drafted(
         &mut self,
         sizing: Sizing<'_>,
@@ -217,7 +217,7 @@ impl Drafting<'_> {
         let lent = sequence.ahead.as_ref().map_or(0, |a| a.lent(sequence.slot).len() as u32);
         let most = match line.spec.prefixes {
             Prefixes::All => u32::MAX,
-            // It has what it was lent, and all that nobody waits for.
+            // It has the slots that it was lent, and all free ones that no request waits for.
             Prefixes::Whole if self.lends => free + lent,
             Prefixes::Whole | Prefixes::None => 0,
         };
@@ -265,14 +265,15 @@ impl Drafting<'_> {
     }
 }
 
-/// Leaves out what is hardly right any more, since all before it would have to be.
+/// Drops the drafts at the end that are unlikely to be right, since all drafts before them would have to be right
+/// too.
 fn cut_unlikely(draft: &mut Draft) {
     let n = n_likely(&draft.odds);
     draft.tokens.truncate(n);
     draft.odds.truncate(n);
 }
 
-/// Of tokens behind each other that are right with such odds, how many may well be right together.
+/// The number of tokens, with these odds one after the other, that may well be right together.
 fn n_likely(odds: &[f32]) -> usize {
     let mut all_right = 1.0;
     let likely = odds.iter().take_while(|odds| {
@@ -287,16 +288,16 @@ fn n_unsent(live: &Live, no: SeqNo) -> u32 {
     live.of(no).map_or(0, |s| s.n_tokens().saturating_sub(s.sent))
 }
 
-/// Who drafts for a line's sequences.
+/// The drafter of a line's sequences; `None`: no speculation.
 pub(crate) type Who = Option<Box<dyn Drafter>>;
 
-/// Whose texts the drafts of a request are from.
+/// The owner whose texts a request's drafts may come from.
 fn owner(share: Share, namespace: Namespace) -> OwnerId {
     OwnerId { key: share.owner, space: namespace.number() }
 }
 
-/// Decides whether the model's own block reads what a request reads that is about to get its place: where its owner's drafts
-/// are right often enough to be worth what they take, if the request is alone.
+/// Decides whether the model's own drafting block follows a request that is about to get its place. It does if the
+/// request is alone, and its owner's drafts are right often enough to be worth their time.
 pub(crate) fn choose_own(
     drafter: &mut Who,
     line: &Line,

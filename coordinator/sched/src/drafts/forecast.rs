@@ -1,4 +1,4 @@
-//! How fast one sequence is on a line with drafts of which a share is right, from what was measured on the line.
+//! Forecasts the speed of one sequence with drafts of a given accuracy, from the line's measured times.
 
 use brigade_spec::Prefixes;
 
@@ -17,7 +17,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// For a line of so many stages and rows of a ubatch, of which nothing was measured yet.
+    /// A forecast for a line of so many stages and rows of a ubatch, without measurements.
     pub fn new(n_stages: usize, max_rows: u32, prefixes: Prefixes) -> Self {
         let spec = LineSpec { max_rows, prefixes, ..roomy(n_stages) };
         Self { times: LineTimes::new(n_stages), spec }
@@ -28,8 +28,8 @@ impl Forecast {
         self.times.observe(rows, round_trip, stages);
     }
 
-    /// Tokens a second of one sequence at the best choice of windows, of at most `most` in flight, where drafts are right
-    /// with probability `odds`, 0.98 at most; 0 before anything was measured.
+    /// Tokens per second of one sequence at the best choice of windows. `odds`: the probability of a right draft,
+    /// capped at 0.98. `most`: limit of windows in flight. 0 before anything was measured.
     pub fn tokens_per_second(&self, odds: f64, most: Option<u32>) -> f64 {
         if !self.times.measured() {
             return 0.0;
@@ -52,7 +52,7 @@ mod tests {
     fn drafts_bring_what_the_formula_says_and_none_a_token_a_trip() {
         let mut forecast = Forecast::new(2, 64, Prefixes::All);
         assert_eq!(forecast.tokens_per_second(0.9, None), 0.0);
-        // Two stages of 10 ms, whatever the rows.
+        // Two stages of 10 ms for any number of rows.
         for rows in (1..=16).cycle().take(400) {
             let stage = StageTime { compute_us: 10_000, queued_us: 0, ..StageTime::default() };
             forecast.observe(rows, 20_000, &[stage; 2]);

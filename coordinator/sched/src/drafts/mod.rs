@@ -1,4 +1,4 @@
-//! Sequences that run ahead of what was drawn.
+//! Speculation: sequences that run ahead of drawn tokens.
 
 pub(crate) mod ahead;
 pub(crate) mod ahead_of_draws;

@@ -1,18 +1,20 @@
 //! How far a sequence runs ahead: rows of a window, and windows behind each other.
 //!
 //! Let a drafted token be right with probability `a` where those before it are. Let `L(w)` be the trip of a window of
-//! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They take the
-//! first window's whole trip, and a step of the line for each further window that is right: of `w` rows at once that is
-//! `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight. What is in flight
-//! behind a wrong draft stands before its correction for `D * t(w) - L(w)`. A simulation of lines of two to eight stages
-//! agrees within 5 %. With more than one ubatch on the line, `t` has what each takes beside the stages (`pace`). Where there is a state at a sequence's end only, a window that is wrong behind its first row costs one
-//! more step.
+//! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They
+//! take the first window's whole trip, and a step of the line for each further window that is right: of `w` rows at
+//! once that is `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight.
+//! Windows in flight behind a wrong draft delay its correction by `D * t(w) - L(w)`. A simulation of lines of two to
+//! eight stages agrees within 5 %. With more than one ubatch on the line, `t` includes the time of each outside the
+//! stages (`pace`). Where a sequence has a state at its end only, a window that is wrong behind its first row costs
+//! one more step.
 //!
-//! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window. So `L` and
-//! `t` of that stage are longer by it, and windows have room for those that are made, which are less likely the farther they go.
+//! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window.
+//! So `L` and `t` of that stage are longer by `C(n)`. Windows have room for these drafts, each of which is less
+//! likely than the one before it.
 //!
-//! A prompt of somebody else's finds stages at windows that would have been idle. So where one may come, windows are only
-//! as many and as long as leave that prompt its time.
+//! Windows keep stages busy that would otherwise be idle when another owner's prompt arrives. So where such a prompt
+//! may come, windows are few and short enough not to delay it.
 
 use brigade_spec::Prefixes;
 
@@ -30,7 +32,7 @@ pub(crate) const MAX_WINDOWS: u32 = 64;
 /// ubatch's rows beside those that rows see. A trip of 30 windows holds as many.
 const MAX_ROWS_AHEAD: u32 = 512;
 
-/// As many rows of each may be in flight in any case: what layers with windows keep grows by a page.
+/// Rows that each sequence may have in flight in any case. Layers with windows keep one page more for them.
 pub(crate) const ROWS_AHEAD_OF_EACH: u32 = 64;
 
 /// Drafts as sure as this are all the same: the formula has no value at 1.
@@ -42,7 +44,7 @@ const LEAST_GAIN: f64 = 1.1;
 /// ... and more windows so much: each is a ubatch, which costs more than the stages' time.
 const LEAST_GAIN_OF_MORE: f64 = 1.03;
 
-/// Where somebody else's prompt may come, windows may hold it up by this share of its own time.
+/// Where another owner's prompt may come, windows may delay it by this share of its own time.
 const HOLDS_UP: f64 = 0.02;
 
 /// Rows of such a prompt: a short one notices most.
@@ -57,17 +59,17 @@ pub(crate) const LEAST_CHANCE: f32 = 0.1;
 /// A choice of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Windows {
-    /// Rows of each.
+    /// Rows of each window.
     pub rows: u32,
-    /// In flight at once.
+    /// The number of windows in flight at once.
     pub count: u32,
 }
 
 impl Windows {
-    /// One window, whose second row costs next to nothing: to see whether a stream goes on like that.
+    /// One window of two rows, to try whether drafts of a stream are right. The second row costs next to nothing.
     pub const TRY: Self = Self { rows: 2, count: 1 };
 
-    /// No drafts.
+    /// One row at a time, without drafts.
     pub const NONE: Self = Self { rows: 1, count: 1 };
 
     /// Rows on the line that are drafts.
@@ -81,17 +83,18 @@ impl Windows {
     }
 }
 
-/// What windows are chosen for.
+/// The drafts for which windows are chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Drafts<'a> {
     /// Drafts that are there, and as many behind them as one likes: each is right with this probability.
     Had(f64),
-    /// Those that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are no more.
+    /// Drafts that the model's own block is to make: [`even_odds`] of the first, the first two, and so on. There are
+    /// no more.
     ToMake(&'a [f64]),
 }
 
 impl Drafts<'_> {
-    /// Rows of a window that has all drafts which may well be right together, behind what is sure.
+    /// Rows of a window with the sure tokens, and all drafts that are likely enough to be right together.
     fn most_rows(self) -> u32 {
         match self {
             Self::Had(odds) if odds > 0.0 => {
@@ -117,8 +120,8 @@ impl Drafts<'_> {
 /// Halvings of what an even probability may be.
 const HALVINGS: u32 = 16;
 
-/// For the first, the first two, and so on, of drafts that are right with such odds where those before them are: the
-/// probability with which as many would be right if each had the same.
+/// For each prefix of the drafts, the equal probability per draft that gives the same chance that all are right.
+/// `odds`: of each draft where those before it are right.
 pub(crate) fn even_odds(odds: &[f32]) -> Vec<f64> {
     let (mut all_right, mut right) = (1.0, 0.0);
     let each = (1..).zip(odds).map(|(n, odds)| {
@@ -140,7 +143,7 @@ pub(crate) fn even_odds(odds: &[f32]) -> Vec<f64> {
 pub(crate) struct Leave {
     /// Windows in flight, at most.
     pub most: u32,
-    /// Somebody else's prompt may come, and is to find little before it.
+    /// Another owner's prompt may come, and should find little in flight before it.
     pub another_may_come: bool,
     /// Ubatches have sizes that were measured lately.
     pub only_known: bool,
@@ -203,7 +206,8 @@ impl Sizing<'_> {
         (f64::from(n_stages.div_ceil(n_groups)) + outside).ceil() as u32 + 1
     }
 
-    /// Whether tokens come sooner with drafts of the model's own block that are as likely as `even`, if somebody is alone.
+    /// Whether a stream that is alone gets its tokens sooner with drafts of the model's own block that are as likely
+    /// as `even`.
     pub fn own_drafts_pay(&self, even: &[f64]) -> bool {
         let drafts = Drafts::ToMake(even);
         let rate = |rows| self.rate(Windows { rows, count: 1 }, drafts, 1);
@@ -220,8 +224,8 @@ impl Sizing<'_> {
         self.times.measured() && with <= tokens * without
     }
 
-    /// What the slowest stage, and what all together, take for a ubatch of a group's windows, with the drafts that are made
-    /// behind them.
+    /// The times of the slowest stage and of all stages together for a ubatch of a group's windows. They include the
+    /// drafts that are made behind them.
     fn of_windows(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> [f64; 2] {
         let n_groups = n_streams.min(self.spec.n_stages as u32);
         let sequences = n_streams.div_ceil(n_groups);
@@ -244,7 +248,7 @@ impl Sizing<'_> {
         let count = windows.count;
         let (in_flight, trip) =
             (f64::from(n_groups * count) * slowest, through + self.times.overhead());
-        // Half of what it is at, and all that queues.
+        // Half of the ubatch that a stage is at, and all that queue.
         slowest / 2.0 * (in_flight / trip).min(1.0) + (in_flight - trip).max(0.0)
     }
 
@@ -255,7 +259,7 @@ impl Sizing<'_> {
         let d = f64::from(windows.count);
         let n_groups = n_streams.min(self.spec.n_stages as u32);
         let [slowest, through] = self.of_windows(windows, drafts, n_streams);
-        // Alone on the line, a ubatch has what is beside the stages in its trip.
+        // If a ubatch is alone on the line, its trip already includes the time beside the stages.
         let beside = if d * f64::from(n_groups) > 1.0 { self.times.beside_stages() } else { 0.0 };
         let step = f64::from(n_groups) * (slowest + beside);
         let trip = (through + self.times.overhead_alone()).max(step);
@@ -316,7 +320,7 @@ mod tests {
         choose_beside(stages, outside, odds, n_streams, false)
     }
 
-    /// The same where somebody else's prompt may come.
+    /// The same where another owner's prompt may come.
     fn choose_beside(
         stages: &[fn(f64) -> f64],
         outside: f64,

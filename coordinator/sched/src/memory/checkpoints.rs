@@ -2,12 +2,13 @@
 //!
 //! A checkpoint rides on a ubatch ahead of the sequence's next rows, so that every stage copies the state after the
 //! same position. Where only pages are kept, whole ones are copied as they fill, and any position before is as good;
-//! a recurrent state is worth its bytes only every so many tokens. Within a prompt, whose tokens are soon computed again, that
-//! is more of them.
+//! a recurrent state is worth its bytes only every so many tokens. Within a prompt, whose tokens are soon computed
+//! again, the distance is larger.
 //!
-//! After a lost line, others find out which positions every stage can go back to. Such a sequence gets its places, the
-//! pages it had if they are free, and waits until its state is there; then it computes the rest as a prompt. If its
-//! state does not come, it loses its places and computes all of it, as one without checkpoints does.
+//! After a lost line, the driver finds out which positions every stage can go back to. Such a sequence gets its
+//! places, the pages it had if they are free, and waits until its state is there; then it computes the rest as a
+//! prompt. If its state does not come, it loses its places and computes everything, like a sequence without
+//! checkpoints.
 //!
 //! A request may do without copies. The stages hear its name only when they are to keep its state for a planned change.
 
@@ -25,18 +26,18 @@ use crate::{SchedConfig, Scheduler};
 /// A request whose line was lost, as far as its copies matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interrupted {
-    /// Which.
+    /// The request whose line was lost.
     pub request: RequestId,
-    /// What its copies are called.
+    /// The name of its copies.
     pub name: CopyName,
-    /// All tokens of it that are known. At least one is left to compute.
+    /// All known tokens of the sequence. At least one is left to compute.
     pub tokens: Vec<u32>,
     /// Their namespace, the same in every process, and whose they are.
     pub space: (Vec<u8>, u64),
 }
 
-/// The checkpoint that is due before the next rows of a sequence, if one is. What a lost line made it compute again is
-/// copied as soon as it is there: who lost a worker may lose another one soon.
+/// The checkpoint that is due before the next rows of a sequence, if one is. Positions that were computed again after
+/// a lost line are copied as soon as they are there: after one lost worker another one may follow.
 pub(crate) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
     let (every, _) = (every.filter(|_| sequence.copied)?, sequence.name?);
     let Admitted { checkpointed, n_known, n_prompt, slot, .. } = *sequence;
@@ -68,7 +69,7 @@ pub(crate) fn due(spec: &LineSpec, every: Option<u32>, sequence: &mut Admitted) 
     Some(SeqOp::Checkpoint { slot, len, mark, plane, parting: false })
 }
 
-/// What tells the stages the name of a sequence that was just opened, if copies of it are taken.
+/// The change that tells the stages the name of a sequence that was just opened, if copies of it are taken.
 pub(crate) fn early_name(every: Option<u32>, sequence: &mut Admitted) -> Option<SeqOp> {
     every.filter(|_| sequence.copied).and_then(|_| sequence.tell_name())
 }
@@ -95,7 +96,8 @@ impl Line {
 }
 
 impl Scheduler {
-    /// Requests whose line was lost and that may have copies, for whoever looks for these before the next line is used.
+    /// Requests whose line was lost and that may have copies. The driver looks for these before the next line is
+    /// used.
     pub fn interrupted(&self) -> Vec<Interrupted> {
         let of = |pending: &Pending| {
             let name = pending.name?;
@@ -174,7 +176,7 @@ mod tests {
     /// Slots that are named and those of which copies are taken, while the prompts of both requests are computed.
     fn named_and_copied(copied: [bool; 2]) -> [Vec<SlotId>; 2] {
         let checkpoint_every = Some(1);
-        // What is sent ends within pages.
+        // Parts end within pages.
         let (prefill_rows, max_in_flight) = (Some(6), Some(8));
         let config =
             SchedConfig { checkpoint_every, prefill_rows, max_in_flight, ..SchedConfig::default() };

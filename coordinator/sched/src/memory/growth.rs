@@ -1,9 +1,10 @@
 //! Answers whose clients name no length get as long as there is room.
 //!
-//! Of such an answer a part is sure: its pages are reserved with those of the prompt, as for everybody. When these are
-//! full it gets one page after the other, as long as pages are free that no request waits for, and its owner leaves room
-//! for others. Where there is none it ends as if it had been asked to be so long. So nobody waits for a place that an
-//! answer took beyond its part, nobody is preempted, and an answer that goes on alone has the whole context.
+//! A part of such an answer is guaranteed: its pages are reserved with those of the prompt, as for every request.
+//! When these are full, it gets one page after the other. That goes on while there are free pages for which no
+//! request waits, and its owner leaves room for others. Otherwise the answer ends as if `max_tokens` had been
+//! reached. So no request waits for a place that an answer took beyond its part, and none is preempted. An answer
+//! that runs alone has the whole context.
 
 use brigade_engine::batch::SeqOp;
 
@@ -43,7 +44,7 @@ impl Scheduler {
     /// Whether there are pages for the row so many positions behind the next one.
     fn has_place(&mut self, no: SeqNo, ahead: u32) -> bool {
         let (Some(line), Some(sequence)) = (&mut self.line, self.live.of(no)) else { return false };
-        // No page lies behind what was asked for.
+        // An answer gets no pages beyond its `max_tokens`.
         let Work::Generate { max_tokens, .. } = sequence.work else { return false };
         let most = sequence.n_prompt.saturating_add(max_tokens).min(line.spec.max_positions);
         let ahead = ahead.min(most.saturating_sub(sequence.n_tokens()));
@@ -82,7 +83,7 @@ impl Line {
         self.blocks.total() - self.blocks.n_running()
     }
 
-    /// One more page for the sequence and for its guide, as far as their pages are full.
+    /// Adds one page to the sequence and to its guide, as far as their pages are full.
     ///
     /// # Panics
     /// If there are none: [`Line::n_unused_pages`] was asked.

@@ -1,12 +1,13 @@
-//! Whose prompts may begin with whose: what one namespace computed is of no use in another, and no time tells of it.
+//! Namespaces of kept prompts. A prompt may reuse only states of its own namespace, so that the time of an answer
+//! tells nothing about others.
 
-/// Names a namespace of prompts: an owner's, or that of owners who share one, each narrowed by a client's salt. A hash, so
-/// that nobody who chooses a salt comes into another one.
+/// Names a namespace of prompts: an owner's, or that of owners who share one, each narrowed by a client's salt. It is
+/// a hash, so that no choice of a salt leads into another namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(u128);
 
 impl Namespace {
-    /// An owner's own.
+    /// The namespace of an owner alone.
     pub fn of_owner(owner: u64) -> Self {
         Self::hashed("owner", &[&owner.to_le_bytes()])
     }

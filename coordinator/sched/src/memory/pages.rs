@@ -1,8 +1,8 @@
-//! KV pages and who holds them: running sequences, kept ones, or both.
+//! KV pages with their reference counts: running sequences and kept states hold them.
 //!
-//! The same page numbers are valid on every stage, so there is one pool for all. A page whose positions are
-//! all computed is never written again. So any number of sequences that begin alike may hold it, and it is
-//! free when nobody does. Another sequence may take it at once, because each stage runs ubatches in order.
+//! The same page numbers are valid on every stage, so there is one pool for all. A page whose positions are all
+//! computed is never written again. So any number of sequences that begin alike may hold it, and it is free when none
+//! does. Another sequence may take it at once, because each stage runs ubatches in order.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use brigade_engine::batch::PageId;
 /// On whose account a page is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// A sequence that somebody waits for: it gives the page back when it ends.
+    /// A running sequence: it gives the page back when it ends.
     Running,
     /// A kept sequence: it gives the page back as soon as another needs it.
     Kept,
@@ -117,16 +117,15 @@ impl Pages {
         Some(ids)
     }
 
-    /// One more holds a page that somebody holds already.
+    /// Adds a holder to a page that is held already.
     ///
-    /// # Panics
-    /// If nobody does: its content would be anybody's.
+    /// # Panics If the page is free: its content could change at any time.
     pub fn share(&mut self, id: PageId, holder: Holder) {
         assert!(self.holds[id.0 as usize].any(), "page {} was shared but is free", id.0);
         self.add(id, holder);
     }
 
-    /// One of its holders lets go of a page.
+    /// Removes a holder of a page.
     ///
     /// # Panics
     /// If it has no such holder: two owners would then share a page and corrupt each other.

@@ -4,7 +4,7 @@
 //! be taken at once. Each stage runs ubatches in order, so the close of the old owner is ahead of the open of
 //! the new one.
 
-/// Which of `0..total` are taken.
+/// Marks for the numbers `0..total` that are taken.
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// Free ids; the last one is taken next.

@@ -1,5 +1,5 @@
-//! A model's own block of drafts, as far as the simulated last stage has one: it is right as often as it is told to be, less
-//! often the farther it goes. It checks what is asked of it, and that no draft of it is used where it does not belong.
+//! The model's own drafting block on the simulated last stage. Its accuracy is given, and falls with the depth of a
+//! draft. It checks requests to it, and that its drafts are used only where they belong.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +15,21 @@ const FARTHER: f64 = 0.95;
 /// Runs of a sequence that are remembered: more than there can be windows that drafts of them are in.
 const MAX_RUNS: usize = 128;
 
-/// The block.
+/// The simulated block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     /// How often the first draft behind a drawn token is right.
     odds: f64,
     seed: u64,
     stop_every: u64,
-    /// What was drafted for each sequence that it reads: where a run begins, and its tokens.
+    /// Its drafts for each sequence that it follows: the position where a run begins, and the tokens.
     runs: BTreeMap<SlotId, Vec<(usize, Vec<u32>)>>,
     /// Whether all drafts are its own.
     alone: bool,
 }
 
 impl Block {
-    /// Where it is `alone`, nobody else drafts.
+    /// Where it is `alone`, there is no other drafter.
     pub fn new(odds: f64, seed: u64, stop_every: u64, alone: bool) -> Self {
         Self { odds, seed, stop_every, runs: BTreeMap::new(), alone }
     }
@@ -50,8 +50,8 @@ impl Block {
         Ok(())
     }
 
-    /// Whether what is asked with a part is sensible, and its drafts are such as were told. `tokens`: all that its sequence
-    /// has, the part's among them; it has room for so many.
+    /// Checks the request that comes with a part, and that its drafts are the block's own. `tokens`: all tokens of
+    /// its sequence, the part's among them. `room`: the sequence's limit.
     pub fn check(
         &self,
         part: &SeqPart,
@@ -84,7 +84,7 @@ impl Block {
         Ok(())
     }
 
-    /// What it drafts behind the `drawn` token that follows these.
+    /// Its drafts behind the `drawn` token that follows the tokens `before`.
     pub fn draft(&mut self, part: &SeqPart, before: &[u32], drawn: u32) -> Vec<DraftedToken> {
         let asked = part.ahead.map_or(0, |ahead| ahead.drafts);
         let Some(runs) = self.runs.get_mut(&part.slot) else { return Vec::new() };

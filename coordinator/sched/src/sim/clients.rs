@@ -1,4 +1,4 @@
-//! Simulated clients: what they ask and when, and whether they get what they were promised.
+//! Simulated clients: their requests, and checks that the scheduler keeps its promises to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::{Action, FinishReason, Micros, Namespace, Request, RequestId, Share, 
 /// First token of the first client that wants logits; tokens of others are below it.
 const LOGITS_CLIENT: u32 = 1 << 20;
 
-/// One client's request.
+/// A client's request.
 #[derive(Clone, Debug, Default)]
 pub struct SimRequest {
     /// When it is submitted.
     pub at: Micros,
-    /// Whose tokens the prompt begins with (as far as that client knows them by then), and with how
-    /// many of them at most.
+    /// The client with whose tokens the prompt begins, as far as they are known by then, and how many of them at
+    /// most.
     pub after: Option<(usize, u32)>,
     /// Prompt tokens of its own, after those.
     pub prompt: u32,
@@ -29,9 +29,9 @@ pub struct SimRequest {
     pub sure: Option<u32>,
     /// When the client goes away, if it has not got everything by then.
     pub cancel_at: Option<Micros>,
-    /// Whose it is beside others.
+    /// The owner and its share of the line.
     pub share: Share,
-    /// Whose prompts it may begin with; `None`: its owner's.
+    /// The namespace of kept prompts that it may begin with; `None`: its owner's.
     pub namespace: Option<Namespace>,
     /// How long after its submission it is wanted.
     pub within: Option<Micros>,
@@ -48,7 +48,7 @@ pub struct SimRequest {
 }
 
 impl SimRequest {
-    /// Its adapters.
+    /// The adapters of the request's rows.
     fn adapters(&self) -> Arc<[AdapterUse]> {
         self.adapter.into_iter().map(|adapter| AdapterUse { adapter, scale: 1.0 }).collect()
     }
@@ -103,8 +103,8 @@ impl Workload {
             let other = rng.between(i.saturating_sub(8), i.saturating_sub(1)) as usize;
             let begins = rng.between(0, longest.min(800)) as u32;
             let after = (i > 0 && !rng.one_in(3)).then_some((other, begins));
-            // Mostly as those whose tokens the prompt begins with. Not drawn from `rng`: what is drawn from that is as it
-            // was before there were adapters.
+            // Mostly those of the request whose tokens the prompt begins with. They are not drawn from `rng`, so that
+            // its draws stay as they were before there were adapters.
             let drawn = mix(seed ^ mix(i));
             let own = (drawn % 5 < 2).then_some((drawn % 5) as u32);
             let same =
@@ -154,7 +154,7 @@ pub enum Ending {
     Finished,
     /// The line was lost under it.
     Failed,
-    /// It never started.
+    /// The request was rejected and never started.
     Rejected,
     /// The client went away.
     Cancelled,
@@ -163,7 +163,7 @@ pub enum Ending {
 /// One client and what it got so far.
 #[derive(Debug)]
 pub struct Client {
-    /// What it asked.
+    /// The request, as submitted.
     pub request: SimRequest,
     /// Prompt, then the tokens received.
     pub tokens: Vec<u32>,
@@ -173,7 +173,7 @@ pub struct Client {
     pub reused: u32,
     /// Times that it went on after its line was lost.
     pub replays: u32,
-    /// Tokens that its present line computes as a prompt: the prompt, and what it had before that line.
+    /// Tokens that its present line computes as a prompt: the prompt, and the tokens drawn before that line.
     n_known: u32,
     /// When each generated token (or logits row) came.
     pub received: Vec<Micros>,
@@ -216,7 +216,7 @@ impl Client {
 pub(super) struct Clients {
     pub all: Vec<Client>,
     stop_every: u64,
-    /// Those submitted, in order.
+    /// Clients that have submitted, in order.
     submitted: Vec<usize>,
 }
 
@@ -330,7 +330,7 @@ impl Clients {
         self.all.iter().filter(|c| c.is_live()).count()
     }
 
-    /// Whose an open sequence is: nobody's once its client is served.
+    /// The client of an open sequence; `None` once it is served.
     fn client_of(&self, open: OpenSequence<'_>) -> Option<&Client> {
         let first = open.tokens.first().and_then(|token| token.checked_sub(LOGITS_CLIENT));
         let index = open.seed.or(first.map(u64::from))?;
@@ -389,7 +389,8 @@ impl Clients {
         Some([(sum(|n| n.0), sum(|n| n.1)), needs(self.all.get(next.0 as usize)?)])
     }
 
-    /// Whoever waits for what another one reads shares a beginning with it, and has the same namespace and adapters.
+    /// Checks that each held request shares a beginning, the namespace and the adapters with the request for which it
+    /// waits.
     pub fn check_holds(&self, waiting: &[(RequestId, Option<RequestId>)]) -> Result<(), String> {
         for (id, reader) in waiting {
             let Some(reader) = reader else { continue };
@@ -409,7 +410,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Endings, counted.
+    /// The number of clients for each kind of ending.
     pub fn endings(&self) -> Result<BTreeMap<&'static str, usize>, String> {
         let mut counts = BTreeMap::new();
         for (index, client) in self.all.iter().enumerate() {
@@ -475,7 +476,7 @@ impl Client {
                 let got = self.received.len() as u32;
                 let right = match reason {
                     FinishReason::Stop(_) => self.next(stop_every) == STOP_TOKEN,
-                    // Its room was what was sure and more, of which others may have left none.
+                    // Beyond the assured room, others may have left none.
                     FinishReason::Length => match self.request.sure {
                         Some(sure) => got > sure && Some(got) <= self.request.max_tokens,
                         None => self.request.max_tokens == Some(got),
@@ -497,7 +498,7 @@ impl Client {
                 self.ended = Some((now, Ending::Failed));
             }
             Action::Failed { error, .. } => {
-                // Two lost lines are waited out, whatever happens.
+                // At least two lost lines were replayed in any case.
                 check(self.replays >= 2, || {
                     format!("failed after {} replays: {error:?}", self.replays)
                 })?;

@@ -1,5 +1,5 @@
-//! Copies of states in a simulation: what the stages have copied, what a line that comes can go back to, and states that
-//! are put back or are not. Which copies are lost is drawn from a seed; those of a line that has parted are not.
+//! Copies of states in a simulation: taken by the stages, found for the next line, and put back or lost. Lost copies
+//! are drawn from a seed. Copies of a line that has parted are never lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -58,7 +58,7 @@ impl Copies {
         !self.waiting.is_empty() || !self.arrived.is_empty()
     }
 
-    /// A ubatch is sent; an error says what it asks for in vain.
+    /// Follows a ubatch that is sent; the error names an operation that cannot be done.
     pub fn sent(&mut self, ubatch: &UBatch) -> Result<(), String> {
         for op in &ubatch.ops {
             match op {

@@ -1,4 +1,4 @@
-//! A drafter that knows what the simulated stages will draw, and is wrong as often as it is told to be.
+//! A drafter that knows the next tokens of the simulated stages, with a given share of errors.
 
 use std::collections::BTreeMap;
 

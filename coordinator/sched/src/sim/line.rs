@@ -1,7 +1,7 @@
 //! A simulated line: stages that compute one ubatch at a time, in order, joined by network links.
 //!
-//! Time is virtual. What the stages return is decided elsewhere ([`super::mirror`]). A link sends one ubatch
-//! after the other at its bandwidth, and each then takes the link's latency. Sending overlaps with computing.
+//! Time is virtual. [`super::mirror`] decides what the stages return. A link sends one ubatch after the other at its
+//! bandwidth, and each then takes the link's latency. Sending overlaps with computing.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +11,7 @@ use crate::{Micros, StageTime};
 /// How long a stage computes: `fixed_us + per_row_us * rows`, varied evenly by `± jitter`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageModel {
-    /// Microseconds a ubatch takes whatever its size.
+    /// Microseconds of a ubatch of any size.
     pub fixed_us: f64,
     /// Microseconds more for each row.
     pub per_row_us: f64,
@@ -26,16 +26,16 @@ pub struct Spells {
     pub slower: f64,
     /// Mean time from the end of one to the beginning of the next.
     pub every_us: f64,
-    /// Mean length.
+    /// Mean length of a spell.
     pub last_us: f64,
 }
 
-/// What may disturb the stages beside their jitter.
+/// Disturbances of the stages beside their jitter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nature {
     /// Rows are computed in tiles of so many: others than multiples of it take as long as the next one.
     pub row_tile: u32,
-    /// Other programs.
+    /// Spells in which other programs slow a stage down.
     pub spells: Option<Spells>,
     /// Microseconds of the last stage for each draft of the model's own block.
     pub draft_us: f64,
@@ -47,7 +47,7 @@ impl Default for Nature {
     }
 }
 
-/// What lies between two processes.
+/// The link between two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkModel {
     /// From the last byte sent to the receiver's having it.
@@ -128,7 +128,7 @@ impl SimLine {
         }
     }
 
-    /// Everything under way is lost; what was busy stays recorded.
+    /// Drops everything under way; recorded busy times stay.
     pub fn lose_all(&mut self) {
         self.events.clear();
         for stage in &mut self.stages {

@@ -1,12 +1,12 @@
-//! What every simulated stage keeps: slots, pages, lengths, and what lies in them. It applies ubatches as a
-//! real stage would, refuses what one would refuse, and makes up the rows that the last stage returns.
+//! The state of every simulated stage: slots, pages, lengths and contents. It applies ubatches as a real stage would,
+//! refuses what one would refuse, and makes up the rows that the last stage returns.
 //!
 //! State is modelled in both ways that layers keep it. For attention there are the tokens that were written
 //! into pages. For recurrent layers there are the tokens that a slot has taken in. The two are compared
 //! whenever a sequence is read. So a page that was given to two sequences is found, and so is a copy of the
 //! wrong state.
 //!
-//! Which token is drawn is said elsewhere ([`super::tokens`]).
+//! [`super::tokens`] decides which token is drawn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ struct OpenSlot {
     awaiting: Option<u64>,
     /// A draw that found no mask: its token and position.
     put_off: Option<(u32, u32)>,
-    /// What its rows pass through besides the model.
+    /// LoRA adapters of its rows.
     adapters: Arc<[AdapterUse]>,
     /// Where its recurrent state is.
     plane: SlotId,
@@ -61,7 +61,7 @@ pub(super) struct Mirror {
     open: BTreeMap<SlotId, OpenSlot>,
     /// Tokens that lie in each page that was ever written.
     pages: BTreeMap<u32, Vec<u32>>,
-    /// What the recurrent state in each plane stands for.
+    /// Tokens that the recurrent state in each plane has taken in.
     planes: BTreeMap<SlotId, Vec<u32>>,
     next_id: u64,
     stop_every: u64,
@@ -95,7 +95,7 @@ impl Mirror {
         self.late_every > 0 && mix(self.draws).is_multiple_of(self.late_every)
     }
 
-    /// Draws what was put off, or puts it off once more.
+    /// Draws a token that was put off, or puts it off once more.
     fn draw(&mut self, ubatch: u64, slot: SlotId) -> Result<RowOutput, String> {
         let is_late = self.is_late();
         // Windows that are of no use any more may still be on their way.
@@ -170,12 +170,12 @@ impl Mirror {
         self.open.get(&slot).map(OpenSlot::sequence)
     }
 
-    /// Each open sequence.
+    /// All open sequences.
     pub fn sequences(&self) -> impl Iterator<Item = OpenSequence<'_>> {
         self.open.values().map(OpenSlot::sequence)
     }
 
-    /// `sources`: what was copied from in this ubatch, whose pages the copy may have taken over.
+    /// `sources`: sequences that were copied in this ubatch; the copy may have taken over their pages.
     fn apply_op(&mut self, op: &SeqOp, sources: &mut BTreeSet<SlotId>) -> Result<(), String> {
         self.block.follow(op, self.spec)?;
         match op {
@@ -278,7 +278,7 @@ impl Mirror {
         let have = slot.tokens.len();
         ensure(len <= have, || format!("{name:?} is taken back to {len} of {have} positions"))?;
         slot.tokens.truncate(len);
-        // What is in flight of it is of no use.
+        // Its rows in flight are stale.
         (slot.drawn, slot.refuted, slot.awaiting) = (None, false, None);
         slot.put_off = slot.put_off.filter(|(_, pos)| (*pos as usize) < len);
         ensure(planes.is_some() == (self.spec.prefixes == Prefixes::Whole), || {
@@ -293,7 +293,8 @@ impl Mirror {
         self.read_back(name)
     }
 
-    /// A sequence's state is read in one plane and written in another: whether the one has it and the other is nobody's.
+    /// Checks the planes of a part: the one that is read has the sequence's state, and no other sequence uses the one
+    /// that is written.
     fn check_planes(&self, name: SlotId, planes: Planes) -> Result<(), String> {
         let tokens = &self.open[&name].tokens;
         ensure(self.planes.get(&planes.from) == Some(tokens), || {
@@ -307,7 +308,7 @@ impl Mirror {
         })
     }
 
-    /// What the rows of a window give, from the tokens of their sequence: up to the first that is not the next.
+    /// Results for the rows of a window, from the tokens of their sequence, up to the first wrong draft.
     fn verify(&mut self, part: &SeqPart, known: usize, late: &[bool], out: &mut Vec<RowOutput>) {
         let (name, first) = (part.slot, part.pos as usize + known);
         let Some(slot) = self.open.get_mut(&name) else { return };
@@ -339,8 +340,8 @@ impl Mirror {
         }
     }
 
-    /// What the model's own block drafts behind the last token that was drawn of a window, if one was. Its sequence has room
-    /// for so many positions.
+    /// Drafts of the model's own block behind the last token that was drawn of a window, if one was. `room`: the
+    /// sequence's limit of positions.
     fn draft(&mut self, part: &SeqPart, room: usize, out: &mut [RowOutput]) -> Result<(), String> {
         self.block.check(part, self.spec, &self.open[&part.slot].tokens, room)?;
         let Some(RowOutput { pos, value: RowValue::Sampled(token), .. }) = out.last_mut() else {
@@ -373,7 +374,7 @@ impl Mirror {
         Ok(source.tokens[..if self.spec.prefixes == Prefixes::All { len } else { have }].to_vec())
     }
 
-    /// Whether the pages of an open sequence hold what it has absorbed.
+    /// Checks that the pages of an open sequence hold the tokens that it has taken in.
     fn read_back(&self, name: SlotId) -> Result<(), String> {
         let Some(slot) = self.open.get(&name) else {
             return Err(format!("{name:?} is not open"));
@@ -403,7 +404,7 @@ impl Mirror {
         (0..n_draws).map(|_| self.is_late()).collect()
     }
 
-    /// `guide`: what the guide before this part has absorbed, and its adapters.
+    /// `guide`: the tokens that the guide before this part has absorbed, and its adapters.
     fn apply_part(
         &mut self,
         ubatch: u64,
@@ -476,7 +477,7 @@ impl Mirror {
     }
 }
 
-/// Whether there are such pages, and none of them twice.
+/// Checks that such pages exist, and that none is named twice.
 fn check_pages(slot: SlotId, blocks: &[u32], n_blocks: u32) -> Result<(), String> {
     let beyond = blocks.iter().find(|block| **block >= n_blocks);
     ensure(beyond.is_none(), || format!("{slot:?} has page {beyond:?}, which there is not"))?;

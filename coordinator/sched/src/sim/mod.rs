@@ -43,7 +43,7 @@ const TICK_US: Micros = 1_000_000;
 /// Virtual time for which there is no line when it changes as planned.
 const CHANGE_US: Micros = 100_000;
 
-/// What a line of `n_stages` holds where nothing is short, each prefix has a state, and every stage knows everything.
+/// A line of `n_stages` with more room than any test needs, a state for each prefix, and all capabilities.
 pub fn roomy(n_stages: usize) -> LineSpec {
     LineSpec {
         n_stages,
@@ -64,21 +64,21 @@ pub fn roomy(n_stages: usize) -> LineSpec {
 /// A line to simulate.
 #[derive(Clone, Debug)]
 pub struct Sim {
-    /// The scheduler's settings.
+    /// Settings of the scheduler.
     pub sched: SchedConfig,
-    /// What the line holds.
+    /// Sizes and capabilities of the line.
     pub spec: LineSpec,
-    /// `spec.n_stages` of them.
+    /// The stages' costs, `spec.n_stages` of them.
     pub stages: Vec<StageModel>,
     /// One to each stage, one back.
     pub links: Vec<LinkModel>,
-    /// What disturbs the stages.
+    /// Disturbances of the stages.
     pub nature: Nature,
     /// Of the stages' jitter and disturbances.
     pub seed: u64,
     /// Times at which the line is lost, and times at which it is back, alternating, ascending.
     pub outages: Vec<(Micros, Micros)>,
-    /// Times at which the line is to be taken down as planned, ascending. Another one is there soon after it was.
+    /// Times of planned changes, ascending. The next line is up soon after each.
     pub changes: Vec<Micros>,
     /// Of so many draws one finds no mask, and is put off; 0: none.
     pub late_every: u64,
@@ -89,8 +89,8 @@ pub struct Sim {
     pub own_drafts: Option<f64>,
     /// Keep a text of everything that went in and out.
     pub log: bool,
-    /// Check after every step that no stage idles and nobody waits without need: a scan of all sequences,
-    /// which long predictions do without. What the stages and the clients check is checked always.
+    /// Checks after every step that no stage idles and no request waits without need. This scans all sequences, so
+    /// long predictions do without. The checks of stages and clients are always on.
     pub audit: bool,
 }
 
@@ -114,7 +114,7 @@ impl Sim {
         }
     }
 
-    /// Who drafts.
+    /// The drafter of the simulation, if it has one.
     fn drafter(&self, stop_every: u64) -> Option<Box<dyn Drafter>> {
         let oracle = self
             .drafts
@@ -147,7 +147,7 @@ impl Sim {
     }
 }
 
-/// What a simulated run was like.
+/// The result of a simulated run.
 #[derive(Debug)]
 pub struct Outcome {
     /// The clients with all they received.
@@ -156,13 +156,13 @@ pub struct Outcome {
     pub endings: BTreeMap<&'static str, usize>,
     /// When the last thing happened.
     pub end: Micros,
-    /// Ubatches sent.
+    /// Number of ubatches sent.
     pub n_ubatches: u64,
-    /// Rows computed.
+    /// Number of rows computed.
     pub n_rows: u64,
     /// States put back from copies.
     pub n_put_back: u64,
-    /// Those among them that were put back as they had left a line.
+    /// Restored states that had left a line as planned.
     pub n_moved: u64,
     /// Copies that were taken of a state while its sequence ran ahead of it.
     pub n_copied_ahead: u64,
@@ -172,7 +172,7 @@ pub struct Outcome {
     pub most_kept: u32,
     /// Most requests at a time that waited for what others read, as far as that was looked at.
     pub most_held: usize,
-    /// What became of prompts and kept states.
+    /// Counts of reused prompts and kept states.
     pub prefixes: PrefixCounts,
     /// Most ubatches in flight at a time.
     pub most_in_flight: usize,
@@ -487,8 +487,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Nobody waits who would have a place if nothing were kept, but for somebody who reads what both begin with; and nothing
-    /// is kept beyond its slots.
+    /// Checks that a request waits only where it would have no place even without kept states, or for a beginning
+    /// that another one computes; and that no more states are kept than there are slots.
     fn check_waiting(&self, stats: &Stats) -> Result<(), String> {
         let LineSpec { n_slots, n_kept, n_blocks, block_positions, .. } = self.sim.spec;
         if stats.kept > n_kept {
@@ -510,7 +510,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Gives up what is kept, and waits until the stages have closed it.
+    /// Drops all kept sequences, and waits until the stages have closed them.
     fn forget_kept(&mut self) -> Result<(), String> {
         self.scheduler.check_idle().map_err(|leak| leak.to_string())?;
         if self.mirror.n_open() != self.scheduler.stats().kept as usize {

@@ -16,12 +16,12 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Evenly in `low..=high`.
+    /// A number from `low..=high`, evenly distributed.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.bits() % (high - low + 1)
     }
 
-    /// Evenly in `0.0..1.0`.
+    /// A number from `0.0..1.0`, evenly distributed.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,8 +1,8 @@
-//! Which token the simulated stages draw.
+//! The tokens that the simulated stages draw.
 //!
-//! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the
-//! line was fed the right tokens in the right order, through the right adapters. Where a guide is, it is a hash of both
-//! sequences' tokens.
+//! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the line was
+//! fed the right tokens in the right order, through the right adapters. With a guide it is a hash of both sequences'
+//! tokens.
 
 use brigade_engine::batch::AdapterUse;
 

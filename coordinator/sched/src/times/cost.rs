@@ -1,4 +1,4 @@
-//! What a stage takes for so many rows: a straight line, and measurements of about one size.
+//! A stage's time as a function of rows: a straight line, and measurements of about one size.
 
 /// Weight of a new measurement in its bucket, once the bucket has `1 / RECENT` of them.
 pub(super) const RECENT: f64 = 1.0 / 16.0;
@@ -33,7 +33,7 @@ pub(super) struct Bucket {
     pub us: f64,
     /// Mean of |measured - mean| / mean.
     pub deviation: f64,
-    /// Which of the stage's ubatches was the last here.
+    /// The number of the stage's ubatch that was measured here last.
     pub last: u64,
 }
 

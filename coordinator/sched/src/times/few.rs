@@ -1,18 +1,19 @@
-//! What a stage takes for exactly so many rows, of few.
+//! A stage's times for small numbers of rows, each measured by itself.
 //!
-//! Windows of drafts have few rows, and what one row more costs is on no line: it may be nothing, or a tile. So each such
-//! size is measured by itself. A size that was not measured lies between its neighbours that were, on the line from one to
-//! the other. Rows cost no less for being more: so nothing is quicker than the next smaller size.
+//! Windows of drafts have few rows. The cost of one more row is not linear: it may be nothing, or a tile. So each
+//! such size is measured by itself. A size that was not measured lies between its neighbours that were, on the line
+//! from one to the other. More rows never cost less, so no size is faster than the next smaller one.
 //!
-//! Beyond the greatest measured size times go on as steeply as they came there. What was not measured is hoped to be a little
-//! quicker, so that it is tried: without, a line between a row and many hides what a tile between them takes.
+//! Beyond the greatest measured size times go on with the same slope. Estimates for sizes that were not measured are
+//! a little optimistic, so that these sizes are tried. Otherwise the line from one row to many would hide the cost of
+//! a tile between them.
 
 use crate::times::cost::{Bucket, Cost, HALF_LIFE, RECENT};
 
 /// Sizes up to this one are measured one by one.
 pub(super) const FEW_SIZES: usize = 16;
 
-/// Measurements of exactly a size that count as much as what its neighbours say of it.
+/// The weight of the neighbours' estimate, in measurements of exactly a size.
 const EXACT_AS_NEIGHBOURS: f64 = 1.0;
 
 /// A size with fewer measurements is not known; older ones count less.
@@ -30,7 +31,7 @@ pub(super) struct Few {
     exact: [Bucket; FEW_SIZES],
     /// Measurements of each, of which old ones count less.
     n: [f64; FEW_SIZES],
-    /// What each takes: windows are chosen among many.
+    /// The estimated time of each size, cached because windows are chosen among many.
     us: [f64; FEW_SIZES],
 }
 
@@ -63,7 +64,7 @@ impl Few {
         }
     }
 
-    /// What so many rows take; `None`: they are not few.
+    /// The time of `rows` rows; `None`: `rows` is not small.
     pub fn of(&self, rows: u32) -> Option<f64> {
         self.us.get(rows.max(1) as usize - 1).copied()
     }
@@ -78,7 +79,7 @@ impl Few {
         self.n[*at] >= KNOWN_BY
     }
 
-    /// What the size at a place takes, by its neighbours that were measured.
+    /// The estimate for a size from its measured neighbours.
     fn by_neighbours(&self, at: usize, line: Cost) -> f64 {
         let us = |at: usize| self.exact[at].us;
         let mut below = (0..at).rev().filter(|at| self.is_known(at));
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn no_size_is_quicker_than_the_next_smaller_one() {
-        // Somebody else had the machine when two rows were measured.
+        // The machine was busy with other work when two rows were measured.
         let few = measured(&[(1, 8_000.0), (2, 12_000.0), (6, 10_000.0)]);
         near(few.of(4), 12_000.0);
         near(few.of(7), 10_000.0);

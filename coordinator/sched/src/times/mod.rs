@@ -1,4 +1,4 @@
-//! What ubatches cost.
+//! Measured times of ubatches, and estimates made of them.
 
 pub(crate) mod cost;
 pub(crate) mod few;

@@ -1,12 +1,12 @@
-//! What a ubatch takes of a line's pace beside the slowest stage's computing.
+//! The part of a line's pace that is not the slowest stage's computing.
 //!
-//! While two ubatches are on the line at once, the second comes back behind the first by what takes longest on the way: that is
-//! the slowest stage, and what goes with it. Small models' stages are done before a message is written, and on one machine
-//! the coordinator and its workers have their cores between them. What is there beside the stages is seen here alone, as
-//! the time by which such ubatches come back later than the slowest stage computed.
+//! While two ubatches are on the line at once, the second comes back behind the first by the time of the slowest
+//! step. That is the slowest stage with its overhead. A small model's stages are faster than the writing of a
+//! message, and on one machine the coordinator and its workers share the cores. This overhead is only seen here: such
+//! ubatches come back later than the slowest stage's computing explains.
 //!
-//! Where one ubatch is on the line at a time, a token takes what is between one that is sent and the next: the trip, and then
-//! the coordinator's pause.
+//! Where one ubatch is on the line at a time, a token takes the time from one departure to the next: the trip, and
+//! then the coordinator's pause.
 
 use crate::events::Micros;
 
@@ -16,7 +16,7 @@ const RECENT: f64 = 1.0 / 16.0;
 /// Times that count as much as the hope that there is nothing beside the stages.
 const AS_THE_HOPE: f64 = 1.0;
 
-/// Ubatches after which times count half: where only one is on the line at a time, nobody sees that it has become less.
+/// Ubatches after which times count half: where only one is on the line at a time, a decrease is not observed.
 const HALF_LIFE: f64 = 1024.0;
 
 /// A ubatch that came back.
@@ -24,7 +24,7 @@ const HALF_LIFE: f64 = 1024.0;
 pub(crate) struct Returned {
     pub sent_at: Micros,
     pub at: Micros,
-    /// What the slowest stage took for it, its drafts among that, ...
+    /// Time of the slowest stage for it, its drafts included, ...
     pub slowest_us: Micros,
     /// ... and what all took.
     pub through_us: Micros,
@@ -52,8 +52,8 @@ struct Alone {
 }
 
 impl Alone {
-    /// Learns from a ubatch and the next one, if that was sent when the first was back, and soon: a longer pause is somebody
-    /// else's.
+    /// Learns from a ubatch and the next one, if that was sent soon after the first was back: a longer pause has
+    /// other causes.
     fn observe(&mut self, before: Returned, after: Returned) {
         let trip = before.at.saturating_sub(before.sent_at);
         let Some(pause) = after.sent_at.checked_sub(before.at).filter(|pause| *pause < trip) else {

@@ -1,13 +1,12 @@
-//! Learns what a ubatch costs from what past ones took.
+//! Learns the cost of ubatches from measured times.
 //!
 //! Each stage is modelled as `fixed + per_row * rows` microseconds. `fixed` does not shrink with the ubatch:
 //! it is the reading of weights and the hand-over. `per_row` is what each row adds.
 //!
-//! Measurements are averaged in buckets by number of rows, so that a long spell of decoding does not erase
-//! what is known about prefill. The line through the buckets is fitted by relative error, so that small
-//! ubatches count as much as large ones. Large ubatches have a line of their own: a few rows wait for memory,
-//! many rows for arithmetic, and one line through both would fit neither. Nothing here knows what the rows
-//! are.
+//! Measurements are averaged in buckets by number of rows, so that a long spell of decoding does not erase the
+//! measurements of prefill. The line through the buckets is fitted by relative error, so that small ubatches count as
+//! much as large ones. Large ubatches have a line of their own: a few rows wait for memory, many rows for arithmetic,
+//! and one line through both would fit neither. The kind of the rows does not matter here.
 
 use crate::drafts::chains::{Chains, Drafted};
 use crate::events::{Micros, StageTime};
@@ -48,7 +47,7 @@ const MOST_HOPE: f64 = 0.2;
 /// Where times vary by less than this the line is right ...
 const STEADY: f64 = 0.05;
 
-/// ... and what they vary more it may be wrong by so many times.
+/// ... and where they vary by more, it may be wrong by this many times the excess.
 const HOPE_OF_VARIATION: f64 = 3.0;
 
 /// Standard deviation over mean deviation, of normal times.
@@ -65,7 +64,7 @@ const TINY: f64 = 1e-4;
 #[derive(Clone, Debug)]
 struct StageFit {
     buckets: [Bucket; N_BUCKETS],
-    /// Through all.
+    /// The line through all buckets.
     all: Cost,
     /// Through those of more than a few rows, once there are some.
     many: Option<Cost>,
@@ -73,7 +72,7 @@ struct StageFit {
     large: Option<Cost>,
     /// Of exactly 1, 2, .. rows.
     few: Few,
-    /// Ubatches measured.
+    /// Number of ubatches measured.
     n_seen: u64,
 }
 
@@ -103,16 +102,16 @@ impl StageFit {
         self.large.filter(|_| rows >= LARGE_ROWS).unwrap_or(self.all)
     }
 
-    /// A time that `rows` rows surely do not take much more than. It is the line's. Where the line goes far
-    /// beyond what was measured, it is as if all that the largest measured ubatch took grew with its rows.
+    /// A time that `rows` rows surely do not take much more than. It is the line's. Far beyond the measured sizes,
+    /// the whole time of the largest measured ubatch is assumed to grow with its rows.
     fn surely(&self, rows: u32) -> f64 {
         let by_line = self.at(rows).of(rows);
         let Some(largest) = self.buckets.iter().rfind(|b| b.n > 0.0) else { return by_line };
         by_line.max(largest.us * f64::from(rows) / largest.rows)
     }
 
-    /// What `rows` rows take at best: between the line, less what it may be wrong by, and what was measured
-    /// lately at about that many, carried to them along the line.
+    /// An optimistic estimate for `rows` rows. It lies between the line, less its possible error, and recent
+    /// measurements at about that size, moved along the line to `rows`.
     fn hoped(&self, rows: u32, hope: f64) -> f64 {
         if hope <= 0.0 {
             return self.at(rows).of(rows);
@@ -126,7 +125,7 @@ impl StageFit {
         (near.max(0.0) * n + far * AS_THE_LINE) / (n + AS_THE_LINE)
     }
 
-    /// What so many rows take: of few as measured for exactly those.
+    /// The time of `rows` rows; small numbers as measured for exactly that size.
     fn of_few(&self, rows: u32) -> f64 {
         let few = self.few.of(rows).filter(|_| self.n_seen > 0);
         few.unwrap_or_else(|| self.at(rows).of(rows))
@@ -240,7 +239,7 @@ impl LineTimes {
         self.pace.observe(returned);
     }
 
-    /// What each of several ubatches on the line takes of its pace beside the slowest stage's computing.
+    /// The time by which several ubatches on the line are slower, each, than the slowest stage's computing.
     pub fn beside_stages(&self) -> f64 {
         self.pace.beside_stages()
     }
@@ -250,7 +249,7 @@ impl LineTimes {
         self.pace.outside_alone().max(self.overhead())
     }
 
-    /// What it takes for such drafts.
+    /// The time of these drafts on the last stage.
     pub fn drafting(&self, drafted: Drafted) -> f64 {
         self.chains.of(drafted)
     }
@@ -271,7 +270,7 @@ impl LineTimes {
         self.measured.then(|| self.stages.iter().map(|s| s.all).collect())
     }
 
-    /// What the slowest stage takes for `rows` rows: the line's pace.
+    /// The slowest stage's time for `rows` rows: the line's pace.
     pub fn slowest(&self, rows: u32) -> f64 {
         self.stages.iter().map(|s| s.at(rows).of(rows)).fold(0.0, f64::max)
     }
@@ -285,12 +284,12 @@ impl LineTimes {
             .unwrap_or(DEFAULT_COST)
     }
 
-    /// What all stages together take for `rows` rows, one after the other.
+    /// The sum of all stages' times for `rows` rows.
     pub fn through(&self, rows: u32) -> f64 {
         self.stages.iter().map(|s| s.at(rows).of(rows)).sum()
     }
 
-    /// What all stages together surely do not take much more than: for deadlines.
+    /// An upper estimate of the sum of all stages' times, for deadlines.
     pub fn surely_through(&self, rows: u32) -> f64 {
         self.stages.iter().map(|s| s.surely(rows)).sum()
     }
@@ -315,16 +314,16 @@ impl LineTimes {
         self.stages.iter().map(|s| s.deviation() * s.at(rows).of(rows)).sum()
     }
 
-    /// What the slowest stage, and what all together, may take for `rows` rows. It comes from measurements at
-    /// about that many rows, or else from the lines. It is hopeful: as low as the
-    /// [`variation`](Self::variation) of times allows.
+    /// Optimistic times of the slowest stage and of all stages together for `rows` rows. They come from measurements
+    /// at about that size, or else from the lines, lowered by the [`variation`](Self::variation) of times.
     pub fn hoped(&self, rows: u32, variation: f64) -> [f64; 2] {
         let hope = (HOPE_OF_VARIATION * (variation - STEADY)).clamp(0.0, MOST_HOPE);
         let each = self.stages.iter().map(|s| s.hoped(rows, hope));
         each.fold([0.0, 0.0], |[slowest, sum], us| [us.max(slowest), sum + us])
     }
 
-    /// What the slowest stage, and what all together, take for so many rows: of few as measured for exactly those.
+    /// Times of the slowest stage and of all stages together; small numbers of rows as measured for exactly that
+    /// size.
     pub fn of(&self, rows: u32) -> [f64; 2] {
         self.of_with(rows, 0.0)
     }
@@ -443,7 +442,7 @@ mod tests {
             let [found, _] = line.hoped(rows, 0.2);
             assert!((found / us(rows) - 1.0).abs() < 0.15, "{rows}: {found}");
         }
-        // What was not measured for long is tried again.
+        // A size that was not measured for long is tried again.
         let [before, _] = line.hoped(16, 0.2);
         for _ in 0..10_000 {
             line.observe(8, 0, &times(&[us(8)]));

@@ -5,8 +5,8 @@
 //! in `G` groups, a ubatch takes at most `D / G` of them. Prompt rows fill up what [`Sizing`] still allows: of
 //! the owner whose turn it is, the oldest sequence first.
 //!
-//! Nobody remembers which sequence is in which group. At most `G` ubatches with decode rows are in flight, so
-//! ubatches that have become unequal are equal again after one round.
+//! Membership in a group is not stored. At most `G` ubatches with decode rows are in flight, so ubatches that have
+//! become unequal are equal again after one round.
 
 use std::collections::VecDeque;
 
@@ -115,7 +115,7 @@ struct Draft {
     decode_rows: u32,
     /// Parts that tokens are to be drawn from.
     drawn_parts: u32,
-    /// Rows in windows.
+    /// Rows of windows.
     in_windows: u32,
     /// Of windows behind others of their sequences.
     window_rows: u32,
@@ -147,7 +147,7 @@ impl Draft {
         }
     }
 
-    /// All draws that were put off: what is asked first comes first.
+    /// Takes all draws that were put off, in the order in which they were asked for.
     fn take_draws(&mut self, live: &mut Live) {
         for no in std::mem::take(&mut live.draws).into_iter().rev() {
             let Some(sequence) = live.of(no) else { continue };
@@ -174,7 +174,7 @@ impl Draft {
         while n_left > 0 {
             n_left -= 1;
             let Some(sequence) = live.ready.front().and_then(|no| live.of(*no)) else { break };
-            // What was right before it was taken back is read again.
+            // Drafts that were right before the sequence was taken back are computed again.
             let rows = (sequence.n_tokens() - sequence.sent).max(sequence.n_slots());
             if rows > self.rows_left {
                 break;
@@ -195,7 +195,8 @@ impl Draft {
                     {
                         line.take_spare(sequence);
                     }
-                    // Behind its checkpoint, if one is due: there is none of a state that is taken back.
+                    // The window comes behind its checkpoint, if one is due. A state that is taken back has no
+                    // checkpoint.
                     self.add_halves(live, no, 1, rows - 1);
                     self.take_back(live, no);
                     rows
@@ -224,7 +225,7 @@ impl Draft {
         }
     }
 
-    /// Says what is to be said before a sequence's next part.
+    /// Adds the operations that must precede a sequence's next part.
     fn take_back(&mut self, live: &mut Live, no: SeqNo) {
         let ahead = live.get_mut(no).and_then(|s| s.ahead.as_mut());
         self.opens.extend(ahead.and_then(|ahead| ahead.take_back()));
@@ -290,7 +291,7 @@ impl Draft {
         drafting: &Drafting<'_>,
     ) {
         let mut left = limit.min(self.rows_left);
-        // Those that end at a mark here: what is behind it has to come in another ubatch.
+        // Sequences that end at a mark here: the rows behind it have to come in another ubatch.
         let mut cut = Vec::new();
         while let Some(at) = live.next_prompt_but(&cut) {
             let no = live.prefilling[at];

@@ -69,7 +69,7 @@ impl Sizing<'_> {
         if is_better { best } else { last.groups }
     }
 
-    /// The best by what was measured up to now.
+    /// The best number of groups by the measurements up to now.
     fn best_groups(&self, n_decoding: usize) -> Groups {
         if n_decoding == 0 {
             return Groups { count: 1, rows: 0 };
@@ -242,7 +242,7 @@ mod tests {
         let four = Groups { count: 4, rows: 8 };
         assert_ne!(choose(&far, 32), four);
         assert_eq!(choose_after(after(4, 8), &far, 32), four);
-        // Where a ubatch costs something whatever its rows they take longer, and for 31 sequences nothing was chosen.
+        // With a cost for each ubatch besides its rows they take longer, and for 31 sequences nothing was chosen.
         let fixed = times(2, 0.0, &[1, 2, 4, 8, 16], |rows| 8_000.0 + 1_000.0 * f64::from(rows));
         let best = Groups { count: 2, rows: 16 };
         assert_eq!(choose_after(after(4, 8), &fixed, 32), best);

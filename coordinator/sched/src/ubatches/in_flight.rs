@@ -1,4 +1,4 @@
-//! Ubatches that were sent and are not back. What comes back is matched with what each of them was to return.
+//! Ubatches that were sent and are not back. Results are matched with the rows that each of them was to return.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use crate::sequence::SeqNo;
 /// A wanted row that has not come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// Who is waiting for it; the slot may belong to another by the time it comes.
+    /// The sequence that waits for the row; the slot may belong to another by the time it comes.
     pub seq: SeqNo,
     pub slot: SlotId,
     pub pos: u32,
     pub kind: WantedKind,
     /// It was computed before, and only its draw was put off.
     pub is_draw: bool,
-    /// Who pays for it, also when nobody is waiting any more.
+    /// The owner to whom the row is charged, also when its sequence has ended.
     pub share: Share,
     /// Of a window's row.
     pub ahead: Option<InWindow>,
@@ -61,12 +61,12 @@ pub(crate) struct InFlight {
     pub decode_rows: u32,
     /// Parts that tokens are to be drawn from.
     pub drawn_parts: u32,
-    /// Rows in windows.
+    /// Rows of windows.
     pub in_windows: u32,
     /// Tokens that were drawn from its rows, and those of them that are of windows.
     pub tokens: u32,
     pub tokens_of_windows: u32,
-    /// What the model's own block drafted behind them.
+    /// Drafts that the model's own block makes behind them.
     pub drafted: Drafted,
     /// Whether a whole window in it was of no use.
     pub has_stale: bool,
@@ -74,19 +74,19 @@ pub(crate) struct InFlight {
     pub only_windows: bool,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,
-    /// Whose rows are in it, and how many positions were sent of each by then.
+    /// The sequences with rows in it, each with its number of positions sent by then.
     pub computed: Vec<(SeqNo, u32)>,
     /// First the draws that were put off, then in the order of the ubatch's parts, as the last stage returns them.
     pub wanted: VecDeque<Wanted>,
 }
 
 impl InFlight {
-    /// Rows of windows that gave no token: what comes behind a wrong draft, and what was read again.
+    /// Rows of windows that gave no token: those behind a wrong draft, and those that were read again.
     pub fn rows_in_vain(&self) -> u32 {
         self.in_windows.saturating_sub(self.tokens_of_windows)
     }
 
-    /// Takes the next wanted row if `row` is it; else says what is wrong.
+    /// Takes the next wanted row if `row` is it. The error says how it differs.
     pub fn claim(&mut self, row: &RowOutput) -> Result<Wanted, String> {
         let Some(next) = self.wanted.front().copied() else {
             return Err(format!("a row of slot {} but none was wanted any more", row.slot.0));

@@ -1,4 +1,4 @@
-//! What travels down the line: composed, followed until it is back, and read.
+//! Ubatches: composed, tracked until they are back, and read.
 
 pub(crate) mod compose;
 pub(crate) mod groups;

@@ -1,4 +1,4 @@
-//! What comes back of ubatches: whose it is, what becomes of its sequence, and what is told.
+//! Reads results: matches rows with sequences, and reports tokens.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::times::timing::LineTimes;
 use crate::ubatches::in_flight::{InFlight, InWindow, Wanted};
 use crate::{PREPARED_AT_ONCE, Scheduler};
 
-/// What a ubatch that is back says of the line's times.
+/// Adds the times of a ubatch that is back to the line's measurements.
 fn learn(line: &mut LineTimes, now: Micros, done: &InFlight, times: &[StageTime]) {
     // The last stage does not compute a stale window that is alone in its ubatch.
     if !done.has_stale {
@@ -108,7 +108,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether a row is of drafts that were taken back meanwhile.
+    /// Whether a row belongs to drafts that have been taken back since.
     fn is_stale(&self, wanted: &Wanted) -> bool {
         let of = |window: &InWindow| {
             self.live.of(wanted.seq).is_some_and(|sequence| sequence.run() != window.run)
@@ -116,7 +116,7 @@ impl Scheduler {
         wanted.ahead.as_ref().is_some_and(of)
     }
 
-    /// The time of somebody's masks counts as the rows that the line could have computed meanwhile.
+    /// Charges an owner for its masks: their time counts as the rows that the line could have computed during it.
     fn charge_masks(&mut self, share: Share, us: Micros) {
         if us > 0
             && let Some(line) = &self.line
@@ -134,7 +134,7 @@ impl Scheduler {
         }
     }
 
-    /// A sampled token of a sequence that may have ended meanwhile.
+    /// A sampled token of a sequence, which may have ended since.
     fn token(&mut self, now: Micros, of: &Wanted, mut token: SampledToken, out: &mut Vec<Action>) {
         let forced = std::mem::take(&mut token.forced);
         let drafted = std::mem::take(&mut token.drafted);
@@ -201,7 +201,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells the drafter what was drawn and what must follow that, and whether its draft was that.
+    /// Tells the drafter the drawn token, the tokens that must follow it, and whether its draft was right.
     fn note_drawn(
         &mut self,
         request: RequestId,
@@ -231,7 +231,7 @@ impl Scheduler {
     /// that it left behind begins another.
     fn no_token(&mut self, now: Micros, no: SeqNo, reason: String, out: &mut Vec<Action>) {
         let Some(sequence) = self.live.remove(no) else {
-            // It ended meanwhile, and what it left behind may be kept.
+            // The sequence has ended, and its state may be kept.
             return self.with_line(|line| line.discard_kept(no));
         };
         self.with_line(|line| line.discard(&sequence));

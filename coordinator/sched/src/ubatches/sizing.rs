@@ -1,5 +1,5 @@
-//! How large and how many: rows of a prefill chunk, prompt rows beside streams, ubatches in flight. The
-//! number of decode groups is chosen in [`crate::ubatches::groups`].
+//! Chooses sizes: rows of a prefill chunk, prompt rows beside streams, and ubatches in flight. The number of decode
+//! groups is chosen in [`crate::ubatches::groups`].
 //!
 //! All of this is pure functions of measured costs ([`LineTimes`]), the line's limits and the operator's
 //! wishes. Let `t(rows)` be the slowest stage's time, `S` the number of stages, and `o` the time of a trip
@@ -27,15 +27,15 @@ pub(crate) const MIN_CHUNK: u32 = 16;
 /// that a straight line through a few sizes does not show.
 const MIN_PREFILL_CHUNK: u32 = 64;
 
-/// A short burst of prompts: where there are several stages, its ubatches may have as few as [`MIN_CHUNK`] rows, so that
-/// all stages have some of it. So has what is new behind a long prompt that is there already. Fewer rows are not cut: each
-/// ubatch costs some of itself.
+/// A short burst of prompts: where there are several stages, its ubatches may have as few as [`MIN_CHUNK`] rows, so
+/// that all stages have some of it. The same holds for the new rows behind a long cached prompt. Fewer rows are not
+/// cut: each ubatch costs some of itself.
 const SHORT_BURST: std::ops::RangeInclusive<u64> = 2 * MIN_CHUNK as u64 + 1..=256;
 
-/// Prompt rows on their way before a newcomer's prompt, at most: as many as a short prompt has. On a fast line the gap
-/// between two tokens that is aimed for would allow many times as many. A flood of long prompts loses some of its speed
-/// by it (3 % where a ubatch costs as much as 12 rows, 29 % where it costs as much as 100, in simulation), and nobody
-/// does who has the only key.
+/// Limit of the prompt rows in flight before a newcomer's prompt: as many as a short prompt has. On a fast line the
+/// target gap between two tokens would allow many times as many. A flood of long prompts loses some speed by this
+/// limit. In simulation it loses 3 % where a ubatch costs as much as 12 rows, and 29 % where it costs as much as 100.
+/// With one key only there is no loss.
 const ROWS_BEFORE_NEWCOMER: u32 = 256;
 
 /// Prefill chunks are multiples of this (matrix kernels work on tiles of rows).
@@ -52,8 +52,8 @@ const MAX_IN_FLIGHT_PER_STAGE: usize = 4;
 /// the stream alone is slower than that: five tokens a second are about reading speed.
 const DEFAULT_DECODE_GAP_US: f64 = 200_000.0;
 
-/// Beside decode rows, prompt rows may always stretch a ubatch this many times. Those of an owner that is ahead may do
-/// no more.
+/// Beside decode rows, prompt rows may always stretch a ubatch by this factor. Prompt rows of an owner that is ahead
+/// may do no more.
 const MIXED_STRETCH: f64 = 2.0;
 
 /// The inputs of every choice.
@@ -67,7 +67,7 @@ pub(crate) struct Sizing<'a> {
 /// The streams that prompt rows are computed beside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Beside {
-    /// Of their groups.
+    /// Decode rows of the streams' groups.
     pub group_rows: u32,
     /// Ubatches in flight, at most.
     pub in_flight: usize,
@@ -78,7 +78,7 @@ pub(crate) struct Beside {
 }
 
 impl Sizing<'_> {
-    /// Ubatches in flight, whatever is done.
+    /// Limit of the ubatches in flight in any case.
     pub fn hard_limit(&self) -> usize {
         let most = self.spec.n_stages * MAX_IN_FLIGHT_PER_STAGE;
         self.config.max_in_flight.unwrap_or(most).max(1)
@@ -119,8 +119,8 @@ impl Sizing<'_> {
         rows.max(MIN_PREFILL_CHUNK).next_multiple_of(CHUNK_STEP)
     }
 
-    /// Prompt rows of a ubatch while nothing decodes and another owner's prompt may come: those before it in the
-    /// line are few, and take no longer together than a gap between two tokens may be.
+    /// Prompt rows of a ubatch while nothing decodes and another owner's prompt may come. All prompt rows in flight
+    /// are few then, and take no longer than the target gap between two tokens.
     pub fn short_chunk(&self) -> u32 {
         let in_flight = self.spec.n_stages + 1;
         let longest = DEFAULT_DECODE_GAP_US / in_flight as f64;
@@ -164,8 +164,8 @@ impl Sizing<'_> {
         rows.min(wish).min(room).min(self.spec.max_rows.saturating_sub(decode_rows))
     }
 
-    /// Ubatches in flight while sequences decode in `n_groups`: one more than there are groups, so that
-    /// prompt rows can fill what they leave idle.
+    /// Ubatches in flight while sequences decode in `n_groups`: one more than there are groups, so that prompt rows
+    /// can fill the time that they leave idle.
     pub fn decode_in_flight(&self, n_groups: usize) -> usize {
         (n_groups.max(self.spec.n_stages) + 1).min(self.hard_limit())
     }

@@ -1,6 +1,7 @@
-//! The waiting queue. Among the requests of one owner the first come is the first admitted, but for those that have most
-//! of their prompts there already ([`overtake`](crate::waiting::overtake)); among owners it goes by turns ([`fair`](crate::waiting::fair)). The queue is bounded, and tells whoever finds it full when to come back.
-//! Requests whose line was lost stand at its front.
+//! The waiting queue. Requests of one owner are admitted in order, except that those with mostly cached prompts may
+//! overtake ([`overtake`](crate::waiting::overtake)). Owners take turns ([`fair`](crate::waiting::fair)). The queue
+//! is bounded; a request that finds it full is told when to come back. Requests whose line was lost stand at its
+//! front.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,7 +23,7 @@ const RECENT: f64 = 0.1;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     queue: VecDeque<Pending>,
-    /// Those that a line before this one could hold and this one cannot, in order.
+    /// Requests that an earlier line could hold and this one cannot, in order.
     parked: Vec<Pending>,
     limit: usize,
     last_end: Option<Micros>,
@@ -44,14 +45,14 @@ impl Waiting {
         self.queue.iter().chain(&self.parked).any(|pending| pending.request.id == id)
     }
 
-    /// Appends, or says when a place is likely to be free. In a full queue whoever has most requests there gives up
-    /// the newest of them for somebody who has fewer: it is returned, with when to come back.
+    /// Appends, or says when a place is likely to be free. In a full queue, the owner with most requests there loses
+    /// its newest one to an owner that has fewer. That request is returned, with the time to come back.
     pub fn push(
         &mut self,
         now: Micros,
         request: Request,
     ) -> Result<Option<(RequestId, u64)>, Rejection> {
-        // Whoever had a place does not take one in the queue.
+        // Requests that had a place do not take one in the queue.
         let waiting = self.n_new();
         let mut displaced = None;
         if waiting >= self.limit {
@@ -75,12 +76,12 @@ impl Waiting {
         self.queue.iter().filter(|pending| !pending.interrupted).count()
     }
 
-    /// Whether somebody would have to give up a place in the queue for another one.
+    /// Whether a new request would need another one's place in the queue.
     pub fn is_full(&self) -> bool {
         self.n_new() >= self.limit
     }
 
-    /// Those in the queue, first come first.
+    /// Requests in the queue, first come first.
     pub fn queue(&self) -> impl Iterator<Item = &Pending> {
         self.queue.iter()
     }
@@ -97,7 +98,7 @@ impl Waiting {
         }
     }
 
-    /// Whoever has waited long enough for what another one reads may have a place.
+    /// Lets requests have a place that have waited long enough for a beginning that another one computes.
     pub fn review_holds(&mut self, lasts: impl Fn(&Hold) -> bool) {
         for pending in &mut self.queue {
             pending.hold = pending.hold.filter(&lasts);
@@ -133,7 +134,7 @@ impl Waiting {
         self.queue.remove(at)
     }
 
-    /// Those whose line was lost.
+    /// Requests whose line was lost.
     pub fn interrupted(&self) -> impl Iterator<Item = &Pending> {
         self.queue.iter().chain(&self.parked).filter(|pending| pending.interrupted)
     }
@@ -150,9 +151,9 @@ impl Waiting {
         self.queue.push_front(pending);
     }
 
-    /// Whose turn it is: those who had a place first, in order; then the first request of the owner that is next,
-    /// of those that may take a place. Nobody overtakes it, so that a large request gets its room some day. Whoever waits for
-    /// what another one reads has no turn.
+    /// The index of the next request. Requests that had a place come first, in order. Then comes the first request of
+    /// the owner that is next, among those that may take a place. No request overtakes it, so that a large request
+    /// gets its room some day. Held requests have no turn.
     pub fn turn(&self, owners: &Owners, line: &Line) -> Option<usize> {
         let at = self.queue.iter().position(|pending| pending.hold.is_none())?;
         let first = self.queue.get(at)?;
@@ -273,7 +274,7 @@ impl Waiting {
     }
 }
 
-/// What can be said about a request without knowing the line.
+/// Checks of a request that do not depend on the line.
 pub(crate) fn check_sense(request: &Request) -> Result<(), Rejection> {
     if request.prompt.is_empty() {
         return Err(Rejection::Invalid("the prompt has no tokens; give at least one"));
@@ -292,7 +293,7 @@ pub(crate) fn check_sense(request: &Request) -> Result<(), Rejection> {
     }
 }
 
-/// Whether the request can ever run on `line`.
+/// Checks that the request can ever run on `line`.
 pub(crate) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
     if line.prefixes == Prefixes::None {
         return check_text(request, line);
@@ -315,7 +316,7 @@ pub(crate) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
     }
 }
 
-/// Whether `line` can run a sequence with its guide; what is to be done where it cannot.
+/// Checks that `line` can run a sequence with its guide. The error names a remedy.
 fn check_guide(request: &Request, line: &LineSpec) -> Result<(), &'static str> {
     let page = u64::from(line.block_positions);
     let pages =
@@ -340,7 +341,7 @@ fn check_guide(request: &Request, line: &LineSpec) -> Result<(), &'static str> {
     }
 }
 
-/// As [`check_fits`], on the line of an encoder.
+/// The same as [`check_fits`], for a text on the line of an encoder.
 fn check_text(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
     if !matches!(request.work, Work::Hidden(_)) {
         return Err(Rejection::Invalid("the model is an encoder; ask for a text's rows"));

@@ -1,19 +1,19 @@
-//! Whose turn it is: the line's rows are shared among owners (API keys) by weight.
+//! Fair sharing: the line's rows are divided among owners (API keys) by weight.
 //!
-//! Each owner has a counter of the rows that were computed for it, divided by its weight. The owner with the
-//! smallest counter goes first, into a free place and into the next ubatch. This is the virtual token counter of
-//! Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know
-//! what a request costs before it is served, and how long an answer gets is known afterwards. Whoever comes after a
-//! pause is at most [`CREDIT_ROWS`] ahead of the others: turns cannot be saved up without end.
+//! Each owner has a counter of the rows that were computed for it, divided by its weight. The owner with the smallest
+//! counter goes first, into a free place and into the next ubatch. This is the virtual token counter of Sheng et al.,
+//! "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know a request's cost
+//! before it is served, but the length of an answer is known only afterwards. An owner that comes back after a pause
+//! is at most [`CREDIT_ROWS`] ahead of the others: turns cannot be saved up without end.
 //!
-//! Turns alone do not help somebody who comes while every place is taken, because nobody is preempted. So owners
-//! leave room: the last quarter of the places goes only to those that hold less than their part of all places. And
-//! while only prompts are computed, ubatches stay short, so that little is on its way before a newcomer's prompt
-//! ([`sizing`](crate::ubatches::sizing)).
+//! Turns alone do not help an owner that comes while every place is taken, because no sequence is preempted. So
+//! owners leave room: the last quarter of the places goes only to owners that hold less than their part of all
+//! places. And while only prompts are computed, ubatches stay short, so that few rows are in flight before a
+//! newcomer's prompt ([`sizing`](crate::ubatches::sizing)).
 //!
-//! Nor does order alone help the streams of somebody who has had little. Beside the prompts of a flood each answer slows
-//! down to the longest gap that is aimed for. Such answers soon hold all places that their owner may have, and its next
-//! requests wait for them. So rows of an owner that is ahead stretch such streams by no more than a factor
+//! Nor does order alone help the streams of an owner that has had little. Beside the prompts of a flood each answer
+//! slows down to the target gap between tokens. Such answers soon hold all places that their owner may have, and its
+//! next requests wait for them. So rows of an owner that is ahead stretch such streams by no more than a factor
 //! ([`sizing`](crate::ubatches::sizing)). In simulation this costs a flood of long prompts 2 % of its speed.
 //!
 //! Order decides when a token comes, never which one.
@@ -32,10 +32,10 @@ const CREDIT_ROWS: u64 = 1024;
 /// An owner that had a new request so lately may soon have another one.
 const COMES_AGAIN_WITHIN: Micros = 10_000_000;
 
-/// What a row counts for an owner of weight 1: divisible by usual weights.
+/// The charge for a row to an owner of weight 1. Usual weights divide it.
 const ROW: u64 = 1 << 16;
 
-/// What an owner has got, and holds.
+/// The usage of an owner, and the places that it holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
     weight: u64,
@@ -45,7 +45,7 @@ struct Owner {
     promised: u64,
     /// Sequences that have a place.
     running: u32,
-    /// Their pages.
+    /// Pages of these sequences.
     pages: u32,
     /// When its last request came.
     came: Option<Micros>,
@@ -69,10 +69,10 @@ fn weight(share: Share) -> u64 {
     u64::from(share.weight.max(1))
 }
 
-/// Who goes first: the smallest.
+/// The order among owners: the smallest goes first.
 pub(crate) type Rank = (u64, u64);
 
-/// All owners that were active since anybody was not.
+/// All owners that were active since the line was last without any.
 #[derive(Debug, Default)]
 pub(crate) struct Owners(BTreeMap<u64, Owner>);
 
@@ -87,20 +87,20 @@ impl Owners {
         owner
     }
 
-    /// Somebody has a new request, while these have some that wait.
+    /// Notes a new request of an owner; `waiting` are the owners whose requests wait.
     pub fn arrive(&mut self, now: Micros, share: Share, waiting: &BTreeSet<u64>) {
         self.rank_newcomer(share, waiting);
         self.get_mut(share).came = Some(now);
     }
 
-    /// Whether a request of somebody else may come soon.
+    /// Whether a request of another owner may come soon.
     pub fn another_may_come(&self, now: Micros, share: Share) -> bool {
         let is_soon = |came: Micros| now.saturating_sub(came) < COMES_AGAIN_WITHIN;
         let mut others = self.0.iter().filter(|(id, _)| **id != share.owner);
         others.any(|(_, other)| other.came.is_some_and(is_soon))
     }
 
-    /// Somebody who was away has a place among those that were not.
+    /// Gives an owner that was away a rank among those that were not.
     fn rank_newcomer(&mut self, share: Share, waiting: &BTreeSet<u64>) {
         let active = |id: &u64, owner: &Owner| owner.running > 0 || waiting.contains(id);
         if self.0.get(&share.owner).is_some_and(|owner| active(&share.owner, owner)) {
@@ -108,7 +108,7 @@ impl Owners {
         }
         let least = self.0.iter().filter(|(id, o)| active(id, o)).map(|(_, o)| o.served).min();
         match least {
-            // Nobody is there whom anybody could be behind.
+            // No other owner is active.
             None => self.0.clear(),
             Some(least) => {
                 let credit = CREDIT_ROWS * ROW / weight(share);
@@ -139,7 +139,7 @@ impl Owners {
         owner.pages = owner.pages.saturating_sub(taken.pages);
     }
 
-    /// Nobody has a place any more.
+    /// No owner has a place any more.
     pub fn all_left(&mut self) {
         for owner in self.0.values_mut() {
             let Owner { weight, served, came, .. } = *owner;
@@ -147,26 +147,26 @@ impl Owners {
         }
     }
 
-    /// Rows of somebody's are on their way, so many of them of a prompt.
+    /// Counts rows of an owner that were sent; `of_prompt` of them are a prompt's.
     pub fn sent(&mut self, share: Share, rows: u32, of_prompt: u32) {
         let owner = self.get_mut(share);
         owner.promised = owner.promised.saturating_sub(of_prompt.into());
         owner.served += u64::from(rows) * ROW / owner.weight;
     }
 
-    /// Something else was done for somebody that counts as so many rows.
+    /// Charges an owner for other work that counts as so many rows.
     pub fn charge(&mut self, share: Share, rows: u64) {
         let owner = self.get_mut(share);
         owner.served += rows.saturating_mul(ROW) / owner.weight;
     }
 
-    /// For a place: by what was served and is promised; of equals, who holds fewer places for its weight.
+    /// The rank for a place: rows served and promised for its weight, then places held for its weight.
     pub fn rank_for_place(&self, share: Share) -> Rank {
         let (owner, weight) = (self.get(share), weight(share));
         (owner.served + owner.promised * ROW / weight, u64::from(owner.running) * ROW / weight)
     }
 
-    /// For the next rows of a prompt: by what was served.
+    /// The rank for the next rows of a prompt: rows served for its weight.
     pub fn rank_for_rows(&self, share: Share) -> Rank {
         let owner = self.get(share);
         (owner.served, u64::from(owner.running) * ROW / weight(share))
@@ -181,7 +181,7 @@ impl Owners {
         waiting: &BTreeSet<u64>,
     ) -> bool {
         let owner = self.get(share);
-        // Whoever has nothing may have one request, however large.
+        // An owner without a running request may have one of any size.
         if !share.leaves_room || owner.running == 0 {
             return true;
         }
@@ -198,8 +198,8 @@ impl Owners {
     }
 }
 
-/// Who of those that wait has the most requests there for its weight: its place in the queue is given to a newcomer
-/// that has fewer. `counts`: how many of each owner wait.
+/// The owner that has most waiting requests for its weight. One of its places in the queue is given to a newcomer
+/// that has fewer. `counts`: waiting requests by owner.
 pub(crate) fn most_waiting(counts: &BTreeMap<u64, (Share, usize)>, newcomer: Share) -> Option<u64> {
     let of = |share: Share, n: usize| n as u64 * ROW / weight(share);
     let own = counts.get(&newcomer.owner).map_or(0, |(_, n)| *n);

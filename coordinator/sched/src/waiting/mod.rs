@@ -1,4 +1,4 @@
-//! Requests that do not run yet: which one begins next, and what of a lost line begins again.
+//! Requests that do not run yet: the queue, and the requests of a lost line.
 
 pub(crate) mod admit;
 pub(crate) mod fair;

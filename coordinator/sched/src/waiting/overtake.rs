@@ -1,10 +1,10 @@
-//! Longest beginning first: of an owner's requests that wait, the one goes first whose prompt is there already to the
-//! greatest part, or is being read. So families of prompts that do not fit the memory together are read one after the
-//! other, and not once for each request.
+//! Longest cached prefix first: among an owner's waiting requests, the one goes first whose prompt is mostly cached
+//! or being computed. So families of prompts that do not fit the memory together are computed one after the other,
+//! and not once for each request.
 //!
-//! Nobody waits long for it. A request lets at most [`MOST_OVERTAKEN`] others go first, and none that came more than
-//! [`OVERTAKES_WITHIN`] after it. Nor does anybody overtake a request that waits for room, so that a large one gets its own
-//! some day. Among owners nothing changes: which owner is next was decided before ([`fair`](crate::waiting::fair)).
+//! No request waits long because of it. A request lets at most [`MOST_OVERTAKEN`] others go first, and none that came
+//! more than [`OVERTAKES_WITHIN`] after it. No request overtakes one that waits for room, so that a large one gets
+//! its room some day. The order among owners stays: [`fair`](crate::waiting::fair) has decided it before.
 
 use crate::events::Micros;
 use crate::line::Line;
@@ -16,8 +16,8 @@ use crate::waiting::replay::Pending;
 /// prompts are looked up for a place.
 const MOST_OVERTAKEN: u32 = 16;
 
-/// Whoever came so much later overtakes nobody: what starts together comes within this time, and a client that is new waits
-/// no longer than it would notice beside the answers before it.
+/// A request that came this much later overtakes nothing. Requests that start together come within this time, and a
+/// new client waits no longer than it would notice.
 const OVERTAKES_WITHIN: Micros = 2_000_000;
 
 /// Rows that must be there more than of the one that is overtaken: fewer take less time than a ubatch more.

@@ -1,13 +1,13 @@
-//! Requests whose line was lost: what they had, and whether they get another line.
+//! Requests whose line was lost: their tokens so far, and whether they get another line.
 //!
 //! A sequence's state is gone with its line, but it follows from the tokens. The same tokens give the same
 //! bits on any line, and the draw for a position depends on the seed and the position alone. So a request
 //! that had a place waits for the next line. There its prompt and its answer so far are computed as one
 //! prompt, and it goes on with the next token. Nothing is reported twice.
 //!
-//! A request may be what breaks the lines. One that was on two lost lines in a row, and got no further on the
-//! second than before, is a suspect and runs alone. If a third line is lost under it, it ends with the
-//! reason, and nobody else does.
+//! A request may itself break the lines. One that was on two lost lines in a row, and got no further on the second
+//! than before, is a suspect and runs alone. If a third line is lost under it, this request alone ends, with the
+//! reason.
 
 use std::borrow::Cow;
 
@@ -25,9 +25,9 @@ const MOST_LOSSES: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub request: Request,
-    /// Tokens reported.
+    /// Tokens that were reported.
     pub generated: Vec<u32>,
-    /// Logits rows reported.
+    /// Logits rows that were reported.
     pub rows_returned: u32,
     /// Positions that had come back computed, on the line on which most of them did.
     pub furthest: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Pending {
     pub losses: u32,
     /// Whether it had a place before.
     pub interrupted: bool,
-    /// What copies of its state are called.
+    /// The name of its state's copies.
     pub name: Option<CopyName>,
     /// The pages it had: a stage that stays loaded still holds its state there.
     pub blocks: Vec<PageId>,
@@ -43,11 +43,11 @@ pub(crate) struct Pending {
     pub restorable: Option<u32>,
     /// Mirostat's, after its last token.
     pub mu: Option<f32>,
-    /// Whether the model's own block is to read what it reads.
+    /// Whether the model's own block is to read its rows too.
     pub own_drafts: bool,
     /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
-    /// What it would begin with, if it was looked up.
+    /// Its cached beginning, if it was looked up.
     pub begins: Option<Beginning>,
     /// When it came to the queue.
     pub came: Micros,
@@ -95,7 +95,7 @@ impl Pending {
         reason: &str,
         planned: bool,
     ) -> Result<Self, (RequestId, Unfinished)> {
-        // Whoever had sent nothing has broken nothing.
+        // A sequence that had sent nothing cannot have broken the line.
         let broke = sequence.is_on_stages() && !sequence.restoring && !planned;
         let losses = sequence.losses + u32::from(broke);
         if losses >= MOST_LOSSES {
@@ -154,7 +154,7 @@ impl Pending {
         }
     }
 
-    /// What guides it, to be given places of its own; it is computed as its sequence is.
+    /// Its guide as a request of its own, to be given places; it is computed like its sequence.
     pub fn guide(&self) -> Option<Self> {
         let prompt = self.request.guide.as_ref()?.to_vec();
         let request = Request { prompt, guide: None, ..self.request.clone() };
@@ -172,7 +172,7 @@ impl Pending {
         (self.request.id, Unfinished::LineLost { reason, generated })
     }
 
-    /// Its deadline passed.
+    /// Ends it because its deadline passed.
     pub fn too_late(self) -> (RequestId, Unfinished) {
         (self.request.id, Unfinished::TooLate { generated: self.generated.len() as u32 })
     }

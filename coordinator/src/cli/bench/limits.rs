@@ -29,11 +29,11 @@ pub(super) struct Peaks {
     pub(super) nibble_gop_per_second: f64,
     /// The same with weights that fill the byte.
     pub(super) int8_gop_per_second: f64,
-    /// f32 products.
+    /// f32 products, 10^9 operations a second.
     pub(super) f32_gop_per_second: f64,
 }
 
-/// Which arithmetic bounds a model's products.
+/// The arithmetic that bounds a model's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Peak {
@@ -41,12 +41,12 @@ pub(super) enum Peak {
     Nibble,
     /// Weights in blocks of bytes.
     Int8,
-    /// Floating-point weights.
+    /// f32 arithmetic, for floating-point weights.
     F32,
 }
 
 impl Peak {
-    /// Of a model most of whose weights have the type `quant`.
+    /// The arithmetic of a model most of whose weights have the type `quant`.
     pub(super) fn of(quant: &str) -> Self {
         match quant {
             "F32" | "F16" | "BF16" => Self::F32,
@@ -65,7 +65,7 @@ impl Peak {
 }
 
 impl Limits {
-    /// The arithmetic's.
+    /// The measured limit of an arithmetic; `None`: it was not measured.
     pub(super) fn peak(&self, peak: Peak) -> Option<f64> {
         self.peaks.map(|peaks| match peak {
             Peak::Nibble => peaks.nibble_gop_per_second,
@@ -122,7 +122,7 @@ pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limi
         let mut counts = vec![1, all];
         counts.dedup();
         let limits = counts.into_iter().map(|n| of_threads(&table, n, cpus.as_deref()));
-        // Nobody waits any more when the command was interrupted.
+        // The receiver is gone when the command was interrupted.
         let _ = send.send(limits.collect::<Result<Vec<_>>>());
     })?;
     receive.await.context("measuring this machine's limits")?

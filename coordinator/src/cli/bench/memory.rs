@@ -1,5 +1,5 @@
-//! What `bench` prints about memory after its last test: how much each worker process holds resident, beside
-//! the weights and states that it has to hold.
+//! Prints a table of memory after the last test: the resident memory of each worker process, beside the weights and
+//! states that it has to hold.
 
 use anyhow::Result;
 use brigade_line::handle::StageResident;
@@ -17,7 +17,7 @@ pub(super) fn print(stages: &[StageResident]) -> Result<()> {
     Ok(())
 }
 
-/// In 10^6 bytes, and by how much the most is beyond weights and states.
+/// A row of the table in 10^6 bytes, with the peak's excess over weights and states.
 fn describe(stage: &StageResident) -> String {
     let mb = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
     let held = stage.weight_bytes + stage.state_bytes;

@@ -1,8 +1,8 @@
 //! `bench --mixed`: how evenly streams get their tokens while prompts arrive.
 //!
-//! Some sequences draw tokens. As soon as all of them do, prompts are handed in, one after the other, until
-//! the first sequence ends. What is measured is the time from one token of a sequence to its next. Times
-//! during which a prompt was in work are kept apart from the others.
+//! Some sequences draw tokens. As soon as all of them do, prompts are handed in, one after the other, until the first
+//! sequence ends. The benchmark measures the time from one token of a sequence to its next. Times during which a
+//! prompt was in work are kept apart from the others.
 
 use std::time::Instant;
 
@@ -21,30 +21,30 @@ pub(super) struct Gaps {
     pub(super) p50_ms: f64,
     /// 99 of 100 were shorter.
     pub(super) p99_ms: f64,
-    /// The longest.
+    /// The longest gap.
     pub(super) worst_ms: f64,
 }
 
-/// What one mixed measurement showed.
+/// The result of one mixed measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Mixed {
-    /// Prompts that arrived.
+    /// Number of prompts that arrived.
     pub(super) prompts: usize,
-    /// Tokens of each.
+    /// Tokens of each prompt.
     pub(super) prompt_tokens: u32,
-    /// From handing in a prompt to its first token, median, milliseconds.
+    /// Median time from handing in a prompt to its first token, in milliseconds.
     pub(super) first_token_ms: f64,
-    /// Between tokens while a prompt was in work.
+    /// Gaps between tokens while a prompt was being computed.
     pub(super) during: Gaps,
-    /// What the scheduler holds those under, by the stage times that it had measured: the largest bound of
-    /// any ubatch with prompt rows, milliseconds. None where no such ubatch came to pass.
+    /// The scheduler's own bound of these gaps, in milliseconds: the largest of any ubatch with prompt rows. `None`:
+    /// there was no such ubatch.
     pub(super) bound_ms: Option<f64>,
-    /// Between tokens while none was.
+    /// Gaps between tokens while no prompt was.
     pub(super) quiet: Gaps,
 }
 
 impl Gaps {
-    /// Of times in seconds.
+    /// Statistics of times in seconds.
     fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
         let at = |share: f64| {
@@ -93,7 +93,7 @@ async fn times(
             SeqEvent::Token(_) => {
                 times.push(Instant::now());
                 if times.len() == 1 {
-                    // Whoever listened has given up, and says so.
+                    // The receiver has given up, and reports that itself.
                     let _ = started.send(());
                 }
             }
@@ -118,7 +118,7 @@ pub(super) async fn run(
     }
     drop(started);
     for _ in 0..n_streams {
-        // None: a stream failed before its first token; its task tells why below.
+        // `None`: a stream failed before its first token. Its task has the reason, see below.
         if starts.recv().await.is_none() {
             break;
         }

@@ -1,8 +1,8 @@
 //! Decode with drafts of which a chosen share is right.
 //!
-//! A model of random weights does not say how often drafts are right in earnest. So the answers are drawn first without
-//! drafts, and then drafted with as many wrong tokens as is asked for. Verification, what is taken back and the ways of it
-//! all are real; only what is drafted is arranged.
+//! A model with random weights does not show how often drafts are right in practice. So the answers are drawn first
+//! without drafts. Then the same answers are drafted with a given share of wrong tokens. Verification, taking back
+//! and transport are real; only the drafts are made up.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,7 +25,7 @@ use crate::cli::running::session::{Session, SessionOptions, with_session};
 struct Drafts {
     /// Probability that one is right.
     odds: f64,
-    /// One part with drafts at a time.
+    /// Whether a stream has one part with drafts at a time.
     sync: bool,
 }
 
@@ -48,9 +48,9 @@ struct Row {
     tokens: u64,
     seconds: f64,
     tokens_per_second: f64,
-    /// Over that of the row without drafts.
+    /// The speed over that of the row without drafts.
     gain: f64,
-    /// Over what follows from the times that were measured meanwhile and the share of drafts that was right, of one stream.
+    /// The measured speed over the forecast of one stream, from the measured times and the share of right drafts.
     of_forecast: Option<f64>,
     /// Rows computed for each token.
     rows_per_token: f64,
@@ -67,7 +67,7 @@ struct Row {
     stage_busy: Vec<f64>,
 }
 
-/// What every sequence said.
+/// The answer of each sequence.
 type Answers = Vec<Arc<[u32]>>;
 
 /// Runs `bench --speculate`.
@@ -127,14 +127,14 @@ fn options(
     options
 }
 
-/// One of several runs.
+/// The figures of one run.
 struct Measured {
     seconds: f64,
     records: Vec<UbatchRecord>,
     counts: DraftCounts,
 }
 
-/// The median of the runs with or without drafts, and what was said.
+/// The median of the runs with or without drafts, and the answers.
 async fn measured(
     session: &Session,
     args: &BenchArgs,
@@ -198,7 +198,7 @@ async fn measured(
     Ok((row, said))
 }
 
-/// What was measured in all runs, as the scheduler takes it.
+/// The measurements of all runs, as input of the scheduler's forecast.
 fn forecast(session: &Session, n_stages: usize, runs: &[Measured]) -> Forecast {
     let prefixes = session.model.spec.prefixes(true);
     let mut forecast = Forecast::new(n_stages, session.model.default_rows(None), prefixes);
@@ -208,7 +208,7 @@ fn forecast(session: &Session, n_stages: usize, runs: &[Measured]) -> Forecast {
     forecast
 }
 
-/// Of forced drafts.
+/// The share of right drafts by depth, for forced drafts.
 fn right_by_depth(counts: &DraftCounts) -> Vec<(&'static str, Option<f64>)> {
     let share = |[right, wrong]: [u64; 2]| {
         (right + wrong > 0).then(|| right as f64 / (right + wrong) as f64)
@@ -217,7 +217,7 @@ fn right_by_depth(counts: &DraftCounts) -> Vec<(&'static str, Option<f64>)> {
     DRAFT_DEPTHS.into_iter().zip(shares).collect()
 }
 
-/// One request for each sequence, with its answer as what is expected.
+/// One request for each sequence, with its answer as the expected text.
 fn requests(
     session: &Session,
     n_gen: u32,

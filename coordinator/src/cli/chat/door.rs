@@ -1,4 +1,4 @@
-//! Where requests go: to a server somewhere, or to the handlers of this process. Both are asked the same way.
+//! The destination of requests: a server, or the handlers of this process. Both are asked the same way.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,15 +34,15 @@ const MAX_ANSWER_BYTES: usize = 4 << 20;
 const SYSTEM_ROOTS: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// Where requests go.
+/// The destination of requests.
 pub enum Door {
-    /// This process.
+    /// The handlers of this process.
     Here(Router),
-    /// A server.
+    /// A server on the network.
     There(Box<Server>),
 }
 
-/// An OpenAI-compatible server.
+/// An OpenAI-compatible server with its address and key.
 pub struct Server {
     /// Without `/v1`, and without a slash at the end.
     base: Uri,
@@ -118,7 +118,7 @@ where
     Ok(sender.send_request(request).await?.map(Body::new))
 }
 
-/// Trusts who is signed by an authority of `ca`, or else by one that the system trusts.
+/// Trusts servers whose certificate is signed by an authority in `ca`, or without it by one that the system trusts.
 fn trusting(ca: Option<&Path>) -> Result<TlsConnector> {
     let file = match ca {
         Some(file) => file.to_path_buf(),

@@ -1,4 +1,4 @@
-//! A streamed answer, read: bytes to lines, lines to what is new.
+//! Parses a streamed answer: bytes to lines, lines to new text.
 
 use anyhow::{Context, Result, bail};
 use axum::body::{Body, BodyDataStream};
@@ -9,7 +9,7 @@ use tokio_stream::StreamExt;
 /// Longest line of a stream; a longer one is no chat's.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// What a server sends.
+/// The events of a server's answer.
 #[derive(Debug)]
 pub struct Events {
     body: BodyDataStream,
@@ -17,12 +17,12 @@ pub struct Events {
     rest: BytesMut,
 }
 
-/// What is new in an answer.
+/// The new parts of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Text.
+    /// New text of the answer.
     pub text: String,
-    /// Thoughts.
+    /// New text of the reasoning.
     pub reasoning: String,
     /// Counts, with the last one.
     pub usage: Option<Usage>,
@@ -31,10 +31,10 @@ pub struct News {
 /// Tokens of an answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct Usage {
-    /// Of the prompt.
+    /// Tokens of the prompt.
     #[serde(default)]
     pub prompt_tokens: u32,
-    /// Of the answer.
+    /// Tokens of the answer.
     #[serde(default)]
     pub completion_tokens: u32,
     /// More about the prompt's.
@@ -45,7 +45,7 @@ pub struct Usage {
 /// More about a prompt's tokens.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct Details {
-    /// Those that were not computed again.
+    /// Tokens of the prompt that were taken from a kept state.
     #[serde(default)]
     pub cached_tokens: Option<u32>,
 }
@@ -74,15 +74,15 @@ struct Delta {
 }
 
 impl Events {
-    /// Of an answer's body.
+    /// Reads the events of an answer's body.
     pub fn of(body: Body) -> Self {
         Self { body: body.into_data_stream(), rest: BytesMut::new() }
     }
 
-    /// What comes next; `None` at the end. It may be dropped and called again.
+    /// The next event; `None` at the end. Cancel safe.
     ///
     /// # Errors
-    /// The server says that the answer failed, is gone, or sends what is no chat.
+    /// The server reports a failure, is gone, or sends something other than a chat.
     pub async fn next(&mut self) -> Result<Option<News>> {
         loop {
             while let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
@@ -104,7 +104,7 @@ impl Events {
     }
 }
 
-/// What a line carries, if it is one of data: others are comments, names and empty.
+/// The payload of a line, if it is a data line. The other lines are comments, names and empty ones.
 fn data(line: &[u8]) -> Result<Option<&str>> {
     let line = std::str::from_utf8(line).context("the server sent what is no UTF-8")?;
     Ok(line.strip_prefix("data:").map(str::trim))

@@ -1,4 +1,4 @@
-//! What a person types, or a pipe says: whole inputs, one at a time.
+//! Reads inputs from a terminal or a pipe, one at a time.
 //!
 //! A thread of its own reads, because reading waits. It reads only when it is asked to, so that the terminal is an
 //! ordinary one while the model answers.
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::typed;
 
-/// What stands before what is typed.
+/// The prompt of the line editor.
 const PROMPT: &str = "> ";
 
 /// Inputs that are remembered.
@@ -29,10 +29,10 @@ const MAX_HISTORY: usize = 1000;
 /// Commands, for the Tab key.
 const COMMANDS: [&str; 7] = ["/clear", "/exit", "/help", "/regen", "/save ", "/set ", "/system "];
 
-/// What was read.
+/// An input, or the reason why there is none.
 #[derive(Debug)]
 pub enum Read {
-    /// Something whole.
+    /// A complete input.
     Input(String),
     /// Ctrl-C, which threw away what stood there.
     Interrupted,
@@ -40,7 +40,7 @@ pub enum Read {
     End,
 }
 
-/// The reading end.
+/// The receiver of inputs.
 #[derive(Debug)]
 pub struct Reader {
     ask: std_mpsc::Sender<()>,
@@ -80,7 +80,7 @@ impl Reader {
         self.terminal.is_some()
     }
 
-    /// The next input.
+    /// Waits for the next input.
     ///
     /// # Errors
     /// Standard input cannot be read, or is no UTF-8.
@@ -95,7 +95,7 @@ impl Drop for Reader {
     /// A signal may end the chat while the editor has the terminal.
     fn drop(&mut self) {
         if let Some(was) = &self.terminal {
-            // What cannot be mended now is not worth another failure.
+            // A terminal that cannot be restored now is not worth another failure.
             let _ = termios::tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, was);
         }
     }
@@ -115,7 +115,7 @@ fn piped() -> Result<Read> {
     }
 }
 
-/// The line editor.
+/// The line editor, on its own thread.
 struct Lines {
     editor: Editor<Help, FileHistory>,
     /// Where the history is kept.
@@ -164,7 +164,7 @@ impl Lines {
     }
 }
 
-/// What the editor asks while somebody types.
+/// The editor's helper, for completion and for input of several lines.
 struct Help;
 
 impl Helper for Help {}

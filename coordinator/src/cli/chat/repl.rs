@@ -1,4 +1,4 @@
-//! The chat itself: reads, asks, shows, until the end.
+//! The loop of the chat: reads input, asks the model, shows the answer, until the end.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -16,7 +16,7 @@ use super::typed::{self, Typed};
 use crate::cli::printing::output;
 use crate::cli::running::interrupt::Interrupted;
 
-/// A chat with somebody.
+/// A chat at a terminal, or with lines from standard input.
 pub struct Repl {
     door: Door,
     talk: Talk,
@@ -26,19 +26,19 @@ pub struct Repl {
     screen: Screen,
 }
 
-/// How answers look.
+/// Properties of the terminal that decide how answers look.
 #[derive(Clone, Copy, Debug)]
 struct Screen {
     /// Remarks and thoughts are told apart by their brightness.
     dims: bool,
-    /// Whether somebody types, who is told what can be typed.
+    /// Whether a user types, who is shown the possible commands.
     greets: bool,
 }
 
 /// How an answer ended.
 enum Outcome {
     Whole,
-    /// By Ctrl-C.
+    /// The user stopped it with Ctrl-C.
     Stopped,
     Failed(anyhow::Error),
 }
@@ -49,12 +49,12 @@ struct Coming {
     usage: Option<Usage>,
     /// Times of the first and the last piece.
     span: Option<(Instant, Instant)>,
-    /// What is written now are thoughts.
+    /// Whether reasoning is being printed now.
     thinks: bool,
 }
 
 impl Repl {
-    /// Begins a chat.
+    /// A chat over `door`, with no request yet.
     ///
     /// # Errors
     /// Signals cannot be listened for.
@@ -70,7 +70,7 @@ impl Repl {
     /// Chats until the end.
     ///
     /// # Errors
-    /// Standard input or output fail. What the server refuses is told, and the chat goes on.
+    /// Standard input or output fail. A refusal of the server is shown, and the chat goes on.
     pub async fn run(mut self) -> Result<()> {
         if self.screen.greets {
             let model = self.talk.model.as_deref().unwrap_or("the server's model");
@@ -94,7 +94,7 @@ impl Repl {
         Ok(())
     }
 
-    /// The next input. A signal ends the wait for a pipe; for a person at a terminal Ctrl-C is a key.
+    /// Waits for the next input. A signal ends the wait for a pipe; for a person at a terminal Ctrl-C is a key.
     async fn read(&mut self) -> Result<Read> {
         tokio::select! {
             read = self.reader.next() => read,
@@ -253,13 +253,13 @@ impl Coming {
         Ok(())
     }
 
-    /// What follows begins on a line of its own.
+    /// Ends an unfinished line, so that the next text begins on its own line.
     fn end_line(&self, screen: Screen) -> io::Result<()> {
         let last = if self.thinks { &self.answer.reasoning } else { &self.answer.text };
         if last.is_empty() || last.ends_with('\n') { Ok(()) } else { screen.text("\n", false) }
     }
 
-    /// What the answer took. Its speed is that of the pieces after the first.
+    /// The answer's figures: tokens and seconds. The speed is that of the pieces after the first.
     fn figures(&self) -> String {
         let Some(usage) = self.usage else {
             return "the server does not say how many tokens these were".to_string();

@@ -1,13 +1,13 @@
-//! A chat so far: its messages, and what its requests carry beside them.
+//! The chat so far: its messages, and the other fields of its requests.
 
 use serde_json::{Map, Value, json};
 
-/// A chat.
+/// Messages and settings of a chat.
 #[derive(Clone, Debug, Default)]
 pub struct Talk {
-    /// The model to ask for; the server chooses where there is none.
+    /// The model to ask for; `None`: the server's default.
     pub model: Option<String>,
-    /// The system message.
+    /// The system message; `None`: the chat has none.
     pub system: Option<String>,
     /// Fields of every request.
     pub settings: Map<String, Value>,
@@ -21,12 +21,12 @@ struct Turn {
     answer: Option<Answer>,
 }
 
-/// What the model answered.
+/// An answer of the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Its text.
+    /// The text of the answer.
     pub text: String,
-    /// What it thought before.
+    /// The reasoning before it.
     pub reasoning: String,
 }
 

@@ -1,4 +1,4 @@
-//! What was typed, as one of the things that a chat can do. Pure: no terminal, no server.
+//! Parses an input: a message, or one of the chat's commands. Pure: no terminal, no server.
 
 use serde_json::Value;
 use thiserror::Error;
@@ -6,7 +6,7 @@ use thiserror::Error;
 /// Stands before and behind text of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// What `/help` shows.
+/// The text of `/help`.
 pub const HELP: &str = "\
 /clear              begin anew; the system message and the settings stay
 /system [TEXT]      set the system message and begin anew; without TEXT: show it
@@ -20,14 +20,14 @@ pub const HELP: &str = "\
 Ctrl-C ends an answer. A line that ends with \\ goes on in the next one. \"\"\" begins and ends
 text of several lines. // at the beginning says something that begins with /.";
 
-/// What is to be done.
+/// A parsed input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Typed {
-    /// Nothing.
+    /// The input is empty.
     Nothing,
     /// Say this to the model.
     Say(String),
-    /// Begin anew.
+    /// Forget the chat so far.
     Clear,
     /// Show the system message, or set it.
     System(Option<String>),
@@ -35,20 +35,20 @@ pub enum Typed {
     Regen,
     /// Write the chat into this file.
     Save(String),
-    /// Show the settings.
+    /// Show the settings of requests.
     Settings,
     /// Set a field, or leave it to the server.
     Set(String, Option<Value>),
-    /// Show the commands.
+    /// Show the list of commands.
     Help,
-    /// End.
+    /// End the chat.
     Exit,
 }
 
-/// Why what was typed is none of them.
+/// Why an input is not a valid command.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum TypedError {
-    /// No such command.
+    /// There is no such command.
     #[error(
         "/{0} is no command: /help lists them; // at the beginning says something that begins with /"
     )]
@@ -82,10 +82,10 @@ fn continues(input: &str) -> bool {
 }
 
 impl Typed {
-    /// Reads whole input.
+    /// Parses a complete input.
     ///
     /// # Errors
-    /// A command that there is not, or that lacks something.
+    /// The command does not exist, or lacks an argument.
     pub fn parse(input: &str) -> Result<Self, TypedError> {
         let trimmed = input.trim();
         if let Some(fenced) = trimmed.strip_prefix(FENCE) {

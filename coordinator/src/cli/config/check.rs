@@ -1,4 +1,4 @@
-//! `brigade config check`: all that is wrong with the files, each with file, line and key.
+//! `brigade config check`: all problems of the files, each with file, line and key.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::source;
 use super::{ConfigFile, complain};
 use crate::cli::printing::output;
 
-/// Who may read a file beside its owner and its group.
+/// The permission bit with which any user can read a file.
 const OTHERS_READ: u32 = 0o004;
 
 /// Runs the command.
@@ -51,7 +51,7 @@ pub fn execute(file: &ConfigFile, as_json: bool) -> Result<()> {
     }
 }
 
-/// What is wrong with single options, and where nothing is, with options together.
+/// Problems of single options, or, if there are none, of options together.
 pub fn problems(loaded: &Loaded) -> Vec<Problem> {
     if loaded.problems.is_empty() {
         options::sections().iter().flat_map(|s| contradictions(s, loaded)).collect()

@@ -1,4 +1,4 @@
-//! What clap says about a command line, and which option of the file it is about.
+//! clap's errors about a command line, and the options of the file that they concern.
 
 use std::ffi::OsString;
 
@@ -10,7 +10,8 @@ use super::place::{Place, Problem};
 use super::take::{Taken, take, with};
 use crate::cli::Cli;
 
-/// Which options of the file an error is about: those that it names, or the one without which there is another error.
+/// The options of the file that an error concerns: those that it names, or the one without which there is another
+/// error.
 pub fn remarks(args: &[OsString], section: &Section, taken: &mut Vec<Taken>) -> Vec<String> {
     let Some(text) = complaint(&with(args, section.name, taken)) else { return Vec::new() };
     let is_named = |key: &str| {
@@ -40,7 +41,7 @@ fn guilty(args: &[OsString], section: &Section, taken: &mut Vec<Taken>) -> Optio
     })
 }
 
-/// What makes no sense of the options that `section` has in the file, without a command line beside them.
+/// Problems among the options that `section` has in the file, without a command line.
 pub fn contradictions(section: &'static Section, loaded: &Loaded) -> Vec<Problem> {
     // One model after the other, as `-m` would choose it.
     let models: Vec<Option<&ModelEntry>> = match &loaded.models[..] {
@@ -67,7 +68,7 @@ pub fn contradictions(section: &'static Section, loaded: &Loaded) -> Vec<Problem
     problems
 }
 
-/// What clap says about a command line, without its usage.
+/// clap's error about a command line, without the usage.
 fn complaint(words: &[OsString]) -> Option<String> {
     let error = Cli::command().try_get_matches_from(words).err()?;
     let text = error.to_string();

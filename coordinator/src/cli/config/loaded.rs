@@ -1,4 +1,4 @@
-//! What files say: options with their values and places.
+//! The contents of the files: options with their values and places.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,42 +9,42 @@ use super::value::Value;
 /// An option's value in a file.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The option's name.
+    /// The option's long name.
     pub key: String,
-    /// Its value.
+    /// The value in the file.
     pub value: Value,
-    /// Where it stands.
+    /// The place of the value in the file.
     pub at: Place,
     /// The number of its file: later ones have the last word.
     pub file_no: usize,
 }
 
-/// A `[[model]]`.
+/// A `[[model]]` table.
 #[derive(Clone, Debug)]
 pub struct ModelEntry {
-    /// What it is called.
+    /// The model's name.
     pub name: String,
     /// Where it is first named.
     pub at: Place,
-    /// Its options.
+    /// The options of the model.
     pub settings: Vec<Setting>,
 }
 
-/// What the files say together.
+/// The contents of all files together.
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
     /// The files, in the order in which they were read.
     pub files: Vec<PathBuf>,
-    /// Options by section.
+    /// Options of each section.
     pub sections: BTreeMap<&'static str, Vec<Setting>>,
-    /// Models, in order.
+    /// Models in the order of the files.
     pub models: Vec<ModelEntry>,
-    /// All that is wrong.
+    /// All problems of the files.
     pub problems: Vec<Problem>,
 }
 
 impl Loaded {
-    /// What `section` says.
+    /// Options of `section`; empty where the files do not have it.
     pub fn section(&self, name: &str) -> &[Setting] {
         self.sections.get(name).map(Vec::as_slice).unwrap_or_default()
     }

@@ -1,7 +1,7 @@
-//! The command line with the file behind it: flag before environment before file.
+//! Merges the file into the command line: a flag wins over the environment, and that over the file.
 //!
-//! What the file says is put among the arguments, so that clap's parsers, ranges and messages are those of flags. What is
-//! given otherwise, or would contradict that, is left out.
+//! Options of the file become arguments, so that clap's parsers, ranges and messages hold for them. Options that are
+//! given in another way, or would contradict those, are left out.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,25 +20,25 @@ use crate::cli::{Cli, Command};
 
 /// The file that is read where none is named and it exists.
 pub const DEFAULT_FILE: &str = "/etc/brigade/brigade.toml";
-/// In the place of a file's name: no file is read.
+/// The value of `--config` with which no file is read.
 pub const NO_FILE: &str = "none";
 
-/// What a command line is put together for.
+/// The purpose for which a command line is merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To run it.
+    /// To run the command.
     Run,
-    /// To show what it would do. Values that begin with systemd's folder of credentials stay as they are written: what only
-    /// looks is in no service.
+    /// To show the effective options. Values that begin with systemd's folder of credentials stay as they are
+    /// written: what only looks is in no service.
     Show,
-    /// To show what the file has for it; a command line may be needed to complete that.
+    /// To show the file's options; a command line may be needed to complete them.
     ShowFile,
 }
 
 /// Why there is no command to run.
 #[derive(Debug)]
 pub enum Refused {
-    /// What clap says about arguments, and which of them are not the user's own.
+    /// clap's error about the arguments, with remarks about those that come from the file.
     Arguments(Box<clap::Error>, Vec<String>),
     /// The file is wrong.
     File(Vec<Problem>),
@@ -55,7 +55,7 @@ impl From<clap::Error> for Refused {
 pub struct Merged {
     /// All arguments as clap reads them.
     pub matches: ArgMatches,
-    /// What the file gave.
+    /// Options that came from the file.
     pub taken: Vec<Taken>,
     /// The model whose options are used.
     pub model: Option<ModelEntry>,
@@ -90,7 +90,7 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
     Ok(cli)
 }
 
-/// Whether somebody has said which model it is to be.
+/// Whether the command line, a variable or the file chooses the model.
 fn is_model_chosen(args: &[OsString], loaded: &Loaded, section: &Section) -> bool {
     let said = leniently(args).map(|(_, matches)| matches).unwrap_or_default();
     is_chosen(&said, loaded.section(section.name))
@@ -133,7 +133,7 @@ pub fn file(named: Option<&Path>) -> Option<PathBuf> {
     }
 }
 
-/// What arguments and variables say, even where they are not complete without the file.
+/// Parses arguments and variables, even where they are incomplete without the file.
 fn leniently(args: &[OsString]) -> Option<(&'static Section, ArgMatches)> {
     let mut matches = Cli::command().ignore_errors(true).try_get_matches_from(args).ok()?;
     let (name, matches) = matches.remove_subcommand()?;
@@ -153,7 +153,7 @@ pub fn merge(
     let said = Switched::read(args, section).args;
     let said = leniently(&said).map(|(_, matches)| matches).unwrap_or_default();
     let model = match choose(section, loaded, &said, loaded.section(section.name)) {
-        // What they have in common is shown.
+        // Options that all models share are shown.
         Err(_) if purpose == Purpose::ShowFile => None,
         chosen => chosen.map_err(|problem| Refused::File(vec![problem]))?,
     };
@@ -169,7 +169,7 @@ fn merge_for(
     purpose: Purpose,
 ) -> Result<Merged, Refused> {
     let switched = Switched::read(args, section);
-    // What clap says without a command line to read, it says below.
+    // If clap cannot parse this, it reports the error below.
     let said = leniently(&switched.args).map(|(_, matches)| matches).unwrap_or_default();
     let is_said = |option: &Opt| {
         let source =
@@ -195,7 +195,7 @@ fn merge_for(
     }
 }
 
-/// The command line's definition, where no variable turns on what is turned off.
+/// The command line's definition without the variables of switches that are turned off.
 fn without_variables(switched: &Switched, section: &Section) -> clap::Command {
     let off = |command: clap::Command| {
         switched.off.iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.env(None)))
@@ -225,7 +225,7 @@ impl Command {
         }
     }
 
-    /// Another model for the same server.
+    /// Adds another model to the same server.
     fn add_model(&mut self, other: Self) {
         if let (Self::Serve(args), Self::Serve(other)) = (self, other) {
             args.others.push(*other);

@@ -1,12 +1,12 @@
-//! `brigade config` checks, shows and writes the file that options may stand in.
+//! `brigade config` checks, shows and writes the configuration file.
 //!
 //! Reading order:
 //!
-//! - [`options`] reads what may stand there from clap's definitions.
-//! - [`source`] reads the file and its drop-ins into what is [`loaded`]. `one_file` reads one of them, `value` a value.
-//!   `place` has problems with their places. `unknown` and `near` tell what was meant by a wrong name.
-//! - [`merge`] puts what they say among the arguments of a command: what stands of it is in `take`, and what clap says about
-//!   the whole in `complaint`. `switches` are what a command line turns off.
+//! - [`options`] derives the allowed options from clap's definitions.
+//! - [`source`] reads the file and its drop-ins into [`loaded`]. `one_file` reads one of them, `value` a value.
+//!   `place` has problems with their places. `unknown` and `near` suggest right names for wrong ones.
+//! - [`merge`] adds the file's options to a command's arguments. `take` chooses them, and `complaint` attributes
+//!   clap's errors. `switches` are turned off by the command line.
 //! - `check` and `show` are the commands; [`text`] and [`schema`] write the definitions down, for people and for editors.
 
 mod check;
@@ -145,11 +145,10 @@ fn init(args: &InitArgs) -> Result<()> {
     output::line(format_args!("{} has all options, commented out", path.display()))
 }
 
-/// The models that the file of options names, whoever uses them. It is the one that `BRIGADE_CONFIG` says, or that of the
-/// system.
+/// The models that the configuration file names. The file is that of `BRIGADE_CONFIG`, or the system's.
 ///
 /// # Errors
-/// The file is wrong: nobody knows what else it would name.
+/// The file is invalid, so the list could be incomplete.
 pub fn model_names() -> Result<Vec<String>> {
     Ok(said(take::MODEL)?.into_iter().flat_map(|setting| setting.value.texts().to_vec()).collect())
 }
@@ -169,7 +168,7 @@ pub fn folder(key: &str) -> Result<Option<PathBuf>> {
     Ok(sections.chain(of_models).find_map(said))
 }
 
-/// What that file says about an option, of models and then of commands.
+/// The values of an option in that file: of models first, then of commands.
 fn said(key: &str) -> Result<Vec<loaded::Setting>> {
     let Some(loaded) = loaded()? else { return Ok(Vec::new()) };
     let of_models = loaded.models.iter().flat_map(|model| &model.settings);
@@ -177,7 +176,7 @@ fn said(key: &str) -> Result<Vec<loaded::Setting>> {
     Ok(all.filter(|setting| setting.key == key).cloned().collect())
 }
 
-/// That file, where there is one.
+/// The contents of that file; `None` where it does not exist.
 fn loaded() -> Result<Option<loaded::Loaded>> {
     let named = std::env::var_os("BRIGADE_CONFIG").filter(|path| !path.is_empty());
     let Some(path) = merge::file(named.as_ref().map(Path::new)) else { return Ok(None) };
@@ -188,7 +187,7 @@ fn loaded() -> Result<Option<loaded::Loaded>> {
     Ok(Some(loaded))
 }
 
-/// All that is wrong with one text, as `check` says it of a file at `path`.
+/// All problems of a text, as `check` reports them for a file at `path`.
 pub fn wrong_in(path: &Path, text: &str) -> Vec<place::Problem> {
     let mut loaded = loaded::Loaded::default();
     one_file::OneFile { path, text, file_no: 0 }.add_to(&mut loaded);

@@ -1,9 +1,9 @@
-//! Names that are near to one that nobody knows.
+//! Finds the known names that are similar to an unknown one.
 
-/// A name this many letters away is not what was meant, however long it is.
+/// The largest distance of a suggested name, in letters, however long the name is.
 const FARTHEST: usize = 3;
 
-/// Of `names` the one that is nearest to `typed`, if one is near.
+/// The one of `names` that is nearest to `typed`, if one is near.
 pub fn near<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let typed = typed.to_lowercase().replace('_', "-");
     let bound = (typed.chars().count() / 3).clamp(1, FARTHEST);

@@ -1,4 +1,4 @@
-//! One file, read key by key.
+//! Reads one file, key by key.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -22,18 +22,18 @@ fn in_order<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Entry<'a, 'i>> {
     entries
 }
 
-/// One file.
+/// A file that is being read.
 pub struct OneFile<'a> {
-    /// Where it is.
+    /// The file's path.
     pub path: &'a Path,
-    /// What stands in it.
+    /// The text of the file.
     pub text: &'a str,
-    /// Its number: 0 is the first.
+    /// The file's number: 0 is the first.
     pub file_no: usize,
 }
 
 impl OneFile<'_> {
-    /// Adds what it says, and what is wrong with it.
+    /// Adds its values and its errors.
     pub fn add_to(&self, loaded: &mut Loaded) {
         let (table, errors) = DeTable::parse_recoverable(self.text);
         let mut bad_lines = Vec::new();
@@ -44,14 +44,14 @@ impl OneFile<'_> {
             loaded.problems.push(problem);
         }
         if let Err(problem) = self.check_version(table.get_ref()) {
-            // What a newer version means by its other keys, this program does not know.
+            // A newer version may give its other keys a meaning that this program does not know.
             return loaded.problems.push(problem);
         }
         let before = loaded.problems.len();
         for (key, value) in in_order(table.get_ref()) {
             self.add_section(key, value, loaded);
         }
-        // What stands on a line that cannot be read is not wrong a second time.
+        // A value on a line that cannot be parsed is not reported a second time.
         let after = loaded.problems.split_off(before);
         loaded.problems.extend(after.into_iter().filter(|p| !bad_lines.contains(&p.at.line)));
     }
@@ -67,7 +67,7 @@ impl OneFile<'_> {
         Problem { at: self.place(at), key: key.to_owned(), what }
     }
 
-    /// The version: the first file has to say it, and no file may say a newer one.
+    /// Checks the version: the first file must have it, and no file may have a newer one.
     fn check_version(&self, table: &DeTable<'_>) -> Result<(), Problem> {
         let Some((key, value)) = table.get_key_value(VERSION_KEY) else {
             return if self.file_no > 0 || table.is_empty() {
@@ -190,7 +190,7 @@ impl OneFile<'_> {
         }
     }
 
-    /// What a model is called, unlike those before it in this file.
+    /// The name of a model, which must differ from those before it in this file.
     fn name(&self, at: usize, table: &DeTable<'_>, before: &[String]) -> Result<String, Problem> {
         let Some((key, value)) = table.get_key_value(NAME) else {
             return Err(self.problem(

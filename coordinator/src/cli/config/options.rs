@@ -1,4 +1,4 @@
-//! The options that the file may have, as clap's definitions of `serve`, `run` and `worker` say them.
+//! The options that the file may have, from clap's definitions of `serve`, `run` and `worker`.
 //!
 //! There is no second list: keys, their values, the schema for editors and the reference in the manual are read from the
 //! same commands that read arguments. A crate that derives schemas from types, such as schemars, would need those types
@@ -18,15 +18,14 @@ pub const SECTIONS: [&str; 3] = ["serve", "run", "worker"];
 /// The section of models, of which there may be many.
 pub const MODEL: &str = "model";
 
-/// The section of keys that share what their prompts begin with, of which there may be many: its name, that of its list,
-/// and the option of the server that it stands for.
+/// The name of the repeatable section `[[share]]`: groups of keys that share kept prompts.
 pub const SHARE: &str = "share";
-/// See [`SHARE`].
+/// The list of keys in a section [`SHARE`].
 pub const KEYS: &str = "keys";
-/// See [`SHARE`].
+/// The server's option for which a section [`SHARE`] stands.
 pub const SHARE_PREFIX: &str = "share-prefix";
 
-/// What a model is called, beside the options of its line.
+/// The key of a model's name, beside the options of its line.
 pub const NAME: &str = "name";
 
 /// The version of the file that this program reads, and those before it.
@@ -34,7 +33,7 @@ pub const VERSION: i128 = 1;
 /// The key that it stands at.
 pub const VERSION_KEY: &str = "version";
 
-/// Options that say where the file is, and so do not stand in it.
+/// Options that locate the file, and therefore cannot be in it.
 pub const CONFIG: &str = "config";
 
 /// Options of `serve` that are about the server as a whole: the others are a line's, and may stand with its model.
@@ -64,31 +63,31 @@ const OF_THE_SERVER: [&str; 23] = [
     "tls-key",
 ];
 
-/// What a value looks like.
+/// The form of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `true` or `false`.
+    /// A boolean, `true` or `false`.
     Switch,
-    /// A whole number.
+    /// An integer.
     Integer,
-    /// A number.
+    /// An integer or a decimal number.
     Number,
-    /// A text.
+    /// A string.
     Text,
 }
 
-/// An option.
+/// An option that the file may have.
 #[derive(Clone, Debug)]
 pub struct Opt {
     arg: Arg,
 }
 
-/// A command's options.
+/// The options of one command.
 #[derive(Clone, Debug)]
 pub struct Section {
     /// Its name, and the command's.
     pub name: &'static str,
-    /// The command.
+    /// clap's definition of the command.
     pub command: Command,
     /// Its options, in the order of `--help`.
     pub options: Vec<Opt>,
@@ -153,17 +152,17 @@ impl Opt {
         (!asks && !arg.is_hide_set() && long != CONFIG).then(|| Self { arg: arg.clone() })
     }
 
-    /// What it is called in the file: its long name.
+    /// The option's key in the file: its long name.
     pub fn key(&self) -> &str {
         self.arg.get_long().unwrap_or_default()
     }
 
-    /// What clap calls it.
+    /// The option's id in clap.
     pub fn id(&self) -> &str {
         self.arg.get_id().as_str()
     }
 
-    /// The definition.
+    /// clap's definition of the option.
     pub fn arg(&self) -> &Arg {
         &self.arg
     }
@@ -173,12 +172,12 @@ impl Opt {
         self.arg.get_all_aliases().unwrap_or_default()
     }
 
-    /// What it does, as `--help` says it.
+    /// The option's help text, as in `--help`.
     pub fn help(&self) -> String {
         self.arg.get_help().map(StyledStr::to_string).unwrap_or_default()
     }
 
-    /// Under which heading `--help` has it.
+    /// The heading under which `--help` lists it.
     pub fn heading(&self) -> &str {
         self.arg.get_help_heading().unwrap_or("Options")
     }
@@ -193,12 +192,12 @@ impl Opt {
         matches!(self.arg.get_action(), ArgAction::Append)
     }
 
-    /// Whether its value is for nobody's eyes.
+    /// Whether its value must not be shown.
     pub fn is_secret(&self) -> bool {
         self.arg.is_hide_env_values_set()
     }
 
-    /// What its value is called in `--help`.
+    /// The name of the value in `--help`.
     pub fn value_name(&self) -> String {
         let names = self.arg.get_value_names().unwrap_or_default();
         names.first().map_or_else(|| self.key().to_uppercase(), ToString::to_string)
@@ -213,13 +212,13 @@ impl Opt {
         }
     }
 
-    /// Its value where nobody names one.
+    /// The default value, where the option has one.
     pub fn default(&self) -> Option<String> {
         let first = self.arg.get_default_values().first()?;
         (self.kind() != Kind::Switch).then(|| first.to_string_lossy().into_owned())
     }
 
-    /// What its value looks like.
+    /// The form of the value.
     pub fn kind(&self) -> Kind {
         if !self.arg.get_action().takes_values() {
             return Kind::Switch;

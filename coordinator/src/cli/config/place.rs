@@ -1,4 +1,4 @@
-//! Where something stands in a file, and what is wrong with it.
+//! Places in files, and problems at them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,9 +9,9 @@ use thiserror::Error;
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Place {
-    /// The file.
+    /// The file's path.
     pub file: PathBuf,
-    /// Its line, from 1; 0 is the file as a whole.
+    /// The line, from 1; 0 means the file as a whole.
     pub line: usize,
 }
 
@@ -28,10 +28,10 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, Error, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[error("{at}: {}{what}", if key.is_empty() { String::new() } else { format!("{key}: ") })]
 pub struct Problem {
-    /// Where.
+    /// The place of the problem.
     pub at: Place,
-    /// Which key; empty where it is none.
+    /// The key in question; empty where there is none.
     pub key: String,
-    /// What, and what to do about it.
+    /// The problem, and a remedy.
     pub what: String,
 }

@@ -7,7 +7,7 @@ use super::options::{self, KEYS, Kind, MODEL, NAME, Opt, SHARE, VERSION};
 /// The dialect that it is written in: of those that editors of TOML read, the one that all have.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
 
-/// The schema.
+/// Makes the JSON Schema of the file.
 pub fn schema() -> Value {
     let mut properties = Map::new();
     let version = i64::try_from(VERSION).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! `brigade config show`: the values that count, and where each comes from.
+//! `brigade config show`: the effective values, and the source of each.
 
 use std::ffi::OsString;
 
@@ -15,7 +15,7 @@ use super::take;
 use super::{ConfigFile, complain};
 use crate::cli::printing::output;
 
-/// What stands in the place of secrets.
+/// The replacement for secrets.
 const REDACTED: &str = "(secret)";
 
 /// Runs the command.
@@ -59,7 +59,7 @@ pub fn execute(file: &ConfigFile, command: &[OsString], as_json: bool) -> Result
     if as_json { output::json(&values) } else { Ok(()) }
 }
 
-/// What the file has for a model, with where it stands.
+/// The options that the file has for a model, with their places.
 fn of_model(model: &ModelEntry) -> Vec<Shown> {
     let serve = options::section("serve");
     let of = |setting: &Setting| {
@@ -122,7 +122,7 @@ fn shown(option: &Opt, matches: &ArgMatches, merged: &Merged) -> Shown {
     Shown { key: option.key().to_owned(), value, from }
 }
 
-/// A value as JSON has it; null where there is none.
+/// A value as JSON; null where there is none.
 fn as_json(option: &Opt, texts: Option<&[String]>) -> Value {
     let one = |text: &String| match (option.is_secret(), option.kind()) {
         (true, _) => Value::from(REDACTED),
@@ -171,7 +171,7 @@ fn print(heading: &str, shown: &[Shown]) -> Result<()> {
     for Shown { key, value, from } in shown {
         match value {
             Value::Null => output::line(format_args!("# {key} is {from}"))?,
-            // What JSON has for texts, numbers and lists, TOML has too.
+            // JSON's notation of texts, numbers and lists is also valid TOML.
             value => output::line(format_args!("{:<40} # {from}", format!("{key} = {value}")))?,
         }
     }

@@ -1,4 +1,4 @@
-//! The file and its drop-ins, read: which option has which value, where that stands, and all that is wrong.
+//! Reads the file and its drop-ins: the values of options, their places, and all problems.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,12 +10,12 @@ use super::place::{Place, Problem};
 
 /// Longest file: it is written by hand.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Most drop-ins.
+/// Limit of the number of drop-ins.
 const MAX_DROP_INS: usize = 100;
 /// The ending of drop-ins.
 const ENDING: &str = "toml";
 
-/// Reads the file at `path` and the drop-ins beside it. What is wrong with them stands in what comes back.
+/// Reads the file at `path` and the drop-ins beside it. Problems are part of the result.
 pub fn read(path: &Path) -> Loaded {
     let mut loaded = Loaded::default();
     let folder = path.with_extension("d");
@@ -44,8 +44,8 @@ fn unreadable(file: PathBuf, error: &io::Error) -> Problem {
     Problem { at: Place { file, line: 0 }, key: String::new(), what: error.to_string() }
 }
 
-/// Whether a file or folder exists, as far as can be seen: one in a folder that nobody may look into is to be read, so that
-/// this is said.
+/// Whether a file or folder exists. If this cannot be determined, it counts as there, so that reading it reports the
+/// reason.
 pub fn is_there(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)
 }

@@ -1,5 +1,5 @@
-//! Switches that a command line turns off: `--push=false` for each option without a value. clap knows a switch that is there
-//! and one that is not, and the file may turn on what nobody could turn off then.
+//! Switches that a command line turns off: `--push=false` for each option without a value. clap knows only present
+//! and absent switches, so a switch that the file turns on could not be turned off without this.
 
 use std::ffi::OsString;
 
@@ -10,12 +10,12 @@ use super::options::{Kind, Opt, Section};
 pub struct Switched {
     /// The arguments; `--SWITCH=true` is `--SWITCH`.
     pub args: Vec<OsString>,
-    /// What clap calls the switches that are turned off.
+    /// clap's ids of the switches that are turned off.
     pub off: Vec<String>,
 }
 
 impl Switched {
-    /// Reads `args`. The last word about a switch counts.
+    /// Takes such arguments out of `args`. The last word about a switch counts.
     pub fn read(args: &[OsString], section: &Section) -> Self {
         let mut switched = Self::default();
         let at = args.iter().position(|arg| arg == section.name).map_or(args.len(), |at| at + 1);
@@ -49,7 +49,7 @@ impl Switched {
     }
 }
 
-/// The switch that an argument is about, and what it says; `None` for the latter: the switch alone.
+/// The switch that an argument names, and its value, if it has one.
 fn switch<'s>(text: &str, section: &'s Section) -> Option<(&'s Opt, Option<bool>)> {
     let (name, value) = match text.strip_prefix("--")?.split_once('=') {
         Some((name, value)) => (name, Some(value.parse::<bool>().ok()?)),

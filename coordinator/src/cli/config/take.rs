@@ -1,5 +1,5 @@
-//! What stands of the file beside a command line: the model that it is about, and the options that nothing before the file
-//! has.
+//! Chooses the options of the file for a command line: the command's model, and the options that neither a flag nor a
+//! variable sets.
 
 use std::ffi::{OsStr, OsString};
 
@@ -22,19 +22,18 @@ const SERVED_NAME: &str = "served-model-name";
 /// A value that the file gave.
 #[derive(Debug)]
 pub struct Taken {
-    /// The option.
+    /// The definition of the option.
     pub option: &'static Opt,
-    /// Its value.
+    /// The value in the file.
     pub value: Value,
-    /// Where it stands.
+    /// The place of the value in the file.
     pub at: Place,
 }
 
 impl Taken {
     /// Puts systemd's folder of credentials in the place of its name.
     ///
-    /// # Errors
-    /// Nobody has set it.
+    /// # Errors The option is not set.
     pub fn find_credentials(&mut self) -> Result<(), Problem> {
         let prefix = format!("${CREDENTIALS}/");
         let texts = match &mut self.value {
@@ -57,7 +56,7 @@ impl Taken {
     }
 }
 
-/// The `[[model]]`s that `serve` is about where nobody has chosen one and there are several: all of them.
+/// All `[[model]]`s, where there are several and the command line of `serve` chooses none.
 pub fn all<'l>(
     section: &Section,
     loaded: &'l Loaded,
@@ -76,7 +75,7 @@ pub fn is_chosen(said: &ArgMatches, own: &[Setting]) -> bool {
     said.get_raw(MODEL).is_some() || own.iter().any(|own| own.key == MODEL)
 }
 
-/// Which `[[model]]` the command is about: the one that is named, or the only one.
+/// The `[[model]]` of the command: the one that is named, or the only one.
 pub fn choose(
     section: &Section,
     loaded: &Loaded,
@@ -90,7 +89,7 @@ pub fn choose(
     let find = |name: &OsStr| models.iter().find(|model| OsStr::new(&model.name) == name).cloned();
     let names = || models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     if let Some(wanted) = said.get_raw(MODEL).and_then(|mut values| values.next()) {
-        // Whatever is no name of these is a file, which has none of their options.
+        // Any other name is a file, which has no options of these models.
         return Ok(find(wanted));
     }
     if let Some(setting) = own.iter().find(|setting| setting.key == MODEL) {

@@ -1,4 +1,4 @@
-//! The definitions written down for people: a commented file. A test writes the reference of the manual from them.
+//! Writes the options for people: as a commented file, and as the manual's reference, which a test writes.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::options::{self, KEYS, Kind, MODEL, NAME, Opt, SHARE, VERSION};
 /// Columns of a comment.
 const WIDTH: usize = 110;
 
-/// A file that has all options, commented out: it says what it would say without any of them.
+/// A file with all options, commented out, with their default values.
 pub fn commented() -> String {
     let mut text = String::new();
     let mut line = |line: &str| {
@@ -71,7 +71,7 @@ fn wrapped(text: &str, line: &mut impl FnMut(&str)) {
     line(&row);
 }
 
-/// What an option does, and what it may be.
+/// The description of an option and of its values.
 fn about(option: &Opt) -> String {
     let choices = option.choices();
     if choices.is_empty() {
@@ -105,7 +105,7 @@ mod tests {
 
     /// The page of the manual that has the reference.
     const PAGE: &str = "docs/configuration.md";
-    /// What stands around the reference.
+    /// The markers around the reference in the manual.
     const MARKERS: [&str; 2] =
         ["<!-- options: made by a test, `just bless` writes it -->\n", "<!-- options: end -->"];
 

@@ -1,10 +1,10 @@
-//! What may have been meant by a name that nobody knows.
+//! Suggestions for unknown names.
 
 use super::near::near;
 use super::options::{self, MODEL, NAME, Opt, SECTIONS, SHARE, Section, VERSION_KEY};
 use crate::cli::hint;
 
-/// By a section's.
+/// A suggestion for an unknown section.
 pub fn unknown_section(name: &str) -> String {
     let in_them = options::sections().iter().filter(|section| section.option(name).is_some());
     let in_them: Vec<String> = in_them.map(|section| format!("[{}]", section.name)).collect();
@@ -21,7 +21,7 @@ pub fn unknown_section(name: &str) -> String {
     }
 }
 
-/// By a key that a section does not have.
+/// A suggestion for an unknown key of a section.
 pub fn unknown(section: &Section, of_model: bool, key: &str) -> String {
     let place = if of_model { "[[model]]".to_owned() } else { format!("[{}]", section.name) };
     let known: Vec<&Opt> =

@@ -1,4 +1,4 @@
-//! A value of the file, as the command line would have it, and whether clap's own parser takes it.
+//! A value of the file in the form of command-line arguments, checked by clap's own parser.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
@@ -9,11 +9,11 @@ use super::options::{Kind, Opt};
 /// The value of an option.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Of a switch.
+    /// The value of a switch.
     Switch(bool),
-    /// Of an option that has one.
+    /// The value of an option that may be given once.
     One(String),
-    /// Of an option that may be given several times.
+    /// The values of an option that may be given several times.
     List(Vec<String>),
 }
 
@@ -36,7 +36,7 @@ impl Value {
         read.texts().iter().try_for_each(|text| accept(option, text)).map(|()| read)
     }
 
-    /// Those of an option that may be given several times.
+    /// The values of an option that may be given several times.
     ///
     /// # Errors
     /// As of [`Value::read`].
@@ -53,7 +53,7 @@ impl Value {
         }
     }
 
-    /// As arguments behind a command's name.
+    /// The value as arguments behind a command's name.
     pub fn arguments(&self, option: &Opt) -> Vec<String> {
         match self {
             Self::Switch(true) => vec![format!("--{}", option.key())],
@@ -63,7 +63,7 @@ impl Value {
     }
 }
 
-/// What a value is, with an article.
+/// The value's type, with an article.
 fn a(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",
@@ -94,7 +94,7 @@ fn text(option: &Opt, value: &DeValue<'_>) -> Result<String, String> {
     }
 }
 
-/// Whether the option's parser takes `text`. Other options have no say in it.
+/// Checks `text` with the option's parser. Other options do not matter.
 fn accept(option: &Opt, text: &str) -> Result<(), String> {
     let known = option.arg();
     let alone = Arg::new("it")
@@ -130,7 +130,7 @@ mod tests {
     use super::super::options::section;
     use super::*;
 
-    /// What becomes of `key = TEXT` in a section.
+    /// Reads `key = TEXT` in a section.
     fn read(name: &str, key: &str, text: &str) -> Result<Value, String> {
         let option = section(name).unwrap().option(key).expect("an option");
         Value::read(option, DeValue::parse(text).unwrap().get_ref())

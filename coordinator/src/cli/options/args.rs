@@ -41,7 +41,7 @@ pub enum LogFormat {
 static LOG_FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 impl LogFormat {
-    /// As written on the command line.
+    /// The format's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -51,7 +51,7 @@ impl LogFormat {
 
     /// Remembers how this process logs, for the workers it starts.
     pub fn remember(self) {
-        // Whoever was first has set up the logs.
+        // The first call has set up the logs.
         let _ = LOG_FORMAT.set(self);
     }
 
@@ -120,7 +120,7 @@ pub struct ModelArgs {
     /// Where names lead.
     #[command(flatten)]
     pub hub: HubArgs,
-    /// What the name was found to be.
+    /// The files to which the name was resolved.
     #[arg(skip)]
     pub found: Option<Found>,
     /// Where its weights are, if they are not here: `found` is its beginning then.
@@ -141,7 +141,7 @@ impl ModelArgs {
         }
     }
 
-    /// Finds what the name means, once; a path means itself.
+    /// Resolves the name to a file, once; a path stays as it is.
     ///
     /// # Errors
     /// There is no such model, or it cannot be had.
@@ -162,7 +162,7 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// As [`ModelArgs::find`], for workers that fetch for themselves what is not here.
+    /// The same as [`ModelArgs::find`], for workers that fetch missing weights themselves.
     ///
     /// # Errors
     /// There is no such model, or it cannot be had.
@@ -188,7 +188,7 @@ impl ModelArgs {
         }
     }
 
-    /// As [`ModelArgs::find`], for a command that needs no weights.
+    /// The same as [`ModelArgs::find`], for a command that needs no weights.
     ///
     /// # Errors
     /// There is no such model, or it cannot be asked about.

@@ -1,4 +1,4 @@
-//! The data folder: what is kept for good, such as keys. (The cache folder holds what can be made again.)
+//! The data folder: data to keep, such as keys. (The cache folder holds data that can be made again.)
 
 use std::path::PathBuf;
 
@@ -23,16 +23,16 @@ impl DataDirArgs {
         self.data_dir.clone().or_else(default)
     }
 
-    /// What to add to another command so that it means the same folder.
+    /// An option to add to another command, so that it uses the same folder.
     pub fn hint(&self) -> String {
         let said = self.data_dir.as_ref();
         said.map_or(String::new(), |folder| format!(" --data-dir {}", folder.display()))
     }
 
-    /// The folder.
+    /// The folder's path.
     ///
     /// # Errors
-    /// Nobody names one.
+    /// No option and no variable names a folder.
     pub fn path(&self) -> Result<PathBuf> {
         self.find().context(
             "--data-dir has no default, because neither XDG_DATA_HOME nor HOME is set: give one",

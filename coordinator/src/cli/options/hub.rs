@@ -57,8 +57,7 @@ pub struct HubArgs {
 impl HubArgs {
     /// These arguments and the environment.
     ///
-    /// # Errors
-    /// Nobody names a folder.
+    /// # Errors No folder is named.
     pub fn settings(&self, data_dir: &DataDirArgs) -> Result<Settings> {
         let data_dir = data_dir.path().context("models by name are kept in the data folder")?;
         let folder = self.download_dir.clone().unwrap_or_else(|| data_dir.join(FOLDER));
@@ -132,7 +131,8 @@ impl HubArgs {
         Ok(Resolver::new(&settings, &watcher).describe(model, &is_enough)?)
     }
 
-    /// A path may lead into our own folder too: nobody prunes what runs.
+    /// Marks a file in brigade's own folder as in use, so that it is not pruned. A path may lead into that folder
+    /// too.
     fn hold(&self, path: &Path, data_dir: &DataDirArgs) {
         let folder = self.download_dir.clone().or_else(|| Some(data_dir.find()?.join(FOLDER)));
         let own = folder.filter(|folder| folder.is_dir()).map(|folder| Own::new(&folder));
@@ -149,7 +149,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// One that has shown nothing yet.
+    /// A progress display that has shown nothing yet.
     pub fn new() -> Self {
         Self { bar: Bar::new(), told: Cell::new(None) }
     }

@@ -1,4 +1,4 @@
-//! Reading what the user names: texts from files or standard input, and model files.
+//! Reads the user's inputs: texts from files or standard input, and model files.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};

@@ -1,4 +1,4 @@
-//! What several commands can be told, and how it is read.
+//! Options that several commands share, and their parsers.
 
 pub mod args;
 pub(crate) mod data_dir;

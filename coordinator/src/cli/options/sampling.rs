@@ -1,5 +1,5 @@
-//! Options that say how tokens are drawn: those that the table of settings gives one, the biases and the seed. The defaults
-//! are llama.cpp's.
+//! Options of sampling: one for each row of the table of settings that has an option, the biases and the seed. The
+//! defaults are llama.cpp's.
 
 use std::sync::LazyLock;
 
@@ -25,7 +25,7 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What other options call these.
+    /// clap's ids of these options.
     pub fn ids() -> impl Iterator<Item = &'static str> {
         typed().iter().map(|typed| typed.option.id).chain(["logit_bias", "seed"])
     }
@@ -37,7 +37,7 @@ impl SamplingArgs {
         for (typed, value) in typed().iter().zip(&self.settings.0) {
             let value = match *value {
                 Given::Number(value) => Value::Number(value),
-                // What is below 0 is the whole context.
+                // A value below 0 means the whole context.
                 Given::Count(value) => Value::Count(u32::try_from(value).unwrap_or(n_ctx)),
             };
             typed.setting.set(&mut params, value);
@@ -65,7 +65,7 @@ impl SamplingArgs {
     }
 }
 
-/// As it was typed: 0.95 and not the nearest number of four bytes.
+/// The number as it was typed: 0.95, not the nearest f32.
 pub fn number(value: f32) -> Json {
     value.to_string().parse().map_or(Json::Null, |value: f64| json!(value))
 }
@@ -80,13 +80,13 @@ fn biases(biases: &[(u32, f32)]) -> Json {
 struct Typed {
     setting: &'static Setting,
     option: CommandOption,
-    /// What help calls its value.
+    /// The name of the value in `--help`.
     value_name: String,
     /// Its default, as help shows it.
     default: String,
 }
 
-/// All of them, in the table's order.
+/// All of these options, in the table's order.
 fn typed() -> &'static [Typed] {
     static TYPED: LazyLock<Vec<Typed>> = LazyLock::new(|| {
         let defaults = SamplingParams::default();
@@ -139,7 +139,7 @@ impl Typed {
     }
 }
 
-/// What was typed for a setting.
+/// The typed value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Given {
     Number(f32),
@@ -147,7 +147,7 @@ enum Given {
     Count(i64),
 }
 
-/// What was typed for each of [`typed`].
+/// The typed values, one for each of [`typed`].
 #[derive(Clone, Debug)]
 struct SettingArgs(Vec<Given>);
 

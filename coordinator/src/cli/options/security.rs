@@ -1,5 +1,5 @@
-//! As who a coordinator speaks with workers: the arguments of `serve` about its cluster, and the commands that change
-//! who belongs to it (`token create`, `nodes`, `revoke`).
+//! Security between a coordinator and its workers: the options of `serve` about its cluster, and the commands that
+//! change its members (`token create`, `nodes`, `revoke`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::cli::options::units;
 use crate::cli::printing::machines;
 use crate::cli::printing::output;
 
-/// Time a worker's certificate is good for unless it is said: a day, so that what is lost is soon worth nothing.
+/// The default lifetime of a worker's certificate: a day, so that a lost key is soon worthless.
 const CERTIFICATES_FOR: &str = "24h";
 /// Shortest time a certificate may be good for: renewing takes a connection.
 const CERTIFICATES_FOR_AT_LEAST: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ impl ClusterFiles {
 /// How a coordinator speaks with workers, and whom it lets in.
 #[derive(Debug, Default)]
 pub struct Security {
-    /// How it speaks.
+    /// How connections to workers are made.
     pub network: Network,
     /// Whom it lets in, where it has a cluster.
     pub pki: Option<Arc<Pki>>,
@@ -87,12 +87,10 @@ impl Security {
         Self { network: Network::plain(insecure), ..Self::default() }
     }
 
-    /// A server's. It has a cluster where workers may join, on this machine as elsewhere, unless the network is said to be
-    /// insecure; and where it dials workers and its data folder has an authority. `again`: it has been asked for before, and
-    /// no new authority is begun.
+    /// The security of a server.
     ///
     /// # Errors
-    /// The authority is lost, or files are no good.
+    /// The authority is lost, or files are invalid.
     pub async fn of_server(
         args: &ClusterArgs,
         line: &LineArgs,
@@ -161,7 +159,7 @@ impl Security {
         pki.folder().set_control(&reachable(control)).context("cannot remember the control address")
     }
 
-    /// What brings a machine to a coordinator with this control address.
+    /// The command that brings a machine to a coordinator with this control address.
     pub fn how_to_join(&self, control: &Address, data_dir: &DataDirArgs) -> JoinHint {
         let at = reachable(control);
         match &self.pki {
@@ -186,8 +184,8 @@ impl Security {
     }
 }
 
-/// Whether the workers that are named belong to a cluster: that of the data folder which is named, or else of the usual
-/// one, if it has an authority and the network is not said to be insecure.
+/// Whether the named workers belong to a cluster. That is so if the given or the default data folder has an
+/// authority, and the network is not insecure.
 fn is_a_cluster(line: &LineArgs) -> bool {
     let named = line.data_dir.data_dir.is_some();
     let has_authority = |folder: &PathBuf| pki::has_authority(&Folder::within(folder));
@@ -196,7 +194,7 @@ fn is_a_cluster(line: &LineArgs) -> bool {
     !line.worker.is_empty() && (named || usual())
 }
 
-/// As others dial it: where it listens on all addresses, by this machine's name.
+/// The address that others dial. Where the server listens on all addresses, it is this machine's name.
 fn reachable(control: &Address) -> String {
     match control {
         Address::Tcp { host, port }
@@ -328,7 +326,7 @@ pub async fn nodes(args: &NodesArgs) -> Result<()> {
     let live = |node: &Node| {
         let all = running.iter().flat_map(|status| &status.nodes);
         let is_it = |seen: &&NodeStatus| seen.key.as_deref() == Some(node.key.as_str());
-        // What is heard from says more than what was lost.
+        // A machine that was heard from says more than one that was lost.
         all.filter(is_it).min_by_key(|seen| seen.heard_ms_ago.is_none())
     };
     let is_running = !running.is_empty();

@@ -1,4 +1,4 @@
-//! Speculation: whether next tokens are drafted, and by whom.
+//! Options of speculation: whether next tokens are drafted, and from which source.
 
 use brigade_draft::{Drafter, Forced, Suffix, WithModel};
 use clap::{Args, ValueEnum};
@@ -48,7 +48,7 @@ impl SpeculateArgs {
         (self.speculate == SpeculateArg::Sync).then_some(1)
     }
 
-    /// As a session has it.
+    /// The options as a session takes them.
     pub fn speculate(&self) -> Speculate {
         match self.speculate {
             SpeculateArg::Auto | SpeculateArg::Sync => {
@@ -60,20 +60,20 @@ impl SpeculateArgs {
     }
 }
 
-/// Who drafts next tokens.
+/// The drafter of next tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Speculate {
-    /// Nobody.
+    /// No drafts.
     #[default]
     Off,
-    /// What was said before, in so many bytes.
+    /// Drafts from earlier texts, with a limit of memory.
     Auto {
-        /// Of all texts together.
+        /// Limit of the bytes of all texts together.
         memory: u64,
-        /// And the model's own blocks of drafts, where they are loaded.
+        /// Whether the model's own drafting blocks are used, where they are loaded.
         own_drafts: bool,
     },
-    /// Whoever knows the answer, and is wrong as often as is said: for measurements.
+    /// Drafts of known answers with a given share of errors, for measurements.
     Forced {
         /// Probability that a draft is right.
         acceptance: f64,
@@ -82,7 +82,7 @@ pub enum Speculate {
     },
 }
 
-/// Of forced drafts: which of them are wrong.
+/// The seed that decides which forced drafts are wrong.
 const FORCED_SEED: u64 = 0x5eed;
 
 impl Speculate {
@@ -91,7 +91,7 @@ impl Speculate {
         matches!(self, Self::Auto { own_drafts: true, .. })
     }
 
-    /// Who drafts, as the scheduler takes it.
+    /// The drafter for the scheduler.
     pub fn drafter(self) -> Option<Box<dyn Drafter>> {
         match self {
             Self::Off => None,

@@ -1,5 +1,4 @@
-//! Parses what is typed on the command line in a form of its own: times, lists of CPUs, token ids and logit
-//! biases.
+//! Parsers of command-line values with a form of their own: times, lists of CPUs, token ids and logit biases.
 
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ pub fn size_or_none(text: &str) -> Result<u64, String> {
     }
 }
 
-/// As [`duration`], of what would have ended before it began.
+/// The same as [`duration`], but not 0.
 pub fn some_time(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
     if time.is_zero() {
@@ -43,7 +42,7 @@ pub fn some_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A time span in its largest unit, as people say it: `90 s`, `5 min`, `3 h`, `2 days`.
+/// A time span in its largest unit, for people: `90 s`, `5 min`, `3 h`, `2 days`.
 pub fn span(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),

@@ -16,7 +16,7 @@ const MAGIC: [u8; 8] = *b"brglogi1";
 /// Bytes of magic and numbers.
 const HEAD_BYTES: u64 = 8 + 3 * 4;
 
-/// What is scored.
+/// The tokens that are scored, and their chunks.
 #[derive(Debug)]
 pub(super) struct Scored {
     pub(super) n_vocab: u32,
@@ -35,7 +35,7 @@ impl Scored {
         self.chunks.len() * (self.n_ctx - 1 - self.n_ctx / 2) as usize
     }
 
-    /// All that comes before the rows.
+    /// Writes everything before the rows.
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         out.write_all(&MAGIC)?;
         for value in [self.n_vocab, self.n_ctx, self.chunks.len() as u32] {
@@ -71,10 +71,10 @@ pub(super) struct Base {
 }
 
 impl Base {
-    /// Opens a file that was saved for just what is scored now.
+    /// Opens a saved file for the same text, vocabulary and chunk length.
     ///
     /// # Errors
-    /// It cannot be read, is none of this kind, or is of another vocabulary, text or chunk length.
+    /// The file cannot be read, is of another kind, or is of another vocabulary, text or chunk length.
     pub(super) fn open(path: &Path, scored: &Scored) -> Result<Self> {
         let checked = || {
             let mut file = File::open(path)?;

@@ -1,4 +1,4 @@
-//! How far the predictions of one run are from those of another, summed up token by token in f64.
+//! The distance between the predictions of two runs, summed token by token in f64.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ impl Mean {
     }
 }
 
-/// What to subtract from a logit of `row` for the logarithm of its probability under softmax.
+/// The value to subtract from a logit of `row` for the logarithm of its probability under softmax.
 fn log_sum_exp(row: &[f32]) -> f64 {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = row.iter().map(|v| (f64::from(*v) - f64::from(max)).exp()).sum();
@@ -69,7 +69,7 @@ impl Difference {
         let (base_sum, sum) = (log_sum_exp(base), log_sum_exp(row));
         let term = |(&b, &r): (&f32, &f32)| {
             let log_p = f64::from(b) - base_sum;
-            // A token that the base excludes adds nothing, whatever the other makes of it.
+            // A token with probability 0 in the base run adds nothing.
             let p = log_p.exp();
             if p > 0.0 { p * (log_p - (f64::from(r) - sum)) } else { 0.0 }
         };

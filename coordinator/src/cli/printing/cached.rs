@@ -1,4 +1,4 @@
-//! What is kept of prompts, for people: who has how much, since when, and what it was of use for.
+//! Prints kept prompt states: the owners, sizes and ages, and how often they were reused.
 
 use anyhow::Result;
 use brigade_line::cached::{CachedOwner, CachedState};
@@ -35,7 +35,7 @@ fn rows(owner: &CachedOwner) -> impl Iterator<Item = Vec<String>> {
     })
 }
 
-/// What an owner has together.
+/// The totals of an owner.
 fn in_all(owner: &CachedOwner) -> String {
     let CachedOwner { owner, states, bytes, hits, largest } = owner;
     let shown = if largest.len() < *states as usize {

@@ -44,7 +44,7 @@ fn word(value: &dyn Debug) -> String {
     format!("{text:?}")
 }
 
-/// What an event says: as it is where nothing in it can be taken for a field or for another line.
+/// An event's message. It is quoted if a part of it could be taken for a field or another line.
 fn message(value: &dyn Debug) -> String {
     let text = format!("{value:?}");
     if text.chars().all(|c| is_printable(c) && c != '=') {
@@ -126,7 +126,7 @@ mod tests {
             assert_eq!(text.lines().count(), 1, "{text}");
             let plain = text.trim_end().chars().all(|c| !c.is_control() && c != '\u{202e}');
             assert!(plain, "{text}");
-            // What is outside of quotes has no field of the stranger's.
+            // Text outside of quotes has no field from outside.
             let unescaped = text.replace("\\\"", "");
             let outside: String = unescaped.split('"').step_by(2).collect();
             assert!(!outside.contains("level=") && !outside.contains("all="), "{text}");

@@ -1,4 +1,4 @@
-//! The machines of a cluster for people: where each stands, when it was last heard from, what it computes and how fast.
+//! Prints the machines of a cluster: their states, the ages of their heartbeats, their devices and speeds.
 
 use anyhow::Result;
 use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageBytes};
@@ -11,7 +11,7 @@ use crate::cli::printing::output;
 /// A worker that was seen to be so many times slower than it says is shown with that.
 const SLOW: f64 = 1.1;
 
-/// What stands where something is not known.
+/// The cell of a table for an unknown value.
 const NOTHING: &str = "-";
 
 /// Prints a cluster's state.
@@ -70,7 +70,8 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
     ]
 }
 
-/// What of a stage lies with the host beside its GPU, and which share of its experts' rows is computed there.
+/// The bytes of a stage that lie with the host beside its GPU, and the share of its experts' rows that the host
+/// computes.
 fn with_host(bytes: Option<&StageBytes>) -> String {
     let Some(bytes) = bytes.filter(|bytes| bytes.host_experts > 0) else { return String::new() };
     let [here, there] = bytes.expert_rows;

@@ -1,4 +1,4 @@
-//! What commands show: tables, bars, logs, and files of numbers.
+//! Output of commands: tables, bars, logs, and files of numbers.
 
 pub(crate) mod cached;
 pub mod log_text;

@@ -1,5 +1,5 @@
-//! Writes rows of logits to a file while they arrive. The file gets its name only when it is whole, so that
-//! nobody ever reads half of one. Its header is that of a `.npy` file, or one that the caller gives.
+//! Writes rows of logits to a file while they arrive. The file gets its name only when it is complete, so that no
+//! reader ever sees half of it. Its header is that of a `.npy` file, or one that the caller gives.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use brigade_gguf::npy;
 
-/// Refuses to replace what is there, unless it is a file and `force` is given.
+/// Refuses to replace an existing file without `force`, and anything that is not a file.
 ///
 /// # Errors
 /// It would be replaced.

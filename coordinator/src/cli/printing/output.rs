@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use serde::Serialize;
 
-/// Prints one line. Unlike `println!` it does not panic where the reader has gone.
+/// Prints one line to standard output. Unlike `println!` it does not panic where the reader has gone.
 ///
 /// # Errors
 /// Standard output's.
@@ -16,7 +16,7 @@ pub fn line(text: fmt::Arguments<'_>) -> Result<()> {
     Ok(writeln!(out)?)
 }
 
-/// Says something to people on standard error. Where nobody reads it, nothing is lost.
+/// Writes a remark to standard error. Failures to write are ignored.
 pub fn remark(text: fmt::Arguments<'_>) {
     let mut out = io::stderr().lock();
     let _ = out.write_fmt(text).and_then(|()| writeln!(out));

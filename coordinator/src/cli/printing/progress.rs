@@ -1,5 +1,5 @@
-//! The progress bar on standard error, while a model loads, a prompt is computed or a file is written. Where
-//! standard error is no terminal there is none.
+//! The progress bar on standard error, while a model loads, a prompt is computed or a file is written. Without a
+//! terminal there is no bar.
 
 use std::cell::RefCell;
 use std::io::IsTerminal;
@@ -48,14 +48,14 @@ impl Bar {
         self.draw(template, what, done_bytes, total_bytes);
     }
 
-    /// Whether anybody sees it.
+    /// Whether the bar is visible.
     pub fn is_drawn(&self) -> bool {
         !self.bar.is_hidden()
     }
 
     /// Shows how much of a model is there, how fast more comes and when all of it will be.
     pub fn download(&self, what: &str, done: u64, total: u64) {
-        // What was there before says nothing about speed.
+        // Earlier bytes say nothing about the speed.
         let is_first = self.bar.length() != Some(total);
         self.draw(DOWNLOAD, what, done, total);
         if is_first {
@@ -92,7 +92,7 @@ impl Bar {
         self.bar.set_position(done);
     }
 
-    /// Shows a sentence.
+    /// Shows a sentence in place of the figures.
     pub fn say(&self, what: &str) {
         self.show(what, 0, 0);
     }

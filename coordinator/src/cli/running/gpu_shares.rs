@@ -1,31 +1,33 @@
-//! What each local worker may use of a GPU's memory, where several workers share the GPU.
+//! Divides a GPU's memory among several local workers that share it.
 //!
-//! A worker that has a GPU to itself looks how much is free. Of several, each would find all of it free, and be given more layers
-//! than there is room for. One that is started again would find what the others leave, which may be less than it had.
+//! A worker that has a GPU to itself looks how much is free. Several workers would each find all of it free, and
+//! would be given more layers than there is room for. A worker that is started again would find only the memory that
+//! the others leave, which may be less than it had.
 
 use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus, split_beside};
 use brigade_worker::machine::memory::RESERVE_BYTES;
 
-/// What is asked of a GPU.
+/// The properties of a GPU that matter here.
 struct Card {
     free_bytes: u64,
     /// Whether `auto` may come to it.
     is_hardware: bool,
 }
 
-/// For each of `count` workers its bytes; `None` where it has no GPU, or one to itself. `devices` are taken in turn.
+/// The bytes of a GPU for each of `count` workers; `None` where a worker has no GPU, or one to itself. `devices` are
+/// taken in turn.
 pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
     let wishes: Vec<DeviceWish> = (0..count).map(|index| wish(devices, index)).collect();
     let n_on_gpus = wishes.iter().filter(|wish| !is_cpu(wish)).count();
     // Nothing is asked of a GPU where none can be shared.
     match (n_on_gpus > 1).then(gpus) {
         Some(Ok(found)) => shares(&wishes, &found.iter().map(Card::of).collect::<Vec<_>>()),
-        // Workers say themselves why a GPU is not to be had.
+        // Workers report themselves why a GPU cannot be used.
         Some(Err(_)) | None => vec![None; count],
     }
 }
 
-/// What a worker is told to compute on. What is no device is refused when the worker starts.
+/// The device for a worker. An invalid name is refused when the worker starts.
 fn wish(devices: &[String], index: usize) -> DeviceWish {
     let name = devices.iter().cycle().nth(index);
     name.and_then(|name| split_beside(name).ok()?.0.parse().ok()).unwrap_or_default()

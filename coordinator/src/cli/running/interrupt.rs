@@ -14,7 +14,7 @@ pub struct Interrupt {
     signals: [tokio::signal::unix::Signal; 3],
     /// SIGHUP means something else.
     without_hangup: bool,
-    /// And so does SIGINT.
+    /// Whether SIGINT is left to the body.
     without_ctrl_c: bool,
 }
 

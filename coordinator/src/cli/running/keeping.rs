@@ -1,4 +1,4 @@
-//! What a server keeps in its data folder over restarts: under which name it holds workers, and its resumable requests.
+//! A server's data over restarts: its id for workers, and the journal of resumable requests.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use clap::{Args, ValueEnum};
 use crate::cli::options::args::{KvArg, LineArgs};
 use crate::cli::options::data_dir::DataDirArgs;
 
-/// Where the models of a server that has several keep what is theirs, below its folder.
+/// Name of the folder, below the server's, that has a folder for each of several models.
 pub const MODELS: &str = "models";
 
-/// What a model's folder is called there.
+/// Name of the folder of a model.
 pub fn folder_of(model: &str) -> String {
     percent_encoding::utf8_percent_encode(model, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
@@ -40,10 +40,10 @@ pub struct KeepArgs {
     journal: Switch,
 }
 
-/// What was found in the folder of a server.
+/// The data in the folder of a server.
 #[derive(Debug)]
 pub struct Keeping {
-    /// Its name.
+    /// The id by which workers know the coordinator.
     pub own_name: OwnName,
     folder: PathBuf,
 }
@@ -67,7 +67,7 @@ impl KeepArgs {
         };
         match OwnName::kept_in(&folder) {
             Ok(own_name) => Ok(Some(Keeping { own_name, folder })),
-            // Nobody asked for this folder: a machine without a home can serve too.
+            // This folder was not named by the user. A machine without a home folder can serve too.
             Err(error) if !named => {
                 tracing::warn!(%error, "no journal: requests do not survive a restart");
                 Ok(None)
@@ -78,7 +78,8 @@ impl KeepArgs {
 }
 
 impl KeepArgs {
-    /// The folder of a server that listens at `listen`, whoever has it; `None` where it keeps nothing.
+    /// The folder of a server that listens at `listen`, also if another process uses it; `None` where it keeps
+    /// nothing.
     pub fn folder(&self, listen: &Address, data_dir: &DataDirArgs) -> Option<PathBuf> {
         if self.journal == Switch::Off {
             return None;
@@ -104,13 +105,13 @@ impl KeepArgs {
 }
 
 impl Keeping {
-    /// Its name, and the folder that [`journal`] is in.
+    /// The server's id, and the folder that [`journal`] is in.
     pub fn into_parts(self) -> (OwnName, PathBuf) {
         (self.own_name, self.folder)
     }
 }
 
-/// Opens the journal of requests to `model` in a server's folder; what it has of them.
+/// Opens the journal of requests to `model` in a server's folder; returns it with the requests in it.
 ///
 /// # Errors
 /// It cannot be read or written.
@@ -133,7 +134,7 @@ pub fn has_requests(folder: &Path, model: &Model, kv_type: KvArg, line: &LineArg
     Ok(Journal::has_requests(folder, &name, bounds)?)
 }
 
-/// All that a token depends on beside its request, and what a journal may say of a model.
+/// The name of everything that tokens depend on beside the request, and the limits of a journal's values.
 fn journal_of(model: &Model, kv_type: KvArg, line: &LineArgs) -> (String, Bounds) {
     let bounds = Bounds { n_vocab: model.spec.n_vocab as u32 };
     let (model, kv, wire) = (model.identity(), kv_type, line.wire_type);

@@ -1,4 +1,4 @@
-//! A line behind a command, from its first worker to its last, and what is kept of it.
+//! A command's line of workers, from start to end, and the data that outlives it.
 
 pub(crate) mod gpu_shares;
 pub(crate) mod interrupt;

@@ -1,4 +1,4 @@
-//! A session is a model with a line of workers behind it. A command's arguments say which.
+//! A session is a model with a line of workers behind it, as a command's arguments say.
 //!
 //! Every command that runs layers goes through [`with_session`]. It starts the workers, waits for the line,
 //! runs the command and ends everything. So Ctrl-C, a failure and a normal end take the same way out, and
@@ -48,8 +48,8 @@ pub use workers::{Joins, demand, source, worker_address};
 /// Characters that tell one command's requests from another's.
 const RUN_ID_CHARS: usize = 8;
 
-/// Slots that a command has at least where drafts are made for a model that has a state at a sequence's end only: a stream that
-/// runs ahead keeps a state for each of its windows in the places of free slots.
+/// Least number of slots where drafts are made for a model whose states exist at a sequence's end only. A stream that
+/// runs ahead then keeps a state for each of its windows in the places of free slots.
 const PLANES: u32 = 5;
 
 /// How long the parts of the process may take to end.
@@ -58,15 +58,15 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 /// Everything a session is made of.
 #[derive(Debug)]
 pub struct SessionOptions {
-    /// Which model.
+    /// The model's arguments.
     pub model: ModelArgs,
-    /// Which workers.
+    /// The arguments of the line and its workers.
     pub line: LineArgs,
     /// Positions of a sequence.
     pub ctx: Option<u32>,
-    /// KV cache type.
+    /// The type of KV cache values.
     pub kv_type: KvArg,
-    /// Sequences at once.
+    /// Limit of sequences that run at once.
     pub max_seqs: u32,
     /// Sequences kept for later requests that begin alike; `None`: as many as suit the model.
     pub keep: Option<u32>,
@@ -74,7 +74,7 @@ pub struct SessionOptions {
     pub marks: bool,
     /// How workers come by themselves; `None`: they do not.
     pub joins: Option<Joins>,
-    /// As who it speaks with workers; `None`: as the arguments of the line say.
+    /// The security between coordinator and workers; `None`: as the line's arguments say.
     pub security: Option<Security>,
     /// About workers that cannot be reached.
     pub patience: Patience,
@@ -82,9 +82,9 @@ pub struct SessionOptions {
     pub max_waiting: usize,
     /// How long requests wait for another line when theirs is lost.
     pub repair_within: Duration,
-    /// No other process sends requests: slots beyond those that are asked for are nobody's.
+    /// Whether no other process sends requests, so that slots beyond the command's own are free.
     pub alone: bool,
-    /// Who drafts tokens that are then verified.
+    /// The drafter of next tokens.
     pub speculate: Speculate,
     /// Parts with drafts that a stream may have on the line at a time; `None`: as many as bring it forward.
     pub max_windows: Option<u32>,
@@ -98,9 +98,9 @@ pub struct SessionOptions {
     pub slow_after: Duration,
     /// How its metrics call it, where there are others beside it.
     pub called: Option<String>,
-    /// Under which name workers are held; `None`: a fresh one.
+    /// The id by which workers know the coordinator; `None`: a fresh one.
     pub own_name: Option<OwnName>,
-    /// What prefixes are kept with below the stages' memory; `None`: they are not.
+    /// Settings for records of prefixes on the workers; `None`: no records.
     pub prefixes: Option<PrefixConfig>,
     /// The keys that requests show, if they do.
     pub keys: Option<KeyRing>,
@@ -115,7 +115,7 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    /// For a command that runs one thing and ends.
+    /// Options of a command that runs one thing and ends.
     pub fn command(model: &ModelArgs, line: &LineArgs, kv_type: KvArg) -> Self {
         Self {
             model: model.clone(),
@@ -123,7 +123,7 @@ impl SessionOptions {
             ctx: None,
             kv_type,
             max_seqs: 1,
-            // What a command measures or prints must be computed.
+            // Everything that a command measures or prints must be computed.
             keep: Some(0),
             marks: false,
             joins: None,
@@ -151,8 +151,8 @@ impl SessionOptions {
 }
 
 impl SessionOptions {
-    /// Workers of a server tell what they do; those of a command only what went wrong, because
-    /// the command says itself what came of it.
+    /// Workers of a server log their actions; those of a command only problems, because the command prints the
+    /// results.
     pub fn worker_log(&self) -> &'static str {
         match self.patience {
             Patience::Forever => "info",
@@ -161,20 +161,20 @@ impl SessionOptions {
     }
 }
 
-/// A running session.
+/// A model with a line that runs.
 #[derive(Debug)]
 pub struct Session {
-    /// The model.
+    /// The opened model.
     pub model: Arc<Model>,
-    /// The front door.
+    /// The handle for submitting requests.
     pub engine: Engine,
-    /// What the line did.
+    /// The records of ubatches.
     pub meter: Arc<Meter>,
-    /// What requests must fit in.
+    /// The limits of requests.
     pub limits: CurrentLimits,
     /// Where workers may join.
     pub control: Option<Address>,
-    /// Who is there.
+    /// The workers that are connected, as they come and go.
     pub roll: RollWatch,
     /// Takes an operator's questions and orders.
     pub admin: Admin,
@@ -200,16 +200,16 @@ pub async fn with_session<T>(
     with_session_until(options, CtrlC::Ends, body).await
 }
 
-/// What SIGINT means once the body runs. Before that it ends everything.
+/// The effect of SIGINT once the body runs. Before that it ends everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtrlC {
-    /// The end.
+    /// SIGINT ends the session.
     Ends,
-    /// What the body makes of it.
+    /// The body handles SIGINT.
     OfTheBody,
 }
 
-/// As [`with_session`].
+/// The same as [`with_session`], with another effect of SIGINT.
 ///
 /// # Errors
 /// As [`with_session`].
@@ -343,7 +343,7 @@ impl Session {
         }
     }
 
-    /// Submits a request.
+    /// Submits a request to the line.
     ///
     /// # Errors
     /// It was refused.

@@ -19,7 +19,7 @@ pub const KEEP: u32 = 3;
 /// Puts the state of a file into the line, for a request with this prompt.
 ///
 /// # Errors
-/// The file cannot be read or is no state of this model; the prompt does not start with its tokens.
+/// The file cannot be read or is no state of this model, or the prompt does not begin with its tokens.
 pub async fn load(session: &Session, path: &Path, prompt: &[u32]) -> Result<()> {
     let cannot = || format!("--state-in {}", path.display());
     let owned = path.to_path_buf();

@@ -1,5 +1,5 @@
-//! Carries out what is decided about models that are loaded on demand. Lines end beside each other; one begins when those that
-//! go for it have ended, and holds up no other.
+//! Carries out decisions about models that are loaded on demand. Lines end in parallel. A new one begins when those
+//! that make room for it have ended, and holds up no other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +17,10 @@ use super::turns::Next;
 /// How often models that are in use are looked at again while one waits for its room.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How often models are looked at that nobody has used for long.
+/// How often idle models are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// A line that goes, and what keeps others from its model meanwhile.
+/// A line that is being ended, with the lock that keeps its model from being loaded.
 type Going = (Arc<Slot>, Loaded, OwnedMutexGuard<()>);
 
 impl Stable {
@@ -41,7 +41,7 @@ impl Stable {
         }
     }
 
-    /// The model whose line is to be begun now, and the lines that go for it, which nobody can use any more.
+    /// The model whose line is to be begun now, and the lines that go for it. No request can use these any more.
     fn decide(&self) -> Option<(usize, Vec<Going>)> {
         let slots = self.all();
         let now = Instant::now();
@@ -70,7 +70,7 @@ impl Stable {
                 Some((loaded, turn))
             });
             let Some((loaded, turn)) = loaded else {
-                // Somebody looks at it, or an operator was quicker: the others stay, and all is decided again.
+                // It is in use for a moment, or an operator was quicker: the others stay, and all is decided again.
                 for (slot, loaded, _) in going {
                     *slot.loaded() = Some(loaded);
                     slot.tell();
@@ -167,7 +167,7 @@ impl Stable {
         }
     }
 
-    /// Ends a model's line, unless somebody has come for it.
+    /// Ends a model's line, unless a request has come for it.
     async fn unload_idle(&self, slot: &Slot, why: &str) {
         let _doing = self.doing.read().await;
         let _turn = slot.turn.lock().await;
@@ -176,7 +176,8 @@ impl Stable {
         self.news.notify_one();
     }
 
-    /// Ends lines that nobody has used for as long as their options say, or whose workers a line lacks that is down.
+    /// Ends lines that were idle for the time in their options, and lines that are down while others lack their
+    /// workers.
     pub(super) async fn sweep(self: Arc<Self>) {
         let draining = self.door.draining.clone();
         while draining.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {

@@ -1,5 +1,5 @@
-//! The models of a folder (`--models-dir`): each is loaded on demand, and found without a restart. What cannot be used is listed
-//! with its reason.
+//! The models of a folder (`--models-dir`): each is loaded on demand, and found without a restart. Unusable files are
+//! listed with the reason.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,14 +24,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// A file that was written to within this time is looked at again: it may not be whole.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// What a model of the folder is, where it cannot be used.
+/// The state of a model of the folder that cannot be used.
 const DAMAGED: &str = "damaged";
 
 /// A folder of models.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// What brigade fetches into: that is not the operator's.
+    /// Brigade's own folder inside, which is left out.
     own: PathBuf,
     /// Options of each of its models.
     base: Arc<ServeArgs>,
@@ -40,11 +40,11 @@ pub struct Folder {
     free: Option<u64>,
     stable: Arc<Stable>,
     found: Mutex<Found>,
-    /// Whoever has it looks.
+    /// The lock of the task that lists the folder, with the time of the last listing.
     looks: tokio::sync::Mutex<Option<Instant>>,
 }
 
-/// By name.
+/// Models by name.
 type Found = BTreeMap<String, Seen>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,12 +53,12 @@ struct Seen {
     is: Is,
 }
 
-/// Its files: path, bytes, and when they were written to.
+/// The state of a model's files: path, bytes, and time of writing.
 type Stamp = Vec<(PathBuf, u64, Option<SystemTime>)>;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Is {
-    /// At this place of the stable.
+    /// The model can be used; its index in the stable.
     Good(usize),
     /// Why it cannot be used.
     Bad(String),
@@ -82,13 +82,13 @@ impl Folder {
         let (found, looks) = (Mutex::default(), tokio::sync::Mutex::default());
         let own = settings.folder;
         let folder = Arc::new(Self { path, own, base, keys, shared, free, stable, found, looks });
-        // What is wrong with the folder is said at once, and later in the log.
+        // Errors of the folder end the start. Later ones go to the log.
         folder.update().await?;
         *folder.looks.lock().await = Some(Instant::now());
         Ok(Some(folder))
     }
 
-    /// What it says of files that cannot be used.
+    /// The states of models that cannot be used.
     pub fn damaged(&self) -> Vec<ModelState> {
         let found = self.found();
         let bad = found.iter().filter_map(|(name, seen)| match &seen.is {
@@ -104,7 +104,7 @@ impl Folder {
         bad.map(state).collect()
     }
 
-    /// Its models that can be used, by name.
+    /// The models of the folder that can be used, by name.
     pub fn members(&self) -> Vec<Member> {
         let found = self.found();
         let places = found.values().filter_map(|seen| match seen.is {
@@ -119,7 +119,7 @@ impl Folder {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks what is there; whether that is something else than before.
+    /// Reads the folder again. Returns whether its models have changed.
     async fn update(&self) -> Result<bool> {
         let (path, own) = (self.path.clone(), self.own.clone());
         let listed = tokio::task::spawn_blocking(move || {

@@ -1,4 +1,4 @@
-//! What stands before `serve`'s HTTP listeners: certificates, keys, the admin listener, the audit log.
+//! Everything in front of `serve`'s HTTP listeners: certificates, keys, the admin listener, the audit log.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -93,22 +93,22 @@ impl FrontArgs {
 pub struct Front {
     public: Listening,
     admin: Listening,
-    /// For the admin listener.
+    /// The keys that the admin listener accepts.
     keys: Option<KeyRing>,
-    /// Who may ask the public one.
+    /// Access to the public listener.
     pub access: Access,
     /// Where it is written down who asked.
     pub audit: Option<Audit>,
     of_address: Option<usize>,
     allow_host: Vec<String>,
-    /// What watches keys and certificates ends with this.
+    /// Ends the tasks that watch keys and certificates.
     stop: CancellationToken,
 }
 
 #[derive(Debug)]
 struct Listening {
     listener: TcpListener,
-    /// As the operator has written it, where that is a name.
+    /// The host as the operator has written it, where it is a name.
     host: Option<String>,
     address: SocketAddr,
     tls: Option<Tls>,
@@ -123,7 +123,7 @@ impl Listening {
         is_local(&self.address)
     }
 
-    /// By which names it may be asked.
+    /// The host names by which the server may be asked.
     fn hosts(&self, allowed: &[String]) -> Hosts {
         let more: Vec<String> = self.host.iter().chain(allowed).cloned().collect();
         Hosts::new(self.address, &node_name(), self.tls.clone(), &more)
@@ -135,7 +135,8 @@ fn is_local(address: &SocketAddr) -> bool {
 }
 
 impl Front {
-    /// Opens everything. With the line's `--insecure-network` plain HTTP may leave this machine.
+    /// Opens the listeners and reads keys and certificates. With the line's `--insecure-network` plain HTTP may leave
+    /// this machine.
     ///
     /// # Errors
     /// An address, a certificate or the keys cannot be used, or the listener would be open to the network.
@@ -165,12 +166,12 @@ impl Front {
         self.keys.clone()
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     pub fn url(&self) -> String {
         self.public.url()
     }
 
-    /// What all models behind it have in common, where `requests` may run and wait.
+    /// The state that all models behind it share. `requests`: how many may run and wait.
     pub fn door(
         &self,
         requests: usize,
@@ -191,7 +192,7 @@ impl Front {
         ConnectionLimits { of_address, ..limits }
     }
 
-    /// Where operators connect.
+    /// The address for operators.
     pub fn admin_url(&self) -> String {
         self.admin.url()
     }
@@ -229,7 +230,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Ends what is left, and the audit log last.
+    /// Ends the remaining tasks, and the audit log last.
     pub fn end(self) {
         self.stop.cancel();
         if let Some(audit) = self.audit {
@@ -246,7 +247,7 @@ fn open_tls(args: &FrontArgs, stop: &CancellationToken) -> Result<Option<Tls>> {
     Ok(Some(tls))
 }
 
-/// The keys of the data folder; `None` where there is no such folder, so that nobody can have made one.
+/// The keys of the data folder; `None` where there is no such folder, so that no key can exist.
 fn open_keys(data_dir: &DataDirArgs, stop: &CancellationToken) -> Result<Option<KeyRing>> {
     let Some(folder) = data_dir.find() else { return Ok(None) };
     let (ring, follower) = KeyRing::open(KeyFile::in_folder(&folder))?;
@@ -254,13 +255,13 @@ fn open_keys(data_dir: &DataDirArgs, stop: &CancellationToken) -> Result<Option<
     Ok(Some(ring))
 }
 
-/// Which keys share what prompts begin with.
+/// The groups of keys that share kept prompts.
 fn key_groups(args: &FrontArgs, ring: Option<&KeyRing>) -> Result<KeyGroups> {
     let keys = ring.map(KeyRing::now).unwrap_or_default();
     KeyGroups::new(&args.share_prefix, &keys).context("--share-prefix")
 }
 
-/// Whatever listens beyond this machine needs a key, unless the operator wants it otherwise.
+/// Refuses a listener beyond this machine without keys, unless the operator allows it.
 fn check_keys(
     args: &FrontArgs,
     data_dir: &DataDirArgs,

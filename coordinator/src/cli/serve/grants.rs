@@ -1,4 +1,5 @@
-//! Memory of this machine for models that are loaded on demand. What is ending has its part until it has ended.
+//! Memory of this machine for models that are loaded on demand. A line that is being ended has its part until it has
+//! ended.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub struct Taken {
 }
 
 impl Memory {
-    /// So many bytes.
+    /// A budget of this many bytes.
     pub fn new(budget: u64) -> Arc<Self> {
         Arc::new(Self { budget, taken: watch::Sender::default() })
     }

@@ -30,19 +30,19 @@ const STATES_SHARE: u64 = 8;
 #[derive(Debug)]
 pub struct Served {
     args: Arc<ServeArgs>,
-    /// Which of the arguments' models it is.
+    /// The index of its model in the arguments.
     at: usize,
     pub model: Arc<Model>,
-    /// What it is called beside others.
+    /// The model's name, where there are several.
     name: Option<String>,
-    /// Memory of all its local workers; `None`: what they find.
+    /// Memory of all its local workers, in bytes; `None`: all that they find.
     pub grant: Option<u64>,
     keys: Option<KeyRing>,
-    /// Who lends it workers; `None`: it has its own.
+    /// The pool that lends it workers; `None`: it has its own.
     pub shared: Option<Arc<Shared>>,
     /// Whether the server's authority, if it has one, was begun beside it.
     has_authority: bool,
-    /// Whether it had a line before.
+    /// Whether its line was started before.
     was_started: AtomicBool,
 }
 
@@ -123,8 +123,8 @@ fn check(all: &[&ServeArgs]) -> Result<()> {
     }
 }
 
-/// Local workers may have the memory of their model's weights, and of what is free beyond all weights as much as the others.
-/// Where not all models fit at once, each may have a share of the whole for its states.
+/// Local workers may have the memory of their model's weights, and an equal share of the memory that is free beyond
+/// all weights. Where not all models fit at once, each may have a share of the whole for its states.
 fn grant(all: &mut [Served], free: Option<u64>) {
     let Some(free) = free.map(|free| free.saturating_sub(memory::RESERVE_BYTES)) else { return };
     let said: u64 = all.iter().filter_map(Served::said_memory).sum();
@@ -191,14 +191,14 @@ impl Served {
         args.control.is_some() && args.line.worker.is_empty() && args.line.workers.is_none()
     }
 
-    /// Whether its local workers have what is free.
+    /// Whether its local workers have no memory limit of their own, and share the free memory.
     fn shares_memory(&self) -> bool {
         let line = &self.args().line;
         let is_local = line.worker.is_empty() && !self.borrows();
         is_local && line.memory.is_none() && line.device.is_none()
     }
 
-    /// What its local workers were said to have.
+    /// The memory that its options give its local workers.
     fn said_memory(&self) -> Option<u64> {
         let line = &self.args().line;
         let each = line.memory.filter(|_| line.worker.is_empty() && !self.borrows())?;
@@ -210,7 +210,7 @@ impl Served {
         self.said_memory().or(self.grant).unwrap_or(0)
     }
 
-    /// What its line is to be made of, where it is lent its workers.
+    /// The demand of its line, where it borrows its workers.
     ///
     /// # Errors
     /// The model cannot be cut as its options say.
@@ -220,7 +220,7 @@ impl Served {
         demand(self.model.clone(), &options, args.expect)
     }
 
-    /// As who its line speaks with workers, and how some come by themselves: to this `seat`, if it was taken before.
+    /// The line's security, and the way in which workers join: by this `seat`, if it was taken before.
     async fn ways(&self, seat: Option<Arc<Seat>>) -> Result<(Security, Option<Joins>)> {
         let args = self.args();
         if let Some(shared) = &self.shared {
@@ -278,7 +278,7 @@ impl Served {
 }
 
 impl Line {
-    /// What handlers have of it behind `door`; what the coordinator before this one had begun goes on.
+    /// The handlers' state for it, behind `door`. Requests of the coordinator before this one go on.
     pub fn open(&mut self, door: Door) -> App {
         let app = app_of(&self.session, door, self.max_seqs);
         let app = App { journal: self.journal.clone(), keeps: self.keeps, ..app };

@@ -20,7 +20,7 @@ use super::{ServeArgs, failed, is_promising, orders};
 /// The models, with their lines.
 #[derive(Debug)]
 pub struct Models {
-    /// Those that started with the server.
+    /// The lines that started with the server.
     pub lines: Vec<Line>,
     stable: Option<Arc<Stable>>,
     folder: Option<Arc<Folder>>,
@@ -29,11 +29,11 @@ pub struct Models {
 }
 
 impl Models {
-    /// Starts the lines of those that are loaded with the server. None is ready when this returns. What operators ordered of the
-    /// others is in `folder`. `more_come`: there will be others that are loaded on demand.
+    /// Starts the lines of models that are loaded with the server, without waiting until they are ready. `folder` has
+    /// operators' orders about the others. `more_come`: more models on demand will be found later.
     ///
     /// # Errors
-    /// An address or a folder is no good.
+    /// An address or a folder is invalid.
     pub async fn start(
         served: Vec<Served>,
         door: &Door,
@@ -78,7 +78,7 @@ impl Models {
         Ok(self.folder.clone())
     }
 
-    /// All of them, for the server's door. What the coordinator before this one had begun goes on.
+    /// All models, for the server's door. Requests of the coordinator before this one go on.
     pub fn members(&mut self, door: &Door) -> Vec<Member> {
         let mut fixed = self.lines.iter_mut().map(|line| Member::fixed(line.open(door.clone())));
         let mut on_demand = self.stable.iter().flat_map(Stable::members);
@@ -86,7 +86,7 @@ impl Models {
         self.order.iter().filter_map(of).collect()
     }
 
-    /// Who answers an operator about them as a whole; `None` where all are loaded with the server.
+    /// The handle for operators' questions about all models; `None` where all are loaded with the server.
     pub fn operators(&self) -> Option<Admin> {
         let stable = self.stable.clone()?;
         let always = |line: &Line| ModelState {

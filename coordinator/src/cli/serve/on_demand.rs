@@ -1,7 +1,7 @@
-//! Models that are loaded when a request needs them, and go when another one needs their memory.
+//! Models that are loaded when a request needs them, and unloaded when another one needs their memory.
 //!
-//! Who uses a model has a copy of its [`App`]: a model of which nobody has one is idle, and may go. Which one is loaded next,
-//! and which go for it, is decided by [`Turns`]; `conduct` carries that out.
+//! Each user of a model holds a copy of its [`App`]: a model without copies is idle, and may be unloaded. [`Turns`]
+//! decides which model is loaded next, and which make room for it; `conduct` carries that out.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use super::slot::{Slot, standing_of, up};
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Turns, Why, WishId};
 
-/// What an operator wants, or the server itself.
+/// The wish of an operator, or of the server itself.
 const OF_NO_KEY: Wish = Wish { key: None, within: MODEL_WITHIN };
 
 /// A model whose line has failed so often, one load after the other, is loaded no more, until an operator wants it.
@@ -31,12 +31,12 @@ const FAILURES: u32 = 3;
 /// The models of a server that are loaded on demand.
 #[derive(Debug)]
 pub struct Stable {
-    /// They have the same places for ever.
+    /// The models. Their indices never change.
     slots: RwLock<Vec<Arc<Slot>>>,
     /// Memory of this machine for all of them.
     pub(super) memory: Arc<Memory>,
     pub(super) door: Door,
-    /// What holds of them after a restart.
+    /// Orders and quarantines that hold over restarts.
     standings: Standings,
     turns: Mutex<Turns>,
     /// Something may be decided.
@@ -63,19 +63,19 @@ impl Loader for Stall {
     }
 }
 
-/// That a request waits for a model.
+/// A request that waits for a model.
 struct Waiting<'s>(&'s Stable, WishId);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.turns().forget(self.1);
-        // Who was to go for it may stay.
+        // Models that would have made room for it may stay.
         self.0.news.notify_one();
     }
 }
 
 impl Stable {
-    /// Models that share so much memory of this machine, of which so many may be loaded at once. None is loaded.
+    /// Models that share `budget` bytes of this machine's memory, `max_loaded` of them at once. None is loaded yet.
     ///
     /// # Errors
     /// A journal of theirs cannot be read.
@@ -103,12 +103,12 @@ impl Stable {
         (0..self.all().len()).map(|at| self.member(at))
     }
 
-    /// One of them.
+    /// The model at this index, for the server's door.
     pub fn member(self: &Arc<Self>, at: usize) -> Member {
         Member::on_demand(self.slot(at).asleep.clone(), Arc::new(Stall(self.clone(), at)))
     }
 
-    /// One more model; its place.
+    /// Adds a model; returns its index.
     ///
     /// # Errors
     /// Its journal cannot be read.
@@ -119,12 +119,12 @@ impl Stable {
         Ok(at)
     }
 
-    /// Nobody asks for this model any more: it goes when nobody uses it.
+    /// Marks a model as removed: it is unloaded when it is idle.
     pub fn retire(&self, at: usize) {
         self.slot(at).retired.store(true, Ordering::Relaxed);
     }
 
-    /// All models.
+    /// A snapshot of all models.
     pub(super) fn all(&self) -> Vec<Arc<Slot>> {
         // Slots are only added.
         self.slots.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -134,9 +134,9 @@ impl Stable {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)[at].clone()
     }
 
-    /// The order of loads. Who has it may lock what is loaded, and not the other way round.
+    /// The order of loads, locked. Its holder may lock a loaded model, but not the other way round.
     pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {
-        // What is decided is decided as a whole.
+        // Decisions are made as a whole.
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -157,23 +157,23 @@ impl Stable {
         }
     }
 
-    /// Who lends workers to its models, if somebody does.
+    /// Asks the pool that lends workers, if there is one.
     pub fn with_pool<T>(&self, ask: impl FnOnce(&Pool) -> T) -> Option<T> {
         let shared = self.all().into_iter().find_map(|slot| slot.served.shared.clone())?;
         Some(ask(&shared.pool))
     }
 
-    /// Which models there are, and which are loaded.
+    /// The state of each model.
     pub fn states(&self) -> Vec<ModelState> {
         let all = self.all();
         let is_here = |slot: &&Arc<Slot>| !slot.is_retired() || slot.loaded().is_some();
         all.iter().filter(is_here).map(|slot| slot.state()).collect()
     }
 
-    /// The model called so.
+    /// The index of the model with this name.
     ///
     /// # Errors
-    /// There is none, and which there are.
+    /// There is no such model; lists those that there are.
     pub fn find(&self, model: &str) -> Result<usize, Refused> {
         let all = self.all();
         let is_it = |slot: &Arc<Slot>| slot.name() == model && !slot.is_retired();
@@ -196,7 +196,7 @@ impl Stable {
         };
         let ordered = of(|slot| !slot.goes_on && slot.standing().loaded);
         for at in of(|slot| slot.goes_on).into_iter().chain(ordered) {
-            // Its reason is in the log, and in what is said of the model.
+            // The reason of a failure is in the log, and in the model's state.
             drop(self.loaded(at, OF_NO_KEY).await);
         }
     }
@@ -222,10 +222,9 @@ impl Stable {
         }
     }
 
-    /// Unloads a model that nobody uses. It is loaded again when a request needs it.
+    /// Unloads an idle model. It is loaded again when a request needs it.
     ///
-    /// # Errors
-    /// Somebody does; the order cannot be kept.
+    /// # Errors It is in use; the order cannot be kept.
     pub async fn unload(&self, at: usize) -> Result<String, Refused> {
         let _doing = self.doing.read().await;
         let slot = self.slot(at);
@@ -343,7 +342,7 @@ impl Stable {
         }
     }
 
-    /// Refuses what can never be loaded.
+    /// Refuses a model that can never be loaded.
     fn may_be_loaded(&self, slot: &Slot) -> Result<(), NotLoaded> {
         if self.door.draining.is_cancelled() {
             return Err(shutting_down());

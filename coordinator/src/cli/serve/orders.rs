@@ -8,7 +8,8 @@ use tokio::sync::mpsc;
 use super::folder::Folder;
 use super::on_demand::Stable;
 
-/// Who answers for the models of `stable`, of which some are from `folder`; `always` are those that are loaded with the server.
+/// The handle for operators about the models of `stable`, some of which are from `folder`. `always` are the models
+/// that are loaded with the server.
 pub fn answer(stable: Arc<Stable>, folder: Option<Arc<Folder>>, always: Vec<ModelState>) -> Admin {
     let (admin, asked) = Admin::channel();
     tokio::spawn(run(asked, stable, folder, always));
@@ -25,7 +26,7 @@ async fn run(
         let (stable, folder, always) = (stable.clone(), folder.clone(), always.clone());
         // One that waits for a model holds up no other.
         tokio::spawn(async move {
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = reply.send(carry_out(question, &stable, folder.as_deref(), always).await);
         });
     }

@@ -1,4 +1,5 @@
-//! `brigade plan --fleet`: which machines each model of a file of options would get. It starts and loads nothing.
+//! `brigade plan --fleet`: the machines that each model of a configuration file would get. It starts and loads
+//! nothing.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,11 +19,11 @@ use crate::cli::options::input;
 use crate::cli::printing::output;
 use crate::cli::running::session::demand;
 
-/// What is said of a model.
+/// The plan of one model.
 #[derive(Debug, Serialize)]
 struct Row {
     model: String,
-    /// `start` or `demand`.
+    /// When it is loaded: `start` or `demand`.
     load: &'static str,
     /// Empty where it has no room.
     workers: Vec<String>,
@@ -32,15 +33,15 @@ struct Row {
     bytes: Option<u64>,
     /// Models that go for it, where not all have room at once.
     in_turns_with: Vec<String>,
-    /// What is lacking.
+    /// The resource that is lacking, in words.
     never: Option<String>,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Shown {
     models: Vec<Row>,
-    /// Workers that are nobody's when all others are loaded, with their memory.
+    /// Workers that are free when all models have theirs, with their memory.
     free: Vec<(String, u64)>,
 }
 
@@ -74,7 +75,7 @@ pub fn show(file: &Path, workers: &[WorkerFacts], as_json: bool) -> Result<()> {
 /// The options of the server that has this file.
 fn read(file: &Path) -> Result<ServeArgs> {
     let start: [OsString; 4] = ["brigade".into(), "serve".into(), "--config".into(), file.into()];
-    // What is planned is who would be lent, wherever workers will join.
+    // The plan is about loans, so any control address will do.
     let words = [&start[..], &["--control".into(), "127.0.0.1:0".into()]].concat();
     let cli = config::parse(&words).map_err(|refused| match refused {
         config::Refused::File(problems) => {

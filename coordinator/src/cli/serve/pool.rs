@@ -14,7 +14,7 @@ use crate::cli::running::session::Joins;
 /// The pool of a server, and as who its lines speak with the workers.
 #[derive(Debug)]
 pub struct Shared {
-    /// Who has joined.
+    /// The workers that have joined.
     pub pool: Pool,
     security: Security,
     how_to_join: JoinHint,
@@ -42,7 +42,7 @@ impl Shared {
         Ok(Arc::new(Self { pool, security, how_to_join, _stop: stop.drop_guard() }))
     }
 
-    /// As who a line speaks with workers.
+    /// The security between a line and its workers.
     pub fn security(&self) -> Security {
         self.security.again()
     }

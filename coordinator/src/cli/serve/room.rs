@@ -8,9 +8,9 @@ use brigade_cluster::{Pool, SeatId};
 use super::slot::Slot;
 use super::turns::Room;
 
-/// What the models take now.
+/// The memory and the workers that models use now.
 pub struct Rooms<'a> {
-    /// All models.
+    /// All models on demand.
     pub slots: &'a [Arc<Slot>],
     /// Memory of this machine for all of them.
     pub budget: u64,
@@ -29,7 +29,7 @@ impl Rooms<'_> {
         let seat = |at: &usize| Some((*at, self.slots[*at].loaded().as_ref()?.seat?));
         let seats: Vec<(usize, SeatId)> = go.iter().filter_map(seat).collect();
         let ids: Vec<SeatId> = seats.iter().map(|(_, id)| *id).collect();
-        // That it can be cut as its options say was looked at before.
+        // The demand was checked before.
         let demand = self.slots[model].served.demand().ok()?;
         let gone = pool.in_the_way(&demand, &ids).ok()?;
         Some(seats.into_iter().filter(|(_, id)| gone.contains(id)).map(|(at, _)| at).collect())
@@ -47,7 +47,7 @@ impl Room for Rooms<'_> {
         let mut over = wanted.saturating_sub(self.budget);
         let mut gone = Vec::new();
         for at in go {
-            // What takes no memory of this machine makes no room.
+            // A model without memory of this machine makes no room.
             let bytes = self.slots[*at].served.host_memory();
             if over > 0 && bytes > 0 {
                 over = over.saturating_sub(bytes);

@@ -1,4 +1,4 @@
-//! One of a server's models that are loaded on demand: its line while it has one, and what holds of it.
+//! One of a server's models that are loaded on demand: its line while it has one, and its orders.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,33 +19,33 @@ use super::lines::{Line, Served};
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Key, Sight, Stage};
 
-/// A model.
+/// A model with its state.
 #[derive(Debug)]
 pub struct Slot {
-    /// Its place among the others.
+    /// The model's index among the others.
     pub at: usize,
-    /// What it is.
+    /// The model and its options.
     pub served: Served,
     /// The model without a line.
     pub asleep: App,
     loaded: Mutex<Option<Loaded>>,
-    /// Its line is about to be begun, when others have ended.
+    /// Whether its line is about to be started, when others have ended.
     pub comes: AtomicBool,
-    /// Whoever has it begins or ends its line.
+    /// The lock for beginning or ending its line.
     pub turn: Arc<tokio::sync::Mutex<()>>,
     /// Loads since the last one that came up.
     pub failed: AtomicU32,
-    /// What holds of it now.
+    /// Its orders and quarantine.
     standing: Mutex<Standing>,
-    /// What came of the last load; changes also when it takes requests again.
+    /// The result of the last load. It changes also when the model takes requests again.
     pub tries: watch::Sender<Tried>,
     /// Requests to it are to go on that the server before this one had begun.
     pub goes_on: bool,
-    /// Nobody asks for it any more.
+    /// Whether the model was removed.
     pub retired: AtomicBool,
 }
 
-/// What came of loads.
+/// The results of loads.
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
     /// How many there were.
@@ -57,11 +57,11 @@ pub struct Tried {
 /// A model with its line.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The line.
+    /// The line of the model.
     pub line: Line,
-    /// What requests have of it.
+    /// The handlers' state for it.
     pub app: App,
-    /// Its place at the pool, if it has one.
+    /// The line's seat at the pool, if it has one.
     pub seat: Option<SeatId>,
     begun: Instant,
     /// How long it took until it was up; `None`: it has not been yet.
@@ -70,9 +70,9 @@ pub struct Loaded {
     used: Instant,
     /// Keys that have used it.
     keys: BTreeSet<Key>,
-    /// How long a client wants it to stay when nobody uses it.
+    /// How long it stays loaded when idle, by a client's wish.
     keep: Option<Duration>,
-    /// What it has of this machine's memory, until its end.
+    /// Its part of this machine's memory, until its end.
     memory: Taken,
 }
 
@@ -84,12 +84,12 @@ impl Loaded {
         Self { line, app, seat, begun: now, took: None, used: now, keys, keep, memory }
     }
 
-    /// Whether somebody uses it.
+    /// Whether a request or another task uses it.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.app.in_use) > 1
     }
 
-    /// Whether nobody uses it, and it has been there as long as its loading took.
+    /// Whether it is idle, and has been loaded for at least as long as its loading took.
     pub fn may_go(&self) -> bool {
         !self.is_used() && self.took.is_none_or(|took| self.begun.elapsed() >= 2 * took)
     }
@@ -110,7 +110,7 @@ impl Loaded {
         matches!(self.app.engine.status(), Status::Failed { .. } | Status::Stopping)
     }
 
-    /// Notes what has changed by itself.
+    /// Updates the times: when it was loaded, and when it was last in use.
     fn look(&mut self, now: Instant) {
         if self.took.is_none() && matches!(self.app.engine.status(), Status::Ready(_)) {
             (self.took, self.used) = (Some(now - self.begun), now);
@@ -148,12 +148,12 @@ impl Slot {
         })
     }
 
-    /// Its name.
+    /// The model's name.
     pub fn name(&self) -> &str {
         self.served.model.name()
     }
 
-    /// Whether nobody asks for it any more.
+    /// Whether the model was removed, so that no request asks for it any more.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
     }
@@ -164,18 +164,18 @@ impl Slot {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What holds of it.
+    /// Its orders and quarantine, locked.
     pub fn standing(&self) -> MutexGuard<'_, Standing> {
         // It is changed as a whole.
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those who wait for it may look again.
+    /// Wakes the requests that wait for it.
     pub fn tell(&self) {
         self.tries.send_modify(|_| ());
     }
 
-    /// Its place at the pool, if it has one, and when it was last used.
+    /// The seat of its line at the pool, if it has one, and when the model was last used.
     pub fn seat(&self, may_go: bool) -> Option<(Instant, SeatId)> {
         let loaded = self.loaded();
         let loaded = loaded.as_ref()?;
@@ -183,7 +183,7 @@ impl Slot {
         Some((loaded.used, loaded.seat?)).filter(|_| !stays)
     }
 
-    /// How it is.
+    /// The model's state for decisions.
     pub fn sight(&self, now: Instant) -> Sight {
         let mut loaded = self.loaded();
         let (stays, swap_after) = (self.standing().pinned, self.served.args().swap_after);
@@ -210,7 +210,8 @@ impl Slot {
         }
     }
 
-    /// A client of this key wants it to stay for so long when nobody uses it. It counts where no other key has used it.
+    /// Notes the wish of a client with this key: how long it stays when idle. It counts where no other key has used
+    /// it.
     pub fn keep(&self, key: Key, keep: Option<Duration>) {
         if let Some(loaded) = self.loaded().as_mut()
             && loaded.keys.iter().all(|other| other.is_none() || *other == key)
@@ -219,12 +220,12 @@ impl Slot {
         }
     }
 
-    /// Whether nobody has used it for as long as its options say, or those who use it.
+    /// Whether it was idle for the time that its options or its clients set.
     pub fn is_past_its_time(&self) -> bool {
         let mut loaded = self.loaded();
         let Some(loaded) = loaded.as_mut() else { return false };
         loaded.look(Instant::now());
-        // Another key's wish counts for as long as it is alone.
+        // Another key's wish counts only while that key alone uses it.
         let own = loaded.keep.filter(|_| loaded.keys.iter().flatten().count() <= 1);
         let after = own.into_iter().chain(self.served.args().unload_after).min();
         let is_past = after.is_some_and(|after| loaded.used.elapsed() >= after);
@@ -270,7 +271,7 @@ fn files_of(served: &Served) -> String {
     format!("{}{}", served.model.identity(), states.map(stamp).collect::<String>())
 }
 
-/// What holds of a model: a quarantine is of the files that it had then.
+/// The orders and the quarantine of a model. A quarantine holds only for the files that it was made for.
 pub fn standing_of(standings: &Standings, served: &Served) -> Standing {
     let Standing { quarantine, .. } = standings.of(served.model.name());
     let quarantine = quarantine.filter(|quarantine| quarantine.files == files_of(served));

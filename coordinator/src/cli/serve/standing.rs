@@ -1,6 +1,6 @@
-//! What holds of a server's models after a restart: orders of its operators, and models that are not loaded again.
+//! Data about a server's models that holds over restarts: operators' orders, and models in quarantine.
 //!
-//! The file of options is the beginning, and orders stand above it. They lie in the server's data folder.
+//! Orders take precedence over the configuration file. They are stored in the server's data folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,16 +11,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// Its file.
+/// Name of the file in the data folder.
 const FILE: &str = "orders.json";
 
-/// Of that file's form.
+/// Version of the file's form.
 const VERSION: u32 = 1;
 
 /// Most bytes of it that are read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// All that holds.
+/// The orders and quarantines of all models.
 #[derive(Debug)]
 pub struct Standings {
     /// `None`: nothing is kept.
@@ -36,17 +36,17 @@ struct Book {
     models: BTreeMap<String, Standing>,
 }
 
-/// What holds of a model.
+/// The orders and the quarantine of a model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Standing {
-    /// It stays once it is loaded.
+    /// Whether it stays loaded.
     #[serde(default)]
     pub pinned: bool,
-    /// It is loaded with the server.
+    /// Whether it is loaded with the server.
     #[serde(default)]
     pub loaded: bool,
-    /// It is not loaded.
+    /// The reason for which it is not loaded, if it is in quarantine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
 }
@@ -55,17 +55,17 @@ pub struct Standing {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quarantine {
-    /// In words.
+    /// The reason, in words.
     pub reason: String,
     /// The files that it was said of.
     pub files: String,
 }
 
 impl Standings {
-    /// Those of the server that has this folder.
+    /// Reads the file in a server's folder.
     ///
     /// # Errors
-    /// They cannot be read; a release behind this one wrote them.
+    /// The file cannot be read, or a newer release wrote it.
     pub fn open(folder: Option<&Path>) -> Result<Self> {
         let file = folder.map(|folder| folder.join(FILE));
         let book = match &file {
@@ -84,7 +84,7 @@ impl Standings {
         self.file.is_some()
     }
 
-    /// What holds of a model.
+    /// The orders and the quarantine of a model.
     pub fn of(&self, model: &str) -> Standing {
         self.book().models.get(model).cloned().unwrap_or_default()
     }

@@ -1,39 +1,39 @@
-//! Which model is loaded next, and which go for it: decisions alone, without a clock, a line or a thread. Whoever drives this
-//! says what time it is and how the models are, and does what comes out.
+//! Decides which model is loaded next, and which make room for it, without a clock, a line or a thread. The caller
+//! passes the time and the models' states, and carries out the decisions.
 //!
-//! A load is charged to the key whose request causes it. A key has one at a time, and of several keys the one goes first whose
-//! last load is longest ago. So a key that asks for another model with every request keeps no other key from its own. What is
-//! next waits for its room, and nobody takes that meanwhile.
+//! A load is charged to the key whose request causes it. A key has one at a time, and of several keys the one goes
+//! first whose last load is longest ago. So a key that asks for another model with every request keeps no other key
+//! from its own. The next model waits for its room, and no other one may take that room.
 //!
-//! What nobody uses goes first. A model that is always in use has its turn too: once it has been there for `swap_after` it
+//! Idle models go first. A model that is always in use has its turn too: once it has been there for `swap_after` it
 //! yields to one that waits. It takes nothing new then, ends what runs, and goes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Whose a load is; `None`: of nobody who is told apart.
+/// The key to which a load is charged; `None`: clients without keys of their own.
 pub type Key = Option<u64>;
 
 /// How a model's line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// There is none.
+    /// The model has no line.
     Away,
-    /// It is not up yet.
+    /// The line is not up yet.
     Coming,
-    /// It came up then, after so long.
+    /// The line came up at `since`, after a load of `took`.
     Up { since: Instant, took: Duration },
 }
 
 /// How a model is.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight {
-    /// Its line.
+    /// The state of its line.
     pub stage: Stage,
-    /// Whether somebody uses it.
+    /// Whether it is in use.
     pub is_used: bool,
-    /// When somebody did.
+    /// When it was last in use.
     pub used: Instant,
     /// Whether it stays by order.
     pub stays: bool,
@@ -41,10 +41,10 @@ pub struct Sight {
     pub swap_after: Duration,
 }
 
-/// What models take.
+/// The room that models need.
 pub trait Room {
-    /// Which of `go` have to go so that there is room for a model, the first ones first; `None`: it has no room without all of
-    /// them.
+    /// The models in `go` that must be unloaded to make room for `model`, chosen from its beginning; `None`: all of
+    /// them together are not enough.
     fn in_the_way(&self, model: usize, go: &[usize]) -> Option<Vec<usize>>;
 
     /// Models that take of the same have the same number.
@@ -56,16 +56,16 @@ pub trait Room {
     }
 }
 
-/// What is to be done now.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// To wait until something changes.
+    /// Wait until something changes.
     Wait,
-    /// To end the lines of some models, and to begin that of another.
+    /// End the lines of some models, and start that of another.
     Load {
-        /// Which.
+        /// The model to load.
         model: usize,
-        /// They go.
+        /// The models to unload for it.
         go: Vec<usize>,
     },
 }
@@ -73,7 +73,7 @@ pub enum Next {
 /// Why a model that is wanted is not being loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Others are before it, or its key has another load under way.
+    /// Other models are before it, or its key has another load in progress.
     Turn,
     /// All that would have to make room is in use.
     Used,
@@ -91,7 +91,7 @@ struct Want {
     id: WishId,
 }
 
-/// Who yields to whom.
+/// Models that yield, and the model to which they yield.
 #[derive(Debug)]
 struct Giving {
     to: usize,
@@ -103,9 +103,9 @@ struct Giving {
 pub struct Turns {
     /// Most models that have a line at once.
     max_loaded: Option<usize>,
-    /// In the order in which they came.
+    /// Wishes in the order in which they came.
     wants: Vec<Want>,
-    /// Loads so far.
+    /// The number of loads so far.
     loads: u64,
     /// The number of each key's last one.
     last: BTreeMap<Key, u64>,
@@ -117,7 +117,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// At most so many models have a line at once.
+    /// An order with at most `max_loaded` models loaded at once.
     pub fn new(max_loaded: Option<usize>) -> Self {
         Self { max_loaded, ..Self::default() }
     }
@@ -159,14 +159,14 @@ impl Turns {
         self.why.get(&model).copied().unwrap_or(Why::Turn)
     }
 
-    /// What is to be done, as things are. What it says has to be done before it is asked again.
+    /// Decides the next step. The caller must carry it out before it asks again.
     pub fn next(&mut self, now: Instant, sights: &[Sight], room: &dyn Room) -> Next {
         self.under_way.retain(|(_, model)| sights[*model].stage == Stage::Coming);
         let idle = self.idle(now, sights);
         let mut giving = std::mem::take(&mut self.giving);
         self.why.clear();
-        // What is waited for by the first of a kind is not for those behind it. But what is to go for them may end its answers
-        // at the same time.
+        // The first of a kind waits for its room, and those behind it need not wait for the same. But models that
+        // make room for them may end their answers at the same time.
         let mut waits = BTreeSet::new();
         let mut gone = BTreeSet::new();
         for want in self.in_order(sights) {
@@ -193,7 +193,7 @@ impl Turns {
                 self.giving.push(Giving { to: want.model, models });
             } else if !self.has_room_later(want.model, sights, room) {
                 self.why.insert(want.model, Why::Lacks);
-                // Others of its kind need not wait for it.
+                // Other models of its kind need not wait for it.
                 if is_first {
                     waits.remove(&room.kind(want.model));
                 }
@@ -225,8 +225,8 @@ impl Turns {
         }
     }
 
-    /// The models that may be loaded now, each with the key that is next to have it: the key whose last load is longest ago
-    /// goes first, and of a key what it wanted first.
+    /// The models that may be loaded now, each with the key to which the load is charged. The key whose last load is
+    /// longest ago comes first, and a key's wishes are in their order.
     fn in_order(&self, sights: &[Sight]) -> Vec<Want> {
         let is_loading =
             |key: Key| key.is_some_and(|key| self.under_way.iter().any(|u| u.0 == key));
@@ -242,7 +242,7 @@ impl Turns {
     fn idle(&self, now: Instant, sights: &[Sight]) -> Vec<usize> {
         let is_idle = |model: &usize| {
             let sight = &sights[*model];
-            // Who waits for one that is there has it in a moment.
+            // A request for a model that is loaded will have it in a moment.
             let is_used = sight.is_used || (self.is_wanted(*model) && !self.yields(*model));
             !sight.stays
                 && !is_used
@@ -257,7 +257,7 @@ impl Turns {
         idle
     }
 
-    /// Which of `may_go` have to go for a model.
+    /// The models in `may_go` that must be unloaded for a model.
     fn fit(
         &self,
         model: usize,

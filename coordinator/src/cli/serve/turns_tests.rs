@@ -1,4 +1,4 @@
-//! The order of loads, in worlds whose clock the test turns.
+//! The order of loads, with simulated clients and a simulated clock.
 
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ struct Client {
     /// Requests that are left to it.
     left: usize,
     longest: Duration,
-    /// Which model the next one is for.
+    /// Chooses the model of the client's next request.
     next: Box<dyn FnMut() -> usize>,
 }
 
@@ -126,7 +126,7 @@ impl World {
         self.clients.iter().any(is_at)
     }
 
-    /// What a client does next.
+    /// The next step of a client.
     fn step(&mut self, at: usize) {
         let now = self.now;
         let takes = |world: &Self, model: usize| {
@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// Until all clients have all answers; how long each of them waited at most, in loads.
+    /// Runs until all clients have all answers; returns the longest wait of each, in loads.
     fn run(&mut self) -> Vec<f64> {
         let mut begun = vec![None; self.sights.len()];
         for _ in 0..1_000_000 {
@@ -307,7 +307,7 @@ fn no_more_are_loaded_than_may_be_and_what_stays_by_order_stays() {
     world.run();
     assert_eq!(world.loads[0], 1, "it never went");
     assert_eq!(world.memory.there.iter().filter(|there| **there).count(), 2);
-    // With all that may be there by order, the others have no room, and are told so.
+    // With all models pinned, the others have no room, and are told so.
     world.sights.iter_mut().for_each(|sight| sight.stays = sight.stage != Stage::Away);
     let cold = (0..4).find(|model| world.sights[*model].stage == Stage::Away).unwrap();
     world.turns.want(cold, None);

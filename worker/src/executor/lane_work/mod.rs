@@ -1,7 +1,8 @@
-//! What the executor's thread does for a lane: ubatches through the stage, one after the other, and what goes with them.
+//! The work of the executor's thread for a lane: it runs ubatches through the stage, in order, with their operations.
 //!
-//! A stage on a GPU computes while the thread goes on. So the next ubatch is begun there before the one in work is finished, and
-//! what that gives leaves while the next one computes. A stage on the CPU is done when it has begun.
+//! A stage on a GPU computes while the thread goes on. So the next ubatch is begun there before the first one is
+//! finished, and the first one's result leaves while the next one computes. A stage on the CPU is done when it has
+//! begun.
 
 mod states;
 
@@ -34,12 +35,12 @@ const LOOK: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub struct Unusable;
 
-/// What is known of the thread from outside.
+/// The state of the thread, for observers.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Microseconds of the ubatch that took longest.
     pub longest_us: AtomicU64,
-    /// It waits for another stage of this machine.
+    /// Whether it waits for another stage of this machine.
     pub waits: AtomicBool,
 }
 
@@ -91,7 +92,7 @@ impl<'a> LaneWork<'a> {
         }
     }
 
-    /// The next job; what is in work is finished while there is none. `None` when nobody asks any more.
+    /// The next job. Work in progress is finished while there is none. `None` when the queue is closed.
     pub fn next_job(&mut self, queue: &mut mpsc::Receiver<Job>) -> Option<Job> {
         while !self.in_work.is_empty() {
             match queue.try_recv() {
@@ -119,10 +120,11 @@ impl<'a> LaneWork<'a> {
         self.lane = None;
     }
 
-    /// Begins a ubatch, if its lane is not over, and finishes what is computed or too much.
+    /// Begins a ubatch, if its lane is not over. Finishes ubatches that are computed, or of which too many are in
+    /// progress.
     ///
     /// # Errors
-    /// The stage cannot be used again; whoever has the lane knows why.
+    /// The stage cannot be used again; the lane has got the reason.
     pub fn begin(&mut self, work: Work) -> Result<(), Unusable> {
         if !self.runner.may_begin(&work.ubatch) {
             self.finish_all()?;
@@ -150,7 +152,7 @@ impl<'a> LaneWork<'a> {
         drop(turn);
         if let Some((lost, why)) = self.problem(result) {
             if !lost {
-                // What came before it is sound.
+                // Ubatches before it are sound.
                 self.finish_all()?;
             }
             return self.stop(|lane| failed(lane, ubatch.id, &why), lost);
@@ -176,7 +178,7 @@ impl<'a> LaneWork<'a> {
         Ok(())
     }
 
-    /// Waits for the first ubatch in work, and sends on what it gives, if its lane is not over.
+    /// Waits for the first ubatch in work, and sends its results on, if its lane is not over.
     fn finish_first(&mut self) -> Result<(), Unusable> {
         let Some(InWork { id, mut frame, wire_bytes, received, checked, begun }) =
             self.in_work.pop_front()
@@ -223,7 +225,7 @@ impl<'a> LaneWork<'a> {
         }
     }
 
-    /// What went wrong: whether the stage's state cannot be trusted any more, and why.
+    /// The problem, in words, and whether the stage's state is lost.
     fn problem(
         &self,
         result: std::thread::Result<Result<(), StageError>>,
@@ -244,7 +246,7 @@ impl<'a> LaneWork<'a> {
         if let Some(lane) = self.lane.take() {
             lane.meter.stopped();
             if let Some(failure) = reason(&lane) {
-                // The lane may have ended meanwhile; then its reason is known already.
+                // If the lane has ended in between, its reason is known already.
                 let _ = lane.failed.send(failure);
             }
         }
@@ -269,7 +271,7 @@ fn tell_failed_rows(output: &StageOutput, requests: &Requests) {
     }
 }
 
-/// What went wrong, with the request it went wrong for.
+/// The error, in words, with the request that it concerns.
 fn about(error: &StageError, requests: &Requests) -> String {
     match error.slot.and_then(|slot| requests.of(slot)) {
         Some(request) => format!("request {request}: {error}"),
@@ -281,7 +283,7 @@ fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// What a panic says, or why a ubatch was given up.
+/// The message of a panic, or the reason why a ubatch was given up.
 pub fn panic_text(doing: &str, panic: &(dyn Any + Send)) -> String {
     if let Some(GaveUp(why)) = panic.downcast_ref() {
         return format!("{doing} was given up: {why}");

@@ -16,7 +16,7 @@ use crate::executor::requests::Requests;
 use crate::executor::wire::snapshot_failure;
 
 impl LaneWork<'_> {
-    /// A sequence's state.
+    /// Reads a sequence's state.
     ///
     /// # Errors
     /// There is no such sequence, or the lane is over.
@@ -25,7 +25,7 @@ impl LaneWork<'_> {
         transfer(self.lane.as_ref(), &self.requests, slot, "snapshot", read)
     }
 
-    /// Gives a sequence another state, and tells what came of it.
+    /// Replaces a sequence's state, and answers with the outcome.
     ///
     /// # Errors
     /// The stage cannot be used again.
@@ -35,13 +35,13 @@ impl LaneWork<'_> {
         self.written(done, answer)
     }
 
-    /// Which sequences of a line before this one the stage still holds.
+    /// The sequences of an earlier line that the stage still holds.
     pub fn find_held(&mut self, names: &[CopyName]) -> HeldFound {
         let up_to = self.taker.find(names);
         HeldFound { facts: self.taker.facts().cloned(), up_to }
     }
 
-    /// Some of a sequence's state, and what it belongs to.
+    /// A part of a sequence's state, and the facts that it depends on.
     ///
     /// # Errors
     /// As [`LaneWork::snapshot`].
@@ -51,7 +51,7 @@ impl LaneWork<'_> {
         transfer(self.lane.as_ref(), &self.requests, slot, "copy", copy)
     }
 
-    /// Gives a sequence the state of a checkpoint, and tells what came of it.
+    /// Gives a sequence the state of a checkpoint, and answers with the outcome.
     ///
     /// # Errors
     /// As [`LaneWork::restore`].
@@ -78,7 +78,7 @@ impl LaneWork<'_> {
         }
     }
 
-    /// Tells what came of giving a sequence another state.
+    /// Answers with the outcome of replacing a state.
     fn written(&mut self, done: Result<(), Failure>, answer: Answer<()>) -> Result<(), Unusable> {
         let failure = done.clone().err().filter(|failure| failure.kind() == FailureKind::Compute);
         let _ = answer.send(done);

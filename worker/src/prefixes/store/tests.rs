@@ -1,4 +1,4 @@
-//! Limits, order, and what is left after a crash.
+//! Limits, order of eviction, and recovery after a crash.
 
 use std::fs;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ fn next(seed: &mut u64, below: u64) -> u64 {
     (*seed >> 33) % below
 }
 
-/// What a model of the two tiers holds, longest unused first: number, bytes, and whether it is there.
+/// A model of the two tiers, longest unused first: number, bytes, and tiers.
 #[derive(Default)]
 struct Model {
     ram: Vec<(u64, u64)>,
@@ -104,7 +104,7 @@ fn step(store: &mut Option<Store>, model: &mut Model, dir: &Path, sizes: Sizes, 
     let nbytes = |n: u64| n as usize * 1500;
     let here = store.as_ref().expect("it is open");
     match what {
-        // Nobody writes what is here.
+        // Records that are here are not written again.
         0..=5 if here.has(&page(n)) => {}
         0..=5 => {
             let bytes = bundle(WHOSE, n, nbytes(n));
@@ -192,7 +192,7 @@ fn only_its_owner_reads_it_and_an_old_folder_is_emptied() {
     store.put(bundle(WHOSE, 1, 40)).unwrap();
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(files(&dir)[0].clone()), mode(dir.join("0"))), (0o600, 0o700));
-    // Another worker has a folder of its own.
+    // Another worker uses a folder of its own.
     let other = Store::open(&dir, limits).unwrap();
     assert!(!other.has(&page(1)) && dir.join("1").exists());
     drop((store, other));
@@ -263,7 +263,7 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
         assert!(of.is_none_or(|bytes| bytes == bytes_of(n, 40)), "{n}");
     }
     drop(store);
-    // Without room on the disk what is too old goes all the same.
+    // Without room on the disk, records that are too old are dropped as well.
     let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);
     fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
     drop(Store::open(&dir, Sizes { ram: 1 << 20, disk: 0 }).unwrap());

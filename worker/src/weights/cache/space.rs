@@ -20,7 +20,7 @@ struct Entry {
     note: Option<PathBuf>,
 }
 
-/// Room that a call has for what it fetches, until it is dropped.
+/// Room that a call has reserved for the bytes it fetches, until it is dropped.
 #[derive(Debug)]
 pub struct Reserved {
     of: Arc<AtomicU64>,
@@ -34,8 +34,8 @@ impl Drop for Reserved {
 }
 
 impl Cache {
-    /// Makes room for `nbytes` more beside what others have reserved; none of `keep` is deleted. All calls together reserve no
-    /// more than the bound.
+    /// Makes room for `nbytes` more beside other reservations. None of `keep` is deleted. All calls together reserve
+    /// no more than the bound.
     ///
     /// # Errors
     /// As [`Cache::make_room`].
@@ -89,14 +89,14 @@ impl Cache {
         Ok(())
     }
 
-    /// Bytes of blobs and parts in `keep`, and all others. What is no file is not ours.
+    /// Bytes of blobs and parts in `keep`, and all other entries. Anything that is not a file is ignored.
     fn entries(&self, keep: &HashSet<Hash>) -> Result<(u64, Vec<Entry>), CacheError> {
         let (mut kept_bytes, mut others) = (0, Vec::new());
         for sub in [BLOBS, PARTS] {
             let dir = self.dir.join(sub);
             for entry in fs::read_dir(&dir).map_err(at(&dir))? {
                 let path = entry.map_err(at(&dir))?.path();
-                // Another worker may have deleted or renamed it since it was listed.
+                // Another worker may have deleted or renamed it since the listing.
                 let Ok(meta) = fs::metadata(&path) else { continue };
                 if !meta.is_file() {
                     continue;

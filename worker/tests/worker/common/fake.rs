@@ -1,5 +1,5 @@
-//! A stage that adds. Layer `i` adds the first value of `blk.i.w` to every hidden value. So what comes out
-//! proves which weights were read and which rows travelled.
+//! A stage that adds. Layer `i` adds the first value of `blk.i.w` to every hidden value. So its output proves which
+//! weights were read and which rows travelled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -101,7 +101,7 @@ impl TestWorker {
         runtime.spawn(async move {
             let bound = Bound::new(config, engine).await.unwrap();
             told.send(bound.address().clone()).unwrap();
-            // Nobody listens unless a test waits for it.
+            // The receiver is dropped unless a test waits for the end.
             let _ = over.send(bound.serve(async { drop(stopped.await) }).await);
         });
         let address = address.recv().unwrap();
@@ -214,7 +214,7 @@ impl Client {
         reply.map(tonic::Response::into_inner).map_err(|s| Failure::from_status(&s))
     }
 
-    /// Chunks of `step` bytes that bring what is missing.
+    /// Chunks of `step` bytes with the missing blobs.
     pub fn chunks(&self, model: &Model, missing: &[MissingBlob], step: usize) -> Vec<TensorChunk> {
         let mut chunks = Vec::new();
         for MissingBlob { blob, offset } in missing {
@@ -301,7 +301,7 @@ impl Client {
     }
 }
 
-/// An open lane.
+/// An open lane, as the coordinator sees it.
 pub struct Lane {
     pub epoch: u64,
     pub frames: mpsc::Sender<LaneFrame>,

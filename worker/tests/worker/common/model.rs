@@ -48,7 +48,7 @@ pub fn write_model(dir: &Path, name: &str, n_layers: u32, values: usize, addend:
     path
 }
 
-/// What a coordinator knows of a model.
+/// A model as its coordinator knows it.
 pub struct Model {
     pub gguf: Gguf,
     pub header: Vec<u8>,

@@ -75,7 +75,7 @@ pub fn real_workers(n: usize) -> Vec<TestWorker> {
 pub const PROMPT: Range<u32> = 3..83;
 /// Rows of a ubatch.
 pub const ROWS: usize = 40;
-/// What the line is asked for next, in the order of the positions.
+/// Tokens of the line's next ubatch, in the order of the positions.
 pub const MORE: &[u32] = &[42, 9, 250, 250];
 
 /// A line with an open lane.

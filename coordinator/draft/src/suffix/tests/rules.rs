@@ -1,4 +1,4 @@
-//! What owners see of each other, and what is held, under random histories.
+//! The separation of owners and the limit of memory, under random histories.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::{Drafter, OwnerId, Source, StreamId};
 const N_OWNERS: u64 = 3;
 const N_STREAMS: u64 = 6;
 
-/// A call. Tokens are those of the owner: no other has one of them.
+/// A call of the drafter. Tokens are unique to an owner.
 #[derive(Clone, Debug)]
 enum Call {
     Begin { stream: u64, owner: u64, tokens: Vec<u32>, n_answer: usize, expected: Vec<u32> },
@@ -159,7 +159,7 @@ fn what_ends_or_is_forgotten_leaves_nothing() {
     assert_eq!(suffix.nbytes(), 0);
 }
 
-/// Which of the answers `answer(0)`, `answer(1)` … of an owner are known.
+/// The answers `answer(0)`, `answer(1)` … that the drafter knows for an owner.
 fn known(suffix: &mut Suffix, owner: OwnerId, n: u32) -> Vec<u32> {
     let is_known = |suffix: &mut Suffix, i: u32| {
         suffix.begin(STREAM, owner, &answer(i)[..2], 2, &[]);
@@ -183,7 +183,7 @@ fn who_holds_most_loses_the_answer_that_was_used_longest_ago() {
     suffix.begin(STREAM, rich, &answer(0)[..2], 2, &[]);
     assert_eq!(suffix.draft(STREAM, &[], 1).tokens, [2]);
     suffix.begin(STREAM, OWNER, &[], 0, &[]);
-    // One more of somebody else does not fit: the rich one loses its second.
+    // One more text of another owner does not fit: the owner with the most loses its second.
     let memory = suffix.nbytes() + 16_000;
     suffix.limit(memory);
     answered(&mut suffix, OwnerId::of(3), &answer(0));
@@ -242,7 +242,7 @@ fn streams_that_run_lose_nothing_to_others() {
     suffix.push(StreamId(6), 8);
     assert_eq!(suffix.draft(StreamId(6), &[], 2).tokens, [9, 10]);
     assert_eq!(suffix.draft(STREAM, &[], 2).tokens, [5, 6]);
-    // What grows beyond the limit is not drafted for any more.
+    // A stream that grows beyond the limit has no more drafts.
     (0..5_000).for_each(|_| suffix.push(StreamId(6), 1));
     assert!(suffix.draft(StreamId(6), &[], 2).tokens.is_empty());
     assert_eq!(suffix.draft(STREAM, &[], 2).tokens, [5, 6]);

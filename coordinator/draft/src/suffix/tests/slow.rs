@@ -7,11 +7,11 @@ use super::super::filter::WIDTH;
 use super::{OWNER, STREAM};
 use crate::{Drafter, Source, StreamId, Suffix};
 
-/// What is searched: texts from the newest to the oldest, each with where its places begin. A place is a text's number
-/// here and the position of the token behind it.
+/// The searched texts, newest first, each with the start of its places. A place is a text's number here and the
+/// position of the token behind it.
 struct Texts<'a> {
     texts: Vec<(&'a [u32], usize)>,
-    /// Whether the text is the stream's own, and so goes on in what was drafted.
+    /// Whether the text is the stream's own, and so continues in the draft.
     is_own: bool,
 }
 
@@ -166,7 +166,7 @@ proptest! {
             if path.len() < 2 {
                 break;
             }
-            // One is sure; what is left goes on as it did.
+            // One is sure; the others continue as before.
             let whole = [&path[..], &suffix.draft(STREAM, &path, 5).tokens].concat();
             suffix.push(STREAM, whole[0]);
             let behind = suffix.draft(STREAM, &path[1..], whole.len() - path.len()).tokens;

@@ -1,5 +1,5 @@
-//! The blocks of Anthropic's messages as messages in OpenAI's form. Their texts keep their order: what cannot
-//! stand behind another in one message begins a message of its own.
+//! The blocks of Anthropic's messages as messages in OpenAI's form. Blocks keep their order: one that cannot follow
+//! another in the same message begins a new message.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::request::caching::{CACHE_CONTROL, Marking, mark, put_mark};
 use crate::request::fields::report;
 use crate::request::unread;
 
-/// One message there may be several here: results of tools have messages of their own.
+/// Adds one message, which becomes several here: results of tools have messages of their own.
 pub fn add_message(
     path: &str,
     message: &Value,
@@ -75,7 +75,7 @@ fn add_block(
             }
             part.thinking.push_str(thought);
         }
-        // Nobody but who made it can read it.
+        // Only the server that encrypted it can read it.
         Some("redacted_thinking") => report(API, path, block, &["type", "data"], unread::BLOCK),
         Some("tool_use") => {
             part.calls.push(call(path, block)?);
@@ -117,7 +117,7 @@ fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
     }))
 }
 
-/// What a tool gave, as a message.
+/// A tool's result, as a message of the chat.
 fn result(path: &str, block: &Value, marking: &mut Marking) -> Result<Value, ApiError> {
     let id = required(path, block, "tool_use_id")?;
     report(API, path, block, &["type", "tool_use_id", "content", CACHE_CONTROL], unread::BLOCK);
@@ -175,7 +175,7 @@ pub fn text_block<'v>(path: &str, block: &'v Value) -> Result<&'v str, ApiError>
     required(path, block, "text")
 }
 
-/// What the log calls the interface.
+/// The interface's name in the log.
 const API: &str = "/v1/messages";
 
 /// A text that a block must have.
@@ -194,12 +194,12 @@ pub struct MarkedText {
 }
 
 impl MarkedText {
-    /// More of it.
+    /// Appends text.
     pub fn push(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
-    /// It is to be kept so far.
+    /// Marks the end of the text so far.
     pub fn mark(&mut self) {
         self.marks.push(self.text.len());
     }
@@ -209,7 +209,7 @@ impl MarkedText {
         self.text.is_empty()
     }
 
-    /// As the content of a message: in parts where places are marked.
+    /// The text as the content of a message. It is split into parts where places are marked.
     pub fn message(&self, role: &str) -> Map<String, Value> {
         let of = |content: Value| {
             let fields = [("role", json!(role)), ("content", content)];
@@ -231,13 +231,13 @@ impl MarkedText {
     }
 }
 
-/// What one message here can hold: reasoning, text, calls, in this order.
+/// The content of one chat message: reasoning, text and calls, in this order.
 #[derive(Default)]
 struct Part {
     thinking: String,
     text: MarkedText,
     calls: Vec<Value>,
-    /// Up to its end it is to be kept.
+    /// Whether its end is marked.
     is_marked: bool,
 }
 

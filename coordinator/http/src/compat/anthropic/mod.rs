@@ -27,7 +27,7 @@ use crate::fleet::Meant;
 use crate::request::chat_request::ChatRequest;
 use crate::request::fields::Fields;
 
-/// Below which the addresses of this API are.
+/// The prefix of this API's addresses.
 pub(crate) const ROOT: &str = "/v1/messages";
 
 /// An error in Anthropic's form, whole or as a stream's last event.
@@ -64,7 +64,7 @@ fn read(
     Ok((request, prompt, ()))
 }
 
-/// The endpoint.
+/// Handles `POST /v1/messages`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -128,12 +128,12 @@ fn message(stamp: &Stamp, n_prompt: u32) -> Value {
 #[derive(Clone, Copy, Debug)]
 struct Spent {
     n_prompt: u32,
-    /// Up to the last mark, where anything is kept.
+    /// Tokens up to the last mark, where anything is kept.
     marked: u32,
 }
 
 impl Spent {
-    /// Here neither what was reused is part of the input, nor what was computed up to the last mark.
+    /// Anthropic's `input_tokens` exclude reused tokens and those computed up to the last mark.
     fn usage(self, end: &End) -> Value {
         let Self { n_prompt, marked } = self;
         let created = marked.saturating_sub(end.n_reused);

@@ -1,5 +1,5 @@
-//! Anthropic's request as a chat in OpenAI's form. What a program counts anew in every turn is left out, so that the next
-//! turn begins with the same tokens.
+//! Anthropic's request as a chat in OpenAI's form. Text that a client program changes in every turn, such as a
+//! counter, is left out, so that the next turn begins with the same tokens.
 
 use brigade_sampling::Api;
 use brigade_text::MAX_STOPS;
@@ -37,7 +37,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("mcp_servers", "tools are run by whoever asks: send them as tools"),
 ];
 
-/// Makes a chat's fields of a body; with what they are called in the chat and there.
+/// Translates a body to a chat's fields. The names map the chat's fields to those of the body, for errors.
 pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
@@ -146,8 +146,8 @@ fn without_billing(text: &str) -> &str {
     }
 }
 
-/// Tools as functions, in their order. Those whose type says what their input is, and those that Anthropic's own servers
-/// run, are left out with a word: nobody here knows them.
+/// Tools as functions, in their order. Tools whose input is defined by their type, and tools that Anthropic's own
+/// servers run, are left out with a warning in the log: this server does not know them.
 fn tools(
     raw: Given<'_>,
     left: &mut usize,

@@ -12,7 +12,7 @@ use crate::answer::stamp::Stamp;
 use crate::error::ApiError;
 use crate::events::sse::{Gone, Sender};
 
-/// What the open block is.
+/// The kind of the open block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Open {
     Thinking,

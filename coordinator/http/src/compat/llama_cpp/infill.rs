@@ -1,4 +1,4 @@
-//! `POST /infill`: what stands between two texts, for editors, by a model that has the tokens for it.
+//! `POST /infill`: fills the gap between two texts, for editors. The model must have tokens for it.
 
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
@@ -29,7 +29,7 @@ const DEFAULT_INFILL_TOKENS: u32 = 128;
 /// Most other files of one request.
 const MAX_EXTRA: usize = 256;
 
-/// The endpoint.
+/// Handles `POST /infill`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,

@@ -1,5 +1,5 @@
-//! What llama.cpp's server tells about itself: `/props`, `/lora-adapters`, `/slots`, `/version`, `/apply-template`. And
-//! `/line`, for the page.
+//! llama.cpp's addresses about the server itself: `/props`, `/lora-adapters`, `/slots`, `/version`,
+//! `/apply-template`. Also `/line`, for the web page.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -14,7 +14,7 @@ use crate::error::ApiError;
 use crate::fleet::{Fleet, Meant};
 use crate::request::chat_request::ChatRequest;
 
-/// `GET /version`.
+/// Handles `GET /version`.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
@@ -46,7 +46,8 @@ pub(crate) async fn adapters(Meant(app): Meant) -> Json<Value> {
     Json(app.adapters.iter().enumerate().map(adapter).collect())
 }
 
-/// `GET /slots`: the places for sequences. Which of them works is the line's affair: the first ones are said to.
+/// `GET /slots`: the places for sequences. The server does not know which slots are busy, so it reports the first
+/// ones as busy.
 pub(crate) async fn slots(Meant(app): Meant) -> Json<Value> {
     let (running, n_ctx) = (app.engine.running(), app.limits.now().n_ctx);
     let slot = |id: u32| {
@@ -63,8 +64,8 @@ pub(crate) async fn slots(Meant(app): Meant) -> Json<Value> {
     Json(Value::Array((0..app.max_seqs).map(slot).collect()))
 }
 
-/// `GET /line`: what the page shows of the line. Numbers only: names of workers are the operator's, and of what is kept
-/// everybody sees its own.
+/// `GET /line`: the figures of the line for the page. Workers are not named, since their names are for the operator;
+/// of the kept prompts, each client sees its own.
 pub(crate) async fn line(
     State(fleet): State<Fleet>,
     Meant(app): Meant,
@@ -114,7 +115,7 @@ fn of_model(text: &str, model: &str) -> String {
     text.lines().filter(|line| line.contains(&label)).collect::<Vec<_>>().join("\n")
 }
 
-/// What is kept of the prompts of whoever asks: the largest first.
+/// The kept prompt prefixes that the client's key may see, largest first.
 fn prefixes(app: &App, request: &Request) -> Value {
     let owner = request.extensions().get::<Name>().map(|name| name.usage.share());
     let cached = app.engine.cached().of(owner.unwrap_or_default().owner);
@@ -154,7 +155,8 @@ fn gauge(text: &str, name: &str) -> f64 {
     text.lines().filter_map(value).sum()
 }
 
-/// `POST /apply-template`: a chat as the model reads it. Who looks at it sees what the template leaves out.
+/// `POST /apply-template`: renders a chat as the model reads it, so that an author can see what the template leaves
+/// out.
 pub(crate) async fn apply_template(
     Meant(app): Meant,
     request: Request,

@@ -27,16 +27,16 @@ use crate::error::ApiError;
 /// Lines that wait for a slow client.
 const LINE_QUEUE: usize = 16;
 
-/// Which of the two endpoints answers.
+/// The endpoint whose answer is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// A message.
+    /// `/api/chat`: the text is in a message.
     Chat,
-    /// A text.
+    /// `/api/generate`: the text is a plain string.
     Generate,
 }
 
-/// What an answer's lines have in common.
+/// Fields that all lines of an answer share.
 struct Writer {
     stamp: Stamp,
     shape: Shape,

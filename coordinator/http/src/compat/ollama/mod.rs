@@ -32,7 +32,7 @@ use request::{Asked, Load};
 /// The version of Ollama whose API this is: programs ask for a least one.
 const API_VERSION: &str = "0.12.6";
 
-/// Below which the addresses of this API are.
+/// The prefix of this API's addresses.
 pub(crate) const ROOT: &str = "/api";
 
 /// An error in Ollama's form: a word about it, and nothing else.
@@ -40,7 +40,7 @@ pub(crate) fn error_body(error: &ApiError) -> Value {
     json!({ "error": error.body()["error"]["message"] })
 }
 
-/// `GET /api/version`.
+/// Handles `GET /api/version`.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({ "version": API_VERSION }))
 }
@@ -54,7 +54,7 @@ pub(crate) async fn tags(
     listed(&fleet, &asks, |_| true, entry)
 }
 
-/// What `entry` says of each name of each model that whoever asks may use.
+/// A list with one `entry` for each name of each model that the client may use.
 fn listed(
     fleet: &Fleet,
     asks: &Name,
@@ -101,7 +101,7 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// What the model can do, in Ollama's words.
+/// The model's capabilities, in Ollama's words.
 fn capabilities(app: &App) -> Vec<&'static str> {
     if app.limits.now().encoder.is_some() {
         return vec!["embedding"];
@@ -147,7 +147,7 @@ pub(crate) async fn show(Meant(app): Meant, request: Request) -> Result<Json<Val
     })))
 }
 
-/// `POST /api/chat`.
+/// Handles `POST /api/chat`.
 pub(crate) async fn chat(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -157,7 +157,7 @@ pub(crate) async fn chat(
     run(&app, &name, read, Shape::Chat).await
 }
 
-/// What a request asks for, read.
+/// A parsed request: a chat, or an order to load or unload a model.
 pub(crate) enum Read {
     Chat(Box<ChatRequest>, Prompt),
     /// A prompt as it is.
@@ -230,7 +230,7 @@ pub(crate) async fn generate(
     run(&app, &name, read, Shape::Generate).await
 }
 
-/// `POST /api/embed`.
+/// Handles `POST /api/embed`.
 pub(crate) async fn embed(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -271,7 +271,7 @@ pub(crate) fn check_generate(body: &[u8]) -> Result<(), ApiError> {
     request::generate(body).map(drop)
 }
 
-/// For addresses that would change what is served.
+/// Refuses addresses that would change which models are served.
 pub(crate) async fn fixed() -> Response {
     let body = json!({ "error": "the model is fixed when brigade starts: this server pulls and deletes nothing" });
     (StatusCode::NOT_IMPLEMENTED, Json(body)).into_response()

@@ -13,7 +13,7 @@ use crate::request::unread;
 /// Options that have the same name and meaning here, beside settings of sampling.
 const SAME: &[&str] = &["seed", "stop"];
 
-/// `/api/chat`.
+/// Parses the body of `/api/chat`.
 pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
@@ -39,21 +39,21 @@ pub fn chat(body: &[u8]) -> Result<Asked, ApiError> {
     Ok(Asked::Chat(chat, names))
 }
 
-/// What a request of Ollama's asks for.
+/// A parsed request of Ollama's API.
 #[derive(Debug)]
 pub enum Asked {
-    /// A chat, in OpenAI's form, and what its fields are called here and there.
+    /// A chat in OpenAI's form, and the names of its fields in both interfaces.
     Chat(Map<String, Value>, Names),
     /// The continuation of a plain prompt, as a completion in OpenAI's form.
     Completion(Map<String, Value>, Names),
-    /// Nothing but that the model be loaded, or unloaded.
+    /// An order to load or unload a model, without a prompt.
     ToLoad(Load),
 }
 
-/// That the model be loaded, which it is, or unloaded, which it is when it is loaded on demand and nobody uses it.
+/// An order to load a model, or to unload it. A model is unloaded only if it was loaded on demand and is idle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// The model.
+    /// The model's name; `None`: the default model.
     pub model: Option<String>,
     /// `unload` for a `keep_alive` of 0.
     pub reason: &'static str,
@@ -94,7 +94,7 @@ fn end(mut fields: Fields<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `/api/generate`.
+/// Parses the body of `/api/generate`.
 pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
@@ -132,7 +132,7 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     Ok(Asked::Chat(chat, names))
 }
 
-/// What both have: model, options, format, thinking, streaming (which is the default there).
+/// Fields that both endpoints have: model, options, format, thinking, and streaming, which is on by default.
 fn common(
     fields: &mut Fields<'_>,
     left: &mut usize,
@@ -198,7 +198,7 @@ fn options(
             names.push((name.to_string(), options.path(name)));
         }
     }
-    // -2 is Ollama's way to say "as the context has room for".
+    // -2 is Ollama's value for "until the context is full".
     match options.take::<i64>("num_predict")? {
         Some(n) if n < 0 => chat.insert("max_tokens".to_string(), json!(-1)),
         Some(n) => chat.insert("max_tokens".to_string(), json!(n)),

@@ -8,7 +8,7 @@ use crate::error::ApiError;
 use crate::request::fields::report;
 use crate::request::unread;
 
-/// What identifies an item or says how it went: no text for a model.
+/// Fields that identify an item or give its status. They have no text for the model.
 const LABELS: [&str; 5] = ["type", "id", "call_id", "status", "created_by"];
 
 /// The end of an item, of which `read` was read beside its labels.
@@ -110,8 +110,8 @@ fn message(
     Ok(())
 }
 
-/// Reasoning: what others wrote of it as a summary comes before what it is. What is encrypted can be read by
-/// nobody but who did that.
+/// A reasoning item. Its summary comes before its content. Encrypted reasoning is left out, since only its writer can
+/// read it.
 fn reasoning(
     path: &str,
     item: &Value,
@@ -146,7 +146,7 @@ fn reasoning(
     Ok(())
 }
 
-/// What came of a call.
+/// The result of a call, as a message of the role `tool`.
 fn result(
     path: &str,
     kind: &str,
@@ -154,7 +154,7 @@ fn result(
     turn: &mut Turn,
     messages: &mut Vec<Value>,
 ) -> Result<(), ApiError> {
-    // That of a local shell names its call in a field of another name.
+    // The result of a local shell has the call's id in another field.
     let field = if item.get("call_id").is_none_or(Value::is_null) && kind == LOCAL_SHELL {
         "id"
     } else {
@@ -185,7 +185,7 @@ fn arguments(path: &str, item: &Value) -> Result<Value, ApiError> {
     }
 }
 
-/// What a chat calls the tool of a call.
+/// The name by which the chat knows a call's tool: with its namespace.
 fn called(path: &str, item: &Value) -> Result<String, ApiError> {
     let name = required(path, item, "name")?;
     Ok(match item.get("namespace") {
@@ -197,7 +197,7 @@ fn called(path: &str, item: &Value) -> Result<String, ApiError> {
 /// The output of a local shell.
 const LOCAL_SHELL: &str = "local_shell_call_output";
 
-/// What an item says beside its labels.
+/// An item's fields other than its labels, without nulls.
 fn said(item: &Value) -> Map<String, Value> {
     let says =
         |(name, value): &(&String, &Value)| !LABELS.contains(&name.as_str()) && !value.is_null();
@@ -205,7 +205,7 @@ fn said(item: &Value) -> Map<String, Value> {
     all.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// What came of a call where no output says it: all that the item says, or how it went.
+/// The text of a result that has no `output`: all of the item's other fields, or else its status.
 fn other_output(item: &Value) -> String {
     let said = said(item);
     match item.get("status").and_then(Value::as_str).filter(|_| said.is_empty()) {
@@ -215,7 +215,7 @@ fn other_output(item: &Value) -> String {
     }
 }
 
-/// A call of a tool that is not run here: what it says is a call all the same, and its result is what came of it.
+/// A call of a tool that is not run here. Its item becomes an ordinary call, and its outcome the call's result.
 fn other_call(
     path: &str,
     kind: &str,
@@ -267,7 +267,7 @@ fn mcp_call(
     Ok(())
 }
 
-/// What a tool gave: a text, text parts, or a value of another shape as JSON.
+/// A tool's output as text: text parts are joined, and a value of another shape is written as JSON.
 fn output(path: &str, output: Option<&Value>) -> Result<String, ApiError> {
     let is_part = |part: &Value| {
         let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
@@ -287,7 +287,7 @@ fn output(path: &str, output: Option<&Value>) -> Result<String, ApiError> {
     }
 }
 
-/// What an assistant did before others did something.
+/// An assistant's reasoning, text and calls, until another role's item ends the turn.
 #[derive(Default)]
 struct Turn {
     reasoning: String,

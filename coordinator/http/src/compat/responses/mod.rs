@@ -25,17 +25,17 @@ use crate::fleet::Meant;
 use crate::request::chat_request::ChatRequest;
 use crate::request::fields::Fields;
 
-/// What an answer repeats of its request.
+/// Fields of the request that the answer repeats.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Echo {
     fields: Map<String, Value>,
     /// Tools that are no plain functions.
     called: Called,
-    /// There is nothing to answer: some programs ask so whether anybody is there.
+    /// Whether there is nothing to answer: some programs only test whether a server is there.
     is_empty: bool,
 }
 
-/// What a chat calls tools, and their names here.
+/// Names of tools in the chat, with their names in this interface.
 type Called = Vec<(String, ToolName)>;
 
 /// A tool by its name here.
@@ -44,11 +44,11 @@ struct ToolName {
     name: String,
     /// The namespace that it is in.
     space: Option<String>,
-    /// Its input is a text.
+    /// Whether the tool's input is a plain text.
     is_custom: bool,
 }
 
-/// The endpoint.
+/// Handles `POST /v1/responses`.
 pub(crate) async fn create(
     Meant(app): Meant,
     Extension(name): Extension<Name>,
@@ -110,7 +110,7 @@ fn response(stamp: &Stamp, echo: &Echo) -> Value {
     response
 }
 
-/// Its end: status and counts.
+/// Fills in the end of a response: status and counts.
 fn finish(response: &mut Value, finish: FinishWord, n_prompt: u32, end: &End) {
     if finish == FinishWord::Length {
         response["status"] = json!("incomplete");

@@ -1,6 +1,5 @@
-//! A request for a response as a chat. Custom tools, whose input is a text, are functions of one
-//! argument there. Tools of types that nobody here can run are left out, as a program that sends them expects, with a word
-//! in the log.
+//! A request for a response as a chat. A custom tool, whose input is a text, becomes a function with one argument.
+//! Tools of types that this server cannot run are left out, as client programs expect, and the log says so.
 
 use brigade_sampling::Api;
 use serde_json::{Map, Value, json};
@@ -51,7 +50,7 @@ const ECHOED: &[&str] = &[
     "top_p",
 ];
 
-/// Makes a chat's fields of a body; with what they are called in the chat and there.
+/// Translates a body to a chat's fields. The names map the chat's fields to those of the body, for errors.
 pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names, Echo), ApiError> {
     let mut left = MAX_TEMPLATE_VALUES;
     let mut fields = Fields::parse(body)?;
@@ -131,7 +130,7 @@ impl<'a> Nested<'a> {
         }
     }
 
-    /// Adds what `text` and `reasoning` say; the others of their fields say nothing here.
+    /// Adds the format from `text` and the effort from `reasoning`. Other fields of theirs have no effect here.
     fn add(
         &self,
         left: &mut usize,
@@ -159,7 +158,7 @@ impl<'a> Nested<'a> {
     }
 }
 
-/// What would need a memory of earlier requests.
+/// Refuses fields that need a memory of earlier requests, and others that are not supported.
 fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     for name in ["previous_response_id", "conversation"] {
         fields
@@ -176,12 +175,12 @@ fn refuse_state(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse("background", "responses are sent while they are made")
 }
 
-/// Tools as functions, in their order. Those of a namespace have its name before theirs. Those that OpenAI's own servers run
-/// are left out with a word: nobody here knows them.
+/// Tools as functions, in their order. The name of a function in a namespace begins with the namespace. Tools that
+/// only OpenAI's servers run are left out, and the log says so.
 #[derive(Default)]
 struct Functions {
     all: Vec<Value>,
-    /// What answers call those that are no plain functions.
+    /// Tools that are no plain functions, with their names in answers.
     called: Called,
 }
 
@@ -221,7 +220,7 @@ impl Functions {
         Ok(())
     }
 
-    /// Adds a tool; `space`: that in which it is, and what is said of that.
+    /// Adds a tool; `space`: the namespace that contains it, with its description.
     fn add(
         &mut self,
         tool: &mut Fields<'_>,
@@ -281,8 +280,8 @@ fn function(
     Ok((name, function))
 }
 
-/// A custom tool as a function of its input, and its name. What its input has to look like is told the model, in words of
-/// its own.
+/// A custom tool as a function with one argument, and the tool's name. The format of its input is described to the
+/// model in words.
 fn custom_tool(tool: &mut Fields<'_>) -> Result<(String, Map<String, Value>), ApiError> {
     let name: String = tool.require("name")?;
     let mut description: String = tool.take("description")?.unwrap_or_default();
@@ -325,7 +324,7 @@ fn custom_tool(tool: &mut Fields<'_>) -> Result<(String, Map<String, Value>), Ap
     Ok((name, function))
 }
 
-/// Which call is wanted, as chats say it.
+/// The field `tool_choice`, as chats have it.
 fn choice(raw: Given<'_>) -> Result<Value, ApiError> {
     if raw.kind() == Kind::Text {
         return Ok(json!(read::<String>("tool_choice", raw)?));

@@ -15,9 +15,9 @@ struct Writer<'a> {
     out: &'a Sender,
     echo: &'a Echo,
     number: u64,
-    /// Done items.
+    /// Items that are done.
     output: Vec<Value>,
-    /// The item that grows, and what it is so far.
+    /// The item in progress, and its block up to now.
     open: Option<(Value, Block)>,
 }
 
@@ -88,7 +88,7 @@ impl Writer<'_> {
             }
             Some((_, Block::Call { name, arguments, .. })) => {
                 arguments.push_str(more);
-                // What of it is the input is known when it is whole (`close`).
+                // The input is a part of this text, which can be cut out when all of it is there (`close`).
                 if self.echo.is_custom(name) {
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! Bodies of completions, read and refused, and what answers say.
+//! Bodies of completions, accepted and refused, and the JSON of their answers.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
-//! The page at `/`: a chat with the model and a view of the line, from files in the binary. It asks nobody but
-//! this server for anything.
+//! The page at `/`: a chat with the model and a view of the line, from files in the binary. It sends requests to this
+//! server only.
 
 use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;
 
-/// Nothing is loaded from elsewhere, no page may show this one in a frame.
+/// The page's content security policy: nothing is loaded from elsewhere, and no page may show this one in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -20,7 +20,7 @@ fn file(kind: &'static str, text: &'static str) -> File {
     (headers, text)
 }
 
-/// `GET /`.
+/// Handles `GET /`: the page's HTML.
 pub(crate) async fn index() -> impl IntoResponse {
     file("text/html; charset=utf-8", include_str!("index.html"))
 }

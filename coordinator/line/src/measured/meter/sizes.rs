@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::measured::record::UbatchRecord;
 
-/// Of all hops, one in this many is faster: the time of an undisturbed one.
+/// The quantile of hops that counts as undisturbed: the fastest one in this many.
 const UNDISTURBED: usize = 10;
 
 /// Ubatches of one size in a stretch of work.
@@ -38,7 +38,7 @@ fn size(records: &[UbatchRecord], rows: u32, at: &[usize]) -> UbatchSize {
     let compute_us: Vec<f64> = (0..n_stages)
         .map(|stage| mean(at.iter().map(|&i| records[i].stages[stage].compute_us as f64)))
         .collect();
-    // What sending took is told by the ubatch after.
+    // The time of sending is reported with the next ubatch.
     let send = |i: usize, stage: usize| {
         let next = records.get(i + 1).filter(|next| next.id == records[i].id + 1)?;
         Some(next.clocks.get(stage)?.last_send_us as f64)
@@ -54,7 +54,7 @@ fn size(records: &[UbatchRecord], rows: u32, at: &[usize]) -> UbatchSize {
     UbatchSize { rows, count: at.len(), compute_us, send_us, deviation }
 }
 
-/// 0 of nothing.
+/// The mean; 0 where there are no values.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (n, sum) = values.fold((0.0, 0.0), |(n, sum), value| (n + 1.0, sum + value));
     if n > 0.0 { sum / n } else { 0.0 }

@@ -1,5 +1,5 @@
-//! What is counted of one model among several: each of its series has the model's name as a label. Whoever counts does not
-//! know of it: the name belongs to the task that counts.
+//! Metrics of one model among several: each series has the model's name as a label. The code that counts does not
+//! know of it: the name belongs to the task that runs the code.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder, SharedString, Unit,
 };
 
-/// The label.
+/// The label's name.
 const MODEL: &str = "model";
 
 tokio::task_local! {
@@ -21,7 +21,7 @@ pub(super) fn current() -> Option<Arc<str>> {
     OF.try_with(Clone::clone).ok().flatten()
 }
 
-/// Runs `future`; what it counts is of `model`, or of the only one.
+/// Runs `future`; its counts belong to `model`, or to the only one.
 pub fn of_model<F: Future>(
     model: Option<Arc<str>>,
     future: F,
@@ -29,12 +29,12 @@ pub fn of_model<F: Future>(
     OF.scope(model, future)
 }
 
-/// For another task of the same model: what `future` counts is of the model of whoever calls this.
+/// Wraps a future for another task: its metrics are counted for the caller's model.
 pub fn of_same_model<F: Future>(future: F) -> impl Future<Output = F::Output> + use<F> {
     of_model(current(), future)
 }
 
-/// Adds the label.
+/// A recorder that adds the label.
 pub(super) struct ByModel<R>(pub(super) R);
 
 impl<R> ByModel<R> {

@@ -15,7 +15,7 @@ use crate::measured::trace::clocks::{Clocks, align, at_stage};
 const COORDINATOR: usize = 0;
 /// Thread of a process's phases or, on a stage, of frames coming in.
 const FIRST_THREAD: u32 = 1;
-/// A stage's executor.
+/// The thread of a stage's executor.
 const COMPUTE: u32 = 2;
 
 #[derive(Serialize)]
@@ -62,15 +62,14 @@ struct NameArgs<'a> {
 /// About the whole trace.
 #[derive(Serialize)]
 struct About {
-    /// By how much times of two processes may be wrong against each other, in microseconds; the
-    /// largest over all epochs.
+    /// The uncertainty between times of two processes, in microseconds; the largest over all epochs.
     clock_uncertainty_us: i64,
     /// Ubatches that were too old to be kept.
     dropped_ubatches: u64,
     max_ubatches: usize,
 }
 
-/// Where events go.
+/// The writer of the array of events.
 struct Events<W: Write> {
     out: W,
     first: bool,
@@ -257,7 +256,7 @@ mod tests {
             (&1_125.into(), &10.into())
         );
         assert_eq!((&of("queue")[2]["ph"], &of("queue")[2]["ts"]), (&"b".into(), &1_135.into()));
-        // What sending the last one took is not known.
+        // The time of sending the last ubatch is not known.
         assert_eq!((of("send").len(), &of("send")[1]["dur"]), (2, &30.into()));
         assert_eq!((of("ubatch").len(), of("hop").len(), of("decode").len()), (6, 12, 1));
         assert_eq!(json["otherData"]["clock_uncertainty_us"], 250);

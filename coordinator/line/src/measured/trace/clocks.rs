@@ -16,12 +16,12 @@
 
 use crate::measured::record::UbatchRecord;
 
-/// What makes a stage's times the coordinator's.
+/// The offsets that convert the stages' times to the coordinator's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Clocks {
     /// Microseconds to add to a stage's time, first stage first.
     pub offsets: Vec<i64>,
-    /// By how much times of different machines may be wrong against each other.
+    /// The uncertainty between times of different machines, in microseconds.
     pub uncertainty_us: i64,
 }
 

@@ -27,7 +27,7 @@ use crate::measured::record::UbatchRecord;
 /// Ubatches kept; some 30 MB of JSON on four stages.
 pub const MAX_UBATCHES: usize = 20_000;
 
-/// Phases kept.
+/// Limit of the phases that are kept.
 const MAX_PHASES: usize = 4_096;
 
 /// A stretch of time with a name.
@@ -38,12 +38,12 @@ struct Phase {
     to: Micros,
 }
 
-/// What is to be written, as it comes in.
+/// The spans of a trace, collected until it is written.
 #[derive(Debug, Default)]
 pub struct Trace {
     ubatches: VecDeque<UbatchRecord>,
     phases: VecDeque<Phase>,
-    /// Of the newest line, first stage first.
+    /// Workers of the newest line's stages, in order.
     stages: Vec<String>,
     /// Ubatches that had to go for newer ones.
     dropped: u64,

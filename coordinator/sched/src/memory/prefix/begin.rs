@@ -1,5 +1,5 @@
-//! Looks up what requests that wait would begin with. Such states go last, and it says who goes first
-//! ([`overtake`](crate::waiting::overtake)).
+//! Looks up the kept states that waiting requests would begin with. Such states are evicted last, and they decide
+//! which request goes first ([`overtake`](crate::waiting::overtake)).
 //!
 //! A look-up walks through a whole prompt. So it is made again only when a tree has changed, and for few requests at a time:
 //! those that are first in the queue.
@@ -35,7 +35,7 @@ impl Line {
         pending.begins.is_some_and(|begins| begins.changes == self.kept.tree.changes)
     }
 
-    /// What a request that waits would begin with.
+    /// The longest known beginning of a waiting request's prompt.
     pub fn look_up(&self, live: &Live, pending: &mut Pending) -> Beginning {
         let known = pending.begins.filter(|_| self.is_looked_up(pending));
         let begins = known.unwrap_or_else(|| self.beginning(live, pending));
@@ -129,7 +129,7 @@ mod tests {
         })
     }
 
-    /// In which order states go while these wait.
+    /// The order of eviction while these requests wait.
     fn order(line: &mut Line, waiting: &mut Waiting) -> Vec<KeptId> {
         line.want(&Live::default(), waiting);
         let mut gone = Vec::new();

@@ -1,14 +1,14 @@
-//! What a request in the queue would begin with.
+//! The known beginning of a waiting request's prompt.
 
 use crate::events::KeptId;
 
-/// What a request would begin with if it had its place now.
+/// The states with which a request would begin if it had its place now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Beginning {
     /// The kept state, and that of its guide.
     pub(super) states: [Option<KeptId>; 2],
     /// Rows that it would not compute, those among them that are being read.
     pub rows: u32,
-    /// What the trees were like.
+    /// The trees' counter of changes when this was looked up.
     pub(super) changes: u64,
 }

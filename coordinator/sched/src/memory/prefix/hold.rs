@@ -1,13 +1,13 @@
-//! For whom a request waits that shares an unread beginning with it.
+//! A request's wait for a sequence that computes the beginning which both share.
 
 use crate::events::Micros;
 use crate::sequence::SeqNo;
 
-/// For whom a request waits.
+/// A request's wait for a sequence that computes their common beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub reader: SeqNo,
-    /// Up to which position.
+    /// The position up to which it waits.
     pub until: u32,
     /// Where it would have to begin by itself.
     pub begin: u32,

@@ -1,4 +1,4 @@
-//! Kept states and the tree they stand in.
+//! Kept states, and the radix tree of their tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::memory::prefix::place::Place;
 use crate::memory::prefix::tree::{NodeId, Space, Tree, Walk};
 use crate::sequence::{Half, SeqNo};
 
-/// Tokens, and what has to be the same besides for one prompt to begin with another.
+/// A prompt's tokens and space. Both must match for one prompt to begin with another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt<'a> {
     pub tokens: &'a [u32],
@@ -19,7 +19,8 @@ pub(crate) struct Prompt<'a> {
 }
 
 impl Prompt<'_> {
-    /// What others may stand for. At least one row is left to compute, the one that the first token is drawn from.
+    /// The tokens that may be taken from kept states. At least one row is left to compute: the one that the first
+    /// token is drawn from.
     pub(super) fn beginning(&self) -> &[u32] {
         &self.tokens[..self.tokens.len().saturating_sub(1)]
     }
@@ -28,7 +29,7 @@ impl Prompt<'_> {
 /// A kept state as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptInfo {
-    /// Its name.
+    /// The state's id.
     pub id: KeptId,
     /// Where it is, on every stage.
     pub slot: SlotId,
@@ -36,29 +37,29 @@ pub struct KeptInfo {
     pub tokens: Vec<u32>,
 }
 
-/// A kept state.
+/// A kept state with its bookkeeping.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub id: KeptId,
     pub slot: SlotId,
-    /// Those that hold its positions.
+    /// Pages that hold its positions.
     pub blocks: Vec<PageId>,
     pub node: NodeId,
     pub owner: u64,
-    /// Whose end it is; `None` for a prompt's end or a guide's, or if it came from elsewhere.
+    /// The request whose end it is; `None` for a prompt's end or a guide's, or if it came from elsewhere.
     pub request: Option<RequestId>,
     /// The running sequence that it was or is a copy of, or whose guide; `None` if it came from elsewhere.
     pub left_by: Option<SeqNo>,
     pub place: Place,
     /// Whether the stages hold its state already.
     pub filled: bool,
-    /// Somebody reads or fills it on the stages: it must not go.
+    /// It is being read or filled on the stages, so it must not be evicted.
     pub pinned: bool,
-    /// Its numbers may be no good: it goes when it is not pinned any more.
+    /// Its numbers may be invalid: it is dropped when it is not pinned any more.
     pub spoilt: bool,
     /// A request that waits would begin with it: it goes last.
     pub wanted: bool,
-    /// Until then its client is expected back: it goes last of its owner's.
+    /// The time until which its client is expected back: it is evicted last of its owner's.
     pub lingers: Micros,
     /// A prompt that repeats most of it has gone another way since it was used.
     pub left: bool,
@@ -69,7 +70,7 @@ pub(crate) struct Kept {
     pub hits: u64,
 }
 
-/// What is new about a state to be kept.
+/// Facts about a state that is to be kept.
 #[derive(Debug)]
 pub(crate) struct NewKept<'a> {
     pub slot: SlotId,
@@ -83,15 +84,15 @@ pub(crate) struct NewKept<'a> {
     pub pinned: bool,
 }
 
-/// Who has tokens in the tree.
+/// A holder of tokens in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     Kept(KeptId),
-    /// A sequence that runs: what it knew when it got its place.
+    /// A running sequence: the tokens that it knew when it got its place.
     Live(SeqNo, Half),
 }
 
-/// What a sequence can begin with.
+/// A state with which a sequence can begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Kept(KeptId),
@@ -105,7 +106,7 @@ const LINGERS_US: Micros = 10_000_000;
 /// A way is left for good where a prompt has repeated one part in so many of it.
 const LEFT_AFTER: u32 = 2;
 
-/// How far into the tree a place is, and what is behind it.
+/// A node of the tree; the holders behind it share their first `common` tokens with a prompt.
 struct Level {
     node: NodeId,
     common: u32,
@@ -116,7 +117,7 @@ struct Level {
 pub(crate) struct KeptPool {
     all: BTreeMap<KeptId, Kept>,
     pub(super) tree: Tree<Holder>,
-    /// Those that are marked as wanted.
+    /// States that are marked as wanted.
     wanted: BTreeSet<KeptId>,
     next: u64,
     pub(super) uses: u64,
@@ -211,12 +212,12 @@ impl KeptPool {
         self.tree.insert(prompt.space, prompt.tokens, Holder::Live(no, half))
     }
 
-    /// It does not any more.
+    /// Removes a running sequence as a holder of a node.
     pub fn leave(&mut self, node: NodeId, no: SeqNo, half: Half) {
         self.tree.remove(node, Holder::Live(no, half));
     }
 
-    /// It was just of use.
+    /// Notes a use of the state.
     pub fn touch(&mut self, id: KeptId) {
         self.uses += 1;
         if let Some(kept) = self.all.get_mut(&id) {
@@ -225,8 +226,8 @@ impl KeptPool {
         }
     }
 
-    /// What a prompt repeats for the most part and then leaves was likely left for good: a message was changed, or a turn told
-    /// again. Where several ways part already, one more says nothing about them.
+    /// Marks a path as left for good where a prompt repeats most of it and then differs: a message was edited, or a
+    /// turn was regenerated. Where several paths diverge already, one more says nothing about them.
     pub fn leave_behind(&mut self, prompt: Prompt<'_>) {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         if walk.common as usize == prompt.tokens.len() {
@@ -259,7 +260,7 @@ impl KeptPool {
         }
     }
 
-    /// Which states requests that wait would begin with.
+    /// Marks the states with which waiting requests would begin.
     pub fn want(&mut self, wanted: BTreeSet<KeptId>) {
         if wanted != self.wanted {
             for kept in self.all.values_mut() {
@@ -269,8 +270,8 @@ impl KeptPool {
         }
     }
 
-    /// From where the tokens of a prompt leave the tree back to its root; all that is behind a level shares so many tokens
-    /// with them.
+    /// The levels from the point where a prompt's tokens leave the tree, back to its root. Everything behind a level
+    /// shares so many tokens with them.
     fn levels(&self, walk: &Walk) -> Vec<Level> {
         let within = walk.within.map(|node| Level { node, common: walk.common });
         let passed = walk.passed.iter().rev();
@@ -278,8 +279,8 @@ impl KeptPool {
         within.into_iter().chain(passed).filter(|level| level.common > 0).collect()
     }
 
-    /// What stands for most of a prompt's first tokens, and for how many. `progress`: positions that are sent of a
-    /// running sequence.
+    /// The state that covers most of a prompt's first tokens, and the number of these tokens. `progress`: positions
+    /// of a running sequence that are sent.
     pub fn best(
         &self,
         prompt: Prompt<'_>,
@@ -340,7 +341,7 @@ impl KeptPool {
         best
     }
 
-    /// All that holds something behind a node, but not behind `seen`, which was looked at before.
+    /// All holders behind a node, but not behind `seen`, which was visited before.
     fn holders_behind(&self, node: NodeId, seen: Option<NodeId>) -> impl Iterator<Item = Holder> {
         let nodes = self.tree.behind(node, seen);
         nodes.flat_map(|node| self.tree.holders(node).iter().copied())
@@ -371,18 +372,18 @@ impl KeptPool {
         forks
     }
 
-    /// What a running sequence and its guide left behind, while that is kept: the nodes.
+    /// The nodes of states that a running sequence and its guide left behind, while they are kept.
     pub fn left_by(&self, no: SeqNo) -> Vec<NodeId> {
         let left = self.all.values().filter(|kept| kept.left_by == Some(no));
         left.map(|kept| kept.node).collect()
     }
 
-    /// Those at a node and before it.
+    /// States at a node and before it.
     pub fn before(&self, node: NodeId) -> Vec<KeptId> {
         self.held_at(self.tree.up(node))
     }
 
-    /// Those whose tokens a prompt begins with.
+    /// States whose tokens are a prefix of the prompt.
     pub fn begins(&self, prompt: Prompt<'_>) -> Vec<KeptId> {
         self.held_at(self.tree.walk(prompt.space, prompt.tokens).passed.into_iter())
     }
@@ -403,7 +404,7 @@ impl KeptPool {
         }
     }
 
-    /// One with exactly these tokens.
+    /// The state with exactly these tokens.
     pub fn same(&self, prompt: Prompt<'_>) -> Option<KeptId> {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let last = walk.passed.last().filter(|_| walk.common as usize == prompt.tokens.len())?;
@@ -414,7 +415,7 @@ impl KeptPool {
         })
     }
 
-    /// Those that are of no use beside one with these tokens, and may go.
+    /// States that are useless beside one with these tokens, and may be dropped.
     pub fn covered_by(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> Vec<KeptId> {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let whole = prompt.tokens.len() as u32;

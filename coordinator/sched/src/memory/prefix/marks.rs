@@ -1,15 +1,16 @@
-//! Where in a prompt the state is kept while it is read, for models that have a state at a sequence's end only.
+//! The positions of a prompt at which states are kept while it is computed, for models that have a state at a
+//! sequence's end only.
 //!
 //! - Before the last row: the same prompt once more computes that row alone, and the next turn of a chat whose template
 //!   rewrites the answer goes on from there.
-//! - At borders of a chat that its reader knows: behind instructions and tools, and before the last user's message. So the
-//!   first agent leaves a state that the second one begins with.
-//! - Where other prompts went another way, or ended: agents with one system prompt, branches. A prompt is looked up before
-//!   it is read, so the second one that goes on behind a fork leaves a state there.
+//! - At borders of a chat that its endpoint knows: behind instructions and tools, and before the last user's message.
+//!   So the first agent leaves a state that the second one begins with.
+//! - Where other prompts differ or end, such as agents with one system prompt. A prompt is looked up before it is
+//!   computed, so the second one that differs at a fork leaves a state there.
 //! - At growing distances back from the end: an edit near the end costs little.
 //!
-//! Results do not depend on where a prompt is cut, so each of these is an exact position. A mark costs a ubatch more, and a
-//! copy of the state; one that would save few rows beside the one before it is left out.
+//! Results do not depend on where a prompt is cut, so each of these is an exact position. A mark costs one more
+//! ubatch and a copy of the state. A mark that would save few rows beside the one before it is left out.
 
 use std::collections::VecDeque;
 
@@ -46,7 +47,7 @@ fn marks(
     let end = Mark { at: n.saturating_sub(1), place: Place::Prompt };
     for mark in [end].into_iter().chain(forks).chain(distances) {
         let is_near = |other: u32| mark.at.abs_diff(other) < LEAST_ROWS;
-        // Whoever parts before the end has nothing of what is there.
+        // A prompt that differs before the end cannot use a state at the end.
         let counts = |other: &&Mark| other.place != Place::Prompt || mark.place != Place::Fork;
         let is_new = match mark.place {
             Place::Prompt => true,
@@ -77,18 +78,18 @@ impl Line {
 }
 
 impl Admitted {
-    /// Rows up to the next mark; `None`: there is none.
+    /// Rows up to the next mark; `None`: no mark is left.
     pub fn rows_to_mark(&self) -> Option<u32> {
         let next = self.marks.iter().find(|mark| mark.at > self.sent)?;
         Some(next.at - self.sent)
     }
 
-    /// Whether it or its guide has a mark where what was sent ends.
+    /// Whether it or its guide has a mark at the end of the rows sent.
     pub fn is_at_mark(&self) -> bool {
         self.halves().any(|half| half.marks.iter().any(|mark| mark.at == half.sent))
     }
 
-    /// The mark at the end of what was sent, once.
+    /// Takes the mark at the end of the rows sent, if there is one.
     pub fn take_mark(&mut self) -> Option<Mark> {
         while let Some(mark) = self.marks.front().copied().filter(|mark| mark.at <= self.sent) {
             self.marks.pop_front();
@@ -99,8 +100,8 @@ impl Admitted {
         None
     }
 
-    /// Keeps the state at `at`, or at a mark a little before it; where that is. `None`: what is there to be read is beyond
-    /// that.
+    /// Marks `at`, or uses a mark a little before it; returns the mark's position. `None`: the sequence has been read
+    /// beyond that.
     pub fn mark_fork(&mut self, at: u32) -> Option<u32> {
         if at <= self.sent {
             return None;

@@ -1,19 +1,19 @@
-//! No prompt is read twice: what was computed of prompts and answers, and who begins with it.
+//! The prefix cache: states of earlier prompts and answers, with which later requests begin.
 //!
-//! A **kept state** is a slot that stays open on all stages when nobody runs in it, with the pages that hold its positions. A
-//! new request whose prompt begins with the tokens of one starts as a copy, and computes only the rest. That is exact: a
-//! row's result depends on the tokens before it, and not on where a prompt was cut.
+//! A **kept state** is a slot without a sequence that stays open on all stages, with the pages that hold its
+//! positions. A new request whose prompt begins with the tokens of one starts as a copy, and computes only the rest.
+//! That is exact: a row's result depends on the tokens before it, and not on where a prompt was cut.
 //!
-//! All states stand in a radix tree of their tokens ([`tree`]), with the prompts that are being read. What one set of
-//! adapters computed begins nothing of another's, and what one owner computed nothing of another owner's: the time of a
-//! first token, and the number of tokens that were there already, would tell a guesser what others have asked.
+//! All states stand in a radix tree of their tokens ([`tree`]), with the prompts that are being read. States are
+//! shared only among requests with the same adapters and the same owner. Otherwise the time to the first token, or
+//! the number of reused tokens, would tell a guesser what others have asked.
 //!
-//! - [`kept`] has the states and the tree; `value` says which of them goes first when places are needed.
+//! - [`kept`] has the states and the tree. `value` says which state is evicted first.
 //! - `reuse` begins sequences and keeps those that end; `room` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
-//! - `begin` knows what requests in the queue would begin with: that goes last.
-//! - `shared` lets requests wait that share an unread beginning with one that is being read.
+//! - `begin` finds the states that queued requests would begin with: these are evicted last.
+//! - `shared` lets a request wait for a sequence that computes the beginning which both share.
 
 mod begin;
 mod beginning;
@@ -40,12 +40,12 @@ pub use spoilt::Spoilt;
 pub use tiers::{KeptOf, space_of};
 pub(crate) use tree::{NodeId, Space};
 
-/// What became of prompts and of kept states, since the beginning.
+/// Counts of prompt tokens and of kept states, since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixCounts {
     /// Tokens of prompts that got their places, of those for which anything may be kept.
     pub prompt_tokens: u64,
-    /// Those of them that were not computed again.
+    /// Prompt tokens that were taken from kept states.
     pub reused_tokens: u64,
     /// States that were kept.
     pub kept: u64,
@@ -55,20 +55,20 @@ pub struct PrefixCounts {
     pub evicted_for_pages: u64,
     /// States whose last pages went because pages were needed.
     pub shortened: u64,
-    /// States that went because somebody's numbers were no good.
+    /// States that were dropped because a sequence had invalid numbers.
     pub spoilt: u64,
     /// States that went because a longer one stands for them.
     pub covered: u64,
     /// States that an operator dropped.
     pub dropped: u64,
-    /// Requests that waited until another had read what they share.
+    /// Requests that waited until another had computed their common beginning.
     pub waits: u64,
     /// Rows that these did not compute for it.
     pub rows_avoided: u64,
 }
 
 impl PrefixCounts {
-    /// Both together.
+    /// The sums of two sets of counts.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens + other.prompt_tokens,

@@ -7,7 +7,7 @@ pub(crate) enum Place {
     End,
     /// The last row of a prompt comes behind it.
     Prompt,
-    /// Another prompt goes on otherwise there.
+    /// Another prompt differs from there on.
     Fork,
     /// A prompt that was changed near its end may go on otherwise behind it.
     Distance,

@@ -1,4 +1,4 @@
-//! Begins sequences with what was computed before, and keeps sequences that end.
+//! Begins sequences with kept states, and keeps the states of sequences that end.
 //!
 //! A kept state never stands in the way of a running sequence. Its slot is beyond those of running sequences. Its pages are
 //! given up when others are needed ([`value`](crate::memory::prefix::value)); where any position can begin a sequence, the last pages of a
@@ -30,12 +30,12 @@ impl Admitted {
         Prompt { tokens, space: &self.space }
     }
 
-    /// Its half.
+    /// The half of the guided request that this sequence is.
     fn half(&self) -> Half {
         if self.is_guide { Half::Guide } else { Half::Own }
     }
 
-    /// How much of what it knew at first others can begin with.
+    /// How many of the tokens that it knew at first other sequences can begin with.
     fn readable(&self) -> u32 {
         if self.restoring { 0 } else { self.sent.min(self.n_known) }
     }
@@ -54,9 +54,9 @@ fn half_of(live: &Live, no: SeqNo, half: Half) -> Option<&Admitted> {
 #[derive(Clone, Copy, Debug)]
 struct Begins<'a> {
     request: &'a Request,
-    /// Which of its two sequences.
+    /// The sequence of the request that begins: its own, or its guide.
     half: Half,
-    /// The model's own block reads what it reads.
+    /// Whether the model's own block reads its rows too.
     own_drafts: bool,
     slot: SlotId,
     n_pages: u32,
@@ -105,7 +105,8 @@ impl Line {
         }
     }
 
-    /// Takes back what a sequence that runs ahead does not need, whose next part is not sent yet: somebody waits for a place.
+    /// Takes back the spare planes of a sequence whose next part is not sent yet, because a request waits for a
+    /// place.
     pub fn take_spare(&mut self, sequence: &mut Admitted) {
         for plane in sequence.go_home() {
             self.slots.give_back(plane.0);
@@ -113,7 +114,7 @@ impl Line {
         }
     }
 
-    /// Takes back what was lent to a sequence that ends.
+    /// Takes back the planes that were lent to a sequence that ends.
     fn take_lent(&mut self, sequence: &Admitted) {
         let lent = sequence.ahead.as_ref().map(|ahead| ahead.lent(sequence.slot));
         for plane in lent.into_iter().flatten() {
@@ -122,7 +123,7 @@ impl Line {
         }
     }
 
-    /// What a prompt can begin with, and with how many tokens of it.
+    /// The state that a prompt can begin with, and the number of tokens that it covers.
     pub(super) fn best(&self, live: &Live, prompt: Prompt<'_>) -> Option<(Source, u32)> {
         let progress = |no, half| half_of(live, no, half).map_or(0, Admitted::readable);
         self.kept.best(prompt, self.spec.prefixes, progress)
@@ -142,7 +143,7 @@ impl Line {
         let guide = pending.guide();
         let mut sequence = self.admit_one(live, pending, Half::Own);
         let guide = guide.map(|guide| Box::new(self.admit_one(live, guide, Half::Guide)));
-        // What others stand for is no progress of this one.
+        // Reused tokens are not counted as progress of this request.
         let reused = sequence.reused + guide.as_ref().map_or(0, |guide| guide.reused);
         sequence.furthest = sequence.furthest.max(reused);
         sequence.guide = guide;
@@ -308,7 +309,7 @@ impl Line {
         blocks
     }
 
-    /// Frees a sequence's places for whoever comes next; stages hear of it with the next ubatch.
+    /// Frees a sequence's places for the next one; stages hear of it with the next ubatch.
     pub fn release(&mut self, sequence: &Admitted) {
         self.take_lent(sequence);
         for half in sequence.halves() {
@@ -323,14 +324,14 @@ impl Line {
         }
     }
 
-    /// What a sequence knew is not in the tree any more on its account.
+    /// Removes a running sequence's tokens from the tree.
     fn leave(&mut self, sequence: &Admitted) {
         if let Some((no, node)) = sequence.node {
             self.kept.leave(node, no, sequence.half());
         }
     }
 
-    /// A sequence whose numbers are no good: neither it nor what it began with or left behind is kept.
+    /// Drops a sequence with invalid numbers, and the kept states that it began with or left behind.
     pub fn discard(&mut self, sequence: &Admitted) {
         for half in sequence.halves() {
             self.note_spoilt(half);
@@ -355,7 +356,7 @@ impl Line {
         for id in spoilt {
             let Some(kept) = self.kept.get_mut(id) else { continue };
             let (was_spoilt, pinned) = (kept.spoilt, kept.pinned);
-            // Where the stages read or fill its slot it goes later, and nobody begins with it meanwhile.
+            // While the stages read or fill its slot it cannot go; no request begins with it until then.
             (kept.spoilt, kept.filled) = (true, false);
             self.kept.counts.spoilt += u64::from(!was_spoilt);
             self.kept.tree.changes += 1;
@@ -365,8 +366,8 @@ impl Line {
         }
     }
 
-    /// A sequence ended: it is kept as far as its rows were sent, or released. Rows still on their way
-    /// are no hindrance: whatever is copied from it comes after them.
+    /// A sequence ended: its state is kept as far as its rows were sent, or released. Rows still on their way do not
+    /// matter: copies of it come after them in order.
     pub fn retire(&mut self, no: SeqNo, mut sequence: Admitted) {
         // The guide first: where one is kept, it is the sequence itself.
         if let Some(guide) = sequence.guide.take() {
@@ -457,7 +458,7 @@ impl Line {
         }
     }
 
-    /// The state of a sequence at the end of what was sent of it is copied before it goes on.
+    /// Has the state of a sequence copied at the end of its rows sent, before it goes on.
     fn keep_mark(&mut self, no: SeqNo, sequence: &Admitted, mark: Mark) {
         let (len, owner) = (mark.at, sequence.share.owner);
         let prompt = sequence.as_prompt(&sequence.tokens[..len as usize]);
@@ -503,9 +504,9 @@ impl Line {
         })
     }
 
-    /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere; pinned, and of use
-    /// to nobody, until it is filled. It is of those who show no key. `None` if kept sequences that are pinned, and running ones, leave
-    /// no room. Stages refuse the state of one that had other adapters.
+    /// Reserves a place for a sequence of `tokens` whose state comes from elsewhere. It is pinned and cannot be
+    /// reused until it is filled. Its owner is that of requests without a key. `None` if kept sequences that are
+    /// pinned, and running ones, leave no room. Stages refuse the state of one that had other adapters.
     pub fn open_kept(&mut self, tokens: Vec<u32>, adapters: Arc<[AdapterUse]>) -> Option<KeptInfo> {
         let owner = Share::default().owner;
         self.open_kept_in(
@@ -542,7 +543,7 @@ impl Line {
         self.ops.extend(SeqOp::adapt(slot, adapters));
         let prompt = Prompt { tokens: &tokens, space };
         let (request, left_by, place) = (None, None, Place::End);
-        // Whoever fills it holds on to it meanwhile.
+        // It is pinned while its state is filled.
         let (filled, pinned) = (false, true);
         let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
         let id = self.kept.insert(new);
@@ -561,17 +562,17 @@ impl Line {
         self.unpin(id);
     }
 
-    /// Holds on to a kept sequence; whether it was there and nobody did.
+    /// Pins a kept sequence. Returns whether it was there and not pinned before.
     pub fn pin(&mut self, id: KeptId) -> bool {
         self.set_pinned(id, true)
     }
 
-    /// It may go again.
+    /// Ends the pin of a state.
     pub fn unpin(&mut self, id: KeptId) {
         self.set_pinned(id, false);
     }
 
-    /// Pages of a pinned sequence count as those of a running one: nobody else can have them.
+    /// Pages of a pinned sequence count as those of a running one: other sequences cannot have them.
     fn set_pinned(&mut self, id: KeptId, pinned: bool) -> bool {
         let Some(kept) = self.kept.get_mut(id).filter(|kept| kept.pinned != pinned) else {
             return false;

@@ -1,4 +1,4 @@
-//! Makes room: kept states, or their last pages, go where others need what they hold.
+//! Makes room: evicts kept states, or their last pages, where others need their places.
 
 use brigade_engine::batch::{PageId, SeqOp, SlotId};
 use brigade_spec::Prefixes;

@@ -1,4 +1,4 @@
-//! What an operator sees of kept states, and may drop.
+//! The list of kept states for operators, who may drop them.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use crate::line::Line;
 /// A kept state, without its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenState {
-    /// Its name.
+    /// The state's id.
     pub id: KeptId,
-    /// Whose it is.
+    /// The number of its owner.
     pub owner: u64,
     /// Tokens that it stands for.
     pub tokens: u32,
     /// KV pages that it holds, those that it shares among them.
     pub pages: u32,
-    /// Since it was last of use, or made.
+    /// Microseconds since it was last used, or made.
     pub idle_us: Micros,
     /// Requests that began with it.
     pub hits: u64,
 }
 
-/// All that an owner has.
+/// The totals of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenOwner {
-    /// Who.
+    /// The owner's number.
     pub owner: u64,
-    /// Kept states.
+    /// Number of kept states.
     pub states: u32,
     /// KV pages that they hold, each counted once.
     pub pages: u32,
@@ -36,18 +36,18 @@ pub struct SeenOwner {
     pub hits: u64,
 }
 
-/// All that is kept on a line.
+/// All kept states of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// By number of owner.
+    /// Totals by the owner's number.
     pub owners: Vec<SeenOwner>,
-    /// The oldest first.
+    /// States, the oldest first.
     pub states: Vec<SeenState>,
 }
 
 impl Line {
     fn seen(&self, now: Micros) -> Seen {
-        // Who counted a page last.
+        // The last owner for which each page was counted.
         let mut counted: Vec<Option<u64>> = vec![None; self.blocks.total() as usize];
         let mut by_owner: BTreeMap<u64, Vec<&crate::memory::prefix::kept::Kept>> = BTreeMap::new();
         for kept in self.kept.iter().filter(|kept| kept.filled) {
@@ -79,7 +79,7 @@ impl Line {
         seen
     }
 
-    /// Drops what is kept of an owner, or all; not what somebody reads on the stages.
+    /// Drops the kept states of an owner, or of all; pinned ones stay.
     pub fn forget(&mut self, owner: Option<u64>) {
         let is_theirs = |whose: u64| owner.is_none_or(|owner| owner == whose);
         let gone = self.kept.iter().filter(|kept| !kept.pinned && is_theirs(kept.owner));
@@ -90,7 +90,7 @@ impl Line {
 }
 
 impl Scheduler {
-    /// All that is kept on the line.
+    /// Lists all kept states of the line.
     pub fn seen(&self, now: Micros) -> Seen {
         self.line.as_ref().map(|line| line.seen(now)).unwrap_or_default()
     }

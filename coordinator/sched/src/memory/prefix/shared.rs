@@ -1,10 +1,10 @@
-//! What is being read is not read twice: a request waits for a sequence that reads what both begin with, and then begins
-//! with that.
+//! Two requests that begin alike do not compute the same prompt twice. The second one waits until the first one has
+//! computed their common beginning, and then begins with it.
 //!
-//! It holds no place meanwhile, and others may overtake it. It waits only for somebody who is ahead of where it would begin
-//! itself, so its own reading would not be there sooner. If whoever reads ends in the middle, for whatever reason, the first
-//! one that waits reads on. Only requests of one namespace do so. Where there is a state at a sequence's end only, the one
-//! that reads is told to leave it at the fork.
+//! It holds no place meanwhile, and others may overtake it. It waits only for a sequence that is ahead of the
+//! position at which it would begin itself, so it could not be faster alone. If the first one ends early, the next
+//! one that waits goes on. Only requests of one namespace do so. Where a sequence has a state at its end only, the
+//! first one leaves a state at the fork.
 
 use brigade_spec::Prefixes;
 
@@ -19,10 +19,10 @@ use crate::waiting::replay::Pending;
 /// Rows that it must spare to be worth a wait.
 pub(super) const LEAST_ROWS: u32 = 64;
 
-/// So many times as long as its own reading would take where nobody else is there, a request waits for somebody else's.
+/// The longest wait for another request's prompt, as a multiple of the time that computing it alone would take.
 const MOST_TIMES: u64 = 4;
 
-/// Whether a sequence still has to read what is before a position, and nothing but that keeps it.
+/// Whether a sequence will read the rows up to a position without waiting for anything else.
 fn is_reading(reader: &Admitted, until: u32) -> bool {
     !reader.restoring && !is_suspect(reader.losses) && reader.own_left() > 0 && reader.sent < until
 }
@@ -37,7 +37,7 @@ impl Line {
         reads && !is_long
     }
 
-    /// For whom a request that waits should wait, if it has not done so before for too long.
+    /// The sequence for which a queued request should wait, unless it has waited too long before.
     pub fn hold(&mut self, now: Micros, live: &mut Live, pending: &Pending) -> Option<Hold> {
         if pending.interrupted {
             return None;
@@ -52,7 +52,8 @@ impl Line {
         self.lasts(now, live, &hold).then_some(hold)
     }
 
-    /// For whom a request should wait, that could have a place now; whoever that is leaves a state where the two part.
+    /// The sequence for which a request should wait that could have a place now. That sequence will leave a state
+    /// where the two differ.
     pub fn shared_read(&self, now: Micros, live: &mut Live, request: &Request) -> Option<Hold> {
         if !self.waits_for_readers(request) {
             return None;
@@ -68,7 +69,7 @@ impl Line {
         (until > begin).then_some(Hold { reader, until, begin, since: now })
     }
 
-    /// Whether a request may begin with what is still being read.
+    /// Whether a request may begin with a prompt that is still being computed.
     pub(super) fn waits_for_readers(&self, request: &Request) -> bool {
         let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
         self.reuses(request) && leaves_states && request.guide.is_none()

@@ -1,10 +1,10 @@
-//! What may hold numbers that are no good.
+//! A prefix whose states may hold invalid numbers.
 
 /// Tokens whose states may hold numbers that are no good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spoilt {
-    /// Those.
+    /// Tokens of the prefix.
     pub tokens: Vec<u32>,
-    /// Their namespace.
+    /// The prefix's namespace.
     pub space: Vec<u8>,
 }

@@ -1,5 +1,5 @@
-//! What is kept below the stages' memory: which states are to be written there, what a request would begin with without
-//! them, and places for those that come back. Whoever writes and finds them does so beside the scheduler.
+//! Lower tiers of the prefix cache: chooses the states that are to be written below the stages' memory, and makes
+//! places for those that are loaded. The driver writes and finds them beside the scheduler.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,11 @@ use crate::sequence::Admitted;
 /// A kept state with all that has to be the same for another prompt to begin with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptOf {
-    /// The state.
+    /// The kept state.
     pub kept: KeptInfo,
     /// Its namespace, the same in every process.
     pub space: Vec<u8>,
-    /// Whose it is.
+    /// The number of its owner.
     pub owner: u64,
 }
 
@@ -38,9 +38,9 @@ pub fn space_of(request: &Request) -> Vec<u8> {
 }
 
 impl Line {
-    /// The state that has waited longest to be written, but for those that are `known`. None while the stages have not
-    /// heard of all changes: a slot may be another state's there. Its pages go to nobody meanwhile, so it is one without
-    /// which so many pages are free that no running sequence has.
+    /// The state that has waited longest to be written, but for those that are `known`. `None` while the stages have
+    /// not heard of all changes, since a slot may hold another state there. Its pages cannot be freed while it is
+    /// written. So at least `awaited` other pages must be unused by running sequences.
     fn unsaved(&self, known: &BTreeSet<KeptId>, awaited: u32) -> Option<KeptOf> {
         if self.faulted || self.is_parting() || !self.ops.is_empty() || !self.settling.is_empty() {
             return None;
@@ -60,7 +60,7 @@ impl Line {
         self.spoilt.push(Spoilt { tokens, space });
     }
 
-    /// The same of what it left behind.
+    /// The same for the tokens of a state that it left behind.
     pub(super) fn note_spoilt_at(&mut self, node: NodeId) {
         let tokens = self.kept.tree.tokens(node);
         let space = self.kept.tree.space_of(node).map(|space| space.bytes());
@@ -71,8 +71,8 @@ impl Line {
 impl Scheduler {
     /// The kept state that has waited longest to be written, but for those that are `known`.
     ///
-    /// While it is written nobody else can have its pages. So it is none whose pages the next request in the queue needs, or
-    /// the next tokens of those that run.
+    /// Its pages cannot be freed while it is written. So a state is left out whose pages the next request in the
+    /// queue needs, or the next tokens of running sequences.
     pub fn unsaved(&self, known: &BTreeSet<KeptId>) -> Option<KeptOf> {
         let next_tokens = self.live.all().map(|sequence| sequence.n_slots()).sum::<u32>();
         let awaited = self.pages_of_next().saturating_add(next_tokens);
@@ -90,8 +90,7 @@ impl Scheduler {
         self.line.as_ref().is_some_and(|line| line.kept.get(id).is_some())
     }
 
-    /// How many tokens of a request's prompt it would begin with now; `None` where it would begin with nothing, whatever
-    /// there is.
+    /// How many tokens of a request's prompt it would begin with now; `None` where its kind never reuses states.
     pub fn begins_with(&self, request: &Request) -> Option<u32> {
         let line = self.line.as_ref().filter(|line| !line.faulted && !line.is_parting())?;
         if !line.reuses(request) || request.guide.is_some() {
@@ -110,8 +109,8 @@ impl Scheduler {
         Some(u64::from(rows) * SECOND / per_second)
     }
 
-    /// As [`Self::open_kept`], for the first `len` tokens of a request's prompt. Its pages count as those of a running
-    /// sequence meanwhile, so there is no room where the next request in the queue needs them.
+    /// The same as [`Self::open_kept`], for the first `len` tokens of a request's prompt. Until it is ready its pages
+    /// count as those of a running sequence. So there is no room where the next request in the queue needs them.
     pub fn open_kept_of(
         &mut self,
         now: Micros,
@@ -134,7 +133,7 @@ impl Scheduler {
         (opened, out)
     }
 
-    /// What may hold numbers that are no good, since this was last asked.
+    /// Takes the prefixes that may hold invalid numbers, found since the last call.
     pub fn take_spoilt(&mut self) -> Vec<Spoilt> {
         self.line.as_mut().map(|line| std::mem::take(&mut line.spoilt)).unwrap_or_default()
     }

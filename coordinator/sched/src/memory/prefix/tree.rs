@@ -1,8 +1,8 @@
 //! A compressed radix tree of token sequences, one for each namespace.
 //!
 //! A node stands for the tokens from the root to it. It has a holder (a kept state or a running sequence), or several
-//! children, or it is a root: anything else is joined with its child or goes. So a tree has fewer than twice as many nodes as
-//! there are holders. The numbers of nodes with holders never change.
+//! children, or it is a root. Any other node is joined with its child or removed. So a tree has fewer than twice as
+//! many nodes as there are holders. The numbers of nodes with holders never change.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::memory::namespace::Namespace;
 /// Tokens that are compared at once.
 const COMPARED_AT_ONCE: usize = 64;
 
-/// What has to be the same for one prompt to begin with another: the namespace, and the adapters with the bits of their
-/// scales.
+/// The properties that two prompts must share to reuse each other's states: the namespace, and the adapters with the
+/// bits of their scales.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Space {
     pub namespace: Namespace,
@@ -28,7 +28,7 @@ impl Space {
         Self { namespace, adapters }
     }
 
-    /// That of a request.
+    /// The space of a request's prompt.
     pub fn of(request: &Request) -> Self {
         Self::new(request.namespace(), &request.adapters)
     }
@@ -40,7 +40,7 @@ impl Space {
     }
 }
 
-/// A node's number.
+/// The number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeId(u32);
 
@@ -48,11 +48,11 @@ pub(crate) struct NodeId(u32);
 struct Node<H> {
     /// `None`: it is the root of its namespace.
     parent: Option<NodeId>,
-    /// The tokens behind its parent; none of a root.
+    /// Tokens from the parent to this node; empty for a root.
     edge: Vec<u32>,
     /// Tokens from the root to its end.
     end: u32,
-    /// By the first token of each.
+    /// Children by the first token of each.
     children: BTreeMap<u32, NodeId>,
     holders: Vec<H>,
 }
@@ -74,7 +74,7 @@ pub(super) struct Tree<H> {
     nodes: Vec<Option<Node<H>>>,
     free: Vec<u32>,
     roots: BTreeMap<Space, NodeId>,
-    /// Counts whatever may change what a prompt would begin with.
+    /// Counts changes that may affect which state a prompt would begin with.
     pub changes: u64,
 }
 
@@ -85,7 +85,7 @@ impl<H> Default for Tree<H> {
 }
 
 impl<H: Copy + PartialEq> Tree<H> {
-    /// Nodes, roots apart.
+    /// The number of nodes without the roots.
     pub fn n_nodes(&self) -> usize {
         self.nodes.len() - self.free.len() - self.roots.len()
     }
@@ -119,7 +119,7 @@ impl<H: Copy + PartialEq> Tree<H> {
         std::iter::successors(Some(node), |node| self.parent(*node))
     }
 
-    /// The node and all behind it, but not `but` and what is behind that.
+    /// The node and all behind it, except `but` and the nodes behind that.
     pub fn behind(&self, node: NodeId, but: Option<NodeId>) -> impl Iterator<Item = NodeId> {
         let mut left = vec![node];
         std::iter::from_fn(move || {
@@ -195,10 +195,9 @@ impl<H: Copy + PartialEq> Tree<H> {
         node
     }
 
-    /// Takes a holder away, and what nobody needs any more.
+    /// Removes a holder, and the nodes that have none any more.
     ///
-    /// # Panics
-    /// If the node has no such holder: somebody else's would be lost.
+    /// # Panics If the node has no such holder.
     pub fn remove(&mut self, node: NodeId, holder: H) {
         self.changes += 1;
         let holders = &mut self.get_mut(node).holders;
@@ -308,7 +307,7 @@ mod tests {
         (0..rng.between(1, most)).map(|_| rng.between(0, 2) as u32).collect()
     }
 
-    /// What the tree says about tokens must be what a list of all holders says.
+    /// Compares the tree's answers about tokens with those of a list of all holders.
     fn check(tree: &Tree<u32>, all: &[(Held, NodeId)], space: &Space, tokens: &[u32]) {
         let own = || all.iter().filter(|((of, ..), _)| of == space);
         let walk = tree.walk(space, tokens);

@@ -1,14 +1,13 @@
-//! Which state goes first when places or pages are needed.
+//! The eviction order of kept states, when places or pages are needed.
 //!
-//! Owners come first: of those that hold something, the one that holds most gives something up. So nobody who asks much takes
-//! away what is kept for somebody who asks little. What a request that waits would begin with goes last, and before that a
-//! conversation that waits for the result of a tool. Of the others that
-//! state goes whose loss costs least: rows that would have to be read again, by how likely that is and how long ago it was of
-//! use. Rows up to the state before it in the tree would not, so of two states close to each other one has little value.
-//! A way that a prompt repeated for the most part and then left was likely left for good: a message was changed, or a turn
-//! told again. Prompts go on behind an end, and where several went different ways; between these they seldom do. The price is in places:
-//! each state takes one. This is the rule of Pan et al., "Marconi" (MLSys 2025), with an age in uses instead of ranks, and
-//! with the shape of the tree.
+//! The owner that holds most gives up a state first. So an owner with many requests cannot evict the states of one
+//! with few. States that waiting requests would begin with are evicted last, and just before them conversations that
+//! wait for the result of a tool. Of the others the state goes whose loss costs least: the rows to compute again,
+//! weighted by how likely that is and how long ago it was used. Only the rows behind the state before it in the tree
+//! count, so of two states close to each other one has little value. A path that a prompt repeated for the most part
+//! and then left was likely left for good: a message was edited, or a turn was regenerated. Prompts continue behind
+//! the ends of others, and at forks, but seldom in between. The price is a place for each state. This is the rule of
+//! Pan et al., "Marconi" (MLSys 2025), with an age in uses instead of ranks, and with the shape of the tree.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -51,7 +50,7 @@ impl KeptPool {
         let end = self.tree.end(kept.node);
         let before = self.tree.up(kept.node).skip(1);
         let nearest = match prefixes {
-            // Whoever is behind the same fork stands for what is before it.
+            // A state behind the same fork covers the tokens before it.
             Prefixes::All => before.map(|node| self.tree.end(node)).next(),
             Prefixes::Whole | Prefixes::None => {
                 let is_state = |holder: &Holder| match holder {
@@ -65,7 +64,7 @@ impl KeptPool {
         end - nearest.unwrap_or(0)
     }
 
-    /// What a state is worth now.
+    /// A state's value now; the smallest is evicted first.
     pub(super) fn value(&self, kept: &Kept, prefixes: Prefixes) -> f64 {
         if self.by_age {
             return kept.last_use as f64;
@@ -85,7 +84,7 @@ impl KeptPool {
         odds / age as f64
     }
 
-    /// What one in the middle of a prompt would be worth that saves so many rows and is new.
+    /// The value of a new state in the middle of a prompt that would save `rows` rows.
     pub(super) fn value_of_new(rows: u32) -> f64 {
         f64::from(rows) * ON_ONE_WAY
     }
@@ -108,7 +107,7 @@ impl KeptPool {
             Prefixes::All if self.by_age => kept.last_use as f64,
             Prefixes::All => self.freshness(kept),
             Prefixes::Whole | Prefixes::None => match own(kept) {
-                // Nobody would gain by it.
+                // Its eviction would free no page.
                 0 => f64::INFINITY,
                 _ if self.by_age => self.value(kept, prefixes),
                 pages => self.value(kept, prefixes) / pages as f64,
@@ -220,7 +219,7 @@ mod tests {
         pool.remove(old);
         let other = add(&mut pool, 0, &[7; 100], Place::End);
         assert_eq!(next(&pool), Some(other));
-        // What lies on the way of one prompt is worth less than where ways part.
+        // A state on the path of one prompt is worth less than one at a fork.
         let on_way = add(&mut pool, 0, &[8; 900], Place::Distance);
         add(&mut pool, 0, &[8; 2000], Place::End);
         pool.remove(other);

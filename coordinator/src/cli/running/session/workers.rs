@@ -1,4 +1,4 @@
-//! From a command's arguments to its cluster: where workers come from, and what the stages of its line are told.
+//! From a command's arguments to its cluster: the sources of workers, and the settings of stages.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub enum Joins {
     Lent {
         /// The line's place there.
         seat: Arc<Seat>,
-        /// So many are waited for.
+        /// The number of workers to wait for.
         expected: usize,
-        /// What is said to whoever waits for machines.
+        /// The command shown while machines are missing.
         how_to_join: JoinHint,
     },
 }
@@ -49,7 +49,7 @@ impl Joins {
     }
 }
 
-/// What every stage of a session's line is told.
+/// The settings of every stage of a session's line.
 fn stage_options(options: &SessionOptions, max_rows: u32) -> StageOptions {
     let line = &options.line;
     let kv_type = match options.kv_type {
@@ -74,7 +74,7 @@ fn stage_options(options: &SessionOptions, max_rows: u32) -> StageOptions {
     }
 }
 
-/// What a line that is lent its workers is to be made of.
+/// The demand of a line that borrows its workers.
 ///
 /// # Errors
 /// The model cannot be cut as the options say.
@@ -94,10 +94,10 @@ pub fn rows(options: &SessionOptions, model: &Model) -> u32 {
     rows.max(options.max_seqs)
 }
 
-/// What a session's cluster is built from.
+/// The settings of a session's cluster.
 ///
 /// # Errors
-/// An address or a cut is no good.
+/// An address or a cut is invalid.
 pub fn cluster_config(
     options: &SessionOptions,
     security: &Security,
@@ -143,10 +143,10 @@ pub fn cluster_config(
     })
 }
 
-/// Workers that a line cut by hand waits for: all that it names, whether `joining` is how they come or not.
+/// The number of workers that a line with a cut by hand waits for: all that the cut names.
 ///
 /// # Errors
-/// The model cannot be cut like that, or `wanted` workers are others than it names.
+/// The model cannot be cut like that, or `wanted` is another number of workers than the cut names.
 fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> Result<usize> {
     cut.ranges(n_layers)?;
     if !joining || wanted > cut.n_workers() {
@@ -159,7 +159,7 @@ fn cut_workers(cut: &HandCut, n_layers: usize, wanted: usize, joining: bool) -> 
 pub fn worker_address(worker: &str, line: &LineArgs) -> Result<Address> {
     let known = || {
         let folder = Folder::within(&line.data_dir.find()?);
-        // Where there are no books, nobody is in them.
+        // Without books no worker is known by name.
         Pki::address_of(&folder, worker).ok().flatten()
     };
     match (worker.parse::<Address>(), known) {
@@ -231,7 +231,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     })
 }
 
-/// What local workers are told of where experts are.
+/// The option about the place of experts, for local workers.
 fn experts(line: &LineArgs) -> Option<String> {
     match (&line.experts, line.n_cpu_moe) {
         _ if line.cpu_moe => Some("host".to_owned()),

@@ -1,4 +1,4 @@
-//! What can begin whom, what is covered by what, and what was shortened.
+//! Tests of reuse, of states that cover others, and of states that were shortened.
 
 use brigade_engine::batch::AdapterUse;
 
@@ -129,7 +129,7 @@ fn what_a_longer_one_stands_for_as_well_is_of_no_use() {
     assert_eq!(pool.covered_by(prompt, Prefixes::All), [KeptId(1)]);
 }
 
-/// Prints what it takes to find what begins a prompt; a figure, not a promise.
+/// Prints the time of a search for the beginning of a prompt. It is a measurement, not a limit.
 #[test]
 fn a_look_up_among_ten_thousand_nodes() {
     const TIMES: u32 = 20;
